@@ -1,0 +1,6 @@
+"""Frozen, validated configuration: `EngineConfig` (ours) and `ModelConfig` (the checkpoint's)."""
+
+from naiad.config.engine_config import EngineConfig
+from naiad.config.model_config import ModelConfig
+
+__all__ = ["EngineConfig", "ModelConfig"]

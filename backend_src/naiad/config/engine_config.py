@@ -1,0 +1,97 @@
+"""`EngineConfig`: what the user may set. One field, one `config.pbtxt` parameter, one option."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_type_hints
+
+from naiad.errors import ConfigError
+
+DTYPES = ("auto", "bfloat16", "float32", "float16")
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """The engine's settings; 0 means "chosen at start", as each field says.
+
+    Attributes:
+        model_dir: directory with config.json, *.safetensors and tokenizer.json.
+        dtype: of weights, activations and KV cache. "auto": bfloat16 where the device
+            computes in it (CUDA; CPUs with avx512_bf16 or AMX), else float32.
+        device: "cpu" or "cuda".
+        max_num_seqs: sequences that run at the same time.
+        max_num_batched_tokens: tokens a step computes at most. 0: measured at start on a
+            CPU so that a step stays under 250 ms; 2,048 on CUDA.
+        max_model_len: prompt + output tokens of a sequence. 0: the checkpoint's limit.
+            Never more than the KV cache holds.
+        block_size: tokens in a KV cache block, a power of two in 16 … 128.
+        kv_cache_bytes: size of the KV cache. 0: on a CPU a quarter of the memory that is
+            available at start, at most 2 GiB.
+    """
+
+    model_dir: str
+    dtype: str = "auto"
+    device: str = "cpu"
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 0
+    max_model_len: int = 0
+    block_size: int = 64
+    kv_cache_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that can not work.
+
+        Raises:
+            ConfigError: names the key, the value and what was expected.
+        """
+        if self.dtype not in DTYPES:
+            raise ConfigError("dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+        if self.device not in DEVICES:
+            raise ConfigError("device", self.device, f"one of {', '.join(DEVICES)}")
+        if not 1 <= self.max_num_seqs <= 4096:
+            raise ConfigError("max_num_seqs", self.max_num_seqs, "1 … 4096")
+        if self.max_num_batched_tokens and not 1 <= self.max_num_batched_tokens <= 1 << 20:
+            raise ConfigError("max_num_batched_tokens", self.max_num_batched_tokens, "0 (auto) or 1 … 1048576")
+        if self.max_model_len and not 2 <= self.max_model_len <= 1 << 24:
+            raise ConfigError("max_model_len", self.max_model_len, "0 (the checkpoint's) or 2 … 16777216")
+        if self.block_size not in (16, 32, 64, 128):
+            raise ConfigError("block_size", self.block_size, "16, 32, 64 or 128")
+        if self.kv_cache_bytes < 0:
+            raise ConfigError("kv_cache_bytes", self.kv_cache_bytes, "0 (auto) or a number of bytes")
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> EngineConfig:
+        """Build from `config.pbtxt` parameters or command line words.
+
+        Args:
+            parameters: field name → text; absent, empty or an unfilled "${…}" = the default.
+
+        Raises:
+            ConfigError: for an unknown key or a value of the wrong type.
+        """
+        types = get_type_hints(cls)
+        values: dict[str, str | int] = {}
+        for key, text in parameters.items():
+            if key not in types:
+                raise ConfigError(key, text, f"one of the keys {', '.join(field_names())}")
+            if not text or text.startswith("${"):
+                continue
+            values[key] = _parse_int(key, text) if types[key] is int else text
+        if "model_dir" not in values:
+            raise ConfigError("model_dir", "", "a model directory")
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def field_names() -> list[str]:
+    """The names of all fields, in order."""
+    return [field.name for field in dataclasses.fields(EngineConfig)]
+
+
+def _parse_int(key: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(key, text, "a whole number") from None

@@ -1,0 +1,108 @@
+"""The messages between the engine process and whoever uses it, and their frames.
+
+A frame is a 4-byte little-endian length and a msgpack body. Both ends decode into the typed
+messages below; anything else is an error of the sender, never code that runs.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from naiad.outputs import EngineStats, RequestOutput
+from naiad.sequence import EngineRequest
+
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+_LENGTH = struct.Struct("<I")
+
+
+class AddRequests(msgspec.Struct, tag="add", frozen=True):
+    """Rows to serve; those refused are answered by an error output each."""
+
+    requests: list[EngineRequest]
+
+
+class Abort(msgspec.Struct, tag="abort", frozen=True):
+    """Sequences whose clients are gone or asked to stop; each ends with `cancelled`."""
+
+    sequence_ids: list[int]
+
+
+class Drain(msgspec.Struct, tag="drain", frozen=True):
+    """Finish what runs, then exit."""
+
+
+ClientMessage = AddRequests | Abort | Drain
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
+    """The engine serves. Sent once, to each connection.
+
+    Attributes:
+        max_model_len: tokens of prompt and output together.
+        vocab_size: ids are in [0, vocab_size).
+        eos_token_ids: every id that ends a text.
+        max_num_seqs: sequences that run at once.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    max_num_seqs: int
+    stats: EngineStats
+
+
+class StartFailed(msgspec.Struct, tag="failed", frozen=True):
+    """The engine can not start; it exits after this."""
+
+    message: str
+
+
+class StepDone(msgspec.Struct, tag="step", frozen=True):
+    """Everything one step (or one intake) has to say."""
+
+    outputs: list[RequestOutput]
+    stats: EngineStats
+
+
+EngineMessage = Ready | StartFailed | StepDone
+
+_encoder = msgspec.msgpack.Encoder()
+client_message_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+engine_message_decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
+
+
+def encode_frame(message: ClientMessage | EngineMessage) -> bytes:
+    """The message as one frame."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameBuffer:
+    """Cuts a byte stream back into frame bodies."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take what arrived; return the bodies that are complete now.
+
+        Raises:
+            ValueError: a frame announces more than `MAX_FRAME_BYTES`.
+        """
+        self._bytes += data
+        bodies = []
+        start = 0
+        while len(self._bytes) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._bytes, start)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
+            end = start + _LENGTH.size + length
+            if len(self._bytes) < end:
+                break
+            bodies.append(bytes(self._bytes[start + _LENGTH.size : end]))
+            start = end
+        del self._bytes[:start]
+        return bodies

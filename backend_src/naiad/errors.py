@@ -1,0 +1,56 @@
+"""Named errors. Each knows the Triton status a client receives for it."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+Status = Literal["INVALID_ARG", "UNAVAILABLE", "CANCELLED", "NOT_FOUND", "INTERNAL"]
+
+
+class NaiadError(Exception):
+    """Base of all errors whose message may be shown to a client.
+
+    Messages name field, value and what is allowed; never a path, an address, a prompt
+    or a traceback.
+    """
+
+    status: ClassVar[Status] = "INTERNAL"
+
+
+class InvalidRequestError(NaiadError):
+    """The client sent something that can not be served."""
+
+    status = "INVALID_ARG"
+
+
+class UnavailableError(NaiadError):
+    """The server can not take the request now; the same request may work later."""
+
+    status = "UNAVAILABLE"
+
+
+class CancelledError(NaiadError):
+    """The client cancelled the request."""
+
+    status = "CANCELLED"
+
+
+class InternalError(NaiadError):
+    """Our own fault, confined to the request it is raised for."""
+
+
+class StartupError(NaiadError):
+    """Something outside the code keeps Naiad from starting; the message names the remedy."""
+
+
+class ConfigError(StartupError):
+    """A configuration key has a value that is not allowed."""
+
+    def __init__(self, key: str, value: object, expected: str) -> None:
+        """Name the key, the value it has and what was expected."""
+        super().__init__(f"{key} = {value!r}: expected {expected}")
+        self.key = key
+
+
+class ModelError(StartupError):
+    """A checkpoint is missing, damaged, or of a kind that is not supported."""

@@ -1,0 +1,97 @@
+"""What crosses rooms in a step: ints and lists, never tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from naiad.errors import Status
+from naiad.sequence import FinishReason, Sequence
+
+
+@dataclass(slots=True, frozen=True)
+class ScheduledSequence:
+    """A sequence's part of one step: its known tokens [start, start + num_scheduled_tokens).
+
+    Attributes:
+        sequence: read, never written, by the model runner.
+        start: `num_computed_tokens` before the step.
+        num_scheduled_tokens: ≥ 1.
+        samples: the step reaches the last known token, so a new one is sampled from it.
+    """
+
+    sequence: Sequence
+    start: int
+    num_scheduled_tokens: int
+    samples: bool
+
+
+@dataclass(slots=True, frozen=True)
+class SchedulerOutput:
+    """One step's work; empty when nothing can run."""
+
+    scheduled: list[ScheduledSequence] = field(default_factory=list)
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens of the whole step."""
+        return sum(row.num_scheduled_tokens for row in self.scheduled)
+
+
+@dataclass(slots=True, frozen=True)
+class ModelOutput:
+    """What the model made of a step.
+
+    Attributes:
+        sampled_token_ids: sequence_id → the new id, for each sequence with `samples`.
+        errors: sequence_id → public message, for rows that failed alone (NaN logits, …).
+    """
+
+    sampled_token_ids: dict[int, int]
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+class RequestOutput(msgspec.Struct, array_like=True):
+    """What one step adds to one sequence, as it leaves the engine.
+
+    Attributes:
+        sequence_id: whose.
+        token_ids: new ids, in order; may be empty on the last output.
+        window_ids: with a TextContext: ids before `token_ids` that their text depends on
+            (all of them already turned into text).
+        num_chars: with stop strings: characters of text that `token_ids` add (after the cut,
+            when `is_cut`); −1 = not counted.
+        is_cut: a stop string ended inside this output's text: only `num_chars` of it count.
+        finish_reason: set on the last output of a sequence, exactly once.
+        stop_reason: the stop string or the decimal id that matched.
+        error_status, error_message: with FinishReason.ERROR.
+        num_cached_tokens: prompt tokens taken from the prefix cache.
+    """
+
+    sequence_id: int
+    token_ids: list[int]
+    window_ids: list[int] = []
+    num_chars: int = -1
+    is_cut: bool = False
+    finish_reason: FinishReason | None = None
+    stop_reason: str = ""
+    error_status: Status | None = None
+    error_message: str = ""
+    num_cached_tokens: int = 0
+
+
+class EngineStats(msgspec.Struct, array_like=True):
+    """Gauges and running totals of the engine after a step."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+    block_size: int = 0
+    max_num_seqs: int = 0
+    num_context_seqs: int = 0
+    total_preemptions: int = 0
+    total_steps: int = 0
+    total_prompt_tokens: int = 0
+    total_generation_tokens: int = 0

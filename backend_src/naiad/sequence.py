@@ -1,0 +1,138 @@
+"""One request's row in the engine: what was asked for, and how far it has come. No tensors."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+class FinishReason(str, enum.Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class SequenceStatus(enum.Enum):
+    """Where a sequence is. A preempted sequence is WAITING again, its blocks given back."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How one sequence is sampled and when it ends. Already validated (see `request_fields`).
+
+    Attributes:
+        max_tokens: new tokens at most, ≥ 1.
+        temperature: 0 = greedy.
+        top_k: keep the k best tokens; 0 = off.
+        top_p: keep the smallest set of best tokens with this mass; 1 = off.
+        seed: key of the row's noise, 0 … 2**64 - 1. Whoever builds the params draws one if
+            the client sent none, so that a recomputed row draws the same noise.
+        repetition_penalty: divides (multiplies, if negative) the logit of every token of
+            prompt and output; 1 = off.
+        presence_penalty: subtracted once from every token of the output; 0 = off.
+        frequency_penalty: subtracted per occurrence in the output; 0 = off.
+        min_tokens: no end of text before this many new tokens.
+        stop_token_ids: ids that end the sequence (end_id and the checkpoint's eos list
+            unless ignore_eos); the id itself is not part of the output.
+        stop_sequences: token-id sequences that end it (direct users' packed stop words);
+            their ids stay in the output.
+        stop_strings: strings that end it, matched on text (only with a TextContext).
+        priority: smaller is served first (recorded only, for now).
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    priority: int = 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether any token's logit depends on the tokens so far."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+class TextContext(msgspec.Struct, frozen=True, kw_only=True):
+    """Sent with a request whose tokens a detokenizer turns into text (interface A3).
+
+    Attributes:
+        stop_strings: raw stop strings, matched on text.
+        skip_special_tokens: whether special tokens make text.
+        prompt_tail_ids: the last prompt ids, the text is primed with them.
+        num_prompt_chars: characters of the prompt's decoded text (for echoed prompts).
+    """
+
+    stop_strings: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
+    prompt_tail_ids: tuple[int, ...] = ()
+    num_prompt_chars: int = 0
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One row as it is handed to the engine.
+
+    Attributes:
+        sequence_id: unique in the life of the stub that sends it.
+        prompt_token_ids: each in [0, vocab_size), at least one.
+        text: present when a detokenizer follows.
+        timeout_s: seconds until the deadline, counted from receipt; None = none.
+    """
+
+    sequence_id: int
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    text: TextContext | None = None
+    timeout_s: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request inside the engine.
+
+    `token_ids` are the known tokens: prompt, then output. KV of the first
+    `num_computed_tokens` of them is in the cache; the scheduler lets that number catch up.
+    """
+
+    sequence_id: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    arrival_s: float
+    deadline_s: float | None = None
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    status: SequenceStatus = SequenceStatus.WAITING
+    block_table: list[int] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """A copy of the sampled ids."""
+        return self.token_ids[self.num_prompt_tokens :]

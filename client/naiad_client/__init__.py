@@ -1,0 +1,1 @@
+"""Naiad client."""
