@@ -39,6 +39,16 @@ class InternalError(NaiadError):
     """Our own fault, confined to the request it is raised for."""
 
 
+def error_with_status(status: Status, message: str) -> NaiadError:
+    """The error that a status from another process stands for."""
+    kinds: dict[Status, type[NaiadError]] = {
+        "INVALID_ARG": InvalidRequestError,
+        "UNAVAILABLE": UnavailableError,
+        "CANCELLED": CancelledError,
+    }
+    return kinds.get(status, InternalError)(message)
+
+
 class StartupError(NaiadError):
     """Something outside the code keeps Naiad from starting; the message names the remedy."""
 

@@ -1,1 +1,1 @@
-"""TBD."""
+"""The only room that knows Triton: life cycle of the models, requests in, responses out."""

@@ -1,0 +1,34 @@
+"""Where a model lies on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from naiad.errors import ConfigError
+
+DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+
+
+def default_model_dir() -> Path:
+    """Where `naiad fetch-model` puts the default model."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "naiad" / "models" / DEFAULT_MODEL_NAME
+
+
+def model_directory(name: str) -> Path:
+    """The directory of a model that is already on this machine.
+
+    Args:
+        name: "default" or a directory.
+
+    Raises:
+        ConfigError: it is not there; the message says how to get it.
+    """
+    if name == "default":
+        if not default_model_dir().is_dir():
+            raise ConfigError("model_dir", name, "the default model on this machine: run `naiad fetch-model` first")
+        return default_model_dir()
+    if not name or not Path(name).is_dir():
+        raise ConfigError("model_dir", name, "'default' or an existing model directory")
+    return Path(name)

@@ -1,0 +1,107 @@
+"""The `detokenizer` model: token ids to text, chunk by chunk, without state.
+
+Each chunk brings the ids its text depends on, so any chunking gives the same text. Each chunk is
+acknowledged to the `llm` model, with what is known of the client: Triton does not tell a running
+`llm` step that an ensemble's client is gone.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from naiad.config.model_location import model_directory
+from naiad.engine_process import AckSender, runtime_directory
+from naiad.errors import InternalError, InvalidRequestError, NaiadError
+from naiad.tokenization import TokenTable, decode_chunk
+from naiad.triton_server import pb
+from naiad.triton_server.model_parameters import read_bool, refuse_unknown_keys
+
+_KEYS = ("model_dir", "skip_special_tokens", "llm_model_name")
+_CONSUMED = frozenset(
+    {
+        "TOKENS_BATCH",
+        "SEQUENCE_LENGTH",
+        "sequence_id",
+        "window_ids",
+        "num_emitted_tokens",
+        "max_chars",
+        "is_last",
+    }
+)
+
+
+class DetokenizerModel:
+    """One response a chunk, none for a probe."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the token table and find llm's acknowledgement socket."""
+        try:
+            parameters = pb.model_parameters(args)
+            refuse_unknown_keys(parameters, _KEYS)
+            self._table = TokenTable.from_directory(model_directory(parameters.get("model_dir", "")))
+            self._skip_special = read_bool(parameters, "skip_special_tokens", default=True)
+            llm_name = parameters.get("llm_model_name") or "llm"
+            self._acks = AckSender(runtime_directory(os.getppid()) / f"{llm_name}.acks")
+        except NaiadError as error:
+            raise pb.start_failure(error) from None
+
+    def execute(self, requests: list[Any]) -> None:
+        """Answer each chunk. Never raises."""
+        for request in requests:
+            self._answer(request)
+
+    def finalize(self) -> None:
+        """Close the socket."""
+        self._acks.close()
+
+    def _answer(self, request: Any) -> None:
+        source = pb.TritonRequest(request)
+        sender = pb.TritonSender(request)
+        tensors: pb.Tensors = {}
+        try:
+            tensors = source.tensors()
+            sender.send(self._outputs(tensors), final=True)
+        except NaiadError as error:
+            sender.send_error(error)
+        except Exception as error:  # noqa: BLE001 — the border: this chunk fails, its neighbours do not
+            pb.log_error(f"naiad: a chunk failed with {type(error).__name__}: {error}")
+            sender.send_error(InternalError("internal error while detokenizing"))
+        if "sequence_id" in tensors:
+            self._acks.send(int(tensors["sequence_id"].item()), 1, source.is_cancelled())
+
+    def _outputs(self, tensors: pb.Tensors) -> pb.Tensors | None:
+        """The chunk's text and llm's other outputs; None for a probe."""
+        if "window_ids" not in tensors:
+            texts = self._decode_rows(tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"])
+        elif tensors["window_ids"].size == 0 and not tensors["is_last"].item():
+            return None
+        else:
+            texts = [
+                decode_chunk(
+                    self._table,
+                    tensors["window_ids"].reshape(-1).tolist(),
+                    int(tensors["num_emitted_tokens"].item()),
+                    max_chars=int(tensors["max_chars"].item()),
+                    is_last=bool(tensors["is_last"].item()),
+                    skip_special_tokens=self._skip_special,
+                )
+            ]
+        text = np.array([text.encode() for text in texts], dtype=np.object_)
+        batch = tensors["TOKENS_BATCH"].shape[0]
+        passed_on = {name: value for name, value in tensors.items() if name not in _CONSUMED}
+        return {"OUTPUT": text.reshape(batch, -1)} | passed_on
+
+    def _decode_rows(self, ids: Any, lengths: Any) -> list[str]:
+        """Each beam of each row as text; −1 is padding."""
+        rows = ids.reshape(-1, ids.shape[-1])
+        if lengths.size != len(rows):
+            raise InvalidRequestError(f"SEQUENCE_LENGTH has {lengths.size} values for {len(rows)} rows of TOKENS_BATCH")
+        texts = []
+        for row, length in zip(rows, lengths.reshape(-1).tolist(), strict=True):
+            kept = [each for each in row[: max(length, 0)].tolist() if each != -1]
+            self._table.check_ids(kept)
+            texts.append(decode_chunk(self._table, kept, 0, max_chars=-1, is_last=True, skip_special_tokens=self._skip_special))
+        return texts

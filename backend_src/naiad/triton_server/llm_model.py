@@ -1,0 +1,99 @@
+"""The `llm` model: Triton's life cycle around `LLMService`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from naiad.config import EngineConfig
+from naiad.config.engine_config import field_names
+from naiad.config.model_location import model_directory
+from naiad.engine_process import AckReceiver, EngineClient, runtime_directory
+from naiad.errors import NaiadError
+from naiad.outputs import EngineStats, RequestOutput
+from naiad.triton_server import pb
+from naiad.triton_server.llm_service import POLL_PERIOD_S, LLMService
+from naiad.triton_server.metrics import Metrics
+from naiad.triton_server.model_parameters import read_bool, refuse_unknown_keys
+from naiad.triton_server.request_reader import ModelLimits
+
+_METRICS_EVERY_ROUNDS = 4
+
+
+class LLMModel:
+    """Owns the engine process, the service and the housekeeping thread."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Start the engine; the model is ready when the engine is."""
+        try:
+            self._start(args)
+        except NaiadError as error:
+            raise pb.start_failure(error) from None
+
+    def execute(self, requests: list[Any]) -> None:
+        """Take requests; answers go through their response senders. Never raises."""
+        for request in requests:
+            self._service.accept(pb.TritonRequest(request), pb.TritonSender(request), self._limits)
+
+    def is_ready(self) -> bool:
+        """Whether the engine serves (servers from 2026-03 on ask)."""
+        return self._client.is_ready
+
+    def finalize(self) -> None:
+        """Stop everything; blocks, processes, files and metrics are given back."""
+        self._stopping.set()
+        self._housekeeper.join(timeout=5)
+        self._service.close()
+        self._client.close(timeout_s=5)
+        self._acks.close()
+        self._metrics.delete()
+
+    def _start(self, args: dict[str, str]) -> None:
+        parameters = pb.model_parameters(args)
+        refuse_unknown_keys(parameters, (*field_names(), "exclude_input_in_output", "forwarded_headers"))
+        config = _engine_config(parameters)
+        name = args["model_name"]
+        directory = runtime_directory(os.getppid())
+        self._client = EngineClient(config, directory / f"{name}.engine", self._take_outputs, self._engine_lost)
+        self._service = LLMService(self._client, pb.log_error)
+        self._acks = AckReceiver(directory / f"{name}.acks")
+        self._client.start()
+        info = self._client.info
+        self._service.stats = info.stats
+        self._limits = ModelLimits(
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            eos_token_ids=tuple(info.eos_token_ids),
+            exclude_input_in_output=read_bool(parameters, "exclude_input_in_output", default=False),
+            forwarded_headers=parameters.get("forwarded_headers", ""),
+        )
+        self._metrics = Metrics(pb.metric_family, name, args["model_version"])
+        self._stopping = threading.Event()
+        self._housekeeper = threading.Thread(target=self._keep_house, name="naiad-housekeeping", daemon=True)
+        self._housekeeper.start()
+        self._ack_reader = threading.Thread(target=self._read_acks, name="naiad-acks", daemon=True)
+        self._ack_reader.start()
+
+    def _take_outputs(self, outputs: list[RequestOutput], stats: EngineStats) -> None:
+        self._service.take_outputs(outputs, stats)
+
+    def _engine_lost(self) -> None:
+        self._service.engine_lost()
+
+    def _read_acks(self) -> None:
+        while not self._stopping.is_set():
+            self._service.take_acks(self._acks.receive(timeout_s=0.5))
+
+    def _keep_house(self) -> None:
+        rounds = 0
+        while not self._stopping.wait(POLL_PERIOD_S):
+            self._service.housekeep()
+            rounds += 1
+            if rounds % _METRICS_EVERY_ROUNDS == 0:
+                self._metrics.update(self._service.stats, self._service.observations.take())
+
+
+def _engine_config(parameters: dict[str, str]) -> EngineConfig:
+    chosen = {key: value for key, value in parameters.items() if key in field_names()}
+    return EngineConfig.from_parameters(chosen | {"model_dir": str(model_directory(parameters.get("model_dir", "")))})

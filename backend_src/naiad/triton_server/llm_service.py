@@ -1,0 +1,211 @@
+"""What the `llm` model does, without Triton: requests to the engine, outputs to their streams.
+
+Threads: `accept` runs in Triton's; `take_outputs` and `take_acks` in the engine client's
+dispatcher and the acknowledgement reader; streams are sent by the sender pool; `housekeep` by the
+one housekeeping thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from naiad.engine_process import Ack
+from naiad.errors import InternalError, NaiadError, UnavailableError, error_with_status
+from naiad.outputs import EngineStats, RequestOutput
+from naiad.sequence import EngineRequest, FinishReason, SamplingParams
+from naiad.triton_server.observations import Observations
+from naiad.triton_server.request_reader import (
+    PROBE_REQUEST_ID,
+    GenerateRequest,
+    ModelLimits,
+    RequestRow,
+    RequestSource,
+    StopRequest,
+    read_request,
+)
+from naiad.triton_server.response_stream import ResponseStream, Sender, StreamRow
+from naiad.triton_server.response_tensors import probe_tensors, response_tensors
+from naiad.triton_server.sender_pool import SenderPool
+
+NUM_SENDERS = 2
+POLL_PERIOD_S = 0.05
+PROBE_PERIOD_S = 0.08
+PROBE_COST_S = 0.01  # bounds all probes together to 100 a second
+DEAD_DETOKENIZER_S = 30.0
+
+
+class EngineDoor(Protocol):
+    """What the service needs of the engine's client."""
+
+    def submit(self, requests: list[EngineRequest]) -> None:
+        """Hand rows to the engine; UnavailableError while it restarts."""
+
+    def abort(self, sequence_ids: list[int]) -> None:
+        """End these sequences with `cancelled`."""
+
+
+class LLMService:
+    """Keeps every live request until its FINAL has been sent."""
+
+    def __init__(self, engine: EngineDoor, log_error: Callable[[str], None]) -> None:
+        """Start the sender threads."""
+        self._engine = engine
+        self._log_error = log_error
+        self._lock = threading.Lock()
+        self._streams: dict[int, tuple[ResponseStream, StreamRow]] = {}
+        self._next_sequence_id = itertools.count(1)
+        self._senders = SenderPool(NUM_SENDERS, self._flush)
+        self.observations = Observations()
+        self.stats = EngineStats()
+
+    def accept(self, source: RequestSource, sender: Sender, limits: ModelLimits) -> None:
+        """Answer a request: rows go to the engine, a bad request gets its error and FINAL. Never raises."""
+        try:
+            request = read_request(source, limits)
+            if isinstance(request, StopRequest):
+                self._stop(request)
+                sender.send(None, final=True)
+            else:
+                self._start(request, sender)
+        except NaiadError as error:
+            sender.send_error(error)
+        except Exception as error:  # noqa: BLE001 — the border: this request fails, its neighbours do not
+            self._log_error(f"naiad: a request failed with {type(error).__name__}: {error}")
+            sender.send_error(InternalError("internal error while reading the request"))
+
+    def take_outputs(self, outputs: Iterable[RequestOutput], stats: EngineStats) -> None:
+        """Give each output to its stream."""
+        self.stats = stats
+        touched: dict[int, ResponseStream] = {}
+        for output in outputs:
+            with self._lock:
+                found = self._streams.get(output.sequence_id)
+            if found is None:
+                continue
+            stream, row = found
+            stream.push(row, output, _error_of(output))
+            touched[id(stream)] = stream
+        for stream in touched.values():
+            if stream.error is not None:
+                self._abort_rest(stream)
+            self._senders.schedule(stream)
+
+    def take_acks(self, acks: Iterable[Ack]) -> None:
+        """The detokenizer has dealt with chunks, and says whether their client is still there."""
+        for ack in acks:
+            with self._lock:
+                found = self._streams.get(ack.sequence_id)
+            if found is None:
+                continue
+            stream, row = found
+            stream.acknowledge(row, ack.num_chunks)
+            if ack.is_cancelled:
+                self._cancel(stream)
+            self._senders.schedule(stream)
+
+    def engine_lost(self) -> None:
+        """The engine process ended: every open stream gets an error and FINAL."""
+        for stream in self.open_streams():
+            stream.fail(InternalError("the engine process ended while this request was running; it restarts by itself"))
+            self._senders.schedule(stream)
+
+    def housekeep(self) -> None:
+        """One round: who is gone, who must be asked."""
+        now_s = time.monotonic()
+        streams = self.open_streams()
+        silent = [s for s in streams if s.wants_probe(now_s, PROBE_PERIOD_S)]
+        period_s = max(PROBE_PERIOD_S, PROBE_COST_S * len(silent))
+        for stream in streams:
+            if stream.error is not None:
+                self._senders.schedule(stream)
+            elif not stream.has_detokenizer:
+                if stream.sender.is_cancelled():
+                    self._cancel(stream)
+            elif stream.wants_probe(now_s, period_s):
+                stream.is_probe_due = True
+                self._senders.schedule(stream)
+            elif now_s - stream.last_sent_s > DEAD_DETOKENIZER_S and any(row.outstanding for row in stream.rows):
+                stream.fail(UnavailableError("the detokenizer does not answer"))
+                self._abort_rest(stream)
+
+    def open_streams(self) -> list[ResponseStream]:
+        """Streams whose FINAL has not been sent."""
+        with self._lock:
+            return list({id(stream): stream for stream, _ in self._streams.values()}.values())
+
+    def close(self) -> None:
+        """Fail what is still open and end the threads."""
+        for stream in self.open_streams():
+            stream.fail(UnavailableError("the server is stopping"))
+            self._senders.schedule(stream)
+        self._senders.close()
+
+    def _start(self, request: GenerateRequest, sender: Sender) -> None:
+        rows = [StreamRow(index, next(self._next_sequence_id)) for index in range(len(request.rows))]
+        stream = ResponseStream(request, sender, rows, has_detokenizer=request.rows[0].text is not None)
+        with self._lock:
+            for row in rows:
+                self._streams[row.sequence_id] = (stream, row)
+        try:
+            self._engine.submit(
+                [
+                    _engine_request(row.sequence_id, asked, request.timeout_s)
+                    for row, asked in zip(rows, request.rows, strict=True)
+                ]
+            )
+        except NaiadError:
+            self._forget(stream)
+            raise
+
+    def _stop(self, request: StopRequest) -> None:
+        if request.request_id == PROBE_REQUEST_ID:
+            return
+        for stream in self.open_streams():
+            if stream.request.request_id == request.request_id:
+                self._cancel(stream)
+
+    def _cancel(self, stream: ResponseStream) -> None:
+        if not stream.is_cancelling:
+            stream.is_cancelling = True
+            self._abort_rest(stream)
+
+    def _abort_rest(self, stream: ResponseStream) -> None:
+        self._engine.abort(stream.live_sequence_ids())
+
+    def _flush(self, stream: ResponseStream) -> None:
+        try:
+            before_s = stream.last_token_s
+            num_tokens = stream.flush(response_tensors, probe_tensors)
+            self.observations.add_tokens(stream, num_tokens, before_s)
+        except Exception as error:  # noqa: BLE001 — the border: a response that can not be sent ends its own stream
+            self._log_error(f"naiad: sending a response failed with {type(error).__name__}: {error}")
+            stream.is_closed = True
+            self._abort_rest(stream)
+        if stream.is_closed:
+            self._forget(stream)
+
+    def _forget(self, stream: ResponseStream) -> None:
+        with self._lock:
+            for row in stream.rows:
+                self._streams.pop(row.sequence_id, None)
+
+
+def _engine_request(sequence_id: int, row: RequestRow, timeout_s: float | None) -> EngineRequest:
+    params: SamplingParams = row.params
+    return EngineRequest(
+        sequence_id=sequence_id,
+        prompt_token_ids=row.prompt_token_ids,
+        params=params,
+        text=row.text,
+        timeout_s=timeout_s,
+    )
+
+
+def _error_of(output: RequestOutput) -> NaiadError | None:
+    if output.finish_reason is not FinishReason.ERROR:
+        return None
+    return error_with_status(output.error_status or "INTERNAL", output.error_message)

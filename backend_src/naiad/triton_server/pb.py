@@ -1,0 +1,121 @@
+"""Triton's Python API as typed, small pieces. The one module that imports `pb_utils`.
+
+It imports only inside a stub of tritonserver's python backend.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+from naiad.errors import NaiadError
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+_CODES = {
+    "INVALID_ARG": pb_utils.TritonError.INVALID_ARG,
+    "UNAVAILABLE": pb_utils.TritonError.UNAVAILABLE,
+    "CANCELLED": pb_utils.TritonError.CANCELLED,
+    "NOT_FOUND": pb_utils.TritonError.NOT_FOUND,
+    "INTERNAL": pb_utils.TritonError.INTERNAL,
+}
+
+
+class TritonRequest:
+    """A request as the parsers read it: see `request_reader.RequestSource`."""
+
+    def __init__(self, request: Any) -> None:
+        """Wrap a `pb_utils.InferenceRequest`."""
+        self._request = request
+
+    @property
+    def request_id(self) -> str:
+        """The client's id; may be empty, may be used twice."""
+        return str(self._request.request_id())
+
+    @property
+    def timeout_us(self) -> int:
+        """Triton's `timeout` in µs; 0 = none."""
+        return int(self._request.timeout())
+
+    def parameters(self) -> dict[str, Any]:
+        """The request parameters."""
+        parsed = json.loads(self._request.parameters() or "{}")
+        return parsed if isinstance(parsed, dict) else {}
+
+    def tensors(self) -> Tensors:
+        """All input tensors, batch dimension included."""
+        return {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is known to be gone (an IPC round trip)."""
+        return bool(self._request.is_cancelled())
+
+
+def response(tensors: Tensors) -> Any:
+    """A response of these output tensors."""
+    return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(k, v) for k, v in tensors.items()])
+
+
+def error_response(error: NaiadError) -> Any:
+    """A response that carries the error with its status."""
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), _CODES[error.status]))
+
+
+class TritonSender:
+    """Sends one request's responses; see `response_stream.Sender`. One thread uses it at a time."""
+
+    def __init__(self, request: Any) -> None:
+        """Take the decoupled request's sender."""
+        self._sender = request.get_response_sender()
+
+    def send(self, tensors: Tensors | None, *, final: bool) -> None:
+        """Send a response, or a bare FINAL when `tensors` is None."""
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        if tensors is None:
+            self._sender.send(flags=flags)
+        else:
+            self._sender.send(response(tensors), flags=flags)
+
+    def send_error(self, error: NaiadError) -> None:
+        """Send the error and FINAL in one message."""
+        self._sender.send(error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is known to be gone (an IPC round trip)."""
+        return bool(self._sender.is_cancelled())
+
+
+def model_parameters(arguments: dict[str, str]) -> dict[str, str]:
+    """The `parameters` of the model's config.pbtxt; an unfilled "${…}" counts as empty."""
+    parameters = json.loads(arguments["model_config"]).get("parameters", {})
+    values = {key: str(value["string_value"]) for key, value in parameters.items()}
+    return {key: "" if value.startswith("${") else value for key, value in values.items()}
+
+
+def start_failure(error: Exception) -> Exception:
+    """What `initialize` raises so that the server shows the message."""
+    return pb_utils.TritonModelException(str(error))  # type: ignore[no-any-return]
+
+
+def log_error(message: str) -> None:
+    """Write to the server's log."""
+    pb_utils.Logger.log_error(message)
+
+
+def log_info(message: str) -> None:
+    """Write to the server's log."""
+    pb_utils.Logger.log_info(message)
+
+
+def metric_family(name: str, description: str, kind: str) -> Any:
+    """A custom metric family of kind "counter", "gauge" or "histogram"."""
+    kinds = {
+        "counter": pb_utils.MetricFamily.COUNTER,
+        "gauge": pb_utils.MetricFamily.GAUGE,
+        "histogram": pb_utils.MetricFamily.HISTOGRAM,
+    }
+    return pb_utils.MetricFamily(name=name, description=description, kind=kinds[kind])

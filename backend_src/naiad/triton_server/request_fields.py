@@ -1,0 +1,230 @@
+"""Every field a request may carry: what is allowed, what is refused. One validator for all.
+
+A field arrives as a tensor or as a request parameter; a tensor wins. Nothing is ignored: a field
+that is not served is refused by name unless it holds the value that means "off", and an unknown
+parameter is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from naiad.errors import InvalidRequestError
+
+INT32_MAX = 2**31 - 1
+UINT64_MAX = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A scalar field that is served.
+
+    Attributes:
+        name: as clients know it at the text level; also the parameter's name.
+        kind: int, float or bool.
+        minimum, maximum: inclusive bounds (ints and floats).
+        tensor: the name of llm's tensor when it differs.
+    """
+
+    name: str
+    kind: type[int] | type[float] | type[bool]
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    tensor: str = ""
+
+
+SERVED = (
+    Field("max_tokens", int, 1, INT32_MAX, "request_output_len"),
+    Field("stream", bool, tensor="streaming"),
+    Field("end_id", int, -1, INT32_MAX),
+    Field("pad_id", int, -1, INT32_MAX),
+    Field("temperature", float, 0),
+    Field("top_k", int, 0, INT32_MAX, "runtime_top_k"),
+    Field("top_p", float, maximum=1, tensor="runtime_top_p"),
+    Field("seed", int, 0, UINT64_MAX),
+    Field("repetition_penalty", float, 0.01, 100),
+    Field("presence_penalty", float, -100, 100),
+    Field("frequency_penalty", float, -100, 100),
+    Field("min_tokens", int, 0, INT32_MAX),
+    Field("min_length", int, 0, INT32_MAX),
+    Field("ignore_eos", bool),
+    Field("priority", int, -INT32_MAX - 1, INT32_MAX),
+    Field("exclude_input_in_output", bool),
+    Field("return_finish_reason", bool),
+    Field("return_num_input_tokens", bool),
+    Field("return_num_output_tokens", bool),
+    Field("return_num_cached_tokens", bool),
+    Field("stop", bool),
+)
+
+# Names of reference and A2 fields that are declared but not served, with the values that switch
+# them off. An empty tensor, or one of empty strings, is always "off".
+NOT_SERVED: Mapping[str, tuple[float, ...]] = {
+    "num_return_sequences": (1,),
+    "beam_width": (1,),
+    "len_penalty": (1.0,),
+    "length_penalty": (1.0,),
+    "early_stopping": (0,),
+    "beam_search_diversity_rate": (0.0,),
+    "runtime_top_p_min": (),
+    "runtime_top_p_decay": (),
+    "runtime_top_p_reset_ids": (),
+    "min_p": (0.0,),
+    "allowed_token_ids": (),
+    "logit_bias_ids": (),
+    "logit_bias_values": (),
+    "include_stop_str_in_output": (0,),
+    "num_log_probs": (0,),
+    "num_draft_tokens": (0,),
+    "cache_salt": (),
+    "bad_words_list": (),
+    "embedding_bias": (),
+    "return_log_probs": (0,),
+    "return_context_logits": (0,),
+    "return_generation_logits": (0,),
+    "return_perf_metrics": (0,),
+    "decoder_input_ids": (),
+    "decoder_input_lengths": (),
+    "encoder_input_features": (),
+    "encoder_output_lengths": (),
+    "draft_input_ids": (),
+    "draft_logits": (),
+    "draft_acceptance_threshold": (),
+    "lookahead_window_size": (),
+    "lookahead_ngram_size": (),
+    "lookahead_verification_set_size": (),
+    "prompt_embedding_table": (),
+    "prompt_table_extra_ids": (),
+    "prompt_table_extra_id": (),
+    "prompt_vocab_size": (0,),
+    "cross_attention_mask": (),
+    "mrope_rotary_cos_sin": (),
+    "mrope_position_deltas": (),
+    "skip_cross_attn_blocks": (),
+    "lora_task_id": (0,),
+    "lora_weights": (),
+    "lora_config": (),
+    "context_phase_params": (),
+    "retention_token_range_starts": (),
+    "retention_token_range_ends": (),
+    "retention_token_range_priorities": (),
+    "retention_token_range_durations_ms": (),
+    "retention_decode_priority": (),
+    "retention_decode_duration_ms": (),
+    "guided_decoding_guide_type": (),
+    "guided_decoding_guide": (),
+    "decoder_text_input": (),
+    "bad_words": (),
+    "embedding_bias_words": (),
+    "embedding_bias_weights": (),
+}
+
+_SERVERS_OWN_PARAMETERS = re.compile(r"id|timeout|sequence_\w+|triton_\w+|binary_data_output")
+
+Scalar = int | float | bool
+Array = npt.NDArray[Any]
+
+
+def read_scalars(tensors: Mapping[str, Array], parameters: Mapping[str, Any]) -> dict[str, Scalar]:
+    """The served scalar fields that were sent, checked.
+
+    Args:
+        tensors: llm's input tensors by name, each [B, 1] or [B]; rows must agree.
+        parameters: the request's parameters.
+
+    Returns:
+        Field name → value; a field that was not sent is absent.
+
+    Raises:
+        InvalidRequestError: names field, value and what is allowed.
+    """
+    values: dict[str, Scalar] = {}
+    for field in SERVED:
+        tensor = tensors.get(field.tensor or field.name)
+        if tensor is not None:
+            values[field.name] = _checked(field, _same_in_all_rows(field.name, tensor))
+        elif field.name in parameters:
+            values[field.name] = _checked(field, parameters[field.name])
+    return values
+
+
+def refuse_unserved(sent: Mapping[str, Any]) -> None:
+    """Refuse each field of `NOT_SERVED` that asks for something.
+
+    Args:
+        sent: tensors (arrays) or parameters (plain values) by name.
+
+    Raises:
+        InvalidRequestError: names the field.
+    """
+    for name, value in sent.items():
+        if name in NOT_SERVED and not _is_off(value, NOT_SERVED[name]):
+            raise InvalidRequestError(f"{name} is not supported by this version of Naiad: do not send it")
+
+
+def refuse_unknown_parameters(parameters: Mapping[str, Any], known: frozenset[str], forwarded: str) -> None:
+    """Refuse parameters nobody would read.
+
+    Args:
+        parameters: the request's parameters.
+        known: names that the model reads.
+        forwarded: regular expression of header names that the server forwards; "" = none.
+
+    Raises:
+        InvalidRequestError: names the parameter.
+    """
+    for name in parameters:
+        if name in known or name in NOT_SERVED or _SERVERS_OWN_PARAMETERS.fullmatch(name):
+            continue
+        if forwarded and re.fullmatch(forwarded, name):
+            continue
+        raise InvalidRequestError(
+            f"unknown parameter {name[:80]!r}: allowed are {', '.join(sorted(known))}, id, timeout"
+        )
+
+
+def _same_in_all_rows(name: str, tensor: Array) -> Any:
+    rows = tensor.reshape(-1)
+    if rows.size == 0:
+        raise InvalidRequestError(f"{name} is an empty tensor: expected one value a row")
+    if rows.size > 1 and not (rows == rows[0]).all():
+        raise InvalidRequestError(f"{name} differs between the rows of the request: expected one value for all")
+    return rows[0].item()
+
+
+def _checked(field: Field, value: Any) -> Scalar:
+    if field.kind is bool:
+        if isinstance(value, bool):
+            return value
+        raise InvalidRequestError(f"{field.name} = {_shown(value)}: expected true or false")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidRequestError(f"{field.name} = {_shown(value)}: expected a number")
+    if field.kind is int and not isinstance(value, int):
+        raise InvalidRequestError(f"{field.name} = {_shown(value)}: expected a whole number")
+    if not math.isfinite(value) or not field.minimum <= value <= field.maximum:
+        raise InvalidRequestError(f"{field.name} = {_shown(value)}: expected {_bounds(field)}")
+    return field.kind(value)
+
+
+def _bounds(field: Field) -> str:
+    low = "" if field.minimum == -math.inf else f" ≥ {field.minimum}"
+    high = "" if field.maximum == math.inf else f" ≤ {field.maximum}"
+    return "a finite number" + " and".join(part for part in (low, high) if part)
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:80]
+
+
+def _is_off(value: Any, off_values: tuple[float, ...]) -> bool:
+    flat = np.asarray(value).reshape(-1)
+    if flat.dtype.kind in "OSU":
+        return all(item in (b"", "") for item in flat.tolist())
+    return all(item in off_values for item in flat.tolist())

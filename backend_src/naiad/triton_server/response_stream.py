@@ -1,0 +1,196 @@
+"""One request's way out: what its rows have to say, and when it may be said.
+
+A stream is fed by the dispatcher thread and emptied by its one sender thread. It holds at most
+one pending chunk a row: what arrives while an earlier chunk waits is merged into it, so late
+tokens travel together. When a detokenizer follows, at most `WINDOW` chunks of a row are
+outstanding, that is sent and not yet acknowledged; the first and the last chunk never wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from naiad.errors import NaiadError
+from naiad.outputs import RequestOutput
+from naiad.triton_server.request_reader import GenerateRequest
+
+WINDOW = 2
+ERROR_PATIENCE_S = 1.5
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+class Sender(Protocol):
+    """Where responses go; one thread uses it at a time."""
+
+    def send(self, tensors: Tensors | None, *, final: bool) -> None:
+        """Send a response, or a bare FINAL when `tensors` is None."""
+
+    def send_error(self, error: NaiadError) -> None:
+        """Send the error and FINAL in one message."""
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is known to be gone."""
+
+
+class ResponseBuilder(Protocol):
+    """Makes output tensors of a row's chunk (see `response_tensors`)."""
+
+    def __call__(self, stream: ResponseStream, row: StreamRow, chunk: RequestOutput) -> Tensors:
+        """The tensors of one response."""
+
+
+@dataclass(slots=True)
+class StreamRow:
+    """One row of the request."""
+
+    index: int
+    sequence_id: int
+    pending: RequestOutput | None = None
+    outstanding: int = 0
+    is_finished: bool = False
+    num_sent_chunks: int = 0
+
+    def add(self, output: RequestOutput) -> None:
+        """Keep what the engine said until it can be sent."""
+        self.pending = output if self.pending is None else merged(self.pending, output)
+
+    def may_send(self, is_streaming: bool) -> bool:
+        """Whether the pending chunk may go now."""
+        if self.pending is None or self.is_finished:
+            return False
+        if self.pending.finish_reason is not None:
+            return True
+        return is_streaming and self.outstanding < WINDOW
+
+
+@dataclass(slots=True, eq=False)
+class ResponseStream:
+    """All rows of one request, on their way to one client."""
+
+    request: GenerateRequest
+    sender: Sender
+    rows: list[StreamRow]
+    has_detokenizer: bool
+    arrival_s: float = field(default_factory=time.monotonic)
+    error: NaiadError | None = None
+    error_since_s: float = 0.0
+    last_sent_s: float = field(default_factory=time.monotonic)
+    last_token_s: float | None = None
+    is_closed: bool = False
+    is_cancelling: bool = False
+    is_probe_due: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def push(self, row: StreamRow, output: RequestOutput, error: NaiadError | None) -> None:
+        """Take an engine output. An error ends the whole request."""
+        with self.lock:
+            if error is not None:
+                self._fail(error)
+            else:
+                row.add(output)
+
+    def fail(self, error: NaiadError) -> None:
+        """End the request with this error once its outstanding chunks are acknowledged."""
+        with self.lock:
+            self._fail(error)
+
+    def _fail(self, error: NaiadError) -> None:
+        if self.error is None:
+            self.error = error
+            self.error_since_s = time.monotonic()
+
+    def acknowledge(self, row: StreamRow, num_chunks: int) -> None:
+        """The detokenizer has dealt with chunks of this row."""
+        with self.lock:
+            row.outstanding = max(0, row.outstanding - num_chunks)
+
+    def live_sequence_ids(self) -> list[int]:
+        """Sequences that have not ended."""
+        return [row.sequence_id for row in self.rows if not row.is_finished]
+
+    def wants_probe(self, now_s: float, period_s: float) -> bool:
+        """Whether a detokenizer must be asked if the client is still there."""
+        return (
+            self.has_detokenizer
+            and not self.is_closed
+            and self.error is None
+            and now_s - self.last_sent_s >= period_s
+            and not any(row.outstanding for row in self.rows)
+        )
+
+    def flush(self, build: ResponseBuilder, build_probe: ResponseBuilder) -> int:
+        """Send what may be sent now. Runs in the stream's one sender thread.
+
+        Returns:
+            New tokens sent.
+        """
+        num_tokens = 0
+        while True:
+            with self.lock:
+                step = self._next(build, build_probe)
+            if step is None:
+                return num_tokens
+            tensors, tokens, final = step
+            self.last_sent_s = time.monotonic()
+            if tokens:
+                self.last_token_s = self.last_sent_s
+            num_tokens += tokens
+            if final and self.error is not None:
+                self.sender.send_error(self.error)
+            else:
+                self.sender.send(tensors, final=final)
+            if final:
+                return num_tokens
+
+    def _next(self, build: ResponseBuilder, build_probe: ResponseBuilder) -> tuple[Tensors | None, int, bool] | None:
+        if self.is_closed:
+            return None
+        if self.error is not None:
+            waited_s = time.monotonic() - self.error_since_s
+            if any(row.outstanding for row in self.rows) and waited_s < ERROR_PATIENCE_S:
+                return None
+            self.is_closed = True
+            return None, 0, True
+        for row in self.rows:
+            if row.may_send(self.request.streaming):
+                return self._take(row, build)
+        if self.is_probe_due:
+            self.is_probe_due = False
+            row = next(row for row in self.rows if not row.is_finished)
+            row.outstanding += 1
+            return build_probe(self, row, RequestOutput(row.sequence_id, [])), 0, False
+        return None
+
+    def _take(self, row: StreamRow, build: ResponseBuilder) -> tuple[Tensors, int, bool]:
+        chunk = row.pending
+        assert chunk is not None
+        row.pending = None
+        row.is_finished = chunk.finish_reason is not None
+        self.is_closed = all(each.is_finished for each in self.rows)
+        tensors = build(self, row, chunk)
+        row.num_sent_chunks += 1
+        if self.has_detokenizer:
+            row.outstanding += 1
+        return tensors, len(chunk.token_ids), self.is_closed
+
+
+def merged(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    """Two consecutive outputs of a sequence as one."""
+    counted = first.num_chars >= 0 and second.num_chars >= 0
+    return RequestOutput(
+        sequence_id=first.sequence_id,
+        token_ids=first.token_ids + second.token_ids,
+        window_ids=first.window_ids if first.token_ids else second.window_ids,
+        num_chars=first.num_chars + second.num_chars if counted else -1,
+        is_cut=second.is_cut,
+        finish_reason=second.finish_reason,
+        stop_reason=second.stop_reason,
+        num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
+    )
+

@@ -1,0 +1,81 @@
+"""`llm`'s output tensors for one chunk of one row. Every response has a batch dimension of 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from naiad.outputs import RequestOutput
+from naiad.triton_server.response_stream import ResponseStream, StreamRow, Tensors
+
+
+def response_tensors(stream: ResponseStream, row: StreamRow, chunk: RequestOutput) -> Tensors:
+    """A response of new tokens.
+
+    Streamed `output_ids` are deltas; unstreamed ones hold the prompt too unless it is excluded.
+
+    Returns:
+        output_ids [1, 1, n] int32, sequence_length [1, 1] int32, what the request asked for,
+        and for a detokenizer the tensors of the interface between the steps.
+    """
+    request = stream.request
+    prompt = request.rows[row.index].prompt_token_ids
+    is_echoing = not request.streaming and not request.exclude_input
+    ids = prompt + chunk.token_ids if is_echoing else chunk.token_ids
+    tensors: Tensors = {
+        "output_ids": np.array([[ids]], dtype=np.int32),
+        "sequence_length": _int32(len(ids)),
+    }
+    if len(request.rows) > 1:
+        tensors["batch_index"] = _int32(row.index)
+    finish_reason = chunk.finish_reason.value if chunk.finish_reason else ""
+    if request.return_finish_reason:
+        tensors["finish_reason"] = _string(finish_reason)
+        tensors["stop_reason"] = _string(chunk.stop_reason)
+    if request.return_num_input_tokens:
+        tensors["num_input_tokens"] = _int32(len(prompt))
+    if request.return_num_output_tokens:
+        tensors["num_output_tokens"] = _int32(len(chunk.token_ids))
+    if request.return_num_cached_tokens:
+        tensors["num_cached_tokens"] = _int32(chunk.num_cached_tokens)
+    if stream.has_detokenizer:
+        tensors |= _detokenizer_tensors(stream, row, chunk, is_echoing)
+    return tensors
+
+
+def probe_tensors(stream: ResponseStream, row: StreamRow, chunk: RequestOutput) -> Tensors:
+    """An empty chunk: the detokenizer swallows it and says whether the client is still there."""
+    return {
+        "output_ids": np.zeros((1, 1, 0), dtype=np.int32),
+        "sequence_length": _int32(0),
+        "sequence_id": np.array([[chunk.sequence_id]], dtype=np.uint64),
+        "window_ids": np.zeros((1, 0), dtype=np.int32),
+        "num_emitted_tokens": _int32(0),
+        "max_chars": _int32(-1),
+        "is_last": np.array([[False]]),
+    }
+
+
+def _detokenizer_tensors(stream: ResponseStream, row: StreamRow, chunk: RequestOutput, is_echoing: bool) -> Tensors:
+    asked = stream.request.rows[row.index]
+    window = asked.prompt_token_ids if is_echoing else chunk.window_ids
+    max_chars = chunk.num_chars if chunk.is_cut else -1
+    if is_echoing and chunk.is_cut and asked.text is not None:
+        max_chars += asked.text.num_prompt_chars
+    return {
+        "sequence_id": np.array([[row.sequence_id]], dtype=np.uint64),
+        "window_ids": np.array([window + chunk.token_ids], dtype=np.int32),
+        "num_emitted_tokens": _int32(0 if is_echoing else len(window)),
+        "max_chars": _int32(max_chars),
+        "is_last": np.array([[chunk.finish_reason is not None]]),
+    }
+
+
+def _int32(value: int) -> npt.NDArray[np.int32]:
+    return np.array([[value]], dtype=np.int32)
+
+
+def _string(value: str) -> npt.NDArray[Any]:
+    return np.array([[value.encode()]], dtype=np.object_)

@@ -1,0 +1,173 @@
+"""From the `tokenizer` model's inputs to token ids and what the later steps need. No Triton here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from naiad.errors import InvalidRequestError
+from naiad.sequence import TextContext
+from naiad.tokenization import Tokenizer, pack_word_list
+from naiad.triton_server.request_fields import Array, refuse_unknown_parameters, refuse_unserved
+from naiad.triton_server.request_reader import KNOWN_PARAMETERS, MAX_STOP_WORDS, RequestSource
+
+MAX_STOP_WORD_BYTES = 256
+MAX_PROMPT_BYTES_PER_TOKEN = 64
+
+# The tokenizer model's own names of fields that `request_fields` knows by the text level's.
+_REFERENCE_NAMES = {
+    "DECODER_QUERY": "decoder_text_input",
+    "BAD_WORDS_DICT": "bad_words",
+    "EMBEDDING_BIAS_WORDS": "embedding_bias_words",
+    "EMBEDDING_BIAS_WEIGHTS": "embedding_bias_weights",
+    "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id",
+}
+_IMAGE_INPUTS = ("IMAGE_BYTES", "IMAGE_URL", "VIDEO_BYTES", "IMAGES")
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+class TextReader:
+    """Turns one request's text into the tensors of the `tokenizer` model."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        *,
+        add_special_tokens: bool,
+        skip_special_tokens: bool,
+        forwarded_headers: str,
+    ) -> None:
+        """Take the tokenizer and the model's parameters; max_model_len bounds a prompt's bytes."""
+        self._tokenizer = tokenizer
+        self._max_prompt_bytes = MAX_PROMPT_BYTES_PER_TOKEN * max_model_len
+        self._add_special_tokens = add_special_tokens
+        self._skip_special_tokens = skip_special_tokens
+        self._forwarded_headers = forwarded_headers
+
+    def read(self, source: RequestSource) -> dict[str, npt.NDArray[Any]]:
+        """Check and tokenize all rows.
+
+        Returns:
+            The outputs of the `tokenizer` model; rows are padded to the longest.
+
+        Raises:
+            InvalidRequestError: one bad row refuses the whole request.
+        """
+        tensors, parameters = source.tensors(), source.parameters()
+        refuse_unknown_parameters(parameters, KNOWN_PARAMETERS, self._forwarded_headers)
+        refuse_unserved({_REFERENCE_NAMES.get(name, name): value for name, value in tensors.items()})
+        for name in _IMAGE_INPUTS:
+            if name in tensors:
+                raise InvalidRequestError(f"{name} is not supported by this version of Naiad: do not send it")
+        num_rows = tensors["REQUEST_OUTPUT_LEN"].shape[0]
+        prompts = self._prompts(tensors, parameters, num_rows)
+        stop_words = _words("stop_words", tensors.get("STOP_WORDS_DICT"), parameters.get("stop_words"), num_rows)
+        return self._outputs(tensors, prompts, stop_words)
+
+    def _prompts(self, tensors: Mapping[str, Array], parameters: Mapping[str, Any], num_rows: int) -> list[list[int]]:
+        texts = _strings("text_input", tensors.get("QUERY"), parameters.get("text_input"), num_rows)
+        chats = _strings("messages", tensors.get("messages"), parameters.get("messages"), num_rows)
+        if (texts is None) == (chats is None):
+            both = "both" if texts is not None else "neither"
+            raise InvalidRequestError(f"expected either text_input or messages: {both} was sent")
+        for text in texts or chats or []:
+            if len(text.encode()) > self._max_prompt_bytes:
+                raise InvalidRequestError(
+                    f"the prompt has {len(text.encode())} bytes: at most {self._max_prompt_bytes} are allowed"
+                )
+        if texts is not None:
+            if not all(texts):
+                raise InvalidRequestError("text_input is empty: expected at least one character")
+            return [self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens) for text in texts]
+        return [self._tokenizer.render_chat(chat) for chat in chats or []]
+
+    def _outputs(
+        self, tensors: Mapping[str, Array], prompts: list[list[int]], stop_words: list[list[str]]
+    ) -> dict[str, npt.NDArray[Any]]:
+        num_rows = len(prompts)
+        lengths = [len(prompt) for prompt in prompts]
+        pad_id = self._tokenizer.pad_id or 0
+        input_ids = np.full((num_rows, max(lengths)), pad_id, dtype=np.int32)
+        for row, prompt in zip(input_ids, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        outputs: dict[str, npt.NDArray[Any]] = {
+            "INPUT_ID": input_ids,
+            "REQUEST_INPUT_LEN": np.array(lengths, dtype=np.int32).reshape(-1, 1),
+            "REQUEST_OUTPUT_LEN": tensors["REQUEST_OUTPUT_LEN"].astype(np.int32),
+            "BAD_WORDS_IDS": np.zeros((num_rows, 2, 0), dtype=np.int32),
+            "STOP_WORDS_IDS": self._packed(stop_words),
+            "EMBEDDING_BIAS": np.zeros((num_rows, 0), dtype=np.float32),
+            "OUT_END_ID": _id_column(tensors.get("END_ID"), self._tokenizer.eos_id, num_rows),
+            "OUT_PAD_ID": _id_column(tensors.get("PAD_ID"), self._tokenizer.pad_id, num_rows),
+            "text_context": np.array(
+                [[_encode_json(self._context(p, w))] for p, w in zip(prompts, stop_words, strict=True)],
+                dtype=np.object_,
+            ),
+        }
+        return outputs
+
+    def _context(self, prompt: list[int], stop_words: list[str]) -> TextContext:
+        return TextContext(
+            stop_strings=tuple(stop_words),
+            skip_special_tokens=self._skip_special_tokens,
+            prompt_tail_ids=tuple(self._tokenizer.prompt_tail(prompt)),
+            num_prompt_chars=self._tokenizer.num_prompt_chars(prompt),
+        )
+
+    def _packed(self, rows: list[list[str]]) -> npt.NDArray[np.int32]:
+        encoded = [[self._tokenizer.encode(word, add_special_tokens=False) for word in words] for words in rows]
+        packed = [pack_word_list(words) for words in encoded]
+        width = max(each.shape[1] for each in packed)
+        filled = np.zeros((len(packed), 2, width), dtype=np.int32)
+        filled[:, 1] = -1
+        for target, each in zip(filled, packed, strict=True):
+            target[:, : each.shape[1]] = each
+        return filled
+
+
+def _strings(name: str, tensor: Array | None, parameter: Any, num_rows: int) -> list[str] | None:
+    if tensor is None:
+        if parameter is None:
+            return None
+        return [str(parameter)] * num_rows
+    values = [_decoded(name, raw) for raw in tensor.reshape(-1).tolist()]
+    if len(values) != num_rows:
+        raise InvalidRequestError(f"{name} has {len(values)} values for {num_rows} rows")
+    return values
+
+
+def _words(name: str, tensor: Array | None, parameter: Any, num_rows: int) -> list[list[str]]:
+    """Each row's words; "" is padding, as the reference's clients send it."""
+    if tensor is None:
+        rows = [[str(parameter)] if parameter is not None else []] * num_rows
+    else:
+        rows = [[_decoded(name, raw) for raw in row] for row in tensor.reshape(num_rows, -1).tolist()]
+    rows = [[word for word in row if word] for row in rows]
+    for row in rows:
+        if len(row) > MAX_STOP_WORDS:
+            raise InvalidRequestError(f"{name} has {len(row)} entries: at most {MAX_STOP_WORDS} are allowed")
+        longest = max((len(word.encode()) for word in row), default=0)
+        if longest > MAX_STOP_WORD_BYTES:
+            raise InvalidRequestError(
+                f"{name} has an entry of {longest} bytes: at most {MAX_STOP_WORD_BYTES} are allowed"
+            )
+    return rows
+
+
+def _decoded(name: str, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{name} is not valid UTF-8 (byte {error.start})") from None
+
+
+def _id_column(sent: Array | None, default: int | None, num_rows: int) -> npt.NDArray[np.int32]:
+    if sent is not None:
+        return sent.astype(np.int32)
+    return np.full((num_rows, 1), -1 if default is None else default, dtype=np.int32)
