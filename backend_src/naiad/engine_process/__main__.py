@@ -1,0 +1,46 @@
+"""`python -m naiad.engine_process`: the engine process. Started by `EngineClient`, not by hand."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+from pathlib import Path
+from typing import NoReturn
+
+from naiad.config.engine_config import EngineConfig, field_names
+from naiad.engine_process.loop import ServedEngine, serve
+from naiad.errors import ConfigError
+
+# When memory runs out the kernel should take this process, which is restarted, before the
+# server, which is not.
+_OOM_SCORE_ADJUSTMENT = 500
+
+
+def main() -> NoReturn:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(prog="naiad.engine_process", description=__doc__)
+    parser.add_argument("--socket", type=Path, required=True, help="Unix socket to create")
+    parser.add_argument("--parent-pid", type=int, required=True, help="exit when this is not the parent")
+    for name in field_names():
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, default="", help="see EngineConfig")
+    options = parser.parse_args()
+    try:
+        config = EngineConfig.from_parameters({name: getattr(options, name) for name in field_names()})
+    except ConfigError as error:
+        parser.error(str(error))
+    logging.basicConfig(level=logging.INFO, format="naiad engine: %(levelname)s: %(message)s")
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE_ADJUSTMENT), encoding="ascii")
+
+    def build() -> ServedEngine:
+        # torch takes seconds to import: the socket is there before it.
+        from naiad.engine import build_engine
+
+        return build_engine(config)
+
+    serve(build, options.socket, options.parent_pid)
+
+
+if __name__ == "__main__":
+    main()

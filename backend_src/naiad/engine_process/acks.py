@@ -1,0 +1,160 @@
+"""Acknowledgements: the detokenizer tells the `llm` stub what arrived, past the engine.
+
+The engine's thread may be inside a long step, so they go straight to the stub that waits for
+them. A sequenced-packet Unix socket keeps message borders as datagrams do; a datagram socket
+would take no more than net.unix.max_dgram_qlen (10 by default) before its reader wakes up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+_ACK = struct.Struct("<QI?")
+
+
+class Ack(NamedTuple):
+    """One acknowledgement.
+
+    Attributes:
+        sequence_id: whose chunks.
+        num_chunks: how many more have arrived; 0 for a probe.
+        is_cancelled: what Triton said of the client.
+    """
+
+    sequence_id: int
+    num_chunks: int
+    is_cancelled: bool
+
+
+class AckSender:
+    """The detokenizer's end. Never blocks, never raises for a receiver that is gone; thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        """Remember where to connect; that happens with the first send."""
+        self._path = path
+        self._socket: socket.socket | None = None
+        self._waiting: dict[int, Ack] = {}
+        self._lock = threading.Lock()
+
+    def send(self, sequence_id: int, num_chunks: int, is_cancelled: bool) -> None:
+        """Send, with what an earlier full socket kept waiting; without a receiver, forget it all."""
+        with self._lock:
+            earlier = self._waiting.get(sequence_id)
+            if earlier is not None:
+                num_chunks += earlier.num_chunks
+                is_cancelled |= earlier.is_cancelled
+            self._waiting[sequence_id] = Ack(sequence_id, num_chunks, is_cancelled)
+            try:
+                self._send_waiting()
+            except BlockingIOError:
+                return
+            except OSError:
+                self._disconnect()
+                self._send_once_more()
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._disconnect()
+
+    def _send_once_more(self) -> None:
+        # The receiver may have come back since the last send.
+        try:
+            self._send_waiting()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._disconnect()
+            self._waiting.clear()
+
+    def _send_waiting(self) -> None:
+        if self._socket is None:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            connection.setblocking(False)
+            try:
+                connection.connect(str(self._path))
+            except OSError:
+                connection.close()
+                raise
+            self._socket = connection
+        for sequence_id, ack in list(self._waiting.items()):
+            self._socket.send(_ACK.pack(*ack), socket.MSG_NOSIGNAL)
+            del self._waiting[sequence_id]
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class AckReceiver:
+    """The `llm` stub's end: any number of senders. For one thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Listen at `path`, replacing what a dead receiver left there.
+
+        Raises:
+            OSError: the socket can not be created.
+        """
+        self._path = path
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        mask = os.umask(0o177)
+        try:
+            self._listener.bind(str(path))
+        finally:
+            os.umask(mask)
+        self._listener.setblocking(False)
+        self._listener.listen(16)
+        self._selector = selectors.EpollSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def fileno(self) -> int:
+        """Readable when `receive` has something to do; for select, poll or a selector."""
+        return self._selector.fileno()
+
+    def receive(self) -> list[Ack]:
+        """All that has arrived; does not wait. Packets that are not acknowledgements are dropped."""
+        acks: list[Ack] = []
+        for key, _ in self._selector.select(0):
+            connection = key.fileobj
+            assert isinstance(connection, socket.socket)
+            if connection is self._listener:
+                self._accept(acks)
+            else:
+                self._read(connection, acks)
+        return acks
+
+    def close(self) -> None:
+        """Close all sockets and remove the file."""
+        for key in list(self._selector.get_map().values()):
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
+        self._selector.close()
+        self._path.unlink(missing_ok=True)
+
+    def _accept(self, acks: list[Ack]) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            self._selector.register(connection, selectors.EVENT_READ)
+            self._read(connection, acks)
+
+    def _read(self, connection: socket.socket, acks: list[Ack]) -> None:
+        try:
+            while packet := connection.recv(_ACK.size + 1):
+                if len(packet) == _ACK.size:
+                    acks.append(Ack(*_ACK.unpack(packet)))
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        self._selector.unregister(connection)
+        connection.close()

@@ -1,0 +1,257 @@
+"""The engine process's main thread: inbox → step → one message a step to each door."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import msgspec
+
+from naiad.engine_process.doors import EXIT_FAILED, Door, DoorEvent, DoorKeeper
+from naiad.engine_process.protocol import (
+    Abort,
+    AddRequests,
+    ClientMessage,
+    Drain,
+    Ready,
+    StartFailed,
+    StepDone,
+)
+from naiad.errors import NaiadError, StartupError, Status
+from naiad.outputs import EngineStats, RequestOutput
+from naiad.sequence import EngineRequest, FinishReason
+
+EXIT_START_FAILED = 3
+
+_FLUSH_S = 2.0
+_FIRST_CONNECTION_S = 10.0
+# Young objects seen before a collection; a step makes a few hundred, the default is 700.
+_GC_THRESHOLD = 20_000
+
+logger = logging.getLogger(__name__)
+
+
+class ServedModel(Protocol):
+    """What a door needs to know of the checkpoint."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are in [0, vocab_size)."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends a text."""
+
+
+class ServedEngine(Protocol):
+    """What the loop needs of an engine; `naiad.engine.Engine` is one."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together."""
+
+    @property
+    def model_config(self) -> ServedModel:
+        """The checkpoint's configuration."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Take a sequence, or raise a `NaiadError`."""
+
+    def abort(self, sequence_id: int) -> object:
+        """Forget a sequence; unknown ids are ignored."""
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step."""
+
+    def stats(self) -> EngineStats:
+        """The gauges now, as an object of their own."""
+
+
+class EngineLoop:
+    """Serves the doors' sequences.
+
+    Each door numbers its sequences itself; inside they carry numbers of the loop's own.
+    Every accepted sequence ends with exactly one output that has a finish reason.
+    """
+
+    def __init__(self, engine: ServedEngine, keeper: DoorKeeper) -> None:
+        """Serve the doors of `keeper` from `engine`."""
+        self._engine = engine
+        self._keeper = keeper
+        self._sequences: dict[int, tuple[Door, int]] = {}
+        self._engine_ids: dict[tuple[Door, int], int] = {}
+        self._next_engine_id = 1
+        self._outbox: dict[Door, list[RequestOutput]] = {}
+        self._is_draining = False
+
+    def run(self) -> None:
+        """Serve until drained."""
+        while self._sequences or not self._is_draining:
+            for door, item in self._keeper.inbox.take(0 if self._engine.has_work else None):
+                self._handle(door, item)
+            if self._engine.has_work:
+                for output in self._engine.step():
+                    self._route(output)
+            self._publish(self._engine.stats())
+
+    def fail_all(self) -> None:
+        """Answer every live sequence with an error, without asking the engine for anything."""
+        for door, sequence_id in list(self._engine_ids):
+            self._answer(door, sequence_id, "INTERNAL", "the engine failed")
+        for door, outputs in self._outbox.items():
+            if outputs:
+                self._keeper.send(door, StepDone(outputs, door.last_stats or EngineStats()))
+
+    def _handle(self, door: Door, item: ClientMessage | DoorEvent) -> None:
+        match item:
+            case DoorEvent.OPENED:
+                self._open(door)
+            case DoorEvent.CLOSED:
+                self._close(door)
+            case AddRequests(requests):
+                for request in requests:
+                    self._add(door, request)
+            case Abort(sequence_ids):
+                for sequence_id in sequence_ids:
+                    self._abort(door, sequence_id)
+            case Drain():
+                # Only the owner may end the process.
+                self._is_draining |= door.is_owner
+
+    def _open(self, door: Door) -> None:
+        self._outbox[door] = []
+        door.last_stats = self._engine.stats()
+        ready = Ready(
+            max_model_len=self._engine.max_model_len,
+            vocab_size=self._engine.model_config.vocab_size,
+            eos_token_ids=list(self._engine.model_config.eos_token_ids),
+            max_num_seqs=door.last_stats.max_num_seqs,
+            stats=door.last_stats,
+        )
+        self._keeper.send(door, ready)
+
+    def _close(self, door: Door) -> None:
+        for owner, sequence_id in list(self._engine_ids):
+            if owner is door:
+                self._engine.abort(self._forget(door, sequence_id))
+        self._outbox.pop(door, None)
+
+    def _add(self, door: Door, request: EngineRequest) -> None:
+        key = (door, request.sequence_id)
+        if key in self._engine_ids:
+            logger.error("dropped a connection that used a live sequence id again")
+            door.drop()
+            return
+        if self._is_draining:
+            self._answer(door, request.sequence_id, "UNAVAILABLE", "the server is shutting down")
+            return
+        engine_id = self._next_engine_id
+        self._next_engine_id += 1
+        try:
+            self._engine.add_request(msgspec.structs.replace(request, sequence_id=engine_id))
+        except NaiadError as error:
+            self._answer(door, request.sequence_id, error.status, str(error))
+            return
+        self._engine_ids[key] = engine_id
+        self._sequences[engine_id] = key
+
+    def _abort(self, door: Door, sequence_id: int) -> None:
+        if (door, sequence_id) in self._engine_ids:
+            # Answered here, so that it is answered also when no step follows.
+            self._engine.abort(self._forget(door, sequence_id))
+            output = RequestOutput(sequence_id, [], finish_reason=FinishReason.CANCELLED)
+            self._outbox[door].append(output)
+
+    def _answer(self, door: Door, sequence_id: int, status: Status, message: str) -> None:
+        if (door, sequence_id) in self._engine_ids:
+            self._forget(door, sequence_id)
+        output = RequestOutput(
+            sequence_id,
+            [],
+            finish_reason=FinishReason.ERROR,
+            error_status=status,
+            error_message=message,
+        )
+        self._outbox[door].append(output)
+
+    def _route(self, output: RequestOutput) -> None:
+        key = self._sequences.get(output.sequence_id)
+        if key is None:
+            return  # aborted: answered then, or its door is closed
+        door, output.sequence_id = key
+        self._outbox[door].append(output)
+        if output.finish_reason is not None:
+            self._forget(*key)
+
+    def _forget(self, door: Door, sequence_id: int) -> int:
+        engine_id = self._engine_ids.pop((door, sequence_id))
+        del self._sequences[engine_id]
+        return engine_id
+
+    def _publish(self, stats: EngineStats) -> None:
+        for door, outputs in self._outbox.items():
+            if outputs or stats != door.last_stats:
+                self._keeper.send(door, StepDone(outputs, stats))
+                door.last_stats = stats
+                self._outbox[door] = []
+
+
+def serve(engine_factory: Callable[[], ServedEngine], socket_path: Path, parent_pid: int) -> NoReturn:
+    """Run the engine process: socket first, then the engine, then the loop. Never returns.
+
+    Exit codes: 0 drained, or the parent or owner is gone; 3 the engine could not start;
+    4 it failed; 143 SIGTERM.
+
+    Args:
+        engine_factory: builds and warms up the engine; takes as long as it takes.
+        socket_path: as in `DoorKeeper`.
+        parent_pid: as in `DoorKeeper`.
+    """
+    # Ctrl-C reaches the terminal's whole group; whoever drains the server ends us then.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    keeper = DoorKeeper(socket_path, parent_pid)
+    try:
+        engine = engine_factory()
+    except StartupError as error:
+        logger.error("the engine can not start: %s", error)
+        _refuse_start(keeper, str(error))
+    except Exception as error:
+        logger.exception("the engine can not start")
+        _refuse_start(keeper, f"internal error while starting: {type(error).__name__}")
+    # What was made until now stays: no collection needs to look at it again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
+    loop = EngineLoop(engine, keeper)
+    exit_code = 0
+    try:
+        loop.run()
+    except Exception:
+        logger.exception("the engine loop failed")
+        loop.fail_all()
+        exit_code = EXIT_FAILED
+    keeper.flush(_FLUSH_S)
+    keeper.leave(exit_code)
+
+
+def _refuse_start(keeper: DoorKeeper, message: str) -> NoReturn:
+    """Tell every door that is there, waiting a while for the first, and exit."""
+    deadline = time.monotonic() + _FIRST_CONNECTION_S
+    has_told = False
+    while not has_told and time.monotonic() < deadline:
+        for door, item in keeper.inbox.take(deadline - time.monotonic()):
+            if item is DoorEvent.OPENED:
+                keeper.send(door, StartFailed(message))
+                has_told = True
+    keeper.flush(_FLUSH_S)
+    keeper.leave(EXIT_START_FAILED)
