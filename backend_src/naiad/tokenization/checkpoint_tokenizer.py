@@ -1,0 +1,163 @@
+"""Reads a checkpoint's tokenizer.json and what stands about it in the files beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
+
+from naiad.errors import ModelError
+
+_NAMED_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTokenizer:
+    """A tokenizer as the checkpoint's files define it.
+
+    Attributes:
+        tokenizer: with every special token of the files marked as one.
+        settings: tokenizer_config.json over special_tokens_map.json; empty if neither exists.
+        special_ids: ids that make no text when special tokens are skipped.
+        chat_template: Jinja source, or None.
+    """
+
+    tokenizer: tokenizers.Tokenizer
+    settings: dict[str, Any]
+    special_ids: frozenset[int]
+    chat_template: str | None
+
+    @classmethod
+    def load(cls, model_dir: str | Path) -> CheckpointTokenizer:
+        """Read the files of `model_dir`.
+
+        Raises:
+            ModelError: tokenizer.json is missing, or a file is damaged or contradicts another.
+        """
+        folder = Path(model_dir)
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError("the model directory has no tokenizer.json")
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001 - the library raises plain Exception
+            raise ModelError(f"tokenizer.json can not be read: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        settings = {
+            **_read_json(folder / "special_tokens_map.json"),
+            **_read_json(folder / "tokenizer_config.json"),
+        }
+        _mark_special_tokens(tokenizer, settings)
+        _set_post_processor(tokenizer, settings)
+        special_ids = {
+            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        }
+        return cls(tokenizer, settings, frozenset(special_ids), _read_chat_template(folder, settings))
+
+    def named_token(self, name: str) -> str | None:
+        """The text of `bos_token`, `eos_token`, …, or None."""
+        return _token_text(self.settings.get(name))
+
+    def named_token_id(self, name: str) -> int | None:
+        """The id of `bos_token`, `eos_token`, …, or None.
+
+        Raises:
+            ModelError: the files name a token that tokenizer.json does not have.
+        """
+        token = self.named_token(name)
+        if token is None:
+            return None
+        token_id: int | None = self.tokenizer.token_to_id(token)
+        if token_id is None:
+            raise ModelError(f"tokenizer_config.json: {name} = {token!r} is not in tokenizer.json")
+        return token_id
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in the file; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path.name} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path.name} holds {type(value).__name__}: expected an object")
+    return value
+
+
+def _token_text(value: object) -> str | None:
+    """A token is written as a string or as an object with its `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _mark_special_tokens(tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
+    """Make special what tokenizer_config.json declares special, without growing the vocabulary."""
+    declared = settings.get("added_tokens_decoder") or {}
+    for key, entry in declared.items():
+        content = _token_text(entry)
+        if content is None or not entry.get("special") or str(tokenizer.token_to_id(content)) != key:
+            continue
+        flags = {name: bool(entry.get(name)) for name in ("lstrip", "rstrip", "single_word", "normalized")}
+        tokenizer.add_special_tokens([AddedToken(content, special=True, **flags)])
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    for content in _named_special_tokens(settings):
+        if content not in known and tokenizer.token_to_id(content) is not None:
+            tokenizer.add_special_tokens([AddedToken(content, special=True, normalized=False)])
+
+
+def _named_special_tokens(settings: dict[str, Any]) -> Iterator[str]:
+    for name in _NAMED_TOKENS:
+        content = _token_text(settings.get(name))
+        if content is not None:
+            yield content
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        more = settings.get(name) or []
+        for entry in more.values() if isinstance(more, dict) else more:
+            content = _token_text(entry)
+            if content is not None:
+                yield content
+
+
+def _set_post_processor(tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
+    """Add begin and end of text as the settings ask; tokenizer.json decides where they do not."""
+    if "add_bos_token" not in settings and "add_eos_token" not in settings:
+        return
+    template: list[str] = ["$A"]
+    special_tokens = []
+    for key, name, place in (("add_bos_token", "bos_token", 0), ("add_eos_token", "eos_token", 2)):
+        content = _token_text(settings.get(name))
+        token_id = tokenizer.token_to_id(content) if content is not None else None
+        if settings.get(key) and content is not None and token_id is not None:
+            template.insert(place, content)
+            special_tokens.append((content, token_id))
+    if special_tokens:
+        tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=special_tokens)
+
+
+def _read_chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) and template else None

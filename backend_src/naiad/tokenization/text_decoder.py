@@ -1,0 +1,120 @@
+"""Token ids to text, in pieces that add up to the whole whatever the pieces are.
+
+Text is the UTF-8 reading of the tokens' bytes, one after another. A character whose bytes are
+not all there yet is held back; a byte that can not be part of a character becomes one U+FFFD.
+So the text that ids add depends on the ids before them only through (a) a character that is
+still open and (b) whether any text stands before them at all (a SentencePiece text loses the
+space before its first word). `context_ids` keeps the few earlier ids that decide both.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from naiad.errors import InvalidRequestError
+from naiad.tokenization.token_table import TokenTable
+
+_MAX_CONTINUATION_BYTES = 3
+_new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class TextDecoder:
+    """Decodes one sequence of ids, id by id."""
+
+    __slots__ = ("_at_start", "_skip_special_tokens", "_table", "_utf8")
+
+    def __init__(self, table: TokenTable, skip_special_tokens: bool) -> None:
+        """Start before the first id."""
+        self._table = table
+        self._skip_special_tokens = skip_special_tokens
+        self._utf8 = _new_utf8_decoder(errors="replace")
+        self._at_start = True
+
+    def push(self, token_id: int) -> str:
+        """The characters that this id completes."""
+        data = self._table.visible_bytes(token_id, self._skip_special_tokens)
+        if not data:
+            return ""
+        if self._at_start:
+            self._at_start = False
+            data = self._table.first_bytes(token_id)
+        return self._utf8.decode(data)
+
+    def push_all(self, token_ids: Iterable[int]) -> str:
+        """The characters that these ids complete."""
+        return "".join([self.push(token_id) for token_id in token_ids])
+
+    def flush(self) -> str:
+        """What is held back: U+FFFD for a character that never became whole, or nothing."""
+        return self._utf8.decode(b"", final=True)
+
+
+def context_ids(table: TokenTable, token_ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+    """The ids of `token_ids` that the text of whatever follows them depends on.
+
+    Those are the last visible ids back to one with a byte that is no continuation byte, which
+    settles every earlier character, or to three continuation bytes in a row, behind which no
+    character is open. At most three ids; never empty if any id is visible.
+
+    `context_ids(context_ids(a) + b) == context_ids(a + b)`, so it can be carried along.
+    """
+    found: list[int] = []
+    num_continuation_bytes = 0
+    for token_id in reversed(token_ids):
+        data = table.visible_bytes(token_id, skip_special_tokens)
+        if not data:
+            continue
+        found.append(token_id)
+        num_continuation_bytes += len(data)
+        if num_continuation_bytes >= _MAX_CONTINUATION_BYTES or any(byte & 0xC0 != 0x80 for byte in data):
+            break
+    found.reverse()
+    return found
+
+
+def decode_chunk(
+    table: TokenTable,
+    window_ids: Sequence[int],
+    num_emitted: int,
+    max_chars: int,
+    is_last: bool,
+    skip_special_tokens: bool,
+) -> str:
+    """The text that `window_ids[num_emitted:]` add to that of `window_ids[:num_emitted]`.
+
+    Args:
+        table: the checkpoint's tokens.
+        window_ids: ids already turned into text (`context_ids` of all of them is enough),
+            then the new ones.
+        num_emitted: how many of the window are text already.
+        max_chars: cut of the new text, in characters; −1 = none.
+        is_last: also give what is held back at the window's end.
+        skip_special_tokens: special tokens make no text.
+
+    Raises:
+        InvalidRequestError: an id is negative, or `num_emitted` or `max_chars` out of range.
+    """
+    if not 0 <= num_emitted <= len(window_ids):
+        raise InvalidRequestError(
+            f"num_emitted_tokens = {num_emitted}: expected 0 … {len(window_ids)}, the length of window_ids"
+        )
+    if max_chars < -1:
+        raise InvalidRequestError(f"max_chars = {max_chars}: expected -1 (all) or a number of characters")
+    if window_ids and min(window_ids) < 0:
+        raise InvalidRequestError(f"token id {min(window_ids)}: expected a number ≥ 0")
+    decoder = TextDecoder(table, skip_special_tokens)
+    decoder.push_all(window_ids[:num_emitted])
+    text = decoder.push_all(window_ids[num_emitted:])
+    if is_last:
+        text += decoder.flush()
+    return text if max_chars < 0 else text[:max_chars]
+
+
+def decode(table: TokenTable, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+    """The whole text of `token_ids`.
+
+    Raises:
+        InvalidRequestError: an id is negative.
+    """
+    return decode_chunk(table, token_ids, 0, -1, True, skip_special_tokens)

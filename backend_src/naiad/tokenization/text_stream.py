@@ -1,0 +1,137 @@
+"""Which new tokens of a sequence may be sent, and where a stop string ends its text.
+
+A token is sent as soon as its text is decided. Without stop strings that is at once. With them,
+a token is held while its last characters may be the beginning of a stop string. The stop string
+that is complete first ends the text; of several that end at the same character, the longest (so
+the one that begins first). It is matched in the generated text only, never in the prompt's, and
+is not part of the text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from naiad.sequence import TextContext
+from naiad.tokenization.stop_matcher import StopMatcher
+from naiad.tokenization.text_decoder import TextDecoder, context_ids
+from naiad.tokenization.token_table import TokenTable
+
+
+@dataclass(slots=True)
+class TextChunk:
+    """Tokens whose text is decided.
+
+    Consecutive chunks merge: `window_ids` of the first, `token_ids` of all, `num_chars` summed,
+    the rest from the last.
+
+    Attributes:
+        token_ids: decided now, in order; ids held back come in a later chunk.
+        window_ids: ids sent before that the text of `token_ids` depends on.
+        num_chars: characters that `token_ids` add, without what `is_cut` cuts off; −1 = not
+            counted, as there are no stop strings.
+        is_cut: a stop string is complete: the sequence ends here, and so does its text after
+            `num_chars` characters.
+        stop_reason: the stop string, with `is_cut`.
+    """
+
+    token_ids: list[int]
+    window_ids: list[int]
+    num_chars: int = -1
+    is_cut: bool = False
+    stop_reason: str | None = None
+
+
+class TextStream:
+    """One sequence's tokens on their way to the detokenizer. Each push costs O(new tokens)."""
+
+    def __init__(self, table: TokenTable, context: TextContext) -> None:
+        """Start behind the prompt.
+
+        Args:
+            table: the checkpoint's tokens.
+            context: `prompt_tail_ids` is what `Tokenizer.prompt_tail` gave; stop strings are
+                not empty.
+        """
+        self._table = table
+        self._skip_special_tokens = context.skip_special_tokens
+        self._window_ids = context_ids(table, context.prompt_tail_ids, context.skip_special_tokens)
+        self._is_done = False
+        self._matcher: StopMatcher | None = None
+        if context.stop_strings:
+            self._matcher = StopMatcher(context.stop_strings)
+            self._decoder = TextDecoder(table, context.skip_special_tokens)
+            self._decoder.push_all(context.prompt_tail_ids)
+            self._held: deque[tuple[int, int]] = deque()  # (id, its last character's end)
+            self._num_chars = 0  # generated characters so far
+            self._num_sent_chars = 0
+
+    def push(self, token_ids: list[int], is_last: bool) -> TextChunk:
+        """Take new tokens; get those whose text is decided now.
+
+        When a stop string is complete, the tokens after the one that completed it are dropped
+        and nothing may be pushed any more; nor after `is_last`.
+
+        Args:
+            token_ids: the sequence's next ids; may be empty.
+            is_last: no more will come: nothing is held back.
+        """
+        assert not self._is_done, "the stream has ended"
+        self._is_done = is_last
+        if self._matcher is None:
+            return self._send(token_ids)
+        for token_id in token_ids:
+            stop_string = self._take(self._matcher, token_id, self._decoder.push(token_id))
+            if stop_string is not None:
+                return self._cut(stop_string)
+        if is_last:
+            stop_string = self._take_end(self._matcher, self._decoder.flush())
+            if stop_string is not None:
+                return self._cut(stop_string)
+        num_decided_chars = self._num_chars if is_last else self._num_chars - self._matcher.num_open_chars
+        return self._send_decided(num_decided_chars)
+
+    def _take(self, matcher: StopMatcher, token_id: int, text: str) -> str | None:
+        """Hold the token; return the stop string that its text completes."""
+        num_read, stop_string = matcher.feed(text)
+        self._num_chars += num_read
+        self._held.append((token_id, self._num_chars))
+        return stop_string
+
+    def _take_end(self, matcher: StopMatcher, text: str) -> str | None:
+        """Take what the decoder held back; it belongs to the last token."""
+        num_read, stop_string = matcher.feed(text)
+        self._num_chars += num_read
+        return stop_string
+
+    def _send_decided(self, num_decided_chars: int) -> TextChunk:
+        """Send the held tokens that end within the decided characters."""
+        token_ids = []
+        num_chars_before = self._num_sent_chars
+        while self._held and self._held[0][1] <= num_decided_chars:
+            token_id, self._num_sent_chars = self._held.popleft()
+            token_ids.append(token_id)
+        if self._is_done:
+            self._num_sent_chars = num_decided_chars
+        chunk = self._send(token_ids)
+        chunk.num_chars = self._num_sent_chars - num_chars_before
+        return chunk
+
+    def _cut(self, stop_string: str) -> TextChunk:
+        """End the text before the stop string that ends at the last character read."""
+        self._is_done = True
+        num_chars_before = self._num_sent_chars
+        chunk = self._send([token_id for token_id, _ in self._held])
+        self._held.clear()
+        chunk.num_chars = self._num_chars - len(stop_string) - num_chars_before
+        chunk.is_cut = True
+        chunk.stop_reason = stop_string
+        return chunk
+
+    def _send(self, token_ids: list[int]) -> TextChunk:
+        chunk = TextChunk(token_ids=token_ids, window_ids=self._window_ids)
+        if token_ids:
+            self._window_ids = context_ids(
+                self._table, self._window_ids + token_ids, self._skip_special_tokens
+            )
+        return chunk
