@@ -1,1 +1,1 @@
-"""Naiad kernels."""
+"""Naiad kernels: one package an op, each with a reference, fast implementations and its math."""

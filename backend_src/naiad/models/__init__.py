@@ -1,1 +1,23 @@
-"""TBD."""
+"""Forward passes, one readable file a family, and the safetensors they are loaded from."""
+
+from __future__ import annotations
+
+import torch
+
+from naiad.config import ModelConfig
+from naiad.models.layers import ForwardBatch, LayerCache
+from naiad.models.llama import LlamaModel
+from naiad.models.weights import Checkpoint
+
+__all__ = ["Checkpoint", "ForwardBatch", "LayerCache", "LlamaModel", "load_model"]
+
+
+def load_model(
+    directory: str, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> LlamaModel:
+    """Load the checkpoint of a directory; every supported architecture is of the Llama family.
+
+    Raises:
+        ModelError: names the file and the tensor that are missing, damaged or misshapen.
+    """
+    return LlamaModel(config, Checkpoint(directory, dtype, device), device)

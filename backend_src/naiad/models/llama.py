@@ -1,0 +1,140 @@
+"""The Llama family's forward pass: Llama, Mistral, Qwen2 and Qwen3 (dense).
+
+The families differ in biases and in Qwen3's norm of every query and key head; each difference is
+a field of `ModelConfig` and appears once below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from naiad_kernels.linear import LinearWeight, linear, prepare_linear
+from naiad_kernels.paged_attention import paged_attention
+from naiad_kernels.rms_norm import rms_norm
+from naiad_kernels.rotary import rotary, rotary_angles
+from naiad_kernels.silu_and_mul import silu_and_mul
+from naiad_kernels.store_kv import store_kv
+from torch.nn import functional as F
+
+from naiad.config import ModelConfig
+from naiad.models.layers import ForwardBatch, LayerCache, load_linear, rope_frequencies
+from naiad.models.weights import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer's weights; qkv and gate_up are fused projections.
+
+    Attributes:
+        qk_norm: `[num_heads + num_kv_heads, head_dim]`, or None.
+    """
+
+    input_norm: torch.Tensor
+    qkv: LinearWeight
+    qk_norm: torch.Tensor | None
+    attention_output: LinearWeight
+    post_attention_norm: torch.Tensor
+    gate_up: LinearWeight
+    down: LinearWeight
+
+
+class LlamaModel:
+    """Weights of a Llama-family checkpoint and the forward pass over a paged KV cache."""
+
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, device: torch.device) -> None:
+        """Take every tensor from the checkpoint.
+
+        Raises:
+            ModelError: a tensor is missing, misshapen, unreadable or not part of the architecture.
+        """
+        self.config = config
+        vocab_shape = (config.vocab_size, config.hidden_size)
+        self._embedding = checkpoint.take("model.embed_tokens.weight", vocab_shape)
+        self._layers = [_load_layer(config, checkpoint, index) for index in range(config.num_layers)]
+        self._final_norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
+        if config.tie_word_embeddings:
+            checkpoint.drop("lm_head.weight")
+            self._lm_head = prepare_linear(self._embedding)
+        else:
+            self._lm_head = prepare_linear(checkpoint.take("lm_head.weight", vocab_shape))
+        checkpoint.finish()
+        self._frequencies = rope_frequencies(config.rope, config.head_dim).to(device)
+
+    def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
+        """Run all layers, writing the step's keys and values into the caches.
+
+        Returns:
+            `[num_tokens, hidden_size]`, after the final norm.
+        """
+        hidden = F.embedding(batch.token_ids, self._embedding)
+        angles = rotary_angles(batch.positions, self._frequencies, hidden.dtype)
+        for layer, cache in zip(self._layers, caches, strict=True):
+            normed = rms_norm(hidden, layer.input_norm, self.config.rms_norm_eps)
+            attended = self._attention(layer, normed, batch, cache, angles)
+            hidden = linear(attended, layer.attention_output, residual=hidden)
+            normed = rms_norm(hidden, layer.post_attention_norm, self.config.rms_norm_eps)
+            hidden = linear(silu_and_mul(linear(normed, layer.gate_up)), layer.down, residual=hidden)
+        return rms_norm(hidden, self._final_norm, self.config.rms_norm_eps)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[num_rows, hidden_size]` of `forward` to `[num_rows, vocab_size]` float32."""
+        return linear(hidden, self._lm_head).float()
+
+    def _attention(
+        self,
+        layer: DecoderLayer,
+        normed: torch.Tensor,
+        batch: ForwardBatch,
+        cache: LayerCache,
+        angles: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """`[num_tokens, hidden_size]` to `[num_tokens, num_heads * head_dim]`."""
+        config = self.config
+        num_rotated = config.num_heads + config.num_kv_heads
+        # [num_tokens, heads of queries, keys and values, head_dim]
+        heads = linear(normed, layer.qkv).view(len(normed), -1, config.head_dim)
+        rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]
+        if layer.qk_norm is not None:
+            rotated = rms_norm(rotated, layer.qk_norm, config.rms_norm_eps)
+        rotated = rotary(rotated, *angles)
+        query, key = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
+        store_kv(key, value, cache.key, cache.value, batch.slots)
+        return paged_attention(query, cache.key, cache.value, batch.attention)
+
+
+def _load_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> DecoderLayer:
+    prefix = f"model.layers.{index}"
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return DecoderLayer(
+        input_norm=checkpoint.take(f"{prefix}.input_layernorm.weight", (hidden,)),
+        qkv=load_linear(
+            checkpoint,
+            [f"{attention}.{part}_proj" for part in "qkv"],
+            [query_size, kv_size, kv_size],
+            hidden,
+            config.qkv_bias,
+        ),
+        qk_norm=_load_qk_norm(config, checkpoint, attention) if config.qk_norm else None,
+        attention_output=load_linear(
+            checkpoint, [f"{attention}.o_proj"], [hidden], query_size, config.o_bias
+        ),
+        post_attention_norm=checkpoint.take(f"{prefix}.post_attention_layernorm.weight", (hidden,)),
+        gate_up=load_linear(
+            checkpoint,
+            [f"{mlp}.gate_proj", f"{mlp}.up_proj"],
+            [inner, inner],
+            hidden,
+            config.mlp_bias,
+        ),
+        down=load_linear(checkpoint, [f"{mlp}.down_proj"], [hidden], inner, config.mlp_bias),
+    )
+
+
+def _load_qk_norm(config: ModelConfig, checkpoint: Checkpoint, attention: str) -> torch.Tensor:
+    query = checkpoint.take(f"{attention}.q_norm.weight", (config.head_dim,))
+    key = checkpoint.take(f"{attention}.k_norm.weight", (config.head_dim,))
+    return torch.cat((query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)))

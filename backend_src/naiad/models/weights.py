@@ -1,0 +1,131 @@
+"""Reads safetensors checkpoints, one tensor at a time, checking everything on the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from naiad.errors import ModelError
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+# Old exporters stored the rotary frequencies, which follow from the configuration.
+_IGNORED_SUFFIX = ".rotary_emb.inv_freq"
+_FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Checkpoint:
+    """The tensors of a model directory; each is taken once, and none may be left over."""
+
+    def __init__(self, directory: str | Path, dtype: torch.dtype, device: torch.device) -> None:
+        """Open every weight file; headers are read and checked against the files' sizes.
+
+        Args:
+            directory: with model.safetensors, or an index and its shards.
+            dtype, device: of the tensors that `take` returns.
+
+        Raises:
+            ModelError: names the file that is missing or damaged.
+        """
+        self._directory = Path(directory)
+        self._dtype = dtype
+        self._device = device
+        self._file_of: dict[str, str] = {}
+        self._files: dict[str, Any] = {}
+        index = self._read_index()
+        for name in sorted(set(index.values())) if index is not None else [_SINGLE_FILE]:
+            self._open(name)
+        for tensor, file in (index or {}).items():
+            if self._file_of.get(tensor) != file:
+                raise ModelError(f"{file} has no tensor {tensor!r}, which {_INDEX_FILE} places there")
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor of this name has not been taken yet."""
+        return name in self._file_of
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Read one tensor: a copy in memory of the checkpoint's dtype and device.
+
+        Raises:
+            ModelError: no such tensor, or its shape or dtype is not what the configuration asks
+                for; names file and tensor.
+        """
+        file = self._file_of.pop(name, None)
+        if file is None:
+            raise ModelError(f"{self._place()}: tensor {name!r} is missing")
+        try:
+            tensor: torch.Tensor = self._files[file].get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise ModelError(f"{file}: tensor {name!r} can not be read: {error}") from error
+        if tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"{file}: tensor {name!r} has shape {tuple(tensor.shape)}, config.json asks for {shape}"
+            )
+        if tensor.dtype not in _FLOAT_DTYPES:
+            raise ModelError(
+                f"{file}: tensor {name!r} has dtype {tensor.dtype}: expected float32, bfloat16 or float16"
+            )
+        # A copy even if nothing changes: the file's mapping must not outlive loading.
+        return tensor.to(self._device, self._dtype, copy=True)
+
+    def drop(self, name: str) -> None:
+        """Leave a tensor unread that is known to repeat another."""
+        self._file_of.pop(name, None)
+
+    def finish(self) -> None:
+        """Close the files.
+
+        Raises:
+            ModelError: tensors are left that nothing asked for.
+        """
+        left = sorted(name for name in self._file_of if not name.endswith(_IGNORED_SUFFIX))
+        if left:
+            first = left[0]
+            raise ModelError(
+                f"{self._file_of[first]}: {len(left)} tensors the architecture has no place for, "
+                f"the first is {first!r}"
+            )
+        self._files.clear()
+        self._file_of.clear()
+
+    def _place(self) -> str:
+        return ", ".join(sorted(self._files))
+
+    def _read_index(self) -> dict[str, str] | None:
+        """The index's tensor → file map; None for a single file."""
+        if (self._directory / _SINGLE_FILE).exists():
+            return None
+        path = self._directory / _INDEX_FILE
+        try:
+            weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        except FileNotFoundError:
+            raise ModelError(
+                f"{self._directory} has no weights: expected {_SINGLE_FILE} or {_INDEX_FILE} and its shards"
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"{_INDEX_FILE} has no readable weight_map: {error!r}") from error
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelError(f"{_INDEX_FILE}: weight_map is not an object with entries")
+        for file in weight_map.values():
+            if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+                raise ModelError(f"{_INDEX_FILE}: {file!r} is not the name of a .safetensors file beside it")
+        return weight_map
+
+    def _open(self, name: str) -> None:
+        path = self._directory / name
+        if not path.is_file():
+            raise ModelError(f"{name} is missing: {_INDEX_FILE} lists it as a shard")
+        try:
+            file = safe_open(path, framework="pt", device="cpu")
+            names = list(file.keys())
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(f"{name} is damaged or incomplete: {error}") from error
+        for tensor in names:
+            if tensor in self._file_of:
+                raise ModelError(f"{name}: tensor {tensor!r} is also in {self._file_of[tensor]}")
+            self._file_of[tensor] = name
+        self._files[name] = file

@@ -1,0 +1,44 @@
+"""Causal grouped-query attention over a paged KV cache, for any mix of query lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from naiad_kernels.paged_attention import chunks, single
+from naiad_kernels.paged_attention.plan import AttentionPlan, attention_sort_key, plan_attention
+
+__all__ = ["AttentionPlan", "attention_sort_key", "paged_attention", "plan_attention"]
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    plan: AttentionPlan,
+) -> torch.Tensor:
+    """Each token attends to its own sequence's cached tokens up to and including itself.
+
+    The keys and values of the step's own tokens must be in the cache already. Cached vectors of a
+    sequence's own blocks must be finite, the unwritten rest of its last block included; what other
+    blocks hold never matters.
+
+    Args:
+        query: `[num_tokens, num_heads, head_dim]`, sequences one after the other as in the plan.
+        key_cache, value_cache: `[num_blocks, num_kv_heads, block_size, head_dim]`, dtype of query,
+            contiguous.
+        plan: from `plan_attention` for the same step and the same shapes.
+
+    Returns:
+        `[num_tokens, num_heads * head_dim]`, dtype of `query`.
+    """
+    assert query.shape[0] == plan.num_tokens, (query.shape, plan.num_tokens)
+    assert key_cache.shape == value_cache.shape, (key_cache.shape, value_cache.shape)
+    assert key_cache.is_contiguous()
+    assert value_cache.is_contiguous()
+    parts: Sequence[torch.Tensor] = [
+        *(single.attend(query[group.tokens], key_cache, value_cache, group) for group in plan.singles),
+        *(chunks.attend(query[group.tokens], key_cache, value_cache, group) for group in plan.chunks),
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))

@@ -1,0 +1,59 @@
+"""Shapes every part of paged attention shares, and the padded block table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """What attention must know of the model and the cache.
+
+    Attributes:
+        num_heads: query heads; query head h reads KV head h // (num_heads / num_kv_heads).
+        block_size: tokens in a block.
+        dtype, device: of query and cache.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def group_size(self) -> int:
+        """Query heads of one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def scale(self) -> float:
+        """Factor of the scores."""
+        return float(self.head_dim**-0.5)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-num_tokens // self.block_size)
+
+
+def padded_table(
+    seq_lens: Sequence[int], block_tables: Sequence[Sequence[int]], layout: CacheLayout
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Block tables cut to what is used and padded to one width, on the host.
+
+    Returns:
+        `[num_seqs, max_blocks]` int64 and `[num_seqs]` int64 with the blocks in use. The padding
+        repeats the sequence's own first block: whatever another sequence's block holds, even NaN
+        times a weight of zero, stays out of the row.
+    """
+    counts = [layout.blocks_for(length) for length in seq_lens]
+    width = max(counts)
+    rows = []
+    for table, count in zip(block_tables, counts, strict=True):
+        assert len(table) >= count, (table, count)
+        rows.append([*table[:count], *[table[0]] * (width - count)])
+    return torch.tensor(rows, dtype=torch.int64), torch.tensor(counts, dtype=torch.int64)

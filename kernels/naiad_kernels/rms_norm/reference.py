@@ -1,0 +1,12 @@
+"""What `rms_norm` computes, in plain float32 torch."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See the public op; the normalised vector is rounded to x's dtype before `weight` scales it."""
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return normed.to(x.dtype) * weight

@@ -1,0 +1,24 @@
+"""The gate of a SwiGLU feed-forward layer."""
+
+from __future__ import annotations
+
+import torch
+
+from naiad_kernels.silu_and_mul import cpu, reference
+
+__all__ = ["silu_and_mul"]
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu of the first half of the last dimension, times the second half.
+
+    Args:
+        gate_up: `[num_tokens, 2 * dim]`, any floating dtype.
+
+    Returns:
+        `[num_tokens, dim]`, dtype of `gate_up`.
+    """
+    assert gate_up.shape[-1] % 2 == 0, gate_up.shape
+    if gate_up.device.type == "cpu" and gate_up.dtype == torch.float32:
+        return cpu.silu_and_mul(gate_up)
+    return reference.silu_and_mul(gate_up)

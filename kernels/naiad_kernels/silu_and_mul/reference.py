@@ -1,0 +1,11 @@
+"""What `silu_and_mul` computes, in plain float32 torch."""
+
+from __future__ import annotations
+
+import torch
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """See the public op; one rounding, at the end."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
