@@ -1,0 +1,141 @@
+"""gRPC streams read as raw protos: tritonclient hides FINAL on errors."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+import tritonclient.grpc as triton
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import np_to_triton_dtype
+
+_BOOL_PARAMETERS = {"triton_enable_empty_final_response": True}
+
+
+@dataclass
+class Outcome:
+    """Everything a stream said."""
+
+    responses: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    num_finals: int = 0
+    call_error: str = ""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All `output_ids`, concatenated."""
+        return [i for r in self.responses if "output_ids" in r for i in r["output_ids"].reshape(-1).tolist()]
+
+    @property
+    def text(self) -> str:
+        """All `text_output`, concatenated."""
+        return b"".join(r["text_output"].reshape(-1)[0] for r in self.responses if "text_output" in r).decode()
+
+
+class Stream:
+    """One request on a stream of its own."""
+
+    def __init__(self, url: str, model: str, inputs: dict[str, Any], **request: Any) -> None:
+        """Send at once; `request`: request_id, parameters, timeout."""
+        self._channel = grpc.insecure_channel(url)
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._sent.put(build_request(model, inputs, **request))
+        self._sent.put(None)
+        self.outcome = Outcome()
+        self.got_response = threading.Event()
+        self._call = stub.ModelStreamInfer(iter(self._sent.get, None))
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def cancel(self) -> None:
+        """As a client that goes away."""
+        self._call.cancel()
+
+    def join(self, timeout_s: float = 120) -> Outcome:
+        """Everything until the server ended the stream."""
+        self._reader.join(timeout_s)
+        assert not self._reader.is_alive(), "the stream did not end"
+        self._channel.close()
+        return self.outcome
+
+    def _read(self) -> None:
+        try:
+            for message in self._call:
+                self._take(message)
+                self.got_response.set()
+        except grpc.RpcError as error:
+            self.outcome.call_error = str(error.code())
+
+    def _take(self, message: Any) -> None:
+        response = message.infer_response
+        if message.error_message:
+            self.outcome.errors.append(message.error_message)
+        if response.parameters["triton_final_response"].bool_param:
+            self.outcome.num_finals += 1
+        if response.outputs:
+            result = triton.InferResult(response)
+            self.outcome.responses.append({o.name: result.as_numpy(o.name) for o in response.outputs})
+
+
+def build_request(model: str, inputs: dict[str, Any], **request: Any) -> Any:
+    """A ModelInferRequest with raw tensors; scalars become [1, 1]."""
+    message = service_pb2.ModelInferRequest(model_name=model, id=request.get("request_id", ""))
+    for name, value in inputs.items():
+        array = as_tensor(value)
+        tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array)
+        message.inputs.append(tensor._get_tensor())
+        message.raw_input_contents.append(tensor._get_content())
+    for key, value in (request.get("parameters", {}) | _BOOL_PARAMETERS).items():
+        kind = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}[type(value)]
+        setattr(message.parameters[key], kind, value)
+    if "timeout" in request:
+        message.parameters["timeout"].int64_param = request["timeout"]
+    return message
+
+
+def as_tensor(value: Any) -> Any:
+    """A [1, n] tensor of the type clients use: ints INT32, floats FP32, text BYTES."""
+    if isinstance(value, np.ndarray):
+        return value
+    items = value if isinstance(value, list) else [value]
+    first = items[0] if items else 0
+    if isinstance(first, str):
+        return np.array([[item.encode() for item in items]], dtype=np.object_)
+    if isinstance(first, bytes):
+        return np.array([items], dtype=np.object_)
+    kind = {bool: np.bool_, int: np.int32, float: np.float32}[type(first)]
+    return np.array([items], dtype=kind)
+
+
+def ask(url: str, model: str, inputs: dict[str, Any], **request: Any) -> Outcome:
+    """One request, whole."""
+    return Stream(url, model, inputs, **request).join()
+
+
+def llm_inputs(prompt: list[int], max_tokens: int, **more: Any) -> dict[str, Any]:
+    """What a direct user of `llm` sends."""
+    return {
+        "input_ids": prompt,
+        "input_lengths": len(prompt),
+        "request_output_len": max_tokens,
+        "streaming": True,
+        "exclude_input_in_output": True,
+        **more,
+    }
+
+
+def text_inputs(text: str, max_tokens: int, **more: Any) -> dict[str, Any]:
+    """What a user of `ensemble` sends."""
+    return {"text_input": text, "max_tokens": max_tokens, "stream": True, "exclude_input_in_output": True, **more}
+
+
+def chunks(outcome: Outcome, name: str) -> Iterator[Any]:
+    """One output of every response that has it."""
+    return (response[name] for response in outcome.responses if name in response)

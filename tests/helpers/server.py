@@ -1,0 +1,112 @@
+"""A real server under test: `naiad serve` as a user starts it, on free loopback ports."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+READY = re.compile(r"ready: http=(\S+) grpc=(\S+) metrics=(\S+)")
+
+
+@dataclass
+class Server:
+    """A running `naiad serve`."""
+
+    process: subprocess.Popen[str]
+    http: str = ""
+    grpc: str = ""
+    metrics: str = ""
+    lines: list[str] = field(default_factory=list)
+
+    def stop(self, timeout_s: float = 60) -> int:
+        """SIGTERM; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+        """POST JSON; status and text."""
+        request = urllib.request.Request(f"http://{self.http}{path}", json.dumps(body).encode())
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of a metric on the metrics port."""
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        for line in text.splitlines():
+            if line.startswith(name + "{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"no metric {name} {labels}")
+
+    def used_blocks(self) -> float:
+        """KV cache blocks in use."""
+        return self.metric("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="used")
+
+    def processes(self, word: str) -> list[psutil.Process]:
+        """Live descendants with this word in their command line."""
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                if any(word in part for part in child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+
+def start_server(model_dir: Path | str, *options: str, timeout_s: float = 120) -> Server:
+    """Start `naiad serve` and wait for its ready line."""
+    command = [
+        *(sys.executable, "-m", "naiad.cli.main", "serve", "--model", str(model_dir)),
+        *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server = Server(process)
+    threading.Thread(target=_read, args=(server,), daemon=True).start()
+    eventually(lambda: bool(server.grpc) or process.poll() is not None, timeout_s)
+    if not server.grpc:
+        raise AssertionError("naiad serve ended:\n" + "\n".join(server.lines))
+    return server
+
+
+def run_serve(options: Sequence[str], timeout_s: float = 60) -> tuple[int, str]:
+    """`naiad serve` that is expected to end by itself: exit code and all it printed."""
+    command = [sys.executable, "-m", "naiad.cli.main", "serve", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 10) -> float:
+    """Wait until it holds; the seconds it took."""
+    start = time.monotonic()
+    while not condition():
+        if time.monotonic() - start > timeout_s:
+            raise AssertionError(f"did not happen within {timeout_s} s")
+        time.sleep(0.01)
+    return time.monotonic() - start
+
+
+def _read(server: Server) -> None:
+    assert server.process.stdout is not None
+    for line in server.process.stdout:
+        server.lines.append(line.rstrip())
+        if match := READY.search(line):
+            server.http, server.metrics = match.group(1), match.group(3)
+            server.grpc = match.group(2)

@@ -1,0 +1,84 @@
+"""Test doubles for Triton's border."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from naiad.errors import NaiadError
+from naiad.sequence import EngineRequest
+from naiad.triton_server.request_reader import ModelLimits
+
+LIMITS = ModelLimits(max_model_len=100, vocab_size=1000, eos_token_ids=(2,), exclude_input_in_output=False)
+
+
+@dataclass
+class FakeSource:
+    """A request as a client would have sent it."""
+
+    inputs: dict[str, Any] = field(default_factory=dict)
+    sent_parameters: dict[str, Any] = field(default_factory=dict)
+    request_id: str = ""
+    timeout_us: int = 0
+
+    def tensors(self) -> dict[str, Any]:
+        return self.inputs
+
+    def parameters(self) -> dict[str, Any]:
+        return self.sent_parameters
+
+
+def llm_source(prompt: list[int] | None = None, *, parameters: dict[str, Any] | None = None, **tensors: Any) -> FakeSource:
+    """A minimal request to `llm`; keywords are further tensors, scalars become [1, 1]."""
+    ids = [5, 6, 7] if prompt is None else prompt
+    inputs: dict[str, Any] = {
+        "input_ids": np.array([ids], dtype=np.int32).reshape(1, -1),
+        "input_lengths": np.array([[len(ids)]], dtype=np.int32),
+        "request_output_len": np.array([[4]], dtype=np.int32),
+    }
+    for name, value in tensors.items():
+        inputs[name] = value if isinstance(value, np.ndarray) else np.array([[value]])
+    return FakeSource(inputs, parameters or {})
+
+
+class FakeSender:
+    """Remembers what was sent, and that nothing follows FINAL."""
+
+    def __init__(self) -> None:
+        self.responses: list[dict[str, Any]] = []
+        self.errors: list[NaiadError] = []
+        self.num_finals = 0
+        self.cancelled = False
+
+    def send(self, tensors: dict[str, Any] | None, *, final: bool) -> None:
+        assert self.num_finals == 0, "a response after FINAL"
+        if tensors is not None:
+            self.responses.append(tensors)
+        self.num_finals += final
+
+    def send_error(self, error: NaiadError) -> None:
+        assert self.num_finals == 0, "an error after FINAL"
+        self.errors.append(error)
+        self.num_finals += 1
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+
+class FakeDoor:
+    """An engine that only remembers."""
+
+    def __init__(self) -> None:
+        self.submitted: list[EngineRequest] = []
+        self.aborted: list[int] = []
+        self.error: NaiadError | None = None
+
+    def submit(self, requests: list[EngineRequest]) -> None:
+        if self.error:
+            raise self.error
+        self.submitted += requests
+
+    def abort(self, sequence_ids: list[int]) -> None:
+        self.aborted += sequence_ids

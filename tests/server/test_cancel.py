@@ -1,0 +1,108 @@
+"""A client that goes away gets its blocks back into the pool, in every state and by every door."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import statistics
+import time
+
+import pytest
+from helpers.raw_grpc import Stream, ask, llm_inputs, text_inputs
+from helpers.server import Server, eventually
+
+LONG = [1000 + i % 3000 for i in range(1500)]
+LONG_TEXT = "The quick brown fox jumps over the lazy dog. " * 120
+
+
+def free_again(server: Server, timeout_s: float = 5) -> float:
+    return eventually(lambda: server.used_blocks() == 0, timeout_s)
+
+
+@pytest.mark.parametrize("model", ["llm", "ensemble"])
+def test_cancel_in_decode(server: Server, model: str) -> None:
+    inputs = llm_inputs([1, 2, 3], 1500) if model == "llm" else text_inputs("Once upon a time", 1500)
+    stream = Stream(server.grpc, model, inputs | {"ignore_eos": True})
+    assert stream.got_response.wait(30)
+    eventually(lambda: server.used_blocks() > 0)
+    stream.cancel()
+    free_again(server)
+    assert len(stream.join().responses) < 1500
+
+
+@pytest.mark.parametrize("model", ["llm", "ensemble"])
+def test_cancel_in_prefill(server: Server, model: str) -> None:
+    inputs = llm_inputs(LONG, 400) if model == "llm" else text_inputs(LONG_TEXT, 400)
+    stream = Stream(server.grpc, model, inputs | {"ignore_eos": True})
+    eventually(lambda: server.used_blocks() > 0)
+    stream.cancel()
+    free_again(server)
+    assert stream.join().responses == []
+
+
+@pytest.mark.parametrize("model", ["llm", "ensemble"])
+def test_cancel_while_queued(server: Server, model: str) -> None:
+    busy = [Stream(server.grpc, "llm", llm_inputs([5], 1900, ignore_eos=True)) for _ in range(32)]
+    eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="scheduled") == 32, 30)
+    inputs = llm_inputs([1, 2, 3], 50) if model == "llm" else text_inputs("Once upon a time", 50)
+    queued = Stream(server.grpc, model, inputs)
+    eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="waiting") == 1)
+    queued.cancel()
+    eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="waiting") == 0)
+    for stream in busy:
+        stream.cancel()
+    free_again(server)
+
+
+def test_http_disconnect(server: Server) -> None:
+    for path in ("ensemble", "llm"):
+        body = {"max_tokens": 1500, "text_input": "Once", "stream": True, "ignore_eos": True}
+        if path == "llm":
+            body = {"input_ids": [5, 6], "input_lengths": 2, "request_output_len": 1500, "streaming": True}
+            body["ignore_eos"] = True
+        connection = http.client.HTTPConnection(server.http, timeout=30)
+        connection.request("POST", f"/v2/models/{path}/generate_stream", json.dumps(body))
+        connection.getresponse().read(20)
+        connection.close()
+        free_again(server)
+
+
+def test_stop_by_request_id_ends_with_cancelled_and_no_error(server: Server) -> None:
+    inputs = text_inputs("Once upon a time", 1500, ignore_eos=True, return_finish_reason=True)
+    streams = [Stream(server.grpc, "ensemble", inputs, request_id="stop-me") for _ in range(2)]
+    other = Stream(server.grpc, "ensemble", text_inputs("Two", 40, ignore_eos=True), request_id="not-me")
+    for stream in streams:
+        assert stream.got_response.wait(30)
+    stop = ask(server.grpc, "llm", llm_inputs([1], 1, stop=True), request_id="stop-me")
+    assert (stop.errors, stop.responses, stop.num_finals) == ([], [], 1)
+    for stream in streams:
+        outcome = stream.join(20)
+        assert (outcome.errors, outcome.num_finals) == ([], 1)
+        assert outcome.responses[-1]["finish_reason"].item() == b"cancelled"
+    assert other.join().num_finals == 1
+    free_again(server)
+
+
+def test_a_hundred_cancels_in_a_row(server: Server) -> None:
+    """A client's cancel is known, and its blocks are free, within 100 ms after the running step."""
+    draw = random.Random(7)
+    waits_s = []
+    for number in range(100):
+        model = ("llm", "ensemble")[number % 2]
+        inputs = llm_inputs(LONG[: draw.randrange(1, 300)], 800) if model == "llm" else text_inputs("Tell me", 800)
+        stream = Stream(server.grpc, model, inputs | {"ignore_eos": True})
+        time.sleep(draw.uniform(0, 0.2))
+        stream.cancel()
+        waits_s.append(free_again(server))
+    assert server.used_blocks() == 0
+    print(f"blocks free after a cancel: median {statistics.median(waits_s) * 1e3:.0f} ms, max {max(waits_s) * 1e3:.0f} ms")
+
+
+def test_deadline_ends_a_running_request_with_what_it_has(server: Server) -> None:
+    inputs = text_inputs("Once upon a time", 1500, ignore_eos=True, return_finish_reason=True)
+    outcome = ask(server.grpc, "ensemble", inputs, timeout=1_500_000)
+    assert outcome.errors == []
+    assert outcome.responses[-1]["finish_reason"].item() == b"timeout"
+    assert 1 < len(outcome.responses)
+    free_again(server)

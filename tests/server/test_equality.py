@@ -1,0 +1,96 @@
+"""The tokens are transformers' own, whatever else the engine is doing."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.raw_grpc import Stream, ask, llm_inputs
+from helpers.server import Server, start_server
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+NUM_TOKENS = 64
+
+
+def make_prompts() -> list[list[int]]:
+    draw = random.Random(11)
+    lengths = [1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 129, 500, 1000, 1499, 1500]
+    lengths += [draw.randrange(4, 400) for _ in range(32 - len(lengths))]
+    return [[draw.randrange(3, 49000) for _ in range(length)] for length in lengths]
+
+
+PROMPTS = make_prompts()
+
+
+@pytest.fixture(scope="module")
+def reference(default_model_dir: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(default_model_dir, dtype=torch.float32)
+
+
+def assert_is_transformers_greedy(model: PreTrainedModel, prompt: list[int], served: list[int]) -> None:
+    """By induction: given the prompt and the served prefix, transformers picks each served token."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + served[:-1]])).logits[0, len(prompt) - 1 :]
+    assert logits.argmax(-1).tolist() == served
+
+
+def greedy(prompt: list[int]) -> dict[str, object]:
+    return llm_inputs(prompt, NUM_TOKENS, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def served_one_by_one(server: Server) -> list[list[int]]:
+    return [ask(server.grpc, "llm", greedy(prompt)).token_ids for prompt in PROMPTS]
+
+
+def test_one_by_one_equals_transformers(reference: PreTrainedModel, served_one_by_one: list[list[int]]) -> None:
+    for prompt, served in zip(PROMPTS, served_one_by_one, strict=True):
+        assert len(served) == NUM_TOKENS
+        assert_is_transformers_greedy(reference, prompt, served)
+
+
+def test_all_at_once_equals_one_by_one(server: Server, served_one_by_one: list[list[int]]) -> None:
+    streams = [Stream(server.grpc, "llm", greedy(prompt)) for prompt in PROMPTS]
+    assert [stream.join(300).token_ids for stream in streams] == served_one_by_one
+
+
+def test_random_arrivals_change_nothing(server: Server, served_one_by_one: list[list[int]]) -> None:
+    draw = random.Random(3)
+    results: dict[int, list[int]] = {}
+
+    def run(number: int) -> None:
+        results[number] = ask(server.grpc, "llm", greedy(PROMPTS[number])).token_ids
+
+    timers = [threading.Timer(draw.uniform(0, 5), run, args=(number,)) for number in range(len(PROMPTS))]
+    for timer in timers:
+        timer.start()
+    for timer in timers:
+        timer.join(300)
+    assert [results[number] for number in range(len(PROMPTS))] == served_one_by_one
+
+
+def test_forced_preemption_changes_nothing(default_model_dir: Path, served_one_by_one: list[list[int]]) -> None:
+    """8 sequences of up to 7 blocks in a pool of 12."""
+    block_bytes = 16 * 46080
+    options = ("--dtype", "float32", "--block-size", "16", "--kv-cache-bytes", str(12 * block_bytes))
+    chosen = [number for number, prompt in enumerate(PROMPTS) if len(prompt) <= 65][:8]
+    small = start_server(default_model_dir, *options)
+    try:
+        streams = [Stream(small.grpc, "llm", greedy(PROMPTS[number])) for number in chosen]
+        assert [stream.join(300).token_ids for stream in streams] == [served_one_by_one[number] for number in chosen]
+        assert small.used_blocks() == 0
+    finally:
+        assert small.stop() == 0
+
+
+def test_seeded_sampling_is_the_same_alone_and_in_a_crowd(server: Server) -> None:
+    def seeded(number: int) -> dict[str, object]:
+        parameters = {"temperature": 0.9, "top_p": 0.95, "seed": number}
+        return {"inputs": llm_inputs(PROMPTS[number], 32, ignore_eos=True), "parameters": parameters}
+
+    alone = [ask(server.grpc, "llm", **seeded(number)).token_ids for number in range(8)]
+    streams = [Stream(server.grpc, "llm", **seeded(number)) for number in range(8)]
+    assert [stream.join().token_ids for stream in streams] == alone

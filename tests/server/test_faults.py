@@ -1,0 +1,105 @@
+"""Killed processes: clients are told, the service comes back by itself, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers.raw_grpc import Stream, ask, text_inputs
+from helpers.server import Server, eventually, start_server
+
+TWO = text_inputs("Hello", 4, ignore_eos=True)
+
+
+@pytest.fixture
+def own_server(default_model_dir: Path) -> Iterator[Server]:
+    running = start_server(default_model_dir, "--dtype", "float32", "--max-model-len", "2048")
+    yield running
+    if running.process.poll() is None:
+        running.stop()
+
+
+def serves(server: Server) -> bool:
+    outcome = ask(server.grpc, "ensemble", TWO)
+    return not outcome.errors and not outcome.call_error and len(outcome.responses) > 0
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in processes)
+
+
+def shm_files() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def test_killed_engine_ends_streams_with_an_error_and_comes_back(own_server: Server) -> None:
+    engine = own_server.processes("naiad.engine_process")[0]
+    streams = [
+        Stream(own_server.grpc, model, inputs)
+        for model, inputs in [("ensemble", text_inputs(f"Story {n}", 1500, ignore_eos=True)) for n in range(8)]
+    ]
+    for stream in streams:
+        assert stream.got_response.wait(60)
+    killed_s = time.monotonic()
+    engine.send_signal(signal.SIGKILL)
+    outcomes = [stream.join(10) for stream in streams]
+    assert time.monotonic() - killed_s < 4
+    for outcome in outcomes:
+        assert (len(outcome.errors), outcome.num_finals) == (1, 1)
+        assert "engine" in outcome.errors[0]
+    refused = ask(own_server.grpc, "ensemble", TWO)
+    assert "restart" in refused.errors[0]
+    eventually(lambda: serves(own_server), 20)
+
+
+@pytest.mark.parametrize("model", ["tokenizer", "llm", "detokenizer"])
+def test_killed_stub_makes_naiad_serve_restart_the_server(own_server: Server, model: str) -> None:
+    server_before = own_server.processes("tritonserver")
+    stubs = [p for p in own_server.processes("triton_python_backend_stub") if f"/{model}/" in " ".join(p.cmdline())]
+    assert stubs
+    stubs[0].send_signal(signal.SIGKILL)
+    eventually(lambda: gone([p for p in server_before if p.name() == "tritonserver"]), 15)
+    eventually(lambda: serves(own_server), 60)
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "tritonserver", "llm stub"])
+def test_killing_any_parent_leaves_no_engine_process(own_server: Server, victim: str) -> None:
+    everything = psutil.Process(own_server.process.pid).children(recursive=True)
+    engine = own_server.processes("naiad.engine_process")[0]
+    if victim == "supervisor":
+        own_server.process.kill()
+        own_server.process.wait(10)
+    elif victim == "tritonserver":
+        next(p for p in everything if p.name() == "tritonserver").kill()
+    else:
+        engine.parent().kill()
+    eventually(lambda: gone([engine]), 5)
+    if victim == "supervisor":
+        eventually(lambda: gone(everything), 30)
+
+
+def test_stopping_leaves_no_process_and_nothing_in_shared_memory(default_model_dir: Path) -> None:
+    before = shm_files()
+    server = start_server(default_model_dir, "--dtype", "float32")
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    assert serves(server)
+    start_s = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - start_s < 10
+    assert gone(children)
+    assert shm_files() - before == set()
+
+
+def test_sigterm_lets_running_streams_finish(own_server: Server) -> None:
+    streams = [Stream(own_server.grpc, "ensemble", text_inputs(f"Poem {n}", 60, ignore_eos=True)) for n in range(8)]
+    for stream in streams:
+        assert stream.got_response.wait(60)
+    own_server.process.send_signal(signal.SIGINT)
+    outcomes = [stream.join(60) for stream in streams]
+    assert own_server.process.wait(60) == 0
+    assert all(outcome.num_finals == 1 for outcome in outcomes)

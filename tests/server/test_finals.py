@@ -1,0 +1,86 @@
+"""Exactly one FINAL for each of 500 mixed requests, and a server that still unloads and stops."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
+from helpers.server import Server, eventually, start_server
+
+KINDS = ("good", "unstreamed", "refused", "cancelled early", "cancelled late", "stopped", "timed out", "rows")
+
+
+def make(kind: str, number: int, draw: random.Random) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    model = draw.choice(("llm", "ensemble"))
+    length = draw.randrange(1, 12)
+    inputs = llm_inputs([5, 6, number % 1000], length) if model == "llm" else text_inputs(f"Number {number}", length)
+    stream_name = "streaming" if model == "llm" else "stream"
+    options: dict[str, Any] = {"request_id": f"id-{number}"}
+    if kind == "unstreamed":
+        inputs[stream_name] = False
+    elif kind == "refused":
+        inputs["temperature"] = -1.0
+    elif kind in ("cancelled late", "stopped"):
+        inputs |= {("request_output_len" if model == "llm" else "max_tokens"): 300, "ignore_eos": True}
+    elif kind == "timed out":
+        inputs |= {("request_output_len" if model == "llm" else "max_tokens"): 300, "ignore_eos": True}
+        options["timeout"] = 300_000
+    return model, inputs, options
+
+
+def run(server: Server, number: int) -> tuple[str, Outcome]:
+    draw = random.Random(number)
+    kind = KINDS[number % len(KINDS)]
+    model, inputs, options = make(kind, number, draw)
+    if kind == "rows":
+        import numpy as np
+
+        inputs = {key: np.repeat(_array(value), 3, axis=0) for key, value in inputs.items()}
+    stream = Stream(server.grpc, model, inputs, **options)
+    if kind == "cancelled early":
+        time.sleep(draw.uniform(0, 0.05))
+        stream.cancel()
+    elif kind == "cancelled late":
+        stream.got_response.wait(60)
+        stream.cancel()
+    elif kind == "stopped":
+        stream.got_response.wait(60)
+        ask(server.grpc, "llm", llm_inputs([1], 1, stop=True), request_id=options["request_id"])
+    return kind, stream.join(120)
+
+
+def _array(value: Any) -> Any:
+    from helpers.raw_grpc import as_tensor
+
+    return as_tensor(value)
+
+
+def test_500_mixed_requests_get_one_final_each(default_model_dir: Path) -> None:
+    server = start_server(default_model_dir, "--dtype", "float32", "--max-model-len", "2048")
+    try:
+        with ThreadPoolExecutor(24) as pool:
+            results = list(pool.map(lambda number: run(server, number), range(500)))
+        bad = [
+            (kind, outcome)
+            for kind, outcome in results
+            if not kind.startswith("cancelled") and (outcome.num_finals != 1 or outcome.call_error)
+        ]
+        assert bad == []
+        refused = [outcome for kind, outcome in results if kind == "refused"]
+        assert all(len(outcome.errors) == 1 for outcome in refused)
+        # A client that went away reads nothing more; that its request ended is seen on the server.
+        eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="active") == 0, 10)
+        eventually(lambda: server.used_blocks() == 0)
+        print(Counter(kind for kind, _ in results))
+    finally:
+        start_s = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        code = server.process.wait(30)
+    assert code == 0
+    assert time.monotonic() - start_s < 10  # a hung request holds the server for its whole exit timeout, 30 s

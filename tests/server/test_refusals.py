@@ -1,0 +1,104 @@
+"""Bad requests: refused by name and value, the engine untouched, neighbours unharmed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.raw_grpc import Stream, ask, llm_inputs, text_inputs
+from helpers.server import Server
+
+VOCABULARY = 49152
+U64 = np.uint64
+
+
+def without(inputs: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in inputs.items() if key != name}
+
+
+ENSEMBLE_CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"text_input": ""}, {}, "text_input is empty"),
+    ({"text_input": "word " * 3000}, {}, "the prompt has"),
+    ({"text_input": "x" * 600_000}, {}, "at most 524288 are allowed"),
+    ({"max_tokens": 0}, {}, "max_tokens = 0"),
+    ({"max_tokens": -1}, {}, "max_tokens = -1"),
+    ({"temperature": float("nan")}, {}, "temperature = nan"),
+    ({"temperature": -1.0}, {}, "temperature = -1.0"),
+    ({"temperature": float("inf")}, {}, "temperature = inf"),
+    ({"top_p": 1.5}, {}, "top_p = 1.5"),
+    ({"top_k": -1}, {}, "top_k = -1"),
+    ({}, {"seed": -1}, "seed = -1"),
+    ({}, {"surprise": 1}, "unknown parameter 'surprise'"),
+    ({"stop_words": "s" * 10_000}, {}, "stop_words has an entry of 10000 bytes"),
+    ({"stop_words": ["s"] * 10_000}, {}, "stop_words has 10000 entries"),
+    ({"text_input": b"\xff\xfe"}, {}, "text_input is not valid UTF-8"),
+    ({"messages": "[]"}, {}, "either text_input or messages"),
+    ({"beam_width": 4}, {}, "beam_width is not supported"),
+    ({"bad_words": "bad"}, {}, "bad_words is not supported"),
+    ({"num_log_probs": 3}, {}, "num_log_probs is not supported"),
+    ({"guided_decoding_guide": "{}"}, {}, "guided_decoding_guide is not supported"),
+]
+
+
+@pytest.mark.parametrize(("fields", "parameters", "message"), ENSEMBLE_CASES, ids=[case[2] for case in ENSEMBLE_CASES])
+def test_ensemble_refuses(server: Server, fields: dict[str, Any], parameters: dict[str, Any], message: str) -> None:
+    outcome = ask(server.grpc, "ensemble", text_inputs("Hello", 5) | fields, parameters=parameters)
+    assert len(outcome.errors) == 1
+    assert message in outcome.errors[0]
+    assert (outcome.num_finals, outcome.responses) == (1, [])
+    assert server.used_blocks() == 0
+
+
+LLM_CASES: list[tuple[dict[str, Any], str]] = [
+    ({"input_ids": [1, VOCABULARY]}, f"input_ids holds {VOCABULARY}"),
+    ({"input_ids": [1, -5]}, "input_ids holds -5"),
+    ({"input_lengths": 0}, "the prompt is empty"),
+    ({"input_lengths": 3}, "input_lengths = 3"),
+    ({"stop_token_ids": [VOCABULARY]}, f"stop_token_ids holds {VOCABULARY}"),
+    ({"end_id": VOCABULARY}, f"end_id = {VOCABULARY}"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), LLM_CASES, ids=[case[1] for case in LLM_CASES])
+def test_llm_refuses(server: Server, fields: dict[str, Any], message: str) -> None:
+    outcome = ask(server.grpc, "llm", llm_inputs([1, 2], 5) | fields)
+    assert len(outcome.errors) == 1
+    assert message in outcome.errors[0]
+    assert outcome.num_finals == 1
+
+
+def test_huge_max_tokens_is_clamped_to_the_window(server: Server) -> None:
+    prompt = [1] * 2040
+    outcome = ask(server.grpc, "llm", llm_inputs(prompt, 2**31 - 1, ignore_eos=True, return_finish_reason=True))
+    assert len(outcome.token_ids) == 8
+    assert outcome.responses[-1]["finish_reason"].item() == b"length"
+
+
+def test_wrong_dtype_and_missing_tensor_are_the_cores_errors(server: Server) -> None:
+    wrong = ask(server.grpc, "ensemble", text_inputs("Hello", 5) | {"max_tokens": 5.0})
+    missing = ask(server.grpc, "ensemble", without(text_inputs("Hello", 5), "max_tokens"))
+    assert "max_tokens" in wrong.errors[0]
+    assert len(missing.errors) == 1
+
+
+def test_seed_accepts_all_64_bits(server: Server) -> None:
+    seed = np.array([[2**64 - 1]], dtype=U64)
+    outcome = ask(server.grpc, "ensemble", text_inputs("Hello", 3, temperature=0.9, top_k=5, seed=seed))
+    assert outcome.errors == []
+
+
+def test_neighbours_of_refused_requests_are_unharmed(server: Server) -> None:
+    good = text_inputs("The first president", 32, ignore_eos=True)
+    alone = ask(server.grpc, "ensemble", good).text
+    neighbour = Stream(server.grpc, "ensemble", good)
+    for fields, parameters, _ in ENSEMBLE_CASES:
+        ask(server.grpc, "ensemble", text_inputs("Hello", 5) | fields, parameters=parameters)
+    assert neighbour.join().text == alone
+
+
+def test_http_refusal_is_a_clear_400(server: Server) -> None:
+    status, text = server.post("/v2/models/ensemble/generate", {"text_input": "a", "max_tokens": 3, "top_p": 1.5})
+    assert status == 400
+    assert "top_p = 1.5" in text
+    assert "/" not in text.split("top_p", 1)[1]

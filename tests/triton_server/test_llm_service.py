@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from helpers.triton_server_doubles import LIMITS, FakeDoor, FakeSender, FakeSource, llm_source
+
+from naiad.engine_process import Ack
+from naiad.errors import UnavailableError
+from naiad.outputs import EngineStats, RequestOutput
+from naiad.sequence import FinishReason
+from naiad.triton_server.llm_service import LLMService
+
+TEXT = b'{"prompt_tail_ids": [7], "num_prompt_chars": 3}'
+
+
+class Harness:
+    """A service over a fake engine."""
+
+    def __init__(self) -> None:
+        self.door = FakeDoor()
+        self.logged: list[str] = []
+        self.service = LLMService(self.door, self.logged.append)
+
+    def accept(self, source: FakeSource) -> FakeSender:
+        sender = FakeSender()
+        self.service.accept(source, sender, LIMITS)
+        return sender
+
+    def say(self, *outputs: RequestOutput) -> None:
+        self.service.take_outputs(outputs, EngineStats())
+
+    def ack(self, sequence_id: int, cancelled: bool = False) -> None:
+        self.service.take_acks([Ack(sequence_id, 1, cancelled)])
+
+
+@pytest.fixture
+def harness() -> Iterator[Harness]:
+    made = Harness()
+    yield made
+    made.service.close()
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen"
+        time.sleep(0.002)
+
+
+def done(sequence_id: int, ids: list[int], reason: FinishReason = FinishReason.LENGTH) -> RequestOutput:
+    return RequestOutput(sequence_id, ids, finish_reason=reason)
+
+
+def text_source(**tensors: object) -> FakeSource:
+    return llm_source(text_context=TEXT, streaming=True, **tensors)
+
+
+def test_streamed_tokens_are_deltas_with_one_final(harness: Harness) -> None:
+    sender = harness.accept(llm_source(streaming=True))
+    harness.say(RequestOutput(1, [10]))
+    eventually(lambda: len(sender.responses) == 1)
+    harness.say(done(1, [11]))
+    eventually(lambda: sender.num_finals == 1)
+    assert [r["output_ids"].tolist() for r in sender.responses] == [[[[10]]], [[[11]]]]
+
+
+def test_unstreamed_answer_holds_prompt_and_all_tokens(harness: Harness) -> None:
+    sender = harness.accept(llm_source())
+    harness.say(RequestOutput(1, [10]))
+    harness.say(done(1, [11]))
+    eventually(lambda: sender.num_finals == 1)
+    assert [r["output_ids"].tolist() for r in sender.responses] == [[[[5, 6, 7, 10, 11]]]]
+
+
+def test_excluded_prompt_is_left_out(harness: Harness) -> None:
+    sender = harness.accept(llm_source(exclude_input_in_output=True))
+    harness.say(done(1, [10, 11]))
+    eventually(lambda: sender.num_finals == 1)
+    assert sender.responses[0]["output_ids"].tolist() == [[[10, 11]]]
+
+
+def test_refused_request_gets_one_error_and_final(harness: Harness) -> None:
+    sender = harness.accept(llm_source(temperature=-1.0))
+    assert [str(e) for e in sender.errors] == ["temperature = -1.0: expected a finite number ≥ 0"]
+    assert sender.num_finals == 1
+    assert harness.door.submitted == []
+
+
+def test_unexpected_fault_fails_only_its_own_request(harness: Harness) -> None:
+    sender = harness.accept(FakeSource({"input_ids": object()}))
+    assert [str(e) for e in sender.errors] == ["internal error while reading the request"]
+    assert "input_ids" not in str(sender.errors[0])
+    assert len(harness.logged) == 1
+
+
+def test_engine_that_restarts_is_unavailable_at_once(harness: Harness) -> None:
+    harness.door.error = UnavailableError("the engine is restarting")
+    sender = harness.accept(llm_source())
+    assert isinstance(sender.errors[0], UnavailableError)
+    assert harness.service.open_streams() == []
+
+
+def test_late_chunks_travel_together_when_the_window_is_full(harness: Harness) -> None:
+    sender = harness.accept(text_source())
+    for token in (10, 11):
+        harness.say(RequestOutput(1, [token], window_ids=[7]))
+        eventually(lambda n=token - 9: len(sender.responses) == n)
+    for token in (12, 13, 14):
+        harness.say(RequestOutput(1, [token], window_ids=[token - 1]))
+    time.sleep(0.05)
+    assert len(sender.responses) == 2
+    harness.ack(1)
+    eventually(lambda: len(sender.responses) == 3)
+    assert sender.responses[2]["output_ids"].tolist() == [[[12, 13, 14]]]
+    assert sender.responses[2]["window_ids"].tolist() == [[11, 12, 13, 14]]
+    assert sender.responses[2]["num_emitted_tokens"].item() == 1
+
+
+def test_last_chunk_does_not_wait_for_acknowledgements(harness: Harness) -> None:
+    sender = harness.accept(text_source())
+    for token in (10, 11):
+        harness.say(RequestOutput(1, [token], window_ids=[7]))
+        eventually(lambda n=token - 9: len(sender.responses) == n)
+    harness.say(done(1, [12]))
+    eventually(lambda: sender.num_finals == 1)
+    assert sender.responses[-1]["is_last"].item()
+
+
+def test_error_waits_for_outstanding_chunks(harness: Harness) -> None:
+    sender = harness.accept(text_source())
+    harness.say(RequestOutput(1, [10], window_ids=[7]))
+    eventually(lambda: len(sender.responses) == 1)
+    failed = RequestOutput(1, [], finish_reason=FinishReason.ERROR, error_status="INTERNAL", error_message="bad row")
+    harness.say(failed)
+    time.sleep(0.05)
+    assert sender.num_finals == 0
+    harness.ack(1)
+    eventually(lambda: sender.num_finals == 1)
+    assert [str(e) for e in sender.errors] == ["bad row"]
+
+
+def test_cut_text_counts_the_merged_chunks(harness: Harness) -> None:
+    sender = harness.accept(llm_source(text_context=TEXT))
+    harness.say(RequestOutput(1, [10], window_ids=[7], num_chars=4))
+    harness.say(RequestOutput(1, [11], window_ids=[10], num_chars=2, is_cut=True, finish_reason=FinishReason.STOP))
+    eventually(lambda: sender.num_finals == 1)
+    response = sender.responses[0]
+    assert response["max_chars"].item() == 3 + 4 + 2
+    assert response["window_ids"].tolist() == [[5, 6, 7, 10, 11]]
+    assert response["num_emitted_tokens"].item() == 0
+
+
+def test_silent_ensemble_stream_is_probed_until_its_client_is_gone(harness: Harness) -> None:
+    sender = harness.accept(text_source())
+
+    def probed() -> bool:
+        harness.service.housekeep()
+        return len(sender.responses) == 1
+
+    eventually(probed)
+    assert sender.responses[0]["window_ids"].shape == (1, 0)
+    harness.ack(1, cancelled=True)
+    assert harness.door.aborted == [1]
+
+
+def test_direct_streams_cancellation_reaches_the_engine_once(harness: Harness) -> None:
+    sender = harness.accept(llm_source(streaming=True))
+    sender.cancelled = True
+    harness.service.housekeep()
+    harness.service.housekeep()
+    assert harness.door.aborted == [1]
+
+
+def test_stop_cancels_all_requests_of_the_id_and_answers_with_a_bare_final(harness: Harness) -> None:
+    for name in ("a", "b", "a"):
+        source = llm_source()
+        source.request_id = name
+        harness.accept(source)
+    stop = llm_source(stop=True)
+    stop.request_id = "a"
+    sender = harness.accept(stop)
+    assert sorted(harness.door.aborted) == [1, 3]
+    assert (sender.num_finals, sender.responses, sender.errors) == (1, [], [])
+
+
+def test_probe_of_the_supervisor_touches_nothing(harness: Harness) -> None:
+    probe = llm_source(stop=True)
+    probe.request_id = "naiad-probe"
+    sender = harness.accept(probe)
+    assert sender.num_finals == 1
+    assert harness.door.submitted == []
+    assert harness.door.aborted == []
+
+
+def test_lost_engine_ends_every_stream_with_an_error(harness: Harness) -> None:
+    senders = [harness.accept(llm_source(streaming=True)) for _ in range(5)]
+    harness.service.engine_lost()
+    for sender in senders:
+        eventually(lambda s=sender: s.num_finals == 1)
+        assert len(sender.errors) == 1
+    eventually(lambda: harness.service.open_streams() == [])
+
+
+def test_one_failing_row_ends_the_request_and_aborts_the_others(harness: Harness) -> None:
+    source = llm_source(streaming=True)
+    for name in ("input_ids", "input_lengths", "request_output_len"):
+        source.inputs[name] = source.inputs[name].repeat(2, axis=0)
+    sender = harness.accept(source)
+    harness.say(RequestOutput(2, [], finish_reason=FinishReason.ERROR, error_status="INTERNAL", error_message="x"))
+    eventually(lambda: sender.num_finals == 1)
+    assert 1 in harness.door.aborted
+
+
+def test_rows_finish_apart_and_the_last_carries_final(harness: Harness) -> None:
+    source = llm_source()
+    for name in ("input_ids", "input_lengths", "request_output_len"):
+        source.inputs[name] = source.inputs[name].repeat(2, axis=0)
+    sender = harness.accept(source)
+    harness.say(done(2, [10]))
+    eventually(lambda: len(sender.responses) == 1)
+    assert sender.num_finals == 0
+    harness.say(done(1, [11]))
+    eventually(lambda: sender.num_finals == 1)
+    assert [r["batch_index"].item() for r in sender.responses] == [1, 0]

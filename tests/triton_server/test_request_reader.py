@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
+
+from naiad.errors import InvalidRequestError
+from naiad.tokenization import pack_word_list
+from naiad.triton_server.request_reader import GenerateRequest, StopRequest, read_request
+
+
+def read(source: FakeSource) -> GenerateRequest:
+    request = read_request(source, LIMITS)
+    assert isinstance(request, GenerateRequest)
+    return request
+
+
+def test_defaults_are_the_references() -> None:
+    request = read(llm_source())
+    params = request.rows[0].params
+    assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (4, 0.0, 0, 1.0)
+    assert params.stop_token_ids == (2,)
+    assert not request.streaming
+    assert not request.exclude_input
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, 0.0),
+        ({"temperature": 1.0}, 0.0),
+        ({"temperature": 0.7}, 0.7),
+        ({"temperature": 0.0, "runtime_top_k": 5}, 0.0),
+        ({"runtime_top_k": 1, "temperature": 0.7}, 0.0),
+        ({"runtime_top_k": 5}, 1.0),
+        ({"runtime_top_p": 0.5}, 1.0),
+        ({"runtime_top_p": 1.0}, 1.0),
+        ({"runtime_top_p": 0.0}, 0.0),
+        ({"runtime_top_p": -1.0, "temperature": 1.0}, 0.0),
+    ],
+)
+def test_greedy_rule_of_the_reference(fields: dict[str, Any], expected: float) -> None:
+    assert read(llm_source(**fields)).rows[0].params.temperature == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "named"),
+    [
+        ({"request_output_len": 0}, "max_tokens = 0"),
+        ({"request_output_len": -1}, "max_tokens = -1"),
+        ({"temperature": float("nan")}, "temperature = nan"),
+        ({"temperature": -1.0}, "temperature = -1.0"),
+        ({"temperature": float("inf")}, "temperature = inf"),
+        ({"runtime_top_p": 1.5}, "top_p = 1.5"),
+        ({"runtime_top_k": -1}, "top_k = -1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0"),
+        ({"presence_penalty": 1e6}, "presence_penalty = 1000000.0"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty = nan"),
+        ({"min_tokens": 5}, "min_tokens = 5"),
+        ({"end_id": 1000}, "end_id = 1000"),
+        ({"end_id": -2}, "end_id = -2"),
+        ({"stop_token_ids": 1000}, "stop_token_ids holds 1000"),
+        ({"input_lengths": 9}, "input_lengths = 9"),
+        ({"beam_width": 2}, "beam_width is not supported"),
+        ({"num_return_sequences": 2}, "num_return_sequences is not supported"),
+        ({"return_log_probs": True}, "return_log_probs is not supported"),
+        ({"lora_task_id": 3}, "lora_task_id is not supported"),
+        ({"cache_salt": b"x"}, "cache_salt is not supported"),
+        ({"draft_input_ids": np.array([[1, 2]])}, "draft_input_ids is not supported"),
+        ({"text_context": b"nonsense"}, "text_context"),
+    ],
+)
+def test_bad_field_is_named_with_its_value(tensors: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRequestError, match="^" + named.replace("(", r"\(")):
+        read_request(llm_source(**tensors), LIMITS)
+
+
+@pytest.mark.parametrize("token_id", [-1, 1000, 2**31 - 1])
+def test_prompt_ids_stay_in_the_vocabulary(token_id: int) -> None:
+    with pytest.raises(InvalidRequestError, match=f"input_ids holds {token_id}"):
+        read_request(llm_source([1, token_id]), LIMITS)
+
+
+def test_empty_prompt_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="the prompt is empty"):
+        read_request(llm_source([]), LIMITS)
+
+
+def test_prompt_must_leave_room_for_a_token() -> None:
+    with pytest.raises(InvalidRequestError, match="100 tokens: at most 99"):
+        read_request(llm_source([1] * 100), LIMITS)
+    assert read(llm_source([1] * 99)).rows[0].params.max_tokens == 1
+
+
+def test_max_tokens_beyond_the_window_is_clamped() -> None:
+    assert read(llm_source(request_output_len=2**31 - 1)).rows[0].params.max_tokens == 97
+
+
+@pytest.mark.parametrize(
+    "switched_off",
+    [
+        {"beam_width": 1},
+        {"num_return_sequences": 1},
+        {"len_penalty": 1.0},
+        {"return_log_probs": False},
+        {"bad_words_list": np.zeros((1, 2, 0), dtype=np.int32)},
+        {"embedding_bias": np.zeros((1, 0), dtype=np.float32)},
+        {"cache_salt": b""},
+        {"lora_task_id": 0},
+    ],
+)
+def test_unserved_field_that_is_off_is_accepted(switched_off: dict[str, Any]) -> None:
+    assert read(llm_source(**switched_off)).rows
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"max_new_tokens": 5}, "unknown parameter 'max_new_tokens'"),
+        ({"temperature": "hot"}, "temperature = 'hot'"),
+        ({"top_k": 1.5}, "top_k = 1.5"),
+        ({"stream": 1}, "stream = 1"),
+        ({"seed": -1}, "seed = -1"),
+        ({"seed": 2**64}, "seed = 18446744073709551616"),
+        ({"timeout": "soon"}, "timeout = 'soon'"),
+        ({"timeout": -5}, "timeout = -5"),
+        ({"beam_width": 4}, "beam_width is not supported"),
+        ({"temperature": True}, "temperature = True"),
+    ],
+)
+def test_bad_parameter_is_named(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match="^" + message):
+        read_request(llm_source(parameters=parameters), LIMITS)
+
+
+def test_parameters_stand_in_for_tensors_and_tensors_win() -> None:
+    parameters = {"temperature": 0.5, "top_k": 7, "id": "x", "timeout": 2_000_000, "sequence_id": 0}
+    request = read(llm_source(parameters=parameters, runtime_top_k=3))
+    assert request.rows[0].params.temperature == 0.5
+    assert request.rows[0].params.top_k == 3
+    assert request.timeout_s == 2.0
+
+
+def test_tritons_own_timeout_is_the_deadline() -> None:
+    source = llm_source()
+    source.timeout_us = 1_500_000
+    assert read(source).timeout_s == 1.5
+
+
+def test_forwarded_headers_are_allowed_when_configured() -> None:
+    limits = LIMITS.__class__(100, 1000, (2,), False, forwarded_headers="x-.*")
+    assert read_request(llm_source(parameters={"x-trace": "1"}), limits)
+    with pytest.raises(InvalidRequestError, match="x-trace"):
+        read_request(llm_source(parameters={"x-trace": "1"}), LIMITS)
+
+
+def test_rows_have_their_own_prompts_and_stop_words() -> None:
+    words = np.stack([pack_word_list([[7, 8]]), pack_word_list([[9, 1]])])
+    source = FakeSource(
+        {
+            "input_ids": np.array([[1, 2, 3], [4, 5, 0]], dtype=np.int32),
+            "input_lengths": np.array([[3], [2]], dtype=np.int32),
+            "request_output_len": np.array([[4], [4]], dtype=np.int32),
+            "stop_words_list": words,
+        }
+    )
+    rows = read(source).rows
+    assert [row.prompt_token_ids for row in rows] == [[1, 2, 3], [4, 5]]
+    assert [row.params.stop_sequences for row in rows] == [((7, 8),), ((9, 1),)]
+
+
+def test_rows_that_disagree_on_a_scalar_are_refused() -> None:
+    source = FakeSource(
+        {
+            "input_ids": np.array([[1], [4]], dtype=np.int32),
+            "input_lengths": np.array([[1], [1]], dtype=np.int32),
+            "request_output_len": np.array([[4], [5]], dtype=np.int32),
+        }
+    )
+    with pytest.raises(InvalidRequestError, match="max_tokens differs between the rows"):
+        read_request(source, LIMITS)
+
+
+def test_text_context_replaces_packed_stop_words() -> None:
+    context = json.dumps({"stop_strings": ["a"], "prompt_tail_ids": [5]}).encode()
+    words = pack_word_list([[7]])[None]
+    row = read(llm_source(text_context=context, stop_words_list=words)).rows[0]
+    assert row.text is not None
+    assert row.text.stop_strings == ("a",)
+    assert row.params.stop_sequences == ()
+
+
+def test_ignore_eos_keeps_only_what_was_asked_for() -> None:
+    assert read(llm_source(ignore_eos=True)).rows[0].params.stop_token_ids == ()
+    params = read(llm_source(ignore_eos=True, stop_token_ids=np.array([[9, 9]]))).rows[0].params
+    assert params.stop_token_ids == (9,)
+
+
+def test_end_id_joins_the_checkpoints_list() -> None:
+    assert read(llm_source(end_id=7)).rows[0].params.stop_token_ids == (2, 7)
+    assert read(llm_source(end_id=-1)).rows[0].params.stop_token_ids == (2,)
+
+
+def test_stop_needs_a_request_id() -> None:
+    with pytest.raises(InvalidRequestError, match="A request id must be provided for request cancellation"):
+        read_request(llm_source(stop=True), LIMITS)
+    source = llm_source(stop=True)
+    source.request_id = "r"
+    assert read_request(source, LIMITS) == StopRequest("r")
+
+
+def test_unseeded_requests_draw_different_seeds() -> None:
+    seeds = {read(llm_source()).rows[0].params.seed for _ in range(8)}
+    assert len(seeds) == 8
