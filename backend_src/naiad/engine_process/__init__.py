@@ -3,16 +3,9 @@
 from naiad.engine_process.acks import Ack, AckReceiver, AckSender
 from naiad.engine_process.client import ClientTimings, EngineClient
 from naiad.engine_process.protocol import Ready
-from naiad.engine_process.runtime_dir import (
-    ACK_SOCKET_NAME,
-    ENGINE_SOCKET_NAME,
-    remove_runtime_directory,
-    runtime_directory,
-)
+from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory
 
 __all__ = [
-    "ACK_SOCKET_NAME",
-    "ENGINE_SOCKET_NAME",
     "Ack",
     "AckReceiver",
     "AckSender",

@@ -7,7 +7,6 @@ would take no more than net.unix.max_dgram_qlen (10 by default) before its reade
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import socket
@@ -15,6 +14,8 @@ import struct
 import threading
 from pathlib import Path
 from typing import NamedTuple
+
+from naiad.engine_process.runtime_dir import check_socket_path
 
 _ACK = struct.Struct("<QI?")
 
@@ -101,8 +102,10 @@ class AckReceiver:
         """Listen at `path`, replacing what a dead receiver left there.
 
         Raises:
+            StartupError: the path is too long.
             OSError: the socket can not be created.
         """
+        check_socket_path(path)
         self._path = path
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -120,10 +123,13 @@ class AckReceiver:
         """Readable when `receive` has something to do; for select, poll or a selector."""
         return self._selector.fileno()
 
-    def receive(self) -> list[Ack]:
-        """All that has arrived; does not wait. Packets that are not acknowledgements are dropped."""
+    def receive(self, timeout_s: float = 0.0) -> list[Ack]:
+        """All that has arrived, waiting up to `timeout_s` for something to arrive.
+
+        Packets that are not acknowledgements are dropped.
+        """
         acks: list[Ack] = []
-        for key, _ in self._selector.select(0):
+        for key, _ in self._selector.select(timeout_s):
             connection = key.fileobj
             assert isinstance(connection, socket.socket)
             if connection is self._listener:
@@ -141,8 +147,11 @@ class AckReceiver:
         self._path.unlink(missing_ok=True)
 
     def _accept(self, acks: list[Ack]) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
             connection.setblocking(False)
             self._selector.register(connection, selectors.EVENT_READ)
             self._read(connection, acks)

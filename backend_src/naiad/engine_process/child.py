@@ -26,6 +26,7 @@ from naiad.engine_process.protocol import (
     encode_frame,
     engine_message_decoder,
 )
+from naiad.engine_process.runtime_dir import check_socket_path
 from naiad.errors import StartupError
 
 _READ_BYTES = 1 << 18
@@ -62,8 +63,9 @@ class EngineChild:
             socket_path: a leftover there is removed; its directory must be private.
 
         Raises:
-            StartupError: the program can not be run.
+            StartupError: the program can not be run, or the socket's path is too long.
         """
+        check_socket_path(socket_path)
         self._socket_path = socket_path
         self._connection: socket.socket | None = None
         self._frames = FrameBuffer()

@@ -12,12 +12,8 @@ from pathlib import Path
 
 from naiad.errors import StartupError
 
-ENGINE_SOCKET_NAME = "engine.sock"
-ACK_SOCKET_NAME = "acks.sock"
-
 # sun_path holds 108 bytes, the last a zero.
 _MAX_SOCKET_PATH_BYTES = 107
-_LONGEST_NAME_BYTES = 32
 
 
 def runtime_directory(server_pid: int) -> Path:
@@ -30,13 +26,10 @@ def runtime_directory(server_pid: int) -> Path:
         server_pid: of tritonserver, i.e. `os.getppid()` in a stub.
 
     Raises:
-        StartupError: it can not be made, belongs to somebody else, or its path is too long for
-            a Unix socket in it.
+        StartupError: it can not be made, or belongs to somebody else.
     """
     prefix = _name_prefix()
     path = Path(tempfile.gettempdir()) / f"{prefix}{server_pid}"
-    if len(os.fsencode(path)) + 1 + _LONGEST_NAME_BYTES > _MAX_SOCKET_PATH_BYTES:
-        raise StartupError(f"{path} is too long for a Unix socket; set TMPDIR to a shorter directory")
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
@@ -45,6 +38,12 @@ def runtime_directory(server_pid: int) -> Path:
         raise StartupError(f"{path} can not be made: {error.strerror}; set TMPDIR") from error
     _remove_leftovers(path.parent, prefix)
     return path
+
+
+def check_socket_path(path: Path) -> None:
+    """Raise a StartupError if a Unix socket can not have this path for its length."""
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
+        raise StartupError(f"{path} is too long for a Unix socket; set TMPDIR to a shorter directory")
 
 
 def remove_runtime_directory(path: Path) -> None:

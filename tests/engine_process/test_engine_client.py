@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from helpers.engine_harness import Recorder, has_ended, make_request, wait_until
+from helpers.fake_engine_child import REFUSED_ID, SLOW_ID, STUCK_ID
+from naiad.config import EngineConfig
+from naiad.engine_process import EngineClient
+from naiad.errors import StartupError, UnavailableError
+from naiad.sequence import FinishReason
+
+MakeClient = Callable[..., tuple[EngineClient, Recorder]]
+Served = tuple[EngineClient, Recorder]
+
+
+def test_start_tells_what_the_engine_is(served: Served) -> None:
+    info = served[0].info
+    assert (info.max_model_len, info.vocab_size, info.eos_token_ids, info.max_num_seqs) == (
+        64,
+        1000,
+        [2, 3],
+        8,
+    )
+
+
+def test_tokens_come_back_in_order(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(5, first_id=10, max_tokens=4)])
+    recorder.wait_finished(5)
+    assert recorder.token_ids(5) == [10, 11, 12, 13]
+    assert recorder.reason(5) is FinishReason.LENGTH
+
+
+def test_each_of_many_sequences_finishes_once(served: Served) -> None:
+    client, recorder = served
+    for start in range(0, 200, 20):
+        client.submit([make_request(i, first_id=i, max_tokens=1 + i % 7) for i in range(start, start + 20)])
+    recorder.wait_finished(*range(200))
+    assert [recorder.token_ids(i) for i in range(200)] == [list(range(i, i + 1 + i % 7)) for i in range(200)]
+    assert {recorder.num_finishes(i) for i in range(200)} == {1}
+
+
+def test_one_step_is_one_message(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(i, first_id=i, max_tokens=2) for i in range(8)])
+    recorder.wait_finished(*range(8))
+    assert [stats.total_steps for stats in recorder.stats] == [1, 2]
+
+
+def test_aborted_sequence_ends_cancelled_and_leaves_the_engine(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])
+    recorder.wait_started(1)
+    client.abort([1])
+    recorder.wait_for(lambda: recorder.stats[-1].num_running == 0)
+    assert recorder.reason(1) is FinishReason.CANCELLED
+    assert recorder.num_finishes(1) == 1
+
+
+def test_abort_of_unknown_sequence_disturbs_nobody(served: Served) -> None:
+    client, recorder = served
+    client.abort([77])
+    client.submit([make_request(1, first_id=4)])
+    recorder.wait_finished(1)
+    assert set(recorder.outputs) == {1}
+
+
+def test_refused_request_is_answered_and_its_neighbour_served(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(1, REFUSED_ID), make_request(2, first_id=4)])
+    recorder.wait_finished(1, 2)
+    (refusal,) = recorder.outputs[1]
+    assert (refusal.error_status, refusal.error_message) == ("INVALID_ARG", "prompt: refused")
+    assert recorder.token_ids(2) == [4, 5, 6]
+
+
+def test_idle_engine_is_silent(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(1, first_id=4)])
+    recorder.wait_finished(1)
+    num_messages = len(recorder.stats)
+    time.sleep(0.2)
+    assert len(recorder.stats) == num_messages
+
+
+def test_engine_that_can_not_start_says_why(make_client: MakeClient, socket_dir: Path) -> None:
+    client, _ = make_client("no-model")
+    with pytest.raises(StartupError, match=rf"^{socket_dir} has no weights$"):
+        client.start()
+    assert not client.is_ready
+
+
+def test_bug_while_starting_keeps_its_details(make_client: MakeClient) -> None:
+    client, _ = make_client("bug")
+    with pytest.raises(StartupError, match=r"^internal error while starting: KeyError$"):
+        client.start()
+
+
+def test_process_that_dies_while_starting_is_an_error(make_client: MakeClient) -> None:
+    client, _ = make_client("dies")
+    with pytest.raises(StartupError, match=r"ended while starting \(exit code 7\)"):
+        client.start()
+
+
+def test_start_that_takes_too_long_is_an_error_and_leaves_no_process(
+    make_client: MakeClient, socket_dir: Path
+) -> None:
+    client, _ = make_client("never-ready", start_timeout_s=0.5)
+    with pytest.raises(StartupError, match="not get ready in time"):
+        client.start()
+    assert client.pid is None
+    assert not (socket_dir / "engine.sock").exists()
+
+
+def test_command_that_does_not_exist_is_an_error(socket_dir: Path) -> None:
+    recorder = Recorder()
+    client = EngineClient(
+        EngineConfig(model_dir="m"),
+        socket_dir / "engine.sock",
+        recorder.on_outputs,
+        recorder.on_lost,
+        command=[str(socket_dir / "no-such-program")],
+    )
+    with pytest.raises(StartupError, match="can not be run: No such file"):
+        client.start()
+
+
+def test_too_long_socket_path_is_an_error(socket_dir: Path) -> None:
+    recorder = Recorder()
+    path = socket_dir / ("x" * 120)
+    client = EngineClient(EngineConfig(model_dir="m"), path, recorder.on_outputs, recorder.on_lost)
+    with pytest.raises(StartupError, match="too long for a Unix socket"):
+        client.start()
+
+
+def test_close_finishes_what_runs(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(1, SLOW_ID, max_tokens=50)])
+    recorder.wait_started(1)
+    client.close(timeout_s=20)
+    assert len(recorder.token_ids(1)) == 50
+    assert recorder.num_losses == 0
+
+
+def test_close_leaves_no_process_and_no_socket(served: Served, socket_dir: Path) -> None:
+    client, _ = served
+    pid = client.pid
+    assert pid is not None
+    client.close(timeout_s=20)
+    wait_until(lambda: has_ended(pid))
+    assert list(socket_dir.iterdir()) == []
+
+
+def test_close_ends_a_stuck_engine_and_reports_the_loss(served: Served) -> None:
+    client, recorder = served
+    pid = client.pid
+    assert pid is not None
+    client.submit([make_request(1, STUCK_ID)])
+    client.close(timeout_s=0.2)
+    assert has_ended(pid)
+    assert recorder.num_losses == 1
+
+
+def test_closed_client_refuses(served: Served) -> None:
+    client, _ = served
+    client.close(timeout_s=20)
+    with pytest.raises(UnavailableError, match="shutting down"):
+        client.submit([make_request(1, first_id=4)])

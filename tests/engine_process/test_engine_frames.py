@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from naiad.engine_process.protocol import (
+    MAX_FRAME_BYTES,
+    AddRequests,
+    FrameBuffer,
+    StepDone,
+    client_message_decoder,
+    encode_frame,
+    engine_message_decoder,
+)
+from naiad.outputs import EngineStats, RequestOutput
+from naiad.sequence import EngineRequest, FinishReason, SamplingParams, TextContext
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1)), max_size=5), st.integers(1, 40))
+def test_frames_survive_every_cut_of_the_stream(outputs: list[list[int]], chunk_bytes: int) -> None:
+    messages = [StepDone([RequestOutput(1, token_ids)], EngineStats()) for token_ids in outputs]
+    stream = b"".join(encode_frame(message) for message in messages)
+    buffer = FrameBuffer()
+    bodies: list[bytes] = []
+    for start in range(0, len(stream), chunk_bytes):
+        bodies += buffer.feed(stream[start : start + chunk_bytes])
+    assert [engine_message_decoder.decode(body) for body in bodies] == messages
+
+
+def test_request_survives_the_wire() -> None:
+    params = SamplingParams(max_tokens=3, seed=2**64 - 1, stop_sequences=((1, 2), (3,)), stop_strings=("é",))
+    text = TextContext(stop_strings=("é",), prompt_tail_ids=(5, 6))
+    request = EngineRequest(
+        sequence_id=2**63, prompt_token_ids=[1, 2], params=params, text=text, timeout_s=0.5
+    )
+    (body,) = FrameBuffer().feed(encode_frame(AddRequests([request])))
+    assert client_message_decoder.decode(body) == AddRequests([request])
+
+
+def test_finish_survives_the_wire() -> None:
+    output = RequestOutput(
+        1, [], finish_reason=FinishReason.ERROR, error_status="INTERNAL", error_message="x"
+    )
+    (body,) = FrameBuffer().feed(encode_frame(StepDone([output], EngineStats(num_running=3))))
+    assert engine_message_decoder.decode(body) == StepDone([output], EngineStats(num_running=3))
+
+
+def test_oversized_frame_is_refused_before_it_arrives() -> None:
+    with pytest.raises(ValueError, match="at most"):
+        FrameBuffer().feed(struct.pack("<I", MAX_FRAME_BYTES + 1))
+
+
+@given(st.binary(max_size=64))
+def test_garbage_is_a_decode_error_and_nothing_else(body: bytes) -> None:
+    try:
+        message = client_message_decoder.decode(body)
+    except msgspec.DecodeError:
+        return
+    assert isinstance(message, msgspec.Struct)

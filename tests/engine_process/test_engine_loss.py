@@ -1,0 +1,192 @@
+"""The engine process dies, fails, hangs; or its parent does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from helpers.engine_harness import (
+    FAKE_CHILD,
+    RawDoor,
+    Recorder,
+    fake_command,
+    has_ended,
+    make_request,
+    wait_until,
+)
+from helpers.fake_engine_child import FAILING_ID, SLOW_ID, STUCK_ID
+from naiad.engine_process import EngineClient
+from naiad.engine_process.protocol import AddRequests, Ready
+from naiad.errors import UnavailableError
+from naiad.sequence import FinishReason
+
+MakeClient = Callable[..., tuple[EngineClient, Recorder]]
+Served = tuple[EngineClient, Recorder]
+
+OWNER = """
+import pathlib, sys, time
+from naiad.config import EngineConfig
+from naiad.engine_process import EngineClient
+socket_path = pathlib.Path(sys.argv[1])
+client = EngineClient(
+    EngineConfig(model_dir=str(socket_path.parent)),
+    socket_path,
+    lambda outputs, stats: None,
+    lambda: None,
+    command=[sys.executable, sys.argv[2], sys.argv[3]],
+)
+client.start()
+print(client.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def kill_and_wait(client: EngineClient, recorder: Recorder) -> None:
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    recorder.wait_for(lambda: recorder.num_losses > 0)
+
+
+def test_killed_engine_is_one_loss(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(i, SLOW_ID, max_tokens=10**6) for i in range(8)])
+    recorder.wait_started(7)
+    kill_and_wait(client, recorder)
+    wait_until(lambda: client.is_ready)
+    assert recorder.num_losses == 1
+
+
+def test_killed_engine_refuses_until_it_is_back(make_client: MakeClient) -> None:
+    client, recorder = make_client(first_backoff_s=30.0)
+    client.start()
+    kill_and_wait(client, recorder)
+    assert not client.is_ready
+    with pytest.raises(UnavailableError, match="restarting"):
+        client.submit([make_request(1, first_id=4)])
+
+
+def test_killed_engine_serves_again(served: Served) -> None:
+    client, recorder = served
+    old_pid = client.pid
+    kill_and_wait(client, recorder)
+    wait_until(lambda: client.is_ready)
+    client.submit([make_request(1, first_id=4)])
+    recorder.wait_finished(1)
+    assert recorder.token_ids(1) == [4, 5, 6]
+    assert client.pid != old_pid
+
+
+def test_idle_engine_that_dies_is_replaced_too(served: Served) -> None:
+    client, recorder = served
+    kill_and_wait(client, recorder)
+    wait_until(lambda: client.is_ready)
+    kill_and_wait(client, recorder)
+    recorder.wait_for(lambda: recorder.num_losses == 2)
+
+
+def test_failed_restart_is_tried_again(make_client: MakeClient) -> None:
+    client, recorder = make_client("fails-second-time", first_backoff_s=0.05)
+    client.start()
+    kill_and_wait(client, recorder)
+    wait_until(lambda: client.is_ready)
+    client.submit([make_request(1, first_id=4)])
+    recorder.wait_finished(1)
+    assert recorder.num_losses == 1
+
+
+def test_exception_in_the_loop_answers_everybody(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])
+    recorder.wait_started(1)
+    client.submit([make_request(2, FAILING_ID), make_request(3, first_id=4)])
+    recorder.wait_finished(1, 2, 3)
+    ends = [recorder.outputs[i][-1] for i in (1, 2, 3)]
+    assert {end.finish_reason for end in ends} == {FinishReason.ERROR}
+    assert {(end.error_status, end.error_message) for end in ends} == {("INTERNAL", "the engine failed")}
+
+
+def test_engine_restarts_after_an_exception_in_its_loop(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(1, FAILING_ID)])
+    recorder.wait_for(lambda: recorder.num_losses == 1)
+    wait_until(lambda: client.is_ready)
+    client.submit([make_request(2, first_id=4)])
+    recorder.wait_finished(2)
+    assert recorder.token_ids(2) == [4, 5, 6]
+
+
+def test_wedged_engine_is_killed_and_replaced(make_client: MakeClient) -> None:
+    client, recorder = make_client(watchdog_s=0.3)
+    client.start()
+    old_pid = client.pid
+    client.submit([make_request(1, STUCK_ID)])
+    recorder.wait_for(lambda: recorder.num_losses == 1)
+    wait_until(lambda: client.is_ready)
+    assert client.pid != old_pid
+
+
+def test_watchdog_leaves_an_idle_engine_alone(make_client: MakeClient) -> None:
+    client, recorder = make_client(watchdog_s=0.05)
+    client.start()
+    pid = client.pid
+    time.sleep(1.2)
+    assert (client.pid, recorder.num_losses) == (pid, 0)
+
+
+def test_ctrl_c_does_not_reach_the_engine(served: Served) -> None:
+    client, recorder = served
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGINT)
+    client.submit([make_request(1, first_id=4)])
+    recorder.wait_finished(1)
+    assert recorder.num_losses == 0
+
+
+def test_sigterm_ends_the_engine_even_inside_a_step(make_client: MakeClient, socket_dir: Path) -> None:
+    client, recorder = make_client(first_backoff_s=30.0)
+    client.start()
+    client.submit([make_request(1, STUCK_ID)])
+    pid = client.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGTERM)
+    recorder.wait_for(lambda: recorder.num_losses == 1)
+    wait_until(lambda: has_ended(pid))
+    assert not (socket_dir / "engine.sock").exists()
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_engine_ends_with_its_killed_parent(socket_dir: Path, is_busy: bool) -> None:
+    path = socket_dir / "engine.sock"
+    arguments = [sys.executable, "-c", OWNER, str(path), str(FAKE_CHILD), "good"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        if is_busy:
+            door = RawDoor(path)
+            assert isinstance(door.receive(), Ready)
+            door.send(AddRequests([make_request(1, STUCK_ID)]))
+        owner.kill()
+    wait_until(lambda: has_ended(pid))
+    assert not path.exists()
+
+
+def test_engine_without_an_owner_ends_with_its_parent(socket_dir: Path) -> None:
+    spawn = "import subprocess, sys, os, time; p = subprocess.Popen([*sys.argv[1:], str(os.getpid())])\n"
+    spawn += "print(p.pid, flush=True); time.sleep(60)"
+    path = socket_dir / "engine.sock"
+    options = ["--socket", str(path), "--model-dir", str(socket_dir), "--parent-pid"]
+    arguments = [sys.executable, "-c", spawn, *fake_command("never-ready"), *options]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        wait_until(path.exists)
+        parent.kill()
+    wait_until(lambda: has_ended(pid))
+    assert not path.exists()

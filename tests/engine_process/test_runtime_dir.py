@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from naiad.engine_process import remove_runtime_directory, runtime_directory
+from naiad.errors import StartupError
+
+
+@pytest.fixture(autouse=True)
+def temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_directory_is_private() -> None:
+    path = runtime_directory(os.getpid())
+    assert stat.S_IMODE(path.lstat().st_mode) == 0o700
+
+
+def test_every_process_of_a_server_gets_the_same_directory() -> None:
+    code = "import sys, tempfile; from naiad.engine_process import runtime_directory\n"
+    code += "tempfile.tempdir = sys.argv[1]; print(runtime_directory(int(sys.argv[2])))"
+    path = runtime_directory(os.getpid())
+    arguments = [sys.executable, "-c", code, str(path.parent), str(os.getpid())]
+    other = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.strip()
+    assert Path(other) == path
+
+
+def test_servers_have_directories_of_their_own() -> None:
+    assert runtime_directory(os.getpid()) != runtime_directory(os.getppid())
+
+
+def test_directory_open_to_others_is_refused() -> None:
+    path = runtime_directory(os.getpid())
+    path.chmod(0o755)
+    with pytest.raises(StartupError, match="not a private directory"):
+        runtime_directory(os.getpid())
+
+
+def test_symlink_is_refused(tmp_path: Path) -> None:
+    path = runtime_directory(os.getpid())
+    path.rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StartupError, match="not a private directory"):
+        runtime_directory(os.getpid())
+
+
+def test_temporary_directory_that_can_not_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(StartupError, match="set TMPDIR"):
+        runtime_directory(os.getpid())
+
+
+def test_dead_servers_directory_is_removed(dead_pid: int) -> None:
+    dead = runtime_directory(dead_pid)
+    dead.mkdir(mode=0o700, exist_ok=True)
+    (dead / "engine.sock").touch()
+    runtime_directory(os.getpid())
+    assert not dead.exists()
+
+
+def test_living_servers_directory_stays() -> None:
+    living = runtime_directory(os.getppid())
+    runtime_directory(os.getpid())
+    assert living.exists()
+
+
+def test_removal_takes_the_sockets_along() -> None:
+    path = runtime_directory(os.getpid())
+    (path / "engine.sock").touch()
+    remove_runtime_directory(path)
+    assert not path.exists()
+
+
+def test_removal_of_what_is_gone_is_fine() -> None:
+    path = runtime_directory(os.getpid())
+    remove_runtime_directory(path)
+    remove_runtime_directory(path)
+    assert not path.exists()

@@ -1,0 +1,106 @@
+"""The engine process with a fake engine: sequence s of prompt [p, …] gets the tokens p, p + 1, …
+
+Run as a script through `EngineClient(command=[python, this file, behaviour])`.
+Special first prompt ids make it misbehave; see the constants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from pathlib import Path
+
+from naiad.engine_process.loop import serve
+from naiad.errors import InvalidRequestError, ModelError
+from naiad.outputs import EngineStats, RequestOutput
+from naiad.sequence import EngineRequest, FinishReason
+
+REFUSED_ID = 900
+FAILING_ID = 901
+STUCK_ID = 902
+SLOW_ID = 903
+
+
+class FakeModel:
+    vocab_size = 1000
+    eos_token_ids = (2, 3)
+
+
+class FakeEngine:
+    max_model_len = 64
+    model_config = FakeModel()
+
+    def __init__(self) -> None:
+        self._live: dict[int, EngineRequest] = {}
+        self._num_done: dict[int, int] = {}
+        self._num_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    def add_request(self, request: EngineRequest) -> None:
+        if request.prompt_token_ids[0] == REFUSED_ID:
+            raise InvalidRequestError("prompt: refused")
+        self._live[request.sequence_id] = request
+        self._num_done[request.sequence_id] = 0
+
+    def abort(self, sequence_id: int) -> None:
+        self._live.pop(sequence_id, None)
+
+    def step(self) -> list[RequestOutput]:
+        self._num_steps += 1
+        firsts = {request.prompt_token_ids[0] for request in self._live.values()}
+        if FAILING_ID in firsts:
+            raise RuntimeError("a secret detail")
+        if STUCK_ID in firsts:
+            time.sleep(60)
+        if SLOW_ID in firsts:
+            time.sleep(0.005)
+        return [self._advance(request) for request in list(self._live.values())]
+
+    def _advance(self, request: EngineRequest) -> RequestOutput:
+        sequence_id = request.sequence_id
+        token_id = request.prompt_token_ids[0] + self._num_done[sequence_id]
+        self._num_done[sequence_id] += 1
+        is_last = self._num_done[sequence_id] == request.params.max_tokens
+        if is_last:
+            del self._live[sequence_id]
+        return RequestOutput(sequence_id, [token_id], finish_reason=FinishReason.LENGTH if is_last else None)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self._live), max_num_seqs=8, total_steps=self._num_steps)
+
+
+def build(behaviour: str, model_dir: str) -> FakeEngine:
+    if behaviour == "no-model":
+        raise ModelError(f"{model_dir} has no weights")
+    if behaviour == "bug":
+        raise KeyError("a secret detail")
+    if behaviour == "never-ready":
+        time.sleep(60)
+    if behaviour == "fails-second-time":
+        flag = Path(model_dir) / "started"
+        if flag.exists():
+            flag.unlink()
+            raise ModelError("not this time")
+        flag.touch()
+    return FakeEngine()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("behaviour")
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--model-dir", required=True)
+    options, _ = parser.parse_known_args()
+    logging.basicConfig()
+    if options.behaviour == "dies":
+        raise SystemExit(7)
+    serve(lambda: build(options.behaviour, options.model_dir), options.socket, options.parent_pid)
+
+
+if __name__ == "__main__":
+    main()
