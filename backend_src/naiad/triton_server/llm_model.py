@@ -18,8 +18,6 @@ from naiad.triton_server.metrics import Metrics
 from naiad.triton_server.model_parameters import read_bool, refuse_unknown_keys
 from naiad.triton_server.request_reader import ModelLimits
 
-_METRICS_EVERY_ROUNDS = 4
-
 
 class LLMModel:
     """Owns the engine process, the service and the housekeeping thread."""
@@ -44,6 +42,7 @@ class LLMModel:
         """Stop everything; blocks, processes, files and metrics are given back."""
         self._stopping.set()
         self._housekeeper.join(timeout=5)
+        self._ack_reader.join(timeout=5)
         self._service.close()
         self._client.close(timeout_s=5)
         self._acks.close()
@@ -86,12 +85,9 @@ class LLMModel:
             self._service.take_acks(self._acks.receive(timeout_s=0.5))
 
     def _keep_house(self) -> None:
-        rounds = 0
         while not self._stopping.wait(POLL_PERIOD_S):
             self._service.housekeep()
-            rounds += 1
-            if rounds % _METRICS_EVERY_ROUNDS == 0:
-                self._metrics.update(self._service.stats, self._service.observations.take())
+            self._metrics.update(self._service.stats, self._service.observations.take())
 
 
 def _engine_config(parameters: dict[str, str]) -> EngineConfig:
