@@ -1,1 +1,20 @@
 """Text in and text out: token ids ↔ text, chat templates, stop strings."""
+
+from naiad.tokenization.text_decoder import TextDecoder, context_ids, decode, decode_chunk
+from naiad.tokenization.text_stream import TextChunk, TextStream
+from naiad.tokenization.token_table import TokenTable
+from naiad.tokenization.tokenizer import Tokenizer
+from naiad.tokenization.word_list import pack_word_list, unpack_word_list
+
+__all__ = [
+    "TextChunk",
+    "TextDecoder",
+    "TextStream",
+    "TokenTable",
+    "Tokenizer",
+    "context_ids",
+    "decode",
+    "decode_chunk",
+    "pack_word_list",
+    "unpack_word_list",
+]

@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from naiad.errors import ModelError
 
-_NAMED_TOKENS = (
+NAMED_TOKENS = (
     "bos_token",
     "eos_token",
     "unk_token",
@@ -54,7 +54,7 @@ class CheckpointTokenizer:
             raise ModelError("the model directory has no tokenizer.json")
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001 - the library raises plain Exception
+        except Exception as error:  # the library raises nothing more precise
             raise ModelError(f"tokenizer.json can not be read: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -124,7 +124,7 @@ def _mark_special_tokens(tokenizer: tokenizers.Tokenizer, settings: dict[str, An
 
 
 def _named_special_tokens(settings: dict[str, Any]) -> Iterator[str]:
-    for name in _NAMED_TOKENS:
+    for name in NAMED_TOKENS:
         content = _token_text(settings.get(name))
         if content is not None:
             yield content
@@ -140,7 +140,7 @@ def _set_post_processor(tokenizer: tokenizers.Tokenizer, settings: dict[str, Any
     """Add begin and end of text as the settings ask; tokenizer.json decides where they do not."""
     if "add_bos_token" not in settings and "add_eos_token" not in settings:
         return
-    template: list[str] = ["$A"]
+    template = ["$A"]
     special_tokens = []
     for key, name, place in (("add_bos_token", "bos_token", 0), ("add_eos_token", "eos_token", 2)):
         content = _token_text(settings.get(name))
@@ -148,8 +148,7 @@ def _set_post_processor(tokenizer: tokenizers.Tokenizer, settings: dict[str, Any
         if settings.get(key) and content is not None and token_id is not None:
             template.insert(place, content)
             special_tokens.append((content, token_id))
-    if special_tokens:
-        tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=special_tokens)
+    tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=special_tokens)
 
 
 def _read_chat_template(folder: Path, settings: dict[str, Any]) -> str | None:

@@ -101,8 +101,7 @@ def decode_chunk(
         )
     if max_chars < -1:
         raise InvalidRequestError(f"max_chars = {max_chars}: expected -1 (all) or a number of characters")
-    if window_ids and min(window_ids) < 0:
-        raise InvalidRequestError(f"token id {min(window_ids)}: expected a number ≥ 0")
+    table.check_ids(window_ids)
     decoder = TextDecoder(table, skip_special_tokens)
     decoder.push_all(window_ids[:num_emitted])
     text = decoder.push_all(window_ids[num_emitted:])

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from naiad.errors import ModelError
+from naiad.errors import InvalidRequestError, ModelError
 from naiad.tokenization.checkpoint_tokenizer import CheckpointTokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9a-fA-F]{2})>")
@@ -78,6 +79,15 @@ class TokenTable:
         """Ids skipped by `skip_special_tokens`."""
         return self._special_ids
 
+    def check_ids(self, token_ids: Sequence[int]) -> None:
+        """Refuse what can be no id; unknown ids make no text.
+
+        Raises:
+            InvalidRequestError: an id is negative.
+        """
+        if token_ids and min(token_ids) < 0:
+            raise InvalidRequestError(f"token id {min(token_ids)}: expected a number ≥ 0")
+
     def visible_bytes(self, token_id: int, skip_special_tokens: bool) -> bytes:
         """The token's bytes inside a text; empty if it is skipped or unknown."""
         if not 0 <= token_id < len(self._all):
@@ -97,47 +107,66 @@ def _parse_decoder(decoder: dict[str, Any] | None) -> tuple[BytesOf, BytesOf]:
     types = [step["type"] for step in steps if step["type"] != "Fuse"]
     if types == ["ByteLevel"]:
         return _byte_level_bytes, _byte_level_bytes
-    return _parse_steps(steps)
+    sentence_piece = _SentencePiece()
+    for index, step in enumerate(steps):
+        if step["type"] != "Fuse":
+            is_fused = any(earlier["type"] == "Fuse" for earlier in steps[:index])
+            sentence_piece = sentence_piece.with_step(step, is_fused)
+    return sentence_piece.bytes_of, sentence_piece.first_bytes_of
 
 
-def _parse_steps(steps: list[dict[str, Any]]) -> tuple[BytesOf, BytesOf]:
-    """Decoders of the SentencePiece kind."""
-    replacements: list[tuple[str, str]] = []
-    removed_at_start: str | None = None
-    stripped_at_start: str | None = None
-    has_bytes = is_fused = False
-    for step in steps:
+@dataclass(frozen=True, slots=True)
+class _SentencePiece:
+    """Decoder steps of the SentencePiece kind, in the order in which they apply.
+
+    Attributes:
+        replacements: (old, new) in every token.
+        has_bytes: "<0x..>" is one byte.
+        removed_at_start: removed from a text's first token, before the replacements.
+        stripped_at_start: removed once from a text's begin.
+    """
+
+    replacements: tuple[tuple[str, str], ...] = ()
+    has_bytes: bool = False
+    removed_at_start: str = ""
+    stripped_at_start: str = ""
+
+    def with_step(self, step: dict[str, Any], is_fused: bool) -> _SentencePiece:
+        """These steps and one more.
+
+        Raises:
+            ModelError: the step is not supported, or not in this place.
+        """
         kind = step["type"]
-        if is_fused and kind != "Strip":
-            raise ModelError(f"tokenizer.json: decoder {kind!r} after 'Fuse' is not supported")
-        if kind == "Replace" and isinstance(step["pattern"].get("String"), str):
-            replacements.append((step["pattern"]["String"], step["content"]))
-        elif kind == "Metaspace" and len(steps) == 1:
-            replacements.append((step["replacement"], " "))
-            if step.get("prepend_scheme", "always") != "never":
-                removed_at_start = step["replacement"]
-        elif kind == "ByteFallback":
-            has_bytes = True
-        elif kind == "Fuse":
-            is_fused = True
-        elif kind == "Strip" and is_fused and step["start"] == 1 and step["stop"] == 0:
-            stripped_at_start = step["content"]
-        else:
-            raise ModelError(f"tokenizer.json: decoder {kind!r} with these settings is not supported")
+        if kind == "Strip" and is_fused and (step["start"], step["stop"]) == (1, 0):
+            return replace(self, stripped_at_start=step["content"])
+        if kind == "Replace" and not is_fused and "String" in step["pattern"]:
+            return replace(
+                self, replacements=(*self.replacements, (step["pattern"]["String"], step["content"]))
+            )
+        if kind == "Metaspace" and not is_fused:
+            is_removed = step.get("prepend_scheme", "always") != "never"
+            return replace(
+                self,
+                replacements=(*self.replacements, (step["replacement"], " ")),
+                removed_at_start=step["replacement"] if is_removed else "",
+            )
+        if kind == "ByteFallback" and not is_fused:
+            return replace(self, has_bytes=True)
+        raise ModelError(f"tokenizer.json: the decoder {kind!r} is not supported with these settings")
 
-    def bytes_of(token: str) -> bytes:
-        for old, new in replacements:
+    def bytes_of(self, token: str) -> bytes:
+        """The token's bytes inside a text."""
+        for old, new in self.replacements:
             token = token.replace(old, new)
-        match = _BYTE_TOKEN.fullmatch(token) if has_bytes else None
+        match = _BYTE_TOKEN.fullmatch(token) if self.has_bytes else None
         return bytes([int(match[1], 16)]) if match else token.encode()
 
-    def first_bytes_of(token: str) -> bytes:
-        if removed_at_start is not None:
-            token = token.replace(removed_at_start, "")
-        data = bytes_of(token)
-        return data.removeprefix(stripped_at_start.encode()) if stripped_at_start is not None else data
-
-    return bytes_of, first_bytes_of
+    def first_bytes_of(self, token: str) -> bytes:
+        """The token's bytes at a text's start."""
+        if self.removed_at_start:
+            token = token.replace(self.removed_at_start, "")
+        return self.bytes_of(token).removeprefix(self.stripped_at_start.encode())
 
 
 def _byte_level_alphabet() -> dict[str, int]:

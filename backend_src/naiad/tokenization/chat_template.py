@@ -1,0 +1,105 @@
+"""A list of messages → the text that the checkpoint was trained to continue."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+
+from naiad.errors import InvalidRequestError
+from naiad.tokenization.template_sandbox import MAX_RENDER_S, RenderTimeoutError, TemplateSandbox, render
+
+_ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
+_MAX_SHOWN_CHARS = 200
+
+
+class ChatTemplate:
+    """A checkpoint's template, compiled once."""
+
+    def __init__(self, source: str | None, named_tokens: Mapping[str, str | None]) -> None:
+        """Compile; a template that does not compile is reported by `render`.
+
+        Args:
+            source: Jinja, or None where the checkpoint has none.
+            named_tokens: what the template knows as `bos_token`, `eos_token`, …
+        """
+        self._values = {name: token for name, token in named_tokens.items() if token is not None}
+        self._template: jinja2.Template | None = None
+        self._problem = "messages: the checkpoint has no chat template; send text_input"
+        if source is None:
+            return
+        try:
+            self._template = TemplateSandbox().from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            self._problem = f"messages: the checkpoint's chat template can not be used: {_shown(error)}"
+
+    def render(self, messages: list[dict[str, str]]) -> str:
+        """The text up to where the assistant begins to speak.
+
+        Raises:
+            InvalidRequestError: there is no usable template, or it refused these messages, or
+                it took too long.
+        """
+        if self._template is None:
+            raise InvalidRequestError(self._problem)
+        values: dict[str, Any] = {
+            **self._values,
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        try:
+            return render(self._template, values)
+        except RenderTimeoutError:
+            raise InvalidRequestError(
+                f"messages: the chat template took longer than {MAX_RENDER_S} s"
+            ) from None
+        except Exception as error:
+            raise InvalidRequestError(f"messages: the chat template failed: {_shown(error)}") from error
+
+
+def parse_messages(messages_json: str) -> list[dict[str, str]]:
+    """Read the field `messages`.
+
+    Raises:
+        InvalidRequestError: not a JSON list of at least one {role, content}, both strings, the
+            role one word.
+    """
+    try:
+        messages = json.loads(messages_json)
+    except (ValueError, RecursionError):
+        raise InvalidRequestError("messages: not JSON: expected a list of {role, content}") from None
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequestError("messages: expected a JSON list of at least one {role, content}")
+    for index, message in enumerate(messages):
+        _check_message(index, message)
+    return messages
+
+
+def _check_message(index: int, message: object) -> None:
+    if not isinstance(message, dict):
+        raise InvalidRequestError(f"messages[{index}]: expected an object with role and content")
+    unknown = sorted(set(message) - {"role", "content"})
+    if unknown:
+        raise InvalidRequestError(
+            f"messages[{index}]: key {unknown[0][:_MAX_SHOWN_CHARS]!r} is not supported: "
+            "expected role and content"
+        )
+    role = message.get("role")
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        raise InvalidRequestError(f"messages[{index}].role: expected a word such as user or assistant")
+    content = message.get("content")
+    if not isinstance(content, str):
+        raise InvalidRequestError(f"messages[{index}].content: expected a string")
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(f"messages[{index}].content: holds half a surrogate pair") from None
+
+
+def _shown(error: BaseException) -> str:
+    return str(error)[:_MAX_SHOWN_CHARS] or type(error).__name__

@@ -1,0 +1,102 @@
+"""Keeps the text of messages from becoming special tokens.
+
+A chat template mixes its own control tokens with what people wrote, and may trim, cut or join the
+latter. So the content is not set apart from the rendered text but marked inside it: a character
+that no text contains is put after the first character of every place where a special token's
+text stands, or may begin at the content's end. Thus the rendered text has no special token but the
+template's own. A copy of the tokenizer, whose normalizer removes the mark, encodes it: it looks for
+special tokens before it normalizes, and everything else about it is the checkpoint's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import pairwise
+
+import tokenizers
+
+from naiad.errors import InvalidRequestError
+from naiad.tokenization.checkpoint_tokenizer import CheckpointTokenizer
+
+# A noncharacter of Unicode: reserved for use inside a program.
+_MARK = "\ufdd0"
+
+
+class PlainContent:
+    """Marks contents, and encodes text that holds marks."""
+
+    def __init__(self, checkpoint: CheckpointTokenizer) -> None:
+        """Collect the texts of the special tokens."""
+        added = checkpoint.tokenizer.get_added_tokens_decoder()
+        self._tokenizer = checkpoint.tokenizer
+        self._special_texts = [token.content for token in added.values() if token.special]
+        self._beginnings = {text[:length] for text in self._special_texts for length in range(1, len(text))}
+        unknown_id = checkpoint.named_token_id("unk_token")
+        self._control_ids = checkpoint.special_ids - {unknown_id}
+
+    def mark(self, content: str) -> str:
+        """The content with marks wherever it could make a special token.
+
+        Raises:
+            InvalidRequestError: the content can not be kept plain.
+        """
+        if _MARK in content:
+            raise InvalidRequestError("messages: the character U+FDD0 is not allowed in content")
+        places = sorted(set(self._occurrences(content)) | set(self._open_ends(content)))
+        if not places:
+            return content
+        edges = [0, *(place + 1 for place in places), len(content)]
+        return _MARK.join(content[start:end] for start, end in pairwise(edges))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a rendered text, without its marks.
+
+        Raises:
+            InvalidRequestError: content would become a special token even so (a vocabulary in
+                which a special token is also an ordinary piece).
+        """
+        marked_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if _MARK not in text:
+            return marked_ids
+        ids: list[int] = self._unmarking_tokenizer.encode(text, add_special_tokens=False).ids
+        if self._count_controls(ids) != self._count_controls(marked_ids):
+            raise InvalidRequestError("messages: content holds the text of a special token")
+        return ids
+
+    def _occurrences(self, content: str) -> Iterable[int]:
+        """Where special tokens begin in the content."""
+        for text in self._special_texts:
+            place = content.find(text)
+            if place >= 0 and len(text) == 1:
+                raise InvalidRequestError(f"messages: the special token {text!r} is not allowed in content")
+            while place >= 0:
+                yield place
+                place = content.find(text, place + 1)
+
+    def _open_ends(self, content: str) -> Iterable[int]:
+        """Where what ends the content may begin a special token that the following text ends."""
+        end = len(content.rstrip())
+        for start in range(max(0, end - max(map(len, self._beginnings), default=0)), end):
+            if content[start:end] in self._beginnings:
+                yield start
+
+    def _count_controls(self, ids: list[int]) -> int:
+        return sum(token_id in self._control_ids for token_id in ids)
+
+    @cached_property
+    def _unmarking_tokenizer(self) -> tokenizers.Tokenizer:
+        """Built when content first needs it: reading a vocabulary again takes a while."""
+        definition = json.loads(self._tokenizer.to_str())
+        remove = {"type": "Replace", "pattern": {"String": _MARK}, "content": ""}
+        original = definition.get("normalizer")
+        definition["normalizer"] = {
+            "type": "Sequence",
+            "normalizers": [remove] if original is None else [remove, original],
+        }
+        for token in definition["added_tokens"]:
+            if token["special"]:
+                # Or it would be looked for again after the marks are gone.
+                token["normalized"] = False
+        return tokenizers.Tokenizer.from_str(json.dumps(definition))

@@ -1,0 +1,97 @@
+"""`Tokenizer`: what the first step of a request needs of a checkpoint's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from naiad.errors import InvalidRequestError
+from naiad.tokenization.chat_template import ChatTemplate, parse_messages
+from naiad.tokenization.checkpoint_tokenizer import NAMED_TOKENS, CheckpointTokenizer
+from naiad.tokenization.plain_content import PlainContent
+from naiad.tokenization.text_decoder import TextDecoder, context_ids
+from naiad.tokenization.token_table import TokenTable
+
+
+class Tokenizer:
+    """Text and messages → ids, and what has to be known about a prompt's text."""
+
+    def __init__(self, checkpoint: CheckpointTokenizer, skip_special_tokens: bool = True) -> None:
+        """Build from files that are read already.
+
+        Args:
+            checkpoint: the tokenizer files.
+            skip_special_tokens: special tokens make no text.
+
+        Raises:
+            ModelError: the tokenizer's kind is not supported, or the files contradict each other.
+        """
+        self._tokenizer = checkpoint.tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self.table = TokenTable.from_checkpoint(checkpoint)
+        self.bos_id = checkpoint.named_token_id("bos_token")
+        self.eos_id = checkpoint.named_token_id("eos_token")
+        pad_id = checkpoint.named_token_id("pad_token")
+        self.pad_id = self.eos_id if pad_id is None else pad_id
+        self._bos_token = checkpoint.named_token("bos_token")
+        self._plain_content = PlainContent(checkpoint)
+        self._chat_template = ChatTemplate(
+            checkpoint.chat_template, {name: checkpoint.named_token(name) for name in NAMED_TOKENS}
+        )
+
+    @classmethod
+    def from_directory(cls, model_dir: str | Path, skip_special_tokens: bool = True) -> Tokenizer:
+        """Read the tokenizer files of `model_dir`.
+
+        Raises:
+            ModelError: a file is missing or damaged, or the tokenizer's kind is not supported.
+        """
+        return cls(CheckpointTokenizer.load(model_dir), skip_special_tokens)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Ids of a text; special tokens written in it are what they say.
+
+        Args:
+            text: any text.
+            add_special_tokens: add begin (and end) of text as the checkpoint does; a text that
+                already begins with it does not get a second one.
+
+        Raises:
+            InvalidRequestError: the text is no valid Unicode.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequestError("text: holds half a surrogate pair") from None
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        begins_itself = self._bos_token is not None and text.startswith(self._bos_token)
+        if add_special_tokens and begins_itself and ids[:2] == [self.bos_id, self.bos_id]:
+            return ids[1:]
+        return ids
+
+    def render_chat(self, messages_json: str) -> list[int]:
+        """Ids of a chat, up to where the assistant begins to speak.
+
+        What the messages say never makes a special token.
+
+        Args:
+            messages_json: JSON list of {role, content}.
+
+        Raises:
+            InvalidRequestError: the messages are malformed, or the checkpoint's template is
+                missing, refuses them or exceeds its limits.
+        """
+        messages = parse_messages(messages_json)
+        marked = [
+            {"role": message["role"], "content": self._plain_content.mark(message["content"])}
+            for message in messages
+        ]
+        return self._plain_content.encode(self._chat_template.render(marked))
+
+    def prompt_tail(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The prompt's ids that the text behind it depends on (three at most)."""
+        return context_ids(self.table, prompt_ids, self._skip_special_tokens)
+
+    def num_prompt_chars(self, prompt_ids: Sequence[int]) -> int:
+        """Complete characters of the prompt's text."""
+        return len(TextDecoder(self.table, self._skip_special_tokens).push_all(prompt_ids))
