@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,18 +19,24 @@ from naiad.errors import ConfigError
 _OOM_SCORE_ADJUSTMENT = 500
 
 
-def main() -> NoReturn:
-    """Parse the command line and serve."""
+def parse(arguments: Sequence[str]) -> tuple[EngineConfig, Path, int]:
+    """The configuration, the socket's path and the parent's process id; exits on a bad option."""
     parser = argparse.ArgumentParser(prog="naiad.engine_process", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket to create")
     parser.add_argument("--parent-pid", type=int, required=True, help="exit when this is not the parent")
     for name in field_names():
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, default="", help="see EngineConfig")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         config = EngineConfig.from_parameters({name: getattr(options, name) for name in field_names()})
     except ConfigError as error:
         parser.error(str(error))
+    return config, options.socket, options.parent_pid
+
+
+def main() -> NoReturn:
+    """Parse the command line and serve."""
+    config, socket_path, parent_pid = parse(sys.argv[1:])
     logging.basicConfig(level=logging.INFO, format="naiad engine: %(levelname)s: %(message)s")
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE_ADJUSTMENT), encoding="ascii")
@@ -39,7 +47,7 @@ def main() -> NoReturn:
 
         return build_engine(config)
 
-    serve(build, options.socket, options.parent_pid)
+    serve(build, socket_path, parent_pid)
 
 
 if __name__ == "__main__":

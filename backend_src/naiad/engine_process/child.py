@@ -51,6 +51,12 @@ def child_environment() -> dict[str, str]:
     return {**_CHILD_SETTINGS, **os.environ}
 
 
+def config_options(config: EngineConfig) -> list[str]:
+    """The configuration as the engine process's options."""
+    # One word each: a value may begin with a dash.
+    return [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in field_names()]
+
+
 class EngineChild:
     """The process and the socket to it. One thread receives; any thread may send, one at a time."""
 
@@ -72,8 +78,7 @@ class EngineChild:
         self._early: list[StepDone] = []
         socket_path.unlink(missing_ok=True)
         arguments = [*command, "--socket", str(socket_path), "--parent-pid", str(os.getpid())]
-        for name in field_names():
-            arguments += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+        arguments += config_options(config)
         try:
             # Not a session of its own: who kills the server's process group takes it along.
             self._process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, env=child_environment())

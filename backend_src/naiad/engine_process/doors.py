@@ -36,6 +36,7 @@ EXIT_FAILED = 4
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 _PARENT_CHECK_S = 0.5
+_ACCEPT_RETRY_S = 0.05
 _READ_BYTES = 1 << 18
 _WAKE = b"\0"
 _PEER_CREDENTIALS = struct.Struct("3i")
@@ -186,6 +187,8 @@ class DoorKeeper:
             connection, _ = self._listener.accept()
         except OSError:
             logger.warning("a connection could not be accepted", exc_info=True)
+            # Out of descriptors, probably, and the listener stays readable: do not spin.
+            time.sleep(_ACCEPT_RETRY_S)
             return
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
         pid, uid, _gid = _PEER_CREDENTIALS.unpack(raw)
