@@ -34,7 +34,9 @@ class Outcome:
     @property
     def text(self) -> str:
         """All `text_output`, concatenated."""
-        return b"".join(r["text_output"].reshape(-1)[0] for r in self.responses if "text_output" in r).decode()
+        return b"".join(
+            r["text_output"].reshape(-1)[0] for r in self.responses if "text_output" in r
+        ).decode()
 
 
 class Stream:
@@ -93,7 +95,9 @@ def build_request(model: str, inputs: dict[str, Any], **request: Any) -> Any:
         message.inputs.append(tensor._get_tensor())
         message.raw_input_contents.append(tensor._get_content())
     for key, value in (request.get("parameters", {}) | _BOOL_PARAMETERS).items():
-        kind = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}[type(value)]
+        kind = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}[
+            type(value)
+        ]
         setattr(message.parameters[key], kind, value)
     if "timeout" in request:
         message.parameters["timeout"].int64_param = request["timeout"]
@@ -133,7 +137,13 @@ def llm_inputs(prompt: list[int], max_tokens: int, **more: Any) -> dict[str, Any
 
 def text_inputs(text: str, max_tokens: int, **more: Any) -> dict[str, Any]:
     """What a user of `ensemble` sends."""
-    return {"text_input": text, "max_tokens": max_tokens, "stream": True, "exclude_input_in_output": True, **more}
+    return {
+        "text_input": text,
+        "max_tokens": max_tokens,
+        "stream": True,
+        "exclude_input_in_output": True,
+        **more,
+    }
 
 
 def chunks(outcome: Outcome, name: str) -> Iterator[Any]:

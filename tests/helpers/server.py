@@ -51,7 +51,9 @@ class Server:
         with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         for line in text.splitlines():
-            if line.startswith(name + "{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
+            if line.startswith(name + "{") and all(
+                f'{key}="{value}"' in line for key, value in labels.items()
+            ):
                 return float(line.rsplit(" ", 1)[1])
         raise AssertionError(f"no metric {name} {labels}")
 

@@ -30,7 +30,9 @@ class FakeSource:
         return self.sent_parameters
 
 
-def llm_source(prompt: list[int] | None = None, *, parameters: dict[str, Any] | None = None, **tensors: Any) -> FakeSource:
+def llm_source(
+    prompt: list[int] | None = None, *, parameters: dict[str, Any] | None = None, **tensors: Any
+) -> FakeSource:
     """A minimal request to `llm`; keywords are further tensors, scalars become [1, 1]."""
     ids = [5, 6, 7] if prompt is None else prompt
     inputs: dict[str, Any] = {

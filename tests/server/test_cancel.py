@@ -9,6 +9,7 @@ import statistics
 import time
 
 import pytest
+
 from helpers.raw_grpc import Stream, ask, llm_inputs, text_inputs
 from helpers.server import Server, eventually
 
@@ -90,13 +91,16 @@ def test_a_hundred_cancels_in_a_row(server: Server) -> None:
     waits_s = []
     for number in range(100):
         model = ("llm", "ensemble")[number % 2]
-        inputs = llm_inputs(LONG[: draw.randrange(1, 300)], 800) if model == "llm" else text_inputs("Tell me", 800)
+        inputs = (
+            llm_inputs(LONG[: draw.randrange(1, 300)], 800) if model == "llm" else text_inputs("Tell me", 800)
+        )
         stream = Stream(server.grpc, model, inputs | {"ignore_eos": True})
         time.sleep(draw.uniform(0, 0.2))
         stream.cancel()
         waits_s.append(free_again(server))
     assert server.used_blocks() == 0
-    print(f"blocks free after a cancel: median {statistics.median(waits_s) * 1e3:.0f} ms, max {max(waits_s) * 1e3:.0f} ms")
+    median_ms, max_ms = (round(1e3 * each(waits_s)) for each in (statistics.median, max))
+    print(f"blocks free after a cancel: median {median_ms} ms, max {max_ms} ms")
 
 
 def test_deadline_ends_a_running_request_with_what_it_has(server: Server) -> None:
@@ -104,5 +108,5 @@ def test_deadline_ends_a_running_request_with_what_it_has(server: Server) -> Non
     outcome = ask(server.grpc, "ensemble", inputs, timeout=1_500_000)
     assert outcome.errors == []
     assert outcome.responses[-1]["finish_reason"].item() == b"timeout"
-    assert 1 < len(outcome.responses)
+    assert len(outcome.responses) > 1
     free_again(server)

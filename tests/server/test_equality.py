@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
 from helpers.raw_grpc import Stream, ask, llm_inputs
 from helpers.server import Server, start_server
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 NUM_TOKENS = 64
 
@@ -46,7 +47,9 @@ def served_one_by_one(server: Server) -> list[list[int]]:
     return [ask(server.grpc, "llm", greedy(prompt)).token_ids for prompt in PROMPTS]
 
 
-def test_one_by_one_equals_transformers(reference: PreTrainedModel, served_one_by_one: list[list[int]]) -> None:
+def test_one_by_one_equals_transformers(
+    reference: PreTrainedModel, served_one_by_one: list[list[int]]
+) -> None:
     for prompt, served in zip(PROMPTS, served_one_by_one, strict=True):
         assert len(served) == NUM_TOKENS
         assert_is_transformers_greedy(reference, prompt, served)
@@ -72,7 +75,9 @@ def test_random_arrivals_change_nothing(server: Server, served_one_by_one: list[
     assert [results[number] for number in range(len(PROMPTS))] == served_one_by_one
 
 
-def test_forced_preemption_changes_nothing(default_model_dir: Path, served_one_by_one: list[list[int]]) -> None:
+def test_forced_preemption_changes_nothing(
+    default_model_dir: Path, served_one_by_one: list[list[int]]
+) -> None:
     """8 sequences of up to 7 blocks in a pool of 12."""
     block_bytes = 16 * 46080
     options = ("--dtype", "float32", "--block-size", "16", "--kv-cache-bytes", str(12 * block_bytes))
@@ -80,7 +85,9 @@ def test_forced_preemption_changes_nothing(default_model_dir: Path, served_one_b
     small = start_server(default_model_dir, *options)
     try:
         streams = [Stream(small.grpc, "llm", greedy(PROMPTS[number])) for number in chosen]
-        assert [stream.join(300).token_ids for stream in streams] == [served_one_by_one[number] for number in chosen]
+        assert [stream.join(300).token_ids for stream in streams] == [
+            served_one_by_one[number] for number in chosen
+        ]
         assert small.used_blocks() == 0
     finally:
         assert small.stop() == 0

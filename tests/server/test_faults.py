@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from helpers.raw_grpc import Stream, ask, text_inputs
 from helpers.server import Server, eventually, start_server
 
@@ -41,7 +42,9 @@ def test_killed_engine_ends_streams_with_an_error_and_comes_back(own_server: Ser
     engine = own_server.processes("naiad.engine_process")[0]
     streams = [
         Stream(own_server.grpc, model, inputs)
-        for model, inputs in [("ensemble", text_inputs(f"Story {n}", 1500, ignore_eos=True)) for n in range(8)]
+        for model, inputs in [
+            ("ensemble", text_inputs(f"Story {n}", 1500, ignore_eos=True)) for n in range(8)
+        ]
     ]
     for stream in streams:
         assert stream.got_response.wait(60)
@@ -60,7 +63,9 @@ def test_killed_engine_ends_streams_with_an_error_and_comes_back(own_server: Ser
 @pytest.mark.parametrize("model", ["tokenizer", "llm", "detokenizer"])
 def test_killed_stub_makes_naiad_serve_restart_the_server(own_server: Server, model: str) -> None:
     server_before = own_server.processes("tritonserver")
-    stubs = [p for p in own_server.processes("triton_python_backend_stub") if f"/{model}/" in " ".join(p.cmdline())]
+    stubs = [
+        p for p in own_server.processes("triton_python_backend_stub") if f"/{model}/" in " ".join(p.cmdline())
+    ]
     assert stubs
     stubs[0].send_signal(signal.SIGKILL)
     eventually(lambda: gone([p for p in server_before if p.name() == "tritonserver"]), 15)
@@ -96,7 +101,9 @@ def test_stopping_leaves_no_process_and_nothing_in_shared_memory(default_model_d
 
 
 def test_sigterm_lets_running_streams_finish(own_server: Server) -> None:
-    streams = [Stream(own_server.grpc, "ensemble", text_inputs(f"Poem {n}", 60, ignore_eos=True)) for n in range(8)]
+    streams = [
+        Stream(own_server.grpc, "ensemble", text_inputs(f"Poem {n}", 60, ignore_eos=True)) for n in range(8)
+    ]
     for stream in streams:
         assert stream.got_response.wait(60)
     own_server.process.send_signal(signal.SIGINT)

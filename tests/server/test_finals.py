@@ -19,7 +19,11 @@ KINDS = ("good", "unstreamed", "refused", "cancelled early", "cancelled late", "
 def make(kind: str, number: int, draw: random.Random) -> tuple[str, dict[str, Any], dict[str, Any]]:
     model = draw.choice(("llm", "ensemble"))
     length = draw.randrange(1, 12)
-    inputs = llm_inputs([5, 6, number % 1000], length) if model == "llm" else text_inputs(f"Number {number}", length)
+    inputs = (
+        llm_inputs([5, 6, number % 1000], length)
+        if model == "llm"
+        else text_inputs(f"Number {number}", length)
+    )
     stream_name = "streaming" if model == "llm" else "stream"
     options: dict[str, Any] = {"request_id": f"id-{number}"}
     if kind == "unstreamed":

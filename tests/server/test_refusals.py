@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from helpers.raw_grpc import Stream, ask, llm_inputs, text_inputs
 from helpers.server import Server
 
@@ -41,8 +42,12 @@ ENSEMBLE_CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "parameters", "message"), ENSEMBLE_CASES, ids=[case[2] for case in ENSEMBLE_CASES])
-def test_ensemble_refuses(server: Server, fields: dict[str, Any], parameters: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("fields", "parameters", "message"), ENSEMBLE_CASES, ids=[case[2] for case in ENSEMBLE_CASES]
+)
+def test_ensemble_refuses(
+    server: Server, fields: dict[str, Any], parameters: dict[str, Any], message: str
+) -> None:
     outcome = ask(server.grpc, "ensemble", text_inputs("Hello", 5) | fields, parameters=parameters)
     assert len(outcome.errors) == 1
     assert message in outcome.errors[0]
@@ -70,7 +75,9 @@ def test_llm_refuses(server: Server, fields: dict[str, Any], message: str) -> No
 
 def test_huge_max_tokens_is_clamped_to_the_window(server: Server) -> None:
     prompt = [1] * 2040
-    outcome = ask(server.grpc, "llm", llm_inputs(prompt, 2**31 - 1, ignore_eos=True, return_finish_reason=True))
+    outcome = ask(
+        server.grpc, "llm", llm_inputs(prompt, 2**31 - 1, ignore_eos=True, return_finish_reason=True)
+    )
     assert len(outcome.token_ids) == 8
     assert outcome.responses[-1]["finish_reason"].item() == b"length"
 
@@ -98,7 +105,9 @@ def test_neighbours_of_refused_requests_are_unharmed(server: Server) -> None:
 
 
 def test_http_refusal_is_a_clear_400(server: Server) -> None:
-    status, text = server.post("/v2/models/ensemble/generate", {"text_input": "a", "max_tokens": 3, "top_p": 1.5})
+    status, text = server.post(
+        "/v2/models/ensemble/generate", {"text_input": "a", "max_tokens": 3, "top_p": 1.5}
+    )
     assert status == 400
     assert "top_p = 1.5" in text
     assert "/" not in text.split("top_p", 1)[1]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
+
 from helpers.raw_grpc import Stream, ask, chunks, llm_inputs, text_inputs
 from helpers.server import Server
-from transformers import AutoTokenizer
 
 PARIS = json.dumps([{"role": "user", "content": "What is the capital of France?"}])
 PROMPTS = [
@@ -54,7 +55,12 @@ def test_streamed_unstreamed_and_decoded_text_agree(
     server: Server, tokenizer: AutoTokenizer, prompt: str, seed: int
 ) -> None:
     # A temperature far above 1 makes invalid byte sequences, special tokens and every script.
-    sampling = {"temperature": 3.0, "top_p": 1.0, "seed": np.array([[seed]], dtype=np.uint64), "ignore_eos": True}
+    sampling = {
+        "temperature": 3.0,
+        "top_p": 1.0,
+        "seed": np.array([[seed]], dtype=np.uint64),
+        "ignore_eos": True,
+    }
     streamed = ask(server.grpc, "ensemble", text_inputs(prompt, 40, **sampling)).text
     plain = ask(server.grpc, "ensemble", text_inputs(prompt, 40, **sampling | {"stream": False})).text
     echoed_inputs = text_inputs(prompt, 40, **sampling | {"stream": False, "exclude_input_in_output": False})
@@ -134,7 +140,10 @@ def test_tokenizer_and_detokenizer_serve_direct_users(server: Server) -> None:
     result = client.infer("tokenizer", [query, length])
     ids = result.as_numpy("INPUT_ID")
     assert result.as_numpy("STOP_WORDS_IDS").shape == (1, 2, 0)
-    batch = {"TOKENS_BATCH": ids[None].astype(np.int32), "SEQUENCE_LENGTH": np.array([[ids.size]], dtype=np.int32)}
+    batch = {
+        "TOKENS_BATCH": ids[None].astype(np.int32),
+        "SEQUENCE_LENGTH": np.array([[ids.size]], dtype=np.int32),
+    }
     outcome = ask(server.grpc, "detokenizer", batch)
     assert outcome.responses[0]["OUTPUT"].item() == b"Hello world"
 

@@ -30,7 +30,9 @@ def test_every_served_tensor_is_declared() -> None:
 
 
 def test_llm_parameters_are_the_engines_fields() -> None:
-    assert set(load("llm").parameters) - {"exclude_input_in_output", "forwarded_headers"} == set(field_names())
+    assert set(load("llm").parameters) - {"exclude_input_in_output", "forwarded_headers"} == set(
+        field_names()
+    )
 
 
 @pytest.mark.parametrize("name", ["llm", "detokenizer"])
@@ -50,10 +52,10 @@ def test_model_py_is_two_lines(name: str) -> None:
 def test_ensemble_maps_each_input_and_output_with_its_type() -> None:
     ensemble = load("ensemble")
     steps = {step.model_name: step for step in ensemble.ensemble_scheduling.step}
-    types = {name: {each.name: (each.data_type, list(each.dims)) for each in load(name).input} for name in steps}
-    used = {
-        outer: (model, inner) for model, step in steps.items() for inner, outer in step.input_map.items()
+    types = {
+        name: {each.name: (each.data_type, list(each.dims)) for each in load(name).input} for name in steps
     }
+    used = {outer: (model, inner) for model, step in steps.items() for inner, outer in step.input_map.items()}
     for each in ensemble.input:
         model, inner = used[each.name]
         assert types[model][inner] == (each.data_type, list(each.dims)), each.name

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from helpers.triton_server_doubles import LIMITS, FakeDoor, FakeSender, FakeSource, llm_source
 
+from helpers.triton_server_doubles import LIMITS, FakeDoor, FakeSender, FakeSource, llm_source
 from naiad.engine_process import Ack
 from naiad.errors import UnavailableError
 from naiad.outputs import EngineStats, RequestOutput
@@ -132,7 +132,9 @@ def test_error_waits_for_outstanding_chunks(harness: Harness) -> None:
     sender = harness.accept(text_source())
     harness.say(RequestOutput(1, [10], window_ids=[7]))
     eventually(lambda: len(sender.responses) == 1)
-    failed = RequestOutput(1, [], finish_reason=FinishReason.ERROR, error_status="INTERNAL", error_message="bad row")
+    failed = RequestOutput(
+        1, [], finish_reason=FinishReason.ERROR, error_status="INTERNAL", error_message="bad row"
+    )
     harness.say(failed)
     time.sleep(0.05)
     assert sender.num_finals == 0
@@ -144,7 +146,9 @@ def test_error_waits_for_outstanding_chunks(harness: Harness) -> None:
 def test_cut_text_counts_the_merged_chunks(harness: Harness) -> None:
     sender = harness.accept(llm_source(text_context=TEXT))
     harness.say(RequestOutput(1, [10], window_ids=[7], num_chars=4))
-    harness.say(RequestOutput(1, [11], window_ids=[10], num_chars=2, is_cut=True, finish_reason=FinishReason.STOP))
+    harness.say(
+        RequestOutput(1, [11], window_ids=[10], num_chars=2, is_cut=True, finish_reason=FinishReason.STOP)
+    )
     eventually(lambda: sender.num_finals == 1)
     response = sender.responses[0]
     assert response["max_chars"].item() == 3 + 4 + 2
@@ -208,7 +212,9 @@ def test_one_failing_row_ends_the_request_and_aborts_the_others(harness: Harness
     for name in ("input_ids", "input_lengths", "request_output_len"):
         source.inputs[name] = source.inputs[name].repeat(2, axis=0)
     sender = harness.accept(source)
-    harness.say(RequestOutput(2, [], finish_reason=FinishReason.ERROR, error_status="INTERNAL", error_message="x"))
+    harness.say(
+        RequestOutput(2, [], finish_reason=FinishReason.ERROR, error_status="INTERNAL", error_message="x")
+    )
     eventually(lambda: sender.num_finals == 1)
     assert 1 in harness.door.aborted
 

@@ -46,12 +46,21 @@ class FakeFamilies:
 def test_gauges_say_what_the_reference_says() -> None:
     families = FakeFamilies()
     metrics = Metrics(families, "llm", "1")
-    stats = EngineStats(num_running=3, num_waiting=2, num_blocks=10, num_used_blocks=4, block_size=64, max_num_seqs=8)
+    stats = EngineStats(
+        num_running=3, num_waiting=2, num_blocks=10, num_used_blocks=4, block_size=64, max_num_seqs=8
+    )
     metrics.update(stats, LatencyBatch())
-    requests = {key: families.find("nv_trt_llm_request_metrics", key).value for key in ("active", "max", "waiting")}
+    requests = {
+        key: families.find("nv_trt_llm_request_metrics", key).value for key in ("active", "max", "waiting")
+    }
     blocks = "nv_trt_llm_kv_cache_block_metrics"
     assert requests == {"active": 5, "max": 8, "waiting": 2}
-    assert [families.find(blocks, key).value for key in ("max", "free", "used", "tokens_per")] == [10, 6, 4, 64]
+    assert [families.find(blocks, key).value for key in ("max", "free", "used", "tokens_per")] == [
+        10,
+        6,
+        4,
+        64,
+    ]
     assert families.find(blocks, "fraction").value == 0.4
     assert families.find(blocks, "used").labels["model"] == "llm"
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 
+from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
 from naiad.tokenization import pack_word_list
 from naiad.triton_server.request_reader import GenerateRequest, StopRequest, read_request

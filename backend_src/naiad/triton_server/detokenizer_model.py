@@ -15,7 +15,7 @@ import numpy as np
 from naiad.config.model_location import model_directory
 from naiad.engine_process import AckSender, runtime_directory
 from naiad.errors import InternalError, InvalidRequestError, NaiadError
-from naiad.tokenization import TokenTable, decode_chunk
+from naiad.tokenization import TokenTable, decode, decode_chunk
 from naiad.triton_server import pb
 from naiad.triton_server.model_parameters import read_bool, refuse_unknown_keys
 
@@ -98,10 +98,11 @@ class DetokenizerModel:
         """Each beam of each row as text; −1 is padding."""
         rows = ids.reshape(-1, ids.shape[-1])
         if lengths.size != len(rows):
-            raise InvalidRequestError(f"SEQUENCE_LENGTH has {lengths.size} values for {len(rows)} rows of TOKENS_BATCH")
+            raise InvalidRequestError(
+                f"SEQUENCE_LENGTH has {lengths.size} values for {len(rows)} rows of TOKENS_BATCH"
+            )
         texts = []
         for row, length in zip(rows, lengths.reshape(-1).tolist(), strict=True):
             kept = [each for each in row[: max(length, 0)].tolist() if each != -1]
-            self._table.check_ids(kept)
-            texts.append(decode_chunk(self._table, kept, 0, max_chars=-1, is_last=True, skip_special_tokens=self._skip_special))
+            texts.append(decode(self._table, kept, self._skip_special))
         return texts

@@ -54,7 +54,9 @@ class LLMModel:
         config = _engine_config(parameters)
         name = args["model_name"]
         directory = runtime_directory(os.getppid())
-        self._client = EngineClient(config, directory / f"{name}.engine", self._take_outputs, self._engine_lost)
+        self._client = EngineClient(
+            config, directory / f"{name}.engine", self._take_outputs, self._engine_lost
+        )
         self._service = LLMService(self._client, pb.log_error)
         self._acks = AckReceiver(directory / f"{name}.acks")
         self._client.start()
@@ -92,4 +94,6 @@ class LLMModel:
 
 def _engine_config(parameters: dict[str, str]) -> EngineConfig:
     chosen = {key: value for key, value in parameters.items() if key in field_names()}
-    return EngineConfig.from_parameters(chosen | {"model_dir": str(model_directory(parameters.get("model_dir", "")))})
+    return EngineConfig.from_parameters(
+        chosen | {"model_dir": str(model_directory(parameters.get("model_dir", "")))}
+    )

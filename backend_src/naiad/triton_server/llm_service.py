@@ -110,7 +110,11 @@ class LLMService:
     def engine_lost(self) -> None:
         """The engine process ended: every open stream gets an error and FINAL."""
         for stream in self.open_streams():
-            stream.fail(InternalError("the engine process ended while this request was running; it restarts by itself"))
+            stream.fail(
+                InternalError(
+                    "the engine process ended while this request was running; it restarts by itself"
+                )
+            )
             self._senders.schedule(stream)
 
     def housekeep(self) -> None:
@@ -128,7 +132,9 @@ class LLMService:
             elif stream.wants_probe(now_s, period_s):
                 stream.is_probe_due = True
                 self._senders.schedule(stream)
-            elif now_s - stream.last_sent_s > DEAD_DETOKENIZER_S and any(row.outstanding for row in stream.rows):
+            elif now_s - stream.last_sent_s > DEAD_DETOKENIZER_S and any(
+                row.outstanding for row in stream.rows
+            ):
                 stream.fail(UnavailableError("the detokenizer does not answer"))
                 self._abort_rest(stream)
 

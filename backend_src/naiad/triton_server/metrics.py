@@ -13,7 +13,24 @@ from typing import Any, Protocol
 from naiad.outputs import EngineStats
 from naiad.triton_server.observations import LatencyBatch
 
-FIRST_TOKEN_BUCKETS_S = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
+FIRST_TOKEN_BUCKETS_S = [
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+]
 INTER_TOKEN_BUCKETS_S = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
 
 Read = Callable[[EngineStats], float]
@@ -63,17 +80,19 @@ class Metrics:
         self._labels = {"model": model, "version": version}
         self._families: list[Any] = []
         self._gauges = self._make_gauges("nv_trt_llm_request_metrics", "request_type", REQUEST_GAUGES)
-        self._gauges += self._make_gauges("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type", BLOCK_GAUGES)
+        self._gauges += self._make_gauges(
+            "nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type", BLOCK_GAUGES
+        )
         self._counters = [
             _Written(self._add(name, "Tokens", "counter").Metric(labels=self._labels), read, 0)
             for name, read in COUNTERS.items()
         ]
-        self._first_token = self._add("vllm:time_to_first_token_seconds", "Seconds to first token", "histogram").Metric(
-            labels=self._labels, buckets=FIRST_TOKEN_BUCKETS_S
-        )
-        self._inter_token = self._add("vllm:time_per_output_token_seconds", "Seconds per token", "histogram").Metric(
-            labels=self._labels, buckets=INTER_TOKEN_BUCKETS_S
-        )
+        self._first_token = self._add(
+            "vllm:time_to_first_token_seconds", "Seconds to first token", "histogram"
+        ).Metric(labels=self._labels, buckets=FIRST_TOKEN_BUCKETS_S)
+        self._inter_token = self._add(
+            "vllm:time_per_output_token_seconds", "Seconds per token", "histogram"
+        ).Metric(labels=self._labels, buckets=INTER_TOKEN_BUCKETS_S)
 
     def update(self, stats: EngineStats, latencies: LatencyBatch) -> None:
         """Write what changed. A restarted engine counts from zero again; the counters go on."""
@@ -101,7 +120,9 @@ class Metrics:
 
     def _make_gauges(self, name: str, label: str, reads: dict[str, Read]) -> list[_Written]:
         made = self._add(name, "State of the engine", "gauge")
-        return [_Written(made.Metric(labels=self._labels | {label: key}), read, 0) for key, read in reads.items()]
+        return [
+            _Written(made.Metric(labels=self._labels | {label: key}), read, 0) for key, read in reads.items()
+        ]
 
     def _add(self, name: str, description: str, kind: str) -> Any:
         made = self._family(name, description, kind)

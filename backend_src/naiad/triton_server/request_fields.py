@@ -195,7 +195,9 @@ def _same_in_all_rows(name: str, tensor: Array) -> Any:
     if rows.size == 0:
         raise InvalidRequestError(f"{name} is an empty tensor: expected one value a row")
     if rows.size > 1 and not (rows == rows[0]).all():
-        raise InvalidRequestError(f"{name} differs between the rows of the request: expected one value for all")
+        raise InvalidRequestError(
+            f"{name} differs between the rows of the request: expected one value for all"
+        )
     return rows[0].item()
 
 

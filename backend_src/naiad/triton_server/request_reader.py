@@ -143,13 +143,17 @@ def _read_prompts(tensors: Mapping[str, Array], limits: ModelLimits) -> list[lis
     lengths = tensors["input_lengths"].reshape(-1).tolist()
     table = input_ids.reshape(input_ids.shape[0], -1)
     if len(lengths) != len(table):
-        raise InvalidRequestError(f"input_lengths has {len(lengths)} values for {len(table)} rows of input_ids")
+        raise InvalidRequestError(
+            f"input_lengths has {len(lengths)} values for {len(table)} rows of input_ids"
+        )
     return [_checked_prompt(row, length, limits) for row, length in zip(table, lengths, strict=True)]
 
 
 def _checked_prompt(row: Array, length: int, limits: ModelLimits) -> list[int]:
     if not 0 <= length <= row.size:
-        raise InvalidRequestError(f"input_lengths = {length}: expected 1 … {row.size}, the width of input_ids")
+        raise InvalidRequestError(
+            f"input_lengths = {length}: expected 1 … {row.size}, the width of input_ids"
+        )
     if length == 0:
         raise InvalidRequestError("the prompt is empty: expected at least one token")
     if length >= limits.max_model_len:
@@ -188,7 +192,9 @@ def _read_stop_sequences(tensor: Array | None, num_rows: int) -> list[tuple[tupl
     for row in packed:
         words = unpack_word_list(np.ascontiguousarray(row))
         if len(words) > MAX_STOP_WORDS:
-            raise InvalidRequestError(f"stop_words_list has {len(words)} words: at most {MAX_STOP_WORDS} are allowed")
+            raise InvalidRequestError(
+                f"stop_words_list has {len(words)} words: at most {MAX_STOP_WORDS} are allowed"
+            )
         longest = max(map(len, words), default=0)
         if longest > MAX_STOP_WORD_TOKENS:
             raise InvalidRequestError(
@@ -203,7 +209,9 @@ def _read_stop_token_ids(
 ) -> list[tuple[int, ...]]:
     end_id = int(scalars.get("end_id", -1))
     if end_id >= limits.vocab_size:
-        raise InvalidRequestError(f"end_id = {end_id}: expected -1 (none) or an id in [0, {limits.vocab_size})")
+        raise InvalidRequestError(
+            f"end_id = {end_id}: expected -1 (none) or an id in [0, {limits.vocab_size})"
+        )
     shared: tuple[int, ...] = ()
     if not scalars.get("ignore_eos"):
         shared = limits.eos_token_ids + (() if end_id < 0 else (end_id,))
@@ -211,7 +219,9 @@ def _read_stop_token_ids(
         return [tuple(dict.fromkeys(shared))] * num_rows
     table = tensor.reshape(num_rows, -1)
     if table.shape[1] > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequestError(f"stop_token_ids has {table.shape[1]} ids: at most {MAX_STOP_TOKEN_IDS} are allowed")
+        raise InvalidRequestError(
+            f"stop_token_ids has {table.shape[1]} ids: at most {MAX_STOP_TOKEN_IDS} are allowed"
+        )
     _check_token_ids("stop_token_ids", table, limits.vocab_size)
     return [tuple(dict.fromkeys((*shared, *row.tolist()))) for row in table]
 

@@ -148,7 +148,9 @@ class ResponseStream:
             if final:
                 return num_tokens
 
-    def _next(self, build: ResponseBuilder, build_probe: ResponseBuilder) -> tuple[Tensors | None, int, bool] | None:
+    def _next(
+        self, build: ResponseBuilder, build_probe: ResponseBuilder
+    ) -> tuple[Tensors | None, int, bool] | None:
         if self.is_closed:
             return None
         if self.error is not None:
@@ -193,4 +195,3 @@ def merged(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         stop_reason=second.stop_reason,
         num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
     )
-

@@ -58,7 +58,9 @@ def probe_tensors(stream: ResponseStream, row: StreamRow, chunk: RequestOutput) 
     }
 
 
-def _detokenizer_tensors(stream: ResponseStream, row: StreamRow, chunk: RequestOutput, is_echoing: bool) -> Tensors:
+def _detokenizer_tensors(
+    stream: ResponseStream, row: StreamRow, chunk: RequestOutput, is_echoing: bool
+) -> Tensors:
     asked = stream.request.rows[row.index]
     window = asked.prompt_token_ids if is_echoing else chunk.window_ids
     max_chars = chunk.num_chars if chunk.is_cut else -1

@@ -67,10 +67,14 @@ class TextReader:
                 raise InvalidRequestError(f"{name} is not supported by this version of Naiad: do not send it")
         num_rows = tensors["REQUEST_OUTPUT_LEN"].shape[0]
         prompts = self._prompts(tensors, parameters, num_rows)
-        stop_words = _words("stop_words", tensors.get("STOP_WORDS_DICT"), parameters.get("stop_words"), num_rows)
+        stop_words = _words(
+            "stop_words", tensors.get("STOP_WORDS_DICT"), parameters.get("stop_words"), num_rows
+        )
         return self._outputs(tensors, prompts, stop_words)
 
-    def _prompts(self, tensors: Mapping[str, Array], parameters: Mapping[str, Any], num_rows: int) -> list[list[int]]:
+    def _prompts(
+        self, tensors: Mapping[str, Array], parameters: Mapping[str, Any], num_rows: int
+    ) -> list[list[int]]:
         texts = _strings("text_input", tensors.get("QUERY"), parameters.get("text_input"), num_rows)
         chats = _strings("messages", tensors.get("messages"), parameters.get("messages"), num_rows)
         if (texts is None) == (chats is None):
@@ -84,7 +88,9 @@ class TextReader:
         if texts is not None:
             if not all(texts):
                 raise InvalidRequestError("text_input is empty: expected at least one character")
-            return [self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens) for text in texts]
+            return [
+                self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens) for text in texts
+            ]
         return [self._tokenizer.render_chat(chat) for chat in chats or []]
 
     def _outputs(
@@ -121,7 +127,9 @@ class TextReader:
         )
 
     def _packed(self, rows: list[list[str]]) -> npt.NDArray[np.int32]:
-        encoded = [[self._tokenizer.encode(word, add_special_tokens=False) for word in words] for words in rows]
+        encoded = [
+            [self._tokenizer.encode(word, add_special_tokens=False) for word in words] for words in rows
+        ]
         packed = [pack_word_list(words) for words in encoded]
         width = max(each.shape[1] for each in packed)
         filled = np.zeros((len(packed), 2, width), dtype=np.int32)

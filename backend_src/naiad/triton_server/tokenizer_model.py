@@ -24,11 +24,12 @@ class TokenizerModel:
             parameters = pb.model_parameters(args)
             refuse_unknown_keys(parameters, _KEYS)
             directory = model_directory(parameters.get("model_dir", ""))
+            skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
             self._reader = TextReader(
-                Tokenizer.from_directory(directory),
+                Tokenizer.from_directory(directory, skip_special_tokens),
                 ModelConfig.from_directory(directory).max_position_embeddings,
                 add_special_tokens=read_bool(parameters, "add_special_tokens", default=True),
-                skip_special_tokens=read_bool(parameters, "skip_special_tokens", default=True),
+                skip_special_tokens=skip_special_tokens,
                 forwarded_headers=parameters.get("forwarded_headers", ""),
             )
         except NaiadError as error:

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.tiny_tokenizers import tiny_tokenizer, write_tokenizer
+from helpers.triton_server_doubles import FakeSource
+
+from naiad.errors import InvalidRequestError
+from naiad.tokenization import Tokenizer, unpack_word_list
+from naiad.triton_server.text_reader import TextReader
+
+MAX_MODEL_LEN = 50
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return Tokenizer.from_directory(write_tokenizer(tmp_path, tiny_tokenizer("byte_level")))
+
+
+@pytest.fixture
+def reader(tokenizer: Tokenizer) -> TextReader:
+    return TextReader(
+        tokenizer, MAX_MODEL_LEN, add_special_tokens=True, skip_special_tokens=True, forwarded_headers=""
+    )
+
+
+def source(*texts: str, parameters: dict[str, Any] | None = None, **tensors: Any) -> FakeSource:
+    rows = max(len(texts), 1)
+    inputs: dict[str, Any] = {"REQUEST_OUTPUT_LEN": np.full((rows, 1), 5, dtype=np.int32), **tensors}
+    if texts:
+        inputs["QUERY"] = column(*texts)
+    return FakeSource(inputs, parameters or {})
+
+
+def column(*texts: str) -> Any:
+    return np.array([[text.encode()] for text in texts], dtype=np.object_)
+
+
+def words(*row: str) -> Any:
+    return np.array([[word.encode() for word in row]], dtype=np.object_)
+
+
+def context(outputs: dict[str, Any], row: int = 0) -> dict[str, Any]:
+    decoded: dict[str, Any] = json.loads(outputs["text_context"][row, 0])
+    return decoded
+
+
+def test_rows_are_padded_to_the_longest(reader: TextReader, tokenizer: Tokenizer) -> None:
+    outputs = reader.read(source("a", "a longer text"))
+    ids, lengths = outputs["INPUT_ID"], outputs["REQUEST_INPUT_LEN"]
+    assert ids[0, : lengths[0, 0]].tolist() == tokenizer.encode("a", add_special_tokens=True)
+    assert ids[1].tolist() == tokenizer.encode("a longer text", add_special_tokens=True)
+    assert (ids.dtype, lengths.shape) == (np.int32, (2, 1))
+
+
+def test_stop_words_travel_as_text_and_packed(reader: TextReader, tokenizer: Tokenizer) -> None:
+    outputs = reader.read(source("a", STOP_WORDS_DICT=words("stop", "", "end")))
+    assert context(outputs)["stop_strings"] == ["stop", "end"]
+    expected = [tokenizer.encode(word, add_special_tokens=False) for word in ("stop", "end")]
+    assert unpack_word_list(outputs["STOP_WORDS_IDS"][0]) == expected
+
+
+def test_no_stop_words_are_the_references_empty_list(reader: TextReader) -> None:
+    outputs = reader.read(source("a"))
+    assert outputs["STOP_WORDS_IDS"].shape == (1, 2, 0)
+    assert outputs["BAD_WORDS_IDS"].shape == (1, 2, 0)
+    assert outputs["EMBEDDING_BIAS"].shape == (1, 0)
+
+
+def test_end_and_pad_default_to_the_tokenizers(reader: TextReader, tokenizer: Tokenizer) -> None:
+    outputs = reader.read(source("a"))
+    assert outputs["OUT_END_ID"].tolist() == [[tokenizer.eos_id]]
+    sent = reader.read(source("a", END_ID=np.array([[9]], dtype=np.int32)))
+    assert sent["OUT_END_ID"].tolist() == [[9]]
+
+
+def test_context_primes_the_text_with_the_prompt(reader: TextReader, tokenizer: Tokenizer) -> None:
+    outputs = reader.read(source("héllo"))
+    assert context(outputs)["num_prompt_chars"] == 5
+    assert context(outputs)["prompt_tail_ids"] == tokenizer.prompt_tail(outputs["INPUT_ID"][0].tolist())
+
+
+def test_text_may_come_as_a_parameter(reader: TextReader) -> None:
+    as_tensor = reader.read(source("a", STOP_WORDS_DICT=words("b")))
+    as_parameter = reader.read(source(parameters={"text_input": "a", "stop_words": "b"}))
+    assert as_parameter["text_context"].tolist() == as_tensor["text_context"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (source(), "neither was sent"),
+        (source("a", messages=column("[]")), "both was sent"),
+        (source(""), "text_input is empty"),
+        (source("x" * (64 * MAX_MODEL_LEN + 1)), "the prompt has 3201 bytes: at most 3200"),
+        (source("a", STOP_WORDS_DICT=words(*["s"] * 65)), "stop_words has 65 entries: at most 64"),
+        (source("a", STOP_WORDS_DICT=words("s" * 257)), "stop_words has an entry of 257 bytes: at most 256"),
+        (source(QUERY=np.array([[b"\xff"]], dtype=np.object_)), "text_input is not valid UTF-8"),
+        (source("a", BAD_WORDS_DICT=words("b")), "bad_words is not supported"),
+        (source("a", DECODER_QUERY=column("b")), "decoder_text_input is not supported"),
+        (source("a", IMAGE_URL=column("http://x")), "IMAGE_URL is not supported"),
+        (source("a", parameters={"colour": "blue"}), "unknown parameter 'colour'"),
+        (source(messages=column("{")), "messages"),
+    ],
+)
+def test_refusals_name_the_field(reader: TextReader, request_: FakeSource, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        reader.read(request_)
+
+
+def test_refusals_never_show_the_prompt(reader: TextReader) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        reader.read(source("canary " * 1000))
+    assert "canary" not in str(caught.value)
+
+
+def test_empty_bad_words_are_off(reader: TextReader) -> None:
+    assert reader.read(source("a", BAD_WORDS_DICT=words("")))["INPUT_ID"].size
