@@ -2,6 +2,7 @@
 
 from naiad.engine_process.acks import Ack, AckReceiver, AckSender
 from naiad.engine_process.client import ClientTimings, EngineClient
+from naiad.engine_process.parent_watch import end_with_parent
 from naiad.engine_process.protocol import Ready
 from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory
 
@@ -12,6 +13,7 @@ __all__ = [
     "ClientTimings",
     "EngineClient",
     "Ready",
+    "end_with_parent",
     "remove_runtime_directory",
     "runtime_directory",
 ]
