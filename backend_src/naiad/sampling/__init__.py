@@ -1,1 +1,1 @@
-"""TBD."""
+"""From logits to the next token, and whether it was the last."""

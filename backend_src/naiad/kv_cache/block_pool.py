@@ -1,0 +1,84 @@
+"""Blocks by number: a reference count each, and a free list woven through them."""
+
+from __future__ import annotations
+
+
+class BlockPool:
+    """Hands out block ids, low and recently freed ones first. Every operation is O(1).
+
+    The free list is doubly linked through two arrays, so that a free block that still holds
+    reusable KV can be taken from the middle. It is a stack: what was freed last is taken
+    first, which keeps the used blocks at the pool's low end, where one contiguous range of ids
+    covers them. When the last block comes back the list is sorted again (O(blocks), while
+    nothing else is to be done), so that no crowded hour scatters the ids for ever.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        """All `num_blocks` blocks are free."""
+        assert num_blocks >= 1
+        self._num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._link_in_order()
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool, used and free."""
+        return self._num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without an owner."""
+        return self._num_free
+
+    def ref_count(self, block_id: int) -> int:
+        """How many block tables hold the block; 0 = free."""
+        return self._ref_counts[block_id]
+
+    def allocate(self) -> int:
+        """Take a free block for one owner. The caller has looked at `num_free`."""
+        block_id = self._next[self._head]
+        assert block_id != self._head, "no free block"
+        self._unlink(block_id)
+        self._ref_counts[block_id] = 1
+        return block_id
+
+    def retain(self, block_id: int) -> None:
+        """Add an owner to a block, used or free."""
+        if self._ref_counts[block_id] == 0:
+            self._unlink(block_id)
+        self._ref_counts[block_id] += 1
+
+    def release(self, block_id: int) -> None:
+        """Take one owner away; the last one frees the block."""
+        assert self._ref_counts[block_id] > 0, "the block is free already"
+        self._ref_counts[block_id] -= 1
+        if self._ref_counts[block_id]:
+            return
+        first = self._next[self._head]
+        self._next[self._head] = self._previous[first] = block_id
+        self._previous[block_id], self._next[block_id] = self._head, first
+        self._num_free += 1
+        if self._num_free == self._num_blocks:
+            self._link_in_order()
+
+    def free_block_ids(self) -> list[int]:
+        """The free list in the order of allocation; O(free blocks), for checks."""
+        block_ids = []
+        block_id = self._next[self._head]
+        while block_id != self._head:
+            block_ids.append(block_id)
+            block_id = self._next[block_id]
+        return block_ids
+
+    def _link_in_order(self) -> None:
+        # The node behind the last block is the list's head and end.
+        size = self._num_blocks + 1
+        self._head = self._num_blocks
+        self._next = [(block_id + 1) % size for block_id in range(size)]
+        self._previous = [(block_id - 1) % size for block_id in range(size)]
+        self._num_free = self._num_blocks
+
+    def _unlink(self, block_id: int) -> None:
+        before, after = self._previous[block_id], self._next[block_id]
+        self._next[before], self._previous[after] = after, before
+        self._num_free -= 1

@@ -1,0 +1,61 @@
+"""Random numbers without a generator: noise is a function of seed, position and token id.
+
+So a row's draws do not depend on its place in the batch, on other rows, on how often it was
+preempted, or on which part of the vocabulary is looked at.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_BITS = (1 << 64) - 1
+# SplitMix64 (Steele, Lea, Flood 2014): the counter's step and the finalizer's two factors.
+_STEP, _FACTOR_1, _FACTOR_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_UNIFORM_BITS = 53
+
+
+def noise_key(seed: int, position: int) -> int:
+    """The key of one row at one position, as a signed 64-bit number.
+
+    Args:
+        seed: 0 … 2**64 - 1.
+        position: of the token that is drawn, ≥ 0.
+    """
+    return _signed(_mix((_mix((seed + _STEP) & _BITS) + (position + 1) * _STEP) & _BITS))
+
+
+def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Standard Gumbel noise of each token.
+
+    Args:
+        keys: [num_rows, 1] int64, each from `noise_key`.
+        token_ids: [num_rows, n] or [n] int64.
+
+    Returns:
+        [num_rows, n] float64, finite.
+    """
+    bits = token_ids * _signed(_STEP) + keys
+    for shift, factor in ((30, _FACTOR_1), (27, _FACTOR_2)):
+        bits.bitwise_xor_(_logical_shift(bits, shift)).mul_(_signed(factor))
+    bits.bitwise_xor_(_logical_shift(bits, 31))
+    uniform = _logical_shift(bits, 64 - _UNIFORM_BITS).to(torch.float64)
+    # The largest noise comes from the smallest uniforms, where floats lie densest: the tail
+    # that decides who wins keeps its resolution.
+    uniform.add_(0.5).mul_(2.0**-_UNIFORM_BITS)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def _logical_shift(bits: Tensor, shift: int) -> Tensor:
+    """Right shift that fills with zeros; torch's repeats the sign."""
+    return (bits >> shift).bitwise_and_((1 << (64 - shift)) - 1)
+
+
+def _mix(bits: int) -> int:
+    bits = ((bits ^ (bits >> 30)) * _FACTOR_1) & _BITS
+    bits = ((bits ^ (bits >> 27)) * _FACTOR_2) & _BITS
+    return bits ^ (bits >> 31)
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits

@@ -1,0 +1,43 @@
+"""What may enter the queue at all: requests that no amount of waiting could serve are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from naiad.errors import InvalidRequestError
+from naiad.sequence import EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Bounds on one request. Bounds on the queue as a whole belong here too.
+
+    Attributes:
+        max_model_len: prompt + output tokens of a sequence; so many fit the KV cache.
+        vocab_size: ids are in [0, vocab_size).
+    """
+
+    max_model_len: int
+    vocab_size: int
+
+    def check(self, request: EngineRequest) -> None:
+        """Refuse what can never be served.
+
+        Raises:
+            InvalidRequestError: names the field, its value and what is allowed.
+        """
+        token_ids = request.prompt_token_ids
+        if not token_ids:
+            raise InvalidRequestError("input_ids is empty: expected at least one token")
+        if len(token_ids) >= self.max_model_len:
+            raise InvalidRequestError(
+                f"input_ids has {len(token_ids)} tokens: expected at most {self.max_model_len - 1}, "
+                f"as prompt and output together may have {self.max_model_len}"
+            )
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequestError(
+                    f"input_ids contains the token id {token_id}: expected ids in [0, {self.vocab_size})"
+                )
+        if request.params.max_tokens < 1:
+            raise InvalidRequestError(f"max_tokens = {request.params.max_tokens}: expected at least 1")

@@ -1,0 +1,78 @@
+"""What is always true of a scheduler between two steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from naiad.outputs import SchedulerOutput
+from naiad.scheduler.scheduler import Scheduler
+from naiad.sequence import Sequence, SequenceStatus
+
+
+def check_invariants(scheduler: Scheduler, scheduled: SchedulerOutput | None = None) -> None:
+    """Assert that queues, blocks and sequences agree. O(blocks + sequences); for tests.
+
+    Args:
+        scheduler: between any two of its calls.
+        scheduled: what `schedule` has just returned, to check that too.
+    """
+    _check_sequences(scheduler)
+    _check_blocks(scheduler)
+    if scheduled is not None:
+        _check_step(scheduler, scheduled)
+
+
+def _check_sequences(scheduler: Scheduler) -> None:
+    everyone = [*scheduler.running, *scheduler.waiting]
+    assert len({sequence.sequence_id for sequence in everyone}) == len(everyone), "a sequence is in twice"
+    assert len(scheduler.running) <= scheduler.limits.max_num_seqs
+    arrivals = [sequence.arrival_s for sequence in everyone]
+    assert arrivals == sorted(arrivals), "a younger sequence is ahead of an older one"
+    for sequence in scheduler.running:
+        assert sequence.status is SequenceStatus.RUNNING
+        assert 0 <= sequence.num_computed_tokens < sequence.num_tokens
+    for sequence in scheduler.waiting:
+        assert sequence.status is SequenceStatus.WAITING
+        assert sequence.num_computed_tokens == 0
+        assert not sequence.block_table, "a waiting sequence holds blocks"
+
+
+def _check_blocks(scheduler: Scheduler) -> None:
+    kv_cache = scheduler.kv_cache
+    pool = kv_cache.pool
+    owners: Counter[int] = Counter()
+    for sequence in scheduler.running:
+        assert len(set(sequence.block_table)) == len(sequence.block_table), "a block is twice in a table"
+        assert len(sequence.block_table) * kv_cache.block_size >= sequence.num_computed_tokens
+        owners.update(sequence.block_table)
+    for block_id in range(pool.num_blocks):
+        assert pool.ref_count(block_id) == owners[block_id], f"block {block_id} is counted wrongly"
+    free = pool.free_block_ids()
+    assert len(free) == len(set(free)) == pool.num_free
+    assert not owners.keys() & set(free), "a block is both free and held"
+    assert len(free) + len(owners) == pool.num_blocks, "a block is lost"
+    for sequence in scheduler.running:
+        _check_written_blocks_are_own(scheduler, sequence)
+
+
+def _check_written_blocks_are_own(scheduler: Scheduler, sequence: Sequence) -> None:
+    """Only full blocks of a cached prefix are shared; what is yet to be written never is."""
+    first_unwritten = sequence.num_computed_tokens // scheduler.kv_cache.block_size
+    for block_id in sequence.block_table[first_unwritten:]:
+        assert scheduler.kv_cache.pool.ref_count(block_id) == 1, f"block {block_id} is shared and written"
+
+
+def _check_step(scheduler: Scheduler, scheduled: SchedulerOutput) -> None:
+    assert scheduled.num_scheduled_tokens <= scheduler.limits.max_num_batched_tokens
+    assert scheduled.scheduled or not scheduler.has_work, "there is work but the step is empty"
+    running = {sequence.sequence_id for sequence in scheduler.running}
+    ids = [row.sequence.sequence_id for row in scheduled.scheduled]
+    assert len(set(ids)) == len(ids), "a sequence has two rows"
+    for row in scheduled.scheduled:
+        sequence = row.sequence
+        end = row.start + row.num_scheduled_tokens
+        assert sequence.sequence_id in running
+        assert row.num_scheduled_tokens >= 1
+        assert row.start == sequence.num_computed_tokens
+        assert row.samples == (end == sequence.num_tokens)
+        assert len(sequence.block_table) * scheduler.kv_cache.block_size >= end
