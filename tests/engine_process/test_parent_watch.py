@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from helpers.engine_harness import has_ended, wait_until
 
 CHILD = """
