@@ -94,7 +94,7 @@ def tiny_tokenizer(kind: str) -> Tokenizer:
 
 
 def write_tokenizer(
-    folder: Path, tokenizer: Tokenizer, chat_template: str | None = CHAT_TEMPLATE, **settings: object
+    folder: Path, tokenizer: Tokenizer, template_file: str | None = CHAT_TEMPLATE, **settings: object
 ) -> Path:
     """Write the tokenizer files of a checkpoint into `folder`; `settings` go into tokenizer_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,6 +107,6 @@ def write_tokenizer(
         **settings,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    if chat_template is not None:
-        (folder / "chat_template.jinja").write_text(chat_template)
+    if template_file is not None:
+        (folder / "chat_template.jinja").write_text(template_file)
     return folder

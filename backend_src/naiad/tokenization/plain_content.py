@@ -33,8 +33,11 @@ class PlainContent:
         self._tokenizer = checkpoint.tokenizer
         self._special_texts = [token.content for token in added.values() if token.special]
         self._beginnings = {text[:length] for text in self._special_texts for length in range(1, len(text))}
-        unknown_id = checkpoint.named_token_id("unk_token")
-        self._control_ids = checkpoint.special_ids - {unknown_id}
+        unknown_token = getattr(checkpoint.tokenizer.model, "unk_token", None)
+        unknown_ids = {checkpoint.named_token_id("unk_token")}
+        if unknown_token is not None:
+            unknown_ids.add(checkpoint.tokenizer.token_to_id(unknown_token))
+        self._control_ids = checkpoint.special_ids - unknown_ids
 
     def mark(self, content: str) -> str:
         """The content with marks wherever it could make a special token.
