@@ -14,6 +14,7 @@ import pytest
 
 from helpers.engine_harness import (
     FAKE_CHILD,
+    WAIT_S,
     RawDoor,
     Recorder,
     fake_command,
@@ -189,4 +190,18 @@ def test_engine_without_an_owner_ends_with_its_parent(socket_dir: Path) -> None:
         wait_until(path.exists)
         parent.kill()
     wait_until(lambda: has_ended(pid))
+    assert not path.exists()
+
+
+def test_engine_ends_when_its_owner_disconnects(socket_dir: Path) -> None:
+    path = socket_dir / "engine.sock"
+    options = ["--socket", str(path), "--model-dir", str(socket_dir), "--parent-pid", str(os.getpid())]
+    with subprocess.Popen([*fake_command("good"), *options]) as process:
+        door = RawDoor(path)
+        assert isinstance(door.receive(), Ready)
+        door.close()
+        try:
+            assert process.wait(WAIT_S) == 0
+        finally:
+            process.kill()
     assert not path.exists()
