@@ -1,1 +1,5 @@
-"""TBD."""
+"""Turns a `SchedulerOutput` into tensors, runs the model over the paged KV cache, and samples."""
+
+from naiad.model_runner.model_runner import ModelRunner
+
+__all__ = ["ModelRunner"]

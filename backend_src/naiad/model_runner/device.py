@@ -1,0 +1,85 @@
+"""What the machine offers: device, dtype, threads, memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import torch
+from naiad_kernels.linear.cpu import computes_in_bfloat16
+
+from naiad.config import EngineConfig
+from naiad.errors import ConfigError, StartupError
+
+_GIB = 1024**3
+_MAX_DEFAULT_KV_BYTES = 2 * _GIB
+_CUDA_KV_SHARE = 0.85
+# Fusing and reordering weights holds one matrix twice for a moment.
+_LOADING_OVERHEAD = 1.1
+
+
+def resolve_device(config: EngineConfig) -> torch.device:
+    """The torch device of the configuration.
+
+    Raises:
+        ConfigError: "cuda" where torch sees no CUDA device.
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", "cuda", "cpu: PyTorch finds no CUDA device on this machine")
+    return torch.device(config.device)
+
+
+def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """The torch dtype; "auto" is bfloat16 where the device computes in it, else float32."""
+    if config.dtype != "auto":
+        return {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}[config.dtype]
+    return torch.bfloat16 if device.type == "cuda" or computes_in_bfloat16() else torch.float32
+
+
+def use_physical_cores() -> None:
+    """Set torch's thread count to the physical cores this process may use.
+
+    Fewer are kept if the environment (OMP_NUM_THREADS) already says so. Two threads on one core
+    share its arithmetic units and slow each other down.
+    """
+    cores = min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0)), _cgroup_cores())
+    torch.set_num_threads(max(1, min(cores, torch.get_num_threads())))
+
+
+def default_kv_cache_bytes(device: torch.device) -> int:
+    """Bytes for the KV cache when none are configured; call it after the weights are loaded."""
+    if device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        return int(free_bytes * _CUDA_KV_SHARE)
+    return min(_MAX_DEFAULT_KV_BYTES, int(psutil.virtual_memory().available) // 4)
+
+
+def check_memory(model_dir: str, stored_dtype: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse to start loading weights that can not fit.
+
+    Raises:
+        StartupError: says how much is needed and how much there is.
+    """
+    stored_bytes = sum(path.stat().st_size for path in Path(model_dir).glob("*.safetensors"))
+    stored_item = 4 if stored_dtype == "float32" else 2
+    needed_bytes = int(stored_bytes / stored_item * dtype.itemsize * _LOADING_OVERHEAD)
+    if device.type == "cuda":
+        available_bytes, _ = torch.cuda.mem_get_info(device)
+    else:
+        available_bytes = int(psutil.virtual_memory().available)
+    if needed_bytes > available_bytes:
+        raise StartupError(
+            f"the weights need {needed_bytes / _GIB:.1f} GiB of {device.type} memory in {dtype}, "
+            f"{available_bytes / _GIB:.1f} GiB are available: free memory or use a smaller model or dtype"
+        )
+
+
+def _cgroup_cores() -> int:
+    """Whole cores of the container's CPU quota; many if there is none."""
+    unlimited = os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return unlimited
+    return unlimited if quota == "max" else max(1, int(quota) // int(period))

@@ -1,0 +1,137 @@
+"""`ModelRunner`: owns weights and KV cache, computes steps."""
+
+from __future__ import annotations
+
+import torch
+from naiad_kernels.paged_attention.layout import CacheLayout
+
+from naiad.config import EngineConfig, ModelConfig
+from naiad.errors import ConfigError
+from naiad.model_runner.device import (
+    check_memory,
+    default_kv_cache_bytes,
+    resolve_device,
+    resolve_dtype,
+    use_physical_cores,
+)
+from naiad.model_runner.kv_pool import KVPool, num_pool_blocks
+from naiad.model_runner.step_inputs import StepInputs, build_step_inputs
+from naiad.model_runner.token_budget import CUDA_BUDGET_TOKENS, measure_token_budget, probe_step
+from naiad.models import load_model
+from naiad.outputs import ModelOutput, SchedulerOutput
+from naiad.sampling.sampler import Sampler
+from naiad.sequence import Sequence
+
+_NOT_FINITE = "the model computed numbers that are not finite for this request"
+
+
+class ModelRunner:
+    """Runs steps for one checkpoint on one device.
+
+    Attributes:
+        model_config: the checkpoint's shape.
+        dtype, device: what it computes in and on.
+        num_blocks: size of the KV pool.
+        max_model_len: tokens of prompt and output together, at most.
+        max_num_batched_tokens: tokens a step may have.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load the model, size the KV pool, choose the token budget.
+
+        Raises:
+            ConfigError: a setting this machine or checkpoint can not honour.
+            ModelError: the checkpoint is missing, damaged or not supported.
+            StartupError: too little memory.
+        """
+        self.model_config = ModelConfig.from_directory(config.model_dir)
+        self.device = resolve_device(config)
+        self.dtype = resolve_dtype(config, self.device)
+        use_physical_cores()
+        check_memory(config.model_dir, self.model_config.dtype, self.dtype, self.device)
+        with torch.inference_mode():
+            self._model = load_model(config.model_dir, self.model_config, self.dtype, self.device)
+            self._pool = self._allocate_pool(config)
+        self.num_blocks = self._pool.num_blocks
+        self.max_model_len = self._max_model_len(config)
+        self._layout = CacheLayout(
+            num_heads=self.model_config.num_heads,
+            num_kv_heads=self.model_config.num_kv_heads,
+            head_dim=self.model_config.head_dim,
+            block_size=config.block_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._sampler = Sampler(self.model_config.vocab_size)
+        self.max_num_batched_tokens = config.max_num_batched_tokens or self._choose_budget()
+
+    @torch.inference_mode()
+    def run(self, output: SchedulerOutput) -> ModelOutput:
+        """Compute one step.
+
+        Returns:
+            A token for every sequence with `samples`, or an error for every sequence whose
+            numbers are not finite; the others are untouched by it.
+        """
+        if not output.scheduled:
+            return ModelOutput({})
+        inputs = build_step_inputs(output, self._layout)
+        hidden = self._model.forward(inputs.batch, self._pool.layers)
+        errors = _rows_not_finite(hidden, inputs)
+        chosen = [
+            (end - 1, row.sequence)
+            for end, row in zip(inputs.ends, inputs.rows, strict=True)
+            if row.samples and row.sequence.sequence_id not in errors
+        ]
+        if not chosen:
+            return ModelOutput({}, errors)
+        last_rows = torch.tensor([index for index, _ in chosen], device=self.device)
+        logits = self._model.logits(hidden.index_select(0, last_rows))
+        sampled = self._sampler.sample(logits, [sequence for _, sequence in chosen])
+        return ModelOutput(sampled.sampled_token_ids, {**errors, **sampled.errors})
+
+    def forget(self, sequence: Sequence, poisoned: bool = False) -> None:
+        """The sequence's blocks are about to be given back.
+
+        Args:
+            poisoned: its keys or values may not be finite: clear them, so that no later owner of
+                the blocks meets them.
+        """
+        if poisoned and sequence.block_table:
+            with torch.inference_mode():
+                self._pool.zero(sequence.block_table)
+
+    def _allocate_pool(self, config: EngineConfig) -> KVPool:
+        kv_cache_bytes = config.kv_cache_bytes or default_kv_cache_bytes(self.device)
+        num_blocks = num_pool_blocks(config, self.model_config, self.dtype, kv_cache_bytes)
+        try:
+            return KVPool(self.model_config, num_blocks, config.block_size, self.dtype, self.device)
+        except RuntimeError as error:
+            raise ConfigError("kv_cache_bytes", kv_cache_bytes, f"a size that fits in memory ({error})") from error
+
+    def _max_model_len(self, config: EngineConfig) -> int:
+        limit = self.model_config.max_position_embeddings
+        longest = min(config.max_model_len or limit, limit)
+        return min(longest, self.num_blocks * config.block_size)
+
+    def _choose_budget(self) -> int:
+        if self.device.type == "cuda":
+            return CUDA_BUDGET_TOKENS
+        probe = probe_step(self.max_model_len, self._layout.block_size)
+        budget = measure_token_budget(self.run, probe)
+        self.forget(probe.scheduled[0].sequence, poisoned=True)
+        return budget
+
+
+def _rows_not_finite(hidden: torch.Tensor, inputs: StepInputs) -> dict[int, str]:
+    """Sequences with a token whose hidden state is not finite, sampled from or not."""
+    if bool(torch.isfinite(hidden.sum(dtype=torch.float32))):
+        return {}
+    is_finite = torch.isfinite(hidden).all(dim=1).tolist()
+    errors = {}
+    start = 0
+    for end, row in zip(inputs.ends, inputs.rows, strict=True):
+        if not all(is_finite[start:end]):
+            errors[row.sequence.sequence_id] = _NOT_FINITE
+        start = end
+    return errors
