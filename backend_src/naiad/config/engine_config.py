@@ -54,7 +54,9 @@ class EngineConfig:
         if not 1 <= self.max_num_seqs <= 4096:
             raise ConfigError("max_num_seqs", self.max_num_seqs, "1 … 4096")
         if self.max_num_batched_tokens and not 1 <= self.max_num_batched_tokens <= 1 << 20:
-            raise ConfigError("max_num_batched_tokens", self.max_num_batched_tokens, "0 (auto) or 1 … 1048576")
+            raise ConfigError(
+                "max_num_batched_tokens", self.max_num_batched_tokens, "0 (auto) or 1 … 1048576"
+            )
         if self.max_model_len and not 2 <= self.max_model_len <= 1 << 24:
             raise ConfigError("max_model_len", self.max_model_len, "0 (the checkpoint's) or 2 … 16777216")
         if self.block_size not in (16, 32, 64, 128):

@@ -205,7 +205,9 @@ def _rope(config: _Json, max_positions: int) -> RopeConfig:
         factor=factor,
         low_freq_factor=low,
         high_freq_factor=high,
-        original_max_position_embeddings=_positive_int(rope, "original_max_position_embeddings", max_positions),
+        original_max_position_embeddings=_positive_int(
+            rope, "original_max_position_embeddings", max_positions
+        ),
     )
 
 

@@ -27,7 +27,9 @@ def model_directory(name: str) -> Path:
     """
     if name == "default":
         if not default_model_dir().is_dir():
-            raise ConfigError("model_dir", name, "the default model on this machine: run `naiad fetch-model` first")
+            raise ConfigError(
+                "model_dir", name, "the default model on this machine: run `naiad fetch-model` first"
+            )
         return default_model_dir()
     if not name or not Path(name).is_dir():
         raise ConfigError("model_dir", name, "'default' or an existing model directory")
