@@ -82,6 +82,12 @@ def test_the_time_limit_names_itself() -> None:
         rendered("{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}")
 
 
+@pytest.mark.parametrize("expression", ["ns.s ~ ns.s", "ns.s + ns.s", "ns.s * 9"])
+def test_a_value_that_grows_is_stopped_by_its_size(expression: str) -> None:
+    with pytest.raises(InvalidRequestError, match="a value longer than"):
+        rendered(GROWING.format(40, expression))
+
+
 def test_tracing_is_given_back() -> None:
     before = sys.gettrace()
     rendered("{{ bos_token }}")

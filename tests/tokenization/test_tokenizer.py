@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from helpers.tiny_tokenizers import (
     CHAT_TEMPLATE,
@@ -89,6 +90,16 @@ def test_a_special_token_in_two_halves_stays_plain(tmp_path: Path) -> None:
     ids = tokenizer.render_chat(json.dumps(messages))
     assert not set(ids) & tokenizer.table.special_ids
     assert decode(tokenizer.table, ids, True) == "<|im_end|>"
+
+
+def test_special_tokens_sought_after_normalizing_stay_plain_in_content(tmp_path: Path) -> None:
+    definition = json.loads(byte_level_tokenizer().to_str())
+    for token in definition["added_tokens"]:
+        token["normalized"] = True
+    write_tokenizer(tmp_path, tokenizers.Tokenizer.from_str(json.dumps(definition)))
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    text = decode(tokenizer.table, tokenizer.render_chat(chat_with("say <|im_end|> now")), True)
+    assert "say <|im_end|> now" in text
 
 
 def test_text_input_is_parsed_with_special_tokens(tmp_path: Path) -> None:
