@@ -5,6 +5,9 @@ not all there yet is held back; a byte that can not be part of a character becom
 So the text that ids add depends on the ids before them only through (a) a character that is
 still open and (b) whether any text stands before them at all (a SentencePiece text loses the
 space before its first word). `context_ids` keeps the few earlier ids that decide both.
+
+This is what `tokenizers` decodes, with one exception: of a run of byte-fallback tokens with an
+invalid byte it makes nothing but U+FFFD, which would take back characters already streamed.
 """
 
 from __future__ import annotations
