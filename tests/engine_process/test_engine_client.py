@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.engine_harness import Recorder, has_ended, make_request, wait_until
-from helpers.fake_engine_child import REFUSED_ID, SLOW_ID, STUCK_ID
+from helpers.fake_engine_child import LAST_ID, REFUSED_ID, SLOW_ID, STUCK_ID
 from naiad.config import EngineConfig
 from naiad.engine_process import EngineClient
 from naiad.errors import StartupError, UnavailableError
@@ -59,6 +59,14 @@ def test_aborted_sequence_ends_cancelled_and_leaves_the_engine(served: Served) -
     recorder.wait_for(lambda: recorder.stats[-1].num_running == 0)
     assert recorder.reason(1) is FinishReason.CANCELLED
     assert recorder.num_finishes(1) == 1
+
+
+def test_aborted_sequence_gets_what_the_engine_held_back(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])
+    client.abort([1])
+    recorder.wait_finished(1)
+    assert recorder.token_ids(1)[-1] == LAST_ID
 
 
 def test_abort_of_unknown_sequence_disturbs_nobody(served: Served) -> None:

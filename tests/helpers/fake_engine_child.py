@@ -20,6 +20,7 @@ REFUSED_ID = 900
 FAILING_ID = 901
 STUCK_ID = 902
 SLOW_ID = 903
+LAST_ID = 904  # what an aborted sequence had held back
 
 
 class FakeModel:
@@ -46,8 +47,10 @@ class FakeEngine:
         self._live[request.sequence_id] = request
         self._num_done[request.sequence_id] = 0
 
-    def abort(self, sequence_id: int) -> None:
-        self._live.pop(sequence_id, None)
+    def abort(self, sequence_id: int) -> RequestOutput | None:
+        if self._live.pop(sequence_id, None) is None:
+            return None
+        return RequestOutput(sequence_id, [LAST_ID], finish_reason=FinishReason.CANCELLED)
 
     def step(self) -> list[RequestOutput]:
         self._num_steps += 1

@@ -66,8 +66,8 @@ class ServedEngine(Protocol):
     def add_request(self, request: EngineRequest) -> None:
         """Take a sequence, or raise a `NaiadError`."""
 
-    def abort(self, sequence_id: int) -> object:
-        """Forget a sequence; unknown ids are ignored."""
+    def abort(self, sequence_id: int) -> RequestOutput | None:
+        """End a sequence now; its last output, which no step repeats. None: no such sequence."""
 
     def step(self) -> list[RequestOutput]:
         """Compute one step."""
@@ -165,11 +165,11 @@ class EngineLoop:
         self._sequences[engine_id] = key
 
     def _abort(self, door: Door, sequence_id: int) -> None:
-        if (door, sequence_id) in self._engine_ids:
+        engine_id = self._engine_ids.get((door, sequence_id))
+        if engine_id is not None:
             # Answered here, so that it is answered also when no step follows.
-            self._engine.abort(self._forget(door, sequence_id))
-            output = RequestOutput(sequence_id, [], finish_reason=FinishReason.CANCELLED)
-            self._outbox[door].append(output)
+            cancelled = RequestOutput(engine_id, [], finish_reason=FinishReason.CANCELLED)
+            self._route(self._engine.abort(engine_id) or cancelled)
 
     def _answer(self, door: Door, sequence_id: int, status: Status, message: str) -> None:
         if (door, sequence_id) in self._engine_ids:
