@@ -58,11 +58,11 @@ class DetokenizerModel:
         self._acks.close()
 
     def _answer(self, request: Any) -> None:
-        source = pb.TritonRequest(request)
         sender = pb.TritonSender(request)
+        is_cancelled = sender.is_cancelled()
         tensors: pb.Tensors = {}
         try:
-            tensors = source.tensors()
+            tensors = pb.TritonRequest(request).tensors()
             sender.send(self._outputs(tensors), final=True)
         except NaiadError as error:
             sender.send_error(error)
@@ -70,7 +70,7 @@ class DetokenizerModel:
             pb.log_error(f"naiad: a chunk failed with {type(error).__name__}: {error}")
             sender.send_error(InternalError("internal error while detokenizing"))
         if "sequence_id" in tensors:
-            self._acks.send(int(tensors["sequence_id"].item()), 1, source.is_cancelled())
+            self._acks.send(int(tensors["sequence_id"].item()), 1, is_cancelled)
 
     def _outputs(self, tensors: pb.Tensors) -> pb.Tensors | None:
         """The chunk's text and llm's other outputs; None for a probe."""

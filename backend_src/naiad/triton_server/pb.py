@@ -6,6 +6,7 @@ It imports only inside a stub of tritonserver's python backend.
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import numpy.typing as npt
@@ -14,15 +15,6 @@ import triton_python_backend_utils as pb_utils
 from naiad.errors import NaiadError
 
 Tensors = dict[str, npt.NDArray[Any]]
-
-_CODES = {
-    "INVALID_ARG": pb_utils.TritonError.INVALID_ARG,
-    "UNAVAILABLE": pb_utils.TritonError.UNAVAILABLE,
-    "CANCELLED": pb_utils.TritonError.CANCELLED,
-    "NOT_FOUND": pb_utils.TritonError.NOT_FOUND,
-    "INTERNAL": pb_utils.TritonError.INTERNAL,
-}
-
 
 class TritonRequest:
     """A request as the parsers read it: see `request_reader.RequestSource`."""
@@ -50,10 +42,6 @@ class TritonRequest:
         """All input tensors, batch dimension included."""
         return {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
 
-    def is_cancelled(self) -> bool:
-        """Whether the client is known to be gone (an IPC round trip)."""
-        return bool(self._request.is_cancelled())
-
 
 def response(tensors: Tensors) -> Any:
     """A response of these output tensors."""
@@ -62,31 +50,44 @@ def response(tensors: Tensors) -> Any:
 
 def error_response(error: NaiadError) -> Any:
     """A response that carries the error with its status."""
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), _CODES[error.status]))
+    # Triton's codes have the names of our statuses; they do not exist yet while this module is imported.
+    code = getattr(pb_utils.TritonError, error.status)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
 
 
 class TritonSender:
-    """Sends one request's responses; see `response_stream.Sender`. One thread uses it at a time."""
+    """Sends one request's responses; see `response_stream.Sender`.
+
+    Asking for cancellation after FINAL crashes the whole server (seen on 2.51: the request's
+    response factory is gone), so the two exclude each other.
+    """
 
     def __init__(self, request: Any) -> None:
         """Take the decoupled request's sender."""
         self._sender = request.get_response_sender()
+        self._lock = threading.Lock()
+        self._is_finished = False
 
     def send(self, tensors: Tensors | None, *, final: bool) -> None:
         """Send a response, or a bare FINAL when `tensors` is None."""
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        if tensors is None:
-            self._sender.send(flags=flags)
-        else:
-            self._sender.send(response(tensors), flags=flags)
+        with self._lock:
+            self._is_finished = final
+            if tensors is None:
+                self._sender.send(flags=flags)
+            else:
+                self._sender.send(response(tensors), flags=flags)
 
     def send_error(self, error: NaiadError) -> None:
         """Send the error and FINAL in one message."""
-        self._sender.send(error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        with self._lock:
+            self._is_finished = True
+            self._sender.send(error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:
-        """Whether the client is known to be gone (an IPC round trip)."""
-        return bool(self._sender.is_cancelled())
+        """Whether the client is known to be gone (an IPC round trip); false once FINAL is sent."""
+        with self._lock:
+            return not self._is_finished and bool(self._sender.is_cancelled())
 
 
 def model_parameters(arguments: dict[str, str]) -> dict[str, str]:
