@@ -1,0 +1,92 @@
+"""`naiad bench throughput`: the engine alone, in this process, on random tokens."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from naiad.cli.fetch_model import resolve_model
+from naiad.config import EngineConfig
+from naiad.config.engine_config import DEVICES, DTYPES
+from naiad.errors import ConfigError, StartupError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `naiad bench`."""
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="throughput")
+    throughput = kinds.add_parser("throughput", help="tokens per second of the engine alone")
+    throughput.add_argument(
+        "--batch", type=_counts, default=[1, 8, 32], metavar="N,…", help="sequences at the same time"
+    )
+    throughput.add_argument("--prompt-tokens", type=_count, default=128, metavar="N", help="of each sequence")
+    throughput.add_argument("--output-tokens", type=_count, default=128, metavar="N", help="of each sequence")
+    throughput.add_argument("--repeats", type=_count, default=3, metavar="N", help="the median is reported")
+    throughput.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
+    throughput.add_argument("--dtype", choices=DTYPES, default="auto")
+    throughput.add_argument("--device", choices=DEVICES, default="cpu")
+    throughput.add_argument("--block-size", type=int, default=64, metavar="TOKENS")
+    throughput.add_argument("--kv-cache-bytes", type=int, default=0, metavar="BYTES", help="0: chosen")
+    throughput.add_argument("--max-num-batched-tokens", type=int, default=0, metavar="N", help="0: measured")
+    throughput.add_argument("--json", action="store_true", help="one JSON line for each batch")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print.
+
+    Returns:
+        0.
+
+    Raises:
+        StartupError: configuration, checkpoint or machine; or what was made is wrong.
+    """
+    if args.output_tokens < 2:
+        raise ConfigError("--output-tokens", args.output_tokens, "at least 2, else nothing is decoded")
+    config = EngineConfig(
+        model_dir=str(resolve_model(args.model)),
+        dtype=args.dtype,
+        device=args.device,
+        max_num_seqs=max(args.batch),
+        block_size=args.block_size,
+        kv_cache_bytes=args.kv_cache_bytes,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+    )
+    _measure_batches(config, args)
+    return 0
+
+
+def _measure_batches(config: EngineConfig, args: argparse.Namespace) -> None:
+    # torch takes seconds to import; the other commands do without it.
+    from naiad.cli import throughput
+
+    engine, dtype = throughput.load_engine(config)
+    generate = throughput.engine_generate(engine)
+    vocab_size = engine.model_config.vocab_size
+    for batch in args.batch:
+        prompts = throughput.random_prompts(batch, args.prompt_tokens, vocab_size, seed=batch)
+        same = throughput.check(generate, prompts)
+        if dtype == "float32" and not same:
+            raise StartupError(f"batch = {batch}: a prompt gives other tokens than alone; no speed is shown")
+        timing = throughput.measure(
+            generate, batch, args.prompt_tokens, args.output_tokens, vocab_size, args.repeats
+        )
+        report = {
+            **throughput.figures(timing),
+            "dtype": dtype,
+            "device": args.device,
+            "is_same_alone_and_in_batch": same,
+            "repeats": args.repeats,
+            "machine": throughput.machine(),
+        }
+        print(json.dumps(report) if args.json else throughput.sentence(timing, dtype), flush=True)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number ≥ 1")
+    return value
+
+
+def _counts(text: str) -> Sequence[int]:
+    return [_count(part) for part in text.split(",")]
