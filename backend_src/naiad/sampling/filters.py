@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 
-def kept_threshold(
-    values: Tensor, top_k: Tensor, top_p: Tensor, total_mass: Tensor
-) -> tuple[Tensor, Tensor]:
+def kept_threshold(values: Tensor, top_k: Tensor, top_p: Tensor, total_mass: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest value that each row keeps; top-p counts within what top-k leaves.
 
     Args:

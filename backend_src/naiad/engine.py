@@ -1,0 +1,288 @@
+"""The engine: requests in, one step at a time, outputs out. One thread owns all of it."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from naiad.config import EngineConfig
+from naiad.errors import InternalError, NaiadError, UnavailableError
+from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.model_runner import ModelRunner
+from naiad.outputs import EngineStats, ModelOutput, RequestOutput, ScheduledSequence, SchedulerOutput
+from naiad.sampling.stop_checker import check_stop
+from naiad.scheduler.admission import AdmissionLimits
+from naiad.scheduler.scheduler import Scheduler, SchedulerLimits
+from naiad.sequence import EngineRequest, FinishReason, Sequence, SequenceStatus, TextContext
+from naiad.tokenization.text_stream import TextChunk, TextStream
+from naiad.tokenization.token_table import TokenTable
+
+
+class VocabularyInfo(Protocol):
+    """What the engine's users need to know of the checkpoint; a `ModelConfig` has it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are in [0, vocab_size)."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends a text."""
+
+
+class StepRunner(Protocol):
+    """What computes a step; `naiad.model_runner.ModelRunner` is one."""
+
+    @property
+    def model_config(self) -> VocabularyInfo:
+        """The checkpoint's configuration."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together, at most."""
+
+    def run(self, output: SchedulerOutput) -> ModelOutput:
+        """Compute the rows: for each that samples an id or an error; other rows may fail too."""
+
+    def forget(self, sequence: Sequence, poisoned: bool) -> None:
+        """A sequence leaves; its blocks are given back next.
+
+        Args:
+            sequence: may never have run.
+            poisoned: its row failed: clear its blocks, so that nothing of it reaches others.
+        """
+
+
+class TextState(Protocol):
+    """Holds tokens back until their text is decided; `TextStream` is one."""
+
+    def push(self, token_ids: list[int], is_last: bool) -> TextChunk:
+        """Take new tokens, give those that may be sent; see `TextStream.push`."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """A sequence that has not ended."""
+
+    sequence: Sequence
+    text: TextState | None
+
+    def output(self, token_ids: list[int], is_last: bool) -> RequestOutput:
+        """What may be sent of these new tokens and of those held back."""
+        sequence_id, num_cached = self.sequence.sequence_id, self.sequence.num_cached_tokens
+        if self.text is None:
+            return RequestOutput(sequence_id, token_ids, num_cached_tokens=num_cached)
+        chunk = self.text.push(token_ids, is_last)
+        return RequestOutput(
+            sequence_id,
+            chunk.token_ids,
+            window_ids=chunk.window_ids,
+            num_chars=chunk.num_chars,
+            is_cut=chunk.is_cut,
+            stop_reason=chunk.stop_reason or "",
+            num_cached_tokens=num_cached,
+        )
+
+
+class Engine:
+    """Every request taken ends with exactly one output that has a finish reason."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        model_runner: StepRunner,
+        text_state: Callable[[TextContext], TextState] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Join the parts.
+
+        Args:
+            scheduler: without sequences.
+            model_runner: its KV cache has the scheduler's blocks.
+            text_state: makes the text side of a request that has a TextContext; None = such
+                requests do not come.
+            clock: seconds; deadlines are told by it.
+        """
+        kv_cache = scheduler.kv_cache
+        self._scheduler = scheduler
+        self._model_runner = model_runner
+        self._text_state = text_state
+        self._clock = clock
+        # So a sequence alone always fits the cache.
+        self._limits = AdmissionLimits(
+            max_model_len=min(model_runner.max_model_len, kv_cache.num_blocks * kv_cache.block_size),
+            vocab_size=model_runner.model_config.vocab_size,
+        )
+        self._live: dict[int, _Live] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._total_steps = 0
+        self._total_prompt_tokens = 0
+        self._total_generation_tokens = 0
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together, at most."""
+        return self._limits.max_model_len
+
+    @property
+    def model_config(self) -> VocabularyInfo:
+        """The checkpoint's configuration."""
+        return self._model_runner.model_config
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return self._scheduler.has_work
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue a request under its own `sequence_id`, which no live one has.
+
+        Raises:
+            InvalidRequestError: it can never be served; names the field and its value.
+        """
+        assert request.sequence_id not in self._live, "the sequence id is in use"
+        self._limits.check(request)
+        text = None
+        if request.text is not None:
+            assert self._text_state is not None, "this engine has no tokenizer"
+            text = self._text_state(request.text)
+        now = self._clock()
+        sequence = Sequence(
+            sequence_id=request.sequence_id,
+            token_ids=list(request.prompt_token_ids),
+            num_prompt_tokens=len(request.prompt_token_ids),
+            params=request.params,
+            arrival_s=now,
+            deadline_s=None if request.timeout_s is None else now + request.timeout_s,
+        )
+        if sequence.deadline_s is not None:
+            heapq.heappush(self._deadlines, (sequence.deadline_s, sequence.sequence_id))
+        self._live[sequence.sequence_id] = _Live(sequence, text)
+        self._scheduler.add(sequence)
+
+    def abort(self, sequence_id: int) -> RequestOutput | None:
+        """End a sequence now; its blocks are free when this returns.
+
+        Returns:
+            Its last output, which no step repeats; None if no such sequence lives.
+        """
+        live = self._live.get(sequence_id)
+        return None if live is None else self._finish(live, FinishReason.CANCELLED)
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step: at most one output for each sequence."""
+        outputs = self._expire()
+        scheduled = self._scheduler.schedule()
+        result = self._model_runner.run(scheduled) if scheduled.scheduled else ModelOutput({})
+        self._scheduler.update(scheduled, result)
+        for row in scheduled.scheduled:
+            output = self._output_of(row, result)
+            if output is not None:
+                outputs.append(output)
+        self._total_steps += 1
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Gauges and totals now."""
+        scheduler, kv_cache = self._scheduler, self._scheduler.kv_cache
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_blocks=kv_cache.num_blocks,
+            num_used_blocks=kv_cache.num_used_blocks,
+            block_size=kv_cache.block_size,
+            max_num_seqs=scheduler.limits.max_num_seqs,
+            num_context_seqs=sum(s.num_computed_tokens < s.num_prompt_tokens for s in scheduler.running),
+            total_preemptions=scheduler.num_preemptions,
+            total_steps=self._total_steps,
+            total_prompt_tokens=self._total_prompt_tokens,
+            total_generation_tokens=self._total_generation_tokens,
+        )
+
+    def _output_of(self, row: ScheduledSequence, result: ModelOutput) -> RequestOutput | None:
+        live = self._live[row.sequence.sequence_id]
+        error = result.errors.get(row.sequence.sequence_id)
+        if error is not None:
+            return self._fail(live, InternalError(error), poisoned=True)
+        return self._take_newest_token(live) if row.samples else None
+
+    def _take_newest_token(self, live: _Live) -> RequestOutput | None:
+        """Send the token sampled last, or hold it back, or end the sequence with it.
+
+        A stop string that the token completes goes before the length that ends it.
+        """
+        sequence = live.sequence
+        if sequence.num_output_tokens == 1:
+            self._total_prompt_tokens += sequence.num_prompt_tokens
+        stop = check_stop(sequence, self.max_model_len)
+        token_ids = sequence.token_ids[-1:] if stop is None or stop.keeps_token else []
+        self._total_generation_tokens += len(token_ids)
+        output = live.output(token_ids, is_last=stop is not None)
+        if output.is_cut:
+            output.finish_reason = FinishReason.STOP
+        elif stop is not None:
+            output.finish_reason = stop.finish_reason
+            output.stop_reason = stop.stop_reason
+        if output.finish_reason is not None:
+            self._leave(sequence)
+        elif not output.token_ids:
+            return None
+        return output
+
+    def _expire(self) -> list[RequestOutput]:
+        """End the sequences whose deadline has passed."""
+        outputs = []
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline_s, sequence_id = heapq.heappop(self._deadlines)
+            live = self._live.get(sequence_id)
+            if live is None:
+                continue
+            sequence = live.sequence
+            if sequence.status is SequenceStatus.WAITING and sequence.num_preemptions == 0:
+                timeout_s = deadline_s - sequence.arrival_s
+                message = f"timeout: the request was not started within {timeout_s:.3f} s"
+                outputs.append(self._fail(live, UnavailableError(message), poisoned=False))
+            else:
+                outputs.append(self._finish(live, FinishReason.TIMEOUT))
+        return outputs
+
+    def _finish(self, live: _Live, reason: FinishReason) -> RequestOutput:
+        """End a sequence from outside; tokens held back are sent."""
+        output = live.output([], is_last=True)
+        output.finish_reason = reason
+        self._leave(live.sequence)
+        return output
+
+    def _fail(self, live: _Live, error: NaiadError, poisoned: bool) -> RequestOutput:
+        self._leave(live.sequence, poisoned)
+        return RequestOutput(
+            live.sequence.sequence_id,
+            [],
+            finish_reason=FinishReason.ERROR,
+            error_status=error.status,
+            error_message=str(error),
+        )
+
+    def _leave(self, sequence: Sequence, poisoned: bool = False) -> None:
+        # The runner first: after that the blocks may be anybody's.
+        self._model_runner.forget(sequence, poisoned)
+        self._scheduler.remove(sequence)
+        del self._live[sequence.sequence_id]
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """The composition root: load the checkpoint, join the parts.
+
+    Raises:
+        StartupError: names what is wrong with configuration, checkpoint or machine, and the remedy.
+    """
+    token_table = TokenTable.from_directory(config.model_dir)
+    model_runner = ModelRunner(config)
+    kv_cache = KVCacheManager(model_runner.num_blocks, config.block_size)
+    limits = SchedulerLimits(config.max_num_seqs, model_runner.max_num_batched_tokens)
+    return Engine(Scheduler(kv_cache, limits), model_runner, partial(TextStream, token_table))

@@ -1,0 +1,98 @@
+"""An engine over `FakeRunner`, a clock to turn by hand, and what a request gives when alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from naiad.engine import Engine, TextState
+from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.outputs import RequestOutput
+from naiad.scheduler.invariants import check_invariants
+from naiad.scheduler.scheduler import Scheduler, SchedulerLimits
+from naiad.sequence import EngineRequest, FinishReason, SamplingParams, TextContext
+
+from helpers.fake_runner import FakeRunner, next_token
+
+
+class EngineDrive:
+    """Runs an engine step by step, checks the invariants, and collects outputs.
+
+    Attributes:
+        now: the engine's time in seconds.
+        tokens: sequence id → ids sent so far.
+        finals: sequence id → its last output.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_num_seqs: int = 8,
+        budget: int = 64,
+        text_state: Callable[[TextContext], TextState] | None = None,
+    ) -> None:
+        self.now = 0.0
+        self.tokens: dict[int, list[int]] = {}
+        self.finals: dict[int, RequestOutput] = {}
+        self.runner = FakeRunner(num_blocks, block_size)
+        kv_cache = KVCacheManager(num_blocks, block_size)
+        self.scheduler = Scheduler(kv_cache, SchedulerLimits(max_num_seqs, budget))
+        self.engine = Engine(self.scheduler, self.runner, text_state, clock=lambda: self.now)
+
+    def add(
+        self,
+        sequence_id: int,
+        prompt: list[int],
+        params: SamplingParams | None = None,
+        text: TextContext | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.engine.add_request(
+            EngineRequest(
+                sequence_id=sequence_id,
+                prompt_token_ids=prompt,
+                params=params or SamplingParams(max_tokens=5),
+                text=text,
+                timeout_s=timeout_s,
+            )
+        )
+        self.tokens[sequence_id] = []
+        self.now += 1e-6
+
+    def abort(self, sequence_id: int) -> None:
+        output = self.engine.abort(sequence_id)
+        check_invariants(self.scheduler)
+        if output is not None:
+            self._collect(output)
+
+    def step(self) -> list[RequestOutput]:
+        outputs = self.engine.step()
+        check_invariants(self.scheduler)
+        for output in outputs:
+            self._collect(output)
+        return outputs
+
+    def run(self, max_steps: int = 100_000) -> None:
+        """Step until all have ended."""
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError("the engine does not come to an end")
+
+    def reason(self, sequence_id: int) -> FinishReason | None:
+        return self.finals[sequence_id].finish_reason
+
+    def _collect(self, output: RequestOutput) -> None:
+        assert output.sequence_id not in self.finals, "an output after the last"
+        self.tokens[output.sequence_id] += output.token_ids
+        if output.finish_reason is not None:
+            self.finals[output.sequence_id] = output
+
+
+def solo_tokens(prompt: list[int], num_tokens: int) -> list[int]:
+    """What the fake model says after `prompt`, computed without any engine."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]

@@ -1,0 +1,78 @@
+"""A model runner without a model: it keeps token ids where a real one keeps keys and values."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
+from naiad.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class FakeModelConfig:
+    vocab_size: int = 50
+    eos_token_ids: tuple[int, ...] = (0,)
+
+
+def next_token(prefix: list[int], vocab_size: int = 50) -> int:
+    """The fake model: a function of the whole prefix."""
+    return zlib.crc32(bytes(token % 251 for token in prefix) + str(len(prefix)).encode()) % vocab_size
+
+
+class FakeRunner:
+    """Writes each step's ids into the rows' slots and reads the prefix back through the block table.
+
+    A wrong block table, a block shared by mistake, or KV that was never computed therefore gives
+    a wrong token or fails an assertion.
+
+    Attributes:
+        failing: sequence ids whose rows fail from now on.
+        forgotten: (sequence id, poisoned, number of blocks) of each `forget`.
+        steps: what was run, as (sequence id, tokens) lists.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, max_model_len: int = 10_000) -> None:
+        self.model_config = FakeModelConfig()
+        self.max_model_len = max_model_len
+        self.block_size = block_size
+        self.failing: set[int] = set()
+        self.forgotten: list[tuple[int, bool, int]] = []
+        self.steps: list[list[tuple[int, int]]] = []
+        self._slots: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
+
+    def run(self, output: SchedulerOutput) -> ModelOutput:
+        assert output.scheduled
+        self.steps.append([(row.sequence.sequence_id, row.num_scheduled_tokens) for row in output.scheduled])
+        for row in output.scheduled:
+            self._write(row)
+        result = ModelOutput({})
+        for row in output.scheduled:
+            sequence_id = row.sequence.sequence_id
+            if sequence_id in self.failing:
+                result.errors[sequence_id] = "the row failed"
+            elif row.samples:
+                prefix = self._read(row.sequence)
+                assert prefix == row.sequence.token_ids
+                result.sampled_token_ids[sequence_id] = next_token(prefix, self.model_config.vocab_size)
+        return result
+
+    def forget(self, sequence: Sequence, poisoned: bool) -> None:
+        self.forgotten.append((sequence.sequence_id, poisoned, len(sequence.block_table)))
+
+    def _slot(self, sequence: Sequence, position: int) -> int:
+        block_id = sequence.block_table[position // self.block_size]
+        return block_id * self.block_size + position % self.block_size
+
+    def _write(self, row: ScheduledSequence) -> None:
+        for position in range(row.start, row.start + row.num_scheduled_tokens):
+            self._slots[self._slot(row.sequence, position)] = (position, row.sequence.token_ids[position])
+
+    def _read(self, sequence: Sequence) -> list[int]:
+        prefix = []
+        for position in range(sequence.num_tokens):
+            entry = self._slots[self._slot(sequence, position)]
+            assert entry is not None, "read before it was written"
+            assert entry[0] == position, "another sequence's block"
+            prefix.append(entry[1])
+        return prefix

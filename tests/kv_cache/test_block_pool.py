@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from naiad.kv_cache.block_pool import BlockPool
+
+
+def test_low_ids_first() -> None:
+    pool = BlockPool(4)
+    assert [pool.allocate() for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_what_was_freed_last_is_taken_first() -> None:
+    pool = BlockPool(5)
+    for _ in range(4):
+        pool.allocate()
+    pool.release(3)
+    pool.release(1)
+    assert [pool.allocate() for _ in range(3)] == [1, 3, 4]
+
+
+def test_an_empty_pool_is_in_order_again() -> None:
+    pool = BlockPool(3)
+    for _ in range(3):
+        pool.allocate()
+    for block_id in (0, 2, 1):
+        pool.release(block_id)
+    assert pool.free_block_ids() == [0, 1, 2]
+
+
+def test_shared_block_is_free_after_its_last_owner() -> None:
+    pool = BlockPool(2)
+    block_id = pool.allocate()
+    pool.retain(block_id)
+    pool.release(block_id)
+    assert pool.num_free == 1
+    pool.release(block_id)
+    assert pool.num_free == 2
+
+
+def test_free_block_can_be_taken_from_the_middle() -> None:
+    pool = BlockPool(4)
+    pool.retain(2)
+    assert pool.free_block_ids() == [0, 1, 3]
+    assert pool.ref_count(2) == 1
+
+
+def test_releasing_a_free_block_is_our_bug() -> None:
+    with pytest.raises(AssertionError, match="free already"):
+        BlockPool(2).release(1)
+
+
+def test_allocating_from_a_full_pool_is_our_bug() -> None:
+    pool = BlockPool(1)
+    pool.allocate()
+    with pytest.raises(AssertionError, match="no free block"):
+        pool.allocate()
+
+
+@given(st.integers(1, 9), st.lists(st.tuples(st.sampled_from("arR"), st.integers(0, 8))))
+def test_free_list_and_counts_agree_after_any_operations(
+    num_blocks: int, steps: list[tuple[str, int]]
+) -> None:
+    pool = BlockPool(num_blocks)
+    counts = [0] * num_blocks
+    for step, number in steps:
+        block_id = number % num_blocks
+        if step == "a" and pool.num_free:
+            counts[pool.allocate()] += 1
+        elif step == "r" and counts[block_id]:
+            pool.release(block_id)
+            counts[block_id] -= 1
+        elif step == "R":
+            pool.retain(block_id)
+            counts[block_id] += 1
+        assert [pool.ref_count(index) for index in range(num_blocks)] == counts
+        free = [index for index, count in enumerate(counts) if count == 0]
+        assert sorted(pool.free_block_ids()) == free
+        assert pool.num_free == len(free)

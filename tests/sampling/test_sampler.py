@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from helpers.sampling_rows import make_row
+from naiad.sampling.sampler import Sampler
+from naiad.sequence import Sequence
+from scipy import stats
+from torch import Tensor
+
+VOCAB_SIZE = 12
+NUM_DRAWS = 20_000
+
+
+def sample(logits: Tensor, rows: list[Sequence]) -> dict[int, int]:
+    output = Sampler(logits.shape[1]).sample(logits.clone(), rows)
+    assert not output.errors
+    return output.sampled_token_ids
+
+
+def exact_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """By the definitions, one token at a time."""
+    probabilities = torch.softmax(logits.double() / temperature, 0)
+    order = torch.argsort(probabilities, descending=True).tolist()
+    kept = order[:top_k] if top_k else order
+    mass = sum(float(probabilities[token]) for token in kept)
+    nucleus: list[int] = []
+    for token in kept:
+        if sum(float(probabilities[t]) for t in nucleus) >= top_p * mass:
+            break
+        nucleus.append(token)
+    result = torch.zeros_like(probabilities)
+    result[nucleus] = probabilities[nucleus]
+    return result / result.sum()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [
+        (1.0, 0, 1.0),
+        (0.5, 0, 1.0),
+        (1.7, 4, 1.0),
+        (1.0, 0, 0.8),
+        (0.8, 6, 0.9),
+        (2.0, 3, 0.5),
+        (1.0, 50, 1.0),
+    ],
+)
+def test_draws_follow_the_exact_distribution(temperature: float, top_k: int, top_p: float) -> None:
+    logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(3)) * 1.5
+    rows = [
+        make_row(seed, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p)
+        for seed in range(NUM_DRAWS)
+    ]
+    drawn = sample(logits.repeat(NUM_DRAWS, 1), rows)
+    counts = torch.bincount(torch.tensor(list(drawn.values())), minlength=VOCAB_SIZE)
+    expected = exact_probabilities(logits, temperature, top_k, top_p)
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    assert int(possible.sum()) > 1
+    frequencies = (expected[possible] * NUM_DRAWS).numpy()
+    assert stats.chisquare(counts[possible].numpy(), frequencies).pvalue > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    list(itertools.product((0.3, 1.0, 3.0), (0, 2, 5, 11), (1.0, 0.95, 0.6, 0.1))),
+)
+def test_many_draws_along_one_sequence_follow_the_exact_distribution(
+    temperature: float, top_k: int, top_p: float
+) -> None:
+    logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(9)) * 2
+    output = [0] * 20_000
+    counts = torch.zeros(VOCAB_SIZE)
+    params: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    for start in range(0, 20_000, 1000):
+        rows = [make_row(n, output=output[: start + n], seed=5, **params) for n in range(1000)]
+        drawn = sample(logits.repeat(1000, 1), rows)
+        counts += torch.bincount(torch.tensor(list(drawn.values())), minlength=VOCAB_SIZE)
+    expected = exact_probabilities(logits, temperature, top_k, top_p)
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    frequencies = (expected[possible] * counts.sum()).numpy()
+    if len(frequencies) > 1:
+        assert stats.chisquare(counts[possible].numpy(), frequencies).pvalue > 1e-5
+
+
+MIXED_PARAMS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 40},
+    {"temperature": 1.0, "top_k": 700},
+    {"temperature": 2.5, "top_p": 0.9},
+    {"temperature": 0.7, "top_p": 0.5},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 1.3, "top_k": 90, "top_p": 0.7, "repetition_penalty": 1.3},
+    {"temperature": 0.9, "presence_penalty": 1.0, "frequency_penalty": -0.5},
+    {"temperature": 1.0, "min_tokens": 9, "stop_token_ids": (4, 5)},
+]
+
+
+def mixed_batch(num_rows: int) -> tuple[Tensor, list[Sequence]]:
+    logits = torch.randn(num_rows, 1500, generator=torch.Generator().manual_seed(1)) * 3
+    # Ties, as low precision makes them.
+    logits = (logits * 4).round() / 4
+    rows = [
+        make_row(n, prompt=[n, n, 7], output=[3, n, 3], seed=n, **MIXED_PARAMS[n % len(MIXED_PARAMS)])
+        for n in range(num_rows)
+    ]
+    return logits, rows
+
+
+def test_a_row_does_not_depend_on_its_batch_mates() -> None:
+    logits, rows = mixed_batch(60)
+    together = sample(logits, rows)
+    alone = {n: sample(logits[n : n + 1], [rows[n]])[n] for n in range(60)}
+    assert together == alone
+
+
+def test_a_row_does_not_depend_on_its_place() -> None:
+    logits, rows = mixed_batch(60)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(2)).tolist()
+    assert sample(logits[order], [rows[n] for n in order]) == sample(logits, rows)
+
+
+def test_another_seed_or_position_draws_anew() -> None:
+    logits = torch.zeros(3, 1000)
+    rows = [make_row(0, seed=1, temperature=1.0), make_row(1, seed=2, temperature=1.0)]
+    rows.append(make_row(2, output=[5], seed=1, temperature=1.0))
+    assert len(set(sample(logits, rows).values())) == 3
+
+
+def test_greedy_takes_the_first_of_the_best() -> None:
+    logits = torch.tensor([[1.0, 4.0, 4.0, 2.0]])
+    assert sample(logits, [make_row()]) == {0: int(logits.argmax())}
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-12, 1e-300])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(4)) * 30
+    rows = [make_row(n, seed=n, temperature=temperature) for n in range(50)]
+    assert list(sample(logits, rows).values()) == logits.argmax(1).tolist()
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_p": 0.99}, {"top_k": 290, "top_p": 0.9}])
+def test_a_masked_token_is_never_drawn(params: dict[str, Any]) -> None:
+    logits = torch.zeros(500, 300)
+    logits[:, 3:] = float("-inf")
+    rows = [make_row(n, seed=n, temperature=5.0, **params) for n in range(500)]
+    assert set(sample(logits, rows).values()) == {0, 1, 2}
+
+
+def test_tokens_that_tie_with_the_kth_are_kept_beyond_the_candidates() -> None:
+    logits = torch.zeros(3000, 1000)
+    logits[:, 0] = 1.0
+    rows = [make_row(n, seed=n, temperature=1.0, top_k=3, top_p=0.999999) for n in range(3000)]
+    assert len(set(sample(logits, rows).values())) > 900
+
+
+def test_flat_top_p_looks_beyond_the_candidates() -> None:
+    logits = torch.arange(1000.0).mul(-1e-3).repeat(3000, 1)
+    rows = [make_row(n, seed=n, temperature=1.0, top_p=0.9) for n in range(3000)]
+    drawn = set(sample(logits, rows).values())
+    probabilities = exact_probabilities(logits[0], 1.0, 0, 0.9)
+    assert max(drawn) <= int((probabilities > 0).sum()) - 1
+    assert max(drawn) > 700
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3, "top_p": 0.5}])
+def test_a_bad_row_fails_alone(bad: float, params: dict[str, Any]) -> None:
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(5))
+    rows = [make_row(n, seed=n, **params) for n in range(3)]
+    expected = sample(logits, rows)
+    logits[1, 13] = bad
+    output = Sampler(20).sample(logits, rows)
+    assert list(output.errors) == [1]
+    assert output.sampled_token_ids == {0: expected[0], 2: expected[2]}
+
+
+def test_a_row_without_a_possible_token_fails() -> None:
+    output = Sampler(20).sample(torch.full((1, 20), float("-inf")), [make_row(temperature=1.0)])
+    assert list(output.errors) == [0]
+
+
+def test_no_rows() -> None:
+    assert sample(torch.zeros(0, 20), []) == {}

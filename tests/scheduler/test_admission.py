@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+from naiad.errors import InvalidRequestError
+from naiad.scheduler.admission import AdmissionLimits
+from naiad.sequence import EngineRequest, SamplingParams
+
+LIMITS = AdmissionLimits(max_model_len=8, vocab_size=100)
+
+
+def make_request(prompt: list[int], max_tokens: int = 1) -> EngineRequest:
+    return EngineRequest(sequence_id=1, prompt_token_ids=prompt, params=SamplingParams(max_tokens=max_tokens))
+
+
+def test_longest_prompt_and_greatest_id_pass() -> None:
+    LIMITS.check(make_request([0] + [99] * 6))
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (make_request([]), "input_ids is empty"),
+        (make_request([1] * 8), "input_ids has 8 tokens: expected at most 7"),
+        (make_request([1, 100]), "token id 100: expected ids in"),
+        (make_request([-1, 5]), "token id -1: expected ids in"),
+        (make_request([1], max_tokens=0), "max_tokens = 0"),
+    ],
+)
+def test_what_can_never_run_is_refused_by_name_and_value(request_: EngineRequest, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        LIMITS.check(request_)
