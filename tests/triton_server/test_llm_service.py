@@ -9,7 +9,7 @@ from helpers.triton_server_doubles import LIMITS, FakeDoor, FakeSender, FakeSour
 from naiad.engine_process import Ack
 from naiad.errors import UnavailableError
 from naiad.outputs import EngineStats, RequestOutput
-from naiad.sequence import FinishReason
+from naiad.sequence import EngineRequest, FinishReason
 from naiad.triton_server.llm_service import LLMService
 
 TEXT = b'{"prompt_tail_ids": [7], "num_prompt_chars": 3}'
@@ -98,8 +98,34 @@ def test_unexpected_fault_fails_only_its_own_request(harness: Harness) -> None:
 def test_engine_that_restarts_is_unavailable_at_once(harness: Harness) -> None:
     harness.door.error = UnavailableError("the engine is restarting")
     sender = harness.accept(llm_source())
+    eventually(lambda: sender.num_finals == 1)
     assert isinstance(sender.errors[0], UnavailableError)
-    assert harness.service.open_streams() == []
+    eventually(lambda: harness.service.open_streams() == [])
+
+
+def test_loss_of_the_engine_during_submit_answers_once(harness: Harness) -> None:
+    def lose_and_refuse(_: object) -> None:
+        harness.service.engine_lost()
+        raise UnavailableError("the engine is restarting")
+
+    harness.door.submit = lose_and_refuse  # type: ignore[method-assign]
+    sender = harness.accept(llm_source())
+    eventually(lambda: sender.num_finals == 1)
+    eventually(lambda: harness.service.open_streams() == [])
+    assert len(sender.errors) == 1
+
+
+def test_cancel_during_submit_reaches_the_engine_after_the_rows(harness: Harness) -> None:
+    def cancel_then_take(requests: list[EngineRequest]) -> None:
+        sender.cancelled = True
+        harness.service.housekeep()
+        harness.door.aborted.clear()
+        harness.door.submitted += requests
+
+    harness.door.submit = cancel_then_take  # type: ignore[method-assign]
+    sender = FakeSender()
+    harness.service.accept(llm_source(), sender, LIMITS)
+    assert harness.door.aborted == [1]
 
 
 def test_late_chunks_travel_together_when_the_window_is_full(harness: Harness) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from naiad.config.model_location import model_directory
-from naiad.engine_process import AckSender, runtime_directory
+from naiad.engine_process import AckSender, end_with_parent, runtime_directory
 from naiad.errors import InternalError, InvalidRequestError, NaiadError
 from naiad.tokenization import TokenTable, decode, decode_chunk
 from naiad.triton_server import pb
@@ -41,6 +41,7 @@ class DetokenizerModel:
         try:
             parameters = pb.model_parameters(args)
             refuse_unknown_keys(parameters, _KEYS)
+            end_with_parent(lambda: None)
             self._table = TokenTable.from_directory(model_directory(parameters.get("model_dir", "")))
             self._skip_special = read_bool(parameters, "skip_special_tokens", default=True)
             llm_name = parameters.get("llm_model_name") or "llm"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import Any
@@ -9,7 +10,13 @@ from typing import Any
 from naiad.config import EngineConfig
 from naiad.config.engine_config import field_names
 from naiad.config.model_location import model_directory
-from naiad.engine_process import AckReceiver, EngineClient, runtime_directory
+from naiad.engine_process import (
+    AckReceiver,
+    EngineClient,
+    end_with_parent,
+    remove_runtime_directory,
+    runtime_directory,
+)
 from naiad.errors import NaiadError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.triton_server import pb
@@ -47,19 +54,22 @@ class LLMModel:
         self._client.close(timeout_s=5)
         self._acks.close()
         self._metrics.delete()
+        with contextlib.suppress(OSError):  # another model's sockets may be in it
+            self._directory.rmdir()
 
     def _start(self, args: dict[str, str]) -> None:
         parameters = pb.model_parameters(args)
         refuse_unknown_keys(parameters, (*field_names(), "exclude_input_in_output", "forwarded_headers"))
         config = _engine_config(parameters)
         name = args["model_name"]
-        directory = runtime_directory(os.getppid())
+        self._directory = runtime_directory(os.getppid())
+        end_with_parent(lambda: remove_runtime_directory(self._directory))
         self._client = EngineClient(
-            config, directory / f"{name}.engine", self._take_outputs, self._engine_lost
+            config, self._directory / f"{name}.engine", self._take_outputs, self._engine_lost
         )
         self._service = LLMService(self._client, pb.log_error)
-        self._acks = AckReceiver(directory / f"{name}.acks")
         self._client.start()
+        self._acks = AckReceiver(self._directory / f"{name}.acks")
         info = self._client.info
         self._service.stats = info.stats
         self._limits = ModelLimits(

@@ -163,9 +163,14 @@ class LLMService:
                     for row, asked in zip(rows, request.rows, strict=True)
                 ]
             )
-        except NaiadError:
-            self._forget(stream)
-            raise
+        except NaiadError as error:
+            # The loss of the engine may have failed the stream already: a stream has one end.
+            stream.fail(error)
+            self._senders.schedule(stream)
+            return
+        if stream.is_cancelling:
+            # The abort may have come before the rows.
+            self._abort_rest(stream)
 
     def _stop(self, request: StopRequest) -> None:
         if request.request_id == PROBE_REQUEST_ID:

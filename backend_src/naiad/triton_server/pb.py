@@ -16,6 +16,7 @@ from naiad.errors import NaiadError
 
 Tensors = dict[str, npt.NDArray[Any]]
 
+
 class TritonRequest:
     """A request as the parsers read it: see `request_reader.RequestSource`."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from naiad.config import ModelConfig
 from naiad.config.model_location import model_directory
+from naiad.engine_process import end_with_parent
 from naiad.errors import InternalError, NaiadError
 from naiad.tokenization import Tokenizer
 from naiad.triton_server import pb
@@ -23,6 +24,7 @@ class TokenizerModel:
         try:
             parameters = pb.model_parameters(args)
             refuse_unknown_keys(parameters, _KEYS)
+            end_with_parent(lambda: None)
             directory = model_directory(parameters.get("model_dir", ""))
             skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
             self._reader = TextReader(
