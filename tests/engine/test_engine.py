@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from naiad.errors import InvalidRequestError
-from naiad.sequence import FinishReason, SamplingParams
 
 from helpers.engine_drive import EngineDrive, solo_tokens
+from naiad.errors import InvalidRequestError
+from naiad.sequence import FinishReason, SamplingParams
 
 
 def test_output_is_what_the_model_says() -> None:

@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from naiad.sequence import FinishReason, SamplingParams
 
 from helpers.engine_drive import EngineDrive, solo_tokens
+from naiad.sequence import FinishReason, SamplingParams
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
+from helpers.engine_drive import EngineDrive, solo_tokens
 from naiad.sequence import FinishReason, SamplingParams, TextContext
 from naiad.tokenization.text_stream import TextStream
 from naiad.tokenization.token_table import TokenTable
-
-from helpers.engine_drive import EngineDrive, solo_tokens
 
 PROMPT = [7, 8, 9]
 # Token n is two letters, so stop strings can begin and end inside a token.

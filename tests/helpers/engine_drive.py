@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from helpers.fake_runner import FakeRunner, next_token
 from naiad.engine import Engine, TextState
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import RequestOutput
 from naiad.scheduler.invariants import check_invariants
 from naiad.scheduler.scheduler import Scheduler, SchedulerLimits
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams, TextContext
-
-from helpers.fake_runner import FakeRunner, next_token
 
 
 class EngineDrive:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import torch
-from naiad.sampling.noise import gumbel_noise, noise_key
 from scipy import stats
+
+from naiad.sampling.noise import gumbel_noise, noise_key
 
 
 def make_keys(pairs: list[tuple[int, int]]) -> torch.Tensor:

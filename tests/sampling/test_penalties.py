@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import torch
+from transformers import RepetitionPenaltyLogitsProcessor
+
 from helpers.sampling_rows import make_row
 from naiad.sampling.penalties import apply_penalties, mask_stop_tokens
-from transformers import RepetitionPenaltyLogitsProcessor
 
 
 def random_logits(num_rows: int) -> torch.Tensor:

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
+from torch import Tensor
+
 from helpers.sampling_rows import make_row
 from naiad.sampling.sampler import Sampler
 from naiad.sequence import Sequence
-from scipy import stats
-from torch import Tensor
 
 VOCAB_SIZE = 12
 NUM_DRAWS = 20_000

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from naiad.sampling.stop_checker import Stop, check_stop
 from naiad.sequence import FinishReason, SamplingParams, Sequence
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from naiad.errors import InvalidRequestError
 from naiad.scheduler.admission import AdmissionLimits
 from naiad.sequence import EngineRequest, SamplingParams
