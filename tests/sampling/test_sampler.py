@@ -190,3 +190,23 @@ def test_a_row_without_a_possible_token_fails() -> None:
 
 def test_no_rows() -> None:
     assert sample(torch.zeros(0, 20), []) == {}
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(6, 1.0), (0, 0.9), (6, 0.9), (0, 1.0)])
+def test_draws_from_a_large_vocabulary_follow_the_exact_distribution(top_k: int, top_p: float) -> None:
+    logits = torch.full((600,), -9.0)
+    places = torch.arange(37, 600, 61)
+    logits[places] = torch.randn(len(places), generator=torch.Generator().manual_seed(8)) * 1.5
+    num_draws = 8000
+    params: dict[str, Any] = {"temperature": 0.9, "top_k": top_k, "top_p": top_p}
+    drawn = sample(
+        logits.repeat(num_draws, 1), [make_row(seed, seed=seed, **params) for seed in range(num_draws)]
+    )
+    counts = torch.bincount(torch.tensor(list(drawn.values())), minlength=600)
+    expected = exact_probabilities(logits, 0.9, top_k, top_p)
+    assert counts[expected == 0].sum() == 0
+    # The many improbable tokens count as one.
+    observed = [*counts[places].tolist(), int(counts.sum() - counts[places].sum())]
+    wanted = [*expected[places].tolist(), float(1 - expected[places].sum())]
+    cells = [(o, w * num_draws) for o, w in zip(observed, wanted, strict=True) if w > 1e-9]
+    assert stats.chisquare(*zip(*cells, strict=True)).pvalue > 1e-4
