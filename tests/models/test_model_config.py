@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from naiad.config import ModelConfig
 from naiad.errors import ModelError
 
@@ -121,7 +122,7 @@ def test_an_unknown_architecture_is_told_what_is_supported() -> None:
 
 
 def test_a_missing_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="config.json does not exist"):
+    with pytest.raises(ModelError, match=r"config\.json does not exist"):
         ModelConfig.from_directory(tmp_path)
 
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from helpers.tiny_models import make_tiny_model
 from naiad.config import ModelConfig
 from naiad.errors import ModelError
 from naiad.models import load_model
-from safetensors.torch import load_file, save_file
 
 TENSOR = "model.layers.1.self_attn.k_proj.weight"
 
@@ -19,13 +20,13 @@ def load(directory: Path) -> None:
     load_model(str(directory), config, torch.float32, torch.device("cpu"))
 
 
-@pytest.fixture()
+@pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
     make_tiny_model(tmp_path)
     return tmp_path
 
 
-@pytest.fixture()
+@pytest.fixture
 def sharded_dir(tmp_path: Path) -> Path:
     make_tiny_model(tmp_path, max_shard_size="30KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
@@ -51,7 +52,7 @@ def test_a_sharded_checkpoint_loads(sharded_dir: Path) -> None:
 def test_a_truncated_file_is_named(model_dir: Path, kept_bytes: int) -> None:
     path = model_dir / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept_bytes])
-    with pytest.raises(ModelError, match="model.safetensors is damaged or incomplete"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged or incomplete"):
         load(model_dir)
 
 
@@ -60,7 +61,7 @@ def test_a_corrupt_header_is_named(model_dir: Path) -> None:
     data = bytearray(path.read_bytes())
     data[8:40] = b"\xff" * 32
     path.write_bytes(bytes(data))
-    with pytest.raises(ModelError, match="model.safetensors is damaged"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged"):
         load(model_dir)
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 import torch
-from naiad_kernels.linear.cpu import computes_in_bfloat16
 
 from naiad.config import EngineConfig
 from naiad.errors import ConfigError, StartupError
+from naiad_kernels.linear.cpu import computes_in_bfloat16
 
 _GIB = 1024**3
 _MAX_DEFAULT_KV_BYTES = 2 * _GIB

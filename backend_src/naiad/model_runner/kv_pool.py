@@ -49,6 +49,8 @@ def num_pool_blocks(
     block_bytes = 2 * model_config.num_layers * heads_dim * config.block_size * dtype.itemsize
     if kv_cache_bytes < block_bytes:
         raise ConfigError("kv_cache_bytes", kv_cache_bytes, f"at least one block of {block_bytes} bytes")
-    longest = min(config.max_model_len or model_config.max_position_embeddings, model_config.max_position_embeddings)
+    longest = min(
+        config.max_model_len or model_config.max_position_embeddings, model_config.max_position_embeddings
+    )
     useful = config.max_num_seqs * -(-longest // config.block_size)
     return min(kv_cache_bytes // block_bytes, useful)

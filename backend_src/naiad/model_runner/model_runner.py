@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from naiad_kernels.paged_attention.layout import CacheLayout
 
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
@@ -21,6 +20,7 @@ from naiad.models import load_model
 from naiad.outputs import ModelOutput, SchedulerOutput
 from naiad.sampling.sampler import Sampler
 from naiad.sequence import Sequence
+from naiad_kernels.paged_attention.layout import CacheLayout
 
 _NOT_FINITE = "the model computed numbers that are not finite for this request"
 
@@ -94,6 +94,7 @@ class ModelRunner:
         """The sequence's blocks are about to be given back.
 
         Args:
+            sequence: with its block table still in place.
             poisoned: its keys or values may not be finite: clear them, so that no later owner of
                 the blocks meets them.
         """
@@ -107,7 +108,9 @@ class ModelRunner:
         try:
             return KVPool(self.model_config, num_blocks, config.block_size, self.dtype, self.device)
         except RuntimeError as error:
-            raise ConfigError("kv_cache_bytes", kv_cache_bytes, f"a size that fits in memory ({error})") from error
+            raise ConfigError(
+                "kv_cache_bytes", kv_cache_bytes, f"a size that fits in memory ({error})"
+            ) from error
 
     def _max_model_len(self, config: EngineConfig) -> int:
         limit = self.model_config.max_position_embeddings

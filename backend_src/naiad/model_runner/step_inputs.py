@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from naiad_kernels.paged_attention import attention_sort_key, plan_attention
-from naiad_kernels.paged_attention.layout import CacheLayout
-from naiad_kernels.store_kv import Slots
 
 from naiad.models import ForwardBatch
 from naiad.outputs import ScheduledSequence, SchedulerOutput
+from naiad_kernels.paged_attention import attention_sort_key, plan_attention
+from naiad_kernels.paged_attention.layout import CacheLayout
+from naiad_kernels.store_kv import Slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,7 @@ from naiad.models.weights import Checkpoint
 __all__ = ["Checkpoint", "ForwardBatch", "LayerCache", "LlamaModel", "load_model"]
 
 
-def load_model(
-    directory: str, config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> LlamaModel:
+def load_model(directory: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaModel:
     """Load the checkpoint of a directory; every supported architecture is of the Llama family.
 
     Raises:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from naiad_kernels.linear import LinearWeight, prepare_linear
-from naiad_kernels.paged_attention import AttentionPlan
-from naiad_kernels.store_kv import Slots
 
 from naiad.config.model_config import RopeConfig
 from naiad.models.weights import Checkpoint
+from naiad_kernels.linear import LinearWeight, prepare_linear
+from naiad_kernels.paged_attention import AttentionPlan
+from naiad_kernels.store_kv import Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,11 @@ def load_linear(
     """Take projections that read the same input and fuse them, one below the other.
 
     Args:
+        checkpoint: the projections are taken from it.
         names: without ".weight" and ".bias".
         out_features: of each.
+        in_features: of all.
+        has_bias: whether each has a bias.
     """
     sizes = list(zip(names, out_features, strict=True))
     matrix = torch.cat([checkpoint.take(f"{name}.weight", (size, in_features)) for name, size in sizes])

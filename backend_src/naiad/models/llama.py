@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional as F
+
+from naiad.config import ModelConfig
+from naiad.models.layers import ForwardBatch, LayerCache, load_linear, rope_frequencies
+from naiad.models.weights import Checkpoint
 from naiad_kernels.linear import LinearWeight, linear, prepare_linear
 from naiad_kernels.paged_attention import paged_attention
 from naiad_kernels.rms_norm import rms_norm
 from naiad_kernels.rotary import rotary, rotary_angles
 from naiad_kernels.silu_and_mul import silu_and_mul
 from naiad_kernels.store_kv import store_kv
-from torch.nn import functional as F
-
-from naiad.config import ModelConfig
-from naiad.models.layers import ForwardBatch, LayerCache, load_linear, rope_frequencies
-from naiad.models.weights import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ class Checkpoint:
 
         Args:
             directory: with model.safetensors, or an index and its shards.
-            dtype, device: of the tensors that `take` returns.
+            dtype: of the tensors that `take` returns.
+            device: of the tensors that `take` returns.
 
         Raises:
             ModelError: names the file that is missing or damaged.
@@ -121,7 +122,7 @@ class Checkpoint:
             raise ModelError(f"{name} is missing: {_INDEX_FILE} lists it as a shard")
         try:
             file = safe_open(path, framework="pt", device="cpu")
-            names = list(file.keys())
+            names: list[str] = list(file.keys())  # type: ignore[no-untyped-call]
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{name} is damaged or incomplete: {error}") from error
         for tensor in names:

@@ -48,10 +48,11 @@ def prepare_linear(matrix: torch.Tensor, bias: torch.Tensor | None = None) -> Li
 
 
 def linear(x: torch.Tensor, weight: LinearWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """x · matrixᵀ (+ bias) (+ residual).
+    """Multiply by the weight, add its bias, add the residual: x · matrixᵀ + bias + residual.
 
     Args:
         x: `[num_tokens, in_features]`, dtype of the weight.
+        weight: from `prepare_linear`.
         residual: `[num_tokens, out_features]`, added to the product; not changed.
 
     Returns:

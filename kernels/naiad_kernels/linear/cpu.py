@@ -23,7 +23,7 @@ def computes_in_bfloat16() -> bool:
 
 @functools.cache
 def _has_onednn() -> bool:
-    if not torch.backends.mkldnn.is_available():
+    if not torch._C._has_mkldnn:
         return False
     return hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(
         torch.ops.mkldnn, "_reorder_linear_weight"

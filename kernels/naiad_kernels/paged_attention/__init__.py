@@ -26,8 +26,8 @@ def paged_attention(
 
     Args:
         query: `[num_tokens, num_heads, head_dim]`, sequences one after the other as in the plan.
-        key_cache, value_cache: `[num_blocks, num_kv_heads, block_size, head_dim]`, dtype of query,
-            contiguous.
+        key_cache: `[num_blocks, num_kv_heads, block_size, head_dim]`, dtype of query, contiguous.
+        value_cache: as `key_cache`.
         plan: from `plan_attention` for the same step and the same shapes.
 
     Returns:

@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from naiad_kernels.paged_attention.chunks import ChunkGroup, plan_chunks
 from naiad_kernels.paged_attention.layout import CacheLayout
 from naiad_kernels.paged_attention.single import SingleGroup, plan_single

@@ -21,7 +21,7 @@ def paged_attention(
     result = torch.full((num_tokens, num_heads, head_dim), torch.nan)
     token = 0
     for query_len, seq_len, table in zip(query_lens, seq_lens, block_tables, strict=True):
-        # [seq_len, num_kv_heads, head_dim]
+        # Shape [seq_len, num_kv_heads, head_dim] both.
         keys = key_cache[list(table)].transpose(1, 2).flatten(0, 1)[:seq_len].float()
         values = value_cache[list(table)].transpose(1, 2).flatten(0, 1)[:seq_len].float()
         for index in range(query_len):

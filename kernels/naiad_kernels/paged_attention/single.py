@@ -89,7 +89,7 @@ def _place_pairs(
         cell of each pair `[P]`.
     """
     low, high = int(pair_blocks.min()), int(pair_blocks.max()) + 1
-    is_shared = len(pair_blocks.unique()) < len(pair_blocks)
+    is_shared = len(set(pair_blocks.tolist())) < len(pair_blocks)
     if not is_shared and high - low <= 2 * len(pair_blocks):
         # Reading at most as much again for nothing costs less than copying what is needed.
         cell_of_pair = torch.zeros(high - low, dtype=torch.int64)

@@ -33,7 +33,8 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torc
 
     Args:
         x: `[num_tokens, num_heads, head_dim]`, any strides; queries and keys together.
-        cos, signed_sin: from `rotary_angles`, dtype of `x`.
+        cos: from `rotary_angles`, dtype of `x`.
+        signed_sin: likewise.
 
     Returns:
         A new tensor of the shape and dtype of `x`.

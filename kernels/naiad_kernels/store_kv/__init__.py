@@ -40,8 +40,10 @@ def store_kv(
     """Store one key and one value vector per token and KV head.
 
     Args:
-        key, value: `[num_tokens, num_kv_heads, head_dim]`, any strides.
-        key_cache, value_cache: `[num_blocks, num_kv_heads, block_size, head_dim]`, written in place.
+        key: `[num_tokens, num_kv_heads, head_dim]`, any strides.
+        value: as `key`.
+        key_cache: `[num_blocks, num_kv_heads, block_size, head_dim]`, written in place.
+        value_cache: as `key_cache`.
         slots: a slot for every token; no slot twice.
     """
     assert key.shape == value.shape, (key.shape, value.shape)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from naiad_kernels.paged_attention import attention_sort_key, paged_attention, plan_attention, reference
+from naiad_kernels.paged_attention.layout import CacheLayout
+
+BLOCK = 16
+
+
+class Case:
+    """A step over a cache in which every block that no sequence owns holds NaN."""
+
+    def __init__(
+        self,
+        steps: list[tuple[int, int]],
+        num_blocks: int = 40,
+        heads: tuple[int, int, int] = (6, 2, 10),
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        steps = sorted(steps, key=lambda step: attention_sort_key(*step))
+        self.query_lens = [query for query, _ in steps]
+        self.seq_lens = [context for _, context in steps]
+        num_heads, num_kv_heads, head_dim = heads
+        self.layout = CacheLayout(num_heads, num_kv_heads, head_dim, BLOCK, dtype, torch.device("cpu"))
+        generator = torch.Generator().manual_seed(0)
+        free = list(range(num_blocks))
+        random.Random(0).shuffle(free)
+        self.tables = [[free.pop() for _ in range(self.layout.blocks_for(n))] for n in self.seq_lens]
+        shape = (num_blocks, num_kv_heads, BLOCK, head_dim)
+        self.keys = torch.full(shape, torch.nan, dtype=dtype)
+        self.values = torch.full(shape, torch.nan, dtype=dtype)
+        for block in {block for table in self.tables for block in table}:
+            self.keys[block] = torch.randn(shape[1:], generator=generator).to(dtype)
+            self.values[block] = torch.randn(shape[1:], generator=generator).to(dtype)
+        self.query = torch.randn(sum(self.query_lens), num_heads, head_dim, generator=generator).to(dtype)
+
+    def actual(self) -> torch.Tensor:
+        plan = plan_attention(self.query_lens, self.seq_lens, self.tables, self.layout)
+        return paged_attention(self.query, self.keys, self.values, plan)
+
+    def expected(self) -> torch.Tensor:
+        return reference.paged_attention(
+            self.query, self.keys, self.values, self.query_lens, self.seq_lens, self.tables
+        )
+
+
+SINGLE = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 33), (1, 64)]
+CHUNKS = [(2, 2), (3, 17), (16, 16), (17, 17), (5, 33), (40, 64)]
+
+
+@pytest.mark.parametrize("num_blocks", [14, 40, 400], ids=["all used", "dense", "sparse"])
+@pytest.mark.parametrize("steps", [SINGLE[:1], SINGLE, CHUNKS[:1], CHUNKS, SINGLE + CHUNKS[:2]])
+def test_attention_equals_the_reference(steps: list[tuple[int, int]], num_blocks: int) -> None:
+    case = Case(steps, max(num_blocks, 40 if len(steps) > 1 else 1))
+    torch.testing.assert_close(case.actual(), case.expected(), atol=2e-6, rtol=1e-5)
+
+
+def test_blocks_side_by_side_are_read_in_place() -> None:
+    case = Case(SINGLE, num_blocks=14)
+    plan = plan_attention(case.query_lens, case.seq_lens, case.tables, case.layout)
+    assert isinstance(plan.singles[0].blocks, slice)
+    torch.testing.assert_close(case.actual(), case.expected(), atol=2e-6, rtol=1e-5)
+
+
+def test_scattered_blocks_are_copied() -> None:
+    case = Case(SINGLE, num_blocks=400)
+    plan = plan_attention(case.query_lens, case.seq_lens, case.tables, case.layout)
+    assert isinstance(plan.singles[0].blocks, torch.Tensor)
+
+
+def test_a_block_can_belong_to_two_sequences() -> None:
+    case = Case([(1, 20), (1, 30)], num_blocks=4)
+    case.tables[1][0] = case.tables[0][0]
+    torch.testing.assert_close(case.actual(), case.expected(), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [(1, 1, 8), (9, 3, 64), (5, 5, 6), (7, 1, 12)])
+def test_any_grouping_of_heads(heads: tuple[int, int, int]) -> None:
+    case = Case([(1, 17), (1, 40), (9, 20), (3, 3)], heads=heads)
+    torch.testing.assert_close(case.actual(), case.expected(), atol=2e-6, rtol=1e-5)
+
+
+def test_contexts_of_very_different_length() -> None:
+    case = Case([(1, 3), (1, 1500), (1, 600), (4, 1200), (2, 9)], num_blocks=250)
+    torch.testing.assert_close(case.actual(), case.expected(), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_close_to_the_reference(dtype: torch.dtype) -> None:
+    case = Case([(1, 17), (1, 40), (9, 20)], dtype=dtype)
+    torch.testing.assert_close(case.actual(), case.expected(), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("steps", [[(1, 20), (1, 60), (1, 9)], [(5, 20), (7, 60), (3, 9)]])
+def test_a_nan_stays_in_its_own_sequence(steps: list[tuple[int, int]]) -> None:
+    case = Case(steps, num_blocks=8)
+    poisoned = 1
+    expected = case.expected()
+    case.keys[case.tables[poisoned]] = torch.nan
+    case.values[case.tables[poisoned]] = torch.nan
+    actual = case.actual()
+    start = sum(case.query_lens[:poisoned])
+    end = start + case.query_lens[poisoned]
+    assert actual[start:end].isnan().all()
+    others = torch.cat((actual[:start], actual[end:]))
+    torch.testing.assert_close(others, torch.cat((expected[:start], expected[end:])), atol=2e-6, rtol=1e-5)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from naiad_kernels.linear import linear, prepare_linear
+from naiad_kernels.linear import reference as linear_reference
+from naiad_kernels.rms_norm import reference as rms_norm_reference
+from naiad_kernels.rms_norm import rms_norm
+from naiad_kernels.rotary import reference as rotary_reference
+from naiad_kernels.rotary import rotary, rotary_angles
+from naiad_kernels.silu_and_mul import reference as silu_reference
+from naiad_kernels.silu_and_mul import silu_and_mul
+from naiad_kernels.store_kv import Slots, store_kv
+
+NUM_TOKENS = [1, 2, 7, 33]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_linear_equals_the_reference(num_tokens: int, has_bias: bool, has_residual: bool) -> None:
+    matrix, x = torch.randn(37, 51), torch.randn(num_tokens, 51)
+    bias = torch.randn(37) if has_bias else None
+    residual = torch.randn(num_tokens, 37) if has_residual else None
+    before = None if residual is None else residual.clone()
+    actual = linear(x, prepare_linear(matrix, bias), residual)
+    torch.testing.assert_close(
+        actual, linear_reference.linear(x, matrix, bias, residual), atol=1e-4, rtol=1e-5
+    )
+    assert residual is None or torch.equal(residual, before)
+
+
+def test_linear_without_a_packed_layout() -> None:
+    matrix, x = torch.randn(8, 6, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
+    weight = prepare_linear(matrix)
+    assert not weight.is_packed
+    torch.testing.assert_close(linear(x, weight), x @ matrix.T)
+
+
+def test_a_nan_row_stays_in_its_row_of_a_product() -> None:
+    x = torch.randn(9, 51)
+    weight = prepare_linear(torch.randn(37, 51))
+    expected = linear(x, weight)
+    x[4] = torch.nan
+    actual = linear(x, weight)
+    assert actual[4].isnan().all()
+    torch.testing.assert_close(actual[[0, 3, 5, 8]], expected[[0, 3, 5, 8]])
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_rms_norm_equals_the_reference(num_tokens: int) -> None:
+    x, weight = torch.randn(num_tokens, 51), torch.randn(51)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), rms_norm_reference.rms_norm(x, weight, 1e-5))
+
+
+def test_rms_norm_of_a_zero_vector_is_zero() -> None:
+    assert torch.equal(rms_norm(torch.zeros(2, 6), torch.ones(6), 1e-6), torch.zeros(2, 6))
+
+
+def test_rms_norm_of_heads_takes_a_weight_a_head() -> None:
+    x, weight = torch.randn(5, 12, 7)[:, :9], torch.randn(9, 7)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-6), rms_norm_reference.rms_norm(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_silu_and_mul_equals_the_reference(dtype: torch.dtype) -> None:
+    gate_up = torch.randn(7, 2 * 53).to(dtype)
+    torch.testing.assert_close(silu_and_mul(gate_up), silu_reference.silu_and_mul(gate_up))
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_rotary_equals_the_reference(num_tokens: int) -> None:
+    heads = torch.randn(num_tokens, 9, 10)[:, :7]
+    angles = rotary_angles(torch.arange(num_tokens) + 100, torch.rand(5), torch.float32)
+    torch.testing.assert_close(rotary(heads, *angles), rotary_reference.rotary(heads, *angles))
+
+
+def test_rotary_at_position_zero_changes_nothing() -> None:
+    x = torch.randn(1, 3, 8)
+    assert torch.equal(rotary(x, *rotary_angles(torch.tensor([0]), torch.rand(4), torch.float32)), x)
+
+
+def test_store_kv_writes_its_slots_and_no_others() -> None:
+    key_cache, value_cache = torch.zeros(5, 2, 16, 6), torch.zeros(5, 2, 16, 6)
+    key, value = torch.randn(3, 2, 6), torch.randn(3, 2, 6)
+    slot_mapping = torch.tensor([0, 4 * 16 + 15, 2 * 16 + 3])
+    store_kv(key, value, key_cache, value_cache, Slots.from_slot_mapping(slot_mapping, 16))
+    for token, (block, offset) in enumerate([(0, 0), (4, 15), (2, 3)]):
+        assert torch.equal(key_cache[block, :, offset], key[token])
+        assert torch.equal(value_cache[block, :, offset], value[token])
+    assert key_cache.count_nonzero() == key.numel()
+    assert value_cache.count_nonzero() == value.numel()

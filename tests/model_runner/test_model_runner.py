@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.tiny_models import ARCHITECTURES, make_tiny_model
+from naiad.config import EngineConfig
+from naiad.errors import ConfigError
+from naiad.model_runner import ModelRunner
+from naiad.outputs import ScheduledSequence, SchedulerOutput
+from naiad.sequence import SamplingParams, Sequence
+
+BLOCK = 16
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def make_runner(directory: Path, **settings: Any) -> ModelRunner:
+    values = {"dtype": "float32", "block_size": BLOCK, "max_num_batched_tokens": 512, **settings}
+    return ModelRunner(EngineConfig(model_dir=str(directory), **values))
+
+
+def make_sequences(lengths: list[int], new_tokens: int, num_blocks: int = 200) -> list[Sequence]:
+    """Sequences with random prompts and blocks in no order."""
+    chance = random.Random(0)
+    free = list(range(num_blocks))
+    chance.shuffle(free)
+    return [
+        Sequence(
+            sequence_id=index,
+            token_ids=[chance.randrange(97) for _ in range(length)],
+            num_prompt_tokens=length,
+            params=SamplingParams(max_tokens=new_tokens),
+            arrival_s=0.0,
+            block_table=[free.pop() for _ in range(-(-(length + new_tokens) // BLOCK))],
+        )
+        for index, length in enumerate(lengths)
+    ]
+
+
+def step(runner: ModelRunner, sequences: list[Sequence], chunk: int) -> dict[int, str]:
+    """Advance every sequence by at most `chunk` tokens; return the rows' errors."""
+    rows = []
+    for sequence in sequences:
+        count = min(chunk, sequence.num_tokens - sequence.num_computed_tokens)
+        start = sequence.num_computed_tokens
+        rows.append(ScheduledSequence(sequence, start, count, start + count == sequence.num_tokens))
+    output = runner.run(SchedulerOutput(rows))
+    for row in rows:
+        row.sequence.num_computed_tokens += row.num_scheduled_tokens
+        token_id = output.sampled_token_ids.get(row.sequence.sequence_id)
+        if token_id is not None:
+            row.sequence.token_ids.append(token_id)
+    return output.errors
+
+
+def generate(runner: ModelRunner, sequences: list[Sequence], new_tokens: int, chunk: int = 1000) -> None:
+    while pending := [s for s in sequences if s.num_output_tokens < new_tokens]:
+        assert not step(runner, pending, chunk)
+
+
+def expected_ids(model: Any, sequence: Sequence, new_tokens: int) -> list[int]:
+    prompt = torch.tensor([sequence.token_ids[: sequence.num_prompt_tokens]])
+    ids = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return list(ids[0, prompt.shape[1] :].tolist())
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRunner, Any]:
+    directory = tmp_path_factory.mktemp("llama")
+    model = make_tiny_model(directory)
+    return make_runner(directory), model
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_ids_equal_transformers(tmp_path: Path, architecture: str) -> None:
+    model = make_tiny_model(tmp_path, architecture)
+    sequences = make_sequences([1, 7, 16, 40], 20)
+    generate(make_runner(tmp_path), sequences, 20)
+    assert [s.output_token_ids for s in sequences] == [expected_ids(model, s, 20) for s in sequences]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"tie_word_embeddings": True},
+        {"attention_bias": True, "mlp_bias": True},
+        {"rope_parameters": LLAMA3},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}},
+        {"num_key_value_heads": 6},
+        {"num_key_value_heads": 1},
+    ],
+    ids=lambda overrides: next(iter(overrides)),
+)
+def test_logits_equal_transformers(
+    tmp_path: Path, overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_tiny_model(tmp_path, **overrides)
+    runner = make_runner(tmp_path)
+    seen: list[torch.Tensor] = []
+    forward_logits = runner._model.logits
+    monkeypatch.setattr(
+        runner._model, "logits", lambda hidden: seen.append(forward_logits(hidden)) or seen[-1]
+    )
+    (sequence,) = make_sequences([45], 1)
+    step(runner, [sequence], 1000)
+    with torch.no_grad():
+        expected = model(torch.tensor([sequence.token_ids[:45]])).logits[0, -1:]
+    torch.testing.assert_close(seen[0], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 15, 16, 17, 31, 64])
+def test_chunk_size_does_not_change_the_ids(llama: tuple[ModelRunner, Any], chunk: int) -> None:
+    runner, model = llama
+    sequences = make_sequences([5, 33, 48, 49, 47], 8)
+    generate(runner, sequences, 8, chunk)
+    assert [s.output_token_ids for s in sequences] == [expected_ids(model, s, 8) for s in sequences]
+
+
+def test_sequences_may_join_a_running_batch(llama: tuple[ModelRunner, Any]) -> None:
+    runner, model = llama
+    sequences = make_sequences([9, 30, 17], 12)
+    for joined in (1, 2, 3):
+        for _ in range(2):
+            assert not step(runner, sequences[:joined], 11)
+    generate(runner, sequences, 12)
+    assert [s.output_token_ids for s in sequences] == [expected_ids(model, s, 12) for s in sequences]
+
+
+def test_an_empty_step_is_nothing(llama: tuple[ModelRunner, Any]) -> None:
+    output = llama[0].run(SchedulerOutput())
+    assert (output.sampled_token_ids, output.errors) == ({}, {})
+
+
+def poison(runner: ModelRunner, sequence: Sequence) -> None:
+    """Fill everything the sequence has cached with NaN."""
+    with torch.inference_mode():
+        for layer in runner._pool.layers:
+            layer.key[sequence.block_table] = torch.nan
+            layer.value[sequence.block_table] = torch.nan
+
+
+# 1000: all rows decode; 16: the poisoned row is in its prompt and not sampled from.
+@pytest.mark.parametrize("chunk", [1000, 16])
+def test_a_poisoned_sequence_fails_alone(llama: tuple[ModelRunner, Any], chunk: int) -> None:
+    runner, model = llama
+    sequences = make_sequences([20, 44, 9], 6)
+    step(runner, sequences, chunk)
+    bad = sequences[1]
+    poison(runner, bad)
+    errors = step(runner, sequences, chunk)
+    assert list(errors) == [bad.sequence_id]
+    runner.forget(bad, poisoned=True)
+    others = [sequences[0], sequences[2]]
+    generate(runner, others, 6)
+    assert [s.output_token_ids for s in others] == [expected_ids(model, s, 6) for s in others]
+
+
+def test_blocks_of_a_poisoned_sequence_can_be_used_again(llama: tuple[ModelRunner, Any]) -> None:
+    runner, model = llama
+    (first,) = make_sequences([20], 6)
+    poison(runner, first)
+    runner.forget(first, poisoned=True)
+    generate(runner, [first], 6)
+    assert first.output_token_ids == expected_ids(model, first, 6)
+
+
+def test_a_sharded_checkpoint_computes_the_same(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, max_shard_size="30KB")
+    sequences = make_sequences([12], 6)
+    generate(make_runner(tmp_path), sequences, 6)
+    assert sequences[0].output_token_ids == expected_ids(model, sequences[0], 6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_logits_are_close(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_tiny_model(tmp_path)
+    runner = make_runner(tmp_path, dtype=dtype)
+    seen: list[torch.Tensor] = []
+    forward_logits = runner._model.logits
+    monkeypatch.setattr(
+        runner._model, "logits", lambda hidden: seen.append(forward_logits(hidden)) or seen[-1]
+    )
+    (sequence,) = make_sequences([30], 1)
+    step(runner, [sequence], 1000)
+    with torch.no_grad():
+        expected = model(torch.tensor([sequence.token_ids[:30]])).logits[0, -1:]
+    assert torch.nn.functional.cosine_similarity(seen[0], expected).item() > 0.999
+
+
+def test_the_token_budget_is_measured_when_none_is_set(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path)
+    runner = make_runner(tmp_path, max_num_batched_tokens=0)
+    assert 32 <= runner.max_num_batched_tokens <= 2048
+    assert runner.max_num_batched_tokens % 16 == 0
+
+
+@pytest.mark.parametrize(("setting", "expected"), [(0, 256), (100, 100), (5000, 256)])
+def test_max_model_len_is_the_smallest_limit(tmp_path: Path, setting: int, expected: int) -> None:
+    make_tiny_model(tmp_path)
+    assert make_runner(tmp_path, max_model_len=setting).max_model_len == expected
+
+
+def test_max_model_len_is_never_more_than_the_pool(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path)
+    block_bytes = 2 * 3 * 2 * 10 * BLOCK * 4
+    runner = make_runner(tmp_path, kv_cache_bytes=block_bytes * 3)
+    assert (runner.num_blocks, runner.max_model_len) == (3, 3 * BLOCK)
+
+
+def test_a_pool_without_a_block_is_refused(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path)
+    with pytest.raises(ConfigError, match="kv_cache_bytes"):
+        make_runner(tmp_path, kv_cache_bytes=1)
+
+
+def test_cuda_without_a_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_tiny_model(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device = 'cuda'"):
+        make_runner(tmp_path, device="cuda")
