@@ -1,0 +1,73 @@
+"""Results as a table for people and as JSON for comparison."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from naiad.cli.throughput import Timing, figures, machine
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "perf" / "results"
+
+
+def print_table(timings: Mapping[int, Mapping[str, Timing]], rival: str) -> None:
+    """One row a batch and contestant, with the ratio of its new tokens per second to the rival's.
+
+    Args:
+        timings: batch → contestant → its timing.
+        rival: the contestant that the others are compared with.
+    """
+    header = f"{'batch':>5}  {'':<14}{'prefill':>10}{'decode':>10}{'all new':>10}  of {rival}"
+    print(f"{header}\n{'':>5}  {'':<14}{'tokens/s':>10}{'tokens/s':>10}{'tokens/s':>10}")
+    for batch, row in timings.items():
+        for name, timing in row.items():
+            ratio = timing.output_tokens_per_s / row[rival].output_tokens_per_s
+            print(
+                f"{batch:>5}  {name:<14}{timing.prefill_tokens_per_s:>10.1f}"
+                f"{timing.decode_tokens_per_s:>10.1f}{timing.output_tokens_per_s:>10.1f}  {ratio:.2f} ×"
+            )
+
+
+def write_results(
+    name: str, settings: Mapping[str, Any], timings: Mapping[int, Mapping[str, Timing]]
+) -> Path:
+    """Write everything that is needed to judge the figures later.
+
+    Args:
+        name: of the measurement; the file's name begins with the date and time.
+        settings: how it was run.
+        timings: batch → contestant → its timing.
+    """
+    now = datetime.datetime.now(datetime.timezone.utc)
+    report = {
+        "measurement": name,
+        "date": now.isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "machine": machine(),
+        "settings": dict(settings),
+        "results": [
+            {"contestant": contestant, **figures(timing)}
+            for row in timings.values()
+            for contestant, timing in row.items()
+        ],
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{now:%Y-%m-%d-%H%M%S}-{name}.json"
+    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    return path.relative_to(ROOT)
+
+
+def _commit() -> str:
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return described.stdout.strip() or "unknown"

@@ -1,0 +1,119 @@
+"""Engine in process, `llm` and `ensemble` through the server, beside `transformers`: one run.
+
+    python -m perf.server.throughput
+
+All four get the same prompts at the same time and make the same number of tokens; they take turns.
+The server is `naiad serve`, started here on free ports and stopped at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from naiad.cli.fetch_model import resolve_model
+from perf.common.report import print_table, write_results
+from perf.common.transformers_generate import transformers_generate
+from perf.server.load import ensemble_generate, llm_generate
+from perf.server.serve_process import naiad_serve
+from transformers import AutoTokenizer
+
+from naiad.cli.throughput import Generate, Prompts, Timing, Work, engine_generate, load_engine, measure
+from naiad.config import EngineConfig
+
+_WORDS = (
+    *("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world"),
+    *("school", "state", "family", "student", "group", "country", "problem", "hand", "part", "place"),
+    *("case", "week", "company", "system", "program", "question", "work", "number", "night"),
+)
+_NUM_CHECKED_TOKENS = 16
+
+Contestant = Callable[[Prompts, int], object]
+
+
+def main() -> int:
+    """Measure, print, write; 1 if the server makes other tokens than the engine in process."""
+    args = _parse()
+    model_dir = resolve_model(args.model)
+    batches = [int(part) for part in args.concurrency.split(",")]
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    config = EngineConfig(model_dir=str(model_dir), dtype=args.dtype, max_num_seqs=max(batches))
+    engine, dtype = load_engine(config)
+    in_process = engine_generate(engine)
+    options = ["--dtype", dtype, "--max-num-seqs", str(max(batches))]
+    timings: dict[int, dict[str, Timing]] = {}
+    with naiad_serve(model_dir, options) as url:
+        served = llm_generate(url)
+        contestants: dict[str, Contestant] = {
+            "transformers": transformers_generate(model_dir, dtype),
+            "engine": in_process,
+            "llm": served,
+            "ensemble": ensemble_generate(url, partial(tokenizer.decode, skip_special_tokens=True)),
+        }
+        for batch in batches:
+            work = Work(batch, args.prompt_tokens, args.output_tokens)
+            make_prompts = partial(word_prompts, work, tokenizer.encode(""), single_token_words(tokenizer))
+            if not _is_same(in_process, served, make_prompts(-1), dtype):
+                return 1
+            timings[batch] = measure(contestants, make_prompts, work, args.repeats)
+            print_table({batch: timings[batch]}, rival="transformers")
+    print(f"written: {write_results("server", vars(args) | {"model": model_dir.name, "dtype": dtype}, timings)}")
+    return 0
+
+
+def single_token_words(tokenizer: Any) -> list[int]:
+    """Ids of common words that are one token after a space.
+
+    Raises:
+        RuntimeError: the tokenizer has too few of them to make prompts.
+    """
+    encoded = [tokenizer.encode(f" {word}", add_special_tokens=False) for word in _WORDS]
+    ids = [token_ids[0] for token_ids in encoded if len(token_ids) == 1]
+    if len(ids) < 4:
+        raise RuntimeError("this tokenizer splits common words: no prompts of an exact length can be made")
+    return ids
+
+
+def word_prompts(work: Work, first_ids: list[int], word_ids: list[int], seed: int) -> Prompts:
+    """Prompts of whole words, so that text and ids are the same prompt.
+
+    Args:
+        work: how many, how long.
+        first_ids: what the tokenizer puts before every text.
+        word_ids: drawn from.
+        seed: other prompts for another seed.
+    """
+    draw = random.Random(f"{work.batch} {seed}")
+    num_words = work.prompt_tokens - len(first_ids)
+    return [first_ids + draw.choices(word_ids, k=num_words) for _ in range(work.batch)]
+
+
+def _is_same(in_process: Generate, served: Generate, prompts: Prompts, dtype: str) -> bool:
+    pairs = zip(in_process(prompts, _NUM_CHECKED_TOKENS), served(prompts, _NUM_CHECKED_TOKENS), strict=True)
+    num_same = sum(ours == theirs for ours, theirs in pairs)
+    print(f"concurrency {len(prompts)}: {num_same} prompts give the engine's tokens", flush=True)
+    if dtype == "float32" and num_same < len(prompts):
+        print("the server makes other tokens in float32: no speed is reported", file=sys.stderr)
+        return False
+    return True
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--concurrency", default="1,8,32", metavar="N,…")
+    parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
+    parser.add_argument("--output-tokens", type=int, default=128, metavar="N", help="at least 2")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="the median is reported")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
