@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import pytest
 
@@ -92,7 +93,9 @@ def test_check_sees_tokens_that_depend_on_the_batch() -> None:
 
 def test_every_pass_has_prompts_of_its_own() -> None:
     engine = CountingEngine()
-    throughput.measure(throughput.engine_generate(engine), 2, 8, 4, vocab_size=1000, repeats=2)
+    work = throughput.Work(batch=2, prompt_tokens=8, output_tokens=4)
+    make_prompts = partial(throughput.random_prompts, work, 1000)
+    throughput.measure({"engine": throughput.engine_generate(engine)}, make_prompts, work, repeats=2)
     prompts = {tuple(request.prompt_token_ids) for request in engine.requests}
 
     assert len(prompts) == len(engine.requests)
@@ -112,7 +115,19 @@ def test_figures_have_the_promised_names() -> None:
     ).keys()
 
 
+def test_contestants_take_turns_on_the_same_prompts() -> None:
+    calls: list[tuple[str, list[list[int]], int]] = []
+    work = throughput.Work(batch=1, prompt_tokens=4, output_tokens=3)
+    contestants = {name: lambda prompts, n, name=name: calls.append((name, prompts, n)) for name in "ab"}
+    throughput.measure(contestants, partial(throughput.random_prompts, work, 1000), work, repeats=2)
+
+    timed = calls[2:]
+    assert [(name, n) for name, _, n in timed] == [("a", 1), ("a", 3), ("b", 1), ("b", 3)] * 2
+    assert timed[0][1] == timed[2][1] != timed[4][1]
+
+
 def test_random_prompts_are_in_the_vocabulary() -> None:
-    ids = [i for prompt in throughput.random_prompts(4, 50, vocab_size=7, seed=1) for i in prompt]
+    work = throughput.Work(batch=4, prompt_tokens=50, output_tokens=2)
+    ids = [i for prompt in throughput.random_prompts(work, vocab_size=7, seed=1) for i in prompt]
 
     assert set(ids) == set(range(7))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 
 from naiad.cli.fetch_model import resolve_model
 from naiad.config import EngineConfig
@@ -63,13 +64,12 @@ def _measure_batches(config: EngineConfig, args: argparse.Namespace) -> None:
     generate = throughput.engine_generate(engine)
     vocab_size = engine.model_config.vocab_size
     for batch in args.batch:
-        prompts = throughput.random_prompts(batch, args.prompt_tokens, vocab_size, seed=batch)
-        same = throughput.check(generate, prompts)
+        work = throughput.Work(batch, args.prompt_tokens, args.output_tokens)
+        make_prompts = partial(throughput.random_prompts, work, vocab_size)
+        same = throughput.check(generate, make_prompts(-1))
         if dtype == "float32" and not same:
             raise StartupError(f"batch = {batch}: a prompt gives other tokens than alone; no speed is shown")
-        timing = throughput.measure(
-            generate, batch, args.prompt_tokens, args.output_tokens, vocab_size, args.repeats
-        )
+        timing = throughput.measure({"engine": generate}, make_prompts, work, args.repeats)["engine"]
         report = {
             **throughput.figures(timing),
             "dtype": dtype,

@@ -11,7 +11,7 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from itertools import count
@@ -49,6 +49,15 @@ class SteppedEngine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What one pass makes: `batch` sequences that start together, tokens of each."""
+
+    batch: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Median seconds of one shape of work.
 
@@ -73,7 +82,7 @@ class Timing:
     @property
     def decode_tokens_per_s(self) -> float:
         """Tokens after the first ones over the time after the first ones."""
-        return self.batch * (self.output_tokens - 1) / max(self.total_s - self.first_token_s, 1e-9)
+        return self.batch * (self.output_tokens - 1) / max(self.total_s - self.first_token_s, 1e-6)
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -138,36 +147,45 @@ def check(generate: Generate, prompts: Prompts, num_tokens: int = 16) -> bool:
 
 
 def measure(
-    generate: Generate, batch: int, prompt_tokens: int, output_tokens: int, vocab_size: int, repeats: int
-) -> Timing:
-    """Time both passes `repeats` times, each on prompts of its own; a warm-up goes before.
+    contestants: Mapping[str, Callable[[Prompts, int], object]],
+    make_prompts: Callable[[int], Prompts],
+    work: Work,
+    repeats: int,
+) -> dict[str, Timing]:
+    """Time contestants on the same work in turns: A B A B, so that they meet the same machine.
 
     Args:
-        generate: what is measured.
-        batch: sequences that start together.
-        prompt_tokens: of each sequence.
-        output_tokens: of each sequence, ≥ 2.
-        vocab_size: ids are drawn from [0, vocab_size).
+        contestants: name → what generates; each is warmed up once.
+        make_prompts: seed → `work.batch` prompts; no prompt is used twice by a contestant.
+        work: what one pass is.
         repeats: the median is taken of each pass.
     """
-    seeds = count(1000 * batch)
 
-    def seconds(num_tokens: int) -> float:
-        prompts = random_prompts(batch, prompt_tokens, vocab_size, seed=next(seeds))
+    def seconds(generate: Callable[[Prompts, int], object], seed: int, num_tokens: int) -> float:
+        prompts = make_prompts(seed)
         start_s = time.perf_counter()
         generate(prompts, num_tokens)
         return time.perf_counter() - start_s
 
-    seconds(2)
-    passes = [(seconds(1), seconds(output_tokens)) for _ in range(repeats)]
+    passes: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
+    for generate in contestants.values():
+        seconds(generate, 0, 2)
+    for turn in range(1, repeats + 1):
+        for name, generate in contestants.items():
+            first_s = seconds(generate, 2 * turn, 1)
+            passes[name].append((first_s, seconds(generate, 2 * turn + 1, work.output_tokens)))
+    return {name: _median(work, times) for name, times in passes.items()}
+
+
+def _median(work: Work, passes: list[tuple[float, float]]) -> Timing:
     first_s, total_s = (statistics.median(times) for times in zip(*passes, strict=True))
-    return Timing(batch, prompt_tokens, output_tokens, first_s, total_s)
+    return Timing(work.batch, work.prompt_tokens, work.output_tokens, round(first_s, 6), round(total_s, 6))
 
 
-def random_prompts(batch: int, num_tokens: int, vocab_size: int, seed: int) -> Prompts:
-    """Prompts of uniformly drawn ids; the same for the same arguments."""
-    draw = random.Random(seed)
-    return [[draw.randrange(vocab_size) for _ in range(num_tokens)] for _ in range(batch)]
+def random_prompts(work: Work, vocab_size: int, seed: int) -> Prompts:
+    """Prompts of ids drawn uniformly from [0, vocab_size); the same for the same arguments."""
+    draw = random.Random(f"{work.batch} {seed}")
+    return [[draw.randrange(vocab_size) for _ in range(work.prompt_tokens)] for _ in range(work.batch)]
 
 
 def figures(timing: Timing) -> dict[str, float]:
