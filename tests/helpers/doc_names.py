@@ -1,0 +1,176 @@
+"""Finds names in Markdown pages that stand for something of this project which does not exist."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What the pages name of other programs.
+OTHERS_OPTIONS = frozenset(
+    {
+        *("--build-arg", "--shm-size", "--no-cache-dir", "--extra-index-url"),
+        *("--http-max-input-size", "--http-restricted-api", "--grpc-restricted-protocol"),
+        *("--model-control-mode", "--trace-config", "--exit-timeout-secs", "--model-repository"),
+    }
+)
+OTHERS_NAMES = frozenset(
+    {"triton_grpc_error", "is_ready", "tritonclient", "generate_stream", "tensorrt_llm", "tensorrt_llm_bls"}
+)
+
+_FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`([^`\n]+)`")
+_LINK = re.compile(r"\]\(([^)#\s]+)\)")
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+_MAKE = re.compile(r"\bmake ([a-z][a-z-]*)")
+_MODULE = re.compile(r"(?<![\w./-])(?:naiad|naiad_kernels|naiad_client|perf)(?:\.[A-Za-z_]\w*)+")
+_PATH = re.compile(r"[\w.-]+(?:/[\w.*-]+)+/?|[\w-]+\.(?:py|md|toml)")
+_IDENTIFIER = re.compile(r"[A-Za-z]\w*")
+_COMMANDS = {
+    "serve": ("-m", "naiad.cli.main", "serve", "--help"),
+    "fetch-model": ("-m", "naiad.cli.main", "fetch-model", "--help"),
+    "throughput": ("-m", "naiad.cli.main", "bench", "throughput", "--help"),
+    "naiad": ("-m", "naiad.cli.main", "--help"),
+    "naiad_client": ("-m", "naiad_client", "--help"),
+}
+_COMMAND_OF_LINE = (
+    (re.compile(r"\bnaiad serve\b|\bmake serve\b|\"naiad\", \"serve\""), "serve"),
+    (re.compile(r"\bnaiad fetch-model\b"), "fetch-model"),
+    (re.compile(r"\bnaiad bench throughput\b"), "throughput"),
+    (re.compile(r"-m naiad_client\b"), "naiad_client"),
+)
+_SOURCES = ("backend_src", "kernels", "client", "model_repository", "perf", "tests")
+
+
+@dataclass(frozen=True)
+class Page:
+    """A Markdown page: where it is, and its text."""
+
+    path: Path
+    text: str
+
+    @property
+    def code(self) -> list[str]:
+        """Lines of fenced code (continued lines joined), and the code spans."""
+        blocks = [block.replace("\\\n", " ") for block in _FENCE.findall(self.text)]
+        plain = _FENCE.sub("", self.text)
+        return [line for block in blocks for line in block.splitlines()] + self.spans(plain)
+
+    @property
+    def names(self) -> list[str]:
+        """The code spans outside of fenced code."""
+        return self.spans(_FENCE.sub("", self.text))
+
+    @staticmethod
+    def spans(text: str) -> list[str]:
+        """What stands between backticks."""
+        return [span.strip() for span in _SPAN.findall(text)]
+
+
+def pages() -> list[Page]:
+    """README.md, perf/README.md and everything under docs/."""
+    paths = [ROOT / "README.md", ROOT / "perf" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [Page(path, path.read_text()) for path in paths]
+
+
+def missing_names(page: Page) -> list[str]:
+    """Everything on the page that looks like ours and does not exist."""
+    found = [
+        *_missing_links(page),
+        *(name for code in page.code for name in _missing_in_code(code)),
+        *(name for name in page.names if not _path_exists(name, page)),
+        *(name for name in page.names if not _identifier_exists(name)),
+    ]
+    return sorted(set(found))
+
+
+def _missing_in_code(code: str) -> Iterator[str]:
+    options = _OPTION.findall(code)
+    yield from (option for option in options if option not in _options_known_to(code))
+    yield from (f"make {target}" for target in _MAKE.findall(code) if target not in _make_targets())
+    yield from (name for name in _MODULE.findall(code) if not _is_importable(name))
+
+
+def _missing_links(page: Page) -> Iterator[str]:
+    for target in _LINK.findall(page.text):
+        if "://" not in target and not (page.path.parent / target).exists():
+            yield target
+
+
+def _path_exists(name: str, page: Page) -> bool:
+    """Whether a path is there; what is no path, or begins with no folder of ours, passes."""
+    if not _PATH.fullmatch(name):
+        return True
+    first = name.partition("/")[0]
+    if "/" not in name:
+        return (ROOT / name).exists() or (page.path.parent / name).exists() or bool(_source_files(name))
+    if not (ROOT / first).is_dir():
+        return True
+    return any(ROOT.glob(name.rstrip("/")))
+
+
+def _identifier_exists(name: str) -> bool:
+    """Whether a name in snake_case or CamelCase occurs in our sources; other words pass."""
+    is_ours = _IDENTIFIER.fullmatch(name) and ("_" in name or re.search(r"[a-z][A-Z]", name))
+    return not is_ours or name in OTHERS_NAMES or name in _source_words()
+
+
+def _options_known_to(code: str) -> frozenset[str]:
+    commands = [command for pattern, command in _COMMAND_OF_LINE if pattern.search(code)]
+    if commands:
+        return frozenset().union(*(_help_options(command) for command in commands)) | {"--extra-index-url"}
+    return frozenset().union(OTHERS_OPTIONS, *(_help_options(command) for command in _COMMANDS))
+
+
+@functools.cache
+def _help_options(command: str) -> frozenset[str]:
+    done = subprocess.run(
+        [sys.executable, *_COMMANDS[command]], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return frozenset(_OPTION.findall(done.stdout))
+
+
+@functools.cache
+def _make_targets() -> frozenset[str]:
+    return frozenset(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@functools.cache
+def _is_importable(name: str) -> bool:
+    if name.startswith("perf."):
+        path = ROOT.joinpath(*name.split("."))
+        return path.is_dir() or path.with_suffix(".py").is_file()
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[length:]:
+            if not hasattr(found, attribute):
+                return False
+            found = getattr(found, attribute)
+        return True
+    return False
+
+
+@functools.cache
+def _source_files(name: str) -> tuple[Path, ...]:
+    return tuple(path for folder in _SOURCES for path in (ROOT / folder).rglob(name))
+
+
+@functools.cache
+def _source_words() -> frozenset[str]:
+    words: set[str] = set()
+    for folder in _SOURCES:
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".pbtxt") and path.name not in ("doc_names.py", "test_doc_names.py"):
+                words |= set(re.findall(r"\w+", path.read_text()))
+    return frozenset(words)
