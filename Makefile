@@ -1,0 +1,49 @@
+# `make serve` and `make test` are all that is needed; both install into .venv first.
+#   ARGS      options of `naiad serve`
+#   PIP_ARGS  options of pip, e.g. --extra-index-url URL for PyTorch's small CPU build
+#   PYTHON    the interpreter .venv is made with: 3.10, 3.11 or 3.12
+SHELL := /bin/bash
+PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.10,$(if $(shell python$(v) -c 'print(1)' 2>/dev/null),python$(v))) python3)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
+
+.PHONY: serve test test-all check install lock clean
+
+serve: .venv/.installed
+	exec $(BIN)/naiad serve $(ARGS)
+
+test: .venv/.installed
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+test-all: .venv/.installed
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+check: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/docs
+
+install: .venv/.installed
+
+# The lock names every other package with hashes, so nothing is resolved here.
+.venv/.installed: $(REQUIREMENTS) pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' || { echo "naiad: error: $(PYTHON) is not Python 3.10, 3.11 or 3.12: install one and name it, make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' || { echo "naiad: error: $(PYTHON) has no venv: install its package python3-venv" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) install $(PIP_ARGS) -r requirements/torch.txt
+	$(PIP) install $(PIP_ARGS) --no-deps --require-hashes -r requirements/lock.txt
+	$(PIP) install $(PIP_ARGS) --no-deps --require-hashes -r requirements/server.txt
+	$(PIP) install --no-deps --no-build-isolation --no-index -e .
+	touch $@
+
+# Needs uv. Pins that still satisfy lock.in are kept.
+lock:
+	cd requirements && uv pip compile lock.in --universal --python-version 3.10 --generate-hashes \
+		--no-emit-package torch --no-emit-index-url --no-emit-find-links --no-annotate \
+		--custom-compile-command "make lock" -o lock.txt
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

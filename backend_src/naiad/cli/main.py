@@ -1,0 +1,49 @@
+"""`naiad`: the commands and their dispatch. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from naiad import __version__
+from naiad.errors import NaiadError
+
+# Command → its module with `add_arguments(parser)` and `run(args) -> exit code`.
+_COMMANDS = {
+    "serve": ("naiad.cli.serve", "start a tritonserver and supervise it"),
+    "fetch-model": ("naiad.cli.fetch_model", "download and convert the default model"),
+    "bench": ("naiad.cli.bench", "measure the engine"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code. What keeps it from starting is one line on stderr."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = _parser(words).parse_args(words)
+        return int(importlib.import_module(_COMMANDS[args.command][0]).run(args))
+    except NaiadError as error:
+        print(f"naiad: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="naiad", description="LLM serving inside NVIDIA Triton Inference Server."
+    )
+    parser.add_argument("--version", action="version", version=f"naiad {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, summary) in _COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        # Only the command that was asked for is imported: some modules are slow to import.
+        if name in words:
+            importlib.import_module(module).add_arguments(command)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The effective model repository: the source's, with the options of `naiad serve` in its parameters."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import naiad
+from naiad.errors import ConfigError, StartupError
+
+_CONFIG_NAME = "config.pbtxt"
+_MODEL_DIR = "model_dir"
+# What only the `llm` model has: marks it whatever it is called.
+_ENGINE_MARK = "max_num_seqs"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model of the repository.
+
+    Attributes:
+        name: its directory.
+        config: `model_config_pb2.ModelConfig`; None where there is no readable config.pbtxt of ours.
+        parameters: of config.pbtxt.
+        input_names: of config.pbtxt.
+    """
+
+    name: str
+    config: Any
+    parameters: Mapping[str, str]
+    input_names: frozenset[str]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is one of Naiad's models: tokenizer, llm or detokenizer."""
+        return _MODEL_DIR in self.parameters
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether it runs the engine."""
+        return self.is_ours and _ENGINE_MARK in self.parameters
+
+
+def find_repository(option: Path | None) -> Path:
+    """The model repository: the option's, or the one beside the source root.
+
+    Raises:
+        StartupError: there is none.
+    """
+    if option is not None:
+        if not option.is_dir():
+            raise ConfigError("--model-repository", str(option), "an existing directory")
+        return option.resolve()
+    beside_source = Path(naiad.__file__).resolve().parents[2] / "model_repository"
+    if not beside_source.is_dir():
+        raise StartupError(
+            "no model repository beside the package: name one with --model-repository DIR "
+            "(the source checkout has it as model_repository/)"
+        )
+    return beside_source
+
+
+def read_repository(source: Path) -> list[ModelEntry]:
+    """All models, by name.
+
+    Raises:
+        StartupError: none is Naiad's, or a config.pbtxt can not be parsed.
+    """
+    entries = [_read_entry(path) for path in sorted(source.iterdir()) if path.is_dir()]
+    if not any(entry.is_engine for entry in entries):
+        raise StartupError(
+            f"{source} holds no model of Naiad's: expected one whose config.pbtxt has the parameters "
+            f"{_MODEL_DIR} and {_ENGINE_MARK}"
+        )
+    return entries
+
+
+def write_repository(
+    source: Path, entries: list[ModelEntry], target: Path, overrides: Mapping[str, str]
+) -> None:
+    """Write the effective repository.
+
+    Args:
+        source: where `entries` were read.
+        entries: the models.
+        target: a new directory.
+        overrides: parameter → text; applied to each of our models that has the parameter.
+    """
+    target.mkdir(mode=0o700)
+    for entry in entries:
+        if not entry.is_ours:
+            # Somebody else's model may be huge, and nothing in it changes.
+            (target / entry.name).symlink_to(source / entry.name)
+            continue
+        shutil.copytree(
+            source / entry.name, target / entry.name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+        (target / entry.name / _CONFIG_NAME).write_text(_overridden(entry, overrides), encoding="utf-8")
+
+
+def _read_entry(path: Path) -> ModelEntry:
+    from google.protobuf import text_format
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+    config_path = path / _CONFIG_NAME
+    if not config_path.is_file():
+        return ModelEntry(path.name, None, {}, frozenset())
+    try:
+        config = text_format.Parse(config_path.read_text(encoding="utf-8"), ModelConfig())
+    except text_format.ParseError as error:
+        raise StartupError(f"{config_path} can not be parsed: {error}") from None
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    return ModelEntry(path.name, config, parameters, frozenset(each.name for each in config.input))
+
+
+def _overridden(entry: ModelEntry, overrides: Mapping[str, str]) -> str:
+    from google.protobuf import text_format
+
+    config = type(entry.config)()
+    config.CopyFrom(entry.config)
+    for key, text in overrides.items():
+        if key in entry.parameters:
+            config.parameters[key].string_value = text
+    return str(text_format.MessageToString(config))

@@ -1,0 +1,104 @@
+"""The options of `naiad serve`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from naiad.config.engine_config import DEVICES, DTYPES, field_names
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options; those of the engine override the parameter of the same name."""
+    _add_where(parser)
+    _add_engine(parser)
+
+
+def chosen_parameters(args: argparse.Namespace) -> dict[str, str]:
+    """The parameters of config.pbtxt that were given as options, as text."""
+    names = [name for name in field_names() if name != "model_dir"]
+    return {name: str(value) for name in names if (value := getattr(args, name)) is not None}
+
+
+def _add_where(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--model",
+        metavar="NAME",
+        help="default (SmolLM2-135M-Instruct), a directory, or org/name[@revision] of the Hugging Face hub "
+        "(default: what the repository's model_dir says)",
+    )
+    add(
+        "--model-repository",
+        type=Path,
+        metavar="DIR",
+        help="the model repository (default: the checkout's model_repository/); it is not changed",
+    )
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--http-port", type=_port, default=8000, metavar="N", help="default: %(default)s; 0: a free one")
+    add("--grpc-port", type=_port, default=8001, metavar="N", help="default: %(default)s; 0: a free one")
+    add("--metrics-port", type=_port, default=8002, metavar="N", help="default: %(default)s; 0: a free one")
+    add(
+        "--tritonserver",
+        type=Path,
+        metavar="PATH",
+        help="a server that is already installed, as in NVIDIA's container "
+        "(default: the one of the package nvidia-pytriton)",
+    )
+    add(
+        "--exit-timeout-s",
+        type=_count,
+        default=30,
+        metavar="N",
+        help="seconds that running requests get to finish on Ctrl-C or SIGTERM (default: %(default)s)",
+    )
+    add("--log-verbose", type=_count, default=0, metavar="N", help="the server's log level (default: 0)")
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    engine = parser.add_argument_group(
+        "engine", "Each overrides the parameter of the same name in config.pbtxt."
+    )
+    add = engine.add_argument
+    add(
+        "--dtype",
+        choices=DTYPES,
+        help="of weights, computation and KV cache; auto: bfloat16 where the device computes in it, "
+        "else float32",
+    )
+    add("--device", choices=DEVICES, help="where the model runs")
+    add("--max-num-seqs", type=_count, metavar="N", help="sequences that run at the same time")
+    add(
+        "--max-num-batched-tokens",
+        type=_count,
+        metavar="N",
+        help="tokens that a step computes at most; 0: measured at start so that a step on a CPU "
+        "stays under 250 ms",
+    )
+    add(
+        "--max-model-len",
+        type=_count,
+        metavar="N",
+        help="prompt and output tokens of a sequence at most; 0: the checkpoint's limit",
+    )
+    add("--block-size", type=_count, metavar="N", help="tokens of a KV cache block: 16, 32, 64 or 128")
+    add(
+        "--kv-cache-bytes",
+        type=_count,
+        metavar="N",
+        help="size of the KV cache; 0: chosen by the memory that is free at start",
+    )
+
+
+def _count(text: str) -> int:
+    value = int(text) if text.isascii() and text.isdigit() else -1
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ 0")
+    return value
+
+
+def _port(text: str) -> int:
+    value = _count(text)
+    if value > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a port, 0 … 65535")
+    return value

@@ -1,0 +1,66 @@
+"""What the server prints: held back while it starts, so that the cause of a failure is read first."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+
+# Said by a server without a GPU; means nothing.
+_HARMLESS = (
+    "Failed to initialize NVML",
+    "DCGM unable to start",
+    "Unable to allocate pinned system memory",
+    "CudaDriverHelper has not been initialized",
+)
+# The most telling first. The log writes a line break as the two characters \n.
+_CAUSES = (
+    re.compile(r"TritonModelException: (.+?)(?:\\n|\"?$)"),
+    re.compile(r"error while loading shared libraries: (.+)"),
+    re.compile(r"failed to load '[^']*' version \d+: \w+: (.+?)(?:\\n|\"?$)"),
+    re.compile(r"^E\d{4} .*?\] \"?(?:ERROR: )?(.+?)(?:\\n|\"?$)"),
+    re.compile(r"^(?:\S+: )?error: (.+)", re.IGNORECASE),
+)
+_MAX_HELD_LINES = 1000
+
+
+class ServerLog:
+    """Lines go to `write`, at once or after `release`."""
+
+    def __init__(self, write: Callable[[str], None], *, hold: bool) -> None:
+        """Hold lines back until `release` if asked to."""
+        self._write = write
+        self._lock = threading.Lock()
+        self._held: list[str] | None = [] if hold else None
+
+    def take(self, line: str) -> None:
+        """A line of the server's, without its end."""
+        if any(words in line for words in _HARMLESS):
+            return
+        with self._lock:
+            if self._held is None:
+                self._write(line)
+            elif len(self._held) < _MAX_HELD_LINES:
+                self._held.append(line)
+
+    def release(self) -> list[str]:
+        """Write what was held, and all that follows at once; the lines that were held."""
+        with self._lock:
+            lines, self._held = self._held or [], None
+            for line in lines:
+                self._write(line)
+            return lines
+
+    def held(self) -> list[str]:
+        """The lines that are held."""
+        with self._lock:
+            return list(self._held or [])
+
+
+def find_cause(lines: Sequence[str]) -> str | None:
+    """The one line that says best why the server did not start."""
+    for pattern in _CAUSES:
+        for line in lines:
+            if match := pattern.search(line):
+                return match[1].strip()
+    return None

@@ -1,0 +1,46 @@
+"""The server's regions in /dev/shm: dead processes leave theirs behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+_SHM = "/dev/shm/"
+_PREFIX = "triton_python_backend_shm_region_"
+
+
+def process_group(group_id: int, proc: Path = Path("/proc")) -> list[int]:
+    """The ids of the group's live processes."""
+    found = []
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        # The name in parentheses may hold anything; state, parent and group follow it.
+        with contextlib.suppress(OSError):
+            state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(group) == group_id and state not in "ZX":
+                found.append(int(entry.name))
+    return found
+
+
+def mapped_regions(pids: list[int], proc: Path = Path("/proc")) -> set[str]:
+    """Names of the python backend's regions that these processes have mapped.
+
+    Regions of other names are clients' own, registered with the server.
+    """
+    names = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in (proc / str(pid) / "maps").read_text(errors="replace").splitlines():
+                _, separator, name = line.partition(_SHM + _PREFIX)
+                if separator:
+                    names.add(_PREFIX + name.removesuffix(" (deleted)"))
+    return names
+
+
+def remove_regions(names: set[str], directory: Path = Path(_SHM)) -> None:
+    """Remove those that still are there."""
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(directory / name)

@@ -1,0 +1,37 @@
+"""SIGINT, SIGTERM and SIGHUP as something the main loop can wait for."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopSignal:
+    """Set by the first signal; later ones change nothing."""
+
+    def __init__(self) -> None:
+        """Install the handlers; call it in the main thread."""
+        # A pipe, not a threading.Event: a handler may run inside the Event's own lock.
+        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._is_set = False
+        for number in _SIGNALS:
+            signal.signal(number, self._handle)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a signal has come."""
+        return self._is_set
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the signal; whether it has come."""
+        if not self._is_set:
+            select.select([self._read_fd], [], [], timeout_s)
+        return self._is_set
+
+    def _handle(self, _number: int, _frame: object) -> None:
+        if not self._is_set:
+            self._is_set = True
+            os.write(self._write_fd, b"s")
