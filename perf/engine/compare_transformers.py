@@ -12,10 +12,10 @@ import argparse
 import sys
 from functools import partial
 
-from naiad.cli.fetch_model import resolve_model
 from perf.common.report import print_table, write_results
 from perf.common.transformers_generate import transformers_generate
 
+from naiad.cli.fetch_model import resolve_model
 from naiad.cli.throughput import (
     Generate,
     Prompts,
@@ -52,7 +52,8 @@ def main() -> int:
             return 1
         timings[batch] = measure(contestants, make_prompts, work, args.repeats)
     print_table(timings, rival="transformers")
-    print(f"written: {write_results("engine", vars(args) | {"model": model_dir.name, "dtype": dtype}, timings)}")
+    settings = vars(args) | {"model": model_dir.name, "dtype": dtype}
+    print("written:", write_results("engine", settings, timings))
     return 0
 
 

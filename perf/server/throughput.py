@@ -15,13 +15,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from naiad.cli.fetch_model import resolve_model
 from perf.common.report import print_table, write_results
 from perf.common.transformers_generate import transformers_generate
 from perf.server.load import ensemble_generate, llm_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
+from naiad.cli.fetch_model import resolve_model
 from naiad.cli.throughput import Generate, Prompts, Timing, Work, engine_generate, load_engine, measure
 from naiad.config import EngineConfig
 
@@ -61,7 +61,8 @@ def main() -> int:
                 return 1
             timings[batch] = measure(contestants, make_prompts, work, args.repeats)
             print_table({batch: timings[batch]}, rival="transformers")
-    print(f"written: {write_results("server", vars(args) | {"model": model_dir.name, "dtype": dtype}, timings)}")
+    settings = vars(args) | {"model": model_dir.name, "dtype": dtype}
+    print("written:", write_results("server", settings, timings))
     return 0
 
 
