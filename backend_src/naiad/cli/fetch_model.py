@@ -162,8 +162,8 @@ def _download_from_hub(repository: str, revision: str | None) -> Path:
         ) from None
     except HfHubHTTPError as error:
         raise StartupError(
-            f"--model {name}: the Hugging Face hub refused it ({str(error).splitlines()[0]}): check the name, "
-            "or log in with `hf auth login`"
+            f"--model {name}: the Hugging Face hub refused it ({str(error).splitlines()[0]}): "
+            "check the name, or log in with `hf auth login`"
         ) from None
     except OSError as error:
         raise StartupError(f"--model {name}: the download failed ({error}): try again") from None

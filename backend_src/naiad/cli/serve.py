@@ -176,9 +176,8 @@ def _announce(host: str, ports: Mapping[str, int]) -> None:
     addresses = {name: _address(host, port) for name, port in ports.items()}
     print("ready: " + " ".join(f"{name}={address}" for name, address in addresses.items()))
     print("\nAsk it something:")
-    print(
-        f'  {sys.executable} -m naiad_client "What is the capital of France?" --chat --url {addresses["grpc"]}'
-    )
+    client = f"{sys.executable} -m naiad_client"
+    print(f'  {client} "What is the capital of France?" --chat --url {addresses["grpc"]}')
     print(f"  curl -N {addresses['http']}/v2/models/ensemble/generate_stream \\")
     print("""    -d '{"text_input": "The capital of France is", "max_tokens": 32, "stream": true}'""")
     print("\nCtrl-C stops it.", flush=True)

@@ -12,6 +12,7 @@ _HARMLESS = (
     "DCGM unable to start",
     "Unable to allocate pinned system memory",
     "CudaDriverHelper has not been initialized",
+    "unable to create stream for ensemble: CUDA driver version is insufficient",
 )
 # The most telling first. The log writes a line break as the two characters \n.
 _CAUSES = (

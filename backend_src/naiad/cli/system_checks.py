@@ -91,7 +91,8 @@ def check_space(path: Path, needed_bytes: int, purpose: str, remedy: str) -> Non
     free_bytes = shutil.disk_usage(existing).free
     if free_bytes < needed_bytes:
         raise StartupError(
-            f"{existing} has {free_bytes // _MIB} MiB free, {purpose} needs {needed_bytes // _MIB} MiB: {remedy}"
+            f"{existing} has {free_bytes // _MIB} MiB free, {purpose} needs {needed_bytes // _MIB} MiB: "
+            f"{remedy}"
         )
 
 
@@ -164,7 +165,8 @@ def check_port(option: str, host: str, port: int) -> None:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
     raise StartupError(
-        f"{option} {port} on {host} can not be used ({reason}): stop what listens there, or choose another port"
+        f"{option} {port} on {host} can not be used ({reason}): "
+        "stop what listens there, or choose another port"
     )
 
 
