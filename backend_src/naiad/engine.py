@@ -284,5 +284,7 @@ def build_engine(config: EngineConfig) -> Engine:
     token_table = TokenTable.from_directory(config.model_dir)
     model_runner = ModelRunner(config)
     kv_cache = KVCacheManager(model_runner.num_blocks, config.block_size)
-    limits = SchedulerLimits(config.max_num_seqs, model_runner.max_num_batched_tokens)
+    # Every running sequence gets its next token in every step.
+    budget = max(model_runner.max_num_batched_tokens, config.max_num_seqs)
+    limits = SchedulerLimits(config.max_num_seqs, budget)
     return Engine(Scheduler(kv_cache, limits), model_runner, partial(TextStream, token_table))

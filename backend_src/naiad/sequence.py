@@ -45,7 +45,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             unless ignore_eos); the id itself is not part of the output.
         stop_sequences: token-id sequences that end it (direct users' packed stop words);
             their ids stay in the output.
-        stop_strings: strings that end it, matched on text (only with a TextContext).
         priority: smaller is served first (recorded only, for now).
     """
 
@@ -60,7 +59,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     stop_sequences: tuple[tuple[int, ...], ...] = ()
-    stop_strings: tuple[str, ...] = ()
     priority: int = 0
 
     @property

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from helpers.tiny_tokenizers import tiny_tokenizer, write_tokenizer
 from helpers.triton_server_doubles import FakeSource
-
 from naiad.errors import InvalidRequestError
 from naiad.tokenization import Tokenizer, unpack_word_list
 from naiad.triton_server.text_reader import TextReader

@@ -23,8 +23,8 @@ class EngineConfig:
             computes in it (CUDA; CPUs with avx512_bf16 or AMX), else float32.
         device: "cpu" or "cuda".
         max_num_seqs: sequences that run at the same time.
-        max_num_batched_tokens: tokens a step computes at most. 0: measured at start on a
-            CPU so that a step stays under 250 ms; 2,048 on CUDA.
+        max_num_batched_tokens: tokens a step computes at most, no fewer than max_num_seqs.
+            0: measured at start on a CPU so that a step stays under 250 ms; 2,048 on CUDA.
         max_model_len: prompt + output tokens of a sequence. 0: the checkpoint's limit.
             Never more than the KV cache holds.
         block_size: tokens in a KV cache block, a power of two in 16 … 128.
@@ -53,10 +53,10 @@ class EngineConfig:
             raise ConfigError("device", self.device, f"one of {', '.join(DEVICES)}")
         if not 1 <= self.max_num_seqs <= 4096:
             raise ConfigError("max_num_seqs", self.max_num_seqs, "1 … 4096")
-        if self.max_num_batched_tokens and not 1 <= self.max_num_batched_tokens <= 1 << 20:
-            raise ConfigError(
-                "max_num_batched_tokens", self.max_num_batched_tokens, "0 (auto) or 1 … 1048576"
-            )
+        budget = self.max_num_batched_tokens
+        if budget and not self.max_num_seqs <= budget <= 1 << 20:
+            expected = f"0 (auto) or max_num_seqs = {self.max_num_seqs} … {1 << 20}"
+            raise ConfigError("max_num_batched_tokens", budget, expected)
         if self.max_model_len and not 2 <= self.max_model_len <= 1 << 24:
             raise ConfigError("max_model_len", self.max_model_len, "0 (the checkpoint's) or 2 … 16777216")
         if self.block_size not in (16, 32, 64, 128):

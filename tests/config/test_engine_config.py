@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from naiad.config import EngineConfig
+from naiad.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dtype", "int8"),
+        ("device", "tpu"),
+        ("max_num_seqs", 0),
+        ("max_num_seqs", 5000),
+        ("max_num_batched_tokens", 31),
+        ("max_model_len", 1),
+        ("block_size", 48),
+        ("kv_cache_bytes", -1),
+    ],
+)
+def test_value_that_can_not_work_is_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} = {value!r}: expected "):
+        EngineConfig(model_dir="m", **{key: value})  # type: ignore[arg-type]
+
+
+def test_parameters_become_fields() -> None:
+    config = EngineConfig.from_parameters({"model_dir": "m", "block_size": "32", "dtype": "float32"})
+    assert (config.block_size, config.dtype) == (32, "float32")
+
+
+@pytest.mark.parametrize("unset", ["", "${block_size}"])
+def test_unset_parameter_keeps_the_default(unset: str) -> None:
+    assert EngineConfig.from_parameters({"model_dir": "m", "block_size": unset}).block_size == 64
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"model_dir": "m", "blocksize": "32"}, "blocksize = '32': expected one of the keys"),
+        ({"model_dir": "m", "block_size": "many"}, "block_size = 'many': expected a whole number"),
+        ({"block_size": "32"}, "model_dir"),
+    ],
+)
+def test_bad_parameter_is_named(parameters: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig.from_parameters(parameters)
