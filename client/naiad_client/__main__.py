@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -42,7 +43,10 @@ class Timing:
         """Tokens, time to the first, and the rate from the first token to the last."""
         if self.first_s is None:
             return "0 tokens"
-        words = [f"{self.num_tokens} tokens", f"first token after {self.first_s - self.start_s:.3f} s"]
+        words = [
+            f"{self.num_tokens} token" + "s" * (self.num_tokens != 1),
+            f"first token after {self.first_s - self.start_s:.3f} s",
+        ]
         if self.last_s > self.first_s:
             rate = (self.num_tokens - self.num_first_tokens) / (self.last_s - self.first_s)
             words.insert(1, f"{rate:.1f} tokens/s")
@@ -73,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        0; 1 after an error of the server; 130 after Ctrl-C.
+        0; 1 after an error of the server or without a reader; 130 after Ctrl-C.
     """
     args = build_parser().parse_args(arguments)
     timing = Timing(start_s=time.monotonic())
@@ -81,12 +85,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Client(args.url, model=args.model) as client, _generation(client, args) as generation:
             _print_stream(generation, timing)
     except (ServerError, ValueError) as error:
+        # The message gets a line of its own when text stands before it.
+        print(end="\n" if timing.num_tokens else "", flush=True)
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    finally:
-        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output is gone; Python would complain of it once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     print(timing.summary(), file=sys.stderr)
     return 0
 

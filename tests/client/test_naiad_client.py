@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -296,3 +299,32 @@ def test_command_fails_with_the_servers_message(
 
     assert main(["?", "--url", server.url]) == 1
     assert capsys.readouterr().err == "error: the prompt is empty\n"
+
+
+def test_command_puts_an_error_after_text_on_a_line_of_its_own(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(request: Any, context: Any) -> Iterator[Any]:
+        yield response("Par")
+        yield from failure("the engine was lost")(request, context)
+
+    server.answer = answer
+
+    assert main(["?", "--url", server.url]) == 1
+    assert capsys.readouterr().out == "Par\n"
+
+
+def test_command_ends_quietly_when_its_reader_is_gone(server: FakeServer) -> None:
+    server.answer = words(*("a" * 100 for _ in range(2000)))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed_pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "naiad_client", "?", "--url", server.url],
+            stdout=closed_pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert (done.returncode, done.stderr) == (1, "")

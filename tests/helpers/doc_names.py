@@ -22,7 +22,15 @@ OTHERS_OPTIONS = frozenset(
     }
 )
 OTHERS_NAMES = frozenset(
-    {"triton_grpc_error", "is_ready", "tritonclient", "generate_stream", "tensorrt_llm", "tensorrt_llm_bls"}
+    {
+        "triton_grpc_error",
+        "is_ready",
+        "tritonclient",
+        "generate_stream",
+        "tensorrt_llm",
+        "tensorrt_llm_bls",
+        "inflight_batcher_llm",
+    }
 )
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
