@@ -52,7 +52,7 @@ def resolve_model(name: str) -> Path:
     """
     if name == "default":
         return fetch_default_model(None)
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         return Path(name).resolve()
     match = _HUB_NAME.fullmatch(name)
     if match is None:

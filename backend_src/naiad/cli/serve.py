@@ -56,7 +56,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StartupError: it can not be started; the message names cause and remedy.
     """
-    stop = StopSignal()
+    with StopSignal() as stop:
+        return _serve(args, stop)
+
+
+def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
     library_dir = check_machine()
     check_space(
         Path(tempfile.gettempdir()),

@@ -5,20 +5,33 @@ from __future__ import annotations
 import os
 import select
 import signal
+from types import TracebackType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignal:
-    """Set by the first signal; later ones change nothing."""
+    """Set by the first signal; later ones change nothing. A context manager, in the main thread."""
 
     def __init__(self) -> None:
-        """Install the handlers; call it in the main thread."""
+        """Open the pipe."""
         # A pipe, not a threading.Event: a handler may run inside the Event's own lock.
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._is_set = False
-        for number in _SIGNALS:
-            signal.signal(number, self._handle)
+
+    def __enter__(self) -> StopSignal:
+        """Install the handlers."""
+        self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Put back what was there."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        os.close(self._read_fd)
+        os.close(self._write_fd)
 
     @property
     def is_set(self) -> bool:

@@ -1,0 +1,135 @@
+"""The prober against a gRPC server that answers as a healthy or a broken tritonserver does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from naiad.cli.probes import PROBE_REQUEST_ID, Prober, probe_request
+from naiad.cli.repository import ModelEntry, find_repository, read_repository
+
+ENTRIES = {entry.name: entry for entry in read_repository(find_repository(None))}
+OURS = [ENTRIES[name] for name in ("tokenizer", "llm", "detokenizer")]
+
+Answer = Callable[[Any], Iterator[Any]]
+
+
+class FakeServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    def __init__(self, answer: Answer) -> None:
+        self.asked: list[Any] = []
+        self._answer = answer
+
+    def ModelStreamInfer(self, requests: Any, _context: Any) -> Iterator[Any]:  # noqa: N802 — gRPC's name
+        for request in requests:
+            self.asked.append(request)
+            yield from self._answer(request)
+
+
+class Fake:
+    """A server with this answer to every request."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.servicer = FakeServicer(answer)
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self.servicer, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(None)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Answer], Fake]]:
+    started: list[Fake] = []
+
+    def start(answer: Answer) -> Fake:
+        started.append(Fake(answer))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+def nothing(_request: Any) -> Iterator[Any]:
+    yield from ()
+
+
+def says(message: str) -> Answer:
+    return lambda request: iter([service_pb2.ModelStreamInferResponse(error_message=message)])
+
+
+def test_every_model_of_ours_is_asked_with_the_reserved_id(serve: Callable[[Answer], Fake]) -> None:
+    fake = serve(nothing)
+    assert Prober(fake.address, ENTRIES.values(), 5).probe() is None
+    asked = fake.servicer.asked
+    assert {request.model_name for request in asked} == {"tokenizer", "llm", "detokenizer"}
+    assert {request.id for request in asked} == {PROBE_REQUEST_ID}
+
+
+def test_probes_send_what_the_models_declare() -> None:
+    for entry in OURS:
+        request = probe_request(entry)
+        assert request is not None
+        declared = {each.name: each for each in entry.config.input}
+        required = {each.name for each in entry.config.input if not each.optional}
+        assert required <= {tensor.name for tensor in request.inputs}
+        for tensor in request.inputs:
+            assert tensor.name in declared
+            assert len(tensor.shape) == 1 + len(declared[tensor.name].dims)
+
+
+def test_the_probe_of_llm_only_asks_to_stop() -> None:
+    request = probe_request(ENTRIES["llm"])
+    assert request is not None
+    stop = next(tensor for tensor in request.inputs if tensor.name == "stop")
+    assert list(stop.contents.bool_contents) == [True]
+
+
+def test_a_model_of_somebody_else_is_not_asked() -> None:
+    assert probe_request(ModelEntry("resnet", None, {}, frozenset())) is None
+
+
+@pytest.mark.parametrize(
+    "message", ["Stub process 'llm_0_0' is not healthy.", "Request for unknown model: 'llm' is not found"]
+)
+def test_a_dead_model_is_an_error(serve: Callable[[Answer], Fake], message: str) -> None:
+    failure = Prober(serve(says(message)).address, [ENTRIES["llm"]], 5).probe()
+    assert failure is not None
+    assert not failure.is_silence
+    assert failure.reason == f"llm: {message}"
+
+
+def test_a_model_that_answers_with_an_error_of_its_own_lives(serve: Callable[[Answer], Fake]) -> None:
+    fake = serve(says("the engine process restarts: try again"))
+    assert Prober(fake.address, [ENTRIES["llm"]], 5).probe() is None
+
+
+def test_no_answer_is_silence(serve: Callable[[Answer], Fake]) -> None:
+    def hang(_request: Any) -> Iterator[Any]:
+        time.sleep(1)
+        yield from ()
+
+    failure = Prober(serve(hang).address, [ENTRIES["llm"]], 0.2).probe()
+    assert failure is not None
+    assert failure.is_silence
+
+
+def test_nobody_listening_is_an_error(serve: Callable[[Answer], Fake]) -> None:
+    fake = serve(nothing)
+    fake.stop()
+    failure = Prober(fake.address, [ENTRIES["llm"]], 5).probe()
+    assert failure is not None
+    assert not failure.is_silence
+
+
+def test_repository_of_the_checkout_is_the_default() -> None:
+    assert find_repository(None) == Path(__file__).parents[2] / "model_repository"

@@ -1,0 +1,114 @@
+"""`naiad serve` before any server runs: options and refusals, as a person reads them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from naiad import __version__
+from naiad.cli.main import main
+from naiad.config.engine_config import field_names
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"naiad {__version__}\n"
+
+
+def test_every_engine_setting_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    text = capsys.readouterr().out
+    for name in field_names():
+        assert ("--model" if name == "model_dir" else "--" + name.replace("_", "-")) in text
+
+
+def test_help_and_checks_load_no_torch() -> None:
+    script = (
+        "import sys\nfrom naiad.cli.main import main\n"
+        "code = main(['serve', '--model', '/no/such/model', '--http-port', '0'])\n"
+        "sys.exit(100 if 'torch' in sys.modules else code)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False, capture_output=True).returncode == 1
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """The one line that `naiad serve` says before it exits with 1."""
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    assert main(["serve", *ports, *options]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("naiad: error: ")
+    return lines[0]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 32,
+        "max_position_embeddings": 64,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    return tmp_path
+
+
+def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        assert f"--grpc-port {port} on 127.0.0.1" in refusal(capsys, "--grpc-port", port)
+
+
+def test_the_same_port_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--grpc-port = 8123" in refusal(capsys, "--http-port", "8123", "--grpc-port", "8123")
+
+
+def test_a_truncated_model(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "truncated" in refusal(capsys, "--model", str(model))
+
+
+def test_an_unsupported_model(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    (model / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    assert "GPT2LMHeadModel" in refusal(capsys, "--model", str(model))
+
+
+def test_a_setting_out_of_range(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    assert "block_size = 5" in refusal(capsys, "--model", str(model), "--block-size", "5")
+
+
+def test_more_cache_than_memory(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    text = refusal(capsys, "--model", str(model), "--kv-cache-bytes", str(1 << 50))
+    assert "GiB of memory are available" in text
+
+
+def test_no_such_server(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    text = refusal(capsys, "--model", str(model), "--tritonserver", "/no/such/tritonserver")
+    assert "--tritonserver /no/such/tritonserver" in text
+
+
+@pytest.mark.parametrize("options", [["--http-port", "70000"], ["--max-num-seqs", "-1"], ["--surprise"]])
+def test_options_that_make_no_sense_are_refused_by_name(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *options])
+    assert ended.value.code == 2
+    assert options[0] in capsys.readouterr().err

@@ -1,0 +1,170 @@
+"""The supervisor and its guard over a fake server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from helpers.server import eventually
+from naiad.cli.system_checks import free_port
+
+SCRIPT = Path(__file__).parents[1] / "helpers" / "supervise_fake.py"
+
+
+class Supervised:
+    """The supervisor's process and what it printed."""
+
+    def __init__(self, runtime_dir: Path, *words: str) -> None:
+        command = [sys.executable, str(SCRIPT), str(free_port("127.0.0.1")), str(runtime_dir), *words]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    def wait_for(self, words: str) -> None:
+        eventually(lambda: any(words in line for line in self.lines), 30)
+
+    def wait(self) -> int:
+        code = self.process.wait(30)
+        self._reader.join(10)
+        return code
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+Start = Callable[..., Supervised]
+
+
+@pytest.fixture
+def runtime_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "runtime"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def start(runtime_dir: Path) -> Iterator[Start]:
+    started: list[Supervised] = []
+
+    def run(*words: str) -> Supervised:
+        started.append(Supervised(runtime_dir, *words))
+        return started[-1]
+
+    yield run
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    return all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in processes)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_drains_and_exits_with_0(start: Start, number: signal.Signals) -> None:
+    supervised = start("slow-exit")
+    supervised.wait_for("ready")
+    processes = supervised.descendants()
+    supervised.process.send_signal(number)
+    assert supervised.wait() == 0
+    assert "drained" in supervised.lines
+    assert all_gone(processes)
+
+
+def test_a_second_signal_does_not_cut_the_drain_short(start: Start) -> None:
+    supervised = start("slow-exit")
+    supervised.wait_for("ready")
+    supervised.process.send_signal(signal.SIGINT)
+    supervised.wait_for("stopping")
+    supervised.process.send_signal(signal.SIGINT)
+    assert supervised.wait() == 0
+    assert "drained" in supervised.lines
+
+
+def test_a_server_that_does_not_stop_is_killed(start: Start) -> None:
+    supervised = start("deaf")
+    supervised.wait_for("ready")
+    processes = supervised.descendants()
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.wait() == 1
+    assert all_gone(processes)
+
+
+def test_a_failed_start_says_the_cause_first(start: Start) -> None:
+    supervised = start("fail")
+    assert supervised.wait() == 1
+    assert supervised.lines[0] == (
+        "naiad: error: the server did not start: dtype = 'int3': expected one of auto"
+    )
+    assert "failed to load all models" in supervised.lines[-1]
+
+
+def test_a_program_that_can_not_be_run_is_a_failed_start(tmp_path: Path, runtime_dir: Path) -> None:
+    from naiad.cli.server_log import ServerLog, find_cause
+    from naiad.cli.server_process import ServerProcess
+
+    log = ServerLog(print, hold=True)
+    server = ServerProcess([str(tmp_path / "nothing")], dict(os.environ), runtime_dir, log)
+    eventually(lambda: server.poll() is not None)
+    assert "nothing can not be run" in (find_cause(log.held()) or "")
+
+
+def test_a_server_that_ends_by_itself_is_restarted(start: Start, tmp_path: Path) -> None:
+    supervised = start("crash-once", str(tmp_path / "flag"))
+    supervised.wait_for("restarting the server: it ended by itself with exit code 3")
+    supervised.wait_for("the server serves again")
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.wait() == 0
+
+
+def test_processes_that_outlive_the_server_are_killed(start: Start, tmp_path: Path) -> None:
+    supervised = start("child", str(tmp_path / "pid"))
+    supervised.wait_for("ready")
+    child = psutil.Process(int((tmp_path / "pid").read_text()))
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.wait() == 0
+    assert all_gone([child])
+
+
+def test_a_killed_supervisor_takes_everything_along(start: Start, tmp_path: Path, runtime_dir: Path) -> None:
+    name = f"triton_python_backend_shm_region_{uuid.uuid4()}"
+    supervised = start("deaf", "child", str(tmp_path / "pid"), "shm", name)
+    supervised.wait_for("ready")
+    processes = supervised.descendants()
+    assert Path("/dev/shm", name).exists()
+    supervised.process.kill()
+    eventually(lambda: all_gone(processes), 10)
+    eventually(lambda: not Path("/dev/shm", name).exists())
+    eventually(lambda: not runtime_dir.exists())
+
+
+def test_a_killed_guard_takes_the_server_along(start: Start) -> None:
+    supervised = start("deaf")
+    supervised.wait_for("ready")
+    guard, server = supervised.descendants()
+    assert "naiad.cli.server_guard" in guard.cmdline()
+    guard.kill()
+    eventually(lambda: all_gone([server]), 10)
+    supervised.wait_for("restarting the server")
+
+
+def test_a_signal_before_the_server_is_ready_stops_it(start: Start, runtime_dir: Path) -> None:
+    supervised = start()
+    eventually(lambda: bool(supervised.descendants()))
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.wait() == 0

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import threading
+
+from helpers.server import eventually
+from naiad.cli.probes import ProbeFailure
+from naiad.cli.watcher import Verdict, Watcher
+
+ERROR = ProbeFailure("llm: not healthy", is_silence=False)
+SILENCE = ProbeFailure("llm: no answer", is_silence=True)
+
+
+def test_one_error_is_not_enough() -> None:
+    verdict = Verdict(3, 0.0)
+    verdict.take(ERROR, 3, 1.0)
+    verdict.take(None, 3, 2.0)
+    verdict.take(ERROR, 3, 3.0)
+    assert verdict.reason is None
+
+
+def test_two_errors_in_a_row_are() -> None:
+    verdict = Verdict(3, 0.0)
+    verdict.take(ERROR, 3, 1.0)
+    verdict.take(ERROR, 3, 1.5)
+    assert verdict.reason == "llm: not healthy"
+
+
+def test_silence_while_all_stubs_live_is_a_busy_machine() -> None:
+    verdict = Verdict(3, 0.0)
+    for second in range(3, 60, 3):
+        verdict.take(SILENCE, 3, float(second))
+    assert verdict.reason is None
+
+
+def test_silence_with_a_stub_gone_is_death() -> None:
+    verdict = Verdict(3, 0.0)
+    verdict.take(SILENCE, 2, 3.0)
+    assert verdict.reason == "llm: no answer; its process is gone"
+
+
+def test_silence_for_a_minute_is_death() -> None:
+    verdict = Verdict(3, 0.0)
+    verdict.take(SILENCE, 3, 61.0)
+    assert verdict.reason is not None
+
+
+def test_an_answer_starts_the_minute_again() -> None:
+    verdict = Verdict(3, 0.0)
+    verdict.take(None, 3, 50.0)
+    verdict.take(SILENCE, 3, 100.0)
+    assert verdict.reason is None
+
+
+def test_the_watcher_reports_a_dead_server() -> None:
+    watcher = Watcher(lambda: ERROR, lambda: 3)
+    eventually(lambda: watcher.reason == "llm: not healthy")
+
+
+def test_an_outcome_after_stop_does_not_count() -> None:
+    probing, go_on = threading.Event(), threading.Event()
+
+    def probe() -> ProbeFailure:
+        probing.set()
+        assert go_on.wait(10)
+        return SILENCE
+
+    num_stubs = [3]
+    watcher = Watcher(probe, lambda: num_stubs[0])
+    assert probing.wait(10)
+    num_stubs[0] = 0
+    watcher.stop()
+    go_on.set()
+    watcher.join(10)
+    assert watcher.reason is None

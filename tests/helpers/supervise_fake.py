@@ -1,0 +1,36 @@
+"""`supervise_fake.py HTTP_PORT RUNTIME_DIR BEHAVIOUR…`: the supervisor over the fake server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from naiad.cli import supervisor
+from naiad.cli.stop_signal import StopSignal
+from naiad.errors import StartupError
+
+
+def main() -> int:
+    port, runtime_dir, *words = sys.argv[1:]
+    plan = supervisor.ServerPlan(
+        command=[sys.executable, str(Path(__file__).with_name("fake_tritonserver.py")), port, *words],
+        environment=dict(os.environ),
+        runtime_dir=Path(runtime_dir),
+        models=[],
+        http_address=f"127.0.0.1:{port}",
+        grpc_address="127.0.0.1:1",
+        exit_timeout_s=0 if "deaf" in words else 20,
+        is_verbose=False,
+    )
+    supervisor._STOP_MARGIN_S = 1.0
+    try:
+        with StopSignal() as stop:
+            return supervisor.Supervisor(plan, stop, lambda: print("ready", flush=True)).run()
+    except StartupError as error:
+        print(f"naiad: error: {error}", flush=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
