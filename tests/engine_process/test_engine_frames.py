@@ -32,7 +32,7 @@ def test_frames_survive_every_cut_of_the_stream(outputs: list[list[int]], chunk_
 
 
 def test_request_survives_the_wire() -> None:
-    params = SamplingParams(max_tokens=3, seed=2**64 - 1, stop_sequences=((1, 2), (3,)), stop_strings=("é",))
+    params = SamplingParams(max_tokens=3, seed=2**64 - 1, stop_sequences=((1, 2), (3,)))
     text = TextContext(stop_strings=("é",), prompt_tail_ids=(5, 6))
     request = EngineRequest(
         sequence_id=2**63, prompt_token_ids=[1, 2], params=params, text=text, timeout_s=0.5

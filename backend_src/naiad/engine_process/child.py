@@ -35,8 +35,11 @@ _CONNECT_RETRY_S = 0.01
 _START_POLL_S = 0.2
 _EXIT_WAIT_S = 5.0
 
-# Set unless the user did. The server's working directory is not ours to import from.
-_CHILD_SETTINGS = {"PYTHONSAFEPATH": "1"}
+# Set unless the user did.
+# PYTHONSAFEPATH: the server's working directory is not ours to import from.
+# OMP_WAIT_POLICY: the server and its stubs need the same cores; a thread that spins while its
+# mate has lost its core makes every parallel region wait for the operating system's scheduler.
+_CHILD_SETTINGS = {"PYTHONSAFEPATH": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def default_command() -> list[str]:
