@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +25,8 @@ class Supervised:
     """The supervisor's process and what it printed."""
 
     def __init__(self, runtime_dir: Path, *words: str) -> None:
-        command = [sys.executable, str(SCRIPT), str(free_port("127.0.0.1")), str(runtime_dir), *words]
+        self.port = free_port("127.0.0.1")
+        command = [sys.executable, str(SCRIPT), str(self.port), str(runtime_dir), *words]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -100,8 +102,18 @@ def test_a_server_that_does_not_stop_is_killed(start: Start) -> None:
     supervised = start("deaf")
     supervised.wait_for("ready")
     processes = supervised.descendants()
+    with socket.create_connection(("127.0.0.1", supervised.port)):
+        supervised.process.send_signal(signal.SIGTERM)
+        assert supervised.wait() == 1
+    assert all_gone(processes)
+
+
+def test_a_server_that_hangs_with_nobody_connected_is_not_waited_for(start: Start) -> None:
+    supervised = start("deaf", "long-timeout")
+    supervised.wait_for("ready")
+    processes = supervised.descendants()
     supervised.process.send_signal(signal.SIGTERM)
-    assert supervised.wait() == 1
+    assert supervised.wait() == 0
     assert all_gone(processes)
 
 

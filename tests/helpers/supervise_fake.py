@@ -20,7 +20,7 @@ def main() -> int:
         models=[],
         http_address=f"127.0.0.1:{port}",
         grpc_address="127.0.0.1:1",
-        exit_timeout_s=0 if "deaf" in words else 20,
+        exit_timeout_s=60 if "long-timeout" in words else 0 if "deaf" in words else 20,
         is_verbose=False,
     )
     supervisor._STOP_MARGIN_S = 1.0

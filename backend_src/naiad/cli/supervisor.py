@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from naiad.cli.connections import num_connections
 from naiad.cli.probes import Prober
 from naiad.cli.repository import ModelEntry
 from naiad.cli.server_log import ServerLog, find_cause
@@ -23,6 +24,9 @@ _POLL_S = 0.2
 _HTTP_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 10.0
 _STOP_MARGIN_S = 10.0
+# Streams whose client has just gone are ended in this time; see `Supervisor._drain`.
+_SETTLE_S = 0.3
+_NOBODY_CONNECTED_S = 5.0
 _BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _STABLE_S = 60.0
 
@@ -133,16 +137,34 @@ class Supervisor:
             watcher.join(timeout_s=1.0)
 
     def _drain(self, server: ServerProcess) -> int:
+        """Let requests that run finish; the exit code.
+
+        A stopping server refuses the detokenizer's step to a stream whose client is gone, and such
+        an ensemble request then never ends (seen on 2.51). With nobody connected nobody waits for
+        it, so it need not be waited for either.
+        """
         _say("stopping: requests that run may finish")
+        time.sleep(_SETTLE_S)
         server.terminate()
-        deadline_s = time.monotonic() + self._plan.exit_timeout_s + _STOP_MARGIN_S
+        ports = [int(address.rpartition(":")[2]) for address in self._addresses()]
+        connected_s = time.monotonic()
+        deadline_s = connected_s + self._plan.exit_timeout_s + _STOP_MARGIN_S
         while server.poll() is None:
-            if time.monotonic() > deadline_s:
+            now_s = time.monotonic()
+            if num_connections(ports):
+                connected_s = now_s
+            if now_s - connected_s > _NOBODY_CONNECTED_S:
+                server.kill(_KILL_TIMEOUT_S)
+                return 0
+            if now_s > deadline_s:
                 _say("the server does not stop: killing it")
                 server.kill(_KILL_TIMEOUT_S)
                 return 1
             time.sleep(0.05)
         return 0
+
+    def _addresses(self) -> tuple[str, str]:
+        return self._plan.http_address, self._plan.grpc_address
 
     def _is_ready(self, prober: Prober) -> bool:
         try:
