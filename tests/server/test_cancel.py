@@ -86,7 +86,7 @@ def test_stop_by_request_id_ends_with_cancelled_and_no_error(server: Server) -> 
 
 
 def test_a_hundred_cancels_in_a_row(server: Server) -> None:
-    """A client's cancel is known, and its blocks are free, within 100 ms after the running step."""
+    """The wait printed holds the step that was running and the gauge's period of 50 ms."""
     draw = random.Random(7)
     waits_s = []
     for number in range(100):
@@ -95,12 +95,14 @@ def test_a_hundred_cancels_in_a_row(server: Server) -> None:
             llm_inputs(LONG[: draw.randrange(1, 300)], 800) if model == "llm" else text_inputs("Tell me", 800)
         )
         stream = Stream(server.grpc, model, inputs | {"ignore_eos": True})
-        time.sleep(draw.uniform(0, 0.2))
+        eventually(lambda: server.used_blocks() > 0)
+        time.sleep(draw.uniform(0, 0.1))
         stream.cancel()
         waits_s.append(free_again(server))
-    assert server.used_blocks() == 0
+        stream.join()
     median_ms, max_ms = (round(1e3 * each(waits_s)) for each in (statistics.median, max))
     print(f"blocks free after a cancel: median {median_ms} ms, max {max_ms} ms")
+    assert server.used_blocks() == 0
 
 
 def test_deadline_ends_a_running_request_with_what_it_has(server: Server) -> None:

@@ -89,7 +89,7 @@ def test_refused_request_gets_one_error_and_final(harness: Harness) -> None:
 
 
 def test_unexpected_fault_fails_only_its_own_request(harness: Harness) -> None:
-    sender = harness.accept(FakeSource({"input_ids": object()}))
+    sender = harness.accept(FakeSource({"input_ids": object(), "input_lengths": object()}))
     assert [str(e) for e in sender.errors] == ["internal error while reading the request"]
     assert "input_ids" not in str(sender.errors[0])
     assert len(harness.logged) == 1
@@ -235,7 +235,7 @@ def test_lost_engine_ends_every_stream_with_an_error(harness: Harness) -> None:
 
 def test_one_failing_row_ends_the_request_and_aborts_the_others(harness: Harness) -> None:
     source = llm_source(streaming=True)
-    for name in ("input_ids", "input_lengths", "request_output_len"):
+    for name in list(source.inputs):
         source.inputs[name] = source.inputs[name].repeat(2, axis=0)
     sender = harness.accept(source)
     harness.say(
@@ -247,7 +247,7 @@ def test_one_failing_row_ends_the_request_and_aborts_the_others(harness: Harness
 
 def test_rows_finish_apart_and_the_last_carries_final(harness: Harness) -> None:
     source = llm_source()
-    for name in ("input_ids", "input_lengths", "request_output_len"):
+    for name in list(source.inputs):
         source.inputs[name] = source.inputs[name].repeat(2, axis=0)
     sender = harness.accept(source)
     harness.say(done(2, [10]))

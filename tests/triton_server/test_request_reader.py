@@ -89,6 +89,14 @@ def test_empty_prompt_is_refused() -> None:
         read_request(llm_source([]), LIMITS)
 
 
+@pytest.mark.parametrize("name", ["input_ids", "input_lengths", "request_output_len"])
+def test_required_tensor_that_is_missing_is_named(name: str) -> None:
+    source = llm_source()
+    del source.inputs[name]
+    with pytest.raises(InvalidRequestError, match=r"^(max_tokens|input_ids|input_lengths) is missing"):
+        read_request(source, LIMITS)
+
+
 def test_prompt_must_leave_room_for_a_token() -> None:
     with pytest.raises(InvalidRequestError, match="100 tokens: at most 99"):
         read_request(llm_source([1] * 100), LIMITS)
@@ -172,7 +180,8 @@ def test_rows_have_their_own_prompts_and_stop_words() -> None:
     assert [row.params.stop_sequences for row in rows] == [((7, 8),), ((9, 1),)]
 
 
-def test_rows_that_disagree_on_a_scalar_are_refused() -> None:
+def two_rows(**tensors: Any) -> FakeSource:
+    columns = {name: np.array([[value] for value in values]) for name, values in tensors.items()}
     source = FakeSource(
         {
             "input_ids": np.array([[1], [4]], dtype=np.int32),
@@ -180,8 +189,25 @@ def test_rows_that_disagree_on_a_scalar_are_refused() -> None:
             "request_output_len": np.array([[4], [5]], dtype=np.int32),
         }
     )
-    with pytest.raises(InvalidRequestError, match="max_tokens differs between the rows"):
-        read_request(source, LIMITS)
+    source.inputs |= columns
+    return source
+
+
+def test_rows_have_their_own_sampling() -> None:
+    rows = read(two_rows(temperature=[0.5, 0.0], end_id=[7, -1])).rows
+    assert [row.params.max_tokens for row in rows] == [4, 5]
+    assert [row.params.temperature for row in rows] == [0.5, 0.0]
+    assert [row.params.stop_token_ids for row in rows] == [(2, 7), (2,)]
+
+
+def test_one_bad_row_refuses_the_request() -> None:
+    with pytest.raises(InvalidRequestError, match=r"temperature = -1.0"):
+        read_request(two_rows(temperature=[0.5, -1.0]), LIMITS)
+
+
+def test_rows_can_not_disagree_on_streaming() -> None:
+    with pytest.raises(InvalidRequestError, match="stream differs between the rows"):
+        read_request(two_rows(streaming=[True, False]), LIMITS)
 
 
 def test_text_context_replaces_packed_stop_words() -> None:

@@ -118,5 +118,14 @@ def test_refusals_never_show_the_prompt(reader: TextReader) -> None:
     assert "canary" not in str(caught.value)
 
 
+def test_max_tokens_is_required_as_tensor_or_parameter(reader: TextReader) -> None:
+    without = source("a", "b")
+    del without.inputs["REQUEST_OUTPUT_LEN"]
+    with pytest.raises(InvalidRequestError, match="max_tokens is missing"):
+        reader.read(without)
+    without.sent_parameters["max_tokens"] = 7
+    assert reader.read(without)["REQUEST_OUTPUT_LEN"].tolist() == [[7], [7]]
+
+
 def test_empty_bad_words_are_off(reader: TextReader) -> None:
     assert reader.read(source("a", BAD_WORDS_DICT=words("")))["INPUT_ID"].size

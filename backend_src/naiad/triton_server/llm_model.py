@@ -20,7 +20,7 @@ from naiad.engine_process import (
 from naiad.errors import NaiadError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.triton_server import pb
-from naiad.triton_server.llm_service import POLL_PERIOD_S, LLMService
+from naiad.triton_server.llm_service import LLMService
 from naiad.triton_server.metrics import Metrics
 from naiad.triton_server.model_parameters import read_bool, refuse_unknown_keys
 from naiad.triton_server.request_reader import ModelLimits
@@ -97,8 +97,9 @@ class LLMModel:
             self._service.take_acks(self._acks.receive(timeout_s=0.5))
 
     def _keep_house(self) -> None:
-        while not self._stopping.wait(POLL_PERIOD_S):
-            self._service.housekeep()
+        pause_s = 0.0
+        while not self._stopping.wait(pause_s):
+            pause_s = self._service.housekeep()
             self._metrics.update(self._service.stats, self._service.observations.take())
 
 

@@ -32,7 +32,8 @@ from naiad.triton_server.response_tensors import probe_tensors, response_tensors
 from naiad.triton_server.sender_pool import SenderPool
 
 NUM_SENDERS = 2
-POLL_PERIOD_S = 0.05
+POLL_PERIOD_S = 0.02
+POLL_COST_S = 0.002  # bounds the round trips of polling to 500 a second
 PROBE_PERIOD_S = 0.08
 PROBE_COST_S = 0.01  # bounds all probes together to 100 a second
 DEAD_DETOKENIZER_S = 30.0
@@ -117,8 +118,12 @@ class LLMService:
             )
             self._senders.schedule(stream)
 
-    def housekeep(self) -> None:
-        """One round: who is gone, who must be asked."""
+    def housekeep(self) -> float:
+        """One round: who is gone, who must be asked.
+
+        Returns:
+            Seconds until the next round.
+        """
         now_s = time.monotonic()
         streams = self.open_streams()
         silent = [s for s in streams if s.wants_probe(now_s, PROBE_PERIOD_S)]
@@ -137,6 +142,7 @@ class LLMService:
             ):
                 stream.fail(UnavailableError("the detokenizer does not answer"))
                 self._abort_rest(stream)
+        return POLL_PERIOD_S + POLL_COST_S * len(streams)
 
     def open_streams(self) -> list[ResponseStream]:
         """Streams whose FINAL has not been sent."""

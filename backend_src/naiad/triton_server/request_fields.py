@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -128,15 +128,16 @@ NOT_SERVED: Mapping[str, tuple[float, ...]] = {
 
 _SERVERS_OWN_PARAMETERS = re.compile(r"id|timeout|sequence_\w+|triton_\w+|binary_data_output")
 
+T = TypeVar("T")
 Scalar = int | float | bool
 Array = npt.NDArray[Any]
 
 
 def read_scalars(tensors: Mapping[str, Array], parameters: Mapping[str, Any]) -> dict[str, Scalar]:
-    """The served scalar fields that were sent, checked.
+    """The served scalar fields that were sent for one row, checked.
 
     Args:
-        tensors: llm's input tensors by name, each [B, 1] or [B]; rows must agree.
+        tensors: llm's input tensors by name, one row of each.
         parameters: the request's parameters.
 
     Returns:
@@ -149,10 +150,21 @@ def read_scalars(tensors: Mapping[str, Array], parameters: Mapping[str, Any]) ->
     for field in SERVED:
         tensor = tensors.get(field.tensor or field.name)
         if tensor is not None:
-            values[field.name] = _checked(field, _same_in_all_rows(field.name, tensor))
+            values[field.name] = _checked(field, _only_value(field.name, tensor))
         elif field.name in parameters:
             values[field.name] = _checked(field, parameters[field.name])
     return values
+
+
+def required(sent: Mapping[str, T], name: str) -> T:
+    """A field that must be there: the server's core lets requests without it through.
+
+    Raises:
+        InvalidRequestError: it was not sent.
+    """
+    if name not in sent:
+        raise InvalidRequestError(f"{name} is missing: it is required")
+    return sent[name]
 
 
 def refuse_unserved(sent: Mapping[str, Any]) -> None:
@@ -190,15 +202,15 @@ def refuse_unknown_parameters(parameters: Mapping[str, Any], known: frozenset[st
         )
 
 
-def _same_in_all_rows(name: str, tensor: Array) -> Any:
-    rows = tensor.reshape(-1)
-    if rows.size == 0:
-        raise InvalidRequestError(f"{name} is an empty tensor: expected one value a row")
-    if rows.size > 1 and not (rows == rows[0]).all():
-        raise InvalidRequestError(
-            f"{name} differs between the rows of the request: expected one value for all"
-        )
-    return rows[0].item()
+def split_rows(tensors: Mapping[str, Array], num_rows: int) -> list[dict[str, Array]]:
+    """Each row's part of the tensors [B, …], as tensors [1, …]."""
+    return [{name: tensor[row : row + 1] for name, tensor in tensors.items()} for row in range(num_rows)]
+
+
+def _only_value(name: str, tensor: Array) -> Any:
+    if tensor.size != 1:
+        raise InvalidRequestError(f"{name} has {tensor.size} values a row: expected one")
+    return tensor.item()
 
 
 def _checked(field: Field, value: Any) -> Scalar:

@@ -20,6 +20,8 @@ from naiad.triton_server.request_fields import (
     read_scalars,
     refuse_unknown_parameters,
     refuse_unserved,
+    required,
+    split_rows,
 )
 
 PROBE_REQUEST_ID = "naiad-probe"
@@ -30,6 +32,17 @@ MAX_STOP_TOKEN_IDS = 64
 # What each model of the ensemble reads; a parameter reaches all of its steps.
 TEXT_PARAMETERS = frozenset({"text_input", "messages", "stop_words"})
 KNOWN_PARAMETERS = frozenset(field.name for field in SERVED) | TEXT_PARAMETERS
+
+# What a client can only wish for the request, not for a row of it.
+_OF_THE_WHOLE_REQUEST = (
+    "stop",
+    "stream",
+    "exclude_input_in_output",
+    "return_finish_reason",
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+    "return_num_cached_tokens",
+)
 
 _text_context_decoder = msgspec.json.Decoder(TextContext)
 
@@ -104,52 +117,53 @@ def read_request(source: RequestSource, limits: ModelLimits) -> GenerateRequest 
     refuse_unknown_parameters(parameters, KNOWN_PARAMETERS, limits.forwarded_headers)
     refuse_unserved(tensors)
     refuse_unserved(parameters)
-    scalars = read_scalars(tensors, parameters)
-    if scalars.get("stop"):
+    by_row = split_rows(tensors, required(tensors, "input_lengths").shape[0])
+    scalars = [read_scalars(row, parameters) for row in by_row]
+    wishes = {name: _same_in_all_rows(name, scalars) for name in _OF_THE_WHOLE_REQUEST}
+    if wishes["stop"]:
         if not source.request_id:
             raise InvalidRequestError("A request id must be provided for request cancellation")
         return StopRequest(source.request_id)
-    prompts = _read_prompts(tensors, limits)
-    texts = _read_text_contexts(tensors.get("text_context"), len(prompts))
-    stop_sequences = _read_stop_sequences(tensors.get("stop_words_list"), len(prompts))
-    stop_ids = _read_stop_token_ids(tensors.get("stop_token_ids"), len(prompts), scalars, limits)
-    rows = [
-        RequestRow(
-            prompt_token_ids=prompt,
-            text=text,
-            params=_sampling_params(
-                scalars, len(prompt), limits, stop_ids=ids, stop_sequences=() if text else sequences
-            ),
-        )
-        for prompt, text, sequences, ids in zip(prompts, texts, stop_sequences, stop_ids, strict=True)
-    ]
+    exclude_input = wishes["exclude_input_in_output"]
     return GenerateRequest(
         request_id=source.request_id,
-        rows=rows,
+        rows=[_read_row(row, values, limits) for row, values in zip(by_row, scalars, strict=True)],
         timeout_s=_timeout_s(source.timeout_us, parameters),
-        streaming=bool(scalars.get("stream", False)),
-        exclude_input=bool(scalars.get("exclude_input_in_output", limits.exclude_input_in_output)),
-        return_finish_reason=bool(scalars.get("return_finish_reason", False)),
-        return_num_input_tokens=bool(scalars.get("return_num_input_tokens", False)),
-        return_num_output_tokens=bool(scalars.get("return_num_output_tokens", False)),
-        return_num_cached_tokens=bool(scalars.get("return_num_cached_tokens", False)),
+        streaming=bool(wishes["stream"]),
+        exclude_input=limits.exclude_input_in_output if exclude_input is None else bool(exclude_input),
+        return_finish_reason=bool(wishes["return_finish_reason"]),
+        return_num_input_tokens=bool(wishes["return_num_input_tokens"]),
+        return_num_output_tokens=bool(wishes["return_num_output_tokens"]),
+        return_num_cached_tokens=bool(wishes["return_num_cached_tokens"]),
     )
 
 
-def _read_prompts(tensors: Mapping[str, Array], limits: ModelLimits) -> list[list[int]]:
-    input_ids = tensors.get("input_ids")
-    if input_ids is None:
-        raise InvalidRequestError("input_ids is missing: expected the prompt's token ids")
-    lengths = tensors["input_lengths"].reshape(-1).tolist()
-    table = input_ids.reshape(input_ids.shape[0], -1)
-    if len(lengths) != len(table):
+def _same_in_all_rows(name: str, scalars: list[dict[str, Scalar]]) -> Scalar | None:
+    values = {row.get(name) for row in scalars}
+    if len(values) > 1:
         raise InvalidRequestError(
-            f"input_lengths has {len(lengths)} values for {len(table)} rows of input_ids"
+            f"{name} differs between the rows of the request: expected one value for all"
         )
-    return [_checked_prompt(row, length, limits) for row, length in zip(table, lengths, strict=True)]
+    return values.pop()
 
 
-def _checked_prompt(row: Array, length: int, limits: ModelLimits) -> list[int]:
+def _read_row(tensors: Mapping[str, Array], scalars: Mapping[str, Scalar], limits: ModelLimits) -> RequestRow:
+    prompt = _read_prompt(tensors, limits)
+    text = _read_text_context(tensors.get("text_context"))
+    params = _sampling_params(
+        scalars,
+        len(prompt),
+        limits,
+        stop_ids=_read_stop_token_ids(tensors.get("stop_token_ids"), scalars, limits),
+        # Where a detokenizer follows, stop words are matched on text.
+        stop_sequences=() if text else _read_stop_sequences(tensors.get("stop_words_list")),
+    )
+    return RequestRow(prompt_token_ids=prompt, text=text, params=params)
+
+
+def _read_prompt(tensors: Mapping[str, Array], limits: ModelLimits) -> list[int]:
+    row = required(tensors, "input_ids").reshape(-1)
+    length = int(tensors["input_lengths"].item())
     if not 0 <= length <= row.size:
         raise InvalidRequestError(
             f"input_lengths = {length}: expected 1 … {row.size}, the width of input_ids"
@@ -172,58 +186,50 @@ def _check_token_ids(name: str, ids: Array, vocab_size: int) -> None:
         raise InvalidRequestError(f"{name} holds {int(bad[0])}: expected token ids in [0, {vocab_size})")
 
 
-def _read_text_contexts(tensor: Array | None, num_rows: int) -> list[TextContext | None]:
+def _read_text_context(tensor: Array | None) -> TextContext | None:
     if tensor is None:
-        return [None] * num_rows
+        return None
     try:
-        texts = [_text_context_decoder.decode(raw) for raw in tensor.reshape(-1).tolist()]
-    except (msgspec.ValidationError, msgspec.DecodeError, TypeError):
+        return _text_context_decoder.decode(tensor.item())
+    except (msgspec.ValidationError, msgspec.DecodeError, TypeError, ValueError):
         raise InvalidRequestError("text_context is not what Naiad's tokenizer model writes") from None
-    if len(texts) != num_rows:
-        raise InvalidRequestError(f"text_context has {len(texts)} values for {num_rows} rows")
-    return [*texts]
 
 
-def _read_stop_sequences(tensor: Array | None, num_rows: int) -> list[tuple[tuple[int, ...], ...]]:
+def _read_stop_sequences(tensor: Array | None) -> tuple[tuple[int, ...], ...]:
     if tensor is None:
-        return [()] * num_rows
-    packed = tensor.reshape(num_rows, 2, -1)
-    rows = []
-    for row in packed:
-        words = unpack_word_list(np.ascontiguousarray(row))
-        if len(words) > MAX_STOP_WORDS:
-            raise InvalidRequestError(
-                f"stop_words_list has {len(words)} words: at most {MAX_STOP_WORDS} are allowed"
-            )
-        longest = max(map(len, words), default=0)
-        if longest > MAX_STOP_WORD_TOKENS:
-            raise InvalidRequestError(
-                f"stop_words_list has a word of {longest} tokens: at most {MAX_STOP_WORD_TOKENS} are allowed"
-            )
-        rows.append(tuple(tuple(word) for word in words))
-    return rows
+        return ()
+    words = unpack_word_list(np.ascontiguousarray(tensor.reshape(2, -1)))
+    if len(words) > MAX_STOP_WORDS:
+        raise InvalidRequestError(
+            f"stop_words_list has {len(words)} words: at most {MAX_STOP_WORDS} are allowed"
+        )
+    longest = max(map(len, words), default=0)
+    if longest > MAX_STOP_WORD_TOKENS:
+        raise InvalidRequestError(
+            f"stop_words_list has a word of {longest} tokens: at most {MAX_STOP_WORD_TOKENS} are allowed"
+        )
+    return tuple(tuple(word) for word in words)
 
 
 def _read_stop_token_ids(
-    tensor: Array | None, num_rows: int, scalars: Mapping[str, Scalar], limits: ModelLimits
-) -> list[tuple[int, ...]]:
+    tensor: Array | None, scalars: Mapping[str, Scalar], limits: ModelLimits
+) -> tuple[int, ...]:
     end_id = int(scalars.get("end_id", -1))
     if end_id >= limits.vocab_size:
         raise InvalidRequestError(
             f"end_id = {end_id}: expected -1 (none) or an id in [0, {limits.vocab_size})"
         )
-    shared: tuple[int, ...] = ()
+    ids: list[int] = []
     if not scalars.get("ignore_eos"):
-        shared = limits.eos_token_ids + (() if end_id < 0 else (end_id,))
-    if tensor is None:
-        return [tuple(dict.fromkeys(shared))] * num_rows
-    table = tensor.reshape(num_rows, -1)
-    if table.shape[1] > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequestError(
-            f"stop_token_ids has {table.shape[1]} ids: at most {MAX_STOP_TOKEN_IDS} are allowed"
-        )
-    _check_token_ids("stop_token_ids", table, limits.vocab_size)
-    return [tuple(dict.fromkeys((*shared, *row.tolist()))) for row in table]
+        ids = [*limits.eos_token_ids, *([end_id] if end_id >= 0 else [])]
+    if tensor is not None:
+        if tensor.size > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"stop_token_ids has {tensor.size} ids: at most {MAX_STOP_TOKEN_IDS} are allowed"
+            )
+        _check_token_ids("stop_token_ids", tensor, limits.vocab_size)
+        ids += tensor.reshape(-1).tolist()
+    return tuple(dict.fromkeys(ids))
 
 
 def _sampling_params(
@@ -234,7 +240,7 @@ def _sampling_params(
     stop_ids: tuple[int, ...],
     stop_sequences: tuple[tuple[int, ...], ...],
 ) -> SamplingParams:
-    wanted = int(scalars["max_tokens"])
+    wanted = int(required(scalars, "max_tokens"))
     max_tokens = min(wanted, limits.max_model_len - num_prompt_tokens)
     min_tokens = int(scalars.get("min_tokens", scalars.get("min_length", 0)))
     if min_tokens > wanted:

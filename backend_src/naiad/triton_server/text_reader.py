@@ -12,7 +12,14 @@ import numpy.typing as npt
 from naiad.errors import InvalidRequestError
 from naiad.sequence import TextContext
 from naiad.tokenization import Tokenizer, pack_word_list
-from naiad.triton_server.request_fields import Array, refuse_unknown_parameters, refuse_unserved
+from naiad.triton_server.request_fields import (
+    Array,
+    read_scalars,
+    refuse_unknown_parameters,
+    refuse_unserved,
+    required,
+    split_rows,
+)
 from naiad.triton_server.request_reader import KNOWN_PARAMETERS, MAX_STOP_WORDS, RequestSource
 
 MAX_STOP_WORD_BYTES = 256
@@ -65,12 +72,13 @@ class TextReader:
         for name in _IMAGE_INPUTS:
             if name in tensors:
                 raise InvalidRequestError(f"{name} is not supported by this version of Naiad: do not send it")
-        num_rows = tensors["REQUEST_OUTPUT_LEN"].shape[0]
+        num_rows = _num_rows(tensors)
+        max_tokens = _max_tokens(tensors, parameters, num_rows)
         prompts = self._prompts(tensors, parameters, num_rows)
         stop_words = _words(
             "stop_words", tensors.get("STOP_WORDS_DICT"), parameters.get("stop_words"), num_rows
         )
-        return self._outputs(tensors, prompts, stop_words)
+        return self._outputs(tensors, prompts, stop_words, max_tokens)
 
     def _prompts(
         self, tensors: Mapping[str, Array], parameters: Mapping[str, Any], num_rows: int
@@ -94,7 +102,11 @@ class TextReader:
         return [self._tokenizer.render_chat(chat) for chat in chats or []]
 
     def _outputs(
-        self, tensors: Mapping[str, Array], prompts: list[list[int]], stop_words: list[list[str]]
+        self,
+        tensors: Mapping[str, Array],
+        prompts: list[list[int]],
+        stop_words: list[list[str]],
+        max_tokens: list[int],
     ) -> dict[str, npt.NDArray[Any]]:
         num_rows = len(prompts)
         lengths = [len(prompt) for prompt in prompts]
@@ -105,7 +117,7 @@ class TextReader:
         outputs: dict[str, npt.NDArray[Any]] = {
             "INPUT_ID": input_ids,
             "REQUEST_INPUT_LEN": np.array(lengths, dtype=np.int32).reshape(-1, 1),
-            "REQUEST_OUTPUT_LEN": tensors["REQUEST_OUTPUT_LEN"].astype(np.int32),
+            "REQUEST_OUTPUT_LEN": np.array(max_tokens, dtype=np.int32).reshape(-1, 1),
             "BAD_WORDS_IDS": np.zeros((num_rows, 2, 0), dtype=np.int32),
             "STOP_WORDS_IDS": self._packed(stop_words),
             "EMBEDDING_BIAS": np.zeros((num_rows, 0), dtype=np.float32),
@@ -137,6 +149,20 @@ class TextReader:
         for target, each in zip(filled, packed, strict=True):
             target[:, : each.shape[1]] = each
         return filled
+
+
+def _num_rows(tensors: Mapping[str, Array]) -> int:
+    for name in ("QUERY", "messages", "REQUEST_OUTPUT_LEN"):
+        if name in tensors:
+            return int(tensors[name].shape[0])
+    return 1
+
+
+def _max_tokens(tensors: Mapping[str, Array], parameters: Mapping[str, Any], num_rows: int) -> list[int]:
+    """Checked here too: without it the ensemble's next step would never run, and nobody would say why."""
+    sent = {"request_output_len": tensors["REQUEST_OUTPUT_LEN"]} if "REQUEST_OUTPUT_LEN" in tensors else {}
+    rows = [read_scalars(row, parameters) for row in split_rows(sent, num_rows)]
+    return [int(required(row, "max_tokens")) for row in rows]
 
 
 def _strings(name: str, tensor: Array | None, parameter: Any, num_rows: int) -> list[str] | None:
