@@ -117,6 +117,27 @@ def test_a_server_that_hangs_with_nobody_connected_is_not_waited_for(start: Star
     assert all_gone(processes)
 
 
+def test_the_server_is_stopped_only_when_its_requests_have_finished(start: Start, tmp_path: Path) -> None:
+    supervised = start("slow-exit", "busy-until", str(tmp_path / "done"))
+    supervised.wait_for("ready")
+    supervised.process.send_signal(signal.SIGTERM)
+    supervised.wait_for("stopping")
+    with pytest.raises(subprocess.TimeoutExpired):
+        supervised.process.wait(2)
+    assert "drained" not in supervised.lines
+    (tmp_path / "done").touch()
+    assert supervised.wait() == 0
+    assert "drained" in supervised.lines
+
+
+def test_requests_that_do_not_finish_in_time_are_given_up(start: Start) -> None:
+    supervised = start("slow-exit", "busy-for-ever")
+    supervised.wait_for("ready")
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.wait() == 0
+    assert any("have not finished in time" in line for line in supervised.lines)
+
+
 def test_a_failed_start_says_the_cause_first(start: Start) -> None:
     supervised = start("fail")
     assert supervised.wait() == 1

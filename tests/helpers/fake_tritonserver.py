@@ -2,7 +2,8 @@
 
 Behaviours: fail (prints an error and ends), deaf (ignores SIGTERM), slow-exit, crash-once PATH
 (ends when PATH can be made), child PATH (starts a process that outlives it; its id goes to PATH),
-shm NAME (maps that file of /dev/shm).
+shm NAME (maps that file of /dev/shm), busy-until PATH (has an active request until PATH is there),
+busy-for-ever.
 """
 
 from __future__ import annotations
@@ -27,9 +28,17 @@ class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
+        self.wfile.write(f'nv_trt_llm_request_metrics{{request_type="active"}} {int(is_busy())}\n'.encode())
 
     def log_message(self, *_: object) -> None:  # type: ignore[override]
         """Quiet."""
+
+
+def is_busy() -> bool:
+    words = sys.argv[2:]
+    if "busy-until" in words:
+        return not Path(words[words.index("busy-until") + 1]).exists()
+    return "busy-for-ever" in words
 
 
 def main() -> None:

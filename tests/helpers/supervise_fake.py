@@ -20,10 +20,12 @@ def main() -> int:
         models=[],
         http_address=f"127.0.0.1:{port}",
         grpc_address="127.0.0.1:1",
-        exit_timeout_s=60 if "long-timeout" in words else 0 if "deaf" in words else 20,
+        metrics_address=f"127.0.0.1:{port}",
+        exit_timeout_s=1 if "busy-for-ever" in words else 20,
         is_verbose=False,
     )
-    supervisor._STOP_MARGIN_S = 1.0
+    if "long-timeout" not in words:
+        supervisor.SERVER_EXIT_TIMEOUT_S, supervisor._STOP_MARGIN_S = 1, 1.0
     try:
         with StopSignal() as stop:
             return supervisor.Supervisor(plan, stop, lambda: print("ready", flush=True)).run()

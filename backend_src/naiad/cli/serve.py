@@ -78,15 +78,17 @@ def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
         files = _server_files(args.tritonserver, runtime_dir)
         _warn_if_exposed(args.host, files)
         # After the checks: gRPC takes a while to import.
-        from naiad.cli.supervisor import ServerPlan, Supervisor
+        from naiad.cli.supervisor import SERVER_EXIT_TIMEOUT_S, ServerPlan, Supervisor
 
+        command = server_command(files, runtime_dir / "repository", ports, args)
         plan = ServerPlan(
-            command=server_command(files, runtime_dir / "repository", ports, args),
+            command=[*command, f"--exit-timeout-secs={SERVER_EXIT_TIMEOUT_S}"],
             environment=server_environment(os.environ, library_dir),
             runtime_dir=runtime_dir,
             models=models,
             http_address=_address(args.host, ports["http"]),
             grpc_address=_address(args.host, ports["grpc"]),
+            metrics_address=_address(args.host, ports["metrics"]),
             exit_timeout_s=args.exit_timeout_s,
             is_verbose=args.log_verbose > 0,
         )
@@ -104,7 +106,6 @@ def server_command(
     for name in _PORTS:
         command += [f"--{name}-address={args.host}", f"--{name}-port={ports[name]}"]
     command += [
-        f"--exit-timeout-secs={args.exit_timeout_s}",
         "--exit-on-error=true",
         # Every config.pbtxt is complete; completing them would start each stub twice.
         "--disable-auto-complete-config",

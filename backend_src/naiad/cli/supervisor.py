@@ -13,6 +13,7 @@ from pathlib import Path
 from naiad.cli.connections import num_connections
 from naiad.cli.probes import Prober
 from naiad.cli.repository import ModelEntry
+from naiad.cli.requests_in_flight import num_active
 from naiad.cli.server_log import ServerLog, find_cause
 from naiad.cli.server_process import ServerProcess
 from naiad.cli.stop_signal import StopSignal
@@ -20,12 +21,14 @@ from naiad.cli.watcher import Watcher
 from naiad.errors import StartupError
 
 PROBE_TIMEOUT_S = 3.0
+# For connections and the models' ends: the requests have ended before.
+SERVER_EXIT_TIMEOUT_S = 10
 _POLL_S = 0.2
 _HTTP_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 10.0
 _STOP_MARGIN_S = 10.0
-# Streams whose client has just gone are ended in this time; see `Supervisor._drain`.
-_SETTLE_S = 0.3
+# Between the steps of an ensemble a request is not counted for a moment; the gauge is updated often.
+_SETTLE_S = 0.4
 _NOBODY_CONNECTED_S = 5.0
 _BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _STABLE_S = 60.0
@@ -42,7 +45,8 @@ class ServerPlan:
         models: of the repository.
         http_address: HOST:PORT to ask for readiness.
         grpc_address: HOST:PORT to probe.
-        exit_timeout_s: given to the server to drain.
+        metrics_address: HOST:PORT of the metrics.
+        exit_timeout_s: what requests that run get to finish.
         is_verbose: whether the server's lines are shown while it starts.
     """
 
@@ -52,6 +56,7 @@ class ServerPlan:
     models: Sequence[ModelEntry]
     http_address: str
     grpc_address: str
+    metrics_address: str
     exit_timeout_s: int
     is_verbose: bool
 
@@ -137,22 +142,22 @@ class Supervisor:
             watcher.join(timeout_s=1.0)
 
     def _drain(self, server: ServerProcess) -> int:
-        """Let requests that run finish; the exit code.
+        """Let requests that run finish, then stop the server; the exit code.
 
-        A stopping server refuses the detokenizer's step to a stream whose client is gone, and such
-        an ensemble request then never ends (seen on 2.51). With nobody connected nobody waits for
-        it, so it need not be waited for either.
+        The requests are waited for here: a stopping server refuses the detokenizer's step, so
+        the ensemble's requests would hang until its exit timeout (seen on 2.51).
         """
         _say("stopping: requests that run may finish")
-        time.sleep(_SETTLE_S)
+        self._wait_until_idle(server)
         server.terminate()
         ports = [int(address.rpartition(":")[2]) for address in self._addresses()]
         connected_s = time.monotonic()
-        deadline_s = connected_s + self._plan.exit_timeout_s + _STOP_MARGIN_S
+        deadline_s = connected_s + SERVER_EXIT_TIMEOUT_S + _STOP_MARGIN_S
         while server.poll() is None:
             now_s = time.monotonic()
             if num_connections(ports):
                 connected_s = now_s
+            # A request that still hangs has nobody who waits for it.
             if now_s - connected_s > _NOBODY_CONNECTED_S:
                 server.kill(_KILL_TIMEOUT_S)
                 return 0
@@ -162,6 +167,18 @@ class Supervisor:
                 return 1
             time.sleep(0.05)
         return 0
+
+    def _wait_until_idle(self, server: ServerProcess) -> None:
+        """Until no request has been active for a moment, or the time is over."""
+        active_s = time.monotonic()
+        deadline_s = active_s + self._plan.exit_timeout_s
+        while server.poll() is None and time.monotonic() - active_s < _SETTLE_S:
+            if time.monotonic() > deadline_s:
+                _say("some requests have not finished in time: they end with an error")
+                return
+            time.sleep(0.05)
+            if num_active(self._plan.metrics_address):
+                active_s = time.monotonic()
 
     def _addresses(self) -> tuple[str, str]:
         return self._plan.http_address, self._plan.grpc_address

@@ -1,0 +1,24 @@
+"""How many requests the engine has, by the server's metrics."""
+
+from __future__ import annotations
+
+import urllib.request
+
+_GAUGE = "nv_trt_llm_request_metrics{"
+_LABEL = 'request_type="active"'
+_TIMEOUT_S = 2.0
+
+
+def num_active(metrics_address: str) -> int:
+    """Requests that wait or run, of all our models; 0 when the metrics can not be read."""
+    try:
+        with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=_TIMEOUT_S) as answer:
+            return count_active(answer.read().decode(errors="replace"))
+    except OSError:
+        return 0
+
+
+def count_active(text: str) -> int:
+    """The sum of the gauges in Prometheus' text format."""
+    values = (line.rpartition(" ")[2] for line in text.splitlines() if _GAUGE in line and _LABEL in line)
+    return sum(int(float(value)) for value in values)
