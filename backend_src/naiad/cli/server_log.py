@@ -13,6 +13,7 @@ _HARMLESS = (
     "Unable to allocate pinned system memory",
     "CudaDriverHelper has not been initialized",
     "unable to create stream for ensemble: CUDA driver version is insufficient",
+    "failed to allocate pinned system memory",
 )
 # The most telling first. The log writes a line break as the two characters \n.
 _CAUSES = (
