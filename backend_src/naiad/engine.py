@@ -16,7 +16,8 @@ from naiad.model_runner import ModelRunner
 from naiad.outputs import EngineStats, ModelOutput, RequestOutput, ScheduledSequence, SchedulerOutput
 from naiad.sampling.stop_checker import check_stop
 from naiad.scheduler.admission import AdmissionLimits
-from naiad.scheduler.scheduler import Scheduler, SchedulerLimits
+from naiad.scheduler.scheduler import Scheduler
+from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import EngineRequest, FinishReason, Sequence, SequenceStatus, TextContext
 from naiad.tokenization.text_stream import TextChunk, TextStream
 from naiad.tokenization.token_table import TokenTable
@@ -285,6 +286,7 @@ def build_engine(config: EngineConfig) -> Engine:
     model_runner = ModelRunner(config)
     kv_cache = KVCacheManager(model_runner.num_blocks, config.block_size)
     # Every running sequence gets its next token in every step.
-    budget = max(model_runner.max_num_batched_tokens, config.max_num_seqs)
-    limits = SchedulerLimits(config.max_num_seqs, budget)
+    budget = model_runner.token_budget
+    num_tokens = max(budget.num_tokens, config.max_num_seqs)
+    limits = SchedulerLimits(config.max_num_seqs, num_tokens, budget.context_cost, budget.decode_cost)
     return Engine(Scheduler(kv_cache, limits), model_runner, partial(TextStream, token_table))

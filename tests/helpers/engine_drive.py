@@ -9,7 +9,8 @@ from naiad.engine import Engine, TextState
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import RequestOutput
 from naiad.scheduler.invariants import check_invariants
-from naiad.scheduler.scheduler import Scheduler, SchedulerLimits
+from naiad.scheduler.scheduler import Scheduler
+from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams, TextContext
 
 

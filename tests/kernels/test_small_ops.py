@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from naiad_kernels.linear import linear, prepare_linear
+from naiad_kernels.linear import half_weight, linear, prepare_linear
 from naiad_kernels.linear import reference as linear_reference
 from naiad_kernels.rms_norm import reference as rms_norm_reference
 from naiad_kernels.rms_norm import rms_norm
@@ -21,11 +21,17 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+LAYOUTS: dict[str, torch.dtype] = {"narrow": torch.bfloat16, "wide": torch.float32}
+
+
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("has_residual", [False, True])
-def test_linear_equals_the_reference(num_tokens: int, has_bias: bool, has_residual: bool) -> None:
-    matrix, x = torch.randn(37, 51), torch.randn(num_tokens, 51)
+@pytest.mark.parametrize("stored", list(LAYOUTS))
+def test_linear_equals_the_reference(
+    num_tokens: int, has_bias: bool, has_residual: bool, stored: str
+) -> None:
+    matrix, x = torch.randn(37, 51).to(LAYOUTS[stored]).float(), torch.randn(num_tokens, 51)
     bias = torch.randn(37) if has_bias else None
     residual = torch.randn(num_tokens, 37) if has_residual else None
     before = None if residual is None else residual.clone()
@@ -36,16 +42,30 @@ def test_linear_equals_the_reference(num_tokens: int, has_bias: bool, has_residu
     assert residual is None or torch.equal(residual, before)
 
 
+@pytest.mark.skipif(not half_weight.can_narrow(torch.ones(8, 8)), reason="torch can not run FBGEMM here")
+def test_weights_are_narrowed_only_if_float32_does_not_tell() -> None:
+    stored_in_16_bits = torch.randn(64, 48).bfloat16().float()
+    assert half_weight.can_narrow(stored_in_16_bits)
+    tiny = stored_in_16_bits.clone()
+    tiny[0, 0] = 1e-30
+    assert half_weight.can_narrow(tiny)
+    full = stored_in_16_bits.clone()
+    full[0, 0] = 1 + 2**-20
+    assert not half_weight.can_narrow(full)
+    assert not half_weight.can_narrow(stored_in_16_bits * 1e6)
+    assert not half_weight.can_narrow(stored_in_16_bits * 1e-6)
+    assert not half_weight.can_narrow(stored_in_16_bits.bfloat16())
+
+
 def test_linear_without_a_packed_layout() -> None:
     matrix, x = torch.randn(8, 6, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
-    weight = prepare_linear(matrix)
-    assert not weight.is_packed
-    torch.testing.assert_close(linear(x, weight), x @ matrix.T)
+    torch.testing.assert_close(linear(x, prepare_linear(matrix)), x @ matrix.T)
 
 
-def test_a_nan_row_stays_in_its_row_of_a_product() -> None:
+@pytest.mark.parametrize("stored", list(LAYOUTS))
+def test_a_nan_row_stays_in_its_row_of_a_product(stored: str) -> None:
     x = torch.randn(9, 51)
-    weight = prepare_linear(torch.randn(37, 51))
+    weight = prepare_linear(torch.randn(37, 51).to(LAYOUTS[stored]).float())
     expected = linear(x, weight)
     x[4] = torch.nan
     actual = linear(x, weight)

@@ -208,8 +208,9 @@ def test_half_precision_logits_are_close(tmp_path: Path, dtype: str, monkeypatch
 def test_the_token_budget_is_measured_when_none_is_set(tmp_path: Path) -> None:
     make_tiny_model(tmp_path)
     runner = make_runner(tmp_path, max_num_batched_tokens=0)
-    assert 32 <= runner.max_num_batched_tokens <= 2048
-    assert runner.max_num_batched_tokens % 16 == 0
+    assert 32 <= runner.token_budget.num_tokens <= 2048
+    assert runner.token_budget.num_tokens % 16 == 0
+    assert runner.token_budget.context_cost >= 0
 
 
 @pytest.mark.parametrize(("setting", "expected"), [(0, 256), (100, 100), (5000, 256)])

@@ -3,7 +3,8 @@ from __future__ import annotations
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import ModelOutput, SchedulerOutput
 from naiad.scheduler.invariants import check_invariants
-from naiad.scheduler.scheduler import Scheduler, SchedulerLimits
+from naiad.scheduler.scheduler import Scheduler
+from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import SamplingParams, Sequence, SequenceStatus
 
 BLOCK_SIZE = 4

@@ -10,7 +10,7 @@ import torch
 
 from naiad.config import EngineConfig
 from naiad.errors import ConfigError, StartupError
-from naiad_kernels.linear.cpu import computes_in_bfloat16
+from naiad_kernels.linear.onednn import computes_in_bfloat16
 
 _GIB = 1024**3
 _MAX_DEFAULT_KV_BYTES = 2 * _GIB

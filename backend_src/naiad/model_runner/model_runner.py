@@ -15,7 +15,7 @@ from naiad.model_runner.device import (
 )
 from naiad.model_runner.kv_pool import KVPool, num_pool_blocks
 from naiad.model_runner.step_inputs import StepInputs, build_step_inputs
-from naiad.model_runner.token_budget import CUDA_BUDGET_TOKENS, measure_token_budget, probe_step
+from naiad.model_runner.token_budget import CUDA_BUDGET, TokenBudget, measure_token_budget, probe_steps
 from naiad.models import load_model
 from naiad.outputs import ModelOutput, SchedulerOutput
 from naiad.sampling.sampler import Sampler
@@ -33,7 +33,7 @@ class ModelRunner:
         dtype, device: what it computes in and on.
         num_blocks: size of the KV pool.
         max_model_len: tokens of prompt and output together, at most.
-        max_num_batched_tokens: tokens a step may have.
+        token_budget: what a step may compute.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -63,7 +63,7 @@ class ModelRunner:
             device=self.device,
         )
         self._sampler = Sampler(self.model_config.vocab_size)
-        self.max_num_batched_tokens = config.max_num_batched_tokens or self._choose_budget()
+        self.token_budget = self._choose_budget(config)
 
     @torch.inference_mode()
     def run(self, output: SchedulerOutput) -> ModelOutput:
@@ -117,12 +117,14 @@ class ModelRunner:
         longest = min(config.max_model_len or limit, limit)
         return min(longest, self.num_blocks * config.block_size)
 
-    def _choose_budget(self) -> int:
+    def _choose_budget(self, config: EngineConfig) -> TokenBudget:
+        if config.max_num_batched_tokens:
+            return TokenBudget(config.max_num_batched_tokens)
         if self.device.type == "cuda":
-            return CUDA_BUDGET_TOKENS
-        probe = probe_step(self.max_model_len, self._layout.block_size)
-        budget = measure_token_budget(self.run, probe)
-        self.forget(probe.scheduled[0].sequence, poisoned=True)
+            return CUDA_BUDGET
+        short, long = probe_steps(self.max_model_len, config.block_size)
+        budget = measure_token_budget(self.run, short, long)
+        self.forget(long.scheduled[0].sequence, poisoned=True)
         return budget
 
 

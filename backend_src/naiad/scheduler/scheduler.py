@@ -9,30 +9,12 @@ difference.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
+from naiad.scheduler.step_budget import SchedulerLimits, StepBudget
 from naiad.scheduler.waiting_queue import WaitingQueue
 from naiad.sequence import Sequence, SequenceStatus
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """What one step may hold.
-
-    Attributes:
-        max_num_seqs: sequences that run at the same time.
-        max_num_batched_tokens: tokens that a step computes.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-
-    def __post_init__(self) -> None:
-        """Both are at least 1."""
-        assert self.max_num_seqs >= 1
-        assert self.max_num_batched_tokens >= 1
 
 
 class Scheduler:
@@ -77,10 +59,9 @@ class Scheduler:
         has_preempted = self._secure_blocks()
         rows: list[ScheduledSequence] = []
         # One token each first: no long prompt may hold up those that stream.
-        budget = self._spend(
-            self.limits.max_num_batched_tokens, (s for s in self.running if _num_missing(s) == 1), rows
-        )
-        budget = self._spend(budget, (s for s in self.running if _num_missing(s) > 1), rows)
+        budget = StepBudget(self.limits)
+        self._spend(budget, (s for s in self.running if _num_missing(s) == 1), rows)
+        self._spend(budget, (s for s in self.running if _num_missing(s) > 1), rows)
         if not has_preempted:
             self._admit(budget, rows)
         return SchedulerOutput(rows)
@@ -125,25 +106,25 @@ class Scheduler:
         self.waiting.prepend(sequence)
         self.num_preemptions += 1
 
-    def _spend(self, budget: int, sequences: Iterable[Sequence], rows: list[ScheduledSequence]) -> int:
-        """Add a row for each sequence while the budget lasts; return what is left of it."""
+    def _spend(
+        self, budget: StepBudget, sequences: Iterable[Sequence], rows: list[ScheduledSequence]
+    ) -> None:
+        """Add a row for each sequence while the budget lasts."""
         for sequence in sequences:
-            num_tokens = min(_num_missing(sequence), budget)
+            start = sequence.num_computed_tokens
+            num_tokens = budget.take(start, _num_missing(sequence))
             if num_tokens == 0:
                 break
-            start = sequence.num_computed_tokens
             samples = start + num_tokens == sequence.num_tokens
             rows.append(ScheduledSequence(sequence, start, num_tokens, samples))
-            budget -= num_tokens
-        return budget
 
-    def _admit(self, budget: int, rows: list[ScheduledSequence]) -> None:
+    def _admit(self, budget: StepBudget, rows: list[ScheduledSequence]) -> None:
         """Let waiting sequences in, in order, while budget, slots and blocks last.
 
         All known tokens have to fit now: a sequence that came in with its first chunk only
         would soon be preempted again. Nobody overtakes one that does not fit.
         """
-        while self.waiting and budget and len(self.running) < self.limits.max_num_seqs:
+        while self.waiting and not budget.is_spent and len(self.running) < self.limits.max_num_seqs:
             sequence = self.waiting.first()
             num_cached_tokens = self.kv_cache.admit(sequence)
             if num_cached_tokens is None:
@@ -154,7 +135,7 @@ class Scheduler:
                 sequence.num_cached_tokens = num_cached_tokens
             sequence.status = SequenceStatus.RUNNING
             self.running.append(sequence)
-            budget = self._spend(budget, [sequence], rows)
+            self._spend(budget, [sequence], rows)
 
 
 def _num_missing(sequence: Sequence) -> int:

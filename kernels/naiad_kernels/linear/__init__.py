@@ -6,9 +6,25 @@ from dataclasses import dataclass
 
 import torch
 
-from naiad_kernels.linear import cpu, reference
+from naiad_kernels.linear import half_weight, onednn, reference
 
 __all__ = ["LinearWeight", "linear", "prepare_linear"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeight:
+    """A weight as it came: `[out_features, in_features]`, bias `[out_features]` or None."""
+
+    matrix: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class OneDNNWeight:
+    """A weight in oneDNN's layout; only oneDNN can read `matrix`."""
+
+    matrix: torch.Tensor
+    bias: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +32,12 @@ class LinearWeight:
     """A weight matrix in the layout its device multiplies fastest.
 
     Attributes:
-        matrix: `[out_features, in_features]`; opaque when `is_packed`.
-        bias: `[out_features]` or None.
-        is_packed: whether `matrix` is in the CPU library's own layout.
+        data: the matrix and its bias, opaque outside this package.
     """
 
-    matrix: torch.Tensor
-    bias: torch.Tensor | None
+    data: PlainWeight | OneDNNWeight | half_weight.HalfWeight
     in_features: int
     out_features: int
-    is_packed: bool
 
 
 def prepare_linear(matrix: torch.Tensor, bias: torch.Tensor | None = None) -> LinearWeight:
@@ -37,14 +49,7 @@ def prepare_linear(matrix: torch.Tensor, bias: torch.Tensor | None = None) -> Li
     """
     out_features, in_features = matrix.shape
     assert bias is None or bias.shape == (out_features,), bias.shape
-    packed = cpu.pack(matrix) if cpu.can_pack(matrix) else None
-    return LinearWeight(
-        matrix=matrix if packed is None else packed,
-        bias=bias,
-        in_features=in_features,
-        out_features=out_features,
-        is_packed=packed is not None,
-    )
+    return LinearWeight(_lay_out(matrix, bias), in_features, out_features)
 
 
 def linear(x: torch.Tensor, weight: LinearWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -59,6 +64,19 @@ def linear(x: torch.Tensor, weight: LinearWeight, residual: torch.Tensor | None 
         `[num_tokens, out_features]`, a new tensor.
     """
     assert x.shape[-1] == weight.in_features, (x.shape, weight.in_features)
-    if weight.is_packed:
-        return cpu.linear(x, weight.matrix, weight.bias, residual)
-    return reference.linear(x, weight.matrix, weight.bias, residual)
+    data = weight.data
+    if isinstance(data, PlainWeight):
+        return reference.linear(x, data.matrix, data.bias, residual)
+    if isinstance(data, OneDNNWeight):
+        return onednn.linear(x, data.matrix, data.bias, residual)
+    return half_weight.linear(x, data, residual)
+
+
+def _lay_out(
+    matrix: torch.Tensor, bias: torch.Tensor | None
+) -> PlainWeight | OneDNNWeight | half_weight.HalfWeight:
+    if half_weight.can_narrow(matrix):
+        return half_weight.narrow(matrix, bias)
+    if onednn.can_pack(matrix):
+        return OneDNNWeight(onednn.pack(matrix), bias)
+    return PlainWeight(matrix, bias)
