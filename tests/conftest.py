@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 # Before torch is imported: a server under test needs the same cores.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 @pytest.fixture(scope="session")

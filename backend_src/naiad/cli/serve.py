@@ -155,9 +155,9 @@ def _checked_overrides(args: argparse.Namespace, models: Sequence[ModelEntry]) -
 def _check_memory_for(config: EngineConfig, weight_bytes: int) -> None:
     needed_bytes = _PROCESSES_BYTES
     if config.device == "cpu":
+        # At least: float32 weights of a 16-bit checkpoint stay in 16 bits where torch can do it.
         is_stored_wide = ModelConfig.from_directory(config.model_dir).dtype == "float32"
-        may_be_wide = config.dtype in ("auto", "float32")
-        factor = 0.5 if is_stored_wide and not may_be_wide else 2 if may_be_wide and not is_stored_wide else 1
+        factor = 0.5 if is_stored_wide and config.dtype not in ("auto", "float32") else 1
         needed_bytes += int(weight_bytes * factor) + config.kv_cache_bytes
     check_memory(available_memory_bytes(), needed_bytes)
 

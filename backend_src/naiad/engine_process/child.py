@@ -37,9 +37,10 @@ _EXIT_WAIT_S = 5.0
 
 # Set unless the user did.
 # PYTHONSAFEPATH: the server's working directory is not ours to import from.
-# OMP_WAIT_POLICY: the server and its stubs need the same cores; a thread that spins while its
-# mate has lost its core makes every parallel region wait for the operating system's scheduler.
-_CHILD_SETTINGS = {"PYTHONSAFEPATH": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+# GOMP_SPINCOUNT: the server and its stubs need the same cores. A thread that spins for its mate
+# while that has lost its core keeps the core from it; one that sleeps at once wakes too late.
+# This many turns are about 0.1 ms: longer than the gaps between a step's parallel regions.
+_CHILD_SETTINGS = {"PYTHONSAFEPATH": "1", "GOMP_SPINCOUNT": "10000"}
 
 
 def default_command() -> list[str]:

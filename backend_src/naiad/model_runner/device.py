@@ -8,8 +8,9 @@ from pathlib import Path
 import psutil
 import torch
 
-from naiad.config import EngineConfig
+from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError, StartupError
+from naiad_kernels.linear.half_weight import has_fbgemm
 from naiad_kernels.linear.onednn import computes_in_bfloat16
 
 _GIB = 1024**3
@@ -55,15 +56,20 @@ def default_kv_cache_bytes(device: torch.device) -> int:
     return min(_MAX_DEFAULT_KV_BYTES, int(psutil.virtual_memory().available) // 4)
 
 
-def check_memory(model_dir: str, stored_dtype: str, dtype: torch.dtype, device: torch.device) -> None:
+def check_memory(model_dir: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse to start loading weights that can not fit.
 
     Raises:
         StartupError: says how much is needed and how much there is.
     """
     stored_bytes = sum(path.stat().st_size for path in Path(model_dir).glob("*.safetensors"))
-    stored_item = 4 if stored_dtype == "float32" else 2
-    needed_bytes = int(stored_bytes / stored_item * dtype.itemsize * _LOADING_OVERHEAD)
+    stored_item = 4 if config.dtype == "float32" else 2
+    num_weights = stored_bytes / stored_item
+    needed_bytes = int(num_weights * dtype.itemsize * _LOADING_OVERHEAD)
+    if device.type == "cpu" and dtype == torch.float32 and stored_item == 2 and has_fbgemm():
+        # Linear weights stay in 16 bits; the embedding is widened.
+        embedding_bytes = config.vocab_size * config.hidden_size * dtype.itemsize
+        needed_bytes = int((stored_bytes + embedding_bytes) * _LOADING_OVERHEAD)
     if device.type == "cuda":
         available_bytes, _ = torch.cuda.mem_get_info(device)
     else:

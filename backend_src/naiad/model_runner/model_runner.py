@@ -48,7 +48,7 @@ class ModelRunner:
         self.device = resolve_device(config)
         self.dtype = resolve_dtype(config, self.device)
         use_physical_cores()
-        check_memory(config.model_dir, self.model_config.dtype, self.dtype, self.device)
+        check_memory(config.model_dir, self.model_config, self.dtype, self.device)
         with torch.inference_mode():
             self._model = load_model(config.model_dir, self.model_config, self.dtype, self.device)
             self._pool = self._allocate_pool(config)

@@ -20,7 +20,7 @@ HalfWeight: TypeAlias = torch.ScriptObject
 
 
 @functools.cache
-def _has_fbgemm() -> bool:
+def has_fbgemm() -> bool:
     """Whether torch can run FBGEMM here: an x86 build, and a CPU with AVX2."""
     if torch.backends.quantized.engine not in ("x86", "fbgemm"):
         return False
@@ -33,7 +33,7 @@ def can_narrow(matrix: torch.Tensor) -> bool:
     Args:
         matrix: `[out_features, in_features]`.
     """
-    if matrix.device.type != "cpu" or matrix.dtype != torch.float32 or not _has_fbgemm():
+    if matrix.device.type != "cpu" or matrix.dtype != torch.float32 or not has_fbgemm():
         return False
     change = (matrix.half().float() - matrix).abs().max()
     return bool(change <= _MAX_RELATIVE_CHANGE * matrix.abs().max())
