@@ -12,8 +12,9 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from naiad.cli.probes import PROBE_REQUEST_ID, Prober, probe_request
+from naiad.cli.probes import Prober, probe_request
 from naiad.cli.repository import ModelEntry, find_repository, read_repository
+from naiad.config.probe import PROBE_REQUEST_ID
 
 ENTRIES = {entry.name: entry for entry in read_repository(find_repository(None))}
 OURS = [ENTRIES[name] for name in ("tokenizer", "llm", "detokenizer")]

@@ -11,9 +11,8 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from naiad.cli.repository import ModelEntry
+from naiad.config.probe import PROBE_REQUEST_ID
 
-# Reserved: a client that stops requests of this id stops nothing.
-PROBE_REQUEST_ID = "naiad-probe"
 # The server says so when a model's process is gone; other errors come from a live one.
 _DEAD_MODEL = re.compile(r"stub process|not healthy|is not ready|unknown model", re.IGNORECASE)
 

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from naiad.config.probe import PROBE_REQUEST_ID
 from naiad.engine_process import Ack
 from naiad.errors import InternalError, NaiadError, UnavailableError, error_with_status
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams
 from naiad.triton_server.observations import Observations
 from naiad.triton_server.request_reader import (
-    PROBE_REQUEST_ID,
     GenerateRequest,
     ModelLimits,
     RequestRow,

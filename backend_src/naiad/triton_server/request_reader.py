@@ -24,7 +24,6 @@ from naiad.triton_server.request_fields import (
     split_rows,
 )
 
-PROBE_REQUEST_ID = "naiad-probe"
 MAX_STOP_WORDS = 64
 MAX_STOP_WORD_TOKENS = 256
 MAX_STOP_TOKEN_IDS = 64
