@@ -8,6 +8,7 @@ from dataclasses import dataclass
 # The first piece of a prompt in a step is no smaller: however little the step's time allows, long
 # prompts advance, and not by tokens so few that a step's fixed cost is all that is paid.
 MIN_CHUNK_TOKENS = 16
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,8 @@ class SchedulerLimits:
             what it costs otherwise. 0 on a device that is not told.
         decode_cost: what the one next token of a running text costs, in prompt tokens.
 
-    The costs of a step's tokens add up to at most `max_num_batched_tokens`, except that running
-    texts are never held up by their cost.
+    A step's costs add up to at most those of one chunk of `max_num_batched_tokens` without earlier
+    context, except that running texts are never held up by their cost.
     """
 
     max_num_seqs: int
@@ -46,7 +47,8 @@ class StepBudget:
         self._context_cost = limits.context_cost
         self._decode_cost = limits.decode_cost
         self._tokens_left = limits.max_num_batched_tokens
-        self._cost_left = float(limits.max_num_batched_tokens)
+        # One whole chunk without earlier context spends it exactly.
+        self._cost_left = self._chunk_cost(0, limits.max_num_batched_tokens)
         self._has_chunk = False
 
     @property
@@ -62,16 +64,19 @@ class StepBudget:
             num_tokens, cost = 1, self._decode_cost
         else:
             num_tokens = min(self._affordable(start), num_missing, self._tokens_left)
-            cost = num_tokens * (1 + self._context_cost * (start + num_tokens / 2))
+            cost = self._chunk_cost(start, num_tokens)
             self._has_chunk = True
         self._tokens_left -= num_tokens
         self._cost_left -= cost
         return num_tokens
 
+    def _chunk_cost(self, start: int, num_tokens: int) -> float:
+        return num_tokens * (1 + self._context_cost * (start + num_tokens / 2))
+
     def _affordable(self, start: int) -> int:
-        """The largest n ≥ 1 with n + context_cost · (n · start + n² / 2) ≤ the cost left."""
+        """The most tokens, at least one, whose chunk costs no more than what is left."""
         fewest = 1 if self._has_chunk else MIN_CHUNK_TOKENS
         # Solved in the form that is exact for a context cost of 0 too.
         linear = 1 + self._context_cost * start
         root = math.sqrt(linear * linear + 2 * self._context_cost * max(0.0, self._cost_left))
-        return max(fewest, int(2 * self._cost_left / (linear + root)))
+        return max(fewest, int(2 * self._cost_left / (linear + root) + _ROUNDING))
