@@ -13,6 +13,7 @@ from typing import Any
 from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
 from helpers.server import Server, eventually, start_server
 
+NUM_REQUESTS, NUM_FAILING = 500, 16
 KINDS = ("good", "unstreamed", "refused", "cancelled early", "cancelled late", "stopped", "timed out", "rows")
 
 
@@ -65,19 +66,40 @@ def _array(value: Any) -> Any:
     return as_tensor(value)
 
 
+def lose_engine(server: Server) -> list[tuple[str, Outcome]]:
+    """Kill the engine under requests that stream and requests that have no token yet."""
+    prompt = [1000 + index for index in range(1500)]
+    after = [
+        Stream(server.grpc, "llm", llm_inputs([7, number], 300, ignore_eos=True))
+        for number in range(NUM_FAILING // 2)
+    ]
+    assert all(stream.got_response.wait(60) for stream in after)
+    before = [Stream(server.grpc, "llm", llm_inputs(prompt, 4)) for _ in range(NUM_FAILING // 2)]
+    eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="active") == NUM_FAILING)
+    server.processes("naiad.engine_process")[0].kill()
+    outcomes = [("failed after the first token", stream.join(30)) for stream in after]
+    outcomes += [("failed before the first token", stream.join(30)) for stream in before]
+    eventually(lambda: not ask(server.grpc, "llm", llm_inputs([1], 1)).errors, 60)
+    return outcomes
+
+
 def test_500_mixed_requests_get_one_final_each(default_model_dir: Path) -> None:
     server = start_server(default_model_dir, "--dtype", "float32", "--max-model-len", "2048")
     try:
         with ThreadPoolExecutor(24) as pool:
-            results = list(pool.map(lambda number: run(server, number), range(500)))
+            results = list(pool.map(lambda number: run(server, number), range(NUM_REQUESTS - NUM_FAILING)))
+        results += lose_engine(server)
         bad = [
             (kind, outcome)
             for kind, outcome in results
             if not kind.startswith("cancelled") and (outcome.num_finals != 1 or outcome.call_error)
         ]
         assert bad == []
-        refused = [outcome for kind, outcome in results if kind == "refused"]
-        assert all(len(outcome.errors) == 1 for outcome in refused)
+        erring = [outcome for kind, outcome in results if kind.split()[0] in ("refused", "failed")]
+        assert all(len(outcome.errors) == 1 for outcome in erring)
+        assert all(
+            bool(outcome.responses) == ("after" in kind) for kind, outcome in results if "failed" in kind
+        )
         # A client that went away reads nothing more; that its request ended is seen on the server.
         eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="active") == 0, 10)
         eventually(lambda: server.used_blocks() == 0)
