@@ -39,6 +39,22 @@ class SchedulerOutput:
         return sum(row.num_scheduled_tokens for row in self.scheduled)
 
 
+class TokenLogProbs(msgspec.Struct, array_like=True, frozen=True):
+    """Natural logarithms of probabilities at one new token's place.
+
+    They are the model's own, of the logits before penalties, biases, temperature and filters.
+
+    Attributes:
+        log_prob: of the new token.
+        top_token_ids: the best tokens, best first.
+        top_log_probs: theirs.
+    """
+
+    log_prob: float
+    top_token_ids: list[int] = []
+    top_log_probs: list[float] = []
+
+
 @dataclass(slots=True, frozen=True)
 class ModelOutput:
     """What the model made of a step.
@@ -46,10 +62,18 @@ class ModelOutput:
     Attributes:
         sampled_token_ids: sequence_id → the new id, for each sequence with `samples`.
         errors: sequence_id → public message, for rows that failed alone (NaN logits, …).
+        log_probs: sequence_id → those of its new id, for sequences that asked.
+        context_logits: sequence_id → little-endian float32 `[num_scheduled_tokens, vocab_size]`,
+            the logits of the step's prompt positions, for sequences that asked.
+        generation_logits: sequence_id → little-endian float32 `[vocab_size]`, the model's own at
+            the new id's place, for sequences that asked.
     """
 
     sampled_token_ids: dict[int, int]
     errors: dict[int, str] = field(default_factory=dict)
+    log_probs: dict[int, TokenLogProbs] = field(default_factory=dict)
+    context_logits: dict[int, bytes] = field(default_factory=dict)
+    generation_logits: dict[int, bytes] = field(default_factory=dict)
 
 
 class RequestOutput(msgspec.Struct, array_like=True):
@@ -67,6 +91,12 @@ class RequestOutput(msgspec.Struct, array_like=True):
         stop_reason: the stop string or the decimal id that matched.
         error_status, error_message: with FinishReason.ERROR.
         num_cached_tokens: prompt tokens taken from the prefix cache.
+        log_probs: one for each of `token_ids`, if asked for.
+        cum_log_prob: the sum over all ids sent so far, if asked for.
+        context_logits: on the first output, if asked for: little-endian float32
+            `[num_prompt_tokens, vocab_size]`.
+        generation_logits: one for each of `token_ids`, if asked for: little-endian float32
+            `[vocab_size]`.
     """
 
     sequence_id: int
@@ -79,6 +109,10 @@ class RequestOutput(msgspec.Struct, array_like=True):
     error_status: Status | None = None
     error_message: str = ""
     num_cached_tokens: int = 0
+    log_probs: list[TokenLogProbs] = []
+    cum_log_prob: float = 0.0
+    context_logits: bytes = b""
+    generation_logits: list[bytes] = []
 
 
 class EngineStats(msgspec.Struct, array_like=True):

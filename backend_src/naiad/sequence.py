@@ -45,7 +45,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             unless ignore_eos); the id itself is not part of the output.
         stop_sequences: token-id sequences that end it (direct users' packed stop words);
             their ids stay in the output.
-        priority: smaller is served first (recorded only, for now).
+        min_p: keep the tokens with at least this share of the best one's probability; 0 = off.
+        bad_words: token-id sequences that are never completed.
+        logit_bias: (id, value) pairs, added to the logits; no id twice.
+        allowed_token_ids: only these are possible; empty = all.
+        num_log_probs: −1 = none; else the log-probability of each new token, and those of the
+            so many best tokens at its place.
+        returns_context_logits: logits of every prompt position go into the output.
+        returns_generation_logits: logits from which each new token was drawn go into the output.
+        priority: smaller is served first.
     """
 
     max_tokens: int
@@ -59,6 +67,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     stop_sequences: tuple[tuple[int, ...], ...] = ()
+    min_p: float = 0.0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    num_log_probs: int = -1
+    returns_context_logits: bool = False
+    returns_generation_logits: bool = False
     priority: int = 0
 
     @property
@@ -75,12 +90,14 @@ class TextContext(msgspec.Struct, frozen=True, kw_only=True):
         skip_special_tokens: whether special tokens make text.
         prompt_tail_ids: the last prompt ids, the text is primed with them.
         num_prompt_chars: characters of the prompt's decoded text (for echoed prompts).
+        includes_stop_string: the stop string that ended the text is part of it.
     """
 
     stop_strings: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     prompt_tail_ids: tuple[int, ...] = ()
     num_prompt_chars: int = 0
+    includes_stop_string: bool = False
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +108,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         prompt_token_ids: each in [0, vocab_size), at least one.
         text: present when a detokenizer follows.
         timeout_s: seconds until the deadline, counted from receipt; None = none.
+        cache_salt: the tenant: KV blocks are shared within one salt only, and each salt has a
+            fair share of the engine.
+        sibling_ids: further sequences from the same prompt, each with its own id and noise; the
+            prompt is computed once.
     """
 
     sequence_id: int
@@ -98,6 +119,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     text: TextContext | None = None
     timeout_s: float | None = None
+    cache_salt: str = ""
+    sibling_ids: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
