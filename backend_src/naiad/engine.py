@@ -5,21 +5,33 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
+
+import msgspec
 
 from naiad.config import EngineConfig
 from naiad.errors import InternalError, NaiadError, UnavailableError
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.kv_cache.prefix_cache import PrefixCache
+from naiad.live_sequence import LiveSequence, TextState
 from naiad.model_runner import ModelRunner
 from naiad.outputs import EngineStats, ModelOutput, RequestOutput, ScheduledSequence, SchedulerOutput
+from naiad.sampling.noise import sibling_seed
 from naiad.sampling.stop_checker import check_stop
 from naiad.scheduler.admission import AdmissionLimits
+from naiad.scheduler.policies import make_policy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
-from naiad.sequence import EngineRequest, FinishReason, Sequence, SequenceStatus, TextContext
-from naiad.tokenization.text_stream import TextChunk, TextStream
+from naiad.sequence import (
+    EngineRequest,
+    FinishReason,
+    SamplingParams,
+    Sequence,
+    SequenceStatus,
+    TextContext,
+)
+from naiad.tokenization.text_stream import TextStream
 from naiad.tokenization.token_table import TokenTable
 
 
@@ -49,44 +61,8 @@ class StepRunner(Protocol):
     def run(self, output: SchedulerOutput) -> ModelOutput:
         """Compute the rows: for each that samples an id or an error; other rows may fail too."""
 
-    def forget(self, sequence: Sequence, poisoned: bool) -> None:
-        """A sequence leaves; its blocks are given back next.
-
-        Args:
-            sequence: may never have run.
-            poisoned: its row failed: clear its blocks, so that nothing of it reaches others.
-        """
-
-
-class TextState(Protocol):
-    """Holds tokens back until their text is decided; `TextStream` is one."""
-
-    def push(self, token_ids: list[int], is_last: bool) -> TextChunk:
-        """Take new tokens, give those that may be sent; see `TextStream.push`."""
-
-
-@dataclass(slots=True)
-class _Live:
-    """A sequence that has not ended."""
-
-    sequence: Sequence
-    text: TextState | None
-
-    def output(self, token_ids: list[int], is_last: bool) -> RequestOutput:
-        """What may be sent of these new tokens and of those held back."""
-        sequence_id, num_cached = self.sequence.sequence_id, self.sequence.num_cached_tokens
-        if self.text is None:
-            return RequestOutput(sequence_id, token_ids, num_cached_tokens=num_cached)
-        chunk = self.text.push(token_ids, is_last)
-        return RequestOutput(
-            sequence_id,
-            chunk.token_ids,
-            window_ids=chunk.window_ids,
-            num_chars=chunk.num_chars,
-            is_cut=chunk.is_cut,
-            stop_reason=chunk.stop_reason or "",
-            num_cached_tokens=num_cached,
-        )
+    def clear_blocks(self, block_ids: list[int]) -> None:
+        """Overwrite what a failed row has left in KV blocks: nothing of it may reach others."""
 
 
 class Engine:
@@ -118,7 +94,7 @@ class Engine:
             max_model_len=min(model_runner.max_model_len, kv_cache.num_blocks * kv_cache.block_size),
             vocab_size=model_runner.model_config.vocab_size,
         )
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, LiveSequence] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._total_steps = 0
         self._total_prompt_tokens = 0
@@ -140,30 +116,48 @@ class Engine:
         return self._scheduler.has_work
 
     def add_request(self, request: EngineRequest) -> None:
-        """Queue a request under its own `sequence_id`, which no live one has.
+        """Queue a request's sequences under their own ids, which no live ones have.
+
+        Siblings have larger ids than the first sequence, and outputs of their own.
 
         Raises:
             InvalidRequestError: it can never be served; names the field and its value.
         """
-        assert request.sequence_id not in self._live, "the sequence id is in use"
         self._limits.check(request)
+        first = self._add_sequence(request, request.sequence_id, request.params, None)
+        for index, sequence_id in enumerate(request.sibling_ids, 1):
+            params = msgspec.structs.replace(
+                request.params,
+                seed=sibling_seed(request.params.seed, index),
+                returns_context_logits=False,
+            )
+            self._add_sequence(request, sequence_id, params, first)
+
+    def _add_sequence(
+        self, request: EngineRequest, sequence_id: int, params: SamplingParams, donor: Sequence | None
+    ) -> Sequence:
+        assert sequence_id not in self._live, "the sequence id is in use"
+        assert donor is None or donor.sequence_id < sequence_id, "a sibling goes before the first sequence"
         text = None
         if request.text is not None:
             assert self._text_state is not None, "this engine has no tokenizer"
             text = self._text_state(request.text)
-        now = self._clock()
+        now = self._clock() if donor is None else donor.arrival_s
         sequence = Sequence(
-            sequence_id=request.sequence_id,
+            sequence_id=sequence_id,
             token_ids=list(request.prompt_token_ids),
             num_prompt_tokens=len(request.prompt_token_ids),
-            params=request.params,
+            params=params,
             arrival_s=now,
             deadline_s=None if request.timeout_s is None else now + request.timeout_s,
+            cache_salt=request.cache_salt,
+            donor=donor,
         )
         if sequence.deadline_s is not None:
-            heapq.heappush(self._deadlines, (sequence.deadline_s, sequence.sequence_id))
-        self._live[sequence.sequence_id] = _Live(sequence, text)
+            heapq.heappush(self._deadlines, (sequence.deadline_s, sequence_id))
+        self._live[sequence_id] = LiveSequence(sequence, text)
         self._scheduler.add(sequence)
+        return sequence
 
     def abort(self, sequence_id: int) -> RequestOutput | None:
         """End a sequence now; its blocks are free when this returns.
@@ -197,9 +191,12 @@ class Engine:
             num_used_blocks=kv_cache.num_used_blocks,
             block_size=kv_cache.block_size,
             max_num_seqs=scheduler.limits.max_num_seqs,
+            num_waiting_tokens=scheduler.waiting.num_tokens,
             num_context_seqs=sum(s.num_computed_tokens < s.num_prompt_tokens for s in scheduler.running),
             total_preemptions=scheduler.num_preemptions,
             total_steps=self._total_steps,
+            total_queried_tokens=kv_cache.num_queried_tokens,
+            total_hit_tokens=kv_cache.num_hit_tokens,
             total_prompt_tokens=self._total_prompt_tokens,
             total_generation_tokens=self._total_generation_tokens,
         )
@@ -208,10 +205,13 @@ class Engine:
         live = self._live[row.sequence.sequence_id]
         error = result.errors.get(row.sequence.sequence_id)
         if error is not None:
-            return self._fail(live, InternalError(error), poisoned=True)
-        return self._take_newest_token(live) if row.samples else None
+            self._model_runner.clear_blocks(self._scheduler.kv_cache.retract(row.sequence))
+            return self._fail(live, InternalError(error))
+        if result.context_logits:
+            live.take_context_logits(row, result)
+        return self._take_newest_token(live, result) if row.samples else None
 
-    def _take_newest_token(self, live: _Live) -> RequestOutput | None:
+    def _take_newest_token(self, live: LiveSequence, result: ModelOutput) -> RequestOutput | None:
         """Send the token sampled last, or hold it back, or end the sequence with it.
 
         A stop string that the token completes goes before the length that ends it.
@@ -220,7 +220,10 @@ class Engine:
         if sequence.num_output_tokens == 1:
             self._total_prompt_tokens += sequence.num_prompt_tokens
         stop = check_stop(sequence, self.max_model_len)
-        token_ids = sequence.token_ids[-1:] if stop is None or stop.keeps_token else []
+        token_ids: list[int] = []
+        if stop is None or stop.keeps_token:
+            token_ids = sequence.token_ids[-1:]
+            live.take_token_details(result)
         self._total_generation_tokens += len(token_ids)
         output = live.output(token_ids, is_last=stop is not None)
         if output.is_cut:
@@ -247,20 +250,20 @@ class Engine:
             if sequence.status is SequenceStatus.WAITING and sequence.num_preemptions == 0:
                 timeout_s = deadline_s - sequence.arrival_s
                 message = f"timeout: the request was not started within {timeout_s:.3f} s"
-                outputs.append(self._fail(live, UnavailableError(message), poisoned=False))
+                outputs.append(self._fail(live, UnavailableError(message)))
             else:
                 outputs.append(self._finish(live, FinishReason.TIMEOUT))
         return outputs
 
-    def _finish(self, live: _Live, reason: FinishReason) -> RequestOutput:
+    def _finish(self, live: LiveSequence, reason: FinishReason) -> RequestOutput:
         """End a sequence from outside; tokens held back are sent."""
         output = live.output([], is_last=True)
         output.finish_reason = reason
         self._leave(live.sequence)
         return output
 
-    def _fail(self, live: _Live, error: NaiadError, poisoned: bool) -> RequestOutput:
-        self._leave(live.sequence, poisoned)
+    def _fail(self, live: LiveSequence, error: NaiadError) -> RequestOutput:
+        self._leave(live.sequence)
         return RequestOutput(
             live.sequence.sequence_id,
             [],
@@ -269,9 +272,7 @@ class Engine:
             error_message=str(error),
         )
 
-    def _leave(self, sequence: Sequence, poisoned: bool = False) -> None:
-        # The runner first: after that the blocks may be anybody's.
-        self._model_runner.forget(sequence, poisoned)
+    def _leave(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         del self._live[sequence.sequence_id]
 
@@ -284,9 +285,11 @@ def build_engine(config: EngineConfig) -> Engine:
     """
     token_table = TokenTable.from_directory(config.model_dir)
     model_runner = ModelRunner(config)
-    kv_cache = KVCacheManager(model_runner.num_blocks, config.block_size)
+    prefix_cache = PrefixCache(config.block_size) if config.enable_prefix_caching else None
+    kv_cache = KVCacheManager(model_runner.num_blocks, config.block_size, prefix_cache)
+    policy = make_policy(config.scheduling_policy, config.priority_aging_ms / 1000)
     # Every running sequence gets its next token in every step.
     budget = model_runner.token_budget
     num_tokens = max(budget.num_tokens, config.max_num_seqs)
     limits = SchedulerLimits(config.max_num_seqs, num_tokens, budget.context_cost, budget.decode_cost)
-    return Engine(Scheduler(kv_cache, limits), model_runner, partial(TextStream, token_table))
+    return Engine(Scheduler(kv_cache, limits, policy), model_runner, partial(TextStream, token_table))

@@ -29,9 +29,15 @@ class ScheduledSequence:
 
 @dataclass(slots=True, frozen=True)
 class SchedulerOutput:
-    """One step's work; empty when nothing can run."""
+    """One step's work; empty when nothing can run.
+
+    Attributes:
+        scheduled: a row for each sequence that computes something.
+        block_copies: (from, to) KV blocks, to be copied in order before the rows are computed.
+    """
 
     scheduled: list[ScheduledSequence] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -116,10 +122,14 @@ class RequestOutput(msgspec.Struct, array_like=True):
 
 
 class EngineStats(msgspec.Struct, array_like=True):
-    """Gauges and running totals of the engine after a step."""
+    """Gauges and running totals of the engine after a step.
+
+    Queried and hit tokens are those that the prefix cache was asked for and had.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
+    num_waiting_tokens: int = 0
     num_blocks: int = 0
     num_used_blocks: int = 0
     block_size: int = 0
@@ -127,5 +137,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     num_context_seqs: int = 0
     total_preemptions: int = 0
     total_steps: int = 0
+    total_queried_tokens: int = 0
+    total_hit_tokens: int = 0
     total_prompt_tokens: int = 0
     total_generation_tokens: int = 0

@@ -129,6 +129,10 @@ class Sequence:
 
     `token_ids` are the known tokens: prompt, then output. KV of the first
     `num_computed_tokens` of them is in the cache; the scheduler lets that number catch up.
+
+    Attributes:
+        rank: the scheduler's order, smaller first; ties go to the smaller id.
+        donor: a sequence with the same prompt, whose blocks this one takes over when it starts.
     """
 
     sequence_id: int
@@ -137,6 +141,9 @@ class Sequence:
     params: SamplingParams
     arrival_s: float
     deadline_s: float | None = None
+    cache_salt: str = ""
+    rank: float = 0.0
+    donor: Sequence | None = None
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
@@ -152,6 +159,11 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Whether its beginning may come from the cache: not if every position's logits are wanted."""
+        return not self.params.returns_context_logits
 
     @property
     def output_token_ids(self) -> list[int]:

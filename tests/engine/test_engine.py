@@ -113,7 +113,7 @@ def test_failed_row_ends_alone_and_its_blocks_are_cleared_before_they_are_free()
         "INTERNAL",
         "the row failed",
     )
-    assert (1, True, 2) in drive.runner.forgotten
+    assert drive.runner.cleared == [[0, 1]]
     assert drive.tokens[2] == solo_tokens([2] * 5, 5)
 
 
@@ -123,13 +123,6 @@ def test_row_may_fail_before_it_samples() -> None:
     drive.add(1, [1] * 9)
     drive.step()
     assert drive.reason(1) is FinishReason.ERROR
-
-
-def test_every_sequence_is_forgotten_once() -> None:
-    drive = EngineDrive()
-    drive.add(1, [1] * 3)
-    drive.run()
-    assert [entry[:2] for entry in drive.runner.forgotten] == [(1, False)]
 
 
 def test_deadline_in_the_queue_is_an_error_and_nothing_ran() -> None:

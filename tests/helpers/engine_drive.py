@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from helpers.fake_runner import FakeRunner, next_token
-from naiad.engine import Engine, TextState
+from naiad.engine import Engine
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.kv_cache.prefix_cache import PrefixCache
+from naiad.live_sequence import TextState
 from naiad.outputs import RequestOutput
 from naiad.scheduler.invariants import check_invariants
+from naiad.scheduler.policies import SchedulingPolicy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams, TextContext
@@ -30,13 +33,15 @@ class EngineDrive:
         max_num_seqs: int = 8,
         budget: int = 64,
         text_state: Callable[[TextContext], TextState] | None = None,
+        prefix_cache: PrefixCache | None = None,
+        policy: SchedulingPolicy | None = None,
     ) -> None:
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}
         self.finals: dict[int, RequestOutput] = {}
         self.runner = FakeRunner(num_blocks, block_size)
-        kv_cache = KVCacheManager(num_blocks, block_size)
-        self.scheduler = Scheduler(kv_cache, SchedulerLimits(max_num_seqs, budget))
+        kv_cache = KVCacheManager(num_blocks, block_size, prefix_cache)
+        self.scheduler = Scheduler(kv_cache, SchedulerLimits(max_num_seqs, budget), policy)
         self.engine = Engine(self.scheduler, self.runner, text_state, clock=lambda: self.now)
 
     def add(
@@ -46,6 +51,8 @@ class EngineDrive:
         params: SamplingParams | None = None,
         text: TextContext | None = None,
         timeout_s: float | None = None,
+        cache_salt: str = "",
+        sibling_ids: tuple[int, ...] = (),
     ) -> None:
         self.engine.add_request(
             EngineRequest(
@@ -54,9 +61,12 @@ class EngineDrive:
                 params=params or SamplingParams(max_tokens=5),
                 text=text,
                 timeout_s=timeout_s,
+                cache_salt=cache_salt,
+                sibling_ids=sibling_ids,
             )
         )
-        self.tokens[sequence_id] = []
+        for each in (sequence_id, *sibling_ids):
+            self.tokens[each] = []
         self.now += 1e-6
 
     def abort(self, sequence_id: int) -> None:

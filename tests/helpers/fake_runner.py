@@ -28,7 +28,7 @@ class FakeRunner:
 
     Attributes:
         failing: sequence ids whose rows fail from now on.
-        forgotten: (sequence id, poisoned, number of blocks) of each `forget`.
+        cleared: block ids of each `clear_blocks`.
         steps: what was run, as (sequence id, tokens) lists.
     """
 
@@ -37,13 +37,15 @@ class FakeRunner:
         self.max_model_len = max_model_len
         self.block_size = block_size
         self.failing: set[int] = set()
-        self.forgotten: list[tuple[int, bool, int]] = []
+        self.cleared: list[list[int]] = []
         self.steps: list[list[tuple[int, int]]] = []
         self._slots: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
 
     def run(self, output: SchedulerOutput) -> ModelOutput:
         assert output.scheduled
         self.steps.append([(row.sequence.sequence_id, row.num_scheduled_tokens) for row in output.scheduled])
+        for source, target in output.block_copies:
+            self._copy(source, target)
         for row in output.scheduled:
             self._write(row)
         result = ModelOutput({})
@@ -57,8 +59,15 @@ class FakeRunner:
                 result.sampled_token_ids[sequence_id] = next_token(prefix, self.model_config.vocab_size)
         return result
 
-    def forget(self, sequence: Sequence, poisoned: bool) -> None:
-        self.forgotten.append((sequence.sequence_id, poisoned, len(sequence.block_table)))
+    def clear_blocks(self, block_ids: list[int]) -> None:
+        self.cleared.append(block_ids)
+        for block_id in block_ids:
+            start = block_id * self.block_size
+            self._slots[start : start + self.block_size] = [None] * self.block_size
+
+    def _copy(self, source: int, target: int) -> None:
+        size = self.block_size
+        self._slots[target * size : (target + 1) * size] = self._slots[source * size : (source + 1) * size]
 
     def _slot(self, sequence: Sequence, position: int) -> int:
         block_id = sequence.block_table[position // self.block_size]

@@ -59,7 +59,28 @@ def test_allocating_from_a_full_pool_is_our_bug() -> None:
         pool.allocate()
 
 
-@given(st.integers(1, 9), st.lists(st.tuples(st.sampled_from("arR"), st.integers(0, 8))))
+def test_kept_blocks_are_taken_last_and_the_oldest_of_them_first() -> None:
+    pool = BlockPool(4)
+    for _ in range(4):
+        pool.allocate()
+    pool.release(2, keep=True)
+    pool.release(0, keep=True)
+    pool.release(3)
+    assert [pool.allocate() for _ in range(3)] == [3, 2, 0]
+
+
+def test_an_empty_pool_keeps_the_order_of_kept_blocks() -> None:
+    pool = BlockPool(4)
+    for _ in range(4):
+        pool.allocate()
+    pool.release(2, keep=True)
+    pool.release(3)
+    pool.release(0, keep=True)
+    pool.release(1)
+    assert pool.free_block_ids() == [1, 3, 2, 0]
+
+
+@given(st.integers(1, 9), st.lists(st.tuples(st.sampled_from("arkR"), st.integers(0, 8))))
 def test_free_list_and_counts_agree_after_any_operations(
     num_blocks: int, steps: list[tuple[str, int]]
 ) -> None:
@@ -69,8 +90,8 @@ def test_free_list_and_counts_agree_after_any_operations(
         block_id = number % num_blocks
         if step == "a" and pool.num_free:
             counts[pool.allocate()] += 1
-        elif step == "r" and counts[block_id]:
-            pool.release(block_id)
+        elif step in "rk" and counts[block_id]:
+            pool.release(block_id, keep=step == "k")
             counts[block_id] -= 1
         elif step == "R":
             pool.retain(block_id)

@@ -1,18 +1,35 @@
 from __future__ import annotations
 
+from itertools import count
+
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.sequence import SamplingParams, Sequence
 
+_ids = count(1)
 
-def make_sequence(num_tokens: int) -> Sequence:
-    params = SamplingParams(max_tokens=1)
+
+def make_sequence(num_tokens: int, salt: str = "", first_id: int = 0) -> Sequence:
     return Sequence(
-        sequence_id=1,
-        token_ids=list(range(num_tokens)),
+        sequence_id=next(_ids),
+        token_ids=list(range(first_id, first_id + num_tokens)),
         num_prompt_tokens=num_tokens,
-        params=params,
+        params=SamplingParams(max_tokens=1),
         arrival_s=0.0,
+        cache_salt=salt,
     )
+
+
+def make_cache(num_blocks: int = 8, block_size: int = 4) -> KVCacheManager:
+    return KVCacheManager(num_blocks, block_size, PrefixCache(block_size))
+
+
+def compute(cache: KVCacheManager, sequence: Sequence) -> Sequence:
+    """Admit a sequence and compute all it knows."""
+    assert cache.admit(sequence) is not None
+    cache.publish(sequence, sequence.num_tokens)
+    sequence.num_computed_tokens = sequence.num_tokens
+    return sequence
 
 
 def test_admit_gives_blocks_for_all_known_tokens() -> None:
@@ -62,29 +79,119 @@ def test_free_gives_the_first_block_to_the_next_owner() -> None:
     assert next_one.block_table == [first]
 
 
-class _Remembering:
-    def __init__(self, block_ids: list[int]) -> None:
-        self.block_ids = block_ids
-
-    def lookup(self, token_ids: list[int]) -> list[int]:
-        return self.block_ids
-
-
-def test_admit_shares_the_blocks_of_a_cached_prefix() -> None:
-    prefix_cache = _Remembering([])
-    cache = KVCacheManager(4, 4, prefix_cache)
-    first, second = make_sequence(8), make_sequence(9)
-    cache.admit(first)
-    prefix_cache.block_ids = list(first.block_table)
+def test_full_blocks_of_a_running_sequence_are_shared() -> None:
+    cache = make_cache()
+    first = compute(cache, make_sequence(10))
+    second = make_sequence(11)
     assert cache.admit(second) == 8
-    assert second.block_table == [0, 1, 2]
+    assert second.block_table[:2] == first.block_table[:2]
+    assert second.block_table[2] != first.block_table[2]
+    assert cache.num_used_blocks == 4
+
+
+def test_the_last_token_is_never_taken_from_the_cache() -> None:
+    cache = make_cache()
+    compute(cache, make_sequence(8))
+    assert cache.admit(make_sequence(8)) == 4
+
+
+def test_free_blocks_are_found_again_and_revived() -> None:
+    cache = make_cache(num_blocks=3)
+    first = compute(cache, make_sequence(9))
+    blocks = list(first.block_table)
     cache.free(first)
-    assert cache.num_free_blocks == 1
+    assert cache.num_used_blocks == 0
+    second = make_sequence(9)
+    assert cache.admit(second) == 8
+    assert second.block_table[:2] == blocks[:2]
+    assert cache.num_free_blocks == 0
 
 
-def test_admit_counts_cached_blocks_that_are_free_as_needed() -> None:
-    cache = KVCacheManager(3, 4, _Remembering([1]))
-    other, sequence = make_sequence(4), make_sequence(12)
-    assert cache.allocate(other, 4)
+def test_revived_blocks_count_as_taken() -> None:
+    cache = make_cache(num_blocks=3)
+    first = compute(cache, make_sequence(4))
+    cache.free(first)
+    assert cache.allocate(make_sequence(4), 4)
+    sequence = make_sequence(12)
+    assert cache.num_blocks_to_admit(sequence) == 3
     assert cache.admit(sequence) is None
     assert cache.num_free_blocks == 2
+
+
+def test_tenants_share_nothing() -> None:
+    cache = make_cache()
+    compute(cache, make_sequence(9, salt="a"))
+    assert cache.admit(make_sequence(9, salt="b")) == 0
+    assert cache.admit(make_sequence(9, salt="a")) == 8
+
+
+def test_least_recently_used_goes_first_and_a_texts_end_before_its_beginning() -> None:
+    cache = make_cache(num_blocks=5)
+    old, young = compute(cache, make_sequence(8)), compute(cache, make_sequence(8, first_id=50))
+    order = [4, *reversed(old.block_table), *reversed(young.block_table)]
+    cache.free(old)
+    cache.free(young)
+    assert cache.pool.free_block_ids() == order
+    # A new text of three blocks takes the one without KV and the old text's two.
+    cache.admit(make_sequence(12, first_id=90))
+    assert cache.admit(make_sequence(8)) == 0
+    assert cache.num_free_blocks == 0
+
+
+def test_using_a_block_again_makes_it_young() -> None:
+    cache = make_cache(num_blocks=4)
+    old, young = compute(cache, make_sequence(4)), compute(cache, make_sequence(4, first_id=50))
+    old_block, young_block = old.block_table[0], young.block_table[0]
+    cache.free(old)
+    cache.free(young)
+    again = make_sequence(5)
+    assert cache.admit(again) == 4
+    cache.free(again)
+    assert cache.pool.free_block_ids()[-2:] == [young_block, old_block]
+
+
+def test_a_failed_sequence_is_not_found() -> None:
+    cache = make_cache()
+    failed = make_sequence(9)
+    cache.admit(failed)
+    cache.publish(failed, 9)
+    sharer = make_sequence(9)
+    assert cache.admit(sharer) == 8
+    assert cache.retract(failed) == failed.block_table[2:]
+    cache.free(failed)
+    assert cache.admit(make_sequence(9)) == 0
+
+
+def test_fork_shares_full_blocks_and_copies_the_last() -> None:
+    cache = make_cache()
+    donor = compute(cache, make_sequence(10))
+    fork = make_sequence(10)
+    assert cache.fork(fork, donor) == 9
+    assert fork.block_table[:2] == donor.block_table[:2]
+    assert cache.take_copies() == [(donor.block_table[2], fork.block_table[2])]
+    assert cache.take_copies() == []
+
+
+def test_fork_at_a_blocks_edge_computes_only_its_last_token() -> None:
+    cache = make_cache()
+    donor = compute(cache, make_sequence(9))
+    fork = make_sequence(9)
+    assert cache.fork(fork, donor) == 8
+    assert cache.take_copies() == []
+    assert fork.block_table[:2] == donor.block_table[:2]
+
+
+def test_fork_without_room_changes_nothing() -> None:
+    cache = make_cache(num_blocks=3)
+    donor = compute(cache, make_sequence(10))
+    fork = make_sequence(10)
+    assert cache.fork(fork, donor) is None
+    assert fork.block_table == []
+    assert cache.take_copies() == []
+
+
+def test_hits_are_counted() -> None:
+    cache = make_cache()
+    compute(cache, make_sequence(9))
+    cache.admit(make_sequence(10))
+    assert (cache.num_queried_tokens, cache.num_hit_tokens) == (19, 8)

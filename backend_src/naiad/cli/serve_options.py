@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from naiad.config.engine_config import DEVICES, DTYPES, field_names
+from naiad.config.engine_config import DEVICES, DTYPES, SCHEDULING_POLICIES, field_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +88,34 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="size of the KV cache; 0: chosen by the memory that is free at start",
     )
+    add(
+        "--enable-prefix-caching",
+        choices=("true", "false"),
+        help="use the KV of earlier prompts and outputs again",
+    )
+    _add_queue(engine)
+
+
+def _add_queue(engine: argparse._ArgumentGroup) -> None:
+    add = engine.add_argument
+    add(
+        "--scheduling-policy",
+        choices=SCHEDULING_POLICIES,
+        help="who of a tenant goes first: the smaller priority, who came first, or the shortest prompt",
+    )
+    add(
+        "--priority-aging-ms",
+        type=_count,
+        metavar="N",
+        help="time of waiting that makes up for one unit of priority, or for a hundred prompt tokens",
+    )
+    add(
+        "--max-queued-requests",
+        type=_count,
+        metavar="N",
+        help="sequences that may wait beside those that run; others are refused with UNAVAILABLE",
+    )
+    add("--max-queued-tokens", type=_count, metavar="N", help="prompt tokens that may wait; 0: no bound")
 
 
 def _count(text: str) -> int:

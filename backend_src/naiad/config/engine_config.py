@@ -11,6 +11,7 @@ from naiad.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 DEVICES = ("cpu", "cuda")
+SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,13 @@ class EngineConfig:
         block_size: tokens in a KV cache block, a power of two in 16 … 128.
         kv_cache_bytes: size of the KV cache. 0: on a CPU a quarter of the memory that is
             available at start, at most 2 GiB.
+        enable_prefix_caching: KV of earlier prompts and outputs is used again.
+        scheduling_policy: "priority", "fcfs" or "shortest_prompt".
+        priority_aging_ms: time of waiting that makes up for one unit of priority, or for a
+            hundred prompt tokens.
+        max_queued_requests: sequences that may wait beside `max_num_seqs` that run; others are
+            refused.
+        max_queued_tokens: prompt tokens that may wait. 0: no bound.
     """
 
     model_dir: str
@@ -40,6 +48,11 @@ class EngineConfig:
     max_model_len: int = 0
     block_size: int = 64
     kv_cache_bytes: int = 0
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "priority"
+    priority_aging_ms: int = 10_000
+    max_queued_requests: int = 1024
+    max_queued_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Refuse values that can not work.
@@ -63,6 +76,18 @@ class EngineConfig:
             raise ConfigError("block_size", self.block_size, "16, 32, 64 or 128")
         if self.kv_cache_bytes < 0:
             raise ConfigError("kv_cache_bytes", self.kv_cache_bytes, "0 (auto) or a number of bytes")
+        self._check_queue()
+
+    def _check_queue(self) -> None:
+        if self.scheduling_policy not in SCHEDULING_POLICIES:
+            expected = f"one of {', '.join(SCHEDULING_POLICIES)}"
+            raise ConfigError("scheduling_policy", self.scheduling_policy, expected)
+        if not 1 <= self.priority_aging_ms <= 1 << 31:
+            raise ConfigError("priority_aging_ms", self.priority_aging_ms, f"1 … {1 << 31}")
+        if self.max_queued_requests < 0:
+            raise ConfigError("max_queued_requests", self.max_queued_requests, "at least 0")
+        if self.max_queued_tokens < 0:
+            raise ConfigError("max_queued_tokens", self.max_queued_tokens, "0 (no bound) or a number")
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> EngineConfig:
@@ -75,13 +100,13 @@ class EngineConfig:
             ConfigError: for an unknown key or a value of the wrong type.
         """
         types = get_type_hints(cls)
-        values: dict[str, str | int] = {}
+        values: dict[str, str | int | bool] = {}
         for key, text in parameters.items():
             if key not in types:
                 raise ConfigError(key, text, f"one of the keys {', '.join(field_names())}")
             if not text or text.startswith("${"):
                 continue
-            values[key] = _parse_int(key, text) if types[key] is int else text
+            values[key] = _parse(key, text, types[key])
         if "model_dir" not in values:
             raise ConfigError("model_dir", "", "a model directory")
         return cls(**values)  # type: ignore[arg-type]
@@ -90,6 +115,14 @@ class EngineConfig:
 def field_names() -> list[str]:
     """The names of all fields, in order."""
     return [field.name for field in dataclasses.fields(EngineConfig)]
+
+
+def _parse(key: str, text: str, kind: type) -> str | int | bool:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(key, text, "true or false")
+        return text.lower() == "true"
+    return _parse_int(key, text) if kind is int else text
 
 
 def _parse_int(key: str, text: str) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 
 class BlockPool:
-    """Hands out block ids, low and recently freed ones first. Every operation is O(1).
+    """Hands out block ids. Every operation is O(1), but for a tidying when all blocks are free.
 
     The free list is doubly linked through two arrays, so that a free block that still holds
-    reusable KV can be taken from the middle. It is a stack: what was freed last is taken
-    first, which keeps the used blocks at the pool's low end, where one contiguous range of ids
-    covers them. When the last block comes back the list is sorted again (O(blocks), while
-    nothing else is to be done), so that no crowded hour scatters the ids for ever.
+    reusable KV can be taken from the middle. Blocks without such KV stand in front and are a
+    stack: what was freed last is taken first, which keeps the used blocks at the pool's low end,
+    where one contiguous range of ids covers them. Blocks kept for reuse stand behind them, the one
+    that was freed longest ago first. When the last block comes back the front is sorted again,
+    so that no crowded hour scatters the ids for ever.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -18,7 +19,12 @@ class BlockPool:
         assert num_blocks >= 1
         self._num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
-        self._link_in_order()
+        # The node behind the last block is the list's head and end.
+        self._head = num_blocks
+        self._next = [0] * (num_blocks + 1)
+        self._previous = [0] * (num_blocks + 1)
+        self._kept: set[int] = set()
+        self._link(list(range(num_blocks)))
 
     @property
     def num_blocks(self) -> int:
@@ -48,21 +54,31 @@ class BlockPool:
             self._unlink(block_id)
         self._ref_counts[block_id] += 1
 
-    def release(self, block_id: int) -> None:
-        """Take one owner away; the last one frees the block."""
+    def release(self, block_id: int, keep: bool = False) -> None:
+        """Take one owner away; the last one frees the block.
+
+        Args:
+            block_id: has an owner.
+            keep: its KV may be wanted again: take it only when nothing else is free.
+        """
         assert self._ref_counts[block_id] > 0, "the block is free already"
         self._ref_counts[block_id] -= 1
         if self._ref_counts[block_id]:
             return
-        first = self._next[self._head]
-        self._next[self._head] = self._previous[first] = block_id
-        self._previous[block_id], self._next[block_id] = self._head, first
+        before = self._previous[self._head] if keep else self._head
+        after = self._next[before]
+        self._next[before] = self._previous[after] = block_id
+        self._previous[block_id], self._next[block_id] = before, after
         self._num_free += 1
+        if keep:
+            self._kept.add(block_id)
         if self._num_free == self._num_blocks:
-            self._link_in_order()
+            free = self.free_block_ids()
+            num_front = self._num_blocks - len(self._kept)
+            self._link(sorted(free[:num_front]) + free[num_front:])
 
     def free_block_ids(self) -> list[int]:
-        """The free list in the order of allocation; O(free blocks), for checks."""
+        """The free list in the order of allocation; O(free blocks)."""
         block_ids = []
         block_id = self._next[self._head]
         while block_id != self._head:
@@ -70,15 +86,16 @@ class BlockPool:
             block_id = self._next[block_id]
         return block_ids
 
-    def _link_in_order(self) -> None:
-        # The node behind the last block is the list's head and end.
-        size = self._num_blocks + 1
-        self._head = self._num_blocks
-        self._next = [(block_id + 1) % size for block_id in range(size)]
-        self._previous = [(block_id - 1) % size for block_id in range(size)]
+    def _link(self, block_ids: list[int]) -> None:
+        """Make all blocks free, in this order."""
+        before = self._head
+        for block_id in [*block_ids, self._head]:
+            self._next[before], self._previous[block_id] = block_id, before
+            before = block_id
         self._num_free = self._num_blocks
 
     def _unlink(self, block_id: int) -> None:
         before, after = self._previous[block_id], self._next[block_id]
         self._next[before], self._previous[after] = after, before
         self._num_free -= 1
+        self._kept.discard(block_id)

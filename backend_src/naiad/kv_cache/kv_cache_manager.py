@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from naiad.kv_cache.block_pool import BlockPool
-from naiad.kv_cache.prefix_cache import NoPrefixCache, PrefixCache
+from naiad.kv_cache.prefix_cache import CachedBlock, PrefixCache
 from naiad.sequence import Sequence
 
 
@@ -11,14 +11,24 @@ class KVCacheManager:
     """Owns the pool and alone writes `Sequence.block_table`.
 
     A block table only grows until it is freed. "No room" is an answer, not an error, and it
-    changes nothing.
+    changes nothing. Full blocks are shared by reference; a block that is not full has one owner,
+    so what two sequences have in common there is copied when the second one comes.
+
+    Attributes:
+        num_queried_tokens, num_hit_tokens: prompt tokens of sequences that came for the first
+            time, and those of them whose KV was in the cache.
     """
 
     def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache | None = None) -> None:
-        """Manage `num_blocks` blocks of `block_size` tokens."""
+        """Manage `num_blocks` blocks of `block_size` tokens; None: nothing is ever reused."""
         self._pool = BlockPool(num_blocks)
         self._block_size = block_size
-        self._prefix_cache: PrefixCache = prefix_cache or NoPrefixCache()
+        self._prefix_cache = prefix_cache
+        # Of each sequence with blocks: its full blocks as the prefix cache knows them.
+        self._chains: dict[int, list[CachedBlock]] = {}
+        self._copies: list[tuple[int, int]] = []
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
 
     @property
     def pool(self) -> BlockPool:
@@ -49,35 +59,128 @@ class KVCacheManager:
         """Blocks that so many tokens fill, the last one perhaps in part."""
         return -(-num_tokens // self._block_size)
 
-    def admit(self, sequence: Sequence) -> int | None:
+    def num_exclusive_blocks(self, sequence: Sequence) -> int:
+        """Blocks that would be free if the sequence gave its own back."""
+        return sum(self._pool.ref_count(block_id) == 1 for block_id in sequence.block_table)
+
+    def num_blocks_to_admit(self, sequence: Sequence) -> int:
+        """Free blocks that `admit` would take."""
+        shared, _ = self._shared(sequence)
+        return self._num_taken(sequence, [block.block_id for block in shared])
+
+    def admit(self, sequence: Sequence, num_spare_blocks: int = 0) -> int | None:
         """Give a sequence without blocks those for all its known tokens.
+
+        Args:
+            sequence: its prompt is in the cache as far as the prefix cache knows.
+            num_spare_blocks: so many must still be free afterwards.
 
         Returns:
             How many of the tokens have their KV in the cache already, or None if there is no
             room now.
         """
         assert not sequence.block_table
-        cached = self._prefix_cache.lookup(sequence.token_ids)
-        num_revived = sum(self._pool.ref_count(block_id) == 0 for block_id in cached)
-        num_new = self.num_blocks_for(sequence.num_tokens) - len(cached)
-        if num_new + num_revived > self._pool.num_free:
+        chain, queried = self._shared(sequence)
+        shared = [block.block_id for block in chain]
+        if self._num_taken(sequence, shared) + num_spare_blocks > self._pool.num_free:
             return None
-        for block_id in cached:
-            self._pool.retain(block_id)
-        sequence.block_table.extend(cached)
-        sequence.block_table.extend(self._pool.allocate() for _ in range(num_new))
-        return len(cached) * self._block_size
+        self._chains[sequence.sequence_id] = chain
+        num_cached = len(shared) * self._block_size
+        if sequence.num_preemptions == 0:
+            self.num_queried_tokens += queried
+            self.num_hit_tokens += num_cached
+        self._fill_table(sequence, shared)
+        return num_cached
+
+    def fork(self, sequence: Sequence, donor: Sequence) -> int | None:
+        """Like `admit`, from a donor that has computed all tokens the sequence knows.
+
+        Full blocks are shared. The last block, in which both will go on writing, is copied; the
+        sequence computes its last known token again, for the logits.
+        """
+        assert not sequence.block_table
+        assert donor.num_computed_tokens >= sequence.num_tokens
+        num_cached = sequence.num_tokens - 1
+        num_full = num_cached // self._block_size
+        shared = donor.block_table[:num_full]
+        if self._num_taken(sequence, shared) > self._pool.num_free:
+            return None
+        self._chains[sequence.sequence_id] = self._chains.get(donor.sequence_id, [])[:num_full]
+        self._fill_table(sequence, shared)
+        if num_cached % self._block_size:
+            self._copies.append((donor.block_table[num_full], sequence.block_table[num_full]))
+        return num_cached
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """(from, to) blocks to copy, in order, before anything else is written."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
         """Lengthen the block table until it holds `num_tokens`; False = no room now."""
         num_new = self.num_blocks_for(num_tokens) - len(sequence.block_table)
         if num_new > self._pool.num_free:
             return False
-        sequence.block_table.extend(self._pool.allocate() for _ in range(num_new))
+        sequence.block_table.extend(self._take_block() for _ in range(num_new))
         return True
 
+    def publish(self, sequence: Sequence, num_tokens: int) -> None:
+        """The step that starts now computes the sequence up to `num_tokens`: let others find it.
+
+        A step writes all its keys and values before any of them is read, so sequences that come
+        into the same step may use them too.
+        """
+        if self._prefix_cache is None:
+            return
+        chain = self._chains[sequence.sequence_id]
+        for index in range(len(chain), num_tokens // self._block_size):
+            parent = chain[-1] if chain else None
+            start, block_id = index * self._block_size, sequence.block_table[index]
+            chain.append(
+                self._prefix_cache.insert(parent, sequence.cache_salt, sequence.token_ids, start, block_id)
+            )
+
+    def retract(self, sequence: Sequence) -> list[int]:
+        """The sequence has failed, nothing that it wrote is to be trusted: nobody may find it.
+
+        Returns:
+            Its blocks that nobody else holds: clear them before they are freed.
+        """
+        if self._prefix_cache is not None:
+            for block_id in sequence.block_table:
+                self._prefix_cache.evict(block_id)
+        return [block_id for block_id in sequence.block_table if self._pool.ref_count(block_id) == 1]
+
     def free(self, sequence: Sequence) -> None:
-        """Take all blocks back; the first one is the first to be used again."""
+        """Take all blocks back; of those kept for reuse, the last one is the first to go."""
+        cache = self._prefix_cache
         for block_id in reversed(sequence.block_table):
-            self._pool.release(block_id)
+            self._pool.release(block_id, keep=cache is not None and block_id in cache)
         sequence.block_table.clear()
+        self._chains.pop(sequence.sequence_id, None)
+
+    def _shared(self, sequence: Sequence) -> tuple[list[CachedBlock], int]:
+        """Blocks that the prefix cache has for the sequence, and the tokens it was asked about."""
+        if self._prefix_cache is None or not sequence.reads_prefix_cache:
+            return [], 0
+        # The last token's logits have to be computed.
+        max_tokens = sequence.num_tokens - 1
+        return self._prefix_cache.match(sequence.token_ids, sequence.cache_salt, max_tokens), max_tokens + 1
+
+    def _num_taken(self, sequence: Sequence, shared: list[int]) -> int:
+        num_revived = sum(self._pool.ref_count(block_id) == 0 for block_id in shared)
+        return self.num_blocks_for(sequence.num_tokens) - len(shared) + num_revived
+
+    def _fill_table(self, sequence: Sequence, shared: list[int]) -> None:
+        # First of all: a shared block may be free, and the next to be taken.
+        for block_id in shared:
+            self._pool.retain(block_id)
+        num_new = self.num_blocks_for(sequence.num_tokens) - len(shared)
+        sequence.block_table.extend(shared)
+        sequence.block_table.extend(self._take_block() for _ in range(num_new))
+
+    def _take_block(self) -> int:
+        block_id = self._pool.allocate()
+        if self._prefix_cache is not None:
+            self._prefix_cache.evict(block_id)
+        return block_id

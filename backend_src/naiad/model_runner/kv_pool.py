@@ -31,6 +31,11 @@ class KVPool:
         self._tensor = torch.zeros(shape, dtype=dtype, device=device)
         self.layers = [LayerCache(key=layer[0], value=layer[1]) for layer in self._tensor]
 
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks (from, to) in every layer, one after the other."""
+        for source, target in pairs:
+            self._tensor[:, :, target] = self._tensor[:, :, source]
+
     def zero(self, block_ids: Sequence[int]) -> None:
         """Clear blocks in every layer."""
         index = torch.tensor(list(block_ids), dtype=torch.int64, device=self._tensor.device)

@@ -19,7 +19,6 @@ from naiad.model_runner.token_budget import CUDA_BUDGET, TokenBudget, measure_to
 from naiad.models import load_model
 from naiad.outputs import ModelOutput, SchedulerOutput
 from naiad.sampling.sampler import Sampler
-from naiad.sequence import Sequence
 from naiad_kernels.paged_attention.layout import CacheLayout
 
 _NOT_FINITE = "the model computed numbers that are not finite for this request"
@@ -75,6 +74,7 @@ class ModelRunner:
         """
         if not output.scheduled:
             return ModelOutput({})
+        self._pool.copy(output.block_copies)
         inputs = build_step_inputs(output, self._layout)
         hidden = self._model.forward(inputs.batch, self._pool.layers)
         errors = _rows_not_finite(hidden, inputs)
@@ -90,17 +90,11 @@ class ModelRunner:
         sampled = self._sampler.sample(logits, [sequence for _, sequence in chosen])
         return ModelOutput(sampled.sampled_token_ids, {**errors, **sampled.errors})
 
-    def forget(self, sequence: Sequence, poisoned: bool = False) -> None:
-        """The sequence's blocks are about to be given back.
-
-        Args:
-            sequence: with its block table still in place.
-            poisoned: its keys or values may not be finite: clear them, so that no later owner of
-                the blocks meets them.
-        """
-        if poisoned and sequence.block_table:
-            with torch.inference_mode():
-                self._pool.zero(sequence.block_table)
+    @torch.inference_mode()
+    def clear_blocks(self, block_ids: list[int]) -> None:
+        """Set KV blocks to 0: their keys or values may not be finite, and somebody will get them."""
+        if block_ids:
+            self._pool.zero(block_ids)
 
     def _allocate_pool(self, config: EngineConfig) -> KVPool:
         kv_cache_bytes = config.kv_cache_bytes or default_kv_cache_bytes(self.device)
@@ -124,7 +118,7 @@ class ModelRunner:
             return CUDA_BUDGET
         short, long = probe_steps(self.max_model_len, config.block_size)
         budget = measure_token_budget(self.run, short, long)
-        self.forget(long.scheduled[0].sequence, poisoned=True)
+        self.clear_blocks(long.scheduled[0].sequence.block_table)
         return budget
 
 

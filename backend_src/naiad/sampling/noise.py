@@ -25,6 +25,16 @@ def noise_key(seed: int, position: int) -> int:
     return _signed(_mix((_mix((seed + _STEP) & _BITS) + (position + 1) * _STEP) & _BITS))
 
 
+def sibling_seed(seed: int, index: int) -> int:
+    """The seed of one of several sequences from one prompt; the first one's is the request's own.
+
+    Args:
+        seed: 0 … 2**64 - 1.
+        index: of the sequence, 0 = the first.
+    """
+    return _mix((seed + index * _STEP) & _BITS) if index else seed
+
+
 def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
     """Standard Gumbel noise of each token.
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 from naiad.outputs import SchedulerOutput
 from naiad.scheduler.scheduler import Scheduler
+from naiad.scheduler.waiting_queue import rank_key
 from naiad.sequence import Sequence, SequenceStatus
 
 
@@ -17,7 +18,10 @@ def check_invariants(scheduler: Scheduler, scheduled: SchedulerOutput | None = N
         scheduled: what `schedule` has just returned, to check that too.
     """
     _check_sequences(scheduler)
-    _check_blocks(scheduler)
+    _check_tenants(scheduler)
+    rows = scheduled.scheduled if scheduled is not None else []
+    ends = {row.sequence.sequence_id: row.start + row.num_scheduled_tokens for row in rows}
+    _check_blocks(scheduler, ends)
     if scheduled is not None:
         _check_step(scheduler, scheduled)
 
@@ -26,8 +30,10 @@ def _check_sequences(scheduler: Scheduler) -> None:
     everyone = [*scheduler.running, *scheduler.waiting]
     assert len({sequence.sequence_id for sequence in everyone}) == len(everyone), "a sequence is in twice"
     assert len(scheduler.running) <= scheduler.limits.max_num_seqs
-    arrivals = [sequence.arrival_s for sequence in everyone]
-    assert arrivals == sorted(arrivals), "a younger sequence is ahead of an older one"
+    ranks = [rank_key(sequence) for sequence in scheduler.running]
+    assert ranks == sorted(ranks), "those that run are not in the order of their ranks"
+    assert len(scheduler.waiting) == len(list(scheduler.waiting))
+    assert scheduler.waiting.num_tokens == sum(s.num_tokens for s in scheduler.waiting)
     for sequence in scheduler.running:
         assert sequence.status is SequenceStatus.RUNNING
         assert 0 <= sequence.num_computed_tokens < sequence.num_tokens
@@ -37,7 +43,17 @@ def _check_sequences(scheduler: Scheduler) -> None:
         assert not sequence.block_table, "a waiting sequence holds blocks"
 
 
-def _check_blocks(scheduler: Scheduler) -> None:
+def _check_tenants(scheduler: Scheduler) -> None:
+    live = Counter(sequence.cache_salt for sequence in [*scheduler.running, *scheduler.waiting])
+    running = Counter(sequence.cache_salt for sequence in scheduler.running)
+    assert len(scheduler.tenants) == len(live), "a tenant without sequences is remembered"
+    for sequence in [*scheduler.running, *scheduler.waiting]:
+        tenant = scheduler.tenants.of(sequence)
+        assert tenant.num_live == live[sequence.cache_salt]
+        assert tenant.num_running == running[sequence.cache_salt]
+
+
+def _check_blocks(scheduler: Scheduler, ends: dict[int, int]) -> None:
     kv_cache = scheduler.kv_cache
     pool = kv_cache.pool
     owners: Counter[int] = Counter()
@@ -52,12 +68,13 @@ def _check_blocks(scheduler: Scheduler) -> None:
     assert not owners.keys() & set(free), "a block is both free and held"
     assert len(free) + len(owners) == pool.num_blocks, "a block is lost"
     for sequence in scheduler.running:
-        _check_written_blocks_are_own(scheduler, sequence)
+        num_written = ends.get(sequence.sequence_id, sequence.num_computed_tokens)
+        _check_written_blocks_are_own(scheduler, sequence, num_written)
 
 
-def _check_written_blocks_are_own(scheduler: Scheduler, sequence: Sequence) -> None:
-    """Only full blocks of a cached prefix are shared; what is yet to be written never is."""
-    first_unwritten = sequence.num_computed_tokens // scheduler.kv_cache.block_size
+def _check_written_blocks_are_own(scheduler: Scheduler, sequence: Sequence, num_written: int) -> None:
+    """Only full blocks are shared, from the step on that fills them; what is written later never is."""
+    first_unwritten = num_written // scheduler.kv_cache.block_size
     for block_id in sequence.block_table[first_unwritten:]:
         assert scheduler.kv_cache.pool.ref_count(block_id) == 1, f"block {block_id} is shared and written"
 

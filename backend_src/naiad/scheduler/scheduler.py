@@ -8,29 +8,35 @@ difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
 
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
+from naiad.scheduler.policies import FirstComeFirstServed, SchedulingPolicy
+from naiad.scheduler.preemption import choose_for_blocks, choose_for_first
 from naiad.scheduler.step_budget import SchedulerLimits, StepBudget
-from naiad.scheduler.waiting_queue import WaitingQueue
+from naiad.scheduler.tenants import Tenants
+from naiad.scheduler.waiting_queue import WaitingQueue, rank_key
 from naiad.sequence import Sequence, SequenceStatus
 
 
 class Scheduler:
     """Owns all live sequences: those that wait and those that run.
 
-    Sequences run in the order of their arrival, and whoever waits is younger than all who run:
-    only the youngest is ever preempted, and it is the first to come back. So the oldest
-    sequence always advances, and with it everybody in the end. It relies on `admission`: a
-    sequence alone in the cache always fits.
+    Sequences run in the order of their ranks, which never change. Whoever has the smallest is
+    never preempted (see `preemption`), so it always advances, and with it everybody in the end.
+    It relies on `admission`: a sequence alone in the cache always fits.
     """
 
-    def __init__(self, kv_cache: KVCacheManager, limits: SchedulerLimits) -> None:
-        """Schedule into the blocks of `kv_cache`."""
+    def __init__(
+        self, kv_cache: KVCacheManager, limits: SchedulerLimits, policy: SchedulingPolicy | None = None
+    ) -> None:
+        """Schedule into the blocks of `kv_cache`; without a policy, first come, first served."""
         self.kv_cache = kv_cache
         self.limits = limits
-        self.waiting = WaitingQueue()
+        self.policy: SchedulingPolicy = policy or FirstComeFirstServed()
+        self.tenants = Tenants()
+        self.waiting = WaitingQueue(self.tenants)
         self.running: list[Sequence] = []
         self.num_preemptions = 0
 
@@ -42,102 +48,158 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         assert sequence.status is SequenceStatus.WAITING
-        self.waiting.append(sequence)
+        sequence.rank = self.policy.rank(sequence)
+        self.tenants.enter(sequence)
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """End a sequence, wherever it is, and free its blocks."""
         if sequence.status is SequenceStatus.RUNNING:
-            self.running.remove(sequence)
+            self._stop_running(sequence)
         else:
             assert sequence.status is SequenceStatus.WAITING
             self.waiting.remove(sequence)
-        self.kv_cache.free(sequence)
+        self.tenants.leave(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step's work. Every row's blocks are there when it returns."""
         has_preempted = self._secure_blocks()
-        rows: list[ScheduledSequence] = []
-        # One token each first: no long prompt may hold up those that stream.
-        budget = StepBudget(self.limits)
-        self._spend(budget, (s for s in self.running if _num_missing(s) == 1), rows)
-        self._spend(budget, (s for s in self.running if _num_missing(s) > 1), rows)
         if not has_preempted:
-            self._admit(budget, rows)
-        return SchedulerOutput(rows)
+            self._make_room()
+        rows: list[ScheduledSequence] = []
+        behind: list[Sequence] = []
+        budget = StepBudget(self.limits)
+        # One token each first: no long prompt may hold up those that stream.
+        for sequence in self.running:
+            if len(sequence.token_ids) - sequence.num_computed_tokens > 1:
+                behind.append(sequence)
+            else:
+                self._spend(budget, sequence, rows)
+        self._catch_up(budget, behind, rows, may_admit=not has_preempted)
+        return SchedulerOutput(rows, self.kv_cache.take_copies())
 
     def update(self, scheduled: SchedulerOutput, output: ModelOutput) -> None:
         """Book a computed step: KV is in the cache, sampled ids are known tokens.
 
         Rows that failed are left as they are, for the caller to remove.
         """
+        errors, sampled = output.errors, output.sampled_token_ids
         for row in scheduled.scheduled:
             sequence = row.sequence
-            if sequence.sequence_id in output.errors:
+            if errors and sequence.sequence_id in errors:
                 continue
             sequence.num_computed_tokens += row.num_scheduled_tokens
             if row.samples:
-                sequence.token_ids.append(output.sampled_token_ids[sequence.sequence_id])
+                sequence.token_ids.append(sampled[sequence.sequence_id])
 
     def _secure_blocks(self) -> bool:
-        """Let every running sequence have blocks for its known tokens; the youngest give way.
+        """Let every running sequence have blocks for its known tokens; others give way.
 
         Returns:
             Whether any was preempted.
         """
-        num_before = len(self.running)
+        block_size, num_before = self.kv_cache.block_size, self.num_preemptions
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            if self.kv_cache.allocate(sequence, sequence.num_tokens):
+            num_tokens = len(sequence.token_ids)
+            if len(sequence.block_table) * block_size >= num_tokens or self.kv_cache.allocate(
+                sequence, num_tokens
+            ):
                 index += 1
-            else:
-                self._preempt(self.running[-1])
-        return len(self.running) < num_before
+                continue
+            assert len(self.running) > 1, "a sequence alone does not fit the KV cache"
+            victim = choose_for_blocks(self.running, self.tenants, self.limits.max_num_seqs)
+            # Who stands before the place we are at leaves a gap there.
+            index -= rank_key(victim) < rank_key(sequence)
+            self._preempt(victim)
+        return self.num_preemptions > num_before
+
+    def _make_room(self) -> None:
+        """Preempt those that must give way to the first in the queue, if that lets it in."""
+        if self.waiting and self.running:
+            for victim in choose_for_first(self):
+                self._preempt(victim)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Send the youngest running sequence back to the queue; it is recomputed later."""
-        assert len(self.running) > 1, "a sequence alone does not fit the KV cache"
-        self.running.pop()
-        self.kv_cache.free(sequence)
+        """Send a running sequence back to the queue; what the cache loses is computed again."""
+        self._stop_running(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_preemptions += 1
         sequence.status = SequenceStatus.WAITING
-        self.waiting.prepend(sequence)
+        self.waiting.add(sequence)
         self.num_preemptions += 1
 
-    def _spend(
-        self, budget: StepBudget, sequences: Iterable[Sequence], rows: list[ScheduledSequence]
+    def _stop_running(self, sequence: Sequence) -> None:
+        index = bisect.bisect_left(self.running, rank_key(sequence), key=rank_key)
+        assert self.running[index] is sequence, "the sequence does not run"
+        del self.running[index]
+        self.tenants.of(sequence).num_running -= 1
+        self.kv_cache.free(sequence)
+
+    def _spend(self, budget: StepBudget, sequence: Sequence, rows: list[ScheduledSequence]) -> None:
+        """Add a sequence's row, if the budget gives it any tokens."""
+        start, num_known = sequence.num_computed_tokens, len(sequence.token_ids)
+        num_tokens = budget.take(start, num_known - start)
+        if num_tokens == 0:
+            return
+        end = start + num_tokens
+        rows.append(ScheduledSequence(sequence, start, num_tokens, end == num_known))
+        block_size = self.kv_cache.block_size
+        if end // block_size > start // block_size:
+            self.kv_cache.publish(sequence, end)
+        if len(self.tenants) > 1:
+            self.tenants.of(sequence).num_served_tokens += num_tokens
+
+    def _catch_up(
+        self, budget: StepBudget, behind: list[Sequence], rows: list[ScheduledSequence], may_admit: bool
     ) -> None:
-        """Add a row for each sequence while the budget lasts."""
-        for sequence in sequences:
-            start = sequence.num_computed_tokens
-            num_tokens = budget.take(start, _num_missing(sequence))
-            if num_tokens == 0:
-                break
-            samples = start + num_tokens == sequence.num_tokens
-            rows.append(ScheduledSequence(sequence, start, num_tokens, samples))
+        """Spend what is left on those that run and miss several tokens, and on those that wait.
 
-    def _admit(self, budget: StepBudget, rows: list[ScheduledSequence]) -> None:
-        """Let waiting sequences in, in order, while budget, slots and blocks last.
-
-        All known tokens have to fit now: a sequence that came in with its first chunk only
-        would soon be preempted again. Nobody overtakes one that does not fit.
+        Nobody overtakes the first in the queue when it does not fit.
         """
-        while self.waiting and not budget.is_spent and len(self.running) < self.limits.max_num_seqs:
-            sequence = self.waiting.first()
-            num_cached_tokens = self.kv_cache.admit(sequence)
-            if num_cached_tokens is None:
+        behind.sort(key=self._order)
+        while not budget.is_spent:
+            if may_admit and self.waiting:
+                first = self.waiting.first()
+                if not behind or self._order(first) < self._order(behind[0]):
+                    may_admit = self._admit(first)
+                    if may_admit:
+                        self._spend(budget, first, rows)
+                    continue
+            if not behind:
                 break
-            self.waiting.remove(sequence)
-            sequence.num_computed_tokens = num_cached_tokens
-            if sequence.num_preemptions == 0:
-                sequence.num_cached_tokens = num_cached_tokens
-            sequence.status = SequenceStatus.RUNNING
-            self.running.append(sequence)
-            self._spend(budget, [sequence], rows)
+            self._spend(budget, behind.pop(0), rows)
 
+    def _order(self, sequence: Sequence) -> tuple[int, float, int]:
+        """Between tenants the one served least, within a tenant the rank."""
+        return (self.tenants.of(sequence).num_served_tokens, *rank_key(sequence))
 
-def _num_missing(sequence: Sequence) -> int:
-    """Known tokens whose KV is not in the cache; at least 1 while a sequence runs."""
-    return sequence.num_tokens - sequence.num_computed_tokens
+    def _admit(self, sequence: Sequence) -> bool:
+        """Let the first in the queue run, if there is a slot and blocks for all its known tokens.
+
+        A sequence that came in with its first chunk only would soon be preempted again; so would
+        one that was preempted, if those that run needed a block each.
+        """
+        if len(self.running) >= self.limits.max_num_seqs:
+            return False
+        donor = sequence.donor
+        if donor is not None and donor.status is SequenceStatus.RUNNING and sequence.num_preemptions == 0:
+            if donor.num_computed_tokens < sequence.num_tokens:
+                return False
+            num_cached_tokens = self.kv_cache.fork(sequence, donor)
+        else:
+            num_spare = len(self.running) if sequence.num_preemptions else 0
+            num_cached_tokens = self.kv_cache.admit(sequence, num_spare)
+        if num_cached_tokens is None:
+            return False
+        self.waiting.remove(sequence)
+        sequence.donor = None
+        sequence.num_computed_tokens = num_cached_tokens
+        if sequence.num_preemptions == 0:
+            sequence.num_cached_tokens = num_cached_tokens
+        sequence.status = SequenceStatus.RUNNING
+        bisect.insort(self.running, sequence, key=rank_key)
+        self.tenants.of(sequence).num_running += 1
+        return True

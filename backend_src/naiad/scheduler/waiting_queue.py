@@ -1,41 +1,59 @@
-"""Sequences that wait for a slot and blocks, first come, first served."""
+"""Sequences that wait for a slot and blocks."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import bisect
 from collections.abc import Iterator
 
+from naiad.scheduler.tenants import Tenants
 from naiad.sequence import Sequence
 
 
-class WaitingQueue:
-    """A queue whose members can leave from anywhere; every operation is O(1)."""
+def rank_key(sequence: Sequence) -> tuple[float, int]:
+    """The order of sequences of one tenant."""
+    return sequence.rank, sequence.sequence_id
 
-    def __init__(self) -> None:
+
+class WaitingQueue:
+    """Each tenant's sequences by rank; members can leave from anywhere."""
+
+    def __init__(self, tenants: Tenants) -> None:
         """Start empty."""
-        self._sequences: OrderedDict[int, Sequence] = OrderedDict()
+        self._tenants = tenants
+        self._lines: dict[str, list[Sequence]] = {}
+        self._num_sequences = 0
+        self.num_tokens = 0
 
     def __len__(self) -> int:
         """How many wait."""
-        return len(self._sequences)
+        return self._num_sequences
 
     def __iter__(self) -> Iterator[Sequence]:
-        """From the next to the last."""
-        return iter(self._sequences.values())
+        """Tenant by tenant, in each from the next to the last."""
+        for line in self._lines.values():
+            yield from line
 
-    def append(self, sequence: Sequence) -> None:
-        """A new sequence: behind all others."""
-        self._sequences[sequence.sequence_id] = sequence
-
-    def prepend(self, sequence: Sequence) -> None:
-        """A preempted sequence: it is older than all that wait."""
-        self._sequences[sequence.sequence_id] = sequence
-        self._sequences.move_to_end(sequence.sequence_id, last=False)
+    def add(self, sequence: Sequence) -> None:
+        """Put a sequence where its rank belongs."""
+        line = self._lines.setdefault(sequence.cache_salt, [])
+        bisect.insort(line, sequence, key=rank_key)
+        self._num_sequences += 1
+        self.num_tokens += sequence.num_tokens
 
     def first(self) -> Sequence:
-        """The next one; stays in the queue."""
-        return next(iter(self._sequences.values()))
+        """The next one, of the tenant that was served least; stays in the queue."""
+        if len(self._lines) == 1:
+            return next(iter(self._lines.values()))[0]
+        heads = (line[0] for line in self._lines.values())
+        return min(heads, key=lambda head: (self._tenants.of(head).num_served_tokens, rank_key(head)))
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
-        del self._sequences[sequence.sequence_id]
+        line = self._lines[sequence.cache_salt]
+        index = bisect.bisect_left(line, rank_key(sequence), key=rank_key)
+        assert line[index] is sequence, "the sequence does not wait"
+        del line[index]
+        if not line:
+            del self._lines[sequence.cache_salt]
+        self._num_sequences -= 1
+        self.num_tokens -= sequence.num_tokens

@@ -1,0 +1,83 @@
+"""A sequence that has not ended, and what of its output may not be sent yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from naiad.outputs import ModelOutput, RequestOutput, ScheduledSequence, TokenLogProbs
+from naiad.sequence import Sequence
+from naiad.tokenization.text_stream import TextChunk
+
+
+class TextState(Protocol):
+    """Holds tokens back until their text is decided; `TextStream` is one."""
+
+    def push(self, token_ids: list[int], is_last: bool) -> TextChunk:
+        """Take new tokens, give those that may be sent; see `TextStream.push`."""
+
+
+@dataclass(slots=True)
+class LiveSequence:
+    """A sequence, its text, and what was asked for besides tokens, token by token."""
+
+    sequence: Sequence
+    text: TextState | None
+    _log_probs: list[TokenLogProbs] = field(default_factory=list)
+    _generation_logits: list[bytes] = field(default_factory=list)
+    _context_logits: list[bytes] = field(default_factory=list)
+    _cum_log_prob: float = 0.0
+    _has_output: bool = False
+
+    def take_context_logits(self, row: ScheduledSequence, result: ModelOutput) -> None:
+        """Keep the logits of the prompt positions that a row has computed."""
+        logits = result.context_logits.get(self.sequence.sequence_id)
+        if logits is None or self._has_output:
+            return
+        if row.start == 0:
+            # After a preemption the prompt is computed again.
+            self._context_logits.clear()
+        self._context_logits.append(logits)
+
+    def take_token_details(self, result: ModelOutput) -> None:
+        """Keep what was asked for of the newest token, which is part of the output."""
+        sequence_id = self.sequence.sequence_id
+        if sequence_id in result.log_probs:
+            self._log_probs.append(result.log_probs[sequence_id])
+        if sequence_id in result.generation_logits:
+            self._generation_logits.append(result.generation_logits[sequence_id])
+
+    def output(self, token_ids: list[int], is_last: bool) -> RequestOutput:
+        """What may be sent of these new tokens and of those held back; may be nothing."""
+        sequence_id, num_cached = self.sequence.sequence_id, self.sequence.num_cached_tokens
+        if self.text is None:
+            output = RequestOutput(sequence_id, token_ids, num_cached_tokens=num_cached)
+        else:
+            chunk = self.text.push(token_ids, is_last)
+            output = RequestOutput(
+                sequence_id,
+                chunk.token_ids,
+                window_ids=chunk.window_ids,
+                num_chars=chunk.num_chars,
+                is_cut=chunk.is_cut,
+                stop_reason=chunk.stop_reason or "",
+                num_cached_tokens=num_cached,
+            )
+        if output.token_ids or is_last:
+            self._add_details(output)
+        return output
+
+    def _add_details(self, output: RequestOutput) -> None:
+        num_tokens = len(output.token_ids)
+        if self._log_probs:
+            output.log_probs = self._log_probs[:num_tokens]
+            del self._log_probs[:num_tokens]
+            self._cum_log_prob += sum(details.log_prob for details in output.log_probs)
+        output.cum_log_prob = self._cum_log_prob
+        if self._generation_logits:
+            output.generation_logits = self._generation_logits[:num_tokens]
+            del self._generation_logits[:num_tokens]
+        if not self._has_output:
+            output.context_logits = b"".join(self._context_logits)
+            self._context_logits.clear()
+            self._has_output = True

@@ -1,0 +1,95 @@
+"""Who gives way when slots or blocks run out.
+
+Why everybody advances. Ranks are fixed, so the live sequences of all tenants have one order;
+let s be the first of those that run. Both functions below take, from any one tenant, the
+sequence of the largest rank first, and the last one of a tenant only where no tenant runs more
+than one, or never. So s is taken for blocks only if it runs alone, and then it fits (`admission`);
+it is taken for the first in the queue only by one that outranks it, and with ranks that are times
+only finitely many can come that do. So s ends, and then its successor does.
+
+Why little is computed twice. Nobody is admitted in a step that had to preempt for blocks, nobody
+is admitted without room for all its known tokens, and one that was preempted comes back only if a
+block is left over for each that runs: until it is preempted again some other sequence has filled a
+whole block. What it loses is at most its own tokens, less what the prefix cache still holds.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.scheduler.policies import SchedulingPolicy
+from naiad.scheduler.step_budget import SchedulerLimits
+from naiad.scheduler.tenants import Tenants
+from naiad.scheduler.waiting_queue import WaitingQueue, rank_key
+from naiad.sequence import Sequence
+
+
+class SchedulerState(Protocol):
+    """What the choice depends on; `naiad.scheduler.scheduler.Scheduler` has it."""
+
+    kv_cache: KVCacheManager
+    limits: SchedulerLimits
+    policy: SchedulingPolicy
+    tenants: Tenants
+    waiting: WaitingQueue
+    running: list[Sequence]
+
+
+def choose_for_blocks(running: list[Sequence], tenants: Tenants, max_num_seqs: int) -> Sequence:
+    """The running sequence that gives up its blocks: the last of a tenant with more than its share.
+
+    Args:
+        running: at least two, by rank.
+        tenants: of the sequences.
+        max_num_seqs: slots.
+    """
+    if len(tenants) > 1:
+        share = tenants.share(max_num_seqs)
+        for sequence in reversed(running):
+            if tenants.of(sequence).num_running > share:
+                return sequence
+        for sequence in reversed(running):
+            if tenants.of(sequence).num_running > 1:
+                return sequence
+    return running[-1]
+
+
+def choose_for_first(state: SchedulerState) -> list[Sequence]:
+    """The running sequences that give way to the first in the queue.
+
+    Of its own tenant those the policy lets it preempt; of others, if its tenant has less than its
+    share of the slots, those that their tenant has beyond its own share.
+
+    Returns:
+        The fewest that let it in, the largest ranks first; none if it has room, or if all of them
+        would not be enough.
+    """
+    first = state.waiting.first()
+    has_slot = len(state.running) < state.limits.max_num_seqs
+    if len(state.tenants) == 1 and rank_key(first) > rank_key(state.running[-1]):
+        return []
+    num_missing_blocks = state.kv_cache.num_blocks_to_admit(first) - state.kv_cache.num_free_blocks
+    if first.num_preemptions:
+        num_missing_blocks += len(state.running)
+    chosen: list[Sequence] = []
+    num_taken: dict[str, int] = {}
+    for sequence in reversed(state.running):
+        if has_slot and num_missing_blocks <= 0:
+            return chosen
+        if not _gives_way(state, first, sequence, num_taken.get(sequence.cache_salt, 0)):
+            continue
+        chosen.append(sequence)
+        num_taken[sequence.cache_salt] = num_taken.get(sequence.cache_salt, 0) + 1
+        num_missing_blocks -= state.kv_cache.num_exclusive_blocks(sequence)
+        has_slot = True
+    return chosen if has_slot and num_missing_blocks <= 0 else []
+
+
+def _gives_way(state: SchedulerState, first: Sequence, running: Sequence, num_taken: int) -> bool:
+    """Whether a running sequence must, when `num_taken` of its tenant do already."""
+    if running.cache_salt == first.cache_salt:
+        return rank_key(first) < rank_key(running) and state.policy.may_preempt(first, running)
+    share = state.tenants.share(state.limits.max_num_seqs)
+    has_too_little = state.tenants.of(first).num_running < share
+    return has_too_little and state.tenants.of(running).num_running - num_taken > share

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from naiad.kv_cache.prefix_cache import CachedBlock, PrefixCache
+
+BLOCK_SIZE = 2
+
+
+def insert_all(cache: PrefixCache, token_ids: list[int], first_block_id: int, salt: str = "") -> None:
+    parent: CachedBlock | None = None
+    for index in range(len(token_ids) // BLOCK_SIZE):
+        parent = cache.insert(parent, salt, token_ids, index * BLOCK_SIZE, first_block_id + index)
+
+
+def match(cache: PrefixCache, token_ids: list[int], salt: str = "") -> list[int]:
+    return [block.block_id for block in cache.match(token_ids, salt, len(token_ids))]
+
+
+def same_for_all(parent_digest: bytes, token_bytes: bytes) -> bytes:
+    return b"same"
+
+
+def by_tokens_alone(parent_digest: bytes, token_bytes: bytes) -> bytes:
+    return token_bytes
+
+
+def test_longest_known_beginning() -> None:
+    cache = PrefixCache(BLOCK_SIZE)
+    insert_all(cache, [1, 2, 3, 4, 5, 6], 10)
+    assert match(cache, [1, 2, 3, 4, 9, 9]) == [10, 11]
+    assert match(cache, [1, 2, 3]) == [10]
+    assert match(cache, [9, 2, 3, 4]) == []
+
+
+def test_at_most_so_many_tokens() -> None:
+    cache = PrefixCache(BLOCK_SIZE)
+    insert_all(cache, [1, 2, 3, 4], 10)
+    assert [block.block_id for block in cache.match([1, 2, 3, 4], "", 3)] == [10]
+
+
+def test_same_tokens_elsewhere_in_a_text_are_another_block() -> None:
+    cache = PrefixCache(BLOCK_SIZE)
+    insert_all(cache, [1, 2, 3, 4], 10)
+    assert match(cache, [3, 4]) == []
+
+
+def test_a_salt_is_part_of_the_name() -> None:
+    cache = PrefixCache(BLOCK_SIZE)
+    insert_all(cache, [1, 2], 10, salt="a")
+    assert match(cache, [1, 2]) == []
+    assert match(cache, [1, 2], salt="a") == [10]
+
+
+def test_a_collision_of_all_digests_is_a_miss() -> None:
+    cache = PrefixCache(BLOCK_SIZE, same_for_all)
+    insert_all(cache, [1, 2], 10)
+    assert match(cache, [3, 4]) == []
+    assert match(cache, [1, 2], salt="a") == []
+    assert match(cache, [1, 2, 1, 2]) == [10]
+
+
+def test_a_collision_of_equal_tokens_after_different_ones_is_a_miss() -> None:
+    cache = PrefixCache(BLOCK_SIZE, by_tokens_alone)
+    insert_all(cache, [1, 2, 7, 7], 10)
+    insert_all(cache, [3, 4], 20)
+    assert match(cache, [3, 4, 7, 7]) == [20]
+    assert match(cache, [1, 2, 7, 7]) == [10, 11]
+
+
+def test_of_two_that_collide_the_newest_is_known() -> None:
+    cache = PrefixCache(BLOCK_SIZE, same_for_all)
+    insert_all(cache, [1, 2], 10)
+    insert_all(cache, [3, 4], 20)
+    assert match(cache, [1, 2]) == []
+    assert match(cache, [3, 4]) == [20]
+    assert 10 not in cache
+    assert len(cache) == 1
+
+
+def test_the_first_of_two_equal_blocks_stays() -> None:
+    cache = PrefixCache(BLOCK_SIZE)
+    insert_all(cache, [1, 2, 3, 4], 10)
+    insert_all(cache, [1, 2, 5, 6], 20)
+    assert match(cache, [1, 2, 5, 6]) == [10, 21]
+    assert 20 not in cache
+
+
+def test_what_was_evicted_is_unknown_with_all_that_follows_it() -> None:
+    cache = PrefixCache(BLOCK_SIZE)
+    insert_all(cache, [1, 2, 3, 4], 10)
+    cache.evict(10)
+    assert match(cache, [1, 2, 3, 4]) == []
+    # Computed again: the block after it is another one now.
+    insert_all(cache, [1, 2, 3, 4], 20)
+    assert match(cache, [1, 2, 3, 4]) == [20, 21]
+    assert 11 not in cache
+
+
+def test_evicting_the_unknown_does_nothing() -> None:
+    cache = PrefixCache(BLOCK_SIZE)
+    cache.evict(3)
+    assert len(cache) == 0
