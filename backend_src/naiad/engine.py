@@ -16,7 +16,14 @@ from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.live_sequence import LiveSequence, TextState
 from naiad.model_runner import ModelRunner
-from naiad.outputs import EngineStats, ModelOutput, RequestOutput, ScheduledSequence, SchedulerOutput
+from naiad.outputs import (
+    EngineStats,
+    ModelOutput,
+    RequestOutput,
+    ScheduledSequence,
+    SchedulerOutput,
+    error_output,
+)
 from naiad.sampling.noise import sibling_seed
 from naiad.sampling.stop_checker import check_stop
 from naiad.scheduler.admission import AdmissionLimits
@@ -115,6 +122,11 @@ class Engine:
         """Whether a step would do something."""
         return self._scheduler.has_work
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Known tokens of the sequences that wait."""
+        return self._scheduler.waiting.num_tokens
+
     def add_request(self, request: EngineRequest) -> None:
         """Queue a request's sequences under their own ids, which no live ones have.
 
@@ -191,7 +203,7 @@ class Engine:
             num_used_blocks=kv_cache.num_used_blocks,
             block_size=kv_cache.block_size,
             max_num_seqs=scheduler.limits.max_num_seqs,
-            num_waiting_tokens=scheduler.waiting.num_tokens,
+            num_waiting_tokens=self.num_waiting_tokens,
             num_context_seqs=sum(s.num_computed_tokens < s.num_prompt_tokens for s in scheduler.running),
             total_preemptions=scheduler.num_preemptions,
             total_steps=self._total_steps,
@@ -264,13 +276,7 @@ class Engine:
 
     def _fail(self, live: LiveSequence, error: NaiadError) -> RequestOutput:
         self._leave(live.sequence)
-        return RequestOutput(
-            live.sequence.sequence_id,
-            [],
-            finish_reason=FinishReason.ERROR,
-            error_status=error.status,
-            error_message=str(error),
-        )
+        return error_output(live.sequence.sequence_id, error.status, str(error))
 
     def _leave(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)

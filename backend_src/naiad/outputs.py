@@ -121,6 +121,17 @@ class RequestOutput(msgspec.Struct, array_like=True):
     generation_logits: list[bytes] = []
 
 
+def error_output(sequence_id: int, status: Status, message: str) -> RequestOutput:
+    """The last output of a sequence that ends with an error."""
+    return RequestOutput(
+        sequence_id,
+        [],
+        finish_reason=FinishReason.ERROR,
+        error_status=status,
+        error_message=message,
+    )
+
+
 class EngineStats(msgspec.Struct, array_like=True):
     """Gauges and running totals of the engine after a step.
 

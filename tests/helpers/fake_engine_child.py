@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from naiad.engine_process.loop import serve
+from naiad.engine_process.queue_gate import QueueLimits
 from naiad.errors import InvalidRequestError, ModelError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
@@ -40,6 +41,10 @@ class FakeEngine:
     @property
     def has_work(self) -> bool:
         return bool(self._live)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return 0
 
     def add_request(self, request: EngineRequest) -> None:
         if request.prompt_token_ids[0] == REFUSED_ID:
@@ -102,7 +107,8 @@ def main() -> None:
     logging.basicConfig()
     if options.behaviour == "dies":
         raise SystemExit(7)
-    serve(lambda: build(options.behaviour, options.model_dir), options.socket, options.parent_pid)
+    limits = QueueLimits(max_num_seqs=8, max_queued_requests=1000)
+    serve(lambda: build(options.behaviour, options.model_dir), options.socket, options.parent_pid, limits)
 
 
 if __name__ == "__main__":

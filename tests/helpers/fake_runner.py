@@ -29,6 +29,7 @@ class FakeRunner:
     Attributes:
         failing: sequence ids whose rows fail from now on.
         cleared: block ids of each `clear_blocks`.
+        num_copied_blocks: blocks copied before steps.
         steps: what was run, as (sequence id, tokens) lists.
     """
 
@@ -38,6 +39,7 @@ class FakeRunner:
         self.block_size = block_size
         self.failing: set[int] = set()
         self.cleared: list[list[int]] = []
+        self.num_copied_blocks = 0
         self.steps: list[list[tuple[int, int]]] = []
         self._slots: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
 
@@ -66,6 +68,7 @@ class FakeRunner:
             self._slots[start : start + self.block_size] = [None] * self.block_size
 
     def _copy(self, source: int, target: int) -> None:
+        self.num_copied_blocks += 1
         size = self.block_size
         self._slots[target * size : (target + 1) * size] = self._slots[source * size : (source + 1) * size]
 

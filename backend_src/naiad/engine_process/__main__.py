@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from naiad.config.engine_config import EngineConfig, field_names
 from naiad.engine_process.loop import ServedEngine, serve
+from naiad.engine_process.queue_gate import QueueLimits
 from naiad.errors import ConfigError
 
 # When memory runs out the kernel should take this process, which is restarted, before the
@@ -47,7 +48,8 @@ def main() -> NoReturn:
 
         return build_engine(config)
 
-    serve(build, socket_path, parent_pid)
+    limits = QueueLimits(config.max_num_seqs, config.max_queued_requests, config.max_queued_tokens)
+    serve(build, socket_path, parent_pid, limits)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,16 @@ from typing import NoReturn
 import msgspec
 
 from naiad.engine_process.protocol import (
+    AddRequests,
     ClientMessage,
     EngineMessage,
     FrameBuffer,
+    StepDone,
     client_message_decoder,
     encode_frame,
 )
-from naiad.outputs import EngineStats
+from naiad.engine_process.queue_gate import QueueGate
+from naiad.outputs import EngineStats, error_output
 
 EXIT_FAILED = 4
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -110,13 +113,14 @@ class Inbox:
 class DoorKeeper:
     """Owns the listening socket and all doors."""
 
-    def __init__(self, socket_path: Path, parent_pid: int) -> None:
+    def __init__(self, socket_path: Path, parent_pid: int, gate: QueueGate) -> None:
         """Create the socket, for this user alone, and start to accept.
 
         Args:
             socket_path: must not exist; its directory should be private (mode 0700).
             parent_pid: the process ends when this is no longer its parent. The first connection
                 from that process is the owner's.
+            gate: every request passes it before it is in the inbox.
 
         Raises:
             OSError: the socket can not be created there.
@@ -124,6 +128,7 @@ class DoorKeeper:
         self.inbox = Inbox()
         self._path = socket_path
         self._parent_pid = parent_pid
+        self.gate = gate
         self._has_owner = False
         self._doors: set[Door] = set()
         self._unfinished: set[Door] = set()
@@ -220,7 +225,7 @@ class DoorKeeper:
         try:
             data = door.connection.recv(_READ_BYTES)
             for body in door.frames.feed(data):
-                self.inbox.put(door, client_message_decoder.decode(body))
+                self._take(door, client_message_decoder.decode(body))
         except BlockingIOError:
             return
         except OSError:
@@ -230,6 +235,19 @@ class DoorKeeper:
             data = b""
         if not data:
             self._close(door)
+
+    def _take(self, door: Door, message: ClientMessage) -> None:
+        reason = self.gate.enter(message.requests) if isinstance(message, AddRequests) else ""
+        if not reason:
+            self.inbox.put(door, message)
+            return
+        assert isinstance(message, AddRequests)
+        refusals = [
+            error_output(sequence_id, "UNAVAILABLE", reason)
+            for request in message.requests
+            for sequence_id in (request.sequence_id, *request.sibling_ids)
+        ]
+        self.send(door, StepDone(refusals, door.last_stats or EngineStats()))
 
     def _close(self, door: Door) -> None:
         if door.is_owner:

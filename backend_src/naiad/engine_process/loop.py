@@ -22,8 +22,9 @@ from naiad.engine_process.protocol import (
     StartFailed,
     StepDone,
 )
-from naiad.errors import NaiadError, StartupError, Status
-from naiad.outputs import EngineStats, RequestOutput
+from naiad.engine_process.queue_gate import QueueGate, QueueLimits
+from naiad.errors import NaiadError, StartupError, UnavailableError
+from naiad.outputs import EngineStats, RequestOutput, error_output
 from naiad.sequence import EngineRequest, FinishReason
 
 EXIT_START_FAILED = 3
@@ -63,8 +64,12 @@ class ServedEngine(Protocol):
     def has_work(self) -> bool:
         """Whether a step would do something."""
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Known tokens of the sequences that wait."""
+
     def add_request(self, request: EngineRequest) -> None:
-        """Take a sequence, or raise a `NaiadError`."""
+        """Take all sequences of a request, or raise a `NaiadError`."""
 
     def abort(self, sequence_id: int) -> RequestOutput | None:
         """End a sequence now; its last output, which no step repeats. None: no such sequence."""
@@ -101,12 +106,13 @@ class EngineLoop:
             if self._engine.has_work:
                 for output in self._engine.step():
                     self._route(output)
+                self._keeper.gate.arrived([], self._engine.num_waiting_tokens)
             self._publish(self._engine.stats())
 
     def fail_all(self) -> None:
         """Answer every live sequence with an error, without asking the engine for anything."""
         for door, sequence_id in list(self._engine_ids):
-            self._answer(door, sequence_id, "INTERNAL", "the engine failed")
+            self._outbox[door].append(error_output(sequence_id, "INTERNAL", "the engine failed"))
         for door, outputs in self._outbox.items():
             if outputs:
                 self._keeper.send(door, StepDone(outputs, door.last_stats or EngineStats()))
@@ -120,6 +126,7 @@ class EngineLoop:
             case AddRequests(requests):
                 for request in requests:
                     self._add(door, request)
+                self._keeper.gate.arrived(requests, self._engine.num_waiting_tokens)
             case Abort(sequence_ids):
                 for sequence_id in sequence_ids:
                     self._abort(door, sequence_id)
@@ -146,23 +153,29 @@ class EngineLoop:
         self._outbox.pop(door, None)
 
     def _add(self, door: Door, request: EngineRequest) -> None:
-        key = (door, request.sequence_id)
-        if key in self._engine_ids:
+        keys = [(door, sequence_id) for sequence_id in (request.sequence_id, *request.sibling_ids)]
+        if not self._engine_ids.keys().isdisjoint(keys):
             logger.error("dropped a connection that used a live sequence id again")
+            self._keeper.gate.leave(len(keys))
             door.drop()
             return
-        if self._is_draining:
-            self._answer(door, request.sequence_id, "UNAVAILABLE", "the server is shutting down")
-            return
-        engine_id = self._next_engine_id
-        self._next_engine_id += 1
+        first_id = self._next_engine_id
+        self._next_engine_id += len(keys)
+        engine_ids = range(first_id, self._next_engine_id)
         try:
-            self._engine.add_request(msgspec.structs.replace(request, sequence_id=engine_id))
+            if self._is_draining:
+                raise UnavailableError("the server is shutting down")
+            self._engine.add_request(
+                msgspec.structs.replace(request, sequence_id=first_id, sibling_ids=tuple(engine_ids[1:]))
+            )
         except NaiadError as error:
-            self._answer(door, request.sequence_id, error.status, str(error))
+            for _, sequence_id in keys:
+                self._outbox[door].append(error_output(sequence_id, error.status, str(error)))
+            self._keeper.gate.leave(len(keys))
             return
-        self._engine_ids[key] = engine_id
-        self._sequences[engine_id] = key
+        for key, engine_id in zip(keys, engine_ids, strict=True):
+            self._engine_ids[key] = engine_id
+            self._sequences[engine_id] = key
 
     def _abort(self, door: Door, sequence_id: int) -> None:
         engine_id = self._engine_ids.get((door, sequence_id))
@@ -170,18 +183,6 @@ class EngineLoop:
             # Answered here, so that it is answered also when no step follows.
             cancelled = RequestOutput(engine_id, [], finish_reason=FinishReason.CANCELLED)
             self._route(self._engine.abort(engine_id) or cancelled)
-
-    def _answer(self, door: Door, sequence_id: int, status: Status, message: str) -> None:
-        if (door, sequence_id) in self._engine_ids:
-            self._forget(door, sequence_id)
-        output = RequestOutput(
-            sequence_id,
-            [],
-            finish_reason=FinishReason.ERROR,
-            error_status=status,
-            error_message=message,
-        )
-        self._outbox[door].append(output)
 
     def _route(self, output: RequestOutput) -> None:
         key = self._sequences.get(output.sequence_id)
@@ -195,6 +196,7 @@ class EngineLoop:
     def _forget(self, door: Door, sequence_id: int) -> int:
         engine_id = self._engine_ids.pop((door, sequence_id))
         del self._sequences[engine_id]
+        self._keeper.gate.leave()
         return engine_id
 
     def _publish(self, stats: EngineStats) -> None:
@@ -205,7 +207,9 @@ class EngineLoop:
                 self._outbox[door] = []
 
 
-def serve(engine_factory: Callable[[], ServedEngine], socket_path: Path, parent_pid: int) -> NoReturn:
+def serve(
+    engine_factory: Callable[[], ServedEngine], socket_path: Path, parent_pid: int, limits: QueueLimits
+) -> NoReturn:
     """Run the engine process: socket first, then the engine, then the loop. Never returns.
 
     Exit codes: 0 drained, or the parent or owner is gone; 3 the engine could not start;
@@ -215,11 +219,12 @@ def serve(engine_factory: Callable[[], ServedEngine], socket_path: Path, parent_
         engine_factory: builds and warms up the engine; takes as long as it takes.
         socket_path: as in `DoorKeeper`.
         parent_pid: as in `DoorKeeper`.
+        limits: how much may wait.
     """
     # Ctrl-C reaches the terminal's whole group; whoever drains the server ends us then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    keeper = DoorKeeper(socket_path, parent_pid)
+    keeper = DoorKeeper(socket_path, parent_pid, QueueGate(limits))
     try:
         engine = engine_factory()
     except StartupError as error:

@@ -1,0 +1,87 @@
+"""Refuses what the queue has no room for, at once: nobody waits for the running step to hear it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from naiad.sequence import EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """How much may wait.
+
+    Attributes:
+        max_num_seqs: sequences that run at the same time.
+        max_queued_requests: sequences that may wait beside them.
+        max_queued_tokens: prompt tokens of sequences that have not started; 0 = no bound. One
+            prompt may always wait.
+    """
+
+    max_num_seqs: int
+    max_queued_requests: int
+    max_queued_tokens: int = 0
+
+
+class QueueGate:
+    """Counts the sequences inside. The I/O thread lets them in, the engine's thread out."""
+
+    def __init__(self, limits: QueueLimits) -> None:
+        """Nobody is inside."""
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._num_inside = 0
+        self._num_tokens_on_the_way = 0
+        self._num_waiting_tokens = 0
+
+    def enter(self, requests: Sequence[EngineRequest]) -> str:
+        """Let all sequences of these requests in, or none.
+
+        Returns:
+            Why they may not come in; "" if they are in.
+        """
+        limits = self._limits
+        num_sequences, num_tokens = _num_sequences(requests), _num_tokens(requests)
+        with self._lock:
+            capacity = limits.max_num_seqs + limits.max_queued_requests
+            if self._num_inside + num_sequences > capacity:
+                return (
+                    f"the queue is full: {self._num_inside} sequences run or wait, at most {capacity} may "
+                    f"(max_num_seqs = {limits.max_num_seqs}, "
+                    f"max_queued_requests = {limits.max_queued_requests})"
+                )
+            waiting = self._num_waiting_tokens + self._num_tokens_on_the_way
+            if limits.max_queued_tokens and 0 < waiting > limits.max_queued_tokens - num_tokens:
+                return (
+                    f"the queue is full: {waiting} prompt tokens wait and {num_tokens} more would come, "
+                    f"at most {limits.max_queued_tokens} may (max_queued_tokens)"
+                )
+            self._num_inside += num_sequences
+            self._num_tokens_on_the_way += num_tokens
+        return ""
+
+    def leave(self, num_sequences: int = 1) -> None:
+        """Sequences have ended."""
+        with self._lock:
+            self._num_inside -= num_sequences
+
+    def arrived(self, requests: Sequence[EngineRequest], num_waiting_tokens: int) -> None:
+        """The engine has these requests now.
+
+        Args:
+            requests: as they entered.
+            num_waiting_tokens: prompt tokens that wait in the engine now.
+        """
+        with self._lock:
+            self._num_tokens_on_the_way -= _num_tokens(requests)
+            self._num_waiting_tokens = num_waiting_tokens
+
+
+def _num_sequences(requests: Sequence[EngineRequest]) -> int:
+    return sum(1 + len(request.sibling_ids) for request in requests)
+
+
+def _num_tokens(requests: Sequence[EngineRequest]) -> int:
+    return sum(len(request.prompt_token_ids) * (1 + len(request.sibling_ids)) for request in requests)
