@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# So many blocks have to come back before the free list is sorted again: it is long.
+_TIDY_AFTER = 64
+
 
 class BlockPool:
     """Hands out block ids. Every operation is O(1), but for a tidying when all blocks are free.
@@ -72,7 +75,9 @@ class BlockPool:
         self._num_free += 1
         if keep:
             self._kept.add(block_id)
-        if self._num_free == self._num_blocks:
+        else:
+            self._num_untidy += 1
+        if self._num_free == self._num_blocks and self._num_untidy >= min(_TIDY_AFTER, self._num_blocks):
             free = self.free_block_ids()
             num_front = self._num_blocks - len(self._kept)
             self._link(sorted(free[:num_front]) + free[num_front:])
@@ -93,6 +98,7 @@ class BlockPool:
             self._next[before], self._previous[block_id] = block_id, before
             before = block_id
         self._num_free = self._num_blocks
+        self._num_untidy = 0
 
     def _unlink(self, block_id: int) -> None:
         before, after = self._previous[block_id], self._next[block_id]
