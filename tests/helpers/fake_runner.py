@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
-from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
+from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput, TokenLogProbs
 from naiad.sequence import Sequence
 
 
@@ -59,7 +59,21 @@ class FakeRunner:
                 prefix = self._read(row.sequence)
                 assert prefix == row.sequence.token_ids
                 result.sampled_token_ids[sequence_id] = next_token(prefix, self.model_config.vocab_size)
+            self._add_details(row, result)
         return result
+
+    def _add_details(self, row: ScheduledSequence, result: ModelOutput) -> None:
+        """Log-probabilities and logits that tell by their values where they belong."""
+        sequence_id, params = row.sequence.sequence_id, row.sequence.params
+        position = row.start + row.num_scheduled_tokens
+        if params.returns_context_logits and row.start < row.sequence.num_prompt_tokens:
+            end = min(position, row.sequence.num_prompt_tokens)
+            result.context_logits[sequence_id] = bytes(range(row.start, end))
+        if sequence_id in result.sampled_token_ids:
+            if params.num_log_probs >= 0:
+                result.log_probs[sequence_id] = TokenLogProbs(-float(position))
+            if params.returns_generation_logits:
+                result.generation_logits[sequence_id] = bytes([position])
 
     def clear_blocks(self, block_ids: list[int]) -> None:
         self.cleared.append(block_ids)
