@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,28 @@ def print_table(timings: Mapping[int, Mapping[str, Timing]], rival: str) -> None
 def write_results(
     name: str, settings: Mapping[str, Any], timings: Mapping[int, Mapping[str, Timing]]
 ) -> Path:
+    """Write timings; see `write_report`.
+
+    Args:
+        name: of the measurement.
+        settings: how it was run.
+        timings: batch → contestant → its timing.
+    """
+    results = [
+        {"contestant": contestant, **figures(timing)}
+        for row in timings.values()
+        for contestant, timing in row.items()
+    ]
+    return write_report(name, settings, results)
+
+
+def write_report(name: str, settings: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Path:
     """Write everything that is needed to judge the figures later.
 
     Args:
         name: of the measurement; the file's name begins with the date and time.
         settings: how it was run.
-        timings: batch → contestant → its timing.
+        results: one row of figures each.
     """
     now = datetime.datetime.now(datetime.timezone.utc)
     report = {
@@ -50,16 +66,18 @@ def write_results(
         "commit": _commit(),
         "machine": machine(),
         "settings": dict(settings),
-        "results": [
-            {"contestant": contestant, **figures(timing)}
-            for row in timings.values()
-            for contestant, timing in row.items()
-        ],
+        "results": list(results),
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{now:%Y-%m-%d-%H%M%S}-{name}.json"
     path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     return path.relative_to(ROOT)
+
+
+def plot_path(name: str) -> Path:
+    """Where a measurement's newest plot belongs."""
+    RESULTS.mkdir(exist_ok=True)
+    return RESULTS / f"{name}.png"
 
 
 def _commit() -> str:
