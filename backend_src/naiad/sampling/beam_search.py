@@ -1,0 +1,149 @@
+"""Beam search over candidates: which beams go on, which are finished, when it is over.
+
+The rules are those of `transformers` (5.x), so that the same logits give the same beams and
+scores. No tensors: a step has a few dozen candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to lengthen a beam.
+
+    Attributes:
+        token_id: the token.
+        log_prob: natural logarithm of its probability, after all logits processors.
+    """
+
+    token_id: int
+    log_prob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A text that runs or has ended.
+
+    Attributes:
+        token_ids: of the output.
+        log_probs: of each.
+        sum_log_probs: their sum.
+        score: the sum over (number of tokens) ** length_penalty; set when the beam has ended.
+        is_stopped: it ended with a stop id (its last token), not with the length.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    sum_log_probs: float = 0.0
+    score: float = 0.0
+    is_stopped: bool = False
+
+    def longer(self, candidate: Candidate) -> Beam:
+        """This beam and one more token."""
+        return Beam(
+            (*self.token_ids, candidate.token_id),
+            (*self.log_probs, candidate.log_prob),
+            self.sum_log_probs + candidate.log_prob,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BeamRules:
+    """What was asked for.
+
+    Attributes:
+        width: beams, ≥ 2.
+        max_tokens: tokens of an output, at most.
+        stop_token_ids: end a beam.
+        length_penalty: exponent of the length in the score; > 0 prefers long texts.
+        stops_early: end when `width` beams have ended; otherwise go on while a running beam,
+            at its present length, could beat the worst of them.
+    """
+
+    width: int
+    max_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    length_penalty: float = 1.0
+    stops_early: bool = False
+
+    @property
+    def num_candidates(self) -> int:
+        """Of each beam: so many that `width` are left when all stop ids are among them."""
+        return max(2, 1 + len(self.stop_token_ids)) * self.width
+
+
+class BeamSearch:
+    """The state of one search.
+
+    Attributes:
+        running: the beams that go on, best first; at first one empty beam.
+    """
+
+    def __init__(self, rules: BeamRules) -> None:
+        """Begin with nothing but the prompt."""
+        self._rules = rules
+        self._finished: list[Beam] = []
+        self.running = [Beam()]
+
+    def advance(self, candidates: list[list[Candidate]]) -> list[int] | None:
+        """Lengthen all running beams by a token.
+
+        Args:
+            candidates: of each running beam the best `num_candidates`.
+
+        Returns:
+            For each of the now running beams the index of the one that it continues; None when
+            the search is over.
+        """
+        rules = self._rules
+        options = [
+            (parent, self.running[parent].longer(candidate))
+            for parent, row in enumerate(candidates)
+            for candidate in row
+        ]
+        options.sort(key=lambda option: -option[1].sum_log_probs)
+        options = options[: rules.num_candidates]
+        self._finish([beam for _, beam in options[: rules.width] if self._has_ended(beam)])
+        going_on = [option for option in options if not self._has_ended(option[1])][: rules.width]
+        self.running = [beam for _, beam in going_on]
+        if not self.running or self._is_over():
+            return None
+        return [parent for parent, _ in going_on]
+
+    def best(self) -> list[Beam]:
+        """The ended beams, best first; at most `width`."""
+        return self._finished
+
+    def best_so_far(self) -> list[Beam]:
+        """The ended beams, then those that run, all with their scores; at most `width`."""
+        running = [self._scored(beam) for beam in self.running if beam.token_ids]
+        return [*self._finished, *running][: self._rules.width]
+
+    def _has_ended(self, beam: Beam) -> bool:
+        return (
+            beam.token_ids[-1] in self._rules.stop_token_ids or len(beam.token_ids) >= self._rules.max_tokens
+        )
+
+    def _finish(self, beams: list[Beam]) -> None:
+        merged = self._finished + [self._scored(beam) for beam in beams]
+        merged.sort(key=lambda beam: -beam.score)
+        self._finished = merged[: self._rules.width]
+
+    def _scored(self, beam: Beam) -> Beam:
+        return Beam(
+            beam.token_ids,
+            beam.log_probs,
+            beam.sum_log_probs,
+            beam.sum_log_probs / len(beam.token_ids) ** self._rules.length_penalty,
+            beam.token_ids[-1] in self._rules.stop_token_ids,
+        )
+
+    def _is_over(self) -> bool:
+        if len(self._finished) < self._rules.width:
+            return False
+        if self._rules.stops_early:
+            return True
+        # As transformers guesses it: at the present length.
+        return self._scored(self.running[0]).score <= self._finished[-1].score

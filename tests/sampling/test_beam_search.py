@@ -1,0 +1,118 @@
+"""The rules of beam search, on a model that is a function of the text's last token and length."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+from helpers.tiny_models import make_tiny_model
+from naiad.sampling.beam_search import Beam, BeamRules, BeamSearch, Candidate
+
+
+def make_table(seed: int, vocab_size: int = 12) -> list[list[float]]:
+    """Log-probabilities of the next token, by the last one."""
+    draw = random.Random(seed)
+    rows = [[draw.gauss(0, 2) for _ in range(vocab_size)] for _ in range(vocab_size + 1)]
+    return [[value - math.log(sum(map(math.exp, row))) for value in row] for row in rows]
+
+
+def search(table: list[list[float]], rules: BeamRules) -> list[Beam]:
+    beams = BeamSearch(rules)
+    while True:
+        candidates = []
+        for beam in beams.running:
+            row = table[beam.token_ids[-1] if beam.token_ids else -1]
+            best = sorted(range(len(row)), key=lambda token_id: -row[token_id])[: rules.num_candidates]
+            candidates.append([Candidate(token_id, row[token_id]) for token_id in best])
+        if beams.advance(candidates) is None:
+            return beams.best()
+
+
+def all_texts(table: list[list[float]], rules: BeamRules) -> list[Beam]:
+    """Every text that ends, by brute force."""
+    open_beams, ended = [Beam()], []
+    while open_beams:
+        beam = open_beams.pop()
+        for token_id, log_prob in enumerate(table[beam.token_ids[-1] if beam.token_ids else -1]):
+            longer = beam.longer(Candidate(token_id, log_prob))
+            is_stopped = token_id in rules.stop_token_ids
+            if is_stopped or len(longer.token_ids) == rules.max_tokens:
+                score = longer.sum_log_probs / len(longer.token_ids) ** rules.length_penalty
+                ended.append(replace(longer, score=score, is_stopped=is_stopped))
+            else:
+                open_beams.append(longer)
+    return sorted(ended, key=lambda beam: -beam.score)
+
+
+def test_a_beam_as_wide_as_the_tree_finds_the_best_texts() -> None:
+    rules = BeamRules(width=64, max_tokens=3, stop_token_ids=(), length_penalty=1.0)
+    table = make_table(1, vocab_size=4)
+    assert [b.token_ids for b in search(table, rules)] == [b.token_ids for b in all_texts(table, rules)]
+
+
+def test_scores_are_sums_over_powers_of_the_length() -> None:
+    rules = BeamRules(width=3, max_tokens=6, stop_token_ids=(2,), length_penalty=0.7)
+    for beam in search(make_table(2), rules):
+        assert beam.score == pytest.approx(sum(beam.log_probs) / len(beam.token_ids) ** 0.7)
+        assert beam.is_stopped == (beam.token_ids[-1] == 2)
+
+
+def test_stopping_early_ends_with_the_first_full_set() -> None:
+    table = make_table(3)
+    early = BeamRules(width=2, max_tokens=30, stop_token_ids=(0, 1, 2), stops_early=True)
+    late = replace(early, stops_early=False)
+    assert len(search(table, early)) == len(search(table, late)) == 2
+    assert search(table, late)[0].score >= search(table, early)[0].score
+
+
+@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.6, 1.0, 2.5])
+@pytest.mark.parametrize("stops_early", [False, True])
+@pytest.mark.parametrize("width", [2, 3, 5])
+def test_beams_and_scores_are_those_of_transformers(
+    tiny_model: transformers.PreTrainedModel, width: int, stops_early: bool, length_penalty: float
+) -> None:
+    prompt = [5, 9, 17]
+    rules = BeamRules(width, 9, (3, 40), length_penalty, stops_early)
+    expected = tiny_model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        generation_config=transformers.GenerationConfig(
+            num_beams=width,
+            num_return_sequences=width,
+            max_new_tokens=rules.max_tokens,
+            length_penalty=length_penalty,
+            early_stopping=stops_early,
+            eos_token_id=list(rules.stop_token_ids),
+            pad_token_id=1,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+        ),
+    )
+    beams = BeamSearch(rules)
+    is_over = False
+    while not is_over:
+        candidates = []
+        for beam in beams.running:
+            with torch.inference_mode():
+                logits = tiny_model(torch.tensor([[*prompt, *beam.token_ids]])).logits[0, -1]
+            best = logits.float().log_softmax(-1).topk(rules.num_candidates)
+            candidates.append(
+                [Candidate(i, p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+            )
+        is_over = beams.advance(candidates) is None
+    made = [list(beam.token_ids) for beam in beams.best()]
+    wanted = [ids[len(prompt) :] for ids in expected.sequences.tolist()]
+    assert [ids + [1] * (len(wanted[0]) - len(ids)) for ids in made] == wanted
+    scores = [beam.score for beam in beams.best()]
+    assert scores == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> transformers.PreTrainedModel:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
