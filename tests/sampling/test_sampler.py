@@ -9,6 +9,7 @@ from scipy import stats
 from torch import Tensor
 
 from helpers.sampling_rows import make_row
+from naiad.sampling.logits_processors import LOGITS_PROCESSORS, apply_processors
 from naiad.sampling.sampler import Sampler
 from naiad.sequence import Sequence
 
@@ -22,7 +23,9 @@ def sample(logits: Tensor, rows: list[Sequence]) -> dict[int, int]:
     return output.sampled_token_ids
 
 
-def exact_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+def exact_probabilities(
+    logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Tensor:
     """By the definitions, one token at a time."""
     probabilities = torch.softmax(logits.double() / temperature, 0)
     order = torch.argsort(probabilities, descending=True).tolist()
@@ -32,36 +35,72 @@ def exact_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: f
     for token in kept:
         if sum(float(probabilities[t]) for t in nucleus) >= top_p * mass:
             break
+        if float(probabilities[token]) < min_p * float(probabilities.max()):
+            break
         nucleus.append(token)
     result = torch.zeros_like(probabilities)
     result[nucleus] = probabilities[nucleus]
     return result / result.sum()
 
 
-@pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [
-        (1.0, 0, 1.0),
-        (0.5, 0, 1.0),
-        (1.7, 4, 1.0),
-        (1.0, 0, 0.8),
-        (0.8, 6, 0.9),
-        (2.0, 3, 0.5),
-        (1.0, 50, 1.0),
-    ],
-)
-def test_draws_follow_the_exact_distribution(temperature: float, top_k: int, top_p: float) -> None:
+FILTERED: list[tuple[float, int, float, float]] = [
+    (1.0, 0, 1.0, 0.0),
+    (0.5, 0, 1.0, 0.0),
+    (1.7, 4, 1.0, 0.0),
+    (1.0, 0, 0.8, 0.0),
+    (0.8, 6, 0.9, 0.0),
+    (2.0, 3, 0.5, 0.0),
+    (1.0, 50, 1.0, 0.0),
+    (1.0, 0, 1.0, 0.1),
+    (2.5, 0, 1.0, 0.4),
+    (1.3, 6, 1.0, 0.1),
+    (1.3, 0, 0.9, 0.2),
+    (1.5, 7, 0.95, 0.05),
+]
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), FILTERED)
+def test_draws_follow_the_exact_distribution(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
     logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(3)) * 1.5
     rows = [
-        make_row(seed, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p)
+        make_row(seed, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         for seed in range(NUM_DRAWS)
     ]
     drawn = sample(logits.repeat(NUM_DRAWS, 1), rows)
     counts = torch.bincount(torch.tensor(list(drawn.values())), minlength=VOCAB_SIZE)
-    expected = exact_probabilities(logits, temperature, top_k, top_p)
+    expected = exact_probabilities(logits, temperature, top_k, top_p, min_p)
     possible = expected > 0
     assert counts[~possible].sum() == 0
     assert int(possible.sum()) > 1
+    frequencies = (expected[possible] * NUM_DRAWS).numpy()
+    assert stats.chisquare(counts[possible].numpy(), frequencies).pvalue > 1e-4
+
+
+def test_draws_after_all_processors_follow_the_exact_distribution() -> None:
+    logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(6))
+    params: dict[str, Any] = {
+        "temperature": 1.2,
+        "min_p": 0.02,
+        "logit_bias": ((2, 1.5), (5, -1.0)),
+        "repetition_penalty": 1.4,
+        "frequency_penalty": 0.3,
+        "bad_words": ((3, 4), (7,)),
+        "min_tokens": 9,
+        "stop_token_ids": (11,),
+        "allowed_token_ids": (0, 1, 2, 4, 5, 6, 7, 8, 9, 11),
+    }
+    rows = [make_row(seed, prompt=[1, 2], output=[5, 3], seed=seed, **params) for seed in range(NUM_DRAWS)]
+    changed = logits[None].clone()
+    apply_processors(LOGITS_PROCESSORS, changed, rows[:1])
+    expected = exact_probabilities(changed[0], 1.2, min_p=0.02)
+    counts = torch.bincount(
+        torch.tensor(list(sample(logits.repeat(NUM_DRAWS, 1), rows).values())), minlength=VOCAB_SIZE
+    )
+    possible = expected > 0
+    assert possible.nonzero().flatten().tolist() == [0, 1, 2, 5, 6, 8, 9]
+    assert counts[~possible].sum() == 0
     frequencies = (expected[possible] * NUM_DRAWS).numpy()
     assert stats.chisquare(counts[possible].numpy(), frequencies).pvalue > 1e-4
 
@@ -101,6 +140,12 @@ MIXED_PARAMS: list[dict[str, Any]] = [
     {"temperature": 1.3, "top_k": 90, "top_p": 0.7, "repetition_penalty": 1.3},
     {"temperature": 0.9, "presence_penalty": 1.0, "frequency_penalty": -0.5},
     {"temperature": 1.0, "min_tokens": 9, "stop_token_ids": (4, 5)},
+    {"temperature": 1.8, "min_p": 0.05},
+    {"temperature": 3.0, "min_p": 0.01, "top_k": 400, "top_p": 0.99},
+    {"bad_words": ((3, 5), (8,), (7, 7)), "logit_bias": ((9, 4.0), (10, 4.0))},
+    {"temperature": 1.1, "allowed_token_ids": tuple(range(0, 1500, 3)), "top_p": 0.95},
+    {"temperature": 1.0, "num_log_probs": 3},
+    {"num_log_probs": 20, "returns_generation_logits": True, "repetition_penalty": 1.5},
 ]
 
 
@@ -147,12 +192,36 @@ def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     assert list(sample(logits, rows).values()) == logits.argmax(1).tolist()
 
 
-@pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_p": 0.99}, {"top_k": 290, "top_p": 0.9}])
-def test_a_masked_token_is_never_drawn(params: dict[str, Any]) -> None:
-    logits = torch.zeros(500, 300)
+MASKS: list[dict[str, Any]] = [
+    {},
+    {"bad_words": ((0,), (4, 1))},
+    {"allowed_token_ids": (2, 5, 299)},
+    {"min_tokens": 3, "stop_token_ids": (0, 1)},
+    {"bad_words": ((0,), (1,)), "logit_bias": ((0, 90.0), (1, 90.0), (7, 90.0))},
+]
+DRAWS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 5.0},
+    {"temperature": 5.0, "top_k": 5},
+    {"temperature": 5.0, "top_p": 0.99},
+    {"temperature": 5.0, "min_p": 1e-9},
+    {"temperature": 1e5, "top_k": 290, "top_p": 0.999999, "min_p": 1e-30},
+]
+
+
+@pytest.mark.parametrize("draw", DRAWS, ids=lambda draw: "+".join(draw) or "greedy")
+@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: "+".join(mask) or "none")
+def test_a_masked_token_is_never_drawn(mask: dict[str, Any], draw: dict[str, Any]) -> None:
+    logits = torch.zeros(400, 300)
     logits[:, 3:] = float("-inf")
-    rows = [make_row(n, seed=n, temperature=5.0, **params) for n in range(500)]
-    assert set(sample(logits, rows).values()) == {0, 1, 2}
+    rows = [make_row(n, output=[4], seed=n, **mask, **draw) for n in range(400)]
+    assert set(sample(logits, rows).values()) <= ({2} if mask else {0, 1, 2})
+
+
+def test_few_possible_tokens_are_not_searched_in_the_whole_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(1, 5000, generator=torch.Generator().manual_seed(0))
+    monkeypatch.delattr(torch.Tensor, "sort")
+    sample(logits, [make_row(temperature=1.0, top_k=50, top_p=0.9, allowed_token_ids=(3, 4, 5))])
 
 
 def test_tokens_that_tie_with_the_kth_are_kept_beyond_the_candidates() -> None:
@@ -172,7 +241,16 @@ def test_flat_top_p_looks_beyond_the_candidates() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3, "top_p": 0.5}])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 1.0, "top_k": 3, "top_p": 0.5},
+        {"temperature": 1.0, "min_p": 0.1, "num_log_probs": 4, "returns_generation_logits": True},
+        {"repetition_penalty": 1.3, "logit_bias": ((2, 1.0),), "bad_words": ((4,),)},
+    ],
+)
 def test_a_bad_row_fails_alone(bad: float, params: dict[str, Any]) -> None:
     logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(5))
     rows = [make_row(n, seed=n, **params) for n in range(3)]
@@ -185,7 +263,27 @@ def test_a_bad_row_fails_alone(bad: float, params: dict[str, Any]) -> None:
 
 def test_a_row_without_a_possible_token_fails() -> None:
     output = Sampler(20).sample(torch.full((1, 20), float("-inf")), [make_row(temperature=1.0)])
-    assert list(output.errors) == [0]
+    assert output.errors == {0: "the model's output for this request is not finite"}
+
+
+@pytest.mark.parametrize("draw", DRAWS, ids=lambda draw: "+".join(draw) or "greedy")
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"allowed_token_ids": (3,), "bad_words": ((3,),)},
+        {"allowed_token_ids": (3,), "min_tokens": 5, "stop_token_ids": (3,), "logit_bias": ((3, 5.0),)},
+        {"bad_words": tuple((n,) for n in range(20))},
+    ],
+)
+def test_a_row_that_excludes_every_token_fails_alone(params: dict[str, Any], draw: dict[str, Any]) -> None:
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(5))
+    mates = [make_row(0, seed=0, **draw), make_row(2, seed=2, **draw)]
+    expected = sample(logits[[0, 2]], mates)
+    output = Sampler(20).sample(logits, [mates[0], make_row(1, num_log_probs=2, **params, **draw), mates[1]])
+    assert output.sampled_token_ids == expected
+    assert list(output.errors) == [1]
+    assert "excludes every token" in output.errors[1]
+    assert not output.log_probs
 
 
 def test_no_rows() -> None:
