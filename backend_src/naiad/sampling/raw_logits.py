@@ -12,6 +12,8 @@ from naiad.outputs import ModelOutput, TokenLogProbs
 from naiad.sequence import Sequence
 
 NOT_FINITE = "the model's output for this request is not finite"
+# Logits whose logarithms are made at once: bounds the memory, and stays in the cache on a CPU.
+_MAX_LOGITS = 1 << 18
 
 
 def float32_bytes(values: Tensor) -> bytes:
@@ -51,8 +53,9 @@ class RawLogits:
             if row.params.returns_generation_logits:
                 output.generation_logits[row.sequence_id] = float32_bytes(self.logits[index])
         asking = [index for index in kept if self.rows[index].params.num_log_probs >= 0]
-        if asking:
-            self._add_log_probs(asking, output)
+        size = max(1, _MAX_LOGITS // self.logits.shape[1])
+        for start in range(0, len(asking), size):
+            self._add_log_probs(asking[start : start + size], output)
 
     def _add_log_probs(self, asking: list[int], output: ModelOutput) -> None:
         rows = [self.rows[index] for index in asking]
