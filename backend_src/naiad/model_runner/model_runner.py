@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
+from naiad.model_runner.context_logits import context_logits
 from naiad.model_runner.device import (
     check_memory,
     default_kv_cache_bytes,
@@ -70,7 +73,8 @@ class ModelRunner:
 
         Returns:
             A token for every sequence with `samples`, or an error for every sequence whose
-            numbers are not finite; the others are untouched by it.
+            numbers are not finite or to which no token is possible; the others are untouched by
+            it. Log-probabilities and logits for sequences that ask for them.
         """
         if not output.scheduled:
             return ModelOutput({})
@@ -78,17 +82,18 @@ class ModelRunner:
         inputs = build_step_inputs(output, self._layout)
         hidden = self._model.forward(inputs.batch, self._pool.layers)
         errors = _rows_not_finite(hidden, inputs)
+        context = context_logits(inputs, hidden, self._model.logits, errors)
         chosen = [
             (end - 1, row.sequence)
             for end, row in zip(inputs.ends, inputs.rows, strict=True)
             if row.samples and row.sequence.sequence_id not in errors
         ]
         if not chosen:
-            return ModelOutput({}, errors)
+            return ModelOutput({}, errors, context_logits=context)
         last_rows = torch.tensor([index for index, _ in chosen], device=self.device)
         logits = self._model.logits(hidden.index_select(0, last_rows))
         sampled = self._sampler.sample(logits, [sequence for _, sequence in chosen])
-        return ModelOutput(sampled.sampled_token_ids, {**errors, **sampled.errors})
+        return replace(sampled, errors={**errors, **sampled.errors}, context_logits=context)
 
     @torch.inference_mode()
     def clear_blocks(self, block_ids: list[int]) -> None:

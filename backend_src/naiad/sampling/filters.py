@@ -1,4 +1,4 @@
-"""Top-k and top-p as one threshold per row.
+"""Top-k, top-p and min-p as one threshold per row.
 
 A token is kept if its logit is not below the threshold. So tokens that tie with the last one
 kept are kept too, and the kept set is a function of the row's logits alone, whatever order a
@@ -7,18 +7,52 @@ sort leaves ties in.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from naiad.sequence import SamplingParams
 
-def kept_threshold(values: Tensor, top_k: Tensor, top_p: Tensor, total_mass: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest value that each row keeps; top-p counts within what top-k leaves.
+
+@dataclass(slots=True, frozen=True)
+class Filters:
+    """The filters of some rows.
+
+    Attributes:
+        top_k: [num_rows] int64, 0 = off, at most the size of the vocabulary.
+        top_p: [num_rows] float64, 1 = off.
+        log_min_p: [num_rows] float64, the logarithm of min_p; -inf = off.
+        need_total_mass: a row has top-p without top-k.
+    """
+
+    top_k: Tensor
+    top_p: Tensor
+    log_min_p: Tensor
+    need_total_mass: bool
+
+    @classmethod
+    def of(cls, params: list[SamplingParams], vocab_size: int, device: torch.device) -> Filters:
+        """Gather those of each row."""
+        min_p = torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device)
+        return cls(
+            top_k=torch.tensor([min(p.top_k, vocab_size) for p in params], device=device),
+            top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
+            log_min_p=min_p.log_(),
+            need_total_mass=any(p.top_k == 0 and p.top_p < 1 for p in params),
+        )
+
+
+def kept_threshold(values: Tensor, filters: Filters, total_mass: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest value that each row keeps.
+
+    Top-p counts within what top-k leaves. Min-p compares with the best token, which both keep, so
+    it is the same before and after them.
 
     Args:
         values: [num_rows, width] float64, descending: the row's best scaled logits, less its
-            greatest one (so the first is 0).
-        top_k: [num_rows] int64, 0 = off, at most `width`.
-        top_p: [num_rows] float64, 1 = off.
+            greatest one (so the first is 0); `width` is at least every top-k.
+        filters: those of the rows.
         total_mass: [num_rows] float64: the sum of exp(value) over the row's whole vocabulary;
             used where top-p is on and top-k is off.
 
@@ -27,18 +61,20 @@ def kept_threshold(values: Tensor, top_k: Tensor, top_p: Tensor, total_mass: Ten
         [num_rows] bool: no token beyond `values` could be kept too or move it.
     """
     last = values[:, -1:]
-    has_top_k = (top_k > 0).unsqueeze(1)
-    has_top_p = (top_p < 1).unsqueeze(1)
-    kth = values.gather(1, (top_k - 1).clamp(min=0).unsqueeze(1))
+    has_top_k = (filters.top_k > 0).unsqueeze(1)
+    has_top_p = (filters.top_p < 1).unsqueeze(1)
+    kth = values.gather(1, (filters.top_k - 1).clamp(min=0).unsqueeze(1))
     by_top_k = torch.where(has_top_k, kth, last)
     masses = values.exp().masked_fill_(values < by_top_k, 0)
     cumulated = masses.cumsum(1)
     total = torch.where(has_top_k, cumulated[:, -1:], total_mass.unsqueeze(1))
     # A token is needed if the better ones do not have the mass yet; the best always is.
-    needed = cumulated - masses < top_p.unsqueeze(1) * total
+    needed = cumulated - masses < filters.top_p.unsqueeze(1) * total
     last_needed = (needed.sum(1, keepdim=True) - 1).clamp(min=0)
     by_top_p = torch.where(has_top_p, values.gather(1, last_needed), last)
-    threshold = torch.maximum(by_top_k, by_top_p)
-    # A tie with the k-th may go on beyond `values`, and then its mass is missing here.
-    is_final = (threshold > last) & (~has_top_k | (kth > last))
+    threshold = torch.maximum(torch.maximum(by_top_k, by_top_p), filters.log_min_p.unsqueeze(1))
+    # A tie with the k-th may go on beyond `values`, and then top-p's total lacks its mass.
+    knows_total = ~(has_top_k & has_top_p) | (kth > last)
+    # Beyond an impossible token there are only such.
+    is_final = ((threshold > last) & knows_total) | last.isneginf()
     return threshold, is_final.squeeze(1)

@@ -1,0 +1,40 @@
+"""Logits of prompt positions, for sequences that ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+import torch
+
+from naiad.model_runner.step_inputs import StepInputs
+from naiad.sampling.raw_logits import float32_bytes
+
+
+def context_logits(
+    inputs: StepInputs,
+    hidden: torch.Tensor,
+    compute_logits: Callable[[torch.Tensor], torch.Tensor],
+    failed: Container[int],
+) -> dict[int, bytes]:
+    """Those of the prompt positions that the step computed.
+
+    Args:
+        inputs: the step.
+        hidden: [num_tokens, hidden_size], what the model made of it.
+        compute_logits: [n, hidden_size] to [n, vocab_size].
+        failed: sequence ids whose numbers are not finite; they get nothing.
+
+    Returns:
+        sequence_id → little-endian float32 [n, vocab_size] of the positions `start` … end of the
+        step or of the prompt, for sequences that ask and have such positions in the step.
+    """
+    result = {}
+    for end, row in zip(inputs.ends, inputs.rows, strict=True):
+        sequence = row.sequence
+        num_positions = min(row.num_scheduled_tokens, sequence.num_prompt_tokens - row.start)
+        asks = sequence.params.returns_context_logits and num_positions > 0
+        if asks and sequence.sequence_id not in failed:
+            first = end - row.num_scheduled_tokens
+            logits = compute_logits(hidden[first : first + num_positions])
+            result[sequence.sequence_id] = float32_bytes(logits)
+    return result

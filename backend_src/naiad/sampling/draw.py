@@ -1,0 +1,127 @@
+"""Drawing one token for each row: temperature, top-k, top-p, min-p, then the Gumbel-max trick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from naiad.sampling.filters import Filters, kept_threshold
+from naiad.sampling.noise import gumbel_noise, noise_key
+from naiad.sequence import SamplingParams, Sequence
+
+# Best tokens looked at before a whole row is sorted; seldom do the filters keep more.
+_MIN_CANDIDATES = 256
+# So many times more are looked at next: a quarter of a sort's time.
+_MORE_CANDIDATES = 16
+# Logits whose noise is made at once: bounds the memory, and stays in the cache on a CPU.
+_MAX_NOISE = 1 << 18
+# Dividing by less would overflow; a token that is worse at all has no chance long before.
+_MIN_TEMPERATURE = 1e-30
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the best token is taken, so that there is nothing to draw."""
+    return params.temperature == 0 or params.top_k == 1
+
+
+def draw(logits: Tensor, best: Tensor, rows: list[Sequence], drawn: list[int], token_ids: Tensor) -> None:
+    """Draw for some rows the best of logit / temperature + noise.
+
+    Args:
+        logits: [num_rows, vocab_size] float32.
+        best: [num_rows] float32, each row's greatest logit, finite for those in `drawn`.
+        rows: the sequence of each row.
+        drawn: indices of the rows to draw for.
+        token_ids: [num_rows] int64; those of `drawn` are overwritten.
+    """
+    vocab_size = logits.shape[1]
+    filtered = [index for index in drawn if _is_filtered(rows[index].params)]
+    fewest = max([_MIN_CANDIDATES, *(2 * rows[i].params.top_k for i in filtered)])
+    # Rows that may keep more than the candidates show are done again with more.
+    for width in sorted({min(vocab_size, n) for n in (fewest, _MORE_CANDIDATES * fewest, vocab_size)}):
+        undecided: list[int] = []
+        for part in _parts(filtered, width):
+            row = _Rows.of(rows, part, logits, best)
+            chosen, is_decided = _draw_filtered(row, width)
+            token_ids[row.indices] = chosen
+            undecided += [index for index, ok in zip(part, is_decided, strict=True) if not ok]
+        filtered = undecided
+    free = [index for index in drawn if not _is_filtered(rows[index].params)]
+    for part in _parts(free, vocab_size):
+        row = _Rows.of(rows, part, logits, best)
+        token_ids[row.indices] = _draw_free(row)
+
+
+def _parts(indices: list[int], width: int) -> list[list[int]]:
+    size = max(1, _MAX_NOISE // width)
+    return [indices[start : start + size] for start in range(0, len(indices), size)]
+
+
+@dataclass(slots=True, frozen=True)
+class _Rows:
+    """Some rows of the batch: `logits` is [n, vocab_size], the other tensors [n, 1] or [n]."""
+
+    indices: Tensor
+    logits: Tensor
+    best: Tensor
+    temperature: Tensor
+    keys: Tensor
+    filters: Filters
+
+    @classmethod
+    def of(cls, rows: list[Sequence], indices: list[int], logits: Tensor, best: Tensor) -> _Rows:
+        """Gather the rows `indices` and their parameters."""
+        device = logits.device
+        params = [rows[index].params for index in indices]
+        keys = [noise_key(rows[index].params.seed, rows[index].num_tokens) for index in indices]
+        index = torch.tensor(indices, device=device)
+        temperature = torch.tensor([p.temperature for p in params], dtype=torch.float64, device=device)
+        return cls(
+            indices=index,
+            logits=logits[index],
+            best=best[index].unsqueeze(1),
+            temperature=temperature.clamp_(min=_MIN_TEMPERATURE).unsqueeze(1),
+            keys=torch.tensor(keys, device=device).unsqueeze(1),
+            filters=Filters.of(params, logits.shape[1], device),
+        )
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """These rows' logits less the best one, over temperature: float64, ≤ 0."""
+        return (logits.to(torch.float64) - self.best).div_(self.temperature)
+
+    def total_mass(self) -> Tensor:
+        """The sum of exp(scaled logit) over the vocabulary, [n] float64.
+
+        The summands are float32 for speed; their sum is float64, so that the order in which a
+        batch of another size is summed does not show.
+        """
+        scaled = (self.logits - self.best).div_(self.temperature.to(torch.float32))
+        return scaled.exp_().sum(1, dtype=torch.float64)
+
+
+def _draw_filtered(rows: _Rows, width: int) -> tuple[Tensor, list[bool]]:
+    """Draw among the best `width` tokens; says of which rows that was all that can be kept."""
+    vocab_size = rows.logits.shape[1]
+    if width < vocab_size:
+        best_logits, token_ids = rows.logits.topk(width, dim=1)
+    else:
+        best_logits, token_ids = rows.logits.sort(dim=1, descending=True)
+    values = rows.scaled(best_logits)
+    total_mass = rows.total_mass() if rows.filters.need_total_mass else torch.zeros_like(values[:, 0])
+    threshold, is_final = kept_threshold(values, rows.filters, total_mass)
+    scores = values + gumbel_noise(rows.keys, token_ids)
+    scores.masked_fill_(values < threshold, float("-inf"))
+    chosen = token_ids.gather(1, scores.argmax(dim=1, keepdim=True)).squeeze(1)
+    return chosen, (is_final | (width == vocab_size)).tolist()
+
+
+def _draw_free(rows: _Rows) -> Tensor:
+    """Draw among all tokens."""
+    token_ids = torch.arange(rows.logits.shape[1], device=rows.logits.device)
+    return gumbel_noise(rows.keys, token_ids).add_(rows.scaled(rows.logits)).argmax(dim=1)
+
+
+def _is_filtered(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0

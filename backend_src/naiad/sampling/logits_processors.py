@@ -1,0 +1,52 @@
+"""Changes to logits that requests ask for, in the one order in which they are applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from naiad.sampling.masks import AllowedTokens, BadWords, MinTokens
+from naiad.sampling.penalties import CountPenalties, LogitBias, RepetitionPenalty
+from naiad.sequence import SamplingParams, Sequence
+
+
+class LogitsProcessor(Protocol):
+    """One kind of change. It keeps nothing of a row: a row may be computed again."""
+
+    def applies_to(self, params: SamplingParams) -> bool:
+        """Whether a row with these parameters is changed; asked in every step, so keep it short."""
+
+    def apply(self, logits: Tensor, rows: Mapping[int, Sequence]) -> None:
+        """Change some rows in place, each as if it were alone.
+
+        Args:
+            logits: [num_rows, vocab_size] float32, the whole batch.
+            rows: index in `logits` → sequence, of the rows to which it applies; at least one.
+        """
+
+
+# As in transformers. Masks come last: what is impossible stays so.
+LOGITS_PROCESSORS: tuple[LogitsProcessor, ...] = (
+    LogitBias(),
+    RepetitionPenalty(),
+    CountPenalties(),
+    BadWords(),
+    MinTokens(),
+    AllowedTokens(),
+)
+
+
+def apply_processors(processors: Iterable[LogitsProcessor], logits: Tensor, rows: list[Sequence]) -> None:
+    """Apply each processor to the rows that ask for it, in place.
+
+    Args:
+        processors: in order.
+        logits: [num_rows, vocab_size] float32.
+        rows: the sequence of each row.
+    """
+    for processor in processors:
+        chosen = {index: row for index, row in enumerate(rows) if processor.applies_to(row.params)}
+        if chosen:
+            processor.apply(logits, chosen)

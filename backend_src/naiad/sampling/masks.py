@@ -1,0 +1,72 @@
+"""Tokens that are impossible for a row: their logits become -inf, and nothing lifts that again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from naiad.sampling.param_tensors import ById, excluded_mask
+from naiad.sequence import SamplingParams, Sequence
+
+
+class BadWords:
+    """The last id of a bad word is impossible where the known tokens end with the ids before it.
+
+    As in transformers: the word may begin in the prompt.
+    """
+
+    def applies_to(self, params: SamplingParams) -> bool:
+        """Whether there are any."""
+        return bool(params.bad_words)
+
+    def apply(self, logits: Tensor, rows: Mapping[int, Sequence]) -> None:
+        """Mask, in place."""
+        _exclude(logits, {index: _completing(row) for index, row in rows.items()})
+
+
+class MinTokens:
+    """The stop ids are impossible until there are `min_tokens` new tokens."""
+
+    def applies_to(self, params: SamplingParams) -> bool:
+        """Whether both are set."""
+        return params.min_tokens > 0 and bool(params.stop_token_ids)
+
+    def apply(self, logits: Tensor, rows: Mapping[int, Sequence]) -> None:
+        """Mask, in place."""
+        short = {i: row for i, row in rows.items() if row.num_output_tokens < row.params.min_tokens}
+        _exclude(logits, {index: row.params.stop_token_ids for index, row in short.items()})
+
+
+class AllowedTokens:
+    """Only `allowed_token_ids` are possible."""
+
+    def applies_to(self, params: SamplingParams) -> bool:
+        """Whether there are any."""
+        return bool(params.allowed_token_ids)
+
+    def apply(self, logits: Tensor, rows: Mapping[int, Sequence]) -> None:
+        """Mask, in place."""
+        for index, row in rows.items():
+            mask = excluded_mask(ById(row.params.allowed_token_ids), logits.shape[1], logits.device)
+            logits[index].masked_fill_(mask, float("-inf"))
+
+
+def _completing(row: Sequence) -> Iterable[int]:
+    """The ids with which the next token would complete a bad word."""
+    known = row.token_ids
+    for word in row.params.bad_words:
+        prefix = word[:-1]
+        # The last id of the prefix decides nearly always: no slice is made for it.
+        if not prefix or (known[-1] == prefix[-1] and tuple(known[-len(prefix) :]) == prefix):
+            yield word[-1]
+
+
+def _exclude(logits: Tensor, excluded: Mapping[int, Iterable[int]]) -> None:
+    """Mask ids of rows; those outside of the vocabulary mask nothing."""
+    vocab_size = logits.shape[1]
+    places = [(index, i) for index, token_ids in excluded.items() for i in token_ids if 0 <= i < vocab_size]
+    if places:
+        row_indices, token_ids = torch.tensor(places, device=logits.device).unbind(1)
+        logits[row_indices, token_ids] = float("-inf")

@@ -1,0 +1,49 @@
+"""Tensors made of a request's long lists once, not in every step."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+# Each may take some bytes for every token of the vocabulary.
+_MAX_CACHED = 64
+
+
+class ById(Generic[T]):
+    """A key that is equal to another of the very same object, and hashes in no time.
+
+    The cache that holds a key holds its object too, so no other can have the same address.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        """Key of `value`."""
+        self.value = value
+
+    def __hash__(self) -> int:
+        """By address."""
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are keys of one object."""
+        return isinstance(other, ById) and self.value is other.value
+
+
+@lru_cache(_MAX_CACHED)
+def bias_tensors(key: ById[tuple[tuple[int, float], ...]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ids [n] int64 and values [n] float32 of (id, value) pairs, at least one; not to be written."""
+    token_ids, values = zip(*key.value, strict=True)
+    return torch.tensor(token_ids, device=device), torch.tensor(values, dtype=torch.float32, device=device)
+
+
+@lru_cache(_MAX_CACHED)
+def excluded_mask(key: ById[tuple[int, ...]], vocab_size: int, device: torch.device) -> Tensor:
+    """[vocab_size] bool: the ids that are not listed; not to be written."""
+    mask = torch.ones(vocab_size, dtype=torch.bool, device=device)
+    mask[torch.tensor(key.value, device=device)] = False
+    return mask

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from naiad.sampling.filters import Filters, kept_threshold
+from naiad.sequence import SamplingParams
+
+VOCAB_SIZE = 400
+SETTINGS = list(
+    itertools.product((0.4, 1.0, 2.5), (0, 1, 7, 120), (1.0, 0.95, 0.5, 0.05), (0.0, 0.02, 0.3, 1.0))
+)
+
+
+def theirs(logits: Tensor, params: SamplingParams) -> Tensor:
+    """[vocab_size] bool: what transformers keeps, in float64."""
+    processors = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
+    if params.top_k:
+        processors.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        processors.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        processors.append(MinPLogitsWarper(params.min_p))
+    return processors(torch.zeros(1, 1, dtype=torch.int64), logits[None].double())[0].isfinite()
+
+
+def ours(logits: Tensor, params: list[SamplingParams], width: int) -> tuple[Tensor, Tensor]:
+    """What is kept of each row, [num_rows, vocab_size] bool, and whether that is final, [num_rows]."""
+    temperature = torch.tensor([[p.temperature] for p in params], dtype=torch.float64)
+    scaled = (logits.double() - logits.double().amax(1, keepdim=True)) / temperature
+    values = scaled.sort(dim=1, descending=True).values[:, :width]
+    filters = Filters.of(params, logits.shape[1], torch.device("cpu"))
+    threshold, is_final = kept_threshold(values, filters, scaled.exp().sum(1))
+    return scaled >= threshold, is_final
+
+
+def make_params() -> list[SamplingParams]:
+    return [
+        SamplingParams(max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        for temperature, top_k, top_p, min_p in SETTINGS
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_kept_sets_of_a_mixed_batch_are_those_of_transformers(seed: int) -> None:
+    params = make_params()
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(params), VOCAB_SIZE, generator=generator, dtype=torch.float64) * 3
+    kept, _ = ours(logits, params, VOCAB_SIZE)
+    expected = torch.stack([theirs(row, each) for row, each in zip(logits, params, strict=True)])
+    assert torch.equal(kept, expected)
+
+
+def test_a_final_set_of_the_best_tokens_is_that_of_the_whole_row() -> None:
+    params = make_params()
+    # Ties, and impossible tokens.
+    logits = torch.randn(len(params), VOCAB_SIZE, generator=torch.Generator().manual_seed(7)) * 3
+    logits = (logits * 2).round() / 2
+    logits[::3, 100:] = float("-inf")
+    expected, _ = ours(logits, params, VOCAB_SIZE)
+    kept, is_final = ours(logits, params, 240)
+    assert torch.equal(kept[is_final], expected[is_final])
+    assert 0.5 < is_final.float().mean() < 1
+
+
+def test_the_mass_that_top_p_keeps_is_minimal() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(200, VOCAB_SIZE, generator=generator) * 2
+    shares = torch.linspace(0.01, 0.999, 200, dtype=torch.float64).tolist()
+    params = [SamplingParams(max_tokens=1, temperature=1.0, top_p=share) for share in shares]
+    kept, _ = ours(logits, params, VOCAB_SIZE)
+    probabilities = logits.double().softmax(1)
+    for row, mask, share in zip(probabilities, kept, shares, strict=True):
+        mass = row[mask].sum()
+        assert mass >= share - 1e-12
+        assert mass - row[mask].min() < share
+        assert row[mask].min() > row[~mask].max()
