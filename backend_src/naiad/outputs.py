@@ -73,6 +73,8 @@ class ModelOutput:
             the logits of the step's prompt positions, for sequences that asked.
         generation_logits: sequence_id → little-endian float32 `[vocab_size]`, the model's own at
             the new id's place, for sequences that asked.
+        candidates: sequence_id → (id, log-probability) of the best tokens, best first, for beams;
+            of the logits' softmax after all processors. A beam has no sampled id.
     """
 
     sampled_token_ids: dict[int, int]
@@ -80,6 +82,7 @@ class ModelOutput:
     log_probs: dict[int, TokenLogProbs] = field(default_factory=dict)
     context_logits: dict[int, bytes] = field(default_factory=dict)
     generation_logits: dict[int, bytes] = field(default_factory=dict)
+    candidates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
 
 
 class RequestOutput(msgspec.Struct, array_like=True):

@@ -54,6 +54,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         returns_context_logits: logits of every prompt position go into the output.
         returns_generation_logits: logits from which each new token was drawn go into the output.
         priority: smaller is served first.
+        num_candidates: > 0: a beam. Nothing is drawn; the so many best tokens are chosen from.
     """
 
     max_tokens: int
@@ -75,6 +76,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     returns_context_logits: bool = False
     returns_generation_logits: bool = False
     priority: int = 0
+    num_candidates: int = 0
 
     @property
     def has_penalties(self) -> bool:
@@ -100,6 +102,18 @@ class TextContext(msgspec.Struct, frozen=True, kw_only=True):
     includes_stop_string: bool = False
 
 
+class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
+    """A search for the best texts, as wide as the request has sequences.
+
+    Attributes:
+        length_penalty: exponent of the length that a text's score is divided by.
+        stops_early: end as soon as enough texts have ended.
+    """
+
+    length_penalty: float = 1.0
+    stops_early: bool = False
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One row as it is handed to the engine.
 
@@ -112,6 +126,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
             fair share of the engine.
         sibling_ids: further sequences from the same prompt, each with its own id and noise; the
             prompt is computed once.
+        beam: the sequences are the results of one search, the best first; each has one output.
     """
 
     sequence_id: int
@@ -121,6 +136,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     cache_salt: str = ""
     sibling_ids: tuple[int, ...] = ()
+    beam: BeamParams | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from helpers.fake_runner import FakeRunner, next_token
+from helpers.fake_runner import FakeRunner, next_candidates, next_token
 from naiad.engine import Engine
+from naiad.engine.live_sequence import TextState
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache
-from naiad.live_sequence import TextState
 from naiad.outputs import RequestOutput
+from naiad.sampling.beam_search import Beam, BeamRules, BeamSearch
 from naiad.scheduler.invariants import check_invariants
 from naiad.scheduler.policies import SchedulingPolicy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
-from naiad.sequence import EngineRequest, FinishReason, SamplingParams, TextContext
+from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams, TextContext
 
 
 class EngineDrive:
@@ -53,6 +54,7 @@ class EngineDrive:
         timeout_s: float | None = None,
         cache_salt: str = "",
         sibling_ids: tuple[int, ...] = (),
+        beam: BeamParams | None = None,
     ) -> None:
         self.engine.add_request(
             EngineRequest(
@@ -63,6 +65,7 @@ class EngineDrive:
                 timeout_s=timeout_s,
                 cache_salt=cache_salt,
                 sibling_ids=sibling_ids,
+                beam=beam,
             )
         )
         for each in (sequence_id, *sibling_ids):
@@ -106,3 +109,13 @@ def solo_tokens(prompt: list[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         tokens.append(next_token(tokens))
     return tokens[len(prompt) :]
+
+
+def solo_beams(prompt: list[int], rules: BeamRules) -> list[Beam]:
+    """What a search after `prompt` gives, computed without any engine."""
+    search = BeamSearch(rules)
+    is_over = False
+    while not is_over:
+        rows = [next_candidates([*prompt, *beam.token_ids], rules.num_candidates) for beam in search.running]
+        is_over = search.advance(rows) is None
+    return search.best()

@@ -20,6 +20,14 @@ def next_token(prefix: list[int], vocab_size: int = 50) -> int:
     return zlib.crc32(bytes(token % 251 for token in prefix) + str(len(prefix)).encode()) % vocab_size
 
 
+def next_candidates(prefix: list[int], num: int, vocab_size: int = 50) -> list[tuple[int, float]]:
+    """The fake model's best next tokens with their log-probabilities, best first."""
+    scores = [
+        (zlib.crc32(bytes([*(t % 251 for t in prefix), each])) % 100_003, each) for each in range(vocab_size)
+    ]
+    return [(token_id, -1e-4 * score) for score, token_id in sorted(scores)[:num]]
+
+
 class FakeRunner:
     """Writes each step's ids into the rows' slots and reads the prefix back through the block table.
 
@@ -58,6 +66,10 @@ class FakeRunner:
             elif row.samples:
                 prefix = self._read(row.sequence)
                 assert prefix == row.sequence.token_ids
+                num_candidates = row.sequence.params.num_candidates
+                if num_candidates:
+                    result.candidates[sequence_id] = next_candidates(prefix, num_candidates)
+                    continue
                 result.sampled_token_ids[sequence_id] = next_token(prefix, self.model_config.vocab_size)
             self._add_details(row, result)
         return result

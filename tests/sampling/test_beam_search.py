@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from helpers.tiny_models import make_tiny_model
-from naiad.sampling.beam_search import Beam, BeamRules, BeamSearch, Candidate
+from naiad.sampling.beam_search import Beam, BeamRules, BeamSearch
 
 
 def make_table(seed: int, vocab_size: int = 12) -> list[list[float]]:
@@ -28,7 +28,7 @@ def search(table: list[list[float]], rules: BeamRules) -> list[Beam]:
         for beam in beams.running:
             row = table[beam.token_ids[-1] if beam.token_ids else -1]
             best = sorted(range(len(row)), key=lambda token_id: -row[token_id])[: rules.num_candidates]
-            candidates.append([Candidate(token_id, row[token_id]) for token_id in best])
+            candidates.append([(token_id, row[token_id]) for token_id in best])
         if beams.advance(candidates) is None:
             return beams.best()
 
@@ -39,7 +39,7 @@ def all_texts(table: list[list[float]], rules: BeamRules) -> list[Beam]:
     while open_beams:
         beam = open_beams.pop()
         for token_id, log_prob in enumerate(table[beam.token_ids[-1] if beam.token_ids else -1]):
-            longer = beam.longer(Candidate(token_id, log_prob))
+            longer = beam.longer((token_id, log_prob))
             is_stopped = token_id in rules.stop_token_ids
             if is_stopped or len(longer.token_ids) == rules.max_tokens:
                 score = longer.sum_log_probs / len(longer.token_ids) ** rules.length_penalty
@@ -102,9 +102,7 @@ def test_beams_and_scores_are_those_of_transformers(
             with torch.inference_mode():
                 logits = tiny_model(torch.tensor([[*prompt, *beam.token_ids]])).logits[0, -1]
             best = logits.float().log_softmax(-1).topk(rules.num_candidates)
-            candidates.append(
-                [Candidate(i, p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-            )
+            candidates.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
         is_over = beams.advance(candidates) is None
     made = [list(beam.token_ids) for beam in beams.best()]
     wanted = [ids[len(prompt) :] for ids in expected.sequences.tolist()]

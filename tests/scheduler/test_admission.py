@@ -6,7 +6,7 @@ from naiad.errors import InvalidRequestError
 from naiad.scheduler.admission import AdmissionLimits
 from naiad.sequence import EngineRequest, SamplingParams
 
-LIMITS = AdmissionLimits(max_model_len=8, vocab_size=100)
+LIMITS = AdmissionLimits(max_model_len=8, vocab_size=100, max_num_seqs=4, num_blocks=6, block_size=4)
 
 
 def make_request(prompt: list[int], max_tokens: int = 1) -> EngineRequest:

@@ -93,13 +93,13 @@ class KVCacheManager:
         return num_cached
 
     def fork(self, sequence: Sequence, donor: Sequence) -> int | None:
-        """Like `admit`, from a donor that has computed all tokens the sequence knows.
+        """Like `admit`, from a donor that has computed all tokens the sequence knows, but its last.
 
         Full blocks are shared. The last block, in which both will go on writing, is copied; the
         sequence computes its last known token again, for the logits.
         """
         assert not sequence.block_table
-        assert donor.num_computed_tokens >= sequence.num_tokens
+        assert donor.num_computed_tokens >= sequence.num_tokens - 1
         num_cached = sequence.num_tokens - 1
         num_full = num_cached // self._block_size
         shared = donor.block_table[:num_full]

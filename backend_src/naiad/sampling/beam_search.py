@@ -8,18 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One way to lengthen a beam.
-
-    Attributes:
-        token_id: the token.
-        log_prob: natural logarithm of its probability, after all logits processors.
-    """
-
-    token_id: int
-    log_prob: float
+Candidate = tuple[int, float]
+"""A token id and the natural logarithm of its probability, after all logits processors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +32,8 @@ class Beam:
 
     def longer(self, candidate: Candidate) -> Beam:
         """This beam and one more token."""
-        return Beam(
-            (*self.token_ids, candidate.token_id),
-            (*self.log_probs, candidate.log_prob),
-            self.sum_log_probs + candidate.log_prob,
-        )
+        token_id, log_prob = candidate
+        return Beam((*self.token_ids, token_id), (*self.log_probs, log_prob), self.sum_log_probs + log_prob)
 
 
 @dataclass(frozen=True, slots=True)

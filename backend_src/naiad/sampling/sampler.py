@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from naiad.outputs import ModelOutput
+from naiad.sampling.candidates import add_candidates, normalize
 from naiad.sampling.draw import draw, is_greedy
 from naiad.sampling.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, apply_processors
 from naiad.sampling.raw_logits import NOT_FINITE, RawLogits
-from naiad.sequence import Sequence
+from naiad.sequence import SamplingParams, Sequence
 
 _NOTHING_LEFT = (
     "no token is possible for this request: what it asks for "
@@ -53,17 +54,21 @@ class Sampler:
         if not rows:
             return ModelOutput({})
         raw = RawLogits.of(logits, rows)
+        beams = [index for index, row in enumerate(rows) if row.params.num_candidates]
+        normalize(logits, beams)
         apply_processors(self._processors, logits, rows)
         token_ids = _first_best(logits)
         best = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
         # The maximum is NaN, +inf or -inf exactly if the row can not be used.
         usable = best.isfinite().tolist()
-        drawn = [index for index, row in enumerate(rows) if usable[index] and not is_greedy(row.params)]
+        drawn = [index for index, row in enumerate(rows) if usable[index] and _is_drawn(row.params)]
         if drawn:
             draw(logits, best, rows, drawn, token_ids)
         output = self._output(rows, best, usable, token_ids.tolist())
         if raw is not None:
             raw.add_to(output)
+        if beams:
+            add_candidates(logits, rows, beams, output)
         return output
 
     def _output(
@@ -82,6 +87,10 @@ class Sampler:
     def _why_unusable(self, row: Sequence, best: float) -> str:
         is_changed = any(processor.applies_to(row.params) for processor in self._processors)
         return _NOTHING_LEFT if best == float("-inf") and is_changed else NOT_FINITE
+
+
+def _is_drawn(params: SamplingParams) -> bool:
+    return not params.num_candidates and not is_greedy(params)
 
 
 def _first_best(logits: Tensor) -> Tensor:

@@ -15,10 +15,15 @@ class AdmissionLimits:
     Attributes:
         max_model_len: prompt + output tokens of a sequence; so many fit the KV cache.
         vocab_size: ids are in [0, vocab_size).
+        max_num_seqs: sequences that run at the same time.
+        num_blocks, block_size: the KV cache.
     """
 
     max_model_len: int
     vocab_size: int
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
 
     def check(self, request: EngineRequest) -> None:
         """Refuse what can never be served.
@@ -41,3 +46,20 @@ class AdmissionLimits:
                 )
         if request.params.max_tokens < 1:
             raise InvalidRequestError(f"max_tokens = {request.params.max_tokens}: expected at least 1")
+        if request.beam is not None:
+            self._check_beams(request)
+
+    def _check_beams(self, request: EngineRequest) -> None:
+        """All beams of a search run at the same time: they fit if nothing else is there."""
+        width = 1 + len(request.sibling_ids)
+        if width > self.max_num_seqs:
+            raise InvalidRequestError(
+                f"beam_width = {width}: expected at most max_num_seqs = {self.max_num_seqs}"
+            )
+        num_tokens = min(len(request.prompt_token_ids) + request.params.max_tokens, self.max_model_len)
+        num_blocks = width * -(-num_tokens // self.block_size)
+        if num_blocks > self.num_blocks:
+            raise InvalidRequestError(
+                f"beam_width = {width}: {width} beams of {num_tokens} tokens may need {num_blocks} blocks "
+                f"of the KV cache, expected at most {self.num_blocks}"
+            )

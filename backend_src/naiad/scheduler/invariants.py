@@ -36,7 +36,9 @@ def _check_sequences(scheduler: Scheduler) -> None:
     assert scheduler.waiting.num_tokens == sum(s.num_tokens for s in scheduler.waiting)
     for sequence in scheduler.running:
         assert sequence.status is SequenceStatus.RUNNING
-        assert 0 <= sequence.num_computed_tokens < sequence.num_tokens
+        # A beam that waits for the others of its search misses nothing.
+        num_most = sequence.num_tokens - (sequence.params.num_candidates == 0)
+        assert 0 <= sequence.num_computed_tokens <= num_most
     for sequence in scheduler.waiting:
         assert sequence.status is SequenceStatus.WAITING
         assert sequence.num_computed_tokens == 0

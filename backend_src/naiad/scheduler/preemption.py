@@ -11,6 +11,10 @@ Why little is computed twice. Nobody is admitted in a step that had to preempt f
 is admitted without room for all its known tokens, and one that was preempted comes back only if a
 block is left over for each that runs: until it is preempted again some other sequence has filled a
 whole block. What it loses is at most its own tokens, less what the prefix cache still holds.
+
+Beams of one search wait for each other, and admission lets in only searches that fit the cache
+and the slots alone. If all that run wait, the smallest rank in the queue takes what it needs from
+larger ranks: it belongs to the first search, which fits.
 """
 
 from __future__ import annotations
@@ -55,35 +59,55 @@ def choose_for_blocks(running: list[Sequence], tenants: Tenants, max_num_seqs: i
     return running[-1]
 
 
-def choose_for_first(state: SchedulerState) -> list[Sequence]:
-    """The running sequences that give way to the first in the queue.
+def all_wait(running: list[Sequence]) -> bool:
+    """Whether nobody can go on: all that run are beams that wait for others of their search."""
+    return all(sequence.num_computed_tokens == sequence.num_tokens for sequence in running)
+
+
+def num_spare_blocks(running: list[Sequence], sequence: Sequence) -> int:
+    """Free blocks that have to be left over when a sequence is admitted."""
+    if sequence.num_preemptions == 0 or all_wait(running):
+        return 0
+    return len(running)
+
+
+def choose_for_first(state: SchedulerState, first: Sequence) -> list[Sequence]:
+    """The running sequences that give way to the one that is admitted next.
 
     Of its own tenant those the policy lets it preempt; of others, if its tenant has less than its
-    share of the slots, those that their tenant has beyond its own share.
+    share of the slots, those that their tenant has beyond its own share. If nobody can go on
+    otherwise, all with larger ranks.
 
     Returns:
-        The fewest that let it in, the largest ranks first; none if it has room, or if all of them
-        would not be enough.
+        The fewest that let it in, the largest ranks first; none if it has room, or, unless nobody
+        can go on, if all of them would not be enough.
     """
-    first = state.waiting.first()
-    has_slot = len(state.running) < state.limits.max_num_seqs
-    if len(state.tenants) == 1 and rank_key(first) > rank_key(state.running[-1]):
+    running = state.running
+    if not running or (len(state.tenants) == 1 and rank_key(first) > rank_key(running[-1])):
         return []
-    num_missing_blocks = state.kv_cache.num_blocks_to_admit(first) - state.kv_cache.num_free_blocks
-    if first.num_preemptions:
-        num_missing_blocks += len(state.running)
+    is_stuck = all_wait(running)
+    has_slot = len(running) < state.limits.max_num_seqs
+    num_missing_blocks = (
+        state.kv_cache.num_blocks_to_admit(first)
+        + num_spare_blocks(running, first)
+        - state.kv_cache.num_free_blocks
+    )
     chosen: list[Sequence] = []
     num_taken: dict[str, int] = {}
-    for sequence in reversed(state.running):
+    for sequence in reversed(running):
         if has_slot and num_missing_blocks <= 0:
             return chosen
-        if not _gives_way(state, first, sequence, num_taken.get(sequence.cache_salt, 0)):
+        salt = sequence.cache_salt
+        if is_stuck and rank_key(first) > rank_key(sequence):
+            continue
+        if not is_stuck and not _gives_way(state, first, sequence, num_taken.get(salt, 0)):
             continue
         chosen.append(sequence)
-        num_taken[sequence.cache_salt] = num_taken.get(sequence.cache_salt, 0) + 1
+        num_taken[salt] = num_taken.get(salt, 0) + 1
         num_missing_blocks -= state.kv_cache.num_exclusive_blocks(sequence)
         has_slot = True
-    return chosen if has_slot and num_missing_blocks <= 0 else []
+    # Blocks that two of them share are free when both are gone, and have not been counted.
+    return chosen if is_stuck or (has_slot and num_missing_blocks <= 0) else []
 
 
 def _gives_way(state: SchedulerState, first: Sequence, running: Sequence, num_taken: int) -> bool:

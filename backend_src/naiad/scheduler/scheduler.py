@@ -13,7 +13,7 @@ import bisect
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
 from naiad.scheduler.policies import FirstComeFirstServed, SchedulingPolicy
-from naiad.scheduler.preemption import choose_for_blocks, choose_for_first
+from naiad.scheduler.preemption import all_wait, choose_for_blocks, choose_for_first, num_spare_blocks
 from naiad.scheduler.step_budget import SchedulerLimits, StepBudget
 from naiad.scheduler.tenants import Tenants
 from naiad.scheduler.waiting_queue import WaitingQueue, rank_key
@@ -62,27 +62,47 @@ class Scheduler:
         self.tenants.leave(sequence)
         sequence.status = SequenceStatus.FINISHED
 
+    def take_over(self, sequence: Sequence, donor: Sequence, token_id: int) -> None:
+        """Let a running sequence go on where another one is, with a token of its own.
+
+        Args:
+            sequence: gives up its own past.
+            donor: runs, and all it knew has been computed; it may know one token more by now.
+            token_id: follows what the donor has computed.
+        """
+        self.kv_cache.free(sequence)
+        sequence.token_ids = [*donor.token_ids[: donor.num_computed_tokens], token_id]
+        num_cached_tokens = self.kv_cache.fork(sequence, donor)
+        if num_cached_tokens is None:
+            self._preempt(sequence)
+        else:
+            sequence.num_computed_tokens = num_cached_tokens
+
     def schedule(self) -> SchedulerOutput:
         """Choose the next step's work. Every row's blocks are there when it returns."""
         has_preempted = self._secure_blocks()
-        if not has_preempted:
-            self._make_room()
+        first = None if has_preempted or not self.waiting else self._first_waiting()
+        if first is not None:
+            for victim in choose_for_first(self, first):
+                self._preempt(victim)
         rows: list[ScheduledSequence] = []
         behind: list[Sequence] = []
         budget = StepBudget(self.limits)
         # One token each first: no long prompt may hold up those that stream.
         for sequence in self.running:
-            if len(sequence.token_ids) - sequence.num_computed_tokens > 1:
+            num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
+            if num_missing > 1:
                 behind.append(sequence)
-            else:
+            elif num_missing == 1:
                 self._spend(budget, sequence, rows)
-        self._catch_up(budget, behind, rows, may_admit=not has_preempted)
+        self._catch_up(budget, behind, rows, first)
         return SchedulerOutput(rows, self.kv_cache.take_copies())
 
     def update(self, scheduled: SchedulerOutput, output: ModelOutput) -> None:
         """Book a computed step: KV is in the cache, sampled ids are known tokens.
 
-        Rows that failed are left as they are, for the caller to remove.
+        Beams learn their next token elsewhere. Rows that failed are left as they are, for the
+        caller to remove.
         """
         errors, sampled = output.errors, output.sampled_token_ids
         for row in scheduled.scheduled:
@@ -90,7 +110,7 @@ class Scheduler:
             if errors and sequence.sequence_id in errors:
                 continue
             sequence.num_computed_tokens += row.num_scheduled_tokens
-            if row.samples:
+            if row.samples and not sequence.params.num_candidates:
                 sequence.token_ids.append(sampled[sequence.sequence_id])
 
     def _secure_blocks(self) -> bool:
@@ -116,11 +136,15 @@ class Scheduler:
             self._preempt(victim)
         return self.num_preemptions > num_before
 
-    def _make_room(self) -> None:
-        """Preempt those that must give way to the first in the queue, if that lets it in."""
-        if self.waiting and self.running:
-            for victim in choose_for_first(self):
-                self._preempt(victim)
+    def _first_waiting(self) -> Sequence:
+        """Who is admitted next.
+
+        Beams wait for each other. If all that run do, because some of theirs are in the queue,
+        the smallest rank goes first whoever its tenant is: then some search advances.
+        """
+        if self.running and all_wait(self.running):
+            return min(self.waiting, key=rank_key)
+        return self.waiting.first()
 
     def _preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to the queue; what the cache loses is computed again."""
@@ -153,7 +177,11 @@ class Scheduler:
             self.tenants.of(sequence).num_served_tokens += num_tokens
 
     def _catch_up(
-        self, budget: StepBudget, behind: list[Sequence], rows: list[ScheduledSequence], may_admit: bool
+        self,
+        budget: StepBudget,
+        behind: list[Sequence],
+        rows: list[ScheduledSequence],
+        first: Sequence | None,
     ) -> None:
         """Spend what is left on those that run and miss several tokens, and on those that wait.
 
@@ -161,16 +189,16 @@ class Scheduler:
         """
         behind.sort(key=self._order)
         while not budget.is_spent:
-            if may_admit and self.waiting:
-                first = self.waiting.first()
-                if not behind or self._order(first) < self._order(behind[0]):
-                    may_admit = self._admit(first)
-                    if may_admit:
-                        self._spend(budget, first, rows)
-                    continue
-            if not behind:
+            if first is not None and (not behind or self._order(first) < self._order(behind[0])):
+                if self._admit(first):
+                    self._spend(budget, first, rows)
+                    first = self.waiting.first() if self.waiting else None
+                else:
+                    first = None
+            elif behind:
+                self._spend(budget, behind.pop(0), rows)
+            else:
                 break
-            self._spend(budget, behind.pop(0), rows)
 
     def _order(self, sequence: Sequence) -> tuple[int, float, int]:
         """Between tenants the one served least, within a tenant the rank."""
@@ -186,12 +214,11 @@ class Scheduler:
             return False
         donor = sequence.donor
         if donor is not None and donor.status is SequenceStatus.RUNNING and sequence.num_preemptions == 0:
-            if donor.num_computed_tokens < sequence.num_tokens:
+            if donor.num_computed_tokens < sequence.num_tokens - 1:
                 return False
             num_cached_tokens = self.kv_cache.fork(sequence, donor)
         else:
-            num_spare = len(self.running) if sequence.num_preemptions else 0
-            num_cached_tokens = self.kv_cache.admit(sequence, num_spare)
+            num_cached_tokens = self.kv_cache.admit(sequence, num_spare_blocks(self.running, sequence))
         if num_cached_tokens is None:
             return False
         self.waiting.remove(sequence)

@@ -5,31 +5,18 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Protocol
 
 import msgspec
 
-from naiad.config import EngineConfig
+from naiad.engine.beam_groups import BeamGroups
+from naiad.engine.live_sequence import LiveSequence, TextState
+from naiad.engine.step_runner import StepRunner, VocabularyInfo
 from naiad.errors import InternalError, NaiadError, UnavailableError
-from naiad.kv_cache.kv_cache_manager import KVCacheManager
-from naiad.kv_cache.prefix_cache import PrefixCache
-from naiad.live_sequence import LiveSequence, TextState
-from naiad.model_runner import ModelRunner
-from naiad.outputs import (
-    EngineStats,
-    ModelOutput,
-    RequestOutput,
-    ScheduledSequence,
-    SchedulerOutput,
-    error_output,
-)
+from naiad.outputs import EngineStats, ModelOutput, RequestOutput, ScheduledSequence, error_output
 from naiad.sampling.noise import sibling_seed
 from naiad.sampling.stop_checker import check_stop
 from naiad.scheduler.admission import AdmissionLimits
-from naiad.scheduler.policies import make_policy
 from naiad.scheduler.scheduler import Scheduler
-from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import (
     EngineRequest,
     FinishReason,
@@ -38,38 +25,6 @@ from naiad.sequence import (
     SequenceStatus,
     TextContext,
 )
-from naiad.tokenization.text_stream import TextStream
-from naiad.tokenization.token_table import TokenTable
-
-
-class VocabularyInfo(Protocol):
-    """What the engine's users need to know of the checkpoint; a `ModelConfig` has it."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids are in [0, vocab_size)."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Every id that ends a text."""
-
-
-class StepRunner(Protocol):
-    """What computes a step; `naiad.model_runner.ModelRunner` is one."""
-
-    @property
-    def model_config(self) -> VocabularyInfo:
-        """The checkpoint's configuration."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens of prompt and output together, at most."""
-
-    def run(self, output: SchedulerOutput) -> ModelOutput:
-        """Compute the rows: for each that samples an id or an error; other rows may fail too."""
-
-    def clear_blocks(self, block_ids: list[int]) -> None:
-        """Overwrite what a failed row has left in KV blocks: nothing of it may reach others."""
 
 
 class Engine:
@@ -100,8 +55,14 @@ class Engine:
         self._limits = AdmissionLimits(
             max_model_len=min(model_runner.max_model_len, kv_cache.num_blocks * kv_cache.block_size),
             vocab_size=model_runner.model_config.vocab_size,
+            max_num_seqs=scheduler.limits.max_num_seqs,
+            num_blocks=kv_cache.num_blocks,
+            block_size=kv_cache.block_size,
         )
         self._live: dict[int, LiveSequence] = {}
+        self._beams = BeamGroups(scheduler, text_state)
+        # Of sequences that have ended besides the one that was asked about.
+        self._late: list[RequestOutput] = []
         self._deadlines: list[tuple[float, int]] = []
         self._total_steps = 0
         self._total_prompt_tokens = 0
@@ -120,7 +81,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return self._scheduler.has_work
+        return self._scheduler.has_work or bool(self._late)
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -136,60 +97,71 @@ class Engine:
             InvalidRequestError: it can never be served; names the field and its value.
         """
         self._limits.check(request)
-        first = self._add_sequence(request, request.sequence_id, request.params, None)
+        assert self._live.keys().isdisjoint((request.sequence_id, *request.sibling_ids)), "an id is in use"
+        assert request.sequence_id < min(request.sibling_ids, default=request.sequence_id + 1)
+        first = self._make_sequence(request, request.sequence_id, request.params, None)
+        if request.beam is not None:
+            self._beams.add(request, first)
+            return
+        self._add_sequence(request, first)
         for index, sequence_id in enumerate(request.sibling_ids, 1):
             params = msgspec.structs.replace(
                 request.params,
                 seed=sibling_seed(request.params.seed, index),
                 returns_context_logits=False,
             )
-            self._add_sequence(request, sequence_id, params, first)
+            self._add_sequence(request, self._make_sequence(request, sequence_id, params, first))
 
-    def _add_sequence(
+    def _make_sequence(
         self, request: EngineRequest, sequence_id: int, params: SamplingParams, donor: Sequence | None
     ) -> Sequence:
-        assert sequence_id not in self._live, "the sequence id is in use"
-        assert donor is None or donor.sequence_id < sequence_id, "a sibling goes before the first sequence"
-        text = None
-        if request.text is not None:
-            assert self._text_state is not None, "this engine has no tokenizer"
-            text = self._text_state(request.text)
         now = self._clock() if donor is None else donor.arrival_s
-        sequence = Sequence(
+        deadline_s = None if request.timeout_s is None else now + request.timeout_s
+        if deadline_s is not None:
+            heapq.heappush(self._deadlines, (deadline_s, sequence_id))
+        return Sequence(
             sequence_id=sequence_id,
             token_ids=list(request.prompt_token_ids),
             num_prompt_tokens=len(request.prompt_token_ids),
             params=params,
             arrival_s=now,
-            deadline_s=None if request.timeout_s is None else now + request.timeout_s,
+            deadline_s=deadline_s,
             cache_salt=request.cache_salt,
             donor=donor,
         )
-        if sequence.deadline_s is not None:
-            heapq.heappush(self._deadlines, (sequence.deadline_s, sequence_id))
-        self._live[sequence_id] = LiveSequence(sequence, text)
+
+    def _add_sequence(self, request: EngineRequest, sequence: Sequence) -> None:
+        text = None
+        if request.text is not None:
+            assert self._text_state is not None, "this engine has no tokenizer"
+            text = self._text_state(request.text)
+        self._live[sequence.sequence_id] = LiveSequence(sequence, text)
         self._scheduler.add(sequence)
-        return sequence
 
     def abort(self, sequence_id: int) -> RequestOutput | None:
-        """End a sequence now; its blocks are free when this returns.
+        """End a sequence now, with a search all of it; its blocks are free when this returns.
 
         Returns:
             Its last output, which no step repeats; None if no such sequence lives.
         """
+        if sequence_id in self._beams:
+            outputs = {
+                each.sequence_id: each for each in self._beams.end(sequence_id, FinishReason.CANCELLED)
+            }
+            output = outputs.pop(sequence_id)
+            self._late += outputs.values()
+            return output
         live = self._live.get(sequence_id)
         return None if live is None else self._finish(live, FinishReason.CANCELLED)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step: at most one output for each sequence."""
-        outputs = self._expire()
+        outputs, self._late = self._late + self._expire(), []
         scheduled = self._scheduler.schedule()
         result = self._model_runner.run(scheduled) if scheduled.scheduled else ModelOutput({})
         self._scheduler.update(scheduled, result)
         for row in scheduled.scheduled:
-            output = self._output_of(row, result)
-            if output is not None:
-                outputs.append(output)
+            outputs += self._outputs_of(row, result)
         self._total_steps += 1
         return outputs
 
@@ -213,15 +185,34 @@ class Engine:
             total_generation_tokens=self._total_generation_tokens,
         )
 
-    def _output_of(self, row: ScheduledSequence, result: ModelOutput) -> RequestOutput | None:
-        live = self._live[row.sequence.sequence_id]
-        error = result.errors.get(row.sequence.sequence_id)
+    def _outputs_of(self, row: ScheduledSequence, result: ModelOutput) -> list[RequestOutput]:
+        sequence_id = row.sequence.sequence_id
+        if row.sequence.status is SequenceStatus.FINISHED:
+            return []  # a beam whose search has ended with another of its rows
+        error = result.errors.get(sequence_id)
         if error is not None:
             self._model_runner.clear_blocks(self._scheduler.kv_cache.retract(row.sequence))
-            return self._fail(live, InternalError(error))
+        if row.sequence.params.num_candidates:
+            return self._beam_outputs(row, result, error)
+        live = self._live[sequence_id]
+        if error is not None:
+            return [self._fail(live, InternalError(error))]
         if result.context_logits:
             live.take_context_logits(row, result)
-        return self._take_newest_token(live, result) if row.samples else None
+        output = self._take_newest_token(live, result) if row.samples else None
+        return [] if output is None else [output]
+
+    def _beam_outputs(
+        self, row: ScheduledSequence, result: ModelOutput, error: str | None
+    ) -> list[RequestOutput]:
+        sequence_id = row.sequence.sequence_id
+        if error is not None:
+            return self._beams.fail(sequence_id, InternalError(error))
+        outputs = self._beams.take(sequence_id, result) if row.samples else []
+        if outputs:
+            self._total_prompt_tokens += row.sequence.num_prompt_tokens
+            self._total_generation_tokens += sum(len(output.token_ids) for output in outputs)
+        return outputs
 
     def _take_newest_token(self, live: LiveSequence, result: ModelOutput) -> RequestOutput | None:
         """Send the token sampled last, or hold it back, or end the sequence with it.
@@ -251,21 +242,32 @@ class Engine:
 
     def _expire(self) -> list[RequestOutput]:
         """End the sequences whose deadline has passed."""
-        outputs = []
+        outputs: list[RequestOutput] = []
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline_s, sequence_id = heapq.heappop(self._deadlines)
             live = self._live.get(sequence_id)
-            if live is None:
+            if live is not None:
+                sequence = live.sequence
+            elif sequence_id in self._beams:
+                sequence = self._beams.first_sequence(sequence_id)
+            else:
                 continue
-            sequence = live.sequence
+            error = None
             if sequence.status is SequenceStatus.WAITING and sequence.num_preemptions == 0:
                 timeout_s = deadline_s - sequence.arrival_s
-                message = f"timeout: the request was not started within {timeout_s:.3f} s"
-                outputs.append(self._fail(live, UnavailableError(message)))
-            else:
-                outputs.append(self._finish(live, FinishReason.TIMEOUT))
+                error = UnavailableError(f"timeout: the request was not started within {timeout_s:.3f} s")
+            outputs += self._time_out(sequence_id, live, error)
         return outputs
+
+    def _time_out(
+        self, sequence_id: int, live: LiveSequence | None, error: NaiadError | None
+    ) -> list[RequestOutput]:
+        if live is None:
+            if error is not None:
+                return self._beams.fail(sequence_id, error)
+            return self._beams.end(sequence_id, FinishReason.TIMEOUT)
+        return [self._finish(live, FinishReason.TIMEOUT) if error is None else self._fail(live, error)]
 
     def _finish(self, live: LiveSequence, reason: FinishReason) -> RequestOutput:
         """End a sequence from outside; tokens held back are sent."""
@@ -281,21 +283,3 @@ class Engine:
     def _leave(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         del self._live[sequence.sequence_id]
-
-
-def build_engine(config: EngineConfig) -> Engine:
-    """The composition root: load the checkpoint, join the parts.
-
-    Raises:
-        StartupError: names what is wrong with configuration, checkpoint or machine, and the remedy.
-    """
-    token_table = TokenTable.from_directory(config.model_dir)
-    model_runner = ModelRunner(config)
-    prefix_cache = PrefixCache(config.block_size) if config.enable_prefix_caching else None
-    kv_cache = KVCacheManager(model_runner.num_blocks, config.block_size, prefix_cache)
-    policy = make_policy(config.scheduling_policy, config.priority_aging_ms / 1000)
-    # Every running sequence gets its next token in every step.
-    budget = model_runner.token_budget
-    num_tokens = max(budget.num_tokens, config.max_num_seqs)
-    limits = SchedulerLimits(config.max_num_seqs, num_tokens, budget.context_cost, budget.decode_cost)
-    return Engine(Scheduler(kv_cache, limits, policy), model_runner, partial(TextStream, token_table))

@@ -1,0 +1,37 @@
+"""What the engine needs of whatever computes a step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from naiad.outputs import ModelOutput, SchedulerOutput
+
+
+class VocabularyInfo(Protocol):
+    """What the engine's users need to know of the checkpoint; a `ModelConfig` has it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are in [0, vocab_size)."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends a text."""
+
+
+class StepRunner(Protocol):
+    """What computes a step; `naiad.model_runner.ModelRunner` is one."""
+
+    @property
+    def model_config(self) -> VocabularyInfo:
+        """The checkpoint's configuration."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together, at most."""
+
+    def run(self, output: SchedulerOutput) -> ModelOutput:
+        """Compute the rows: for each that samples an id or an error; other rows may fail too."""
+
+    def clear_blocks(self, block_ids: list[int]) -> None:
+        """Overwrite what a failed row has left in KV blocks: nothing of it may reach others."""

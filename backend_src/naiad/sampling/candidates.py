@@ -1,0 +1,45 @@
+"""What beams choose from: the best tokens of a row and their log-probabilities."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from naiad.outputs import ModelOutput
+from naiad.sampling.raw_logits import best_token_ids
+from naiad.sequence import Sequence
+
+
+def normalize(logits: Tensor, indices: list[int]) -> None:
+    """Make logits log-probabilities, in place: processors change those of beams, as in transformers.
+
+    Args:
+        logits: [num_rows, vocab_size] float32.
+        indices: of the beams' rows.
+    """
+    if indices:
+        index = torch.tensor(indices, device=logits.device)
+        logits[index] = logits[index].log_softmax(dim=1)
+
+
+def add_candidates(logits: Tensor, rows: list[Sequence], indices: list[int], output: ModelOutput) -> None:
+    """Replace the beams' sampled ids by their candidates.
+
+    Args:
+        logits: [num_rows, vocab_size] float32, processed.
+        rows: the sequence of each row.
+        indices: of the beams' rows.
+        output: beams that failed have no id in it.
+    """
+    kept = [index for index in indices if rows[index].sequence_id in output.sampled_token_ids]
+    if not kept:
+        return
+    chosen = logits[torch.tensor(kept, device=logits.device)]
+    num = min(max(rows[index].params.num_candidates for index in kept), chosen.shape[1])
+    token_ids = best_token_ids(chosen, num)
+    log_probs = chosen.gather(1, token_ids)
+    for index, ids, their_log_probs in zip(kept, token_ids.tolist(), log_probs.tolist(), strict=True):
+        sequence_id = rows[index].sequence_id
+        wanted = rows[index].params.num_candidates
+        del output.sampled_token_ids[sequence_id]
+        output.candidates[sequence_id] = list(zip(ids, their_log_probs, strict=True))[:wanted]

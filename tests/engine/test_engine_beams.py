@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import pytest
+
+from helpers.engine_drive import EngineDrive, solo_beams
+from naiad.engine.beam_groups import beam_rules
+from naiad.errors import InvalidRequestError
+from naiad.kv_cache.prefix_cache import PrefixCache
+from naiad.sampling.beam_search import Beam
+from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams, TextContext
+from naiad.tokenization.text_stream import TextStream
+from naiad.tokenization.token_table import TokenTable
+
+PROMPT = [7, 8, 9, 10, 11]
+TABLE = TokenTable([bytes([97 + n % 26, 65 + n // 26]) for n in range(50)], {}, frozenset())
+
+
+def expected_beams(prompt: list[int], params: SamplingParams, width: int, beam: BeamParams) -> list[Beam]:
+    request = EngineRequest(
+        sequence_id=0,
+        prompt_token_ids=prompt,
+        params=params,
+        sibling_ids=tuple(range(1, width)),
+        beam=beam,
+    )
+    return solo_beams(prompt, beam_rules(request))
+
+
+def outputs_of(beams: list[Beam]) -> list[list[int]]:
+    return [list(beam.token_ids[: len(beam.token_ids) - beam.is_stopped]) for beam in beams]
+
+
+@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("stop_ids", [(), (3, 17, 30, 41)])
+@pytest.mark.parametrize("budget", [1, 3, 64])
+def test_results_are_those_of_the_search_alone(width: int, stop_ids: tuple[int, ...], budget: int) -> None:
+    drive = EngineDrive(budget=budget, prefix_cache=PrefixCache(4))
+    params = SamplingParams(max_tokens=9, stop_token_ids=stop_ids, num_log_probs=0)
+    beam = BeamParams(length_penalty=0.8)
+    drive.add(1, PROMPT, params, sibling_ids=tuple(range(2, 1 + width)), beam=beam)
+    drive.add(9, PROMPT)
+    drive.run()
+    expected = expected_beams(PROMPT, params, width, beam)
+    ids = range(1, 1 + width)
+    assert [drive.tokens[each] for each in ids] == outputs_of(expected)
+    assert [drive.finals[each].cum_log_prob for each in ids] == [each.score for each in expected]
+    for each, wanted in zip(ids, expected, strict=True):
+        assert drive.reason(each) is (FinishReason.STOP if wanted.is_stopped else FinishReason.LENGTH)
+        log_probs = [details.log_prob for details in drive.finals[each].log_probs]
+        assert log_probs == list(wanted.log_probs[: len(drive.tokens[each])])
+
+
+def test_beams_share_the_blocks_of_what_they_have_in_common() -> None:
+    drive = EngineDrive(num_blocks=64)
+    params = SamplingParams(max_tokens=2)
+    drive.add(1, [5] * 40, params, sibling_ids=(2, 3, 4), beam=BeamParams())
+    drive.step()
+    drive.step()
+    assert drive.engine.stats().num_used_blocks == 0
+    assert [sum(count for _, count in step) for step in drive.runner.steps] == [40, 4]
+
+
+def test_a_search_survives_preemption_beside_others() -> None:
+    params = SamplingParams(max_tokens=12)
+    drive = EngineDrive(num_blocks=16, max_num_seqs=6)
+    for number in range(6):
+        drive.add(100 + number, [number] * 9, SamplingParams(max_tokens=14))
+    drive.add(1, PROMPT, params, sibling_ids=(2, 3), beam=BeamParams())
+    for number in range(6):
+        drive.add(200 + number, [number] * 7, SamplingParams(max_tokens=14))
+    drive.run()
+    assert drive.engine.stats().total_preemptions > 0
+    expected = expected_beams(PROMPT, params, 3, BeamParams())
+    assert [drive.tokens[each] for each in (1, 2, 3)] == outputs_of(expected)
+
+
+def test_searches_that_hold_each_other_up_all_end() -> None:
+    # Any two of them are too many for the cache.
+    drive = EngineDrive(num_blocks=12, block_size=2, max_num_seqs=8)
+    params = SamplingParams(max_tokens=7)
+    for number in range(6):
+        salt = "ab"[number % 2]
+        first = 10 * (number + 1)
+        drive.add(
+            first,
+            [number] * 1,
+            params,
+            sibling_ids=(first + 1, first + 2),
+            beam=BeamParams(),
+            cache_salt=salt,
+        )
+    drive.run(max_steps=2000)
+    assert drive.engine.stats().total_preemptions > 0
+    for number in range(6):
+        first = 10 * (number + 1)
+        expected = outputs_of(expected_beams([number], params, 3, BeamParams()))
+        assert [drive.tokens[first + each] for each in range(3)] == expected
+
+
+def test_cancelling_one_id_ends_the_search_and_each_id_once() -> None:
+    drive = EngineDrive()
+    drive.add(1, PROMPT, SamplingParams(max_tokens=50), sibling_ids=(2, 3), beam=BeamParams())
+    for _ in range(4):
+        drive.step()
+    drive.abort(2)
+    assert drive.engine.stats().num_used_blocks == 0
+    drive.run()
+    assert {drive.reason(each) for each in (1, 2, 3)} == {FinishReason.CANCELLED}
+
+
+def test_a_failed_beam_fails_its_search_alone() -> None:
+    drive = EngineDrive()
+    drive.add(1, PROMPT, SamplingParams(max_tokens=50), sibling_ids=(2, 3), beam=BeamParams())
+    drive.add(9, PROMPT)
+    for _ in range(3):
+        drive.step()
+    drive.runner.failing.add(3)
+    drive.run()
+    assert {drive.finals[each].error_message for each in (1, 2, 3)} == {"the row failed"}
+    assert drive.reason(9) is FinishReason.LENGTH
+
+
+def test_a_deadline_gives_the_best_so_far() -> None:
+    drive = EngineDrive()
+    params = SamplingParams(max_tokens=50)
+    drive.add(1, PROMPT, params, sibling_ids=(2, 3), beam=BeamParams(), timeout_s=1.0)
+    for _ in range(4):
+        drive.step()
+    drive.now += 2.0
+    drive.run()
+    assert {drive.reason(each) for each in (1, 2, 3)} == {FinishReason.TIMEOUT}
+    assert [len(drive.tokens[each]) for each in (1, 2, 3)] == [4, 4, 4]
+
+
+def test_a_deadline_in_the_queue_is_an_error_for_each() -> None:
+    drive = EngineDrive(max_num_seqs=2)
+    drive.add(9, PROMPT, SamplingParams(max_tokens=50))
+    drive.add(8, PROMPT, SamplingParams(max_tokens=50))
+    drive.add(11, PROMPT, SamplingParams(max_tokens=5), sibling_ids=(12,), beam=BeamParams(), timeout_s=1.0)
+    drive.step()
+    drive.now += 2.0
+    drive.step()
+    assert {drive.finals[each].error_status for each in (11, 12)} == {"UNAVAILABLE"}
+
+
+def test_text_is_cut_at_a_stop_string() -> None:
+    params = SamplingParams(max_tokens=6)
+    expected = outputs_of(expected_beams(PROMPT, params, 2, BeamParams()))
+    text = b"".join(TABLE.visible_bytes(token_id, False) for token_id in expected[0]).decode()
+    drive = EngineDrive(text_state=lambda context: TextStream(TABLE, context))
+    drive.add(1, PROMPT, params, TextContext(stop_strings=(text[3:6],)), sibling_ids=(2,), beam=BeamParams())
+    drive.run()
+    final = drive.finals[1]
+    assert (final.finish_reason, final.is_cut, final.num_chars) == (FinishReason.STOP, True, 3)
+    assert final.stop_reason == text[3:6]
+
+
+@pytest.mark.parametrize(
+    ("width", "max_tokens", "message"),
+    [(9, 3, "beam_width = 9: expected at most max_num_seqs = 8"), (8, 100, "may need 216 blocks")],
+)
+def test_searches_that_can_never_fit_are_refused(width: int, max_tokens: int, message: str) -> None:
+    drive = EngineDrive()
+    params = SamplingParams(max_tokens=max_tokens)
+    with pytest.raises(InvalidRequestError, match=message):
+        drive.add(1, PROMPT, params, sibling_ids=tuple(range(2, 1 + width)), beam=BeamParams())
