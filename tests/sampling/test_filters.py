@@ -67,6 +67,8 @@ def test_a_final_set_of_the_best_tokens_is_that_of_the_whole_row() -> None:
     logits = torch.randn(len(params), VOCAB_SIZE, generator=torch.Generator().manual_seed(7)) * 3
     logits = (logits * 2).round() / 2
     logits[::3, 100:] = float("-inf")
+    # Ties with the k-th that go on beyond the best.
+    logits[1::3, 60:] = -6.0
     expected, _ = ours(logits, params, VOCAB_SIZE)
     kept, is_final = ours(logits, params, 240)
     assert torch.equal(kept[is_final], expected[is_final])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from helpers.sampling_rows import make_row
 from naiad.sampling.logits_processors import LOGITS_PROCESSORS, apply_processors
+from naiad.sampling.param_tensors import ById
 from naiad.sequence import Sequence
 
 VOCAB_SIZE = 30
@@ -138,6 +139,12 @@ def test_lists_that_are_equal_but_not_the_same_object_are_told_apart() -> None:
         biases = [tuple((n, float(start + index)) for n in (1, 2)) for index in range(40)]
         changed = apply(logits, [make_row(n, logit_bias=bias) for n, bias in enumerate(biases)])
         assert changed[:, 2].tolist() == [float(start + index) for index in range(40)]
+
+
+def test_a_key_is_equal_to_keys_of_its_object_only() -> None:
+    one, other = [1, 2], [1, 2]
+    assert ById(one) == ById(one)
+    assert ById(one) != ById(other)
 
 
 class Recorder:

@@ -70,8 +70,11 @@ def test_another_seed_or_position_draws_anew() -> None:
 
 
 def test_greedy_takes_the_first_of_the_best() -> None:
-    logits = torch.tensor([[1.0, 4.0, 4.0, 2.0]])
-    assert sample(logits, [make_row()]) == {0: int(logits.argmax())}
+    logits = torch.zeros(40, 5000)
+    for n in range(40):
+        logits[n, [100 * n + 7, 100 * n + 8, 4900]] = 4.0
+    rows = [make_row(n) for n in range(40)]
+    assert sample(logits, rows) == {n: 100 * n + 7 for n in range(40)}
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-12, 1e-300])
