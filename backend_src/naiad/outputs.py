@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from naiad.errors import Status
+from naiad.errors import NaiadError, Status
 from naiad.sequence import FinishReason, Sequence
 
 
@@ -67,7 +67,8 @@ class ModelOutput:
 
     Attributes:
         sampled_token_ids: sequence_id → the new id, for each sequence with `samples`.
-        errors: sequence_id → public message, for rows that failed alone (NaN logits, …).
+        errors: sequence_id → why its row failed alone: an `InternalError` (NaN logits, …), and
+            then its KV is not to be trusted, or an `InvalidRequestError`.
         log_probs: sequence_id → those of its new id, for sequences that asked.
         context_logits: sequence_id → little-endian float32 `[num_scheduled_tokens, vocab_size]`,
             the logits of the step's prompt positions, for sequences that asked.
@@ -78,7 +79,7 @@ class ModelOutput:
     """
 
     sampled_token_ids: dict[int, int]
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, NaiadError] = field(default_factory=dict)
     log_probs: dict[int, TokenLogProbs] = field(default_factory=dict)
     context_logits: dict[int, bytes] = field(default_factory=dict)
     generation_logits: dict[int, bytes] = field(default_factory=dict)

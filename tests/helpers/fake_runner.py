@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
+from naiad.errors import InternalError
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput, TokenLogProbs
 from naiad.sequence import Sequence
 
@@ -62,7 +63,7 @@ class FakeRunner:
         for row in output.scheduled:
             sequence_id = row.sequence.sequence_id
             if sequence_id in self.failing:
-                result.errors[sequence_id] = "the row failed"
+                result.errors[sequence_id] = InternalError("the row failed")
             elif row.samples:
                 prefix = self._read(row.sequence)
                 assert prefix == row.sequence.token_ids

@@ -104,5 +104,5 @@ def test_a_bad_logit_that_a_mask_hides_fails_the_row_that_asks_for_log_probs(bad
     logits[0, 4] = bad
     rows = [make_row(n, bad_words=((4,),), num_log_probs=1, returns_generation_logits=True) for n in range(2)]
     output = sample(logits, rows)
-    assert output.errors == {0: "the model's output for this request is not finite"}
+    assert str(output.errors[0]) == "the model's output for this request is not finite"
     assert list(output.sampled_token_ids) == list(output.log_probs) == list(output.generation_logits) == [1]

@@ -151,7 +151,7 @@ def test_a_bad_row_fails_alone(bad: float, params: dict[str, Any]) -> None:
 
 def test_a_row_without_a_possible_token_fails() -> None:
     output = Sampler(20).sample(torch.full((1, 20), float("-inf")), [make_row(temperature=1.0)])
-    assert output.errors == {0: "the model's output for this request is not finite"}
+    assert str(output.errors[0]) == "the model's output for this request is not finite"
 
 
 @pytest.mark.parametrize("drawing", DRAWS, ids=lambda drawing: "+".join(drawing) or "greedy")
@@ -172,7 +172,8 @@ def test_a_row_that_excludes_every_token_fails_alone(params: dict[str, Any], dra
     )
     assert output.sampled_token_ids == expected
     assert list(output.errors) == [1]
-    assert "excludes every token" in output.errors[1]
+    assert "excludes every token" in str(output.errors[1])
+    assert output.errors[1].status == "INVALID_ARG"
     assert not output.log_probs
 
 

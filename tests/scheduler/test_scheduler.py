@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from naiad.errors import InternalError
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import ModelOutput, SchedulerOutput
 from naiad.scheduler.invariants import check_invariants
@@ -124,6 +125,6 @@ def test_remove_frees_running_and_waiting() -> None:
 def test_failed_row_is_not_booked() -> None:
     scheduler = make_scheduler()
     failed, other = add(scheduler, 1, 3), add(scheduler, 2, 3)
-    scheduler.update(scheduler.schedule(), ModelOutput({2: 7}, {1: "broken"}))
+    scheduler.update(scheduler.schedule(), ModelOutput({2: 7}, {1: InternalError("broken")}))
     assert (failed.num_computed_tokens, failed.num_tokens) == (0, 3)
     assert (other.num_computed_tokens, other.num_tokens) == (3, 4)

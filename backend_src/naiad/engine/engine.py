@@ -190,24 +190,24 @@ class Engine:
         if row.sequence.status is SequenceStatus.FINISHED:
             return []  # a beam whose search has ended with another of its rows
         error = result.errors.get(sequence_id)
-        if error is not None:
+        if isinstance(error, InternalError):
             self._model_runner.clear_blocks(self._scheduler.kv_cache.retract(row.sequence))
         if row.sequence.params.num_candidates:
             return self._beam_outputs(row, result, error)
         live = self._live[sequence_id]
         if error is not None:
-            return [self._fail(live, InternalError(error))]
+            return [self._fail(live, error)]
         if result.context_logits:
             live.take_context_logits(row, result)
         output = self._take_newest_token(live, result) if row.samples else None
         return [] if output is None else [output]
 
     def _beam_outputs(
-        self, row: ScheduledSequence, result: ModelOutput, error: str | None
+        self, row: ScheduledSequence, result: ModelOutput, error: NaiadError | None
     ) -> list[RequestOutput]:
         sequence_id = row.sequence.sequence_id
         if error is not None:
-            return self._beams.fail(sequence_id, InternalError(error))
+            return self._beams.fail(sequence_id, error)
         outputs = self._beams.take(sequence_id, result) if row.samples else []
         if outputs:
             self._total_prompt_tokens += row.sequence.num_prompt_tokens

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from naiad.config import EngineConfig, ModelConfig
-from naiad.errors import ConfigError
+from naiad.errors import ConfigError, InternalError, NaiadError
 from naiad.model_runner.context_logits import context_logits
 from naiad.model_runner.device import (
     check_memory,
@@ -127,15 +127,15 @@ class ModelRunner:
         return budget
 
 
-def _rows_not_finite(hidden: torch.Tensor, inputs: StepInputs) -> dict[int, str]:
+def _rows_not_finite(hidden: torch.Tensor, inputs: StepInputs) -> dict[int, NaiadError]:
     """Sequences with a token whose hidden state is not finite, sampled from or not."""
     if bool(torch.isfinite(hidden.sum(dtype=torch.float32))):
         return {}
     is_finite = torch.isfinite(hidden).all(dim=1).tolist()
-    errors = {}
+    errors: dict[int, NaiadError] = {}
     start = 0
     for end, row in zip(inputs.ends, inputs.rows, strict=True):
         if not all(is_finite[start:end]):
-            errors[row.sequence.sequence_id] = _NOT_FINITE
+            errors[row.sequence.sequence_id] = InternalError(_NOT_FINITE)
         start = end
     return errors

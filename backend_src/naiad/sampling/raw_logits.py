@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from naiad.errors import InternalError
 from naiad.outputs import ModelOutput, TokenLogProbs
 from naiad.sequence import Sequence
 
@@ -75,7 +76,7 @@ class RawLogits:
             else:
                 del output.sampled_token_ids[row.sequence_id]
                 output.generation_logits.pop(row.sequence_id, None)
-                output.errors[row.sequence_id] = NOT_FINITE
+                output.errors[row.sequence_id] = InternalError(NOT_FINITE)
 
 
 def best_token_ids(logits: Tensor, num: int) -> Tensor:

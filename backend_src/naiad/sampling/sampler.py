@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
+from naiad.errors import InternalError, InvalidRequestError, NaiadError
 from naiad.outputs import ModelOutput
 from naiad.sampling.candidates import add_candidates, normalize
 from naiad.sampling.draw import draw, is_greedy
@@ -79,14 +81,18 @@ class Sampler:
             if not usable[index]:
                 output.errors[row.sequence_id] = self._why_unusable(row, float(best[index]))
             elif not 0 <= token_id < self._vocab_size:
-                output.errors[row.sequence_id] = "the token drawn for this request is out of range"
+                output.errors[row.sequence_id] = InternalError("the token drawn is out of range")
             else:
                 output.sampled_token_ids[row.sequence_id] = token_id
         return output
 
-    def _why_unusable(self, row: Sequence, best: float) -> str:
+    def _why_unusable(self, row: Sequence, best: float) -> NaiadError:
         is_changed = any(processor.applies_to(row.params) for processor in self._processors)
-        return _NOTHING_LEFT if best == float("-inf") and is_changed else NOT_FINITE
+        return (
+            InvalidRequestError(_NOTHING_LEFT)
+            if best == -math.inf and is_changed
+            else InternalError(NOT_FINITE)
+        )
 
 
 def _is_drawn(params: SamplingParams) -> bool:
