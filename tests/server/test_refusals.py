@@ -74,7 +74,7 @@ LLM_CASES: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": [VOCABULARY]}, f"stop_token_ids holds {VOCABULARY}"),
     ({"end_id": VOCABULARY}, f"end_id = {VOCABULARY}"),
     (
-        {"bad_words_list": np.array([[[VOCABULARY], [1]]], dtype=np.int32)},
+        {"bad_words_list": pack_word_list([[VOCABULARY]])[None]},
         f"bad_words_list holds {VOCABULARY}",
     ),
     ({"embedding_bias": [1.0, 2.0]}, f"embedding_bias has 2 values: expected 0 or {VOCABULARY}"),
