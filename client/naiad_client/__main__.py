@@ -66,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = greedy")
     parser.add_argument("--top-k", type=int, metavar="K", help="keep the K best tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="keep the best tokens with this mass")
+    parser.add_argument("--min-p", type=float, metavar="P", help="keep tokens with P of the best one's share")
     parser.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before TEXT; may be repeated")
     parser.add_argument("--url", default=DEFAULT_URL, metavar="HOST:PORT", help="default: %(default)s (gRPC)")
@@ -106,6 +107,7 @@ def _generation(client: Client, args: argparse.Namespace) -> Generation:
         temperature=args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,
+        min_p=args.min_p,
         seed=args.seed,
         stop_words=args.stop,
     )

@@ -134,15 +134,18 @@ class Client:
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
         seed: int | None = None,
         repetition_penalty: float | None = None,
         presence_penalty: float | None = None,
         frequency_penalty: float | None = None,
         min_tokens: int | None = None,
         stop_words: Sequence[str] | None = None,
+        bad_words: Sequence[str] | None = None,
         ignore_eos: bool | None = None,
         exclude_input_in_output: bool | None = None,
         priority: int | None = None,
+        cache_salt: str | None = None,
         return_finish_reason: bool | None = True,
         return_num_input_tokens: bool | None = True,
         return_num_output_tokens: bool | None = True,
@@ -150,8 +153,8 @@ class Client:
     ) -> Generation:
         """Start a generation; the server begins at once.
 
-        What is None is not sent: the server's default holds. Without top_k and top_p, a
-        temperature that is not sent or 1.0 means greedy.
+        What is None is not sent: the server's default holds. Without top_k, top_p and
+        min_p, a temperature that is not sent or 1.0 means greedy.
 
         Args:
             prompt: text, or the messages of a chat for the checkpoint's template.
@@ -161,15 +164,18 @@ class Client:
             temperature: 0 = greedy.
             top_k: keep the k best tokens.
             top_p: keep the smallest set of best tokens with this mass.
+            min_p: keep the tokens with at least this share of the best one's probability.
             seed: the same seed gives the same text.
             repetition_penalty: 1 = off.
             presence_penalty: 0 = off.
             frequency_penalty: 0 = off.
             min_tokens: no end of text before this many new tokens.
             stop_words: strings that end the text; they are not part of it.
+            bad_words: words that are never written.
             ignore_eos: go on to max_tokens.
             exclude_input_in_output: leave the prompt out of an unstreamed answer.
             priority: smaller is served first.
+            cache_salt: prompts share cached work under the same salt only.
             return_finish_reason: fill this field of the chunks.
             return_num_input_tokens: fill this field of the chunks.
             return_num_output_tokens: fill this field of the chunks.
@@ -186,15 +192,18 @@ class Client:
             "temperature": temperature,
             "top_k": top_k,
             "top_p": top_p,
+            "min_p": min_p,
             "seed": seed,
             "repetition_penalty": repetition_penalty,
             "presence_penalty": presence_penalty,
             "frequency_penalty": frequency_penalty,
             "min_tokens": min_tokens,
             "stop_words": stop_words or None,
+            "bad_words": bad_words or None,
             "ignore_eos": ignore_eos,
             "exclude_input_in_output": exclude_input_in_output,
             "priority": priority,
+            "cache_salt": cache_salt,
             "return_finish_reason": return_finish_reason,
             "return_num_input_tokens": return_num_input_tokens,
             "return_num_output_tokens": return_num_output_tokens,

@@ -22,7 +22,7 @@ TensorValue = str | bool | int | float | Sequence[str]
 # Datatypes that the Python type does not decide.
 _UINT64_TENSORS = frozenset({"seed"})
 _FLOAT_TENSORS = frozenset(
-    {"temperature", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
+    {"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
 )
 
 

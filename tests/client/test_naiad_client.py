@@ -150,11 +150,20 @@ def test_tensors_have_the_reference_types(server: FakeServer, client: Client) ->
     assert sent["ignore_eos"] == ("BOOL", [1, 1], b"\1")
 
 
-def test_stop_words_are_one_row(server: FakeServer, client: Client) -> None:
+def test_words_are_one_row(server: FakeServer, client: Client) -> None:
     server.answer = words("a")
-    list(client.generate("?", stop_words=["x", "yz"]))
+    list(client.generate("?", stop_words=["x", "yz"], bad_words=["x"]))
 
     assert server.sent()["stop_words"] == ("BYTES", [1, 2], b"\1\0\0\0x\2\0\0\0yz")
+    assert server.sent()["bad_words"] == ("BYTES", [1, 1], b"\1\0\0\0x")
+
+
+def test_min_p_and_cache_salt_have_their_types(server: FakeServer, client: Client) -> None:
+    server.answer = words("a")
+    list(client.generate("?", min_p=0.5, cache_salt="me"))
+
+    assert server.sent()["min_p"] == ("FP32", [1, 1], struct.pack("<f", 0.5))
+    assert server.sent()["cache_salt"] == ("BYTES", [1, 1], b"\2\0\0\0me")
 
 
 def test_a_chat_is_sent_as_messages(server: FakeServer, client: Client) -> None:
@@ -273,13 +282,14 @@ def test_command_prints_figures_on_stderr(server: FakeServer, capsys: pytest.Cap
 def test_command_passes_its_options_on(server: FakeServer) -> None:
     server.answer = words("a")
     options = ["--chat", "--max-tokens", "9", "--temperature", "0.5", "--top-k", "4", "--top-p", "0.9"]
+    options += ["--min-p", "0.1"]
     main(
         ["?", *options, "--seed", "3", "--stop", "x", "--stop", "y", "--url", server.url, "--model", "other"]
     )
 
     sent = server.sent()
     assert server.requests[-1].model_name == "other"
-    assert sent.keys() >= {"messages", "temperature", "top_k", "top_p", "seed"}
+    assert sent.keys() >= {"messages", "temperature", "top_k", "top_p", "min_p", "seed"}
     assert sent["max_tokens"][2] == struct.pack("<i", 9)
     assert sent["stop_words"][1] == [1, 2]
 

@@ -10,8 +10,7 @@ from naiad.triton_server.request_fields import NOT_SERVED
 MODELS = ("ensemble", "tokenizer", "llm", "detokenizer")
 # The tokenizer's names of refused fields that the text level calls otherwise.
 TOKENIZER_REFUSED = {
-    *("DECODER_QUERY", "BAD_WORDS_DICT", "EMBEDDING_BIAS_WORDS", "EMBEDDING_BIAS_WEIGHTS"),
-    *("PROMPT_TABLE_EXTRA_ID", "IMAGE_BYTES", "IMAGE_URL", "VIDEO_BYTES", "IMAGES"),
+    *("DECODER_QUERY", "PROMPT_TABLE_EXTRA_ID", "IMAGE_BYTES", "IMAGE_URL", "VIDEO_BYTES", "IMAGES"),
 }
 
 _ROW = re.compile(r"^\| `(\w+)` \| (\w+\[[^\]]*\]) \| ([a-z ]+) \|", re.MULTILINE)

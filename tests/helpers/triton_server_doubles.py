@@ -9,7 +9,7 @@ import numpy as np
 
 from naiad.errors import NaiadError
 from naiad.sequence import EngineRequest
-from naiad.triton_server.request_reader import ModelLimits
+from naiad.triton_server.request_limits import ModelLimits
 
 LIMITS = ModelLimits(max_model_len=100, vocab_size=1000, eos_token_ids=(2,), exclude_input_in_output=False)
 

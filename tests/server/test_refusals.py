@@ -9,6 +9,7 @@ import pytest
 
 from helpers.raw_grpc import Stream, ask, llm_inputs, text_inputs
 from helpers.server import Server
+from naiad.tokenization import pack_word_list
 
 VOCABULARY = 49152
 U64 = np.uint64
@@ -36,8 +37,18 @@ ENSEMBLE_CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"text_input": b"\xff\xfe"}, {}, "text_input is not valid UTF-8"),
     ({"messages": "[]"}, {}, "either text_input or messages"),
     ({"beam_width": 4}, {}, "beam_width is not supported"),
-    ({"bad_words": "bad"}, {}, "bad_words is not supported"),
-    ({"num_log_probs": 3}, {}, "num_log_probs is not supported"),
+    ({"bad_words": ["b"] * 1025}, {}, "bad_words has 1025 entries: at most 1024"),
+    ({"embedding_bias_words": ["a"], "embedding_bias_weights": [1e6]}, {}, "embedding_bias_weights holds"),
+    ({"embedding_bias_words": ["a"]}, {}, "embedding_bias_words has 1 words"),
+    ({"logit_bias_ids": [5]}, {}, "logit_bias_ids has 1 ids and logit_bias_values 0 values"),
+    ({"allowed_token_ids": [VOCABULARY]}, {}, f"allowed_token_ids holds {VOCABULARY}"),
+    ({"min_p": 2.0}, {}, "min_p = 2.0"),
+    ({"priority": 101}, {}, "priority = 101"),
+    ({"num_log_probs": 21}, {}, "num_log_probs = 21"),
+    ({"num_return_sequences": 17}, {}, "num_return_sequences = 17"),
+    ({"cache_salt": "s" * 257}, {}, "cache_salt has 257 bytes"),
+    ({}, {"cache_salt": 5}, "cache_salt = 5"),
+    ({"return_generation_logits": True, "max_tokens": 1366}, {}, "at most 268435456 are allowed"),
     ({"guided_decoding_guide": "{}"}, {}, "guided_decoding_guide is not supported"),
 ]
 
@@ -62,6 +73,11 @@ LLM_CASES: list[tuple[dict[str, Any], str]] = [
     ({"input_lengths": 3}, "input_lengths = 3"),
     ({"stop_token_ids": [VOCABULARY]}, f"stop_token_ids holds {VOCABULARY}"),
     ({"end_id": VOCABULARY}, f"end_id = {VOCABULARY}"),
+    (
+        {"bad_words_list": pack_word_list([[VOCABULARY]])[None]},
+        f"bad_words_list holds {VOCABULARY}",
+    ),
+    ({"embedding_bias": [1.0, 2.0]}, f"embedding_bias has 2 values: expected 0 or {VOCABULARY}"),
 ]
 
 

@@ -72,21 +72,30 @@ def unstreamed(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip:
 
 
 def context_of(
-    tokenizer: Tokenizer, prompt: list[int], skip: bool, stops: tuple[str, ...] = ()
+    tokenizer: Tokenizer,
+    prompt: list[int],
+    skip: bool,
+    stops: tuple[str, ...] = (),
+    includes_stop: bool = False,
 ) -> TextContext:
     from naiad.tokenization import context_ids
 
     tail = tuple(context_ids(tokenizer.table, prompt, skip))
-    return TextContext(stop_strings=stops, skip_special_tokens=skip, prompt_tail_ids=tail)
+    return TextContext(
+        stop_strings=stops,
+        skip_special_tokens=skip,
+        prompt_tail_ids=tail,
+        includes_stop_string=includes_stop,
+    )
 
 
-def cut_at_first_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
+def cut_at_first_stop(text: str, stops: tuple[str, ...], includes_stop: bool) -> tuple[str, str | None]:
     """The plain definition: the first end, and of these the longest string."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
             longest = max(ending, key=len)
-            return text[: end - len(longest)], longest
+            return text[: end if includes_stop else end - len(longest)], longest
     return text, None
 
 
@@ -133,8 +142,10 @@ def test_stop_strings_cut_the_same_text_under_every_chunking(case: Any, data: st
             st.lists(st.one_of(pieces, st.sampled_from(["zz", "\ufffd", " a"])), min_size=1, max_size=4)
         )
     )
-    context = context_of(tokenizer, prompt, skip, stops)
-    assert streamed(tokenizer, context, split(output, sizes), merges) == cut_at_first_stop(whole, stops)
+    includes_stop = data.draw(st.booleans())
+    context = context_of(tokenizer, prompt, skip, stops, includes_stop)
+    expected = cut_at_first_stop(whole, stops, includes_stop)
+    assert streamed(tokenizer, context, split(output, sizes), merges) == expected
 
 
 @settings(max_examples=400, deadline=None)

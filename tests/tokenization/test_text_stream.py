@@ -77,6 +77,33 @@ def test_the_first_complete_stop_string_wins_and_of_equals_the_longest(
     assert (chunk.stop_reason, chunk.num_chars) == expected
 
 
+def including(*stop_strings: str) -> TextStream:
+    return TextStream(byte_table(), TextContext(stop_strings=stop_strings, includes_stop_string=True))
+
+
+def test_nothing_is_held_back_when_the_stop_string_is_part_of_the_text() -> None:
+    stream = including("END")
+    chunk = stream.push(list(b"xEN"), False)
+    assert (chunk.token_ids, chunk.num_chars, chunk.is_cut) == (list(b"xEN"), 3, False)
+    chunk = stream.push(list(b"Dyz"), False)
+    assert (chunk.token_ids, chunk.num_chars, chunk.stop_reason) == (list(b"D"), 1, "END")
+    assert chunk.is_cut
+
+
+def test_text_behind_an_included_stop_string_is_cut_inside_a_token() -> None:
+    table = TokenTable([b"a", b"END of it"], {}, frozenset())
+    stream = TextStream(table, TextContext(stop_strings=("END",), includes_stop_string=True))
+    chunk = stream.push([0, 1], False)
+    assert (chunk.token_ids, chunk.num_chars, chunk.is_cut) == ([0, 1], 4, True)
+
+
+def test_an_included_replacement_character_at_the_end_can_match() -> None:
+    stream = including("\ufffd")
+    assert stream.push([0x61, 0xE4], False).num_chars == 1
+    chunk = stream.push([], True)
+    assert (chunk.token_ids, chunk.num_chars, chunk.is_cut) == ([], 1, True)
+
+
 def test_prompt_text_is_no_part_of_a_match() -> None:
     context = TextContext(stop_strings=("END",), prompt_tail_ids=tuple(b"EN"))
     chunk = TextStream(byte_table(), context).push(list(b"D"), False)

@@ -12,7 +12,10 @@ from naiad.config.engine_config import field_names
 from naiad.triton_server.request_fields import NOT_SERVED, SERVED
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
-LLM_READS = {"input_ids", "input_lengths", "stop_words_list", "stop_token_ids", "text_context"}
+LLM_READS = {
+    *("input_ids", "input_lengths", "text_context", "cache_salt", "stop_words_list", "stop_token_ids"),
+    *("bad_words_list", "embedding_bias", "logit_bias_ids", "logit_bias_values", "allowed_token_ids"),
+}
 LLM_SERVED = {field.tensor or field.name for field in SERVED}
 
 
@@ -61,3 +64,15 @@ def test_ensemble_maps_each_input_and_output_with_its_type() -> None:
         assert types[model][inner] == (each.data_type, list(each.dims)), each.name
     produced = set(steps["detokenizer"].output_map.values())
     assert {each.name for each in ensemble.output} == produced
+
+
+def test_ensemble_hands_every_input_of_llm_and_the_detokenizer_on() -> None:
+    """What only direct users of `llm` send has no name at the text level."""
+    ensemble = load("ensemble")
+    steps = {step.model_name: step for step in ensemble.ensemble_scheduling.step}
+    served = LLM_READS | LLM_SERVED - {"stop"}
+    assert served - set(steps["llm"].input_map) == set()
+    assert {each.name for each in load("detokenizer").input} == set(steps["detokenizer"].input_map)
+    assert {each.name for each in load("detokenizer").output} == set(steps["detokenizer"].output_map)
+    made = {each.name for each in load("llm").output} - {"context_phase_params"}
+    assert made == set(steps["llm"].output_map)

@@ -40,6 +40,8 @@ def test_defaults_are_the_references() -> None:
         ({"runtime_top_p": 1.0}, 1.0),
         ({"runtime_top_p": 0.0}, 0.0),
         ({"runtime_top_p": -1.0, "temperature": 1.0}, 0.0),
+        ({"min_p": 0.1}, 1.0),
+        ({"min_p": 0.0}, 0.0),
     ],
 )
 def test_greedy_rule_of_the_reference(fields: dict[str, Any], expected: float) -> None:
@@ -65,10 +67,21 @@ def test_greedy_rule_of_the_reference(fields: dict[str, Any], expected: float) -
         ({"stop_token_ids": 1000}, "stop_token_ids holds 1000"),
         ({"input_lengths": 9}, "input_lengths = 9"),
         ({"beam_width": 2}, "beam_width is not supported"),
-        ({"num_return_sequences": 2}, "num_return_sequences is not supported"),
-        ({"return_log_probs": True}, "return_log_probs is not supported"),
+        ({"num_return_sequences": 0}, "num_return_sequences = 0: expected a finite number ≥ 1 and ≤ 16"),
+        ({"num_return_sequences": 17}, "num_return_sequences = 17"),
+        ({"min_p": -0.1}, "min_p = -0.1"),
+        ({"min_p": 1.5}, "min_p = 1.5"),
+        ({"min_p": float("nan")}, "min_p = nan"),
+        ({"priority": 101}, "priority = 101: expected a finite number ≥ -100 and ≤ 100"),
+        ({"priority": -101}, "priority = -101"),
+        ({"num_log_probs": -1}, "num_log_probs = -1"),
+        ({"num_log_probs": 21}, "num_log_probs = 21: expected a finite number ≥ 0 and ≤ 20"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output = 1: expected true or false"),
+        ({"return_log_probs": 1}, "return_log_probs = 1: expected true or false"),
         ({"lora_task_id": 3}, "lora_task_id is not supported"),
-        ({"cache_salt": b"x"}, "cache_salt is not supported"),
+        ({"cache_salt": b"x" * 257}, "cache_salt has 257 bytes: at most 256"),
+        ({"cache_salt": b"\xff"}, "cache_salt is not valid UTF-8"),
+        ({"cache_salt": np.array([[b"a", b"b"]], dtype=np.object_)}, "cache_salt has 2 values a row"),
         ({"draft_input_ids": np.array([[1, 2]])}, "draft_input_ids is not supported"),
         ({"text_context": b"nonsense"}, "text_context"),
     ],
@@ -111,12 +124,10 @@ def test_max_tokens_beyond_the_window_is_clamped() -> None:
     "switched_off",
     [
         {"beam_width": 1},
-        {"num_return_sequences": 1},
         {"len_penalty": 1.0},
-        {"return_log_probs": False},
-        {"bad_words_list": np.zeros((1, 2, 0), dtype=np.int32)},
-        {"embedding_bias": np.zeros((1, 0), dtype=np.float32)},
-        {"cache_salt": b""},
+        {"return_perf_metrics": False},
+        {"draft_input_ids": np.zeros((1, 0), dtype=np.int32)},
+        {"guided_decoding_guide": b""},
         {"lora_task_id": 0},
     ],
 )
@@ -136,6 +147,11 @@ def test_unserved_field_that_is_off_is_accepted(switched_off: dict[str, Any]) ->
         ({"timeout": "soon"}, "timeout = 'soon'"),
         ({"timeout": -5}, "timeout = -5"),
         ({"beam_width": 4}, "beam_width is not supported"),
+        ({"cache_salt": 5}, "cache_salt = 5: expected a string"),
+        ({"cache_salt": "é" * 129}, "cache_salt has 258 bytes: at most 256"),
+        ({"cache_salt": "\ud800"}, "cache_salt holds half a surrogate pair"),
+        ({"logit_bias_ids": 5}, "unknown parameter 'logit_bias_ids'"),
+        ({"min_p": "a"}, "min_p = 'a'"),
         ({"temperature": True}, "temperature = True"),
     ],
 )
@@ -217,6 +233,28 @@ def test_text_context_replaces_packed_stop_words() -> None:
     assert row.text is not None
     assert row.text.stop_strings == ("a",)
     assert row.params.stop_sequences == ()
+
+
+def test_stop_strings_are_part_of_the_text_when_asked_for() -> None:
+    context = json.dumps({"stop_strings": ["a"]}).encode()
+    for sent in (True, False):
+        row = read(llm_source(text_context=context, include_stop_str_in_output=sent)).rows[0]
+        assert row.text is not None
+        assert row.text.includes_stop_string is sent
+    assert read(llm_source(include_stop_str_in_output=True)).rows[0].text is None
+
+
+def test_new_scalars_reach_the_row() -> None:
+    request = read(llm_source(min_p=0.25, priority=-100, cache_salt=b"tenant"))
+    row = request.rows[0]
+    assert (row.params.min_p, row.params.priority, row.cache_salt) == (0.25, -100, "tenant")
+    assert read(llm_source()).rows[0].cache_salt == ""
+    assert read(llm_source(parameters={"cache_salt": "t", "min_p": 0.5})).rows[0].cache_salt == "t"
+
+
+def test_rows_have_their_own_salts() -> None:
+    rows = read(two_rows(cache_salt=[b"a", b""])).rows
+    assert [row.cache_salt for row in rows] == ["a", ""]
 
 
 def test_ignore_eos_keeps_only_what_was_asked_for() -> None:

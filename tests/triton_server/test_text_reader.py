@@ -14,6 +14,7 @@ from naiad.tokenization import Tokenizer, unpack_word_list
 from naiad.triton_server.text_reader import TextReader
 
 MAX_MODEL_LEN = 50
+VOCAB_SIZE = 500
 
 
 @pytest.fixture
@@ -24,7 +25,12 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 @pytest.fixture
 def reader(tokenizer: Tokenizer) -> TextReader:
     return TextReader(
-        tokenizer, MAX_MODEL_LEN, add_special_tokens=True, skip_special_tokens=True, forwarded_headers=""
+        tokenizer,
+        MAX_MODEL_LEN,
+        VOCAB_SIZE,
+        add_special_tokens=True,
+        skip_special_tokens=True,
+        forwarded_headers="",
     )
 
 
@@ -85,9 +91,17 @@ def test_context_primes_the_text_with_the_prompt(reader: TextReader, tokenizer: 
 
 
 def test_text_may_come_as_a_parameter(reader: TextReader) -> None:
-    as_tensor = reader.read(source("a", STOP_WORDS_DICT=words("b")))
-    as_parameter = reader.read(source(parameters={"text_input": "a", "stop_words": "b"}))
-    assert as_parameter["text_context"].tolist() == as_tensor["text_context"].tolist()
+    as_tensor = reader.read(source("a", STOP_WORDS_DICT=words("b"), BAD_WORDS_DICT=words("c")))
+    sent = {"text_input": "a", "stop_words": "b", "bad_words": "c"}
+    as_parameter = reader.read(source(parameters=sent))
+    for name in ("text_context", "BAD_WORDS_IDS"):
+        assert as_parameter[name].tolist() == as_tensor[name].tolist()
+
+
+def test_bad_words_are_banned_with_and_without_a_space(reader: TextReader, tokenizer: Tokenizer) -> None:
+    outputs = reader.read(source("a", BAD_WORDS_DICT=words("stop", "", " fox")))
+    expected = [tokenizer.encode(word, add_special_tokens=False) for word in ("stop", " stop", "fox", " fox")]
+    assert unpack_word_list(outputs["BAD_WORDS_IDS"][0]) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,7 +114,9 @@ def test_text_may_come_as_a_parameter(reader: TextReader) -> None:
         (source("a", STOP_WORDS_DICT=words(*["s"] * 65)), "stop_words has 65 entries: at most 64"),
         (source("a", STOP_WORDS_DICT=words("s" * 257)), "stop_words has an entry of 257 bytes: at most 256"),
         (source(QUERY=np.array([[b"\xff"]], dtype=np.object_)), "text_input is not valid UTF-8"),
-        (source("a", BAD_WORDS_DICT=words("b")), "bad_words is not supported"),
+        (source("a", BAD_WORDS_DICT=words(*["b"] * 1025)), "bad_words has 1025 entries: at most 1024"),
+        (source("a", BAD_WORDS_DICT=words("b" * 257)), "bad_words has an entry of 257 bytes: at most 256"),
+        (source(parameters={"text_input": "\ud800"}), "the prompt holds half a surrogate pair"),
         (source("a", DECODER_QUERY=column("b")), "decoder_text_input is not supported"),
         (source("a", IMAGE_URL=column("http://x")), "IMAGE_URL is not supported"),
         (source("a", parameters={"colour": "blue"}), "unknown parameter 'colour'"),

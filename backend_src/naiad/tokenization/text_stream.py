@@ -4,7 +4,8 @@ A token is sent as soon as its text is decided. Without stop strings that is at 
 a token is held while its last characters may be the beginning of a stop string. The stop string
 that is complete first ends the text; of several that end at the same character, the longest (so
 the one that begins first). It is matched in the generated text only, never in the prompt's, and
-is not part of the text.
+is not part of the text. Where the request wants it to be part of the text, the text is cut behind
+it, and so nothing has to be held.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class TextStream:
         """
         self._table = table
         self._skip_special_tokens = context.skip_special_tokens
+        self._includes_stop_string = context.includes_stop_string
         self._window_ids = context_ids(table, context.prompt_tail_ids, context.skip_special_tokens)
         self._is_done = False
         self._matcher: StopMatcher | None = None
@@ -88,8 +90,9 @@ class TextStream:
             stop_string = self._take_end(self._matcher, self._decoder.flush())
             if stop_string is not None:
                 return self._cut(stop_string)
-        num_decided_chars = self._num_chars if is_last else self._num_chars - self._matcher.num_open_chars
-        return self._send_decided(num_decided_chars)
+        if is_last or self._includes_stop_string:
+            return self._send_decided(self._num_chars)
+        return self._send_decided(self._num_chars - self._matcher.num_open_chars)
 
     def _take(self, matcher: StopMatcher, token_id: int, text: str) -> str | None:
         """Hold the token; return the stop string that its text completes."""
@@ -118,12 +121,13 @@ class TextStream:
         return chunk
 
     def _cut(self, stop_string: str) -> TextChunk:
-        """End the text before the stop string that ends at the last character read."""
+        """End the text before (or behind) the stop string that ends at the last character read."""
         self._is_done = True
         num_chars_before = self._num_sent_chars
         chunk = self._send([token_id for token_id, _ in self._held])
         self._held.clear()
-        chunk.num_chars = self._num_chars - len(stop_string) - num_chars_before
+        num_cut_chars = 0 if self._includes_stop_string else len(stop_string)
+        chunk.num_chars = self._num_chars - num_cut_chars - num_chars_before
         chunk.is_cut = True
         chunk.stop_reason = stop_string
         return chunk

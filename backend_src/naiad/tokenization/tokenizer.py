@@ -69,6 +69,22 @@ class Tokenizer:
             return ids[1:]
         return ids
 
+    def encode_bad_word(self, word: str) -> list[list[int]]:
+        """The sequences of ids to ban for a word: at the begin of a text, and behind a space.
+
+        Most vocabularies know a word with its space as a token of its own. Spaces that the word
+        itself begins with make no difference.
+
+        Args:
+            word: not empty.
+
+        Raises:
+            InvalidRequestError: the word is no valid Unicode.
+        """
+        bare = word.lstrip(" ") or word
+        encoded = [tuple(self.encode(text, add_special_tokens=False)) for text in (bare, " " + bare)]
+        return [list(ids) for ids in dict.fromkeys(encoded)]
+
     def render_chat(self, messages_json: str) -> list[int]:
         """Ids of a chat, up to where the assistant begins to speak.
 

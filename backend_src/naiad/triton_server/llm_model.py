@@ -23,7 +23,7 @@ from naiad.triton_server import pb
 from naiad.triton_server.llm_service import LLMService
 from naiad.triton_server.metrics import Metrics
 from naiad.triton_server.model_parameters import read_bool, refuse_unknown_keys
-from naiad.triton_server.request_reader import ModelLimits
+from naiad.triton_server.request_limits import ModelLimits
 
 
 class LLMModel:

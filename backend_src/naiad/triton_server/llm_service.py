@@ -17,12 +17,11 @@ from naiad.config.probe import PROBE_REQUEST_ID
 from naiad.engine_process import Ack
 from naiad.errors import InternalError, NaiadError, UnavailableError, error_with_status
 from naiad.outputs import EngineStats, RequestOutput
-from naiad.sequence import EngineRequest, FinishReason, SamplingParams
+from naiad.sequence import EngineRequest, FinishReason
 from naiad.triton_server.observations import Observations
+from naiad.triton_server.request_limits import ModelLimits
 from naiad.triton_server.request_reader import (
     GenerateRequest,
-    ModelLimits,
-    RequestRow,
     RequestSource,
     StopRequest,
     read_request,
@@ -157,18 +156,13 @@ class LLMService:
         self._senders.close()
 
     def _start(self, request: GenerateRequest, sender: Sender) -> None:
-        rows = [StreamRow(index, next(self._next_sequence_id)) for index in range(len(request.rows))]
+        rows = self._new_stream_rows(request)
         stream = ResponseStream(request, sender, rows, has_detokenizer=request.rows[0].text is not None)
         with self._lock:
             for row in rows:
                 self._streams[row.sequence_id] = (stream, row)
         try:
-            self._engine.submit(
-                [
-                    _engine_request(row.sequence_id, asked, request.timeout_s)
-                    for row, asked in zip(rows, request.rows, strict=True)
-                ]
-            )
+            self._engine.submit(_engine_requests(request, rows))
         except NaiadError as error:
             # The loss of the engine may have failed the stream already: a stream has one end.
             stream.fail(error)
@@ -177,6 +171,14 @@ class LLMService:
         if stream.is_cancelling:
             # The abort may have come before the rows.
             self._abort_rest(stream)
+
+    def _new_stream_rows(self, request: GenerateRequest) -> list[StreamRow]:
+        """One for each sequence, those of a row side by side, their ids rising."""
+        return [
+            StreamRow(index, next(self._next_sequence_id), sequence_index)
+            for index in range(len(request.rows))
+            for sequence_index in range(request.wishes.num_return_sequences)
+        ]
 
     def _stop(self, request: StopRequest) -> None:
         if request.request_id == PROBE_REQUEST_ID:
@@ -211,15 +213,22 @@ class LLMService:
                 self._streams.pop(row.sequence_id, None)
 
 
-def _engine_request(sequence_id: int, row: RequestRow, timeout_s: float | None) -> EngineRequest:
-    params: SamplingParams = row.params
-    return EngineRequest(
-        sequence_id=sequence_id,
-        prompt_token_ids=row.prompt_token_ids,
-        params=params,
-        text=row.text,
-        timeout_s=timeout_s,
-    )
+def _engine_requests(request: GenerateRequest, rows: list[StreamRow]) -> list[EngineRequest]:
+    """One for each row of the request, its further sequences as siblings of the first."""
+    num_sequences = request.wishes.num_return_sequences
+    ids = [row.sequence_id for row in rows]
+    return [
+        EngineRequest(
+            sequence_id=ids[index * num_sequences],
+            sibling_ids=tuple(ids[index * num_sequences + 1 : (index + 1) * num_sequences]),
+            prompt_token_ids=asked.prompt_token_ids,
+            params=asked.params,
+            text=asked.text,
+            timeout_s=request.timeout_s,
+            cache_salt=asked.cache_salt,
+        )
+        for index, asked in enumerate(request.rows)
+    ]
 
 
 def _error_of(output: RequestOutput) -> NaiadError | None:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from naiad.errors import InvalidRequestError
+from naiad.triton_server.request_limits import MAX_LOG_PROBS, MAX_PRIORITY, MAX_RETURN_SEQUENCES
 
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
@@ -48,6 +49,7 @@ SERVED = (
     Field("temperature", float, 0),
     Field("top_k", int, 0, INT32_MAX, "runtime_top_k"),
     Field("top_p", float, maximum=1, tensor="runtime_top_p"),
+    Field("min_p", float, 0, 1),
     Field("seed", int, 0, UINT64_MAX),
     Field("repetition_penalty", float, 0.01, 100),
     Field("presence_penalty", float, -100, 100),
@@ -55,19 +57,24 @@ SERVED = (
     Field("min_tokens", int, 0, INT32_MAX),
     Field("min_length", int, 0, INT32_MAX),
     Field("ignore_eos", bool),
-    Field("priority", int, -INT32_MAX - 1, INT32_MAX),
+    Field("priority", int, -MAX_PRIORITY, MAX_PRIORITY),
+    Field("num_return_sequences", int, 1, MAX_RETURN_SEQUENCES),
+    Field("include_stop_str_in_output", bool),
     Field("exclude_input_in_output", bool),
     Field("return_finish_reason", bool),
     Field("return_num_input_tokens", bool),
     Field("return_num_output_tokens", bool),
     Field("return_num_cached_tokens", bool),
+    Field("return_log_probs", bool),
+    Field("num_log_probs", int, 0, MAX_LOG_PROBS),
+    Field("return_context_logits", bool),
+    Field("return_generation_logits", bool),
     Field("stop", bool),
 )
 
 # Names of reference and A2 fields that are declared but not served, with the values that switch
 # them off. An empty tensor, or one of empty strings, is always "off".
 NOT_SERVED: Mapping[str, tuple[float, ...]] = {
-    "num_return_sequences": (1,),
     "beam_width": (1,),
     "len_penalty": (1.0,),
     "length_penalty": (1.0,),
@@ -76,19 +83,7 @@ NOT_SERVED: Mapping[str, tuple[float, ...]] = {
     "runtime_top_p_min": (),
     "runtime_top_p_decay": (),
     "runtime_top_p_reset_ids": (),
-    "min_p": (0.0,),
-    "allowed_token_ids": (),
-    "logit_bias_ids": (),
-    "logit_bias_values": (),
-    "include_stop_str_in_output": (0,),
-    "num_log_probs": (0,),
     "num_draft_tokens": (0,),
-    "cache_salt": (),
-    "bad_words_list": (),
-    "embedding_bias": (),
-    "return_log_probs": (0,),
-    "return_context_logits": (0,),
-    "return_generation_logits": (0,),
     "return_perf_metrics": (0,),
     "decoder_input_ids": (),
     "decoder_input_lengths": (),
@@ -121,9 +116,6 @@ NOT_SERVED: Mapping[str, tuple[float, ...]] = {
     "guided_decoding_guide_type": (),
     "guided_decoding_guide": (),
     "decoder_text_input": (),
-    "bad_words": (),
-    "embedding_bias_words": (),
-    "embedding_bias_weights": (),
 }
 
 _SERVERS_OWN_PARAMETERS = re.compile(r"id|timeout|sequence_\w+|triton_\w+|binary_data_output")
@@ -154,6 +146,54 @@ def read_scalars(tensors: Mapping[str, Array], parameters: Mapping[str, Any]) ->
         elif field.name in parameters:
             values[field.name] = _checked(field, parameters[field.name])
     return values
+
+
+def read_string(name: str, tensor: Array | None, parameters: Mapping[str, Any], max_bytes: int) -> str:
+    """A string field of one row.
+
+    Args:
+        name: tensor and parameter are called so.
+        tensor: one value, or None when it was not sent.
+        parameters: the request's parameters.
+        max_bytes: of its UTF-8 form.
+
+    Returns:
+        "" when it was not sent.
+
+    Raises:
+        InvalidRequestError: no string, no valid UTF-8, or too long.
+    """
+    value = parameters.get(name, "") if tensor is None else decoded(name, _only_value(name, tensor))
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"{name} = {_shown(value)}: expected a string")
+    num_bytes = num_utf8_bytes(name, value)
+    if num_bytes > max_bytes:
+        raise InvalidRequestError(f"{name} has {num_bytes} bytes: at most {max_bytes} are allowed")
+    return value
+
+
+def num_utf8_bytes(name: str, text: str) -> int:
+    """The length of a text in bytes.
+
+    Raises:
+        InvalidRequestError: it is no valid Unicode (a parameter may hold half a surrogate pair).
+    """
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequestError(f"{name} holds half a surrogate pair: expected valid Unicode") from None
+
+
+def decoded(name: str, raw: bytes) -> str:
+    """The text of a string tensor's value.
+
+    Raises:
+        InvalidRequestError: it is not valid UTF-8.
+    """
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{name} is not valid UTF-8 (byte {error.start})") from None
 
 
 def required(sent: Mapping[str, T], name: str) -> T:

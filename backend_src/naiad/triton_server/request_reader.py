@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 
 from naiad.errors import InvalidRequestError
 from naiad.sequence import SamplingParams, TextContext
-from naiad.tokenization import unpack_word_list
+from naiad.triton_server.logit_fields import check_token_ids
+from naiad.triton_server.output_wishes import OutputWishes, check_logits_size, read_wishes
 from naiad.triton_server.request_fields import (
     SERVED,
     Array,
     Scalar,
     read_scalars,
+    read_string,
     refuse_unknown_parameters,
     refuse_unserved,
     required,
     split_rows,
 )
-
-MAX_STOP_WORDS = 64
-MAX_STOP_WORD_TOKENS = 256
-MAX_STOP_TOKEN_IDS = 64
+from naiad.triton_server.request_limits import MAX_CACHE_SALT_BYTES, ModelLimits
+from naiad.triton_server.sampling_fields import read_sampling_params
 
 # What each model of the ensemble reads; a parameter reaches all of its steps.
-TEXT_PARAMETERS = frozenset({"text_input", "messages", "stop_words"})
-KNOWN_PARAMETERS = frozenset(field.name for field in SERVED) | TEXT_PARAMETERS
+TEXT_PARAMETERS = frozenset({"text_input", "messages", "stop_words", "bad_words"})
+KNOWN_PARAMETERS = frozenset(field.name for field in SERVED) | TEXT_PARAMETERS | {"cache_salt"}
 
 # What a client can only wish for the request, not for a row of it.
 _OF_THE_WHOLE_REQUEST = (
@@ -41,6 +39,11 @@ _OF_THE_WHOLE_REQUEST = (
     "return_num_input_tokens",
     "return_num_output_tokens",
     "return_num_cached_tokens",
+    "return_log_probs",
+    "num_log_probs",
+    "return_context_logits",
+    "return_generation_logits",
+    "num_return_sequences",
 )
 
 _text_context_decoder = msgspec.json.Decoder(TextContext)
@@ -64,17 +67,6 @@ class RequestSource(Protocol):
         """The input tensors by name, batch dimension included."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """What the engine serves, and this model's defaults."""
-
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    exclude_input_in_output: bool
-    forwarded_headers: str = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
     """One row of the batch: the prompt and, when a detokenizer follows, its text context."""
@@ -82,6 +74,7 @@ class RequestRow:
     prompt_token_ids: list[int]
     params: SamplingParams
     text: TextContext | None
+    cache_salt: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +86,7 @@ class GenerateRequest:
     timeout_s: float | None
     streaming: bool
     exclude_input: bool
-    return_finish_reason: bool
-    return_num_input_tokens: bool
-    return_num_output_tokens: bool
-    return_num_cached_tokens: bool
+    wishes: OutputWishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +108,26 @@ def read_request(source: RequestSource, limits: ModelLimits) -> GenerateRequest 
     refuse_unserved(parameters)
     by_row = split_rows(tensors, required(tensors, "input_lengths").shape[0])
     scalars = [read_scalars(row, parameters) for row in by_row]
-    wishes = {name: _same_in_all_rows(name, scalars) for name in _OF_THE_WHOLE_REQUEST}
-    if wishes["stop"]:
+    common = {name: _same_in_all_rows(name, scalars) for name in _OF_THE_WHOLE_REQUEST}
+    if common["stop"]:
         if not source.request_id:
             raise InvalidRequestError("A request id must be provided for request cancellation")
         return StopRequest(source.request_id)
-    exclude_input = wishes["exclude_input_in_output"]
+    wishes = read_wishes(common)
+    rows = [
+        _read_row(row, values, parameters, limits, wishes)
+        for row, values in zip(by_row, scalars, strict=True)
+    ]
+    lengths = [(len(row.prompt_token_ids), row.params.max_tokens) for row in rows]
+    check_logits_size(wishes, lengths, limits.vocab_size)
+    exclude_input = common["exclude_input_in_output"]
     return GenerateRequest(
         request_id=source.request_id,
-        rows=[_read_row(row, values, limits) for row, values in zip(by_row, scalars, strict=True)],
+        rows=rows,
         timeout_s=_timeout_s(source.timeout_us, parameters),
-        streaming=bool(wishes["stream"]),
+        streaming=bool(common["stream"]),
         exclude_input=limits.exclude_input_in_output if exclude_input is None else bool(exclude_input),
-        return_finish_reason=bool(wishes["return_finish_reason"]),
-        return_num_input_tokens=bool(wishes["return_num_input_tokens"]),
-        return_num_output_tokens=bool(wishes["return_num_output_tokens"]),
-        return_num_cached_tokens=bool(wishes["return_num_cached_tokens"]),
+        wishes=wishes,
     )
 
 
@@ -146,18 +140,22 @@ def _same_in_all_rows(name: str, scalars: list[dict[str, Scalar]]) -> Scalar | N
     return values.pop()
 
 
-def _read_row(tensors: Mapping[str, Array], scalars: Mapping[str, Scalar], limits: ModelLimits) -> RequestRow:
+def _read_row(
+    tensors: Mapping[str, Array],
+    scalars: Mapping[str, Scalar],
+    parameters: Mapping[str, Any],
+    limits: ModelLimits,
+    wishes: OutputWishes,
+) -> RequestRow:
     prompt = _read_prompt(tensors, limits)
     text = _read_text_context(tensors.get("text_context"))
-    params = _sampling_params(
-        scalars,
-        len(prompt),
-        limits,
-        stop_ids=_read_stop_token_ids(tensors.get("stop_token_ids"), scalars, limits),
-        # Where a detokenizer follows, stop words are matched on text.
-        stop_sequences=() if text else _read_stop_sequences(tensors.get("stop_words_list")),
+    if text is not None and scalars.get("include_stop_str_in_output"):
+        text = msgspec.structs.replace(text, includes_stop_string=True)
+    params = read_sampling_params(
+        tensors, scalars, limits, wishes, num_prompt_tokens=len(prompt), has_text=text is not None
     )
-    return RequestRow(prompt_token_ids=prompt, text=text, params=params)
+    salt = read_string("cache_salt", tensors.get("cache_salt"), parameters, MAX_CACHE_SALT_BYTES)
+    return RequestRow(prompt_token_ids=prompt, text=text, params=params, cache_salt=salt)
 
 
 def _read_prompt(tensors: Mapping[str, Array], limits: ModelLimits) -> list[int]:
@@ -175,14 +173,8 @@ def _read_prompt(tensors: Mapping[str, Array], limits: ModelLimits) -> list[int]
             f"(max_model_len = {limits.max_model_len}, prompt and output together)"
         )
     ids = row[:length]
-    _check_token_ids("input_ids", ids, limits.vocab_size)
+    check_token_ids("input_ids", ids, limits.vocab_size)
     return ids.tolist()  # type: ignore[no-any-return]
-
-
-def _check_token_ids(name: str, ids: Array, vocab_size: int) -> None:
-    bad = ids[(ids < 0) | (ids >= vocab_size)]
-    if bad.size:
-        raise InvalidRequestError(f"{name} holds {int(bad[0])}: expected token ids in [0, {vocab_size})")
 
 
 def _read_text_context(tensor: Array | None) -> TextContext | None:
@@ -192,86 +184,6 @@ def _read_text_context(tensor: Array | None) -> TextContext | None:
         return _text_context_decoder.decode(tensor.item())
     except (msgspec.ValidationError, msgspec.DecodeError, TypeError, ValueError):
         raise InvalidRequestError("text_context is not what Naiad's tokenizer model writes") from None
-
-
-def _read_stop_sequences(tensor: Array | None) -> tuple[tuple[int, ...], ...]:
-    if tensor is None:
-        return ()
-    words = unpack_word_list(np.ascontiguousarray(tensor.reshape(2, -1)))
-    if len(words) > MAX_STOP_WORDS:
-        raise InvalidRequestError(
-            f"stop_words_list has {len(words)} words: at most {MAX_STOP_WORDS} are allowed"
-        )
-    longest = max(map(len, words), default=0)
-    if longest > MAX_STOP_WORD_TOKENS:
-        raise InvalidRequestError(
-            f"stop_words_list has a word of {longest} tokens: at most {MAX_STOP_WORD_TOKENS} are allowed"
-        )
-    return tuple(tuple(word) for word in words)
-
-
-def _read_stop_token_ids(
-    tensor: Array | None, scalars: Mapping[str, Scalar], limits: ModelLimits
-) -> tuple[int, ...]:
-    end_id = int(scalars.get("end_id", -1))
-    if end_id >= limits.vocab_size:
-        raise InvalidRequestError(
-            f"end_id = {end_id}: expected -1 (none) or an id in [0, {limits.vocab_size})"
-        )
-    ids: list[int] = []
-    if not scalars.get("ignore_eos"):
-        ids = [*limits.eos_token_ids, *([end_id] if end_id >= 0 else [])]
-    if tensor is not None:
-        if tensor.size > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequestError(
-                f"stop_token_ids has {tensor.size} ids: at most {MAX_STOP_TOKEN_IDS} are allowed"
-            )
-        _check_token_ids("stop_token_ids", tensor, limits.vocab_size)
-        ids += tensor.reshape(-1).tolist()
-    return tuple(dict.fromkeys(ids))
-
-
-def _sampling_params(
-    scalars: Mapping[str, Scalar],
-    num_prompt_tokens: int,
-    limits: ModelLimits,
-    *,
-    stop_ids: tuple[int, ...],
-    stop_sequences: tuple[tuple[int, ...], ...],
-) -> SamplingParams:
-    wanted = int(required(scalars, "max_tokens"))
-    max_tokens = min(wanted, limits.max_model_len - num_prompt_tokens)
-    min_tokens = int(scalars.get("min_tokens", scalars.get("min_length", 0)))
-    if min_tokens > wanted:
-        raise InvalidRequestError(f"min_tokens = {min_tokens}: expected at most max_tokens = {wanted}")
-    top_k = min(int(scalars.get("top_k", 0)), limits.vocab_size)
-    top_p = float(scalars.get("top_p", 0.0))
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=_temperature(scalars, top_k),
-        top_k=top_k,
-        top_p=top_p if top_p > 0 else 1.0,
-        seed=int(scalars["seed"]) if "seed" in scalars else secrets.randbits(64),
-        repetition_penalty=float(scalars.get("repetition_penalty", 1.0)),
-        presence_penalty=float(scalars.get("presence_penalty", 0.0)),
-        frequency_penalty=float(scalars.get("frequency_penalty", 0.0)),
-        min_tokens=min(min_tokens, max_tokens),
-        stop_token_ids=stop_ids,
-        stop_sequences=stop_sequences,
-        priority=int(scalars.get("priority", 0)),
-    )
-
-
-def _temperature(scalars: Mapping[str, Scalar], top_k: int) -> float:
-    """The reference's rule: without any filter a temperature that is absent or 1.0 means greedy.
-
-    A top_p that was sent as 1.0 samples (Triton's OpenAI frontend sends it).
-    """
-    temperature = float(scalars.get("temperature", 1.0))
-    filters = top_k > 0 or float(scalars.get("top_p", 0.0)) > 0
-    if top_k == 1 or (temperature == 1.0 and not filters):
-        return 0.0
-    return temperature
 
 
 def _timeout_s(timeout_us: int, parameters: Mapping[str, Any]) -> float | None:

@@ -47,10 +47,17 @@ class ResponseBuilder(Protocol):
 
 @dataclass(slots=True)
 class StreamRow:
-    """One row of the request."""
+    """One sequence of the request.
+
+    Attributes:
+        index: the row of the request, from 0.
+        sequence_id: the engine's.
+        sequence_index: which of the sequences from the row's prompt, from 0.
+    """
 
     index: int
     sequence_id: int
+    sequence_index: int = 0
     pending: RequestOutput | None = None
     outstanding: int = 0
     is_finished: bool = False
@@ -71,7 +78,7 @@ class StreamRow:
 
 @dataclass(slots=True, eq=False)
 class ResponseStream:
-    """All rows of one request, on their way to one client."""
+    """All sequences of one request, on their way to one client."""
 
     request: GenerateRequest
     sender: Sender
@@ -194,4 +201,8 @@ def merged(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         finish_reason=second.finish_reason,
         stop_reason=second.stop_reason,
         num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
+        log_probs=first.log_probs + second.log_probs,
+        cum_log_prob=second.cum_log_prob,
+        context_logits=first.context_logits or second.context_logits,
+        generation_logits=first.generation_logits + second.generation_logits,
     )

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from naiad.outputs import RequestOutput
+from naiad.triton_server.detail_tensors import detail_tensors
+from naiad.triton_server.output_wishes import OutputWishes
 from naiad.triton_server.response_stream import ResponseStream, StreamRow, Tensors
 
 
@@ -30,18 +32,26 @@ def response_tensors(stream: ResponseStream, row: StreamRow, chunk: RequestOutpu
     }
     if len(request.rows) > 1:
         tensors["batch_index"] = _int32(row.index)
-    finish_reason = chunk.finish_reason.value if chunk.finish_reason else ""
-    if request.return_finish_reason:
-        tensors["finish_reason"] = _string(finish_reason)
-        tensors["stop_reason"] = _string(chunk.stop_reason)
-    if request.return_num_input_tokens:
-        tensors["num_input_tokens"] = _int32(len(prompt))
-    if request.return_num_output_tokens:
-        tensors["num_output_tokens"] = _int32(len(chunk.token_ids))
-    if request.return_num_cached_tokens:
-        tensors["num_cached_tokens"] = _int32(chunk.num_cached_tokens)
+    if request.wishes.num_return_sequences > 1:
+        tensors["sequence_index"] = _int32(row.sequence_index)
+    tensors |= _wished_tensors(request.wishes, len(prompt), chunk)
+    tensors |= detail_tensors(request.wishes, len(prompt), chunk)
     if stream.has_detokenizer:
         tensors |= _detokenizer_tensors(stream, row, chunk, is_echoing)
+    return tensors
+
+
+def _wished_tensors(wishes: OutputWishes, num_prompt_tokens: int, chunk: RequestOutput) -> Tensors:
+    tensors: Tensors = {}
+    if wishes.finish_reason:
+        tensors["finish_reason"] = _string(chunk.finish_reason.value if chunk.finish_reason else "")
+        tensors["stop_reason"] = _string(chunk.stop_reason)
+    if wishes.num_input_tokens:
+        tensors["num_input_tokens"] = _int32(num_prompt_tokens)
+    if wishes.num_output_tokens:
+        tensors["num_output_tokens"] = _int32(len(chunk.token_ids))
+    if wishes.num_cached_tokens:
+        tensors["num_cached_tokens"] = _int32(chunk.num_cached_tokens)
     return tensors
 
 

@@ -11,26 +11,24 @@ import numpy.typing as npt
 
 from naiad.errors import InvalidRequestError
 from naiad.sequence import TextContext
-from naiad.tokenization import Tokenizer, pack_word_list
+from naiad.tokenization import Tokenizer
 from naiad.triton_server.request_fields import (
     Array,
+    decoded,
+    num_utf8_bytes,
     read_scalars,
     refuse_unknown_parameters,
     refuse_unserved,
     required,
     split_rows,
 )
-from naiad.triton_server.request_reader import KNOWN_PARAMETERS, MAX_STOP_WORDS, RequestSource
-
-MAX_STOP_WORD_BYTES = 256
-MAX_PROMPT_BYTES_PER_TOKEN = 64
+from naiad.triton_server.request_limits import MAX_BAD_WORDS, MAX_PROMPT_BYTES_PER_TOKEN, MAX_STOP_WORDS
+from naiad.triton_server.request_reader import KNOWN_PARAMETERS, RequestSource
+from naiad.triton_server.word_fields import embedding_bias, pack_rows, read_word_weights, read_words
 
 # The tokenizer model's own names of fields that `request_fields` knows by the text level's.
 _REFERENCE_NAMES = {
     "DECODER_QUERY": "decoder_text_input",
-    "BAD_WORDS_DICT": "bad_words",
-    "EMBEDDING_BIAS_WORDS": "embedding_bias_words",
-    "EMBEDDING_BIAS_WEIGHTS": "embedding_bias_weights",
     "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id",
 }
 _IMAGE_INPUTS = ("IMAGE_BYTES", "IMAGE_URL", "VIDEO_BYTES", "IMAGES")
@@ -45,13 +43,24 @@ class TextReader:
         self,
         tokenizer: Tokenizer,
         max_model_len: int,
+        vocab_size: int,
         *,
         add_special_tokens: bool,
         skip_special_tokens: bool,
         forwarded_headers: str,
     ) -> None:
-        """Take the tokenizer and the model's parameters; max_model_len bounds a prompt's bytes."""
+        """Take the tokenizer and the model's parameters.
+
+        Args:
+            tokenizer: the checkpoint's.
+            max_model_len: bounds a prompt's bytes.
+            vocab_size: of the model, which may be larger than the tokenizer's.
+            add_special_tokens: to `text_input`.
+            skip_special_tokens: they make no text.
+            forwarded_headers: regular expression of header names; "" = none.
+        """
         self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
         self._max_prompt_bytes = MAX_PROMPT_BYTES_PER_TOKEN * max_model_len
         self._add_special_tokens = add_special_tokens
         self._skip_special_tokens = skip_special_tokens
@@ -75,10 +84,15 @@ class TextReader:
         num_rows = _num_rows(tensors)
         max_tokens = _max_tokens(tensors, parameters, num_rows)
         prompts = self._prompts(tensors, parameters, num_rows)
-        stop_words = _words(
-            "stop_words", tensors.get("STOP_WORDS_DICT"), parameters.get("stop_words"), num_rows
+        stop_words = read_words(
+            "stop_words",
+            tensors.get("STOP_WORDS_DICT"),
+            parameters.get("stop_words"),
+            num_rows,
+            MAX_STOP_WORDS,
         )
-        return self._outputs(tensors, prompts, stop_words, max_tokens)
+        outputs = self._prompt_outputs(tensors, prompts, stop_words, max_tokens)
+        return outputs | self._logit_outputs(tensors, parameters, num_rows)
 
     def _prompts(
         self, tensors: Mapping[str, Array], parameters: Mapping[str, Any], num_rows: int
@@ -89,9 +103,10 @@ class TextReader:
             both = "both" if texts is not None else "neither"
             raise InvalidRequestError(f"expected either text_input or messages: {both} was sent")
         for text in texts or chats or []:
-            if len(text.encode()) > self._max_prompt_bytes:
+            num_bytes = num_utf8_bytes("the prompt", text)
+            if num_bytes > self._max_prompt_bytes:
                 raise InvalidRequestError(
-                    f"the prompt has {len(text.encode())} bytes: at most {self._max_prompt_bytes} are allowed"
+                    f"the prompt has {num_bytes} bytes: at most {self._max_prompt_bytes} are allowed"
                 )
         if texts is not None:
             if not all(texts):
@@ -101,7 +116,7 @@ class TextReader:
             ]
         return [self._tokenizer.render_chat(chat) for chat in chats or []]
 
-    def _outputs(
+    def _prompt_outputs(
         self,
         tensors: Mapping[str, Array],
         prompts: list[list[int]],
@@ -114,13 +129,16 @@ class TextReader:
         input_ids = np.full((num_rows, max(lengths)), pad_id, dtype=np.int32)
         for row, prompt in zip(input_ids, prompts, strict=True):
             row[: len(prompt)] = prompt
-        outputs: dict[str, npt.NDArray[Any]] = {
+        return {
             "INPUT_ID": input_ids,
             "REQUEST_INPUT_LEN": np.array(lengths, dtype=np.int32).reshape(-1, 1),
             "REQUEST_OUTPUT_LEN": np.array(max_tokens, dtype=np.int32).reshape(-1, 1),
-            "BAD_WORDS_IDS": np.zeros((num_rows, 2, 0), dtype=np.int32),
-            "STOP_WORDS_IDS": self._packed(stop_words),
-            "EMBEDDING_BIAS": np.zeros((num_rows, 0), dtype=np.float32),
+            "STOP_WORDS_IDS": pack_rows(
+                [
+                    [self._tokenizer.encode(word, add_special_tokens=False) for word in words]
+                    for words in stop_words
+                ]
+            ),
             "OUT_END_ID": _id_column(tensors.get("END_ID"), self._tokenizer.eos_id, num_rows),
             "OUT_PAD_ID": _id_column(tensors.get("PAD_ID"), self._tokenizer.pad_id, num_rows),
             "text_context": np.array(
@@ -128,7 +146,25 @@ class TextReader:
                 dtype=np.object_,
             ),
         }
-        return outputs
+
+    def _logit_outputs(
+        self, tensors: Mapping[str, Array], parameters: Mapping[str, Any], num_rows: int
+    ) -> dict[str, npt.NDArray[Any]]:
+        bad_words = read_words(
+            "bad_words", tensors.get("BAD_WORDS_DICT"), parameters.get("bad_words"), num_rows, MAX_BAD_WORDS
+        )
+        weights = read_word_weights(
+            tensors.get("EMBEDDING_BIAS_WORDS"), tensors.get("EMBEDDING_BIAS_WEIGHTS"), num_rows
+        )
+        return {
+            "BAD_WORDS_IDS": pack_rows(
+                [
+                    [ids for word in words for ids in self._tokenizer.encode_bad_word(word)]
+                    for words in bad_words
+                ]
+            ),
+            "EMBEDDING_BIAS": embedding_bias(self._tokenizer, weights, self._vocab_size),
+        }
 
     def _context(self, prompt: list[int], stop_words: list[str]) -> TextContext:
         return TextContext(
@@ -137,18 +173,6 @@ class TextReader:
             prompt_tail_ids=tuple(self._tokenizer.prompt_tail(prompt)),
             num_prompt_chars=self._tokenizer.num_prompt_chars(prompt),
         )
-
-    def _packed(self, rows: list[list[str]]) -> npt.NDArray[np.int32]:
-        encoded = [
-            [self._tokenizer.encode(word, add_special_tokens=False) for word in words] for words in rows
-        ]
-        packed = [pack_word_list(words) for words in encoded]
-        width = max(each.shape[1] for each in packed)
-        filled = np.zeros((len(packed), 2, width), dtype=np.int32)
-        filled[:, 1] = -1
-        for target, each in zip(filled, packed, strict=True):
-            target[:, : each.shape[1]] = each
-        return filled
 
 
 def _num_rows(tensors: Mapping[str, Array]) -> int:
@@ -170,35 +194,10 @@ def _strings(name: str, tensor: Array | None, parameter: Any, num_rows: int) -> 
         if parameter is None:
             return None
         return [str(parameter)] * num_rows
-    values = [_decoded(name, raw) for raw in tensor.reshape(-1).tolist()]
+    values = [decoded(name, raw) for raw in tensor.reshape(-1).tolist()]
     if len(values) != num_rows:
         raise InvalidRequestError(f"{name} has {len(values)} values for {num_rows} rows")
     return values
-
-
-def _words(name: str, tensor: Array | None, parameter: Any, num_rows: int) -> list[list[str]]:
-    """Each row's words; "" is padding, as the reference's clients send it."""
-    if tensor is None:
-        rows = [[str(parameter)] if parameter is not None else []] * num_rows
-    else:
-        rows = [[_decoded(name, raw) for raw in row] for row in tensor.reshape(num_rows, -1).tolist()]
-    rows = [[word for word in row if word] for row in rows]
-    for row in rows:
-        if len(row) > MAX_STOP_WORDS:
-            raise InvalidRequestError(f"{name} has {len(row)} entries: at most {MAX_STOP_WORDS} are allowed")
-        longest = max((len(word.encode()) for word in row), default=0)
-        if longest > MAX_STOP_WORD_BYTES:
-            raise InvalidRequestError(
-                f"{name} has an entry of {longest} bytes: at most {MAX_STOP_WORD_BYTES} are allowed"
-            )
-    return rows
-
-
-def _decoded(name: str, raw: bytes) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{name} is not valid UTF-8 (byte {error.start})") from None
 
 
 def _id_column(sent: Array | None, default: int | None, num_rows: int) -> npt.NDArray[np.int32]:

@@ -27,9 +27,11 @@ class TokenizerModel:
             end_with_parent(lambda: None)
             directory = model_directory(parameters.get("model_dir", ""))
             skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
+            model_config = ModelConfig.from_directory(directory)
             self._reader = TextReader(
                 Tokenizer.from_directory(directory, skip_special_tokens),
-                ModelConfig.from_directory(directory).max_position_embeddings,
+                model_config.max_position_embeddings,
+                model_config.vocab_size,
                 add_special_tokens=read_bool(parameters, "add_special_tokens", default=True),
                 skip_special_tokens=skip_special_tokens,
                 forwarded_headers=parameters.get("forwarded_headers", ""),

@@ -1,0 +1,49 @@
+"""Log-probabilities and logits of one chunk as output tensors.
+
+They speak of new tokens only, also where `output_ids` holds the prompt too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from naiad.outputs import RequestOutput
+from naiad.triton_server.output_wishes import OutputWishes
+from naiad.triton_server.response_stream import Tensors
+
+
+def detail_tensors(wishes: OutputWishes, num_prompt_tokens: int, chunk: RequestOutput) -> Tensors:
+    """What was asked for of a chunk of n new tokens; V is the size of the vocabulary.
+
+    Returns:
+        With return_log_probs: output_log_probs [1, 1, n] and cum_log_probs [1, 1] float32. With
+        num_log_probs = N: top_log_prob_ids int32 and top_log_probs float32 [1, n, N]. With
+        return_generation_logits: generation_logits [1, 1, n, V] float32, if n > 0. With
+        return_context_logits: context_logits [1, num_prompt_tokens, V] float32, on the chunk
+        that has them.
+    """
+    tensors: Tensors = {}
+    if wishes.log_probs:
+        tensors["output_log_probs"] = _float32([each.log_prob for each in chunk.log_probs])[None, None]
+        tensors["cum_log_probs"] = _float32([chunk.cum_log_prob])[None]
+    if wishes.num_log_probs:
+        shape = (1, len(chunk.log_probs), wishes.num_log_probs)
+        ids = [each.top_token_ids for each in chunk.log_probs]
+        values = [each.top_log_probs for each in chunk.log_probs]
+        tensors["top_log_prob_ids"] = np.array(ids, dtype=np.int32).reshape(shape)
+        tensors["top_log_probs"] = np.array(values, dtype=np.float32).reshape(shape)
+    if wishes.generation_logits and chunk.generation_logits:
+        logits = _logits(b"".join(chunk.generation_logits))
+        tensors["generation_logits"] = logits.reshape(1, 1, len(chunk.generation_logits), -1)
+    if wishes.context_logits and chunk.context_logits:
+        tensors["context_logits"] = _logits(chunk.context_logits).reshape(1, num_prompt_tokens, -1)
+    return tensors
+
+
+def _float32(values: list[float]) -> npt.NDArray[np.float32]:
+    return np.array(values, dtype=np.float32)
+
+
+def _logits(raw: bytes) -> npt.NDArray[np.float32]:
+    return np.frombuffer(raw, dtype="<f4")

@@ -1,0 +1,131 @@
+"""How one row is sampled and when it ends: checked fields to `SamplingParams`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+import numpy as np
+
+from naiad.errors import InvalidRequestError
+from naiad.sequence import SamplingParams
+from naiad.tokenization import unpack_word_list
+from naiad.triton_server.logit_fields import check_token_ids, read_allowed_token_ids, read_logit_bias
+from naiad.triton_server.output_wishes import OutputWishes
+from naiad.triton_server.request_fields import Array, Scalar, required
+from naiad.triton_server.request_limits import (
+    MAX_BAD_WORD_SEQUENCES,
+    MAX_BAD_WORD_TOKENS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOP_WORD_TOKENS,
+    MAX_STOP_WORDS,
+    ModelLimits,
+)
+
+
+def read_sampling_params(
+    tensors: Mapping[str, Array],
+    scalars: Mapping[str, Scalar],
+    limits: ModelLimits,
+    wishes: OutputWishes,
+    *,
+    num_prompt_tokens: int,
+    has_text: bool,
+) -> SamplingParams:
+    """Everything that decides a row's tokens.
+
+    Args:
+        tensors: the row's lists, each [1, …].
+        scalars: its checked scalar fields.
+        limits: of the model.
+        wishes: of the request.
+        num_prompt_tokens: at most max_model_len - 1.
+        has_text: a detokenizer follows, so stop words are matched on text.
+
+    Raises:
+        InvalidRequestError: names field, value and what is allowed.
+    """
+    wanted = int(required(scalars, "max_tokens"))
+    max_tokens = min(wanted, limits.max_model_len - num_prompt_tokens)
+    min_tokens = int(scalars.get("min_tokens", scalars.get("min_length", 0)))
+    if min_tokens > wanted:
+        raise InvalidRequestError(f"min_tokens = {min_tokens}: expected at most max_tokens = {wanted}")
+    top_p = float(scalars.get("top_p", 0.0))
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=_temperature(scalars),
+        top_k=min(int(scalars.get("top_k", 0)), limits.vocab_size),
+        top_p=top_p if top_p > 0 else 1.0,
+        min_p=float(scalars.get("min_p", 0.0)),
+        seed=int(scalars["seed"]) if "seed" in scalars else secrets.randbits(64),
+        repetition_penalty=float(scalars.get("repetition_penalty", 1.0)),
+        presence_penalty=float(scalars.get("presence_penalty", 0.0)),
+        frequency_penalty=float(scalars.get("frequency_penalty", 0.0)),
+        min_tokens=min(min_tokens, max_tokens),
+        stop_token_ids=_read_stop_token_ids(tensors.get("stop_token_ids"), scalars, limits),
+        stop_sequences=() if has_text else _read_stop_sequences(tensors.get("stop_words_list")),
+        bad_words=_read_bad_words(tensors.get("bad_words_list"), limits),
+        logit_bias=read_logit_bias(tensors, limits),
+        allowed_token_ids=read_allowed_token_ids(tensors.get("allowed_token_ids"), limits),
+        num_log_probs=wishes.num_engine_log_probs,
+        returns_context_logits=wishes.context_logits,
+        returns_generation_logits=wishes.generation_logits,
+        priority=int(scalars.get("priority", 0)),
+    )
+
+
+def _temperature(scalars: Mapping[str, Scalar]) -> float:
+    """The reference's rule: without any filter a temperature that is absent or 1.0 means greedy.
+
+    A top_p that was sent as 1.0 samples (Triton's OpenAI frontend sends it).
+    """
+    temperature = float(scalars.get("temperature", 1.0))
+    has_filter = any(float(scalars.get(name, 0.0)) > 0 for name in ("top_k", "top_p", "min_p"))
+    if scalars.get("top_k") == 1 or (temperature == 1.0 and not has_filter):
+        return 0.0
+    return temperature
+
+
+def _read_words(name: str, tensor: Array | None, max_words: int, max_tokens: int) -> list[list[int]]:
+    if tensor is None:
+        return []
+    words = unpack_word_list(np.ascontiguousarray(tensor.reshape(2, -1)))
+    if len(words) > max_words:
+        raise InvalidRequestError(f"{name} has {len(words)} words: at most {max_words} are allowed")
+    longest = max(map(len, words), default=0)
+    if longest > max_tokens:
+        raise InvalidRequestError(f"{name} has a word of {longest} tokens: at most {max_tokens} are allowed")
+    return words
+
+
+def _read_stop_sequences(tensor: Array | None) -> tuple[tuple[int, ...], ...]:
+    words = _read_words("stop_words_list", tensor, MAX_STOP_WORDS, MAX_STOP_WORD_TOKENS)
+    return tuple(tuple(word) for word in words)
+
+
+def _read_bad_words(tensor: Array | None, limits: ModelLimits) -> tuple[tuple[int, ...], ...]:
+    words = _read_words("bad_words_list", tensor, MAX_BAD_WORD_SEQUENCES, MAX_BAD_WORD_TOKENS)
+    for word in words:
+        check_token_ids("bad_words_list", np.array(word), limits.vocab_size)
+    return tuple(dict.fromkeys(tuple(word) for word in words))
+
+
+def _read_stop_token_ids(
+    tensor: Array | None, scalars: Mapping[str, Scalar], limits: ModelLimits
+) -> tuple[int, ...]:
+    end_id = int(scalars.get("end_id", -1))
+    if end_id >= limits.vocab_size:
+        raise InvalidRequestError(
+            f"end_id = {end_id}: expected -1 (none) or an id in [0, {limits.vocab_size})"
+        )
+    ids: list[int] = []
+    if not scalars.get("ignore_eos"):
+        ids = [*limits.eos_token_ids, *([end_id] if end_id >= 0 else [])]
+    if tensor is not None:
+        if tensor.size > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"stop_token_ids has {tensor.size} ids: at most {MAX_STOP_TOKEN_IDS} are allowed"
+            )
+        check_token_ids("stop_token_ids", tensor, limits.vocab_size)
+        ids += tensor.reshape(-1).tolist()
+    return tuple(dict.fromkeys(ids))
