@@ -138,6 +138,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     sibling_ids: tuple[int, ...] = ()
     beam: BeamParams | None = None
 
+    @property
+    def sequence_ids(self) -> tuple[int, ...]:
+        """Of all its sequences; each ends with one last output."""
+        return self.sequence_id, *self.sibling_ids
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:

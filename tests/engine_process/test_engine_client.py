@@ -61,6 +61,19 @@ def test_aborted_sequence_ends_cancelled_and_leaves_the_engine(served: Served) -
     assert recorder.num_finishes(1) == 1
 
 
+def test_siblings_are_answered_and_aborted_each(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(1, SLOW_ID, max_tokens=100_000, sibling_ids=(2, 3))])
+    recorder.wait_started(3)
+    client.abort([2, 3])
+    recorder.wait_finished(2, 3)
+    assert {recorder.reason(each) for each in (2, 3)} == {FinishReason.CANCELLED}
+    assert recorder.reason(1) is None
+    client.abort([1])
+    recorder.wait_finished(1)
+    assert [recorder.num_finishes(each) for each in (1, 2, 3)] == [1, 1, 1]
+
+
 def test_aborted_sequence_gets_what_the_engine_held_back(served: Served) -> None:
     client, recorder = served
     client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])

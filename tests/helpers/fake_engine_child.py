@@ -49,8 +49,9 @@ class FakeEngine:
     def add_request(self, request: EngineRequest) -> None:
         if request.prompt_token_ids[0] == REFUSED_ID:
             raise InvalidRequestError("prompt: refused")
-        self._live[request.sequence_id] = request
-        self._num_done[request.sequence_id] = 0
+        for sequence_id in request.sequence_ids:
+            self._live[sequence_id] = request
+            self._num_done[sequence_id] = 0
 
     def abort(self, sequence_id: int) -> RequestOutput | None:
         if self._live.pop(sequence_id, None) is None:
@@ -66,10 +67,9 @@ class FakeEngine:
             time.sleep(60)
         if SLOW_ID in firsts:
             time.sleep(0.005)
-        return [self._advance(request) for request in list(self._live.values())]
+        return [self._advance(sequence_id, request) for sequence_id, request in list(self._live.items())]
 
-    def _advance(self, request: EngineRequest) -> RequestOutput:
-        sequence_id = request.sequence_id
+    def _advance(self, sequence_id: int, request: EngineRequest) -> RequestOutput:
         token_id = request.prompt_token_ids[0] + self._num_done[sequence_id]
         self._num_done[sequence_id] += 1
         is_last = self._num_done[sequence_id] == request.params.max_tokens

@@ -34,11 +34,6 @@ class BeamGroup:
     candidates: dict[int, list[Candidate]] = field(default_factory=dict)
 
     @property
-    def ids(self) -> list[int]:
-        """Of the outputs, best first."""
-        return [self.request.sequence_id, *self.request.sibling_ids]
-
-    @property
     def is_complete(self) -> bool:
         """Whether every beam has been computed as far as it is known."""
         return all(
@@ -53,7 +48,7 @@ def beam_rules(request: EngineRequest) -> BeamRules:
     """The rules that a request asks for."""
     assert request.beam is not None
     return BeamRules(
-        width=1 + len(request.sibling_ids),
+        width=len(request.sequence_ids),
         max_tokens=request.params.max_tokens,
         stop_token_ids=request.params.stop_token_ids,
         length_penalty=request.beam.length_penalty,
@@ -86,7 +81,7 @@ class BeamGroups:
         rules = beam_rules(request)
         first.params = msgspec.structs.replace(first.params, num_candidates=rules.num_candidates)
         group = BeamGroup(request, BeamSearch(rules), [first], list(request.sibling_ids))
-        self._groups.update(dict.fromkeys(group.ids, group))
+        self._groups.update(dict.fromkeys(group.request.sequence_ids, group))
         self._scheduler.add(first)
 
     def first_sequence(self, sequence_id: int) -> Sequence:
@@ -119,7 +114,7 @@ class BeamGroups:
         """End a search with an error for each id."""
         group = self._groups[sequence_id]
         self._remove(group)
-        return [error_output(each, error.status, str(error)) for each in group.ids]
+        return [error_output(each, error.status, str(error)) for each in group.request.sequence_ids]
 
     def _continue(self, group: BeamGroup, parents: list[int]) -> None:
         """Give each running beam of the search a sequence that continues its parent's."""
@@ -159,10 +154,10 @@ class BeamGroups:
     def _end(self, group: BeamGroup, beams: list[Beam], reason: FinishReason | None) -> list[RequestOutput]:
         num_cached_tokens = group.beams[0].num_cached_tokens
         self._remove(group)
-        results = [*beams, *[Beam()] * (len(group.ids) - len(beams))]
+        results = [*beams, *[Beam()] * (len(group.request.sequence_ids) - len(beams))]
         return [
             self._output(group.request, sequence_id, beam, reason, num_cached_tokens)
-            for sequence_id, beam in zip(group.ids, results, strict=True)
+            for sequence_id, beam in zip(group.request.sequence_ids, results, strict=True)
         ]
 
     def _output(
@@ -201,5 +196,5 @@ class BeamGroups:
     def _remove(self, group: BeamGroup) -> None:
         for beam in group.beams:
             self._scheduler.remove(beam)
-        for sequence_id in group.ids:
+        for sequence_id in group.request.sequence_ids:
             del self._groups[sequence_id]

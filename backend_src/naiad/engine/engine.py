@@ -97,7 +97,7 @@ class Engine:
             InvalidRequestError: it can never be served; names the field and its value.
         """
         self._limits.check(request)
-        assert self._live.keys().isdisjoint((request.sequence_id, *request.sibling_ids)), "an id is in use"
+        assert self._live.keys().isdisjoint(request.sequence_ids), "an id is in use"
         assert request.sequence_id < min(request.sibling_ids, default=request.sequence_id + 1)
         first = self._make_sequence(request, request.sequence_id, request.params, None)
         if request.beam is not None:

@@ -245,7 +245,7 @@ class DoorKeeper:
         refusals = [
             error_output(sequence_id, "UNAVAILABLE", reason)
             for request in message.requests
-            for sequence_id in (request.sequence_id, *request.sibling_ids)
+            for sequence_id in request.sequence_ids
         ]
         self.send(door, StepDone(refusals, door.last_stats or EngineStats()))
 

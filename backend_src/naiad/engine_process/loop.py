@@ -153,7 +153,7 @@ class EngineLoop:
         self._outbox.pop(door, None)
 
     def _add(self, door: Door, request: EngineRequest) -> None:
-        keys = [(door, sequence_id) for sequence_id in (request.sequence_id, *request.sibling_ids)]
+        keys = [(door, sequence_id) for sequence_id in request.sequence_ids]
         if not self._engine_ids.keys().isdisjoint(keys):
             logger.error("dropped a connection that used a live sequence id again")
             self._keeper.gate.leave(len(keys))

@@ -80,8 +80,8 @@ class QueueGate:
 
 
 def _num_sequences(requests: Sequence[EngineRequest]) -> int:
-    return sum(1 + len(request.sibling_ids) for request in requests)
+    return sum(len(request.sequence_ids) for request in requests)
 
 
 def _num_tokens(requests: Sequence[EngineRequest]) -> int:
-    return sum(len(request.prompt_token_ids) * (1 + len(request.sibling_ids)) for request in requests)
+    return sum(len(request.prompt_token_ids) * len(request.sequence_ids) for request in requests)

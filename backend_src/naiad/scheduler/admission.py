@@ -51,7 +51,7 @@ class AdmissionLimits:
 
     def _check_beams(self, request: EngineRequest) -> None:
         """All beams of a search run at the same time: they fit if nothing else is there."""
-        width = 1 + len(request.sibling_ids)
+        width = len(request.sequence_ids)
         if width > self.max_num_seqs:
             raise InvalidRequestError(
                 f"beam_width = {width}: expected at most max_num_seqs = {self.max_num_seqs}"
