@@ -1,0 +1,190 @@
+"""Open-loop load on `llm`: requests are sent when they are due, whatever became of earlier ones.
+
+Times count from the moment a request was due, not from when it was sent: a generator that falls
+behind does not hide the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
+
+_CONNECTIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request to send.
+
+    Attributes:
+        due_s: seconds from the start of the run.
+        prompt_token_ids, num_tokens: what is asked for.
+        tenant: its cache_salt; "" = none is sent.
+    """
+
+    due_s: float
+    prompt_token_ids: list[int]
+    num_tokens: int
+    tenant: str = ""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of a request; seconds since it was due.
+
+    Attributes:
+        first_token_s: None: no token came.
+        end_s: until the last response, or the error.
+        error: "" = it was served whole.
+    """
+
+    arrival: Arrival
+    first_token_s: float | None = None
+    end_s: float = 0.0
+    num_tokens: int = 0
+    error: str = ""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server would not take it."""
+        return bool(self.error) and "queue is full" in self.error
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Requests of one kind that come at random (Poisson).
+
+    Attributes:
+        rate: requests per second.
+        duration_s: of the arrivals.
+        prompt_tokens, output_tokens: of each.
+    """
+
+    rate: float
+    duration_s: float
+    prompt_tokens: int
+    output_tokens: int
+    tenant: str = ""
+
+
+def poisson(shape: Shape, vocab_size: int, seed: int) -> list[Arrival]:
+    """Arrivals with prompts of their own; the same for the same arguments."""
+    draw = random.Random(f"{shape} {seed}")
+    arrivals = []
+    due_s = draw.expovariate(shape.rate)
+    while due_s < shape.duration_s:
+        prompt = [draw.randrange(1000, vocab_size) for _ in range(shape.prompt_tokens)]
+        arrivals.append(Arrival(due_s, prompt, shape.output_tokens, shape.tenant))
+        due_s += draw.expovariate(shape.rate)
+    return arrivals
+
+
+def run(url: str, arrivals: Sequence[Arrival]) -> list[Answer]:
+    """Send everything when it is due and wait for all answers."""
+    return asyncio.run(_run(url, sorted(arrivals, key=lambda arrival: arrival.due_s)))
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """A percentile in 1 … 99 of at least one value."""
+    if len(values) == 1:
+        return values[0]
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+@dataclass(slots=True)
+class Summary:
+    """Figures of one run.
+
+    Attributes:
+        goodput: tokens per second of requests that were served whole, over the time from the
+            first due request to the last answer.
+    """
+
+    num_sent: int
+    num_served: int
+    num_refused: int
+    num_failed: int
+    goodput: float
+    first_token_s: list[float] = field(default_factory=list)
+    refusal_s: list[float] = field(default_factory=list)
+
+
+def summarize(answers: Sequence[Answer]) -> Summary:
+    """Count and sum up; failures are answers with another error than a full queue."""
+    served = [answer for answer in answers if not answer.error]
+    refused = [answer for answer in answers if answer.is_refused]
+    span_s = max(answer.arrival.due_s + answer.end_s for answer in answers) - answers[0].arrival.due_s
+    return Summary(
+        num_sent=len(answers),
+        num_served=len(served),
+        num_refused=len(refused),
+        num_failed=len(answers) - len(served) - len(refused),
+        goodput=sum(answer.num_tokens for answer in served) / span_s,
+        first_token_s=[answer.first_token_s for answer in served if answer.first_token_s is not None],
+        refusal_s=[answer.end_s for answer in refused],
+    )
+
+
+async def _run(url: str, arrivals: Sequence[Arrival]) -> list[Answer]:
+    clients = [triton.InferenceServerClient(url) for _ in range(_CONNECTIONS)]
+    start_s = time.perf_counter()
+    try:
+        return await asyncio.gather(
+            *(
+                _send(clients[index % _CONNECTIONS], arrival, start_s)
+                for index, arrival in enumerate(arrivals)
+            )
+        )
+    finally:
+        for client in clients:
+            await client.close()
+
+
+async def _send(client: Any, arrival: Arrival, start_s: float) -> Answer:
+    await asyncio.sleep(max(0.0, start_s + arrival.due_s - time.perf_counter()))
+    answer = Answer(arrival)
+    due_s = start_s + arrival.due_s
+    try:
+        async for result, error in client.stream_infer(_requests(arrival)):
+            if error is not None:
+                answer.error = str(error)
+                break
+            tokens = result.as_numpy("output_ids")
+            if tokens is not None and tokens.size:
+                answer.num_tokens += tokens.size
+                if answer.first_token_s is None:
+                    answer.first_token_s = time.perf_counter() - due_s
+    except InferenceServerException as error:
+        answer.error = str(error)
+    answer.end_s = time.perf_counter() - due_s
+    if not answer.error and answer.num_tokens != arrival.num_tokens:
+        answer.error = f"{answer.num_tokens} tokens instead of {arrival.num_tokens}"
+    return answer
+
+
+async def _requests(arrival: Arrival) -> AsyncIterator[dict[str, Any]]:
+    values = {
+        "input_ids": np.array([arrival.prompt_token_ids], dtype=np.int32),
+        "input_lengths": np.array([[len(arrival.prompt_token_ids)]], dtype=np.int32),
+        "request_output_len": np.array([[arrival.num_tokens]], dtype=np.int32),
+        "streaming": np.array([[True]]),
+        "ignore_eos": np.array([[True]]),
+    }
+    if arrival.tenant:
+        values["cache_salt"] = np.array([[arrival.tenant.encode()]], dtype=np.object_)
+    names = {"b": "BOOL", "i": "INT32", "O": "BYTES"}
+    inputs = []
+    for name, value in values.items():
+        tensor = triton.InferInput(name, list(value.shape), names[value.dtype.kind])
+        tensor.set_data_from_numpy(value)
+        inputs.append(tensor)
+    yield {"model_name": "llm", "inputs": inputs}
