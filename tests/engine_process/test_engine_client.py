@@ -69,6 +69,25 @@ def test_aborted_sequence_gets_what_the_engine_held_back(served: Served) -> None
     assert recorder.token_ids(1)[-1] == LAST_ID
 
 
+def test_each_sibling_can_be_aborted(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(1, SLOW_ID, max_tokens=10**6, sibling_ids=(2, 3))])
+    recorder.wait_started(3)
+    client.abort([3])
+    recorder.wait_finished(3)
+    assert recorder.num_finishes(1) == recorder.num_finishes(2) == 0
+    client.abort([1, 2])
+    recorder.wait_for(lambda: recorder.stats[-1].num_running == 0)
+    assert [recorder.num_finishes(i) for i in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_siblings_finish_before_a_close(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(1, SLOW_ID, max_tokens=20, sibling_ids=(2,))])
+    client.close(timeout_s=10)
+    assert [recorder.reason(i) for i in (1, 2)] == [FinishReason.LENGTH] * 2
+
+
 def test_abort_of_unknown_sequence_disturbs_nobody(served: Served) -> None:
     client, recorder = served
     client.abort([77])

@@ -27,9 +27,15 @@ def fake_command(behaviour: str) -> list[str]:
     return [sys.executable, str(FAKE_CHILD), behaviour]
 
 
-def make_request(sequence_id: int, first_id: int, max_tokens: int = 3) -> EngineRequest:
-    params = SamplingParams(max_tokens=max_tokens)
-    return EngineRequest(sequence_id=sequence_id, prompt_token_ids=[first_id], params=params)
+def make_request(
+    sequence_id: int, first_id: int, max_tokens: int = 3, sibling_ids: tuple[int, ...] = ()
+) -> EngineRequest:
+    return EngineRequest(
+        sequence_id=sequence_id,
+        prompt_token_ids=[first_id],
+        params=SamplingParams(max_tokens=max_tokens),
+        sibling_ids=sibling_ids,
+    )
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -11,6 +11,8 @@ import logging
 import time
 from pathlib import Path
 
+import msgspec
+
 from naiad.engine_process.loop import serve
 from naiad.engine_process.queue_gate import QueueLimits
 from naiad.errors import InvalidRequestError, ModelError
@@ -49,8 +51,9 @@ class FakeEngine:
     def add_request(self, request: EngineRequest) -> None:
         if request.prompt_token_ids[0] == REFUSED_ID:
             raise InvalidRequestError("prompt: refused")
-        self._live[request.sequence_id] = request
-        self._num_done[request.sequence_id] = 0
+        for sequence_id in (request.sequence_id, *request.sibling_ids):
+            self._live[sequence_id] = msgspec.structs.replace(request, sequence_id=sequence_id)
+            self._num_done[sequence_id] = 0
 
     def abort(self, sequence_id: int) -> RequestOutput | None:
         if self._live.pop(sequence_id, None) is None:

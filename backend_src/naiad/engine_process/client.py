@@ -130,7 +130,8 @@ class EngineClient:
                 child = self._child
                 if not self._outstanding:
                     self._busy_since_s = time.monotonic()
-                self._outstanding.update(request.sequence_id for request in requests)
+                for request in requests:
+                    self._outstanding.update((request.sequence_id, *request.sibling_ids))
             child.send(AddRequests(requests))
 
     def abort(self, sequence_ids: list[int]) -> None:
