@@ -61,25 +61,31 @@ def test_aborted_sequence_ends_cancelled_and_leaves_the_engine(served: Served) -
     assert recorder.num_finishes(1) == 1
 
 
-def test_siblings_are_answered_and_aborted_each(served: Served) -> None:
-    client, recorder = served
-    client.submit([make_request(1, SLOW_ID, max_tokens=100_000, sibling_ids=(2, 3))])
-    recorder.wait_started(3)
-    client.abort([2, 3])
-    recorder.wait_finished(2, 3)
-    assert {recorder.reason(each) for each in (2, 3)} == {FinishReason.CANCELLED}
-    assert recorder.reason(1) is None
-    client.abort([1])
-    recorder.wait_finished(1)
-    assert [recorder.num_finishes(each) for each in (1, 2, 3)] == [1, 1, 1]
-
-
 def test_aborted_sequence_gets_what_the_engine_held_back(served: Served) -> None:
     client, recorder = served
     client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])
     client.abort([1])
     recorder.wait_finished(1)
     assert recorder.token_ids(1)[-1] == LAST_ID
+
+
+def test_each_sibling_can_be_aborted(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(1, SLOW_ID, max_tokens=10**6, sibling_ids=(2, 3))])
+    recorder.wait_started(3)
+    client.abort([3])
+    recorder.wait_finished(3)
+    assert recorder.num_finishes(1) == recorder.num_finishes(2) == 0
+    client.abort([1, 2])
+    recorder.wait_for(lambda: recorder.stats[-1].num_running == 0)
+    assert [recorder.num_finishes(i) for i in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_siblings_finish_before_a_close(served: Served) -> None:
+    client, recorder = served
+    client.submit([make_request(1, SLOW_ID, max_tokens=20, sibling_ids=(2,))])
+    client.close(timeout_s=10)
+    assert [recorder.reason(i) for i in (1, 2)] == [FinishReason.LENGTH] * 2
 
 
 def test_abort_of_unknown_sequence_disturbs_nobody(served: Served) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from naiad.engine_process import protocol
 from naiad.engine_process.protocol import (
     MAX_FRAME_BYTES,
     AddRequests,
@@ -15,9 +16,11 @@ from naiad.engine_process.protocol import (
     client_message_decoder,
     encode_frame,
     engine_message_decoder,
+    split_outputs,
 )
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams, TextContext
+from naiad.triton_server.request_limits import MAX_LOGITS_BYTES
 
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1)), max_size=5), st.integers(1, 40))
@@ -61,3 +64,33 @@ def test_garbage_is_a_decode_error_and_nothing_else(body: bytes) -> None:
     except msgspec.DecodeError:
         return
     assert isinstance(message, msgspec.Struct)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], [[]]),
+        ([0, 0, 0], [[0, 0, 0]]),
+        ([4, 6, 0], [[4, 6, 0]]),
+        ([4, 7, 3, 1], [[4], [7, 3], [1]]),
+        ([10, 10, 0], [[10], [10, 0]]),
+        ([12, 0], [[12], [0]]),
+    ],
+)
+def test_a_steps_logits_are_cut_into_messages(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], expected: list[list[int]]
+) -> None:
+    monkeypatch.setattr(protocol, "MAX_LOGITS_BYTES", 10)
+    outputs = [
+        RequestOutput(
+            index, [7], context_logits=bytes(size // 2), generation_logits=[bytes(size - size // 2)]
+        )
+        for index, size in enumerate(sizes)
+    ]
+    parts = split_outputs(outputs)
+    assert [output for part in parts for output in part] == outputs
+    assert [[sizes[output.sequence_id] for output in part] for part in parts] == expected
+
+
+def test_the_largest_request_fits_a_message() -> None:
+    assert MAX_LOGITS_BYTES <= protocol.MAX_LOGITS_BYTES < MAX_FRAME_BYTES

@@ -56,6 +56,10 @@ def events(server: Server, **fields: Any) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: ")]
 
 
+def num_active(server: Server) -> float:
+    return server.metric("nv_trt_llm_request_metrics", request_type="active")
+
+
 def joined(outcome: Outcome, name: str, axis: int) -> Any:
     return np.concatenate(list(chunks(outcome, name)), axis=axis)
 
@@ -272,8 +276,9 @@ def test_a_cancel_ends_all_sequences(server: Server, prompt_ids: list[int], mode
     inputs = llm_inputs(prompt_ids, 1500, **more) if model == "llm" else text_inputs(PROMPT, 1500, **more)
     stream = Stream(server.grpc, model, inputs)
     assert stream.got_response.wait(60)
+    eventually(lambda: num_active(server) == 4)
     stream.cancel()
-    eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="active") == 0)
+    eventually(lambda: num_active(server) == 0)
     eventually(lambda: server.used_blocks() == 0)
     stream.join()
 

@@ -21,6 +21,7 @@ from naiad.engine_process.protocol import (
     Ready,
     StartFailed,
     StepDone,
+    split_outputs,
 )
 from naiad.engine_process.queue_gate import QueueGate, QueueLimits
 from naiad.errors import NaiadError, StartupError, UnavailableError
@@ -202,7 +203,8 @@ class EngineLoop:
     def _publish(self, stats: EngineStats) -> None:
         for door, outputs in self._outbox.items():
             if outputs or stats != door.last_stats:
-                self._keeper.send(door, StepDone(outputs, stats))
+                for part in split_outputs(outputs):
+                    self._keeper.send(door, StepDone(part, stats))
                 door.last_stats = stats
                 self._outbox[door] = []
 

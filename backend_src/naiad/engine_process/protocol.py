@@ -13,7 +13,9 @@ import msgspec
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest
 
-MAX_FRAME_BYTES = 256 * 1024 * 1024
+MAX_FRAME_BYTES = 512 * 1024 * 1024
+# Of one message; what is left of a frame is ample for everything else in it.
+MAX_LOGITS_BYTES = MAX_FRAME_BYTES // 2
 _LENGTH = struct.Struct("<I")
 
 
@@ -77,6 +79,23 @@ def encode_frame(message: ClientMessage | EngineMessage) -> bytes:
     """The message as one frame."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
+
+
+def split_outputs(outputs: list[RequestOutput]) -> list[list[RequestOutput]]:
+    """A step's outputs, in order, in as many messages as their logits need; at least one.
+
+    One output alone has no more than `MAX_LOGITS_BYTES`: a request with more is refused.
+    """
+    parts: list[list[RequestOutput]] = [[]]
+    num_bytes = 0
+    for output in outputs:
+        size = len(output.context_logits) + sum(map(len, output.generation_logits))
+        num_bytes += size
+        if num_bytes > MAX_LOGITS_BYTES and parts[-1]:
+            parts.append([])
+            num_bytes = size
+        parts[-1].append(output)
+    return parts
 
 
 class FrameBuffer:
