@@ -52,6 +52,9 @@ BLOCK_GAUGES: dict[str, Read] = {
 COUNTERS: dict[str, Read] = {
     "vllm:prompt_tokens_total": lambda s: s.total_prompt_tokens,
     "vllm:generation_tokens_total": lambda s: s.total_generation_tokens,
+    "vllm:num_preemptions_total": lambda s: s.total_preemptions,
+    "vllm:prefix_cache_queries_total": lambda s: s.total_queried_tokens,
+    "vllm:prefix_cache_hits_total": lambda s: s.total_hit_tokens,
 }
 
 
