@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import torch
+from perf.common.report import write_report
 
 from naiad.sampling.sampler import Sampler
 from naiad.sequence import SamplingParams, Sequence
@@ -49,9 +50,13 @@ def main() -> None:
     print(f"ms a pass, vocabulary {args.vocab_size}, {torch.get_num_threads()} threads")
     print("| rows |", " | ".join(map(str, counts)), "|")
     print("|---|" + "---|" * len(counts))
+    results = []
     for kind, params in _KINDS.items():
         times = [_milliseconds(num_rows, args.vocab_size, params, args.repeats) for num_rows in counts]
         print(f"| {kind} |", " | ".join(f"{each:.2f}" for each in times), "|", flush=True)
+        rows = zip(counts, times, strict=True)
+        results += [{"kind": kind, "rows": count, "ms": round(each, 3)} for count, each in rows]
+    print("written:", write_report("sampler", vars(args), results))
 
 
 @torch.inference_mode()

@@ -1,0 +1,124 @@
+"""Queue bounds, priorities, deadlines and tenants on a server with two slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
+from helpers.server import Server, eventually, start_server
+
+LONG = 400
+SLOTS, QUEUE = 2, 3
+
+
+@pytest.fixture(scope="module")
+def narrow(default_model_dir: Path) -> Iterator[Server]:
+    options = ["--max-num-seqs", str(SLOTS), "--max-queued-requests", str(QUEUE), "--max-model-len", "1024"]
+    running = start_server(default_model_dir, "--dtype", "float32", *options)
+    yield running
+    assert running.stop() == 0, "\n".join(running.lines[-40:])
+
+
+def gauge(server: Server, request_type: str) -> float:
+    return server.metric("nv_trt_llm_request_metrics", request_type=request_type)
+
+
+def fill_slots(server: Server, model: str = "ensemble", **more: Any) -> list[Stream]:
+    streams = [ask_long(server, model, **more) for _ in range(SLOTS)]
+    for stream in streams:
+        assert stream.got_response.wait(60)
+    return streams
+
+
+def ask_long(server: Server, model: str = "ensemble", num_tokens: int = LONG, **more: Any) -> Stream:
+    inputs = (
+        llm_inputs([504, 3575, 282], num_tokens, ignore_eos=True, **more)
+        if model == "llm"
+        else text_inputs("Once upon a time", num_tokens, ignore_eos=True, **more)
+    )
+    return Stream(server.grpc, model, inputs)
+
+
+def end(server: Server, streams: list[Stream]) -> None:
+    for stream in streams:
+        stream.cancel()
+    eventually(lambda: gauge(server, "active") == 0)
+    for stream in streams:
+        stream.join()
+
+
+@pytest.mark.parametrize("model", ["llm", "ensemble"])
+def test_exactly_those_that_run_or_may_wait_are_served(narrow: Server, model: str) -> None:
+    streams = [ask_long(narrow, model, num_tokens=12) for _ in range(12)]
+    outcomes = [stream.join() for stream in streams]
+    refused = [outcome for outcome in outcomes if outcome.errors]
+    served = [outcome for outcome in outcomes if not outcome.errors]
+    assert (len(served), len(refused)) == (SLOTS + QUEUE, 12 - SLOTS - QUEUE)
+    assert {outcome.num_finals for outcome in outcomes} == {1}
+    assert all("the queue is full: 5 sequences run or wait" in outcome.errors[0] for outcome in refused)
+    eventually(lambda: gauge(narrow, "active") == 0)
+
+
+def test_a_full_queue_refuses_over_http_too(narrow: Server) -> None:
+    streams = [*fill_slots(narrow), *[ask_long(narrow) for _ in range(QUEUE)]]
+    eventually(lambda: gauge(narrow, "waiting") == QUEUE)
+    status, body = narrow.post("/v2/models/ensemble/generate", {"text_input": "Hello", "max_tokens": 2})
+    assert status == 400
+    assert "the queue is full" in body
+    end(narrow, streams)
+    status, body = narrow.post("/v2/models/ensemble/generate", {"text_input": "Hello", "max_tokens": 2})
+    assert status == 200, body
+
+
+def test_the_smaller_priority_takes_a_slot_and_the_other_loses_no_token(narrow: Server) -> None:
+    expected = ask_long(narrow, num_tokens=100).join()
+    slow = [ask_long(narrow, num_tokens=100, priority=5) for _ in range(SLOTS)]
+    for stream in slow:
+        assert stream.got_response.wait(60)
+    urgent = ask(narrow.grpc, "ensemble", text_inputs("Hello", 4, priority=0, ignore_eos=True))
+    assert (urgent.errors, urgent.num_finals) == ([], 1)
+    assert gauge(narrow, "active") == SLOTS
+    assert [stream.join().text for stream in slow] == [expected.text] * SLOTS
+    assert narrow.metric("vllm:num_preemptions_total") > 0
+
+
+def test_equal_priorities_wait_their_turn(narrow: Server) -> None:
+    streams = fill_slots(narrow)
+    later = ask_long(narrow, num_tokens=2)
+    eventually(lambda: gauge(narrow, "waiting") == 1)
+    assert not later.got_response.is_set()
+    end(narrow, streams)
+    assert later.join().num_finals == 1
+
+
+def test_another_tenant_takes_a_slot_from_a_flood(narrow: Server) -> None:
+    streams = fill_slots(narrow, cache_salt="flood")
+    other = ask(narrow.grpc, "ensemble", text_inputs("Hello", 4, cache_salt="other", ignore_eos=True))
+    assert (other.errors, other.num_finals) == ([], 1)
+    assert gauge(narrow, "active") == SLOTS
+    end(narrow, streams)
+
+
+@pytest.mark.parametrize("model", ["llm", "ensemble"])
+def test_a_deadline_in_the_queue_is_unavailable_and_never_started(narrow: Server, model: str) -> None:
+    streams = fill_slots(narrow)
+    inputs = llm_inputs([5, 6], 4) if model == "llm" else text_inputs("Hello", 4)
+    outcome: Outcome = ask(narrow.grpc, model, inputs, timeout=300_000)
+    assert (outcome.responses, outcome.num_finals) == ([], 1)
+    assert "timeout: the request was not started within 0.300 s" in outcome.errors[0]
+    end(narrow, streams)
+
+
+def test_hits_of_the_prefix_cache_are_counted(narrow: Server) -> None:
+    prompt = "The library opens at nine and closes at five. " * 16
+    queries, hits = (narrow.metric(f"vllm:prefix_cache_{name}_total") for name in ("queries", "hits"))
+    for _ in range(2):
+        outcome = ask(narrow.grpc, "ensemble", text_inputs(prompt, 2, return_num_cached_tokens=True))
+    num_cached = max(int(response["num_cached_tokens"].item()) for response in outcome.responses)
+    assert num_cached >= 128
+    eventually(lambda: narrow.metric("vllm:prefix_cache_hits_total") == hits + num_cached)
+    assert narrow.metric("vllm:prefix_cache_queries_total") > queries
