@@ -55,6 +55,11 @@ class Stream:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server has ended the stream."""
+        return not self._reader.is_alive()
+
     def cancel(self) -> None:
         """As a client that goes away."""
         self._call.cancel()
