@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from helpers.kernel_interpreter import Interpret, interpreter
+
+
+@pytest.fixture(scope="session")
+def interpret() -> Iterator[Interpret]:
+    with interpreter() as call:
+        yield call
