@@ -3,8 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-from helpers.kernel_interpreter import Interpret, interpreter
+from kernel_interpreter import Interpret, interpreter
 
 
 @pytest.fixture(scope="session")

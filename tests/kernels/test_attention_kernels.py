@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attention_cases import AttentionCase
+from kernel_interpreter import Interpret
+from kernel_tolerances import assert_close_to_reference
 
-from helpers.attention_cases import AttentionCase
-from helpers.kernel_interpreter import Interpret
-from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.paged_attention import kernel
 
 DTYPES = [torch.float16, torch.float32]
@@ -22,9 +22,7 @@ def attend(interpret: Interpret, case: AttentionCase) -> torch.Tensor:
 @pytest.mark.parametrize(
     "steps", [SINGLES, SHORTS, LONGS, SINGLES[2:4] + SHORTS[:2] + LONGS[:2]], ids=["1", "few", "many", "all"]
 )
-def test_any_mix_of_lengths(
-    interpret: Interpret, steps: list[tuple[int, int]], dtype: torch.dtype
-) -> None:
+def test_any_mix_of_lengths(interpret: Interpret, steps: list[tuple[int, int]], dtype: torch.dtype) -> None:
     case = AttentionCase(steps, dtype=dtype)
     assert_close_to_reference(attend(interpret, case), case.expected())
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_interpreter import Interpret
+from kernel_tolerances import assert_close_to_reference
 
-from helpers.kernel_interpreter import Interpret
-from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.rms_norm import kernel as rms_norm_kernel
 from naiad_kernels.rms_norm import reference as rms_norm_reference
 from naiad_kernels.rotary import kernel as rotary_kernel

@@ -38,6 +38,7 @@ class CompiledKernel:
         shared_bytes: of a program.
         num_warps: of a program.
         tensor_core_ops: instructions in the code, of the Hopper and of the older kind.
+        variant: equal for two launches that run the same compiled code.
     """
 
     kernel: str
@@ -47,6 +48,7 @@ class CompiledKernel:
     shared_bytes: int
     num_warps: int
     tensor_core_ops: int
+    variant: str
 
 
 class _AbsentGPU:
@@ -110,6 +112,7 @@ def _describe(kernel: Any, capability: int) -> CompiledKernel:
         shared_bytes=kernel.metadata.shared,
         num_warps=kernel.metadata.num_warps,
         tensor_core_ops=len(_TENSOR_CORE.findall(sass)),
+        variant=kernel.hash,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,8 +10,11 @@ import torch
 
 from naiad_kernels.paged_attention.layout import CacheLayout
 
-# Query rows (tokens × heads of a KV head) up to which one program takes a whole sequence's.
-MAX_SHORT_ROWS = 64
+# Query rows (tokens × heads of a KV head) up to which one program takes a whole sequence's, by
+# bytes of an element; more float32 rows do not fit its registers.
+_MAX_SHORT_ROWS = {2: 64, 4: 16}
+# Elements of 4 bytes in the 16 bytes whose alignment a compiled kernel may rely on.
+_ALIGNMENT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +65,27 @@ def plan_device_step(
     layout: CacheLayout,
 ) -> DeviceStep:
     """Arguments as for `plan_attention`; one copy to the device, which nobody waits for."""
-    num_seqs = len(query_lens)
     counts = [layout.blocks_for(length) for length in seq_lens]
     width = max(counts)
-    packed = [*seq_lens, 0]
-    for length in query_lens:
-        packed.append(packed[-1] + length)
+    tables: list[int] = []
     for table, count in zip(block_tables, counts, strict=True):
         assert len(table) >= count, (table, count)
-        packed += [*table[:count], *[0] * (width - count)]
-    tensor = _to_device(torch.tensor(packed, dtype=torch.int32), layout.device)
+        tables += [*table[:count], *[0] * (width - count)]
+    starts = itertools.accumulate(query_lens, initial=0)
+    parts = _to_device([tables, list(seq_lens), list(starts)], layout.device)
     return DeviceStep(
-        block_tables=tensor[2 * num_seqs + 1 :].view(num_seqs, width),
-        seq_lens=tensor[:num_seqs],
-        query_start_loc=tensor[num_seqs : 2 * num_seqs + 1],
-        runs=_runs(query_lens, seq_lens, layout.group_size),
+        block_tables=parts[0].view(len(counts), width),
+        seq_lens=parts[1],
+        query_start_loc=parts[2],
+        runs=_runs(query_lens, seq_lens, layout),
     )
 
 
-def _runs(query_lens: Sequence[int], seq_lens: Sequence[int], group_size: int) -> tuple[Run, ...]:
+def _runs(query_lens: Sequence[int], seq_lens: Sequence[int], layout: CacheLayout) -> tuple[Run, ...]:
     """One query token first, then the short ones that follow, then all the rest."""
     num_seqs = len(query_lens)
     singles = next((i for i, length in enumerate(query_lens) if length > 1), num_seqs)
-    max_short_len = MAX_SHORT_ROWS // group_size
+    max_short_len = _MAX_SHORT_ROWS[layout.dtype.itemsize] // layout.group_size
     longs = next((i for i in range(singles, num_seqs) if query_lens[i] > max_short_len), num_seqs)
     borders = ((0, singles, True), (singles, longs, True), (longs, num_seqs, False))
     return tuple(
@@ -100,8 +102,16 @@ def _runs(query_lens: Sequence[int], seq_lens: Sequence[int], group_size: int) -
     )
 
 
-def _to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if device.type != "cuda":
-        return tensor.to(device)
-    # From pageable memory the copy would wait for the GPU's stream.
-    return tensor.pin_memory().to(device, non_blocking=True)
+def _to_device(lists: Sequence[list[int]], device: torch.device) -> list[torch.Tensor]:
+    """Int32 vectors in one copy, each begun at an aligned address: others need kernels of their own."""
+    packed: list[int] = []
+    places = []
+    for values in lists:
+        places.append((len(packed), len(packed) + len(values)))
+        packed += values + [0] * (-len(values) % _ALIGNMENT)
+    tensor = torch.tensor(packed, dtype=torch.int32)
+    if device.type == "cuda":
+        # From pageable memory the copy would wait for the GPU's stream.
+        tensor = tensor.pin_memory()
+    tensor = tensor.to(device, non_blocking=True)
+    return [tensor[begin:end] for begin, end in places]

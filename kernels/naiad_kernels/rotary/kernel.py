@@ -1,5 +1,9 @@
 """`rotary` on a GPU: a program turns several heads of one token."""
 
+# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# ruff: noqa: N803
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
 from __future__ import annotations
 
 import torch

@@ -1,5 +1,9 @@
 """`silu_and_mul` on a GPU: a program computes a tile of one token's row."""
 
+# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# ruff: noqa: N803
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
 from __future__ import annotations
 
 import torch

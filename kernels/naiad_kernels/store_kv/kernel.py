@@ -1,5 +1,9 @@
 """`store_kv` on a GPU: a program stores several heads of one token, keys and values."""
 
+# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# ruff: noqa: N803
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
 from __future__ import annotations
 
 import torch

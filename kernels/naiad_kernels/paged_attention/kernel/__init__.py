@@ -38,7 +38,7 @@ def paged_attention(
 
 def num_splits(max_seq_len: int) -> int:
     """Splits that no sequence of at most this many tokens exceeds."""
-    return min(triton.cdiv(max_seq_len, MIN_SPLIT), int(MAX_SPLITS))
+    return min(-(-max_seq_len // MIN_SPLIT), int(MAX_SPLITS))
 
 
 def _attend_short(
@@ -88,7 +88,7 @@ def _attend_long(
     _, num_kv_heads, block_size, _ = key_cache.shape
     group_size = num_heads // num_kv_heads
     tile_dim = _tile_dim(head_dim)
-    tile = long_tile(query.element_size(), tile_dim, group_size)
+    tile = long_tile(query.element_size(), tile_dim, group_size, _capability())
     # An upper bound: how the tokens are spread over sequences is only known on the device.
     num_tiles = run.num_tokens // (tile.rows // group_size) + run.num_seqs
     long_attention_kernel[(num_tiles, num_kv_heads)](
@@ -102,10 +102,17 @@ def _attend_long(
     )  # fmt: skip
 
 
+def _capability() -> int:
+    """Of the GPU that kernels are compiled for, 90 for sm_90; the interpreter counts as the oldest."""
+    if triton.knobs.runtime.interpret:
+        return 0
+    return int(triton.runtime.driver.active.get_current_target().arch)
+
+
 def _tile_dim(head_dim: int) -> int:
-    return max(_MIN_TILE_DIM, triton.next_power_of_2(head_dim))
+    return max(_MIN_TILE_DIM, int(triton.next_power_of_2(head_dim)))
 
 
 def _scale_log2(head_dim: int) -> float:
     """Factor of scores whose softmax is taken to base 2, where a GPU has an instruction for it."""
-    return head_dim**-0.5 * math.log2(math.e)
+    return math.log2(math.e) / math.sqrt(head_dim)

@@ -1,5 +1,9 @@
 """Attention of sequences with many query tokens: a program takes a tile of a sequence's tokens."""
 
+# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# ruff: noqa: N803, N806
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
 from __future__ import annotations
 
 import triton

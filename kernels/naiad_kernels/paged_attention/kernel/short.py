@@ -1,5 +1,9 @@
 """Attention of sequences with few query tokens: the context is split over programs, then merged."""
 
+# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# ruff: noqa: N803
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
 from __future__ import annotations
 
 import triton

@@ -1,7 +1,7 @@
 """Tile sizes of the attention kernels: fixed, because tuning while serving would stall requests.
 
-Every row keeps its registers unspilled and its shared memory within what sm_80 has; the compile
-gate checks both.
+They are the largest that spill no register and leave room for two programs on a multiprocessor,
+as far as that can be seen in compiled code.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import triton
 
 _MIN_ROWS = 16
+_MAX_ROWS_OF_4_WARPS = 32
+_HOPPER = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +28,16 @@ class Tile:
 def short_tile(element_bytes: int, tile_dim: int, num_rows: int) -> Tile:
     """For a program with all `num_rows` query rows (tokens × heads of a KV head) of a sequence."""
     rows = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
-    if element_bytes > 2:
-        return Tile(rows, 32, 4, 2)
-    if tile_dim > 128:
-        return Tile(rows, 32, 4, 3)
-    return Tile(rows, 64, 4, 3)
+    if element_bytes > 2 or rows > _MAX_ROWS_OF_4_WARPS:
+        return Tile(rows, 32, 8, 2)
+    return Tile(rows, 32 if tile_dim > 128 else 64, 4, 3)
 
 
-def long_tile(element_bytes: int, tile_dim: int, group_size: int) -> Tile:
-    """For programs that share a sequence's query rows among them."""
+def long_tile(element_bytes: int, tile_dim: int, group_size: int, capability: int) -> Tile:
+    """For programs that share a sequence's query rows; `capability` is 90 for sm_90."""
     fewest = max(_MIN_ROWS, triton.next_power_of_2(group_size))
     if element_bytes > 2:
-        return Tile(max(32, fewest), 32, 4, 2)
+        return Tile(fewest, 32, 8, 2)
     if tile_dim > 128:
         return Tile(max(64, fewest), 32, 8, 2)
-    return Tile(max(128, fewest), 64, 8, 3)
+    return Tile(max(128, fewest), 64 if capability >= _HOPPER else 32, 8, 3)
