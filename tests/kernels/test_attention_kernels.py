@@ -6,16 +6,20 @@ from attention_cases import AttentionCase
 from kernel_interpreter import Interpret
 from kernel_tolerances import assert_close_to_reference
 
-from naiad_kernels.paged_attention import kernel
+from naiad_kernels.paged_attention import AttentionPlan, paged_attention
 
 DTYPES = [torch.float16, torch.float32]
 SINGLES = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 64), (1, 65)]
-SHORTS = [(2, 2), (3, 17), (4, 130), (5, 5)]
+SHORTS = [(2, 2), (3, 17), (4, 130), (5, 5), (20, 50)]
 LONGS = [(22, 22), (43, 100), (64, 64), (30, 31)]
 
 
 def attend(interpret: Interpret, case: AttentionCase) -> torch.Tensor:
-    return interpret(kernel.paged_attention, case.query, case.keys, case.values, case.step())
+    return interpret(paged_attention, case.query, case.keys, case.values, plan_of(case))
+
+
+def plan_of(case: AttentionCase) -> AttentionPlan:
+    return AttentionPlan(len(case.query), singles=[], chunks=[], device_step=case.step())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -131,6 +135,6 @@ def _attend_far_away(case: AttentionCase, blocks_before: int) -> torch.Tensor:
         far[blocks_before:] = cache
         caches.append(far)
     case.tables = [[block + blocks_before for block in table] for table in case.tables]
-    result = kernel.paged_attention(case.query, *caches, case.step())
+    result = paged_attention(case.query, *caches, plan_of(case))
     torch.use_deterministic_algorithms(True)
     return result
