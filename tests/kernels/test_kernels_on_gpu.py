@@ -7,6 +7,10 @@ import torch
 from attention_cases import AttentionCase
 from kernel_tolerances import assert_close_to_reference
 
+from naiad_kernels.gumbel_argmax import gumbel_argmax
+from naiad_kernels.gumbel_argmax import reference as gumbel_reference
+from naiad_kernels.kept_threshold import RowFilters, kept_threshold
+from naiad_kernels.kept_threshold import reference as threshold_reference
 from naiad_kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from naiad_kernels.rms_norm import add_rms_norm, rms_norm
 from naiad_kernels.rms_norm import reference as rms_norm_reference
@@ -69,6 +73,23 @@ def test_store_kv_skips_padding(dtype: torch.dtype) -> None:
         assert torch.equal(cache[3, :, 15], source[0])
         assert torch.equal(cache[0, :, 5], source[2])
         assert cache.count_nonzero() == source[[0, 2]].count_nonzero()
+
+
+def test_drawing_from_filtered_rows() -> None:
+    logits = torch.randn(6, 128_256) * 3
+    best = logits.amax(1)
+    temperature = torch.tensor([0.3, 0.7, 1.0, 1.0, 1.5, 2.0], dtype=torch.float64)
+    top_k = torch.tensor([0, 50, 0, 1, 1000, 0])
+    top_p = torch.tensor([1.0, 1.0, 0.9, 1.0, 0.5, 0.05], dtype=torch.float64)
+    log_min_p = torch.tensor([0, 0, 0, 0, 0, 0.01], dtype=torch.float64).log()
+    filters = (temperature, top_k, top_p, log_min_p)
+    expected = threshold_reference.kept_threshold(logits, best, *filters)
+    on_gpu = RowFilters(*(part.to(GPU) for part in filters))
+    threshold = kept_threshold(logits.to(GPU), best.to(GPU), on_gpu)
+    assert torch.equal(threshold.cpu(), expected)
+    keys = torch.randint(-(2**62), 2**62, (6,))
+    drawn = gumbel_argmax(logits.to(GPU), best.to(GPU), on_gpu.temperature, threshold, keys.to(GPU))
+    assert torch.equal(drawn.cpu(), gumbel_reference.gumbel_argmax(logits, best, temperature, expected, keys))
 
 
 def attend_on_gpu(case: AttentionCase) -> torch.Tensor:

@@ -124,10 +124,12 @@ def test_store_kv(
 
 
 def test_store_kv_skips_padding(interpret: Interpret) -> None:
-    caches = [torch.full((3, 2, 16, 8), torch.nan) for _ in range(2)]
+    # Block −1 would lie in the memory before the cache.
+    guarded = [torch.full((4, 2, 16, 8), torch.nan) for _ in range(2)]
+    caches = [cache[1:] for cache in guarded]
     key, value = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
     slots = Slots.from_slot_mapping(torch.tensor([-1, 20, -1]), 16)
     interpret(store_kv_kernel.store_kv, key, value, *caches, slots.blocks, slots.offsets)
     assert torch.equal(caches[0][1, :, 4], key[1])
     assert torch.equal(caches[1][1, :, 4], value[1])
-    assert all(cache.isnan().sum() == cache.numel() - 16 for cache in caches)
+    assert all(cache.isnan().sum() == cache.numel() - 16 for cache in guarded)

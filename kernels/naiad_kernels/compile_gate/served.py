@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from naiad_kernels.gumbel_argmax import kernel as gumbel_kernel
+from naiad_kernels.kept_threshold import kernel as threshold_kernel
 from naiad_kernels.paged_attention import kernel as attention_kernel
 from naiad_kernels.paged_attention.device_step import plan_device_step
 from naiad_kernels.paged_attention.layout import CacheLayout
@@ -32,6 +34,7 @@ class ServedShape:
     head_dim: int
     hidden_size: int
     intermediate_size: int
+    vocab_size: int
     block_size: int
     dtype: torch.dtype
 
@@ -49,23 +52,23 @@ class ServedShape:
 
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
 SHAPES = (
-    ServedShape("SmolLM2-135M", 9, 3, 64, 576, 1_536, 16, _FP16),
-    ServedShape("SmolLM2-135M", 9, 3, 64, 576, 1_536, 16, _FP32),
-    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 16, _BF16),
-    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 64, _BF16),
-    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 64, _FP32),
-    ServedShape("Qwen2.5-7B", 28, 4, 128, 3_584, 18_944, 128, _BF16),
-    ServedShape("head_dim 80", 32, 32, 80, 2_560, 10_240, 32, _BF16),
-    ServedShape("head_dim 96", 32, 32, 96, 3_072, 8_192, 64, _BF16),
-    ServedShape("head_dim 256", 16, 8, 256, 3_584, 14_336, 64, _BF16),
-    ServedShape("head_dim 256", 16, 8, 256, 3_584, 14_336, 16, _FP32),
+    ServedShape("SmolLM2-135M", 9, 3, 64, 576, 1_536, 49_152, 16, _FP16),
+    ServedShape("SmolLM2-135M", 9, 3, 64, 576, 1_536, 49_152, 16, _FP32),
+    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 16, _BF16),
+    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 64, _BF16),
+    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 64, _FP32),
+    ServedShape("Qwen2.5-7B", 28, 4, 128, 3_584, 18_944, 152_064, 128, _BF16),
+    ServedShape("head_dim 80", 32, 32, 80, 2_560, 10_240, 51_200, 32, _BF16),
+    ServedShape("head_dim 96", 32, 32, 96, 3_072, 8_192, 32_064, 64, _BF16),
+    ServedShape("head_dim 256", 16, 8, 256, 3_584, 14_336, 256_000, 64, _BF16),
+    ServedShape("head_dim 256", 16, 8, 256, 3_584, 14_336, 256_000, 16, _FP32),
 )
-OPS = ("small ops", "attention")
+OPS = ("small ops", "attention", "sampling")
 
 
 def launches(shape: ServedShape, op: str) -> Launch:
     """Everything a layer of this shape launches, of one of `OPS`."""
-    return {"small ops": _small_ops, "attention": _attention}[op](shape)
+    return {"small ops": _small_ops, "attention": _attention, "sampling": _sampling}[op](shape)
 
 
 def attention_launch(shape: ServedShape, query_lens: Sequence[int], seq_lens: Sequence[int]) -> Launch:
@@ -105,6 +108,20 @@ def _small_ops(shape: ServedShape) -> Launch:
         rotary_kernel.rotary(rotated, angles, angles)
         store_kv_kernel.store_kv(rotated[:, shape.num_heads :], value, cache, cache, slots, slots)
         silu_kernel.silu_and_mul(gate_up)
+
+    return launch
+
+
+def _sampling(shape: ServedShape) -> Launch:
+    """Logits are float32 whatever the model's dtype."""
+    logits = torch.empty(_NUM_TOKENS, shape.vocab_size)
+    best = torch.empty(_NUM_TOKENS)
+    wide = torch.empty(_NUM_TOKENS, dtype=torch.float64)
+    whole = torch.empty(_NUM_TOKENS, dtype=torch.int64)
+
+    def launch() -> None:
+        threshold_kernel.kept_threshold(logits, best, wide, whole, wide, wide)
+        gumbel_kernel.gumbel_argmax(logits, best, wide, wide, whole)
 
     return launch
 

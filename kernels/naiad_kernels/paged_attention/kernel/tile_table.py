@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import triton
 
 _MIN_ROWS = 16
-_MAX_ROWS_OF_4_WARPS = 32
 _HOPPER = 90
 
 
@@ -28,9 +27,10 @@ class Tile:
 def short_tile(element_bytes: int, tile_dim: int, num_rows: int) -> Tile:
     """For a program with all `num_rows` query rows (tokens × heads of a KV head) of a sequence."""
     rows = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
-    if element_bytes > 2 or rows > _MAX_ROWS_OF_4_WARPS:
+    is_wide = tile_dim > 128
+    if element_bytes > 2 or rows > 64 or (is_wide and rows > 32):
         return Tile(rows, 32, 8, 2)
-    return Tile(rows, 32 if tile_dim > 128 else 64, 4, 3)
+    return Tile(rows, 32 if is_wide or rows > 32 else 64, 4, 3)
 
 
 def long_tile(element_bytes: int, tile_dim: int, group_size: int, capability: int) -> Tile:
