@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -34,6 +37,15 @@ def test_kernels_compile_and_fit(shape: ServedShape, op: str, capability: int) -
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.label)
 def test_every_served_shape_compiles_and_fits(shape: ServedShape, op: str, capability: int) -> None:
     assert_fits(compile_launches(launches(shape, op), capability), shape)
+
+
+def test_the_page_has_rows_for_every_shape_and_gpu() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
+    for shape in SHAPES:
+        for capability in CAPABILITIES:
+            assert re.search(
+                rf"^\| {re.escape(shape.label)} \| \w+ \| sm_{capability} \|", page, re.MULTILINE
+            )
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from naiad_kernels.rms_norm import add_rms_norm, rms_norm
 from naiad_kernels.rms_norm import reference as rms_norm_reference
 from naiad_kernels.rotary import reference as rotary_reference
 from naiad_kernels.rotary import rotary, rotary_angles
+from naiad_kernels.rotary_store_kv import HeadNorm, rotary_store_kv
 from naiad_kernels.silu_and_mul import reference as silu_reference
 from naiad_kernels.silu_and_mul import silu_and_mul
 from naiad_kernels.store_kv import Slots, store_kv
@@ -73,6 +74,28 @@ def test_store_kv_skips_padding(dtype: torch.dtype) -> None:
         assert torch.equal(cache[3, :, 15], source[0])
         assert torch.equal(cache[0, :, 5], source[2])
         assert cache.count_nonzero() == source[[0, 2]].count_nonzero()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotary_store_kv(dtype: torch.dtype) -> None:
+    heads = torch.randn(33, 15, 64).to(dtype)
+    angles = rotary_angles(torch.arange(33) + 100, torch.rand(32), dtype)
+    norm = HeadNorm(torch.randn(12, 64).to(dtype), 1e-6)
+    slot_mapping = torch.randperm(64)[:33]
+    results = []
+    for device in (torch.device("cpu"), GPU):
+        caches = [torch.zeros(4, 3, 16, 64, dtype=dtype, device=device) for _ in range(2)]
+        on_device = [part.to(device) for part in (heads, *angles, norm.weight, slot_mapping)]
+        query = rotary_store_kv(
+            on_device[0],
+            (on_device[1], on_device[2]),
+            HeadNorm(on_device[3], norm.eps),
+            *caches,
+            Slots.from_slot_mapping(on_device[4], 16),
+        )
+        results.append([query.cpu(), *(cache.cpu() for cache in caches)])
+    for expected, actual in zip(*results, strict=True):
+        assert_close_to_reference(actual, expected)
 
 
 def test_drawing_from_filtered_rows() -> None:

@@ -14,7 +14,9 @@ from naiad_kernels.paged_attention.device_step import plan_device_step
 from naiad_kernels.paged_attention.layout import CacheLayout
 from naiad_kernels.rms_norm import kernel as rms_norm_kernel
 from naiad_kernels.rotary import kernel as rotary_kernel
+from naiad_kernels.rotary_store_kv import kernel as fused_kernel
 from naiad_kernels.silu_and_mul import kernel as silu_kernel
+from naiad_kernels.store_kv import Slots
 from naiad_kernels.store_kv import kernel as store_kv_kernel
 
 Launch = Callable[[], object]
@@ -107,6 +109,10 @@ def _small_ops(shape: ServedShape) -> Launch:
         rms_norm_kernel.rms_norm(rotated, head_norms, _EPS)
         rotary_kernel.rotary(rotated, angles, angles)
         store_kv_kernel.store_kv(rotated[:, shape.num_heads :], value, cache, cache, slots, slots)
+        for norms in (None, head_norms):
+            fused_kernel.rotary_store_kv(
+                heads, (angles, angles), (norms, _EPS), cache, cache, Slots(slots, slots)
+            )
         silu_kernel.silu_and_mul(gate_up)
 
     return launch

@@ -18,7 +18,7 @@ MAX_SPLITS = tl.constexpr(64)
 def split_keys(seq_len, MIN_SPLIT: tl.constexpr):
     """Keys of one split: a function of the sequence's own length alone.
 
-    So what shares the batch changes neither the order of sums nor a bit of the result.
+    So what shares the batch does not change the order in which a context is summed.
     """
     return tl.maximum(tl.cdiv(tl.cdiv(seq_len, MAX_SPLITS), MIN_SPLIT), 1) * MIN_SPLIT
 

@@ -1,7 +1,6 @@
 """Tile sizes of the attention kernels: fixed, because tuning while serving would stall requests.
 
-They are the largest that spill no register and leave room for two programs on a multiprocessor,
-as far as that can be seen in compiled code.
+Chosen from compiled code: the largest that spill no register on the shapes of the compile gate.
 """
 
 from __future__ import annotations
