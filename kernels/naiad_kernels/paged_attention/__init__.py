@@ -37,6 +37,10 @@ def paged_attention(
     assert key_cache.shape == value_cache.shape, (key_cache.shape, value_cache.shape)
     assert key_cache.is_contiguous()
     assert value_cache.is_contiguous()
+    if plan.device_step is not None:
+        from naiad_kernels.paged_attention import kernel
+
+        return kernel.paged_attention(query, key_cache, value_cache, plan.device_step)
     parts: Sequence[torch.Tensor] = [
         *(single.attend(query[group.tokens], key_cache, value_cache, group) for group in plan.singles),
         *(chunks.attend(query[group.tokens], key_cache, value_cache, group) for group in plan.chunks),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from naiad_kernels.paged_attention.chunks import ChunkGroup, plan_chunks
+from naiad_kernels.paged_attention.device_step import DeviceStep, plan_device_step
 from naiad_kernels.paged_attention.layout import CacheLayout
 from naiad_kernels.paged_attention.single import SingleGroup, plan_single
 
@@ -24,11 +25,13 @@ class AttentionPlan:
         num_tokens: of the step.
         singles: groups of sequences with one query token; they come first in the step.
         chunks: groups of sequences with several.
+        device_step: for a CUDA device, instead of groups.
     """
 
     num_tokens: int
     singles: list[SingleGroup]
     chunks: list[ChunkGroup]
+    device_step: DeviceStep | None = None
 
 
 def attention_sort_key(query_len: int, seq_len: int) -> tuple[int, int]:
@@ -55,6 +58,9 @@ def plan_attention(
     """
     assert list(query_lens) == sorted(query_lens, key=lambda length: length > 1), query_lens
     keys = [attention_sort_key(n, t) for n, t in zip(query_lens, seq_lens, strict=True)]
+    if layout.device.type == "cuda":
+        step = plan_device_step(query_lens, seq_lens, block_tables, layout)
+        return AttentionPlan(num_tokens=sum(query_lens), singles=[], chunks=[], device_step=step)
     plan = AttentionPlan(num_tokens=sum(query_lens), singles=[], chunks=[])
     token = 0
     for (query_bucket, _), members in itertools.groupby(range(len(keys)), key=keys.__getitem__):

@@ -6,7 +6,7 @@ import torch
 
 from naiad_kernels.rms_norm import cpu, reference
 
-__all__ = ["rms_norm"]
+__all__ = ["add_rms_norm", "rms_norm"]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -24,4 +24,32 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     assert weight.dtype == x.dtype, (weight.dtype, x.dtype)
     if x.device.type == "cpu" and x.dtype == torch.float32:
         return cpu.rms_norm(x, weight, eps)
+    if x.device.type == "cuda":
+        from naiad_kernels.rms_norm import kernel
+
+        return kernel.rms_norm(x, weight, eps)
     return reference.rms_norm(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalise `x + residual`: one reading of both where a sum before `rms_norm` takes two.
+
+    Args:
+        x: `[num_tokens, dim]`, any floating dtype.
+        residual: as `x`.
+        weight: `[dim]`, dtype of `x`.
+        eps: added to the mean square.
+
+    Returns:
+        `rms_norm` of the sum, and the sum itself rounded to the dtype of `x`; both new tensors.
+    """
+    assert x.shape == residual.shape, (x.shape, residual.shape)
+    assert x.dtype == residual.dtype == weight.dtype, (x.dtype, residual.dtype, weight.dtype)
+    assert weight.shape == x.shape[-1:], (weight.shape, x.shape)
+    if x.device.type == "cuda":
+        from naiad_kernels.rms_norm import kernel
+
+        return kernel.add_rms_norm(x, residual, weight, eps)
+    return reference.add_rms_norm(x, residual, weight, eps)

@@ -43,4 +43,8 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torc
     assert len(x) == len(cos) == len(signed_sin), (x.shape, cos.shape)
     if x.device.type == "cpu" and x.dtype == torch.float32:
         return cpu.rotary(x, cos, signed_sin)
+    if x.device.type == "cuda":
+        from naiad_kernels.rotary import kernel
+
+        return kernel.rotary(x, cos, signed_sin)
     return reference.rotary(x, cos, signed_sin)

@@ -21,4 +21,8 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     assert gate_up.shape[-1] % 2 == 0, gate_up.shape
     if gate_up.device.type == "cpu" and gate_up.dtype == torch.float32:
         return cpu.silu_and_mul(gate_up)
+    if gate_up.device.type == "cuda":
+        from naiad_kernels.silu_and_mul import kernel
+
+        return kernel.silu_and_mul(gate_up)
     return reference.silu_and_mul(gate_up)

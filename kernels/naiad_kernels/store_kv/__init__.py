@@ -44,10 +44,16 @@ def store_kv(
         value: as `key`.
         key_cache: `[num_blocks, num_kv_heads, block_size, head_dim]`, written in place.
         value_cache: as `key_cache`.
-        slots: a slot for every token; no slot twice.
+        slots: a slot for every token; no slot twice. On a CUDA device a token whose block id is
+            negative is padding and is not stored.
     """
     assert key.shape == value.shape, (key.shape, value.shape)
     assert key.shape[1] == key_cache.shape[1], (key.shape, key_cache.shape)
     assert key.shape[2] == key_cache.shape[3], (key.shape, key_cache.shape)
     assert key.dtype == key_cache.dtype, (key.dtype, key_cache.dtype)
+    if key.device.type == "cuda":
+        from naiad_kernels.store_kv import kernel
+
+        kernel.store_kv(key, value, key_cache, value_cache, slots.blocks, slots.offsets)
+        return
     reference.store_kv(key, value, key_cache, value_cache, slots.blocks, slots.offsets)

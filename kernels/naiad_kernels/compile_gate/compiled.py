@@ -1,0 +1,120 @@
+"""Compile what a launch would compile, for a GPU that is not there, and read what it takes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+# What one program may use, bytes: the most a block can ask for on that architecture.
+SHARED_MEMORY_BYTES = {80: 166_912, 90: 232_448}
+
+_TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
+_TENSOR_CORE = re.compile(r"\b(?:HGMMA|HMMA)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """What one compiled variant takes.
+
+    Attributes:
+        kernel: name of the function.
+        capability: 80 for sm_80, and so on.
+        registers: of a thread.
+        stack_bytes: of a thread; anything but 0 is spilled registers.
+        shared_bytes: of a program.
+        num_warps: of a program.
+        tensor_core_ops: instructions in the code, of the Hopper and of the older kind.
+        variant: equal for two launches that run the same compiled code.
+    """
+
+    kernel: str
+    capability: int
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    num_warps: int
+    tensor_core_ops: int
+    variant: str
+
+
+class _AbsentGPU:
+    """The part of a Triton driver that compiling needs."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        # Compiled kernels are kept by device: each architecture needs its own number.
+        return self._capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def compile_launches(launch: Callable[[], object], capability: int) -> list[CompiledKernel]:
+    """Every kernel that `launch` would start, compiled by the same calls and not started.
+
+    Args:
+        launch: calls launchers with CPU tensors shaped and aligned as they are when serving.
+        capability: of the GPU, 80 or 90.
+    """
+    with _collecting(capability) as kernels:
+        launch()
+    return [_describe(kernel, capability) for kernel in kernels]
+
+
+@contextmanager
+def _collecting(capability: int) -> Iterator[list[Any]]:
+    kernels: list[Any] = []
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        kernels.append(run(self, *args, grid=grid, warmup=True, **options))
+
+    # `driver.reset_active` would look for a GPU, so the attribute is put back instead.
+    absent = mock.patch.object(driver, "_active", _AbsentGPU(capability))
+    with absent, mock.patch.object(JITFunction, "run", compile_only):
+        yield kernels
+
+
+def _describe(kernel: Any, capability: int) -> CompiledKernel:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage = _USAGE.search(_cuobjdump("--dump-resource-usage", file.name))
+        sass = _cuobjdump("--dump-sass", file.name)
+    assert usage is not None, "cuobjdump names no registers"
+    return CompiledKernel(
+        kernel=kernel.metadata.name,
+        capability=capability,
+        registers=int(usage[1]),
+        stack_bytes=int(usage[2]),
+        shared_bytes=kernel.metadata.shared,
+        num_warps=kernel.metadata.num_warps,
+        tensor_core_ops=len(_TENSOR_CORE.findall(sass)),
+        variant=kernel.hash,
+    )
+
+
+def _cuobjdump(option: str, path: str) -> str:
+    return subprocess.run([_TOOL, option, path], check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,98 @@
+"""Attention of sequences with many query tokens: a program takes a tile of a sequence's tokens."""
+
+# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# ruff: noqa: N803, N806
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from naiad_kernels.paged_attention.kernel.tile import attend_range
+
+
+@triton.jit
+def sequence_of_tile(query_start_loc_ptr, first_seq, num_seqs, tile, TILE_TOKENS: tl.constexpr):
+    """The sequence a program works for, counted from `first_seq`, and its tile within it.
+
+    Sequence i's tiles begin at ⌊tokens before it / TILE_TOKENS⌋ + i: at least as many as it needs,
+    known without a sum over rounded lengths. The search finds the last that begins at or before.
+    """
+    base = tl.load(query_start_loc_ptr + first_seq)
+    low = 0
+    high = num_seqs
+    while high - low > 1:
+        middle = (low + high) // 2
+        start = (tl.load(query_start_loc_ptr + first_seq + middle) - base) // TILE_TOKENS + middle
+        if start <= tile:
+            low = middle
+        else:
+            high = middle
+    start = (tl.load(query_start_loc_ptr + first_seq + low) - base) // TILE_TOKENS + low
+    return first_seq + low, tile - start
+
+
+@triton.jit(do_not_specialize=["first_seq", "num_seqs", "stride_table"])
+def long_attention_kernel(
+    out_ptr,  # [num_tokens, NUM_HEADS, HEAD_DIM]
+    query_ptr,  # [num_tokens, NUM_HEADS, HEAD_DIM]
+    key_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]
+    value_cache_ptr,
+    block_tables_ptr,  # [num_seqs, max_blocks] int32
+    seq_lens_ptr,  # [num_seqs] int32
+    query_start_loc_ptr,  # [num_seqs + 1] int32
+    first_seq,
+    num_seqs,
+    stride_query_token: tl.int64,
+    stride_query_head: tl.int64,
+    stride_block: tl.int64,
+    stride_cache_head: tl.int64,
+    stride_table: tl.int64,
+    scale_log2: tl.float32,
+    NUM_HEADS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    """Grid (at least all tiles of all sequences, num_kv_heads).
+
+    A tile is TILE_ROWS / GROUP_SIZE tokens with the GROUP_SIZE heads that share a KV head; rows
+    left over when that does not divide are masked.
+    """
+    # Later tiles of a sequence see more keys. They start first, so that the last to end are short.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP_SIZE
+    seq, seq_tile = sequence_of_tile(query_start_loc_ptr, first_seq, num_seqs, tile, TILE_TOKENS)
+    first_token = tl.load(query_start_loc_ptr + seq)
+    query_len = tl.load(query_start_loc_ptr + seq + 1) - first_token
+    first_of_tile = seq_tile * TILE_TOKENS
+    if first_of_tile >= query_len:
+        return
+    rows = tl.arange(0, TILE_ROWS)
+    tokens = first_of_tile + rows // GROUP_SIZE
+    heads = kv_head * GROUP_SIZE + rows % GROUP_SIZE
+    columns = tl.arange(0, TILE_DIM)
+    is_row = (rows < TILE_TOKENS * GROUP_SIZE) & (tokens < query_len)
+    mask = is_row[:, None] & (columns < HEAD_DIM)[None, :]
+    token_ids = (first_token + tokens).to(tl.int64)
+    query_rows = token_ids * stride_query_token + heads * stride_query_head
+    query = tl.load(query_ptr + query_rows[:, None] + columns[None, :], mask=mask, other=0.0)
+
+    position = tl.load(seq_lens_ptr + seq) - query_len
+    end = position + tl.minimum(first_of_tile + TILE_TOKENS, query_len)
+    visible_to_all = position + first_of_tile + 1
+    accumulated, _, row_sum = attend_range(
+        query, position + tokens,
+        key_cache_ptr + kv_head * stride_cache_head, value_cache_ptr + kv_head * stride_cache_head,
+        block_tables_ptr + seq * stride_table,
+        0, visible_to_all // TILE_KEYS * TILE_KEYS, end, stride_block, scale_log2,
+        HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_ROWS, TILE_KEYS,
+    )  # fmt: skip
+    out = (accumulated / row_sum[:, None]).to(out_ptr.dtype.element_ty)
+    out_rows = (token_ids * NUM_HEADS + heads) * HEAD_DIM
+    tl.store(out_ptr + out_rows[:, None] + columns[None, :], out, mask=mask)

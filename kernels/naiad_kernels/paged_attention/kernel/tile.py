@@ -1,0 +1,127 @@
+"""What the attention kernels share: one tile of keys, and the online softmax over tiles."""
+
+# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# ruff: noqa: N803
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Below every score, yet finite: a row that has seen no key yet must not compute inf − inf.
+NO_SCORE = tl.constexpr(-1.0e38)
+
+
+@triton.jit
+def cache_rows(
+    table_ptr,  # [blocks of the sequence] int32
+    first_key,
+    num_keys,
+    stride_block,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    """Offsets of a tile's keys from the cache's KV head, `[TILE_KEYS]` int64."""
+    lanes = tl.arange(0, TILE_KEYS)
+    if BLOCK_SIZE % TILE_KEYS == 0:
+        # The whole tile lies in one block: one scalar id, and the rows follow each other.
+        block = tl.load(table_ptr + first_key // BLOCK_SIZE).to(tl.int64)
+        rows = block * stride_block + (first_key % BLOCK_SIZE) * HEAD_DIM + lanes * HEAD_DIM
+    else:
+        positions = first_key + lanes
+        is_key = positions < num_keys
+        blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        rows = blocks * stride_block + (positions % BLOCK_SIZE) * HEAD_DIM
+    return rows
+
+
+@triton.jit
+def attend_tile(
+    accumulated,  # [TILE_ROWS, TILE_DIM] float32
+    row_max,  # [TILE_ROWS] float32, of scores in base 2
+    row_sum,  # [TILE_ROWS] float32
+    query,  # [TILE_ROWS, TILE_DIM]
+    last_visible,  # [TILE_ROWS] int32, the last key a row attends to
+    keys_ptr,  # the cache at the KV head
+    values_ptr,
+    table_ptr,
+    first_key,
+    num_keys,
+    stride_block,
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    TILE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    IS_FULL: tl.constexpr,
+):
+    """Add TILE_KEYS keys to the running softmax; IS_FULL: every row attends to all of them.
+
+    What lies after `num_keys` is not read: it may hold anything, NaN included.
+    """
+    rows = cache_rows(table_ptr, first_key, num_keys, stride_block, HEAD_DIM, BLOCK_SIZE, TILE_KEYS)
+    columns = tl.arange(0, TILE_DIM)
+    offsets = rows[:, None] + columns[None, :]
+    positions = first_key + tl.arange(0, TILE_KEYS)
+    if IS_FULL and HEAD_DIM == TILE_DIM:
+        keys = tl.load(keys_ptr + offsets)
+        values = tl.load(values_ptr + offsets)
+    else:
+        mask = (positions < num_keys)[:, None] & (columns < HEAD_DIM)[None, :]
+        keys = tl.load(keys_ptr + offsets, mask=mask, other=0.0)
+        values = tl.load(values_ptr + offsets, mask=mask, other=0.0)
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale_log2
+    if not IS_FULL:
+        scores = tl.where(positions[None, :] <= last_visible[:, None], scores, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - new_max[:, None])
+    rescale = tl.exp2(row_max - new_max)
+    row_sum = row_sum * rescale + tl.sum(weights, axis=1)
+    accumulated = accumulated * rescale[:, None]
+    accumulated = tl.dot(weights.to(values.dtype), values, accumulated, input_precision="ieee")
+    return accumulated, new_max, row_sum
+
+
+@triton.jit
+def attend_range(
+    query,  # [TILE_ROWS, TILE_DIM]
+    last_visible,  # [TILE_ROWS] int32
+    keys_ptr,
+    values_ptr,
+    table_ptr,
+    begin,
+    end_of_full,
+    end,
+    stride_block,
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    TILE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    """Softmax over the keys `begin` … `end`; all rows see those before `end_of_full`.
+
+    `begin` and `end_of_full` lie on borders of tiles.
+
+    Returns:
+        the weighted sum of values, not divided yet, `[TILE_ROWS, TILE_DIM]`, and the rows' maximum
+        and sum.
+    """
+    accumulated = tl.zeros([TILE_ROWS, TILE_DIM], dtype=tl.float32)
+    row_max = tl.full([TILE_ROWS], NO_SCORE, dtype=tl.float32)
+    row_sum = tl.zeros([TILE_ROWS], dtype=tl.float32)
+    # Two loops, so that no key of a full tile is compared or masked.
+    for first_key in tl.range(begin, end_of_full, TILE_KEYS):
+        accumulated, row_max, row_sum = attend_tile(
+            accumulated, row_max, row_sum, query, last_visible, keys_ptr, values_ptr, table_ptr,
+            first_key, end, stride_block, scale_log2, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_KEYS, True,
+        )  # fmt: skip
+    for first_key in tl.range(end_of_full, end, TILE_KEYS):
+        accumulated, row_max, row_sum = attend_tile(
+            accumulated, row_max, row_sum, query, last_visible, keys_ptr, values_ptr, table_ptr,
+            first_key, end, stride_block, scale_log2, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_KEYS, False,
+        )  # fmt: skip
+    return accumulated, row_max, row_sum

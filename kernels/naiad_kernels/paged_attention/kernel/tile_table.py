@@ -1,0 +1,42 @@
+"""Tile sizes of the attention kernels: fixed, because tuning while serving would stall requests.
+
+Chosen from compiled code: the largest that spill no register on the shapes of the compile gate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+
+_MIN_ROWS = 16
+_HOPPER = 90
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a program is cut: query rows and keys of a tile, warps, and tiles in flight."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def short_tile(element_bytes: int, tile_dim: int, num_rows: int) -> Tile:
+    """For a program with all `num_rows` query rows (tokens × heads of a KV head) of a sequence."""
+    rows = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
+    is_wide = tile_dim > 128
+    if element_bytes > 2 or rows > 64 or (is_wide and rows > 32):
+        return Tile(rows, 32, 8, 2)
+    return Tile(rows, 32 if is_wide or rows > 32 else 64, 4, 3)
+
+
+def long_tile(element_bytes: int, tile_dim: int, group_size: int, capability: int) -> Tile:
+    """For programs that share a sequence's query rows; `capability` is 90 for sm_90."""
+    fewest = max(_MIN_ROWS, triton.next_power_of_2(group_size))
+    if element_bytes > 2:
+        return Tile(fewest, 32, 8, 2)
+    if tile_dim > 128:
+        return Tile(max(64, fewest), 32, 8, 2)
+    return Tile(max(128, fewest), 64 if capability >= _HOPPER else 32, 8, 3)

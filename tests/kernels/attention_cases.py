@@ -1,0 +1,62 @@
+"""Steps for the attention kernels, over a cache in which whatever must not be read is NaN."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from naiad_kernels.paged_attention import reference
+from naiad_kernels.paged_attention.device_step import DeviceStep, plan_device_step
+from naiad_kernels.paged_attention.layout import CacheLayout
+
+CPU = torch.device("cpu")
+
+
+class AttentionCase:
+    """Random queries, keys and values of a step; `steps` are pairs (query tokens, cached tokens).
+
+    Blocks lie in the cache in a random order. Free blocks, and the rest of a sequence's last block,
+    hold NaN.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[tuple[int, int]],
+        heads: tuple[int, int, int] = (6, 2, 16),
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        num_heads, num_kv_heads, head_dim = heads
+        self.query_lens = [query for query, _ in steps]
+        self.seq_lens = [context for _, context in steps]
+        self.layout = CacheLayout(num_heads, num_kv_heads, head_dim, block_size, dtype, CPU)
+        counts = [self.layout.blocks_for(length) for length in self.seq_lens]
+        free = list(range(sum(counts) + 3))
+        random.Random(seed).shuffle(free)
+        self.tables = [[free.pop() for _ in range(count)] for count in counts]
+
+        generator = torch.Generator().manual_seed(0)
+        shape = (sum(counts) + 3, num_kv_heads, block_size, head_dim)
+        self.keys, self.values = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
+        for cache in (self.keys, self.values):
+            for table, seq_len in zip(self.tables, self.seq_lens, strict=True):
+                rows = torch.randn(num_kv_heads, seq_len, head_dim, generator=generator).to(dtype)
+                for index, block in enumerate(table):
+                    part = rows[:, index * block_size : (index + 1) * block_size]
+                    cache[block, :, : part.shape[1]] = part
+        # As a fused projection leaves them: the queries are part of a wider row.
+        fused = torch.randn(sum(self.query_lens), num_heads + 2, head_dim, generator=generator)
+        self.query = fused.to(dtype)[:, :num_heads]
+
+    def step(self) -> DeviceStep:
+        """The step as the kernels read it."""
+        return plan_device_step(self.query_lens, self.seq_lens, self.tables, self.layout)
+
+    def expected(self) -> torch.Tensor:
+        """The reference's result."""
+        return reference.paged_attention(
+            self.query, self.keys, self.values, self.query_lens, self.seq_lens, self.tables
+        )
