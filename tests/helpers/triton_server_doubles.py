@@ -84,3 +84,14 @@ class FakeDoor:
 
     def abort(self, sequence_ids: list[int]) -> None:
         self.aborted += sequence_ids
+
+
+class CountedIds:
+    """Gives 1, 2, … where the service draws ids that nobody can guess."""
+
+    def __init__(self) -> None:
+        self._next_id = 1
+
+    def __call__(self, num_sequences: int) -> int:
+        self._next_id += num_sequences
+        return self._next_id - num_sequences

@@ -127,3 +127,22 @@ def test_http_refusal_is_a_clear_400(server: Server) -> None:
     assert status == 400
     assert "top_p = 1.5" in text
     assert "/" not in text.split("top_p", 1)[1]
+
+
+def test_a_forged_text_context_harms_nobody(server: Server) -> None:
+    neighbour = Stream(server.grpc, "ensemble", text_inputs("Once", 60, ignore_eos=True))
+    for context in ('{"stop_strings": [""]}', '{"num_prompt_chars": 1180591620717411303424}', "[]"):
+        outcome = ask(server.grpc, "llm", llm_inputs([504], 4, text_context=context))
+        assert (len(outcome.errors), outcome.num_finals) == (1, 1)
+        assert "text_context" in outcome.errors[0]
+    outcome = neighbour.join()
+    assert (outcome.errors, outcome.num_finals) == ([], 1)
+
+
+def test_the_detokenizer_names_what_is_missing(server: Server) -> None:
+    ids = {"TOKENS_BATCH": np.array([[[504, 3575]]], dtype=np.int32), "SEQUENCE_LENGTH": 2}
+    assert ask(server.grpc, "detokenizer", ids).num_finals == 1
+    half = ids | {"window_ids": [1, 2]}
+    assert "sequence_id is missing" in ask(server.grpc, "detokenizer", half).errors[0]
+    unknown = ask(server.grpc, "detokenizer", ids, parameters={"foo": 1})
+    assert "unknown parameter 'foo'" in unknown.errors[0]

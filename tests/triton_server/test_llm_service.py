@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from helpers.triton_server_doubles import LIMITS, FakeDoor, FakeSender, FakeSource, llm_source
+from helpers.triton_server_doubles import LIMITS, CountedIds, FakeDoor, FakeSender, FakeSource, llm_source
 from naiad.engine_process import Ack
 from naiad.errors import UnavailableError
 from naiad.outputs import EngineStats, RequestOutput
@@ -21,7 +21,7 @@ class Harness:
     def __init__(self) -> None:
         self.door = FakeDoor()
         self.logged: list[str] = []
-        self.service = LLMService(self.door, self.logged.append)
+        self.service = LLMService(self.door, self.logged.append, CountedIds())
 
     def accept(self, source: FakeSource) -> FakeSender:
         sender = FakeSender()
@@ -256,3 +256,29 @@ def test_rows_finish_apart_and_the_last_carries_final(harness: Harness) -> None:
     harness.say(done(1, [11]))
     eventually(lambda: sender.num_finals == 1)
     assert [r["batch_index"].item() for r in sender.responses] == [1, 0]
+
+
+def test_a_failure_of_ours_while_handing_over_ends_the_stream_once(harness: Harness) -> None:
+    def fail(requests: list[EngineRequest]) -> None:
+        raise OverflowError("a secret detail")
+
+    harness.door.submit = fail  # type: ignore[method-assign]
+    sender = harness.accept(llm_source())
+    eventually(lambda: sender.num_finals == 1)
+    assert [str(error) for error in sender.errors] == ["internal error while reading the request"]
+    eventually(lambda: not harness.service.open_streams())
+    harness.service.housekeep()
+    assert sender.num_finals == 1
+
+
+def test_ids_can_not_be_guessed() -> None:
+    door = FakeDoor()
+    service = LLMService(door, pytest.fail)
+    for _ in range(20):
+        service.accept(llm_source(), FakeSender(), LIMITS)
+    ids = [request.sequence_id for request in door.submitted]
+    service.close()
+    assert len(set(ids)) == 20
+    assert max(ids) < 2**63
+    # Twenty small or neighbouring numbers are not what 62 random bits give.
+    assert min(abs(one - other) for one in ids for other in ids if one != other) > 2**32

@@ -12,6 +12,10 @@ from naiad.tokenization import pack_word_list
 from naiad.triton_server.request_reader import GenerateRequest, StopRequest, read_request
 
 
+def _context(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
 def read(source: FakeSource) -> GenerateRequest:
     request = read_request(source, LIMITS)
     assert isinstance(request, GenerateRequest)
@@ -83,7 +87,20 @@ def test_greedy_rule_of_the_reference(fields: dict[str, Any], expected: float) -
         ({"cache_salt": b"\xff"}, "cache_salt is not valid UTF-8"),
         ({"cache_salt": np.array([[b"a", b"b"]], dtype=np.object_)}, "cache_salt has 2 values a row"),
         ({"draft_input_ids": np.array([[1, 2]])}, "draft_input_ids is not supported"),
+        ({"pad_id": 1000}, "pad_id = 1000"),
         ({"text_context": b"nonsense"}, "text_context"),
+        ({"text_context": b'{"stop_strings": [""]}'}, "text_context: stop_strings has an entry of 0 bytes"),
+        (
+            {"text_context": _context(stop_strings=["x" * 257])},
+            "text_context: stop_strings has an entry",
+        ),
+        ({"text_context": _context(stop_strings=["x"] * 65)}, "text_context: stop_strings has 65 entries"),
+        ({"text_context": _context(prompt_tail_ids=[1] * 17)}, "text_context: prompt_tail_ids has 17 ids"),
+        ({"text_context": _context(prompt_tail_ids=[1000])}, "text_context: prompt_tail_ids holds 1000"),
+        ({"text_context": _context(prompt_tail_ids=[-1])}, "text_context: prompt_tail_ids holds -1"),
+        ({"text_context": _context(num_prompt_chars=-1)}, "text_context: num_prompt_chars = -1"),
+        ({"text_context": _context(num_prompt_chars=2**62)}, "text_context: num_prompt_chars"),
+        ({"text_context": _context(num_prompt_chars=2**70)}, "text_context"),
     ],
 )
 def test_bad_field_is_named_with_its_value(tensors: dict[str, Any], named: str) -> None:
@@ -146,6 +163,11 @@ def test_unserved_field_that_is_off_is_accepted(switched_off: dict[str, Any]) ->
         ({"seed": 2**64}, "seed = 18446744073709551616"),
         ({"timeout": "soon"}, "timeout = 'soon'"),
         ({"timeout": -5}, "timeout = -5"),
+        ({"timeout": 1.5}, "timeout = 1.5"),
+        ({"timeout": True}, "timeout = True"),
+        ({"timeout": 1e300}, "timeout = 1e"),
+        ({"timeout": float("inf")}, "timeout = inf"),
+        ({"timeout": 10**15}, "timeout = 1000000000000000"),
         ({"beam_width": 4}, "beam_width is not supported"),
         ({"cache_salt": 5}, "cache_salt = 5: expected a string"),
         ({"cache_salt": "é" * 129}, "cache_salt has 258 bytes: at most 256"),

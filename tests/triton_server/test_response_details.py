@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.triton_server_doubles import LIMITS, FakeDoor, FakeSender, FakeSource, llm_source
+from helpers.triton_server_doubles import LIMITS, CountedIds, FakeDoor, FakeSender, FakeSource, llm_source
 from naiad.engine_process import Ack
 from naiad.outputs import EngineStats, RequestOutput, TokenLogProbs
 from naiad.sequence import FinishReason
@@ -40,7 +40,7 @@ class Harness:
 
     def __init__(self) -> None:
         self.door = FakeDoor()
-        self.service = LLMService(self.door, pytest.fail)
+        self.service = LLMService(self.door, pytest.fail, CountedIds())
         self.sender = FakeSender()
 
     def run(self, source: FakeSource, *outputs: RequestOutput) -> list[dict[str, Any]]:

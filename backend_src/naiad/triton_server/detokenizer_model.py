@@ -18,8 +18,11 @@ from naiad.errors import InternalError, InvalidRequestError, NaiadError
 from naiad.tokenization import TokenTable, decode, decode_chunk
 from naiad.triton_server import pb
 from naiad.triton_server.model_parameters import read_bool, refuse_unknown_keys
+from naiad.triton_server.request_fields import refuse_unknown_parameters, required
+from naiad.triton_server.request_reader import KNOWN_PARAMETERS
 
-_KEYS = ("model_dir", "skip_special_tokens", "llm_model_name")
+_KEYS = ("model_dir", "skip_special_tokens", "llm_model_name", "forwarded_headers")
+_OF_A_CHUNK = ("sequence_id", "num_emitted_tokens", "max_chars", "is_last")
 _CONSUMED = frozenset(
     {
         "TOKENS_BATCH",
@@ -44,6 +47,7 @@ class DetokenizerModel:
             end_with_parent(lambda: None)
             self._table = TokenTable.from_directory(model_directory(parameters.get("model_dir", "")))
             self._skip_special = read_bool(parameters, "skip_special_tokens", default=True)
+            self._forwarded_headers = parameters.get("forwarded_headers", "")
             llm_name = parameters.get("llm_model_name") or "llm"
             self._acks = AckSender(runtime_directory(os.getppid()) / f"{llm_name}.acks")
         except NaiadError as error:
@@ -63,14 +67,19 @@ class DetokenizerModel:
         is_cancelled = sender.is_cancelled()
         tensors: pb.Tensors = {}
         try:
-            tensors = pb.TritonRequest(request).tensors()
+            source = pb.TritonRequest(request)
+            tensors = source.tensors()
+            _check(tensors)
+            if "window_ids" not in tensors:
+                # What comes from llm has been checked there.
+                refuse_unknown_parameters(source.parameters(), KNOWN_PARAMETERS, self._forwarded_headers)
             sender.send(self._outputs(tensors), final=True)
         except NaiadError as error:
             sender.send_error(error)
         except Exception as error:  # noqa: BLE001 — the border: this chunk fails, its neighbours do not
             pb.log_error(f"naiad: a chunk failed with {type(error).__name__}: {error}")
             sender.send_error(InternalError("internal error while detokenizing"))
-        if "sequence_id" in tensors:
+        if "sequence_id" in tensors and tensors["sequence_id"].size == 1:
             self._acks.send(int(tensors["sequence_id"].item()), 1, is_cancelled)
 
     def _outputs(self, tensors: pb.Tensors) -> pb.Tensors | None:
@@ -107,3 +116,20 @@ class DetokenizerModel:
             kept = [each for each in row[: max(length, 0)].tolist() if each != -1]
             texts.append(decode(self._table, kept, self._skip_special))
         return texts
+
+
+def _check(tensors: pb.Tensors) -> None:
+    """The core lets requests without required tensors through, and any client may send the internal ones.
+
+    Raises:
+        InvalidRequestError: a tensor is missing, or an internal one has more than one row or value.
+    """
+    for name in ("TOKENS_BATCH", "SEQUENCE_LENGTH"):
+        required(tensors, name)
+    if "window_ids" not in tensors:
+        return
+    for name in _OF_A_CHUNK:
+        if required(tensors, name).size != 1:
+            raise InvalidRequestError(f"{name} has {tensors[name].size} values: expected one, for one row")
+    if tensors["window_ids"].shape[0] != 1:
+        raise InvalidRequestError(f"window_ids has {tensors['window_ids'].shape[0]} rows: expected one")

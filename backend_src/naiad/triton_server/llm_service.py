@@ -7,7 +7,9 @@ one housekeeping thread.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -36,6 +38,7 @@ POLL_COST_S = 0.002  # bounds the round trips of polling to 500 a second
 PROBE_PERIOD_S = 0.08
 PROBE_COST_S = 0.01  # bounds all probes together to 100 a second
 DEAD_DETOKENIZER_S = 30.0
+_ID_BITS = 62
 
 
 class EngineDoor(Protocol):
@@ -48,16 +51,31 @@ class EngineDoor(Protocol):
         """End these sequences with `cancelled`."""
 
 
+def _draw_first_id(num_sequences: int) -> int:
+    return secrets.randbits(_ID_BITS)
+
+
 class LLMService:
     """Keeps every live request until its FINAL has been sent."""
 
-    def __init__(self, engine: EngineDoor, log_error: Callable[[str], None]) -> None:
-        """Start the sender threads."""
+    def __init__(
+        self,
+        engine: EngineDoor,
+        log_error: Callable[[str], None],
+        draw_first_id: Callable[[int], int] = _draw_first_id,
+    ) -> None:
+        """Start the sender threads.
+
+        Args:
+            engine: takes the sequences.
+            log_error: takes a line.
+            draw_first_id: number of a request's sequences → the id of the first; the others follow.
+        """
+        self._draw_first_id = draw_first_id
         self._engine = engine
         self._log_error = log_error
         self._lock = threading.Lock()
         self._streams: dict[int, tuple[ResponseStream, StreamRow]] = {}
-        self._next_sequence_id = itertools.count(1)
         self._senders = SenderPool(NUM_SENDERS, self._flush)
         self.observations = Observations()
         self.stats = EngineStats()
@@ -74,8 +92,7 @@ class LLMService:
         except NaiadError as error:
             sender.send_error(error)
         except Exception as error:  # noqa: BLE001 — the border: this request fails, its neighbours do not
-            self._log_error(f"naiad: a request failed with {type(error).__name__}: {error}")
-            sender.send_error(InternalError("internal error while reading the request"))
+            sender.send_error(self._internal_error(error))
 
     def take_outputs(self, outputs: Iterable[RequestOutput], stats: EngineStats) -> None:
         """Give each output to its stream."""
@@ -163,9 +180,9 @@ class LLMService:
                 self._streams[row.sequence_id] = (stream, row)
         try:
             self._engine.submit(_engine_requests(request, rows))
-        except NaiadError as error:
+        except Exception as error:  # noqa: BLE001 — the border: a request that is registered ends by its stream
             # The loss of the engine may have failed the stream already: a stream has one end.
-            stream.fail(error)
+            stream.fail(error if isinstance(error, NaiadError) else self._internal_error(error))
             self._senders.schedule(stream)
             return
         if stream.is_cancelling:
@@ -173,12 +190,22 @@ class LLMService:
             self._abort_rest(stream)
 
     def _new_stream_rows(self, request: GenerateRequest) -> list[StreamRow]:
-        """One for each sequence, those of a row side by side, their ids rising."""
+        """One for each sequence, those of a row side by side, their ids rising.
+
+        Nobody can guess an id: who acknowledges a chunk of it speaks for its client.
+        """
+        num_sequences = request.wishes.num_return_sequences
+        ids = itertools.count(self._draw_first_id(len(request.rows) * num_sequences))
         return [
-            StreamRow(index, next(self._next_sequence_id), sequence_index)
+            StreamRow(index, next(ids), sequence_index)
             for index in range(len(request.rows))
-            for sequence_index in range(request.wishes.num_return_sequences)
+            for sequence_index in range(num_sequences)
         ]
+
+    def _internal_error(self, error: Exception) -> NaiadError:
+        """What the client is told of a failure of ours; the log has the rest."""
+        self._log_error(f"naiad: a request failed with {type(error).__name__}: {error}")
+        return InternalError("internal error while reading the request")
 
     def _stop(self, request: StopRequest) -> None:
         if request.request_id == PROBE_REQUEST_ID:
@@ -202,8 +229,11 @@ class LLMService:
             self.observations.add_tokens(stream, num_tokens, before_s)
         except Exception as error:  # noqa: BLE001 — the border: a response that can not be sent ends its own stream
             self._log_error(f"naiad: sending a response failed with {type(error).__name__}: {error}")
-            stream.is_closed = True
             self._abort_rest(stream)
+            stream.is_closed = True
+            # Fails where the end has been sent already, or nothing can be.
+            with contextlib.suppress(Exception):
+                stream.sender.send_error(InternalError("internal error while answering the request"))
         if stream.is_closed:
             self._forget(stream)
 

@@ -23,8 +23,9 @@ from naiad.triton_server.request_fields import (
     required,
     split_rows,
 )
-from naiad.triton_server.request_limits import MAX_CACHE_SALT_BYTES, ModelLimits
+from naiad.triton_server.request_limits import MAX_CACHE_SALT_BYTES, MAX_TIMEOUT_US, ModelLimits
 from naiad.triton_server.sampling_fields import read_sampling_params
+from naiad.triton_server.text_context_field import read_text_context
 
 # What each model of the ensemble reads; a parameter reaches all of its steps.
 TEXT_PARAMETERS = frozenset({"text_input", "messages", "stop_words", "bad_words"})
@@ -45,8 +46,6 @@ _OF_THE_WHOLE_REQUEST = (
     "return_generation_logits",
     "num_return_sequences",
 )
-
-_text_context_decoder = msgspec.json.Decoder(TextContext)
 
 
 class RequestSource(Protocol):
@@ -148,7 +147,7 @@ def _read_row(
     wishes: OutputWishes,
 ) -> RequestRow:
     prompt = _read_prompt(tensors, limits)
-    text = _read_text_context(tensors.get("text_context"))
+    text = read_text_context(tensors.get("text_context"), limits.vocab_size)
     if text is not None and scalars.get("include_stop_str_in_output"):
         text = msgspec.structs.replace(text, includes_stop_string=True)
     params = read_sampling_params(
@@ -177,22 +176,13 @@ def _read_prompt(tensors: Mapping[str, Array], limits: ModelLimits) -> list[int]
     return ids.tolist()  # type: ignore[no-any-return]
 
 
-def _read_text_context(tensor: Array | None) -> TextContext | None:
-    if tensor is None:
-        return None
-    try:
-        return _text_context_decoder.decode(tensor.item())
-    except (msgspec.ValidationError, msgspec.DecodeError, TypeError, ValueError):
-        raise InvalidRequestError("text_context is not what Naiad's tokenizer model writes") from None
-
-
 def _timeout_s(timeout_us: int, parameters: Mapping[str, Any]) -> float | None:
     """The deadline: Triton's own field (gRPC), or the parameter (HTTP generate)."""
     value = timeout_us or parameters.get("timeout", 0)
-    try:
-        microseconds = int(value)
-    except (TypeError, ValueError):
-        raise InvalidRequestError(f"timeout = {str(value)[:40]!r}: expected µs, a whole number") from None
-    if microseconds < 0:
-        raise InvalidRequestError(f"timeout = {microseconds}: expected µs ≥ 0 (0 = none)")
-    return microseconds / 1e6 if microseconds else None
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TIMEOUT_US:
+        raise InvalidRequestError(
+            f"timeout = {repr(value)[:40]}: expected whole µs, 0 (none) … {MAX_TIMEOUT_US}"
+        )
+    return value / 1e6 if value else None

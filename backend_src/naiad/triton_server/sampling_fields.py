@@ -113,6 +113,11 @@ def _read_bad_words(tensor: Array | None, limits: ModelLimits) -> tuple[tuple[in
 def _read_stop_token_ids(
     tensor: Array | None, scalars: Mapping[str, Scalar], limits: ModelLimits
 ) -> tuple[int, ...]:
+    pad_id = int(scalars.get("pad_id", -1))
+    if pad_id >= limits.vocab_size:
+        raise InvalidRequestError(
+            f"pad_id = {pad_id}: expected -1 (none) or an id in [0, {limits.vocab_size})"
+        )
     end_id = int(scalars.get("end_id", -1))
     if end_id >= limits.vocab_size:
         raise InvalidRequestError(
