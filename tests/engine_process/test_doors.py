@@ -12,7 +12,15 @@ import pytest
 from helpers.engine_harness import RawDoor, Recorder, make_request
 from helpers.fake_engine_child import FAILING_ID, SLOW_ID
 from naiad.engine_process import EngineClient
-from naiad.engine_process.protocol import MAX_FRAME_BYTES, Abort, AddRequests, Drain, Ready, StepDone
+from naiad.engine_process.protocol import (
+    MAX_FRAME_BYTES,
+    Abort,
+    AddRequests,
+    Drain,
+    Ready,
+    StepDone,
+    encode_frame,
+)
 from naiad.sequence import FinishReason
 
 Served = tuple[EngineClient, Recorder]
@@ -120,8 +128,8 @@ def test_draining_engine_refuses_new_sequences(served: Served) -> None:
     client, recorder = served
     client.submit([make_request(1, SLOW_ID, max_tokens=200)])
     recorder.wait_started(1)
-    client._child.send(Drain())  # type: ignore[union-attr]
-    client._child.send(AddRequests([make_request(2, first_id=4)]))  # type: ignore[union-attr]
+    client._child.send(encode_frame(Drain()))  # type: ignore[union-attr]
+    client._child.send(encode_frame(AddRequests([make_request(2, first_id=4)])))  # type: ignore[union-attr]
     recorder.wait_finished(1, 2)
     assert recorder.outputs[2][-1].error_status == "UNAVAILABLE"
     assert recorder.reason(1) is FinishReason.LENGTH

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from naiad.config import EngineConfig
 from naiad.engine_process.child import EngineChild, default_command
-from naiad.engine_process.protocol import Abort, AddRequests, Drain, Ready, StepDone
-from naiad.errors import StartupError, UnavailableError
+from naiad.engine_process.protocol import Abort, AddRequests, Drain, Ready, StepDone, encode_frame
+from naiad.errors import InternalError, StartupError, UnavailableError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest
 
@@ -120,7 +120,10 @@ class EngineClient:
 
         Raises:
             UnavailableError: no engine now, or shutting down; none of the rows was taken.
+            InternalError: a value of theirs can not be sent; none of the rows was taken.
         """
+        # Before anything is remembered: rows that were never sent are never answered either.
+        frame = _encoded(AddRequests(requests))
         with self._send_lock:
             with self._lock:
                 if self._closing.is_set():
@@ -131,7 +134,7 @@ class EngineClient:
                 if not self._outstanding:
                     self._busy_since_s = time.monotonic()
                 self._outstanding.update(request.sequence_id for request in requests)
-            child.send(AddRequests(requests))
+            child.send(frame)
 
     def abort(self, sequence_ids: list[int]) -> None:
         """End sequences; each that still runs is answered with `cancelled`. Others are ignored."""
@@ -140,7 +143,7 @@ class EngineClient:
                 live = [sequence_id for sequence_id in sequence_ids if sequence_id in self._outstanding]
                 child = self._child if self._is_ready else None
             if live and child is not None:
-                child.send(Abort(live))
+                child.send(encode_frame(Abort(live)))
 
     def close(self, timeout_s: float) -> None:
         """End the process: let it finish what runs for `timeout_s`, then end it. Idempotent.
@@ -153,7 +156,7 @@ class EngineClient:
                 self._closing.set()
                 child = self._child if self._is_ready else None
             if child is not None and not was_closing:
-                child.send(Drain())
+                child.send(encode_frame(Drain()))
         if not self._dispatcher.is_alive():
             return
         self._dispatcher.join(timeout_s)
@@ -248,3 +251,11 @@ class EngineClient:
             else:
                 logger.warning("the engine serves again")
                 return
+
+
+def _encoded(message: AddRequests) -> bytes:
+    try:
+        return encode_frame(message)
+    except (OverflowError, TypeError, ValueError) as error:
+        logger.error("a request can not be sent to the engine: %s: %s", type(error).__name__, error)
+        raise InternalError("the request can not be sent to the engine") from error
