@@ -6,7 +6,7 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -23,7 +23,7 @@ from naiad.engine_process.protocol import (
     StepDone,
 )
 from naiad.engine_process.queue_gate import QueueGate, QueueLimits
-from naiad.errors import NaiadError, StartupError, UnavailableError
+from naiad.errors import InternalError, NaiadError, StartupError, UnavailableError
 from naiad.outputs import EngineStats, RequestOutput, error_output
 from naiad.sequence import EngineRequest, FinishReason
 
@@ -169,13 +169,23 @@ class EngineLoop:
                 msgspec.structs.replace(request, sequence_id=first_id, sibling_ids=tuple(engine_ids[1:]))
             )
         except NaiadError as error:
-            for _, sequence_id in keys:
-                self._outbox[door].append(error_output(sequence_id, error.status, str(error)))
-            self._keeper.gate.leave(len(keys))
+            self._refuse(keys, error)
+            return
+        except Exception:
+            logger.exception("a request could not be taken")
+            # Of a group some may be in already.
+            for engine_id in engine_ids:
+                self._engine.abort(engine_id)
+            self._refuse(keys, InternalError("the engine could not take this request"))
             return
         for key, engine_id in zip(keys, engine_ids, strict=True):
             self._engine_ids[key] = engine_id
             self._sequences[engine_id] = key
+
+    def _refuse(self, keys: Sequence[tuple[Door, int]], error: NaiadError) -> None:
+        for door, sequence_id in keys:
+            self._outbox[door].append(error_output(sequence_id, error.status, str(error)))
+        self._keeper.gate.leave(len(keys))
 
     def _abort(self, door: Door, sequence_id: int) -> None:
         engine_id = self._engine_ids.get((door, sequence_id))
