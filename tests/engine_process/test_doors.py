@@ -29,7 +29,7 @@ Served = tuple[EngineClient, Recorder]
 @pytest.fixture
 def door(served: Served, socket_dir: Path) -> Iterator[RawDoor]:
     """A second door, behind its greeting."""
-    door = RawDoor(socket_dir / "engine.sock")
+    door = RawDoor(socket_dir / "llm.engine")
     assert isinstance(door.receive(), Ready)
     yield door
     door.close()
@@ -52,7 +52,7 @@ def tokens_until_finished(door: RawDoor, sequence_id: int) -> list[int]:
 
 
 def test_socket_is_for_its_user_alone(served: Served, socket_dir: Path) -> None:
-    assert stat.S_IMODE((socket_dir / "engine.sock").stat().st_mode) == 0o600
+    assert stat.S_IMODE((socket_dir / "llm.engine").stat().st_mode) == 0o600
 
 
 def test_doors_may_use_the_same_sequence_ids(served: Served, door: RawDoor) -> None:

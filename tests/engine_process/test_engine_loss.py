@@ -159,12 +159,12 @@ def test_sigterm_ends_the_engine_even_inside_a_step(make_client: MakeClient, soc
     os.kill(pid, signal.SIGTERM)
     recorder.wait_for(lambda: recorder.num_losses == 1)
     wait_until(lambda: has_ended(pid))
-    assert not (socket_dir / "engine.sock").exists()
+    assert not (socket_dir / "llm.engine").exists()
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_engine_ends_with_its_killed_parent(socket_dir: Path, is_busy: bool) -> None:
-    path = socket_dir / "engine.sock"
+    path = socket_dir / "llm.engine"
     arguments = [sys.executable, "-c", OWNER, str(path), str(FAKE_CHILD), "good"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
@@ -181,7 +181,7 @@ def test_engine_ends_with_its_killed_parent(socket_dir: Path, is_busy: bool) -> 
 def test_engine_without_an_owner_ends_with_its_parent(socket_dir: Path) -> None:
     spawn = "import subprocess, sys, os, time; p = subprocess.Popen([*sys.argv[1:], str(os.getpid())])\n"
     spawn += "print(p.pid, flush=True); time.sleep(60)"
-    path = socket_dir / "engine.sock"
+    path = socket_dir / "llm.engine"
     options = ["--socket", str(path), "--model-dir", str(socket_dir), "--parent-pid"]
     arguments = [sys.executable, "-c", spawn, *fake_command("never-ready"), *options]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as parent:
@@ -194,7 +194,7 @@ def test_engine_without_an_owner_ends_with_its_parent(socket_dir: Path) -> None:
 
 
 def test_engine_ends_when_its_owner_disconnects(socket_dir: Path) -> None:
-    path = socket_dir / "engine.sock"
+    path = socket_dir / "llm.engine"
     options = ["--socket", str(path), "--model-dir", str(socket_dir), "--parent-pid", str(os.getpid())]
     with subprocess.Popen([*fake_command("good"), *options]) as process:
         door = RawDoor(path)

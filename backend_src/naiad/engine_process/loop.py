@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -21,9 +22,10 @@ from naiad.engine_process.protocol import (
     Ready,
     StartFailed,
     StepDone,
+    StopServing,
 )
 from naiad.engine_process.queue_gate import QueueGate, QueueLimits
-from naiad.errors import InternalError, NaiadError, StartupError, UnavailableError
+from naiad.errors import InternalError, NaiadError, StartupError
 from naiad.outputs import EngineStats, RequestOutput, error_output
 from naiad.sequence import EngineRequest, FinishReason
 
@@ -97,12 +99,16 @@ class EngineLoop:
         self._next_engine_id = 1
         self._outbox: dict[Door, list[RequestOutput]] = {}
         self._is_draining = False
+        self._stop_timeout_s = 0.0
+        self._stop_deadline_s = math.inf
 
     def run(self) -> None:
         """Serve until drained."""
         while self._sequences or not self._is_draining:
             for door, item in self._keeper.inbox.take(0 if self._engine.has_work else None):
                 self._handle(door, item)
+            if time.monotonic() >= self._stop_deadline_s:
+                self._end_unfinished()
             if self._engine.has_work:
                 for output in self._engine.step():
                     self._route(output)
@@ -131,8 +137,9 @@ class EngineLoop:
                 for sequence_id in sequence_ids:
                     self._abort(door, sequence_id)
             case Drain():
-                # Only the owner may end the process.
-                self._is_draining |= door.is_owner
+                self._is_draining = True
+            case StopServing(timeout_s):
+                self._stop_serving(timeout_s)
 
     def _open(self, door: Door) -> None:
         self._outbox[door] = []
@@ -163,8 +170,6 @@ class EngineLoop:
         self._next_engine_id += len(keys)
         engine_ids = range(first_id, self._next_engine_id)
         try:
-            if self._is_draining:
-                raise UnavailableError("the server is shutting down")
             self._engine.add_request(
                 msgspec.structs.replace(request, sequence_id=first_id, sibling_ids=tuple(engine_ids[1:]))
             )
@@ -193,6 +198,17 @@ class EngineLoop:
             # Answered here, so that it is answered also when no step follows.
             cancelled = RequestOutput(engine_id, [], finish_reason=FinishReason.CANCELLED)
             self._route(self._engine.abort(engine_id) or cancelled)
+
+    def _stop_serving(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        if deadline_s < self._stop_deadline_s:
+            self._stop_timeout_s, self._stop_deadline_s = timeout_s, deadline_s
+
+    def _end_unfinished(self) -> None:
+        message = f"the request did not finish in {self._stop_timeout_s:.3g} s before the server stopped"
+        for engine_id in list(self._sequences):
+            self._engine.abort(engine_id)
+            self._route(error_output(engine_id, "UNAVAILABLE", message))
 
     def _route(self, output: RequestOutput) -> None:
         key = self._sequences.get(output.sequence_id)
