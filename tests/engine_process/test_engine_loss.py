@@ -64,6 +64,15 @@ def test_killed_engine_is_one_loss(served: Served) -> None:
     assert recorder.num_losses == 1
 
 
+def test_gauges_of_a_killed_engine_go_to_rest(make_client: MakeClient) -> None:
+    client, recorder = make_client(first_backoff_s=30.0)
+    client.start()
+    client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])
+    recorder.wait_for(lambda: bool(recorder.stats) and recorder.stats[-1].num_running == 1)
+    kill_and_wait(client, recorder)
+    recorder.wait_for(lambda: recorder.stats[-1].num_running == 0)
+
+
 def test_killed_engine_refuses_until_it_is_back(make_client: MakeClient) -> None:
     client, recorder = make_client(first_backoff_s=30.0)
     client.start()

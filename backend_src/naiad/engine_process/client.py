@@ -64,7 +64,8 @@ class EngineClient:
         Args:
             config: of the engine.
             socket_path: where the process listens, in a directory of mode 0700.
-            on_outputs: called by the dispatcher thread with each message of the engine.
+            on_outputs: called by the dispatcher thread with each message of the engine; after a
+                loss with empty stats.
             on_lost: called by the dispatcher thread once per loss, when nothing more will come
                 for any sequence submitted so far; the restart follows.
             command: instead of `python -m naiad.engine_process`.
@@ -233,6 +234,8 @@ class EngineClient:
         try:
             if not is_expected:
                 self._on_lost()
+                # What the lost engine said of itself is not so any more.
+                self._on_outputs([], EngineStats())
         finally:
             # After the callback: a big process takes a while to give its memory back.
             ending = child.reap()

@@ -206,6 +206,8 @@ class EngineLoop:
 
     def _end_unfinished(self) -> None:
         message = f"the request did not finish in {self._stop_timeout_s:.3g} s before the server stopped"
+        if self._sequences:
+            logger.warning("%d sequences end with an error: %s", len(self._sequences), message)
         for engine_id in list(self._sequences):
             self._engine.abort(engine_id)
             self._route(error_output(engine_id, "UNAVAILABLE", message))
