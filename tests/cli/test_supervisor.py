@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import pytest
 
 from helpers.server import eventually
 from naiad.cli.system_checks import free_port
+from naiad.engine_process.protocol import FrameBuffer, StopServing, client_message_decoder
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "supervise_fake.py"
 
@@ -98,18 +98,18 @@ def test_a_second_signal_does_not_cut_the_drain_short(start: Start) -> None:
     assert "drained" in supervised.lines
 
 
-def test_a_server_that_does_not_stop_is_killed(start: Start) -> None:
-    supervised = start("deaf")
+def test_a_server_that_does_not_stop_with_requests_in_it_is_killed(start: Start) -> None:
+    supervised = start("deaf", "busy-for-ever")
     supervised.wait_for("ready")
     processes = supervised.descendants()
-    with socket.create_connection(("127.0.0.1", supervised.port)):
-        supervised.process.send_signal(signal.SIGTERM)
-        assert supervised.wait() == 1
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.wait() == 1
+    assert any("cut off" in line for line in supervised.lines)
     assert all_gone(processes)
 
 
-def test_a_server_that_hangs_with_nobody_connected_is_not_waited_for(start: Start) -> None:
-    supervised = start("deaf", "long-timeout")
+def test_a_server_that_does_not_stop_when_all_is_done_is_killed_with_exit_code_0(start: Start) -> None:
+    supervised = start("deaf")
     supervised.wait_for("ready")
     processes = supervised.descendants()
     supervised.process.send_signal(signal.SIGTERM)
@@ -135,7 +135,30 @@ def test_requests_that_do_not_finish_in_time_are_given_up(start: Start) -> None:
     supervised.wait_for("ready")
     supervised.process.send_signal(signal.SIGTERM)
     assert supervised.wait() == 0
-    assert any("have not finished in time" in line for line in supervised.lines)
+    assert any("cut off" in line for line in supervised.lines)
+
+
+def test_metrics_that_can_not_be_read_do_not_count_as_idle(start: Start, tmp_path: Path) -> None:
+    supervised = start("slow-exit", "mute-until", str(tmp_path / "done"))
+    supervised.wait_for("ready")
+    supervised.process.send_signal(signal.SIGTERM)
+    supervised.wait_for("stopping")
+    with pytest.raises(subprocess.TimeoutExpired):
+        supervised.process.wait(2)
+    assert "drained" not in supervised.lines
+    (tmp_path / "done").touch()
+    assert supervised.wait() == 0
+
+
+def test_the_engine_is_told_before_the_server_stops(start: Start, tmp_path: Path) -> None:
+    supervised = start("slow-exit", "engine", str(tmp_path / "told"))
+    supervised.wait_for("ready")
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.wait() == 0
+    (message,) = FrameBuffer().feed((tmp_path / "told").read_bytes())
+    told = client_message_decoder.decode(message)
+    assert isinstance(told, StopServing)
+    assert 19 < told.timeout_s <= 20
 
 
 def test_a_failed_start_says_the_cause_first(start: Start) -> None:

@@ -28,7 +28,7 @@ def make_client(socket_dir: Path) -> Iterator[MakeClient]:
         recorder = Recorder()
         client = EngineClient(
             EngineConfig(model_dir=str(socket_dir)),
-            socket_dir / "engine.sock",
+            socket_dir / "llm.engine",
             recorder.on_outputs,
             recorder.on_lost,
             command=fake_command(behaviour),

@@ -12,7 +12,15 @@ import pytest
 from helpers.engine_harness import RawDoor, Recorder, make_request
 from helpers.fake_engine_child import FAILING_ID, SLOW_ID
 from naiad.engine_process import EngineClient
-from naiad.engine_process.protocol import MAX_FRAME_BYTES, Abort, AddRequests, Drain, Ready, StepDone
+from naiad.engine_process.protocol import (
+    MAX_FRAME_BYTES,
+    Abort,
+    AddRequests,
+    Drain,
+    Ready,
+    StepDone,
+    encode_frame,
+)
 from naiad.sequence import FinishReason
 
 Served = tuple[EngineClient, Recorder]
@@ -21,7 +29,7 @@ Served = tuple[EngineClient, Recorder]
 @pytest.fixture
 def door(served: Served, socket_dir: Path) -> Iterator[RawDoor]:
     """A second door, behind its greeting."""
-    door = RawDoor(socket_dir / "engine.sock")
+    door = RawDoor(socket_dir / "llm.engine")
     assert isinstance(door.receive(), Ready)
     yield door
     door.close()
@@ -44,7 +52,7 @@ def tokens_until_finished(door: RawDoor, sequence_id: int) -> list[int]:
 
 
 def test_socket_is_for_its_user_alone(served: Served, socket_dir: Path) -> None:
-    assert stat.S_IMODE((socket_dir / "engine.sock").stat().st_mode) == 0o600
+    assert stat.S_IMODE((socket_dir / "llm.engine").stat().st_mode) == 0o600
 
 
 def test_doors_may_use_the_same_sequence_ids(served: Served, door: RawDoor) -> None:
@@ -120,8 +128,8 @@ def test_draining_engine_refuses_new_sequences(served: Served) -> None:
     client, recorder = served
     client.submit([make_request(1, SLOW_ID, max_tokens=200)])
     recorder.wait_started(1)
-    client._child.send(Drain())  # type: ignore[union-attr]
-    client._child.send(AddRequests([make_request(2, first_id=4)]))  # type: ignore[union-attr]
+    client._child.send(encode_frame(Drain()))  # type: ignore[union-attr]
+    client._child.send(encode_frame(AddRequests([make_request(2, first_id=4)])))  # type: ignore[union-attr]
     recorder.wait_finished(1, 2)
     assert recorder.outputs[2][-1].error_status == "UNAVAILABLE"
     assert recorder.reason(1) is FinishReason.LENGTH

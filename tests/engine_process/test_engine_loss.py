@@ -64,6 +64,15 @@ def test_killed_engine_is_one_loss(served: Served) -> None:
     assert recorder.num_losses == 1
 
 
+def test_gauges_of_a_killed_engine_go_to_rest(make_client: MakeClient) -> None:
+    client, recorder = make_client(first_backoff_s=30.0)
+    client.start()
+    client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])
+    recorder.wait_for(lambda: bool(recorder.stats) and recorder.stats[-1].num_running == 1)
+    kill_and_wait(client, recorder)
+    recorder.wait_for(lambda: recorder.stats[-1].num_running == 0)
+
+
 def test_killed_engine_refuses_until_it_is_back(make_client: MakeClient) -> None:
     client, recorder = make_client(first_backoff_s=30.0)
     client.start()
@@ -159,12 +168,12 @@ def test_sigterm_ends_the_engine_even_inside_a_step(make_client: MakeClient, soc
     os.kill(pid, signal.SIGTERM)
     recorder.wait_for(lambda: recorder.num_losses == 1)
     wait_until(lambda: has_ended(pid))
-    assert not (socket_dir / "engine.sock").exists()
+    assert not (socket_dir / "llm.engine").exists()
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_engine_ends_with_its_killed_parent(socket_dir: Path, is_busy: bool) -> None:
-    path = socket_dir / "engine.sock"
+    path = socket_dir / "llm.engine"
     arguments = [sys.executable, "-c", OWNER, str(path), str(FAKE_CHILD), "good"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
@@ -181,7 +190,7 @@ def test_engine_ends_with_its_killed_parent(socket_dir: Path, is_busy: bool) -> 
 def test_engine_without_an_owner_ends_with_its_parent(socket_dir: Path) -> None:
     spawn = "import subprocess, sys, os, time; p = subprocess.Popen([*sys.argv[1:], str(os.getpid())])\n"
     spawn += "print(p.pid, flush=True); time.sleep(60)"
-    path = socket_dir / "engine.sock"
+    path = socket_dir / "llm.engine"
     options = ["--socket", str(path), "--model-dir", str(socket_dir), "--parent-pid"]
     arguments = [sys.executable, "-c", spawn, *fake_command("never-ready"), *options]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as parent:
@@ -194,7 +203,7 @@ def test_engine_without_an_owner_ends_with_its_parent(socket_dir: Path) -> None:
 
 
 def test_engine_ends_when_its_owner_disconnects(socket_dir: Path) -> None:
-    path = socket_dir / "engine.sock"
+    path = socket_dir / "llm.engine"
     options = ["--socket", str(path), "--model-dir", str(socket_dir), "--parent-pid", str(os.getpid())]
     with subprocess.Popen([*fake_command("good"), *options]) as process:
         door = RawDoor(path)

@@ -41,3 +41,9 @@ def test_tokens_that_wait_are_bounded_but_one_prompt_may_always_wait() -> None:
     gate.arrived([make_request(num_tokens=50)], num_waiting_tokens=4)
     assert not gate.enter([make_request(num_tokens=6)])
     assert gate.enter([make_request()])
+
+
+def test_a_closed_gate_says_why() -> None:
+    gate = QueueGate(QueueLimits(max_num_seqs=1, max_queued_requests=0))
+    gate.close("the server is shutting down")
+    assert gate.enter([make_request()]) == "the server is shutting down"

@@ -70,7 +70,7 @@ def test_temporary_directory_that_can_not_be_written_is_an_error(
 def test_dead_servers_directory_is_removed(dead_pid: int) -> None:
     dead = runtime_directory(dead_pid)
     dead.mkdir(mode=0o700, exist_ok=True)
-    (dead / "engine.sock").touch()
+    (dead / "llm.engine").touch()
     runtime_directory(os.getpid())
     assert not dead.exists()
 
@@ -83,7 +83,7 @@ def test_living_servers_directory_stays() -> None:
 
 def test_removal_takes_the_sockets_along() -> None:
     path = runtime_directory(os.getpid())
-    (path / "engine.sock").touch()
+    (path / "llm.engine").touch()
     remove_runtime_directory(path)
     assert not path.exists()
 

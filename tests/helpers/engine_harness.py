@@ -47,7 +47,7 @@ def has_ended(pid: int) -> bool:
     """Gone, or a zombie that nobody has reaped."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
     return text.rpartition(")")[2].split()[0] == "Z"
 

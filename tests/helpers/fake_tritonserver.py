@@ -3,7 +3,8 @@
 Behaviours: fail (prints an error and ends), deaf (ignores SIGTERM), slow-exit, crash-once PATH
 (ends when PATH can be made), child PATH (starts a process that outlives it; its id goes to PATH),
 shm NAME (maps that file of /dev/shm), busy-until PATH (has an active request until PATH is there),
-busy-for-ever.
+busy-for-ever, mute-until PATH (has no metrics until PATH is there), engine PATH (has an engine that
+writes what it is told to PATH).
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import http.server
 import mmap
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+
+from naiad.engine_process import runtime_directory
 
 FAILURE = (
     'E1121 06:03:04.281119 13958 backend_model.cc:692] "ERROR: Failed to create instance: '
@@ -26,7 +30,7 @@ FAILURE = (
 
 class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self.send_response(200)
+        self.send_response(503 if self.path == "/metrics" and is_mute() else 200)
         self.end_headers()
         self.wfile.write(f'nv_trt_llm_request_metrics{{request_type="active"}} {int(is_busy())}\n'.encode())
 
@@ -41,6 +45,42 @@ def is_busy() -> bool:
     return "busy-for-ever" in words
 
 
+def is_mute() -> bool:
+    words = sys.argv[2:]
+    return "mute-until" in words and not Path(words[words.index("mute-until") + 1]).exists()
+
+
+def listen_as_engine(record: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(runtime_directory(os.getpid()) / "llm.engine"))
+    listener.listen()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        record.write_bytes(connection.recv(4096))
+        connection.recv(1)
+
+    threading.Thread(target=serve, daemon=True).start()
+
+
+def map_shared(name: str) -> mmap.mmap:
+    with open(f"/dev/shm/{name}", "w+b") as file:
+        file.truncate(4096)
+        return mmap.mmap(file.fileno(), 4096)
+
+
+def prepare(words: list[str]) -> mmap.mmap | None:
+    """What the server has beside itself; the region is mapped as long as it is referred to."""
+    if "child" in words:
+        child = subprocess.Popen(["sleep", "600"])
+        Path(words[words.index("child") + 1]).write_text(str(child.pid))
+    if "engine" in words:
+        listen_as_engine(Path(words[words.index("engine") + 1]))
+    if "shm" in words:
+        return map_shared(words[words.index("shm") + 1])
+    return None
+
+
 def main() -> None:
     port, words = int(sys.argv[1]), sys.argv[2:]
     if "fail" in words:
@@ -53,14 +93,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), print("drained", flush=True), os._exit(0)))
     elif "deaf" not in words:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    if "child" in words:
-        child = subprocess.Popen(["sleep", "600"])
-        Path(words[words.index("child") + 1]).write_text(str(child.pid))
-    if "shm" in words:
-        with open(f"/dev/shm/{words[words.index('shm') + 1]}", "w+b") as file:
-            file.truncate(4096)
-            region = mmap.mmap(file.fileno(), 4096)
-            assert len(region) == 4096
+    region = prepare(words)
     server = http.server.HTTPServer(("127.0.0.1", port), Ready)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     if "crash-once" in words:
@@ -69,7 +102,7 @@ def main() -> None:
             flag.touch()
             time.sleep(1)
             os._exit(3)
-    while True:
+    while region is None or not region.closed:
         time.sleep(60)
 
 

@@ -24,8 +24,7 @@ def main() -> int:
         exit_timeout_s=1 if "busy-for-ever" in words else 20,
         is_verbose=False,
     )
-    if "long-timeout" not in words:
-        supervisor.SERVER_EXIT_TIMEOUT_S, supervisor._STOP_MARGIN_S = 1, 1.0
+    supervisor.SERVER_EXIT_TIMEOUT_S, supervisor._STOP_MARGIN_S, supervisor._END_MARGIN_S = 1, 1.0, 1.0
     try:
         with StopSignal() as stop:
             return supervisor.Supervisor(plan, stop, lambda: print("ready", flush=True)).run()

@@ -57,6 +57,52 @@ def test_the_old_type_key_is_read() -> None:
     assert parse(rope_scaling={"type": "linear", "factor": 2}).rope.rope_type == "linear"
 
 
+def test_both_rope_spellings_may_stand_beside_each_other() -> None:
+    both = parse(
+        rope_theta=5e5, rope_scaling=LLAMA3_ROPE, rope_parameters={**LLAMA3_ROPE, "rope_theta": 500_000}
+    )
+    assert both.rope == parse(rope_theta=5e5, rope_scaling=LLAMA3_ROPE).rope
+
+
+def test_the_theta_beside_rope_parameters_counts() -> None:
+    assert parse(rope_theta=5e5, rope_parameters={"rope_type": "default"}).rope.theta == 5e5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"rope_scaling": LLAMA3_ROPE, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            "rope_scaling = .*expected what rope_parameters says",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 1e4}},
+            "rope_scaling = .*expected what rope_parameters says",
+        ),
+        (
+            {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e4}},
+            r"rope_parameters\.rope_theta = 10000\.0 .*expected what rope_theta says, 500000\.0",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_parameters": {"rope_theta": 1e4}},
+            r"rope_scaling\.rope_type = 'yarn'",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "type": "linear", "factor": 2.0}},
+            r"rope_scaling\.type = 'linear' .*rope_type says, 'llama3'",
+        ),
+        ({"rope_scaling": {"rope_type": ["default"]}}, r"rope_scaling\.rope_type = \['default'\]"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "rope_parameters = .*the same for every layer",
+        ),
+    ],
+)
+def test_contradicting_or_unknown_rope_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse(**changes)
+
+
 @pytest.mark.parametrize(
     ("architecture", "qkv_bias", "o_bias", "qk_norm"),
     [

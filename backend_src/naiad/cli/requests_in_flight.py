@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import urllib.request
 
 _GAUGE = "nv_trt_llm_request_metrics{"
@@ -9,13 +10,13 @@ _LABEL = 'request_type="active"'
 _TIMEOUT_S = 2.0
 
 
-def num_active(metrics_address: str) -> int:
-    """Requests that wait or run, of all our models; 0 when the metrics can not be read."""
+def num_active(metrics_address: str) -> int | None:
+    """Requests that wait or run, of all our models; None: the metrics can not be read now."""
     try:
         with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=_TIMEOUT_S) as answer:
             return count_active(answer.read().decode(errors="replace"))
-    except OSError:
-        return 0
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
 
 
 def count_active(text: str) -> int:

@@ -13,6 +13,7 @@ import psutil
 
 from naiad.cli.server_guard import ORDER_KILL, ORDER_TERMINATE
 from naiad.cli.server_log import ServerLog
+from naiad.engine_process.runtime_dir import runtime_path
 
 _STUB = "triton_python_backend_stub"
 
@@ -74,6 +75,15 @@ class ServerProcess:
                     words = process.cmdline()
                     count += bool(words) and Path(words[0]).name == _STUB
         return count
+
+    def runtime_directories(self) -> list[Path]:
+        """Where its models keep their sockets: one directory, once they have been loaded."""
+        paths: list[Path] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # Any descendant: the program may be a script that starts the server.
+            processes = psutil.Process(self._guard.pid).children(recursive=True)
+            paths = [runtime_path(process.pid) for process in processes]
+        return [path for path in paths if path.is_dir()]
 
     def _order(self, order: bytes) -> None:
         assert self._guard.stdin is not None

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from naiad.cli.connections import num_connections
 from naiad.cli.probes import Prober
 from naiad.cli.repository import ModelEntry
 from naiad.cli.requests_in_flight import num_active
@@ -18,18 +17,20 @@ from naiad.cli.server_log import ServerLog, find_cause
 from naiad.cli.server_process import ServerProcess
 from naiad.cli.stop_signal import StopSignal
 from naiad.cli.watcher import Watcher
+from naiad.engine_process import StopNotice
 from naiad.errors import StartupError
 
 PROBE_TIMEOUT_S = 3.0
 # For connections and the models' ends: the requests have ended before.
-SERVER_EXIT_TIMEOUT_S = 10
+SERVER_EXIT_TIMEOUT_S = 4
 _POLL_S = 0.2
 _HTTP_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 10.0
-_STOP_MARGIN_S = 10.0
+_STOP_MARGIN_S = 2.0
+# From the engine's deadline until its errors must have been sent: a step may be long.
+_END_MARGIN_S = 5.0
 # Between the steps of an ensemble a request is not counted for a moment; the gauge is updated often.
 _SETTLE_S = 0.4
-_NOBODY_CONNECTED_S = 5.0
 _BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _STABLE_S = 60.0
 
@@ -142,46 +143,40 @@ class Supervisor:
             watcher.join(timeout_s=1.0)
 
     def _drain(self, server: ServerProcess) -> int:
-        """Let requests that run finish, then stop the server; the exit code.
+        """End all requests, then the server; the exit code: 1 if it was killed with requests in it.
 
-        The requests are waited for here: a stopping server refuses the detokenizer's step, so
-        the ensemble's requests would hang until its exit timeout (seen on 2.51).
+        The requests go first: a stopping server refuses the detokenizer's step, so the
+        ensemble's requests would hang until its exit timeout (seen on 2.51).
         """
-        _say("stopping: requests that run may finish")
-        self._wait_until_idle(server)
+        have_ended = self._end_requests(server)
         server.terminate()
-        ports = [int(address.rpartition(":")[2]) for address in self._addresses()]
-        connected_s = time.monotonic()
-        deadline_s = connected_s + SERVER_EXIT_TIMEOUT_S + _STOP_MARGIN_S
+        deadline_s = time.monotonic() + SERVER_EXIT_TIMEOUT_S + _STOP_MARGIN_S
         while server.poll() is None:
-            now_s = time.monotonic()
-            if num_connections(ports):
-                connected_s = now_s
-            # A request that still hangs has nobody who waits for it.
-            if now_s - connected_s > _NOBODY_CONNECTED_S:
+            if time.monotonic() > deadline_s:
+                _say("the server does not stop by itself: killing it")
                 server.kill(_KILL_TIMEOUT_S)
-                return 0
-            if now_s > deadline_s:
-                _say("the server does not stop: killing it")
-                server.kill(_KILL_TIMEOUT_S)
-                return 1
+                return 0 if have_ended else 1
             time.sleep(0.05)
         return 0
 
-    def _wait_until_idle(self, server: ServerProcess) -> None:
-        """Until no request has been active for a moment, or the time is over."""
-        active_s = time.monotonic()
-        deadline_s = active_s + self._plan.exit_timeout_s
-        while server.poll() is None and time.monotonic() - active_s < _SETTLE_S:
-            if time.monotonic() > deadline_s:
-                _say("some requests have not finished in time: they end with an error")
-                return
-            time.sleep(0.05)
-            if num_active(self._plan.metrics_address):
-                active_s = time.monotonic()
-
-    def _addresses(self) -> tuple[str, str]:
-        return self._plan.http_address, self._plan.grpc_address
+    def _end_requests(self, server: ServerProcess) -> bool:
+        """Let the engine refuse and end requests; whether none has been active for a moment."""
+        timeout_s = self._plan.exit_timeout_s
+        _say(f"stopping: new requests are refused, running ones have {timeout_s} s to finish")
+        notice = StopNotice(server.runtime_directories(), timeout_s)
+        start_s = active_s = time.monotonic()
+        try:
+            while server.poll() is None and time.monotonic() - active_s < _SETTLE_S:
+                notice.tell()
+                if num_active(self._plan.metrics_address) != 0:
+                    active_s = time.monotonic()
+                if time.monotonic() - start_s > timeout_s + _END_MARGIN_S:
+                    _say("some requests do not end: they are cut off")
+                    return False
+                time.sleep(0.05)
+            return True
+        finally:
+            notice.close()
 
     def _is_ready(self, prober: Prober) -> bool:
         try:

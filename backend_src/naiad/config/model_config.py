@@ -15,6 +15,8 @@ _Json = Mapping[str, Any]
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _CHECKPOINT_DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_ROPE_THETA = 10_000.0
+_ROPE_OBJECTS = ("rope_scaling", "rope_parameters")
+_ROPE_TYPES = ("default", "linear", "llama3")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,17 +182,38 @@ def _head_dim(config: _Json, architecture: str, hidden_size: int, num_heads: int
 
 
 def _rope(config: _Json, max_positions: int) -> RopeConfig:
-    """Read both spellings: rope_theta + rope_scaling, and rope_parameters."""
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    rope = config.get(key) or {}
+    """Read both spellings, rope_theta + rope_scaling and rope_parameters; where both are, they agree."""
+    theta = _rope_theta(config)
+    ropes = {key: _rope_object(config, key, theta, max_positions) for key in _ROPE_OBJECTS if config.get(key)}
+    old, new = (ropes.get(key) for key in _ROPE_OBJECTS)
+    if old is not None and new is not None and old != new:
+        raise _bad("rope_scaling", config["rope_scaling"], "what rope_parameters says, or null")
+    return new or old or RopeConfig(theta=theta)
+
+
+def _rope_theta(config: _Json) -> float:
+    thetas: dict[str, float] = {}
+    for prefix, source in (("", config), *((f"{key}.", config.get(key)) for key in _ROPE_OBJECTS)):
+        if isinstance(source, dict) and source.get("rope_theta") is not None:
+            thetas[f"{prefix}rope_theta"] = _positive_float(source, "rope_theta")
+    if not thetas:
+        return _DEFAULT_ROPE_THETA
+    (first, theta), *others = thetas.items()
+    for key, other in others:
+        if other != theta:
+            raise _bad(key, other, f"what {first} says, {theta!r}")
+    return theta
+
+
+def _rope_object(config: _Json, key: str, theta: float, max_positions: int) -> RopeConfig:
+    rope = config[key]
     if not isinstance(rope, dict):
         raise _bad(key, rope, "an object")
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type not in ("default", "linear", "llama3"):
-        raise _bad(f"{key}.rope_type", rope_type, "'default', 'linear' or 'llama3'")
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise _bad(key, rope, "the same for every layer")
+    rope_type = _rope_type(rope, key)
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise _bad(f"{key}.partial_rotary_factor", rope["partial_rotary_factor"], "1.0")
-    theta = _positive_float(rope if "rope_theta" in rope else config, "rope_theta", _DEFAULT_ROPE_THETA)
     if rope_type == "default":
         return RopeConfig(theta=theta)
     factor = _positive_float(rope, "factor")
@@ -209,6 +232,17 @@ def _rope(config: _Json, max_positions: int) -> RopeConfig:
             rope, "original_max_position_embeddings", max_positions
         ),
     )
+
+
+def _rope_type(rope: _Json, key: str) -> str:
+    # `type` is the older name.
+    names = {name: rope[name] for name in ("rope_type", "type") if name in rope}
+    for name, value in names.items():
+        if value not in _ROPE_TYPES:
+            raise _bad(f"{key}.{name}", value, "'default', 'linear' or 'llama3'")
+    if len(set(names.values())) > 1:
+        raise _bad(f"{key}.type", names["type"], f"what {key}.rope_type says, {names['rope_type']!r}")
+    return next(iter(names.values()), "default")
 
 
 def _eos_token_ids(config: _Json, generation: _Json, vocab_size: int) -> tuple[int, ...]:

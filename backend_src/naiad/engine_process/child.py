@@ -17,13 +17,11 @@ import msgspec
 
 from naiad.config.engine_config import EngineConfig, field_names
 from naiad.engine_process.protocol import (
-    ClientMessage,
     EngineMessage,
     FrameBuffer,
     Ready,
     StartFailed,
     StepDone,
-    encode_frame,
     engine_message_decoder,
 )
 from naiad.engine_process.runtime_dir import check_socket_path
@@ -135,11 +133,11 @@ class EngineChild:
             raise ConnectionError("the engine process announced itself twice")
         return steps
 
-    def send(self, message: ClientMessage) -> None:
+    def send(self, frame: bytes) -> None:
         """Send, or kill the process when it does not read; its loss is then seen by `receive`."""
         assert self._connection is not None
         try:
-            self._connection.sendall(encode_frame(message), socket.MSG_NOSIGNAL)
+            self._connection.sendall(frame, socket.MSG_NOSIGNAL)
         except OSError:
             # Part of a frame may be out: this connection can not be used any more.
             self.kill()

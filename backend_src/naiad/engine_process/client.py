@@ -11,8 +11,8 @@ from pathlib import Path
 
 from naiad.config import EngineConfig
 from naiad.engine_process.child import EngineChild, default_command
-from naiad.engine_process.protocol import Abort, AddRequests, Drain, Ready, StepDone
-from naiad.errors import StartupError, UnavailableError
+from naiad.engine_process.protocol import Abort, AddRequests, Drain, Ready, StepDone, encode_frame
+from naiad.errors import InternalError, StartupError, UnavailableError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest
 
@@ -64,7 +64,8 @@ class EngineClient:
         Args:
             config: of the engine.
             socket_path: where the process listens, in a directory of mode 0700.
-            on_outputs: called by the dispatcher thread with each message of the engine.
+            on_outputs: called by the dispatcher thread with each message of the engine; after a
+                loss with empty stats.
             on_lost: called by the dispatcher thread once per loss, when nothing more will come
                 for any sequence submitted so far; the restart follows.
             command: instead of `python -m naiad.engine_process`.
@@ -120,7 +121,10 @@ class EngineClient:
 
         Raises:
             UnavailableError: no engine now, or shutting down; none of the rows was taken.
+            InternalError: a value of theirs can not be sent; none of the rows was taken.
         """
+        # Before anything is remembered: rows that were never sent are never answered either.
+        frame = _encoded(AddRequests(requests))
         with self._send_lock:
             with self._lock:
                 if self._closing.is_set():
@@ -131,7 +135,7 @@ class EngineClient:
                 if not self._outstanding:
                     self._busy_since_s = time.monotonic()
                 self._outstanding.update(each for request in requests for each in request.sequence_ids)
-            child.send(AddRequests(requests))
+            child.send(frame)
 
     def abort(self, sequence_ids: list[int]) -> None:
         """End sequences; each that still runs is answered with `cancelled`. Others are ignored."""
@@ -140,7 +144,7 @@ class EngineClient:
                 live = [sequence_id for sequence_id in sequence_ids if sequence_id in self._outstanding]
                 child = self._child if self._is_ready else None
             if live and child is not None:
-                child.send(Abort(live))
+                child.send(encode_frame(Abort(live)))
 
     def close(self, timeout_s: float) -> None:
         """End the process: let it finish what runs for `timeout_s`, then end it. Idempotent.
@@ -153,7 +157,7 @@ class EngineClient:
                 self._closing.set()
                 child = self._child if self._is_ready else None
             if child is not None and not was_closing:
-                child.send(Drain())
+                child.send(encode_frame(Drain()))
         if not self._dispatcher.is_alive():
             return
         self._dispatcher.join(timeout_s)
@@ -230,6 +234,8 @@ class EngineClient:
         try:
             if not is_expected:
                 self._on_lost()
+                # What the lost engine said of itself is not so any more.
+                self._on_outputs([], EngineStats())
         finally:
             # After the callback: a big process takes a while to give its memory back.
             ending = child.reap()
@@ -248,3 +254,11 @@ class EngineClient:
             else:
                 logger.warning("the engine serves again")
                 return
+
+
+def _encoded(message: AddRequests) -> bytes:
+    try:
+        return encode_frame(message)
+    except (OverflowError, TypeError, ValueError) as error:
+        logger.error("a request can not be sent to the engine: %s: %s", type(error).__name__, error)
+        raise InternalError("the request can not be sent to the engine") from error

@@ -26,14 +26,17 @@ import msgspec
 from naiad.engine_process.protocol import (
     AddRequests,
     ClientMessage,
+    Drain,
     EngineMessage,
     FrameBuffer,
     StepDone,
+    StopServing,
     client_message_decoder,
     encode_frame,
 )
 from naiad.engine_process.queue_gate import QueueGate
 from naiad.outputs import EngineStats, error_output
+from naiad.sequence import EngineRequest
 
 EXIT_FAILED = 4
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -237,14 +240,23 @@ class DoorKeeper:
             self._close(door)
 
     def _take(self, door: Door, message: ClientMessage) -> None:
-        reason = self.gate.enter(message.requests) if isinstance(message, AddRequests) else ""
-        if not reason:
-            self.inbox.put(door, message)
-            return
-        assert isinstance(message, AddRequests)
+        match message:
+            case AddRequests(requests):
+                reason = self.gate.enter(requests)
+                if reason:
+                    self._refuse(door, requests, reason)
+                    return
+            case Drain() if not door.is_owner:
+                # Only the owner may end the process.
+                return
+            case Drain() | StopServing():
+                self.gate.close("the server is shutting down")
+        self.inbox.put(door, message)
+
+    def _refuse(self, door: Door, requests: list[EngineRequest], reason: str) -> None:
         refusals = [
             error_output(sequence_id, "UNAVAILABLE", reason)
-            for request in message.requests
+            for request in requests
             for sequence_id in request.sequence_ids
         ]
         self.send(door, StepDone(refusals, door.last_stats or EngineStats()))

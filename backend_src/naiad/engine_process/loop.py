@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -21,10 +22,11 @@ from naiad.engine_process.protocol import (
     Ready,
     StartFailed,
     StepDone,
+    StopServing,
     split_outputs,
 )
 from naiad.engine_process.queue_gate import QueueGate, QueueLimits
-from naiad.errors import NaiadError, StartupError, UnavailableError
+from naiad.errors import InternalError, NaiadError, StartupError
 from naiad.outputs import EngineStats, RequestOutput, error_output
 from naiad.sequence import EngineRequest, FinishReason
 
@@ -98,12 +100,16 @@ class EngineLoop:
         self._next_engine_id = 1
         self._outbox: dict[Door, list[RequestOutput]] = {}
         self._is_draining = False
+        self._stop_timeout_s = 0.0
+        self._stop_deadline_s = math.inf
 
     def run(self) -> None:
         """Serve until drained."""
         while self._sequences or not self._is_draining:
             for door, item in self._keeper.inbox.take(0 if self._engine.has_work else None):
                 self._handle(door, item)
+            if time.monotonic() >= self._stop_deadline_s:
+                self._end_unfinished()
             if self._engine.has_work:
                 for output in self._engine.step():
                     self._route(output)
@@ -132,8 +138,9 @@ class EngineLoop:
                 for sequence_id in sequence_ids:
                     self._abort(door, sequence_id)
             case Drain():
-                # Only the owner may end the process.
-                self._is_draining |= door.is_owner
+                self._is_draining = True
+            case StopServing(timeout_s):
+                self._stop_serving(timeout_s)
 
     def _open(self, door: Door) -> None:
         self._outbox[door] = []
@@ -164,19 +171,27 @@ class EngineLoop:
         self._next_engine_id += len(keys)
         engine_ids = range(first_id, self._next_engine_id)
         try:
-            if self._is_draining:
-                raise UnavailableError("the server is shutting down")
             self._engine.add_request(
                 msgspec.structs.replace(request, sequence_id=first_id, sibling_ids=tuple(engine_ids[1:]))
             )
         except NaiadError as error:
-            for _, sequence_id in keys:
-                self._outbox[door].append(error_output(sequence_id, error.status, str(error)))
-            self._keeper.gate.leave(len(keys))
+            self._refuse(keys, error)
+            return
+        except Exception:
+            logger.exception("a request could not be taken")
+            # Of a group some may be in already.
+            for engine_id in engine_ids:
+                self._engine.abort(engine_id)
+            self._refuse(keys, InternalError("the engine could not take this request"))
             return
         for key, engine_id in zip(keys, engine_ids, strict=True):
             self._engine_ids[key] = engine_id
             self._sequences[engine_id] = key
+
+    def _refuse(self, keys: Sequence[tuple[Door, int]], error: NaiadError) -> None:
+        for door, sequence_id in keys:
+            self._outbox[door].append(error_output(sequence_id, error.status, str(error)))
+        self._keeper.gate.leave(len(keys))
 
     def _abort(self, door: Door, sequence_id: int) -> None:
         engine_id = self._engine_ids.get((door, sequence_id))
@@ -184,6 +199,19 @@ class EngineLoop:
             # Answered here, so that it is answered also when no step follows.
             cancelled = RequestOutput(engine_id, [], finish_reason=FinishReason.CANCELLED)
             self._route(self._engine.abort(engine_id) or cancelled)
+
+    def _stop_serving(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        if deadline_s < self._stop_deadline_s:
+            self._stop_timeout_s, self._stop_deadline_s = timeout_s, deadline_s
+
+    def _end_unfinished(self) -> None:
+        message = f"the request did not finish in {self._stop_timeout_s:.3g} s before the server stopped"
+        if self._sequences:
+            logger.warning("%d sequences end with an error: %s", len(self._sequences), message)
+        for engine_id in list(self._sequences):
+            self._engine.abort(engine_id)
+            self._route(error_output(engine_id, "UNAVAILABLE", message))
 
     def _route(self, output: RequestOutput) -> None:
         key = self._sequences.get(output.sequence_id)

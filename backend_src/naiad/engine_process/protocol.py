@@ -35,7 +35,16 @@ class Drain(msgspec.Struct, tag="drain", frozen=True):
     """Finish what runs, then exit."""
 
 
-ClientMessage = AddRequests | Abort | Drain
+class StopServing(msgspec.Struct, tag="stop", frozen=True):
+    """Refuse what is new; whatever has not finished after `timeout_s` ends with an error.
+
+    Taken from every door: the server is shutting down for all of them.
+    """
+
+    timeout_s: float
+
+
+ClientMessage = AddRequests | Abort | Drain | StopServing
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):

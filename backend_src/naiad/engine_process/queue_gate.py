@@ -31,6 +31,7 @@ class QueueGate:
     def __init__(self, limits: QueueLimits) -> None:
         """Nobody is inside."""
         self._limits = limits
+        self._closed_because = ""
         self._lock = threading.Lock()
         self._num_inside = 0
         self._num_tokens_on_the_way = 0
@@ -45,6 +46,8 @@ class QueueGate:
         limits = self._limits
         num_sequences, num_tokens = _num_sequences(requests), _num_tokens(requests)
         with self._lock:
+            if self._closed_because:
+                return self._closed_because
             capacity = limits.max_num_seqs + limits.max_queued_requests
             if self._num_inside + num_sequences > capacity:
                 return (
@@ -61,6 +64,11 @@ class QueueGate:
             self._num_inside += num_sequences
             self._num_tokens_on_the_way += num_tokens
         return ""
+
+    def close(self, reason: str) -> None:
+        """Let nobody in from now on, for this reason."""
+        with self._lock:
+            self._closed_because = reason
 
     def leave(self, num_sequences: int = 1) -> None:
         """Sequences have ended."""

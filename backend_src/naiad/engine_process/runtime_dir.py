@@ -12,6 +12,9 @@ from pathlib import Path
 
 from naiad.errors import StartupError
 
+# Of an engine's socket; before it stands the model's name.
+ENGINE_SUFFIX = ".engine"
+
 # sun_path holds 108 bytes, the last a zero.
 _MAX_SOCKET_PATH_BYTES = 107
 
@@ -28,16 +31,25 @@ def runtime_directory(server_pid: int) -> Path:
     Raises:
         StartupError: it can not be made, or belongs to somebody else.
     """
-    prefix = _name_prefix()
-    path = Path(tempfile.gettempdir()) / f"{prefix}{server_pid}"
+    path = runtime_path(server_pid)
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
         _check_is_private(path)
     except OSError as error:
         raise StartupError(f"{path} can not be made: {error.strerror}; set TMPDIR") from error
-    _remove_leftovers(path.parent, prefix)
+    _remove_leftovers(path.parent, _name_prefix())
     return path
+
+
+def runtime_path(server_pid: int) -> Path:
+    """Where `runtime_directory` makes it; it may not be there."""
+    return Path(tempfile.gettempdir()) / f"{_name_prefix()}{server_pid}"
+
+
+def engine_sockets(path: Path) -> list[Path]:
+    """The sockets of the engines in a runtime directory, which may not be there."""
+    return sorted(path.glob(f"*{ENGINE_SUFFIX}"))
 
 
 def check_socket_path(path: Path) -> None:

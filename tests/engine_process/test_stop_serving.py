@@ -1,0 +1,115 @@
+"""The end of service: new requests are refused, those that run finish in time or end with an error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.engine_harness import RawDoor, Recorder, make_request, wait_until
+from helpers.fake_engine_child import SLOW_ID
+from naiad.engine_process import EngineClient, StopNotice
+from naiad.engine_process.protocol import Ready, StopServing
+from naiad.sequence import FinishReason
+
+MakeClient = Callable[..., tuple[EngineClient, Recorder]]
+Served = tuple[EngineClient, Recorder]
+MakeNotice = Callable[[float], StopNotice]
+
+
+@pytest.fixture
+def make_notice(socket_dir: Path) -> Iterator[MakeNotice]:
+    notices: list[StopNotice] = []
+
+    def make(timeout_s: float) -> StopNotice:
+        notices.append(StopNotice([socket_dir], timeout_s))
+        return notices[-1]
+
+    yield make
+    for notice in notices:
+        notice.close()
+
+
+def errors(recorder: Recorder, sequence_id: int) -> tuple[int, FinishReason | None, str | None, str]:
+    last = recorder.outputs[sequence_id][-1]
+    return (
+        recorder.num_finishes(sequence_id),
+        last.finish_reason,
+        last.error_status,
+        last.error_message,
+    )
+
+
+def test_new_requests_are_refused_at_once_and_running_ones_finish(
+    served: Served, make_notice: MakeNotice
+) -> None:
+    client, recorder = served
+    client.submit([make_request(1, SLOW_ID, max_tokens=100)])
+    recorder.wait_started(1)
+    make_notice(20.0).tell()
+
+    def is_refused() -> bool:
+        number = len(recorder.outputs) + 100
+        client.submit([make_request(number, first_id=4)])
+        recorder.wait_finished(number)
+        refused = (1, FinishReason.ERROR, "UNAVAILABLE", "the server is shutting down")
+        return errors(recorder, number) == refused
+
+    wait_until(is_refused)
+    assert recorder.reason(1) is None
+    recorder.wait_finished(1)
+    assert (recorder.reason(1), len(recorder.token_ids(1))) == (FinishReason.LENGTH, 100)
+
+
+def test_whatever_has_not_finished_in_time_ends_with_one_error(
+    served: Served, make_notice: MakeNotice
+) -> None:
+    client, recorder = served
+    client.submit([make_request(i, SLOW_ID, max_tokens=10**6) for i in range(8)])
+    recorder.wait_started(7)
+    start_s = time.monotonic()
+    make_notice(0.5).tell()
+    recorder.wait_finished(*range(8))
+    assert 0.4 < time.monotonic() - start_s < 3
+    message = "s before the server stopped"
+    assert all(message in errors(recorder, i)[3] for i in range(8))
+    assert {errors(recorder, i)[:3] for i in range(8)} == {(1, FinishReason.ERROR, "UNAVAILABLE")}
+    recorder.wait_for(lambda: recorder.stats[-1].num_running == 0)
+    assert recorder.num_losses == 0
+
+
+def test_any_door_may_tell_and_the_earliest_end_counts(served: Served, socket_dir: Path) -> None:
+    client, recorder = served
+    client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])
+    door = RawDoor(socket_dir / "llm.engine")
+    assert isinstance(door.receive(), Ready)
+    door.send(StopServing(0.25))
+    door.send(StopServing(600.0))
+    recorder.wait_finished(1)
+    assert errors(recorder, 1)[3] == "the request did not finish in 0.25 s before the server stopped"
+    door.close()
+
+
+def test_an_engine_that_was_started_again_is_told_again(served: Served, make_notice: MakeNotice) -> None:
+    client, recorder = served
+    notice = make_notice(600.0)
+    notice.tell()
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    recorder.wait_for(lambda: recorder.num_losses == 1)
+    wait_until(lambda: (notice.tell(), client.is_ready)[1])
+    notice.tell()
+    client.submit([make_request(1, first_id=4)])
+    recorder.wait_finished(1)
+    assert errors(recorder, 1)[3] == "the server is shutting down"
+
+
+def test_no_engine_to_tell_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "dead.engine").touch()
+    notice = StopNotice([tmp_path, tmp_path / "nothing"], 1.0)
+    notice.tell()
+    notice.close()
