@@ -17,6 +17,7 @@ from naiad.engine_process import AckSender, end_with_parent, runtime_directory
 from naiad.errors import InternalError, InvalidRequestError, NaiadError
 from naiad.tokenization import TokenTable, decode, decode_chunk
 from naiad.triton_server import pb
+from naiad.triton_server.beam_text import decode_beams, split_beams
 from naiad.triton_server.model_parameters import read_bool, refuse_unknown_keys
 from naiad.triton_server.request_fields import refuse_unknown_parameters, required
 from naiad.triton_server.request_reader import KNOWN_PARAMETERS
@@ -31,6 +32,7 @@ _CONSUMED = frozenset(
         "window_ids",
         "num_emitted_tokens",
         "max_chars",
+        "beam_max_chars",
         "is_last",
     }
 )
@@ -88,6 +90,8 @@ class DetokenizerModel:
             texts = self._decode_rows(tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"])
         elif tensors["window_ids"].size == 0 and not tensors["is_last"].item():
             return None
+        elif "beam_max_chars" in tensors:
+            texts = decode_beams(self._table, tensors, self._skip_special)
         else:
             texts = [
                 decode_chunk(
@@ -105,17 +109,8 @@ class DetokenizerModel:
         return {"OUTPUT": text.reshape(batch, -1)} | passed_on
 
     def _decode_rows(self, ids: Any, lengths: Any) -> list[str]:
-        """Each beam of each row as text; −1 is padding."""
-        rows = ids.reshape(-1, ids.shape[-1])
-        if lengths.size != len(rows):
-            raise InvalidRequestError(
-                f"SEQUENCE_LENGTH has {lengths.size} values for {len(rows)} rows of TOKENS_BATCH"
-            )
-        texts = []
-        for row, length in zip(rows, lengths.reshape(-1).tolist(), strict=True):
-            kept = [each for each in row[: max(length, 0)].tolist() if each != -1]
-            texts.append(decode(self._table, kept, self._skip_special))
-        return texts
+        """Each beam of each row as text."""
+        return [decode(self._table, row, self._skip_special) for row in split_beams(ids, lengths)]
 
 
 def _check(tensors: pb.Tensors) -> None:

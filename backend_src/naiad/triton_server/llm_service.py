@@ -20,6 +20,7 @@ from naiad.engine_process import Ack
 from naiad.errors import InternalError, NaiadError, UnavailableError, error_with_status
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
+from naiad.triton_server.beam_response import BeamRow
 from naiad.triton_server.client_watch import ROUND_S, streams_to_poll, streams_to_probe
 from naiad.triton_server.observations import Observations
 from naiad.triton_server.request_limits import ModelLimits
@@ -171,7 +172,7 @@ class LLMService:
         stream = ResponseStream(request, sender, rows, has_detokenizer=request.rows[0].text is not None)
         with self._lock:
             for row in rows:
-                self._streams[row.sequence_id] = (stream, row)
+                self._streams.update(dict.fromkeys(row.sequence_ids, (stream, row)))
         try:
             self._engine.submit(_engine_requests(request, rows))
         except Exception as error:  # noqa: BLE001 — the border: a request that is registered ends by its stream
@@ -184,12 +185,17 @@ class LLMService:
             self._abort_rest(stream)
 
     def _new_stream_rows(self, request: GenerateRequest) -> list[StreamRow]:
-        """One for each sequence, those of a row side by side, their ids rising.
+        """One for each sequence or search, those of a row side by side, their ids rising.
 
         Nobody can guess an id: who acknowledges a chunk of it speaks for its client.
         """
-        num_sequences = request.wishes.num_return_sequences
+        num_sequences = request.wishes.num_sequences
         ids = itertools.count(self._draw_first_id(len(request.rows) * num_sequences))
+        if request.wishes.beam_width > 1:
+            return [
+                BeamRow(index, next(ids), sibling_ids=tuple(itertools.islice(ids, num_sequences - 1)))
+                for index in range(len(request.rows))
+            ]
         return [
             StreamRow(index, next(ids), sequence_index)
             for index in range(len(request.rows))
@@ -234,13 +240,14 @@ class LLMService:
     def _forget(self, stream: ResponseStream) -> None:
         with self._lock:
             for row in stream.rows:
-                self._streams.pop(row.sequence_id, None)
+                for sequence_id in row.sequence_ids:
+                    self._streams.pop(sequence_id, None)
 
 
 def _engine_requests(request: GenerateRequest, rows: list[StreamRow]) -> list[EngineRequest]:
     """One for each row of the request, its further sequences as siblings of the first."""
-    num_sequences = request.wishes.num_return_sequences
-    ids = [row.sequence_id for row in rows]
+    num_sequences = request.wishes.num_sequences
+    ids = [sequence_id for row in rows for sequence_id in row.sequence_ids]
     return [
         EngineRequest(
             sequence_id=ids[index * num_sequences],
@@ -250,6 +257,7 @@ def _engine_requests(request: GenerateRequest, rows: list[StreamRow]) -> list[En
             text=asked.text,
             timeout_s=request.timeout_s,
             cache_salt=asked.cache_salt,
+            beam=asked.beam,
         )
         for index, asked in enumerate(request.rows)
     ]

@@ -18,7 +18,8 @@ class OutputWishes:
 
     Attributes:
         num_log_probs: best tokens that are shown at each new token's place; 0 = none.
-        num_return_sequences: sequences from each prompt, ≥ 1.
+        beam_width: of each prompt's search; 1 = none.
+        num_return_sequences: sequences that are sent of each prompt, ≥ 1.
     """
 
     finish_reason: bool
@@ -30,6 +31,12 @@ class OutputWishes:
     context_logits: bool
     generation_logits: bool
     num_return_sequences: int
+    beam_width: int = 1
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences from each prompt: of a search there are more than are sent."""
+        return max(self.beam_width, self.num_return_sequences)
 
     @property
     def num_engine_log_probs(self) -> int:
@@ -39,6 +46,7 @@ class OutputWishes:
 
 def read_wishes(scalars: Mapping[str, Scalar | None]) -> OutputWishes:
     """The wishes of checked scalars; what was not sent is None or absent."""
+    beam_width = int(scalars.get("beam_width") or 1)
     return OutputWishes(
         finish_reason=bool(scalars.get("return_finish_reason")),
         num_input_tokens=bool(scalars.get("return_num_input_tokens")),
@@ -48,7 +56,8 @@ def read_wishes(scalars: Mapping[str, Scalar | None]) -> OutputWishes:
         num_log_probs=int(scalars.get("num_log_probs") or 0),
         context_logits=bool(scalars.get("return_context_logits")),
         generation_logits=bool(scalars.get("return_generation_logits")),
-        num_return_sequences=int(scalars.get("num_return_sequences") or 1),
+        num_return_sequences=int(scalars.get("num_return_sequences") or beam_width),
+        beam_width=beam_width,
     )
 
 

@@ -17,7 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from naiad.errors import InvalidRequestError
-from naiad.triton_server.request_limits import MAX_LOG_PROBS, MAX_PRIORITY, MAX_RETURN_SEQUENCES
+from naiad.triton_server.request_limits import (
+    MAX_LENGTH_PENALTY,
+    MAX_LOG_PROBS,
+    MAX_PRIORITY,
+    MAX_RETURN_SEQUENCES,
+)
 
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
@@ -59,6 +64,9 @@ SERVED = (
     Field("ignore_eos", bool),
     Field("priority", int, -MAX_PRIORITY, MAX_PRIORITY),
     Field("num_return_sequences", int, 1, MAX_RETURN_SEQUENCES),
+    Field("beam_width", int, 1, MAX_RETURN_SEQUENCES),
+    Field("length_penalty", float, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY, "len_penalty"),
+    Field("early_stopping", bool),
     Field("include_stop_str_in_output", bool),
     Field("exclude_input_in_output", bool),
     Field("return_finish_reason", bool),
@@ -75,10 +83,6 @@ SERVED = (
 # Names of reference and A2 fields that are declared but not served, with the values that switch
 # them off. An empty tensor, or one of empty strings, is always "off".
 NOT_SERVED: Mapping[str, tuple[float, ...]] = {
-    "beam_width": (1,),
-    "len_penalty": (1.0,),
-    "length_penalty": (1.0,),
-    "early_stopping": (0,),
     "beam_search_diversity_rate": (0.0,),
     "runtime_top_p_min": (),
     "runtime_top_p_decay": (),

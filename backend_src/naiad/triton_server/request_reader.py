@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import msgspec
 
 from naiad.errors import InvalidRequestError
-from naiad.sequence import SamplingParams, TextContext
+from naiad.sequence import BeamParams, SamplingParams, TextContext
+from naiad.triton_server.beam_fields import read_beam_params, without_drawing
 from naiad.triton_server.logit_fields import check_token_ids
 from naiad.triton_server.output_wishes import OutputWishes, check_logits_size, read_wishes
 from naiad.triton_server.request_fields import (
@@ -45,6 +46,7 @@ _OF_THE_WHOLE_REQUEST = (
     "return_context_logits",
     "return_generation_logits",
     "num_return_sequences",
+    "beam_width",
 )
 
 
@@ -68,12 +70,13 @@ class RequestSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
-    """One row of the batch: the prompt and, when a detokenizer follows, its text context."""
+    """One row of the batch: the prompt, when a detokenizer follows its text context, and its search."""
 
     prompt_token_ids: list[int]
     params: SamplingParams
     text: TextContext | None
     cache_salt: str
+    beam: BeamParams | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,14 +150,17 @@ def _read_row(
     wishes: OutputWishes,
 ) -> RequestRow:
     prompt = _read_prompt(tensors, limits)
+    beam = read_beam_params(scalars)
     text = read_text_context(tensors.get("text_context"), limits.vocab_size)
     if text is not None and scalars.get("include_stop_str_in_output"):
         text = msgspec.structs.replace(text, includes_stop_string=True)
     params = read_sampling_params(
         tensors, scalars, limits, wishes, num_prompt_tokens=len(prompt), has_text=text is not None
     )
+    if beam is not None:
+        params = without_drawing(params)
     salt = read_string("cache_salt", tensors.get("cache_salt"), parameters, MAX_CACHE_SALT_BYTES)
-    return RequestRow(prompt_token_ids=prompt, text=text, params=params, cache_salt=salt)
+    return RequestRow(prompt_token_ids=prompt, text=text, params=params, cache_salt=salt, beam=beam)
 
 
 def _read_prompt(tensors: Mapping[str, Array], limits: ModelLimits) -> list[int]:

@@ -63,6 +63,11 @@ class StreamRow:
     is_finished: bool = False
     num_sent_chunks: int = 0
 
+    @property
+    def sequence_ids(self) -> tuple[int, ...]:
+        """Ids whose outputs are this row's."""
+        return (self.sequence_id,)
+
     def add(self, output: RequestOutput) -> None:
         """Keep what the engine said until it can be sent."""
         self.pending = output if self.pending is None else merged(self.pending, output)

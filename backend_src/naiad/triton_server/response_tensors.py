@@ -8,34 +8,47 @@ import numpy as np
 import numpy.typing as npt
 
 from naiad.outputs import RequestOutput
+from naiad.triton_server.beam_response import BeamRow, beam_tensors
 from naiad.triton_server.detail_tensors import detail_tensors
 from naiad.triton_server.output_wishes import OutputWishes
 from naiad.triton_server.response_stream import ResponseStream, StreamRow, Tensors
 
 
 def response_tensors(stream: ResponseStream, row: StreamRow, chunk: RequestOutput) -> Tensors:
-    """A response of new tokens.
+    """A response of new tokens, or of all results of a beam search.
 
     Streamed `output_ids` are deltas; unstreamed ones hold the prompt too unless it is excluded.
 
     Returns:
         output_ids [1, 1, n] int32, sequence_length [1, 1] int32, what the request asked for,
-        and for a detokenizer the tensors of the interface between the steps.
+        and for a detokenizer the tensors of the interface between the steps. For beams see
+        `beam_tensors`.
     """
     request = stream.request
     prompt = request.rows[row.index].prompt_token_ids
     is_echoing = not request.streaming and not request.exclude_input
+    tensors = _wished_tensors(request.wishes, len(prompt), chunk)
+    if isinstance(row, BeamRow):
+        tensors |= beam_tensors(stream, row, is_echoing)
+    else:
+        tensors |= _sequence_tensors(stream, row, chunk, is_echoing)
+    if len(request.rows) > 1:
+        tensors["batch_index"] = _int32(row.index)
+    return tensors
+
+
+def _sequence_tensors(
+    stream: ResponseStream, row: StreamRow, chunk: RequestOutput, is_echoing: bool
+) -> Tensors:
+    wishes, prompt = stream.request.wishes, stream.request.rows[row.index].prompt_token_ids
     ids = prompt + chunk.token_ids if is_echoing else chunk.token_ids
     tensors: Tensors = {
         "output_ids": np.array([[ids]], dtype=np.int32),
         "sequence_length": _int32(len(ids)),
     }
-    if len(request.rows) > 1:
-        tensors["batch_index"] = _int32(row.index)
-    if request.wishes.num_return_sequences > 1:
+    if wishes.num_return_sequences > 1:
         tensors["sequence_index"] = _int32(row.sequence_index)
-    tensors |= _wished_tensors(request.wishes, len(prompt), chunk)
-    tensors |= detail_tensors(request.wishes, len(prompt), chunk)
+    tensors |= detail_tensors(wishes, len(prompt), chunk)
     if stream.has_detokenizer:
         tensors |= _detokenizer_tensors(stream, row, chunk, is_echoing)
     return tensors
