@@ -55,10 +55,22 @@ def test_batches_are_a_list_of_numbers() -> None:
     assert parse("--batch", "1,8,32").batch == [1, 8, 32]
 
 
-@pytest.mark.parametrize("words", [("--batch", "0"), ("--batch", "1,x"), ("--prompt-tokens", "-1")])
-def test_a_count_below_one_is_refused(words: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--batch", "0"), "'0': expected whole numbers ≥ 1 with commas between them"),
+        (("--batch", "a"), "'a': expected whole numbers ≥ 1 with commas between them"),
+        (("--batch", "1,,2"), "'1,,2': expected whole numbers ≥ 1 with commas between them"),
+        (("--prompt-tokens", "-1"), "'-1': expected a whole number ≥ 1"),
+        (("--repeats", "x"), "'x': expected a whole number ≥ 1"),
+    ],
+)
+def test_a_count_below_one_is_refused(
+    words: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parse(*words)
+    assert message in capsys.readouterr().err
 
 
 def test_tokens_come_in_the_order_of_the_prompts() -> None:

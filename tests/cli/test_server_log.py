@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from naiad.cli.server_log import ServerLog, find_cause
+from naiad.cli.server_log import ServerLog, find_cause, other_lines
 
 PREFIX = "E1121 06:03:04.281119 13958 "
 
@@ -42,6 +42,20 @@ PREFIX = "E1121 06:03:04.281119 13958 "
 )
 def test_the_cause_is_found(lines: list[str], cause: str | None) -> None:
     assert find_cause(lines) == cause
+
+
+def test_what_repeats_the_cause_is_left_out() -> None:
+    cause = "kv_cache_bytes = 100: expected at least one block"
+    raised = f"TritonModelException: {cause}\\n\\nAt:\\n  x.py(3): initialize\\n"
+    lines = [
+        f"naiad engine: ERROR: the engine can not start: {cause}",
+        PREFIX + f'backend_model.cc:692] "ERROR: Failed to create instance: {raised}"',
+        PREFIX + f"model_lifecycle.cc:642] \"failed to load 'llm' version 1: Internal: {raised}\"",
+        PREFIX + 'other.cc:1] "another trouble\\n\\nAt:\\n  y.py(4): initialize\\n"',
+        "error: creating server: Internal - failed to load all models",
+    ]
+    assert find_cause(lines) == cause
+    assert other_lines(lines, cause) == [PREFIX + 'other.cc:1] "another trouble"']
 
 
 def test_lines_are_held_back_until_the_server_serves() -> None:

@@ -161,13 +161,20 @@ def test_the_engine_is_told_before_the_server_stops(start: Start, tmp_path: Path
     assert 19 < told.timeout_s <= 20
 
 
-def test_a_failed_start_says_the_cause_first(start: Start) -> None:
+def test_a_failed_start_says_the_cause_and_what_else_was_printed(start: Start) -> None:
     supervised = start("fail")
     assert supervised.wait() == 1
-    assert supervised.lines[0] == (
-        "naiad: error: the server did not start: dtype = 'int3': expected one of auto"
-    )
-    assert "failed to load all models" in supervised.lines[-1]
+    assert supervised.lines == [
+        "naiad: error: the server did not start: dtype = 'int3': expected one of auto",
+        "  something else",
+    ]
+
+
+def test_a_program_that_ends_in_silence_is_named(start: Start) -> None:
+    supervised = start("silent")
+    assert supervised.wait() == 1
+    (line,) = supervised.lines
+    assert f"{sys.executable} ended with exit code 1 and printed nothing: check that" in line
 
 
 def test_a_program_that_can_not_be_run_is_a_failed_start(tmp_path: Path, runtime_dir: Path) -> None:

@@ -1,6 +1,6 @@
 """A stand-in for tritonserver: `fake_tritonserver.py HTTP_PORT BEHAVIOUR…`; knows no models.
 
-Behaviours: fail (prints an error and ends), deaf (ignores SIGTERM), slow-exit, crash-once PATH
+Behaviours: fail (prints an error and ends), silent (ends), deaf (ignores SIGTERM), slow-exit, crash-once PATH
 (ends when PATH can be made), child PATH (starts a process that outlives it; its id goes to PATH),
 shm NAME (maps that file of /dev/shm), busy-until PATH (has an active request until PATH is there),
 busy-for-ever, mute-until PATH (has no metrics until PATH is there), engine PATH (has an engine that
@@ -85,7 +85,9 @@ def main() -> None:
     port, words = int(sys.argv[1]), sys.argv[2:]
     if "fail" in words:
         print(FAILURE, file=sys.stderr)
+        print("something else", file=sys.stderr)
         print("error: creating server: Internal - failed to load all models", file=sys.stderr)
+    if "fail" in words or "silent" in words:
         sys.exit(1)
     if "deaf" in words:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

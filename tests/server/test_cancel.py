@@ -8,6 +8,7 @@ import random
 import statistics
 import time
 
+import numpy as np
 import pytest
 
 from helpers.raw_grpc import Stream, ask, llm_inputs, text_inputs
@@ -112,3 +113,39 @@ def test_deadline_ends_a_running_request_with_what_it_has(server: Server) -> Non
     assert outcome.responses[-1]["finish_reason"].item() == b"timeout"
     assert len(outcome.responses) > 1
     free_again(server)
+
+
+def test_acknowledging_guessed_sequences_cancels_nobody(server: Server) -> None:
+    victim = Stream(server.grpc, "ensemble", text_inputs("Once upon a time", 100, ignore_eos=True))
+    assert victim.got_response.wait(30)
+    for sequence_id in range(64):
+        guess = Stream(
+            server.grpc,
+            "detokenizer",
+            {
+                "TOKENS_BATCH": np.array([[[504]]], dtype=np.int32),
+                "SEQUENCE_LENGTH": [1],
+                "sequence_id": np.array([[sequence_id]], dtype=np.uint64),
+                "window_ids": [504],
+                "num_emitted_tokens": [0],
+                "max_chars": [-1],
+                "is_last": [False],
+            },
+        )
+        guess.cancel()
+    outcome = victim.join()
+    assert (outcome.errors, outcome.num_finals) == ([], 1)
+    undisturbed = ask(server.grpc, "ensemble", text_inputs("Once upon a time", 100, ignore_eos=True))
+    assert outcome.text == undisturbed.text
+    free_again(server)
+
+
+def test_cancel_in_a_crowd_of_silent_clients(server: Server) -> None:
+    """Half of them hold blocks, the others wait; none gets a token before its end."""
+    inputs = text_inputs("Once upon a time", 1500, stream=False, ignore_eos=True)
+    crowd = [Stream(server.grpc, "ensemble", inputs) for _ in range(64)]
+    eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="active") == 64, 30)
+    for stream in crowd:
+        stream.cancel()
+    free_again(server)
+    eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="active") == 0)

@@ -22,7 +22,7 @@ def without(inputs: dict[str, Any], name: str) -> dict[str, Any]:
 ENSEMBLE_CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"text_input": ""}, {}, "text_input is empty"),
     ({"text_input": "word " * 3000}, {}, "the prompt has"),
-    ({"text_input": "x" * 600_000}, {}, "at most 524288 are allowed"),
+    ({"text_input": "x" * 131_073}, {}, "the prompt has 131073 bytes: at most 131072 are allowed"),
     ({"max_tokens": 0}, {}, "max_tokens = 0"),
     ({"max_tokens": -1}, {}, "max_tokens = -1"),
     ({"temperature": float("nan")}, {}, "temperature = nan"),
@@ -75,6 +75,7 @@ LLM_CASES: list[tuple[dict[str, Any], str]] = [
     ({"input_lengths": 3}, "input_lengths = 3"),
     ({"stop_token_ids": [VOCABULARY]}, f"stop_token_ids holds {VOCABULARY}"),
     ({"end_id": VOCABULARY}, f"end_id = {VOCABULARY}"),
+    ({"pad_id": VOCABULARY}, f"pad_id = {VOCABULARY}"),
     (
         {"bad_words_list": pack_word_list([[VOCABULARY]])[None]},
         f"bad_words_list holds {VOCABULARY}",
@@ -88,6 +89,42 @@ def test_llm_refuses(server: Server, fields: dict[str, Any], message: str) -> No
     outcome = ask(server.grpc, "llm", llm_inputs([1, 2], 5) | fields)
     assert len(outcome.errors) == 1
     assert message in outcome.errors[0]
+    assert outcome.num_finals == 1
+
+
+DETOKENIZER_CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"window_ids": [5, 6]}, {}, "sequence_id is missing"),
+    ({"sequence_id": np.array([[1]], dtype=U64)}, {}, "window_ids is missing"),
+    ({}, {"surprise": 1}, "unknown parameter 'surprise'"),
+    ({"SEQUENCE_LENGTH": [1, 1]}, {}, "SEQUENCE_LENGTH has 2 values for 1 rows"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameters", "message"), DETOKENIZER_CASES, ids=[case[2] for case in DETOKENIZER_CASES]
+)
+def test_detokenizer_refuses(
+    server: Server, fields: dict[str, Any], parameters: dict[str, Any], message: str
+) -> None:
+    inputs = {"TOKENS_BATCH": np.array([[[504]]], dtype=np.int32), "SEQUENCE_LENGTH": [1]} | fields
+    outcome = ask(server.grpc, "detokenizer", inputs, parameters=parameters)
+    assert len(outcome.errors) == 1
+    assert message in outcome.errors[0]
+    assert outcome.num_finals == 1
+
+
+def test_chunks_of_several_rows_are_refused_by_the_detokenizer(server: Server) -> None:
+    inputs = {
+        "TOKENS_BATCH": np.full((2, 1, 1), 504, dtype=np.int32),
+        "SEQUENCE_LENGTH": np.ones((2, 1), dtype=np.int32),
+        "sequence_id": np.ones((2, 1), dtype=U64),
+        "window_ids": np.full((2, 1), 504, dtype=np.int32),
+        "num_emitted_tokens": np.zeros((2, 1), dtype=np.int32),
+        "max_chars": np.full((2, 1), -1, dtype=np.int32),
+        "is_last": np.ones((2, 1), dtype=np.bool_),
+    }
+    outcome = ask(server.grpc, "detokenizer", inputs)
+    assert ["sequence_id has 2 rows: expected 1" in error for error in outcome.errors] == [True]
     assert outcome.num_finals == 1
 
 
@@ -148,3 +185,11 @@ def test_the_detokenizer_names_what_is_missing(server: Server) -> None:
     assert "sequence_id is missing" in ask(server.grpc, "detokenizer", half).errors[0]
     unknown = ask(server.grpc, "detokenizer", ids, parameters={"foo": 1})
     assert "unknown parameter 'foo'" in unknown.errors[0]
+
+
+@pytest.mark.parametrize("timeout", [1.5, True, 1e300, -1])
+def test_http_timeout_is_a_whole_number_of_microseconds(server: Server, timeout: float) -> None:
+    body = {"text_input": "a", "max_tokens": 3, "timeout": timeout}
+    status, text = server.post("/v2/models/ensemble/generate", body)
+    assert status == 400
+    assert "timeout = " in text

@@ -82,11 +82,15 @@ def _measure_batches(config: EngineConfig, args: argparse.Namespace) -> None:
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isascii() and text.isdigit() else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a number ≥ 1")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ 1")
     return value
 
 
 def _counts(text: str) -> Sequence[int]:
-    return [_count(part) for part in text.split(",")]
+    try:
+        return [_count(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError:
+        expected = "expected whole numbers ≥ 1 with commas between them, as in 1,8,32"
+        raise argparse.ArgumentTypeError(f"{text!r}: {expected}") from None

@@ -23,6 +23,10 @@ _CAUSES = (
     re.compile(r"^E\d{4} .*?\] \"?(?:ERROR: )?(.+?)(?:\\n|\"?$)"),
     re.compile(r"^(?:\S+: )?error: (.+)", re.IGNORECASE),
 )
+# Of a Python exception in a model, where it was raised.
+_PLACE = re.compile(r"\\n\\nAt:\\n.*")
+# Follows any failure of a model.
+_CONSEQUENCE = "failed to load all models"
 _MAX_HELD_LINES = 1000
 
 
@@ -66,3 +70,8 @@ def find_cause(lines: Sequence[str]) -> str | None:
             if match := pattern.search(line):
                 return match[1].strip()
     return None
+
+
+def other_lines(lines: Sequence[str], cause: str) -> list[str]:
+    """What was printed beside the cause, without what only repeats it or says where it was raised."""
+    return [_PLACE.sub('"', line) for line in lines if cause not in line and _CONSEQUENCE not in line]

@@ -13,7 +13,7 @@ from pathlib import Path
 from naiad.cli.probes import Prober
 from naiad.cli.repository import ModelEntry
 from naiad.cli.requests_in_flight import num_active
-from naiad.cli.server_log import ServerLog, find_cause
+from naiad.cli.server_log import ServerLog, find_cause, other_lines
 from naiad.cli.server_process import ServerProcess
 from naiad.cli.stop_signal import StopSignal
 from naiad.cli.watcher import Watcher
@@ -111,8 +111,9 @@ class Supervisor:
         prober = self._prober()
         try:
             while not self._is_ready(prober):
-                if server.poll() is not None:
-                    raise _start_failure(server, log)
+                code = server.poll()
+                if code is not None:
+                    raise _start_failure(code, self._plan.command[0], log.held())
                 if self._stop.wait(_POLL_S):
                     server.kill(_KILL_TIMEOUT_S)
                     return None
@@ -190,12 +191,17 @@ class Supervisor:
         return Prober(self._plan.grpc_address, self._plan.models, PROBE_TIMEOUT_S)
 
 
-def _start_failure(server: ServerProcess, log: ServerLog) -> StartupError:
-    """The cause in one line; what the server printed follows it."""
-    lines = log.held()
-    cause = find_cause(lines) or f"it ended with exit code {server.poll()}"
-    details = "\n".join(f"  {line}" for line in lines)
-    return StartupError(f"the server did not start: {cause}" + (f"\n{details}" if details else ""))
+def _start_failure(code: int, program: str, lines: Sequence[str]) -> StartupError:
+    """The cause in one line; what the server printed besides follows it."""
+    cause = find_cause(lines)
+    if cause is None:
+        cause = (
+            f"{program} ended with exit code {code}"
+            f"{'' if lines else ' and printed nothing'}: check that it is a tritonserver that runs here "
+            f"(`{program} --help` lists --model-repository)"
+        )
+    details = "".join(f"\n  {line}" for line in other_lines(lines, cause))
+    return StartupError(f"the server did not start: {cause}{details}")
 
 
 def _show(line: str) -> None:

@@ -135,8 +135,8 @@ class Engine:
         if request.text is not None:
             assert self._text_state is not None, "this engine has no tokenizer"
             text = self._text_state(request.text)
-        self._live[sequence.sequence_id] = LiveSequence(sequence, text)
         self._scheduler.add(sequence)
+        self._live[sequence.sequence_id] = LiveSequence(sequence, text)
 
     def abort(self, sequence_id: int) -> RequestOutput | None:
         """End a sequence now, with a search all of it; its blocks are free when this returns.

@@ -4,10 +4,16 @@ from naiad.engine_process.acks import Ack, AckReceiver, AckSender
 from naiad.engine_process.client import ClientTimings, EngineClient
 from naiad.engine_process.parent_watch import end_with_parent
 from naiad.engine_process.protocol import Ready
-from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory, runtime_path
+from naiad.engine_process.runtime_dir import (
+    ENGINE_SUFFIX,
+    remove_runtime_directory,
+    runtime_directory,
+    runtime_path,
+)
 from naiad.engine_process.stop_notice import StopNotice
 
 __all__ = [
+    "ENGINE_SUFFIX",
     "Ack",
     "AckReceiver",
     "AckSender",

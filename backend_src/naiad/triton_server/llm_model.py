@@ -11,6 +11,7 @@ from naiad.config import EngineConfig
 from naiad.config.engine_config import field_names
 from naiad.config.model_location import model_directory
 from naiad.engine_process import (
+    ENGINE_SUFFIX,
     AckReceiver,
     EngineClient,
     end_with_parent,
@@ -65,7 +66,7 @@ class LLMModel:
         self._directory = runtime_directory(os.getppid())
         end_with_parent(lambda: remove_runtime_directory(self._directory))
         self._client = EngineClient(
-            config, self._directory / f"{name}.engine", self._take_outputs, self._engine_lost
+            config, self._directory / f"{name}{ENGINE_SUFFIX}", self._take_outputs, self._engine_lost
         )
         self._service = LLMService(self._client, pb.log_error)
         self._client.start()

@@ -21,6 +21,7 @@ from naiad.errors import InternalError, NaiadError, UnavailableError, error_with
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
 from naiad.triton_server.beam_response import BeamRow
+from naiad.triton_server.client_watch import ROUND_S, streams_to_poll, streams_to_probe
 from naiad.triton_server.observations import Observations
 from naiad.triton_server.request_limits import ModelLimits
 from naiad.triton_server.request_reader import (
@@ -34,10 +35,6 @@ from naiad.triton_server.response_tensors import probe_tensors, response_tensors
 from naiad.triton_server.sender_pool import SenderPool
 
 NUM_SENDERS = 2
-POLL_PERIOD_S = 0.02
-POLL_COST_S = 0.002  # bounds the round trips of polling to 500 a second
-PROBE_PERIOD_S = 0.08
-PROBE_COST_S = 0.01  # bounds all probes together to 100 a second
 DEAD_DETOKENIZER_S = 30.0
 _ID_BITS = 62
 
@@ -143,23 +140,20 @@ class LLMService:
         """
         now_s = time.monotonic()
         streams = self.open_streams()
-        silent = [s for s in streams if s.wants_probe(now_s, PROBE_PERIOD_S)]
-        period_s = max(PROBE_PERIOD_S, PROBE_COST_S * len(silent))
+        for stream in streams_to_poll(streams):
+            stream.last_polled_s = now_s
+            if stream.sender.is_cancelled():
+                self._cancel(stream)
+        for stream in streams_to_probe(streams, now_s):
+            stream.is_probe_due = True
+            self._senders.schedule(stream)
         for stream in streams:
             if stream.error is not None:
                 self._senders.schedule(stream)
-            elif not stream.has_detokenizer:
-                if stream.sender.is_cancelled():
-                    self._cancel(stream)
-            elif stream.wants_probe(now_s, period_s):
-                stream.is_probe_due = True
-                self._senders.schedule(stream)
-            elif now_s - stream.last_sent_s > DEAD_DETOKENIZER_S and any(
-                row.outstanding for row in stream.rows
-            ):
+            elif now_s - stream.last_sent_s > DEAD_DETOKENIZER_S and stream.is_waiting_for_acks:
                 stream.fail(UnavailableError("the detokenizer does not answer"))
                 self._abort_rest(stream)
-        return POLL_PERIOD_S + POLL_COST_S * len(streams)
+        return ROUND_S
 
     def open_streams(self) -> list[ResponseStream]:
         """Streams whose FINAL has not been sent."""

@@ -31,3 +31,15 @@ def read_bool(parameters: Mapping[str, str], key: str, *, default: bool) -> bool
     if value not in ("", "true", "false"):
         raise ConfigError(key, value, "true or false")
     return default if not value else value == "true"
+
+
+def read_count(parameters: Mapping[str, str], key: str) -> int:
+    """A whole number; absent, empty or 0 = as many as there are.
+
+    Raises:
+        ConfigError: no whole number of 0 or more.
+    """
+    value = parameters.get(key, "") or "0"
+    if not (value.isascii() and value.isdigit()):
+        raise ConfigError(key, value, "a whole number ≥ 0")
+    return int(value)

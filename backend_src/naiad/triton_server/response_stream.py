@@ -93,6 +93,7 @@ class ResponseStream:
     error: NaiadError | None = None
     error_since_s: float = 0.0
     last_sent_s: float = field(default_factory=time.monotonic)
+    last_polled_s: float = 0.0
     last_token_s: float | None = None
     is_closed: bool = False
     is_cancelling: bool = False
@@ -126,14 +127,28 @@ class ResponseStream:
         """Sequences that have not ended."""
         return [row.sequence_id for row in self.rows if not row.is_finished]
 
+    @property
+    def is_waiting_for_acks(self) -> bool:
+        """Whether chunks are on their way through the detokenizer."""
+        return any(row.outstanding for row in self.rows)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine has made a token of it."""
+        return any(row.pending is not None or row.num_sent_chunks for row in self.rows)
+
+    @property
+    def wants_poll(self) -> bool:
+        """Whether its sender can tell, and has not yet told, that the client is gone."""
+        return not (self.has_detokenizer or self.is_closed or self.is_cancelling or self.error)
+
     def wants_probe(self, now_s: float, period_s: float) -> bool:
         """Whether a detokenizer must be asked if the client is still there."""
         return (
             self.has_detokenizer
-            and not self.is_closed
-            and self.error is None
+            and not (self.is_closed or self.is_cancelling or self.error)
             and now_s - self.last_sent_s >= period_s
-            and not any(row.outstanding for row in self.rows)
+            and not self.is_waiting_for_acks
         )
 
     def flush(self, build: ResponseBuilder, build_probe: ResponseBuilder) -> int:
@@ -167,7 +182,7 @@ class ResponseStream:
             return None
         if self.error is not None:
             waited_s = time.monotonic() - self.error_since_s
-            if any(row.outstanding for row in self.rows) and waited_s < ERROR_PATIENCE_S:
+            if self.is_waiting_for_acks and waited_s < ERROR_PATIENCE_S:
                 return None
             self.is_closed = True
             return None, 0, True

@@ -10,10 +10,10 @@ from naiad.engine_process import end_with_parent
 from naiad.errors import InternalError, NaiadError
 from naiad.tokenization import Tokenizer
 from naiad.triton_server import pb
-from naiad.triton_server.model_parameters import read_bool, refuse_unknown_keys
+from naiad.triton_server.model_parameters import read_bool, read_count, refuse_unknown_keys
 from naiad.triton_server.text_reader import TextReader
 
-_KEYS = ("model_dir", "add_special_tokens", "skip_special_tokens", "forwarded_headers")
+_KEYS = ("model_dir", "add_special_tokens", "skip_special_tokens", "max_model_len", "forwarded_headers")
 
 
 class TokenizerModel:
@@ -30,7 +30,7 @@ class TokenizerModel:
             model_config = ModelConfig.from_directory(directory)
             self._reader = TextReader(
                 Tokenizer.from_directory(directory, skip_special_tokens),
-                model_config.max_position_embeddings,
+                read_count(parameters, "max_model_len") or model_config.max_position_embeddings,
                 model_config.vocab_size,
                 add_special_tokens=read_bool(parameters, "add_special_tokens", default=True),
                 skip_special_tokens=skip_special_tokens,

@@ -1,0 +1,95 @@
+"""Who is asked first, and how many in a round."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.triton_server_doubles import LIMITS, FakeSender, llm_source
+from naiad.errors import InternalError
+from naiad.triton_server.client_watch import (
+    MAX_POLLS,
+    MAX_PROBES,
+    PROBE_PERIOD_S,
+    ROUND_S,
+    streams_to_poll,
+    streams_to_probe,
+)
+from naiad.triton_server.request_reader import GenerateRequest, read_request
+from naiad.triton_server.response_stream import ResponseStream, StreamRow
+
+NOW_S = 1000.0
+
+
+def new_streams(count: int, *, has_detokenizer: bool) -> list[ResponseStream]:
+    """Streams of one row; the first has been silent the longest."""
+    request = read_request(llm_source(), LIMITS)
+    assert isinstance(request, GenerateRequest)
+    streams = [
+        ResponseStream(request, FakeSender(), [StreamRow(0, i)], has_detokenizer) for i in range(count)
+    ]
+    for age, stream in enumerate(reversed(streams)):
+        stream.last_sent_s = NOW_S - PROBE_PERIOD_S - age / 1e6
+    return streams
+
+
+def test_the_longest_silent_are_probed_first_and_not_all_at_once() -> None:
+    streams = new_streams(20, has_detokenizer=True)
+    assert streams_to_probe(reversed(streams), NOW_S) == streams[:MAX_PROBES]
+
+
+def test_thirty_two_silent_clients_are_all_asked_within_80_ms() -> None:
+    streams = new_streams(32, has_detokenizer=True)
+    asked: set[int] = set()
+    now_s = NOW_S
+    while now_s < NOW_S + 0.08 - ROUND_S / 2:
+        for stream in streams_to_probe(streams, now_s):
+            stream.last_sent_s = now_s
+            asked.add(id(stream))
+        now_s += ROUND_S
+    assert len(asked) == 32
+
+
+def test_in_a_crowd_those_that_have_begun_are_asked_more_often() -> None:
+    streams = new_streams(100, has_detokenizer=True)
+    for stream in streams[:32]:
+        stream.rows[0].num_sent_chunks = 1
+    num_asked = [0] * 100
+    for number in range(1000):
+        now_s = NOW_S + number * ROUND_S
+        for stream in streams_to_probe(streams, now_s):
+            stream.last_sent_s = now_s
+            num_asked[streams.index(stream)] += 1
+    assert min(num_asked[:32]) > 2 * max(num_asked[32:])
+    assert min(num_asked) > 30
+
+
+@pytest.mark.parametrize("state", ["spoken", "waiting for acks", "cancelling", "closed", "failed", "direct"])
+def test_who_needs_no_probe_gets_none(state: str) -> None:
+    stream = new_streams(1, has_detokenizer=state != "direct")[0]
+    if state == "spoken":
+        stream.last_sent_s = NOW_S - PROBE_PERIOD_S / 2
+    stream.rows[0].outstanding = int(state == "waiting for acks")
+    stream.is_cancelling = state == "cancelling"
+    stream.is_closed = state == "closed"
+    if state == "failed":
+        stream.fail(InternalError("x"))
+    assert streams_to_probe([stream], NOW_S) == []
+
+
+def test_direct_streams_take_turns() -> None:
+    streams = new_streams(3 * MAX_POLLS, has_detokenizer=False)
+    polled = []
+    for number in range(3):
+        batch = streams_to_poll(streams)
+        for stream in batch:
+            stream.last_polled_s = NOW_S + number
+        polled += batch
+    assert polled == streams
+
+
+def test_who_needs_no_poll_gets_none() -> None:
+    streams = new_streams(3, has_detokenizer=False)
+    streams[0].is_cancelling = True
+    streams[1].is_closed = True
+    streams[2].fail(InternalError("x"))
+    assert streams_to_poll([*streams, *new_streams(1, has_detokenizer=True)]) == []
