@@ -173,7 +173,9 @@ def test_fewer_beams(server: Server, oracle: Oracle, tokenizer: Any) -> None:
     assert [each.decode() for each in response["text_output"][0]] == [
         tokenizer.decode(beam) for beam in beams[:2]
     ]
-    best = only_response(ask(server.grpc, "llm", direct(tokenizer.encode(PROMPT), **SEARCHES[0], num_return_sequences=1)))
+    best = only_response(
+        ask(server.grpc, "llm", direct(tokenizer.encode(PROMPT), **SEARCHES[0], num_return_sequences=1))
+    )
     assert beams_of(best) == beams[:1]
 
 
