@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from helpers.engine_drive import EngineDrive, solo_beams, solo_tokens
 from naiad.config.engine_config import SCHEDULING_POLICIES
@@ -24,8 +26,8 @@ class _Asked:
 
 
 class _Fuzz:
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
         self.block_size = self.rng.choice((1, 2, 4))
         # Few prefixes and a poor digest, so that blocks are shared and digests collide.
         digest = self.rng.choice((sha256, _poor_digest, None))
@@ -136,7 +138,7 @@ def _fuzz(seeds: range, num_operations: int) -> dict[str, int]:
     """Totals over all runs, to show that what is tested happened."""
     totals = {"preemptions": 0, "cached tokens": 0, "forks": 0, "searches": 0}
     for seed in seeds:
-        fuzz = _Fuzz(seed)
+        fuzz = _Fuzz(random.Random(seed))
         fuzz.run(num_operations)
         fuzz.check()
         stats = fuzz.drive.engine.stats()
@@ -150,6 +152,16 @@ def _fuzz(seeds: range, num_operations: int) -> dict[str, int]:
 def test_random_operations() -> None:
     totals = _fuzz(range(200), 150)
     assert min(totals.values()) > 50, totals
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+@given(st.randoms(use_true_random=False))
+def test_operations_that_hypothesis_draws(rng: random.Random) -> None:
+    fuzz = _Fuzz(rng)
+    fuzz.run(40)
+    fuzz.check()
 
 
 @pytest.mark.slow

@@ -178,15 +178,6 @@ def test_a_forged_text_context_harms_nobody(server: Server) -> None:
     assert (outcome.errors, outcome.num_finals) == ([], 1)
 
 
-def test_the_detokenizer_names_what_is_missing(server: Server) -> None:
-    ids = {"TOKENS_BATCH": np.array([[[504, 3575]]], dtype=np.int32), "SEQUENCE_LENGTH": 2}
-    assert ask(server.grpc, "detokenizer", ids).num_finals == 1
-    half = ids | {"window_ids": [1, 2]}
-    assert "sequence_id is missing" in ask(server.grpc, "detokenizer", half).errors[0]
-    unknown = ask(server.grpc, "detokenizer", ids, parameters={"foo": 1})
-    assert "unknown parameter 'foo'" in unknown.errors[0]
-
-
 @pytest.mark.parametrize("timeout", [1.5, True, 1e300, -1])
 def test_http_timeout_is_a_whole_number_of_microseconds(server: Server, timeout: float) -> None:
     body = {"text_input": "a", "max_tokens": 3, "timeout": timeout}

@@ -23,7 +23,7 @@ from naiad.triton_server.request_fields import refuse_unknown_parameters, requir
 from naiad.triton_server.request_reader import KNOWN_PARAMETERS
 
 _KEYS = ("model_dir", "skip_special_tokens", "llm_model_name", "forwarded_headers")
-_OF_A_CHUNK = ("sequence_id", "num_emitted_tokens", "max_chars", "is_last")
+_OF_A_CHUNK = ("sequence_id", "window_ids", "num_emitted_tokens", "max_chars", "is_last")
 _CONSUMED = frozenset(
     {
         "TOKENS_BATCH",
@@ -117,14 +117,15 @@ def _check(tensors: pb.Tensors) -> None:
     """The core lets requests without required tensors through, and any client may send the internal ones.
 
     Raises:
-        InvalidRequestError: a tensor is missing, or an internal one has more than one row or value.
+        InvalidRequestError: a tensor is missing, or an internal one has several rows or values.
     """
     for name in ("TOKENS_BATCH", "SEQUENCE_LENGTH"):
         required(tensors, name)
-    if "window_ids" not in tensors:
+    if tensors.keys().isdisjoint(_OF_A_CHUNK):
         return
     for name in _OF_A_CHUNK:
-        if required(tensors, name).size != 1:
-            raise InvalidRequestError(f"{name} has {tensors[name].size} values: expected one, for one row")
-    if tensors["window_ids"].shape[0] != 1:
-        raise InvalidRequestError(f"window_ids has {tensors['window_ids'].shape[0]} rows: expected one")
+        num_rows = required(tensors, name).shape[0]
+        if num_rows != 1:
+            raise InvalidRequestError(f"{name} has {num_rows} rows: expected 1")
+        if name != "window_ids" and tensors[name].size != 1:
+            raise InvalidRequestError(f"{name} has {tensors[name].size} values: expected one")
