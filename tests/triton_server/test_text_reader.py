@@ -145,3 +145,18 @@ def test_max_tokens_is_required_as_tensor_or_parameter(reader: TextReader) -> No
 
 def test_empty_bad_words_are_off(reader: TextReader) -> None:
     assert reader.read(source("a", BAD_WORDS_DICT=words("")))["INPUT_ID"].size
+
+
+def test_ids_the_model_does_not_know_are_no_default(tokenizer: Tokenizer) -> None:
+    assert tokenizer.eos_id is not None
+    small = TextReader(
+        tokenizer,
+        MAX_MODEL_LEN,
+        tokenizer.eos_id,
+        add_special_tokens=True,
+        skip_special_tokens=True,
+        forwarded_headers="",
+    )
+    outputs = small.read(source("a"))
+    assert outputs["OUT_END_ID"].tolist() == [[-1]]
+    assert outputs["OUT_PAD_ID"].tolist() == [[-1]]

@@ -4,8 +4,9 @@ Triton tells nobody that a client is gone. A stream that goes straight to its cl
 IPC round trip. One with a detokenizer behind it is probed, a response through two models: the
 acknowledgement says what the detokenizer sees of the client, as that of every other chunk does.
 So a probe is needed only where nothing was sent for a while. Both cost time that the engine would
-use (on a CPU about 0.3 ms a probe and 0.06 ms a poll, all processes together), so a round asks only
-so many clients, those first that have waited longest: at most 12 % of a core goes to either.
+use: on two busy cores about 1 ms a probe and 0.1 ms a poll, all processes together. So a round asks
+only so many clients, those first that have waited longest: 400 probes and 1,600 polls a second at
+most, which is 32 silent clients each 80 ms.
 """
 
 from __future__ import annotations

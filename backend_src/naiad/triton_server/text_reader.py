@@ -139,8 +139,8 @@ class TextReader:
                     for words in stop_words
                 ]
             ),
-            "OUT_END_ID": _id_column(tensors.get("END_ID"), self._tokenizer.eos_id, num_rows),
-            "OUT_PAD_ID": _id_column(tensors.get("PAD_ID"), self._tokenizer.pad_id, num_rows),
+            "OUT_END_ID": self._id_column(tensors.get("END_ID"), self._tokenizer.eos_id, num_rows),
+            "OUT_PAD_ID": self._id_column(tensors.get("PAD_ID"), self._tokenizer.pad_id, num_rows),
             "text_context": np.array(
                 [[_encode_json(self._context(p, w))] for p, w in zip(prompts, stop_words, strict=True)],
                 dtype=np.object_,
@@ -174,6 +174,13 @@ class TextReader:
             num_prompt_chars=self._tokenizer.num_prompt_chars(prompt),
         )
 
+    def _id_column(self, sent: Array | None, default: int | None, num_rows: int) -> npt.NDArray[np.int32]:
+        if sent is not None:
+            return sent.astype(np.int32)
+        # Some tokenizers name a padding token that the model has no row for.
+        is_known = default is not None and default < self._vocab_size
+        return np.full((num_rows, 1), default if is_known else -1, dtype=np.int32)
+
 
 def _num_rows(tensors: Mapping[str, Array]) -> int:
     for name in ("QUERY", "messages", "REQUEST_OUTPUT_LEN"):
@@ -198,9 +205,3 @@ def _strings(name: str, tensor: Array | None, parameter: Any, num_rows: int) -> 
     if len(values) != num_rows:
         raise InvalidRequestError(f"{name} has {len(values)} values for {num_rows} rows")
     return values
-
-
-def _id_column(sent: Array | None, default: int | None, num_rows: int) -> npt.NDArray[np.int32]:
-    if sent is not None:
-        return sent.astype(np.int32)
-    return np.full((num_rows, 1), -1 if default is None else default, dtype=np.int32)
