@@ -19,7 +19,7 @@ from naiad_kernels.rotary import rotary, rotary_angles
 from naiad_kernels.rotary_store_kv import HeadNorm, rotary_store_kv
 from naiad_kernels.silu_and_mul import reference as silu_reference
 from naiad_kernels.silu_and_mul import silu_and_mul
-from naiad_kernels.store_kv import Slots, store_kv
+from naiad_kernels.store_kv import LayerCache, Slots, store_kv
 
 pytestmark = pytest.mark.gpu
 
@@ -69,7 +69,9 @@ def test_rotary(head_dim: int, dtype: torch.dtype) -> None:
 def test_store_kv_skips_padding(dtype: torch.dtype) -> None:
     key, value = (torch.randn(3, 3, 64).to(dtype).to(GPU) for _ in range(2))
     caches = [torch.zeros(4, 3, 16, 64, dtype=dtype, device=GPU) for _ in range(2)]
-    store_kv(key, value, *caches, Slots.from_slot_mapping(torch.tensor([63, -1, 5], device=GPU), 16))
+    store_kv(
+        key, value, LayerCache(*caches), Slots.from_slot_mapping(torch.tensor([63, -1, 5], device=GPU), 16)
+    )
     for cache, source in zip(caches, (key, value), strict=True):
         assert torch.equal(cache[3, :, 15], source[0])
         assert torch.equal(cache[0, :, 5], source[2])
@@ -90,7 +92,7 @@ def test_rotary_store_kv(dtype: torch.dtype) -> None:
             on_device[0],
             (on_device[1], on_device[2]),
             HeadNorm(on_device[3], norm.eps),
-            *caches,
+            LayerCache(*caches),
             Slots.from_slot_mapping(on_device[4], 16),
         )
         results.append([query.cpu(), *(cache.cpu() for cache in caches)])
@@ -115,10 +117,15 @@ def test_drawing_from_filtered_rows() -> None:
     assert torch.equal(drawn.cpu(), gumbel_reference.gumbel_argmax(logits, best, temperature, expected, keys))
 
 
+def to_gpu(cache: LayerCache) -> LayerCache:
+    parts = (cache.key, cache.value, cache.key_scale, cache.value_scale)
+    return LayerCache(*(None if part is None else part.to(GPU) for part in parts))
+
+
 def attend_on_gpu(case: AttentionCase) -> torch.Tensor:
     layout = replace(case.layout, device=GPU)
     plan = plan_attention(case.query_lens, case.seq_lens, case.tables, layout)
-    return paged_attention(case.query.to(GPU), case.keys.to(GPU), case.values.to(GPU), plan).cpu()
+    return paged_attention(case.query.to(GPU), to_gpu(case.cache()), plan).cpu()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -135,12 +142,12 @@ def test_a_captured_launch_serves_other_lengths() -> None:
         largest.query_lens, largest.seq_lens, largest.tables, replace(largest.layout, device=GPU)
     ).device_step
     assert step is not None
-    query, keys, values = (t.to(GPU) for t in (largest.query, largest.keys, largest.values))
+    query, cache = largest.query.to(GPU), to_gpu(largest.cache())
     plan = AttentionPlan(3, [], [], step)
-    paged_attention(query, keys, values, plan)
+    paged_attention(query, cache, plan)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = paged_attention(query, keys, values, plan)
+        out = paged_attention(query, cache, plan)
     for seq_lens in ([2000, 2000, 2000], [1, 65, 1999]):
         step.seq_lens.copy_(torch.tensor(seq_lens, dtype=torch.int32))
         graph.replay()

@@ -7,6 +7,8 @@ import torch
 
 from naiad_kernels.paged_attention import attention_sort_key, paged_attention, plan_attention, reference
 from naiad_kernels.paged_attention.layout import CacheLayout
+from naiad_kernels.store_kv import LayerCache
+from naiad_kernels.store_kv.quantize import quantize
 
 BLOCK = 16
 
@@ -20,6 +22,7 @@ class Case:
         num_blocks: int = 40,
         heads: tuple[int, int, int] = (6, 2, 10),
         dtype: torch.dtype = torch.float32,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         steps = sorted(steps, key=lambda step: attention_sort_key(*step))
         self.query_lens = [query for query, _ in steps]
@@ -38,13 +41,23 @@ class Case:
             self.values[block] = torch.randn(shape[1:], generator=generator).to(dtype)
         self.query = torch.randn(sum(self.query_lens), num_heads, head_dim, generator=generator).to(dtype)
 
+        self.cache_dtype = cache_dtype
+
+    def cache(self) -> LayerCache:
+        if self.cache_dtype is None:
+            return LayerCache(self.keys, self.values)
+        (key, key_scale), (value, value_scale) = (
+            quantize(part, self.cache_dtype) for part in (self.keys, self.values)
+        )
+        return LayerCache(key, value, key_scale, value_scale)
+
     def actual(self) -> torch.Tensor:
         plan = plan_attention(self.query_lens, self.seq_lens, self.tables, self.layout)
-        return paged_attention(self.query, self.keys, self.values, plan)
+        return paged_attention(self.query, self.cache(), plan)
 
     def expected(self) -> torch.Tensor:
         return reference.paged_attention(
-            self.query, self.keys, self.values, self.query_lens, self.seq_lens, self.tables
+            self.query, self.cache(), self.query_lens, self.seq_lens, self.tables
         )
 
 

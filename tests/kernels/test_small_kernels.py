@@ -12,7 +12,7 @@ from naiad_kernels.rotary import reference as rotary_reference
 from naiad_kernels.rotary import rotary_angles
 from naiad_kernels.silu_and_mul import kernel as silu_kernel
 from naiad_kernels.silu_and_mul import reference as silu_reference
-from naiad_kernels.store_kv import Slots
+from naiad_kernels.store_kv import LayerCache, Slots
 from naiad_kernels.store_kv import kernel as store_kv_kernel
 from naiad_kernels.store_kv import reference as store_kv_reference
 
@@ -118,8 +118,8 @@ def test_store_kv(
     slots = Slots.from_slot_mapping(
         torch.tensor([0, 5 * block_size - 1, 2 * block_size + 3, block_size]), block_size
     )
-    interpret(store_kv_kernel.store_kv, key, value, *caches[:2], slots.blocks, slots.offsets)
-    store_kv_reference.store_kv(key, value, *caches[2:], slots.blocks, slots.offsets)
+    interpret(store_kv_kernel.store_kv, key, value, LayerCache(*caches[:2]), slots)
+    store_kv_reference.store_kv(key, value, LayerCache(*caches[2:]), slots)
     torch.testing.assert_close(caches[:2], caches[2:], rtol=0, atol=0, equal_nan=True)
 
 
@@ -129,7 +129,7 @@ def test_store_kv_skips_padding(interpret: Interpret) -> None:
     caches = [cache[1:] for cache in guarded]
     key, value = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
     slots = Slots.from_slot_mapping(torch.tensor([-1, 20, -1]), 16)
-    interpret(store_kv_kernel.store_kv, key, value, *caches, slots.blocks, slots.offsets)
+    interpret(store_kv_kernel.store_kv, key, value, LayerCache(*caches), slots)
     assert torch.equal(caches[0][1, :, 4], key[1])
     assert torch.equal(caches[1][1, :, 4], value[1])
     assert all(cache.isnan().sum() == cache.numel() - 16 for cache in guarded)

@@ -11,7 +11,7 @@ from naiad_kernels.rotary import reference as rotary_reference
 from naiad_kernels.rotary import rotary, rotary_angles
 from naiad_kernels.silu_and_mul import reference as silu_reference
 from naiad_kernels.silu_and_mul import silu_and_mul
-from naiad_kernels.store_kv import Slots, store_kv
+from naiad_kernels.store_kv import LayerCache, Slots, store_kv
 
 NUM_TOKENS = [1, 2, 7, 33]
 
@@ -110,7 +110,7 @@ def test_store_kv_writes_its_slots_and_no_others() -> None:
     key_cache, value_cache = torch.zeros(5, 2, 16, 6), torch.zeros(5, 2, 16, 6)
     key, value = torch.randn(3, 2, 6), torch.randn(3, 2, 6)
     slot_mapping = torch.tensor([0, 4 * 16 + 15, 2 * 16 + 3])
-    store_kv(key, value, key_cache, value_cache, Slots.from_slot_mapping(slot_mapping, 16))
+    store_kv(key, value, LayerCache(key_cache, value_cache), Slots.from_slot_mapping(slot_mapping, 16))
     for token, (block, offset) in enumerate([(0, 0), (4, 15), (2, 3)]):
         assert torch.equal(key_cache[block, :, offset], key[token])
         assert torch.equal(value_cache[block, :, offset], value[token])

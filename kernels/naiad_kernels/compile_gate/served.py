@@ -16,7 +16,7 @@ from naiad_kernels.rms_norm import kernel as rms_norm_kernel
 from naiad_kernels.rotary import kernel as rotary_kernel
 from naiad_kernels.rotary_store_kv import kernel as fused_kernel
 from naiad_kernels.silu_and_mul import kernel as silu_kernel
-from naiad_kernels.store_kv import Slots
+from naiad_kernels.store_kv import LayerCache, Slots
 from naiad_kernels.store_kv import kernel as store_kv_kernel
 
 Launch = Callable[[], object]
@@ -39,11 +39,13 @@ class ServedShape:
     vocab_size: int
     block_size: int
     dtype: torch.dtype
+    cache_dtype: torch.dtype | None = None
 
     @property
     def label(self) -> str:
-        """Name, dtype and block size."""
-        return f"{self.name} {str(self.dtype).removeprefix('torch.')} {self.block_size}"
+        """Name, dtype, block size, and the cache's dtype if it is quantized."""
+        dtypes = [str(dtype).removeprefix("torch.") for dtype in (self.dtype, self.cache_dtype) if dtype]
+        return " ".join([self.name, dtypes[0], str(self.block_size), *dtypes[1:]])
 
     def layout(self) -> CacheLayout:
         """As attention needs it."""
@@ -80,7 +82,7 @@ def attention_launch(shape: ServedShape, query_lens: Sequence[int], seq_lens: Se
     step = plan_device_step(query_lens, seq_lens, tables, layout)
     query = torch.empty(sum(query_lens), shape.num_heads, shape.head_dim, dtype=shape.dtype)
     cache = _cache(shape)
-    return lambda: attention_kernel.paged_attention(query, cache, cache, step)
+    return lambda: attention_kernel.paged_attention(query, cache, step)
 
 
 def _attention(shape: ServedShape) -> Launch:
@@ -100,7 +102,8 @@ def _small_ops(shape: ServedShape) -> Launch:
     head_norms = torch.empty(num_rotated, shape.head_dim, dtype=shape.dtype)
     angles = torch.empty(_NUM_TOKENS, 1, shape.head_dim, dtype=shape.dtype)
     gate_up = torch.empty(_NUM_TOKENS, 2 * shape.intermediate_size, dtype=shape.dtype)
-    slots = torch.zeros(_NUM_TOKENS, dtype=torch.int64)
+    slot = torch.zeros(_NUM_TOKENS, dtype=torch.int64)
+    slots = Slots(slot, slot)
     cache = _cache(shape)
 
     def launch() -> None:
@@ -108,11 +111,9 @@ def _small_ops(shape: ServedShape) -> Launch:
         rms_norm_kernel.add_rms_norm(hidden, hidden, norm, _EPS)
         rms_norm_kernel.rms_norm(rotated, head_norms, _EPS)
         rotary_kernel.rotary(rotated, angles, angles)
-        store_kv_kernel.store_kv(rotated[:, shape.num_heads :], value, cache, cache, slots, slots)
+        store_kv_kernel.store_kv(rotated[:, shape.num_heads :], value, cache, slots)
         for norms in (None, head_norms):
-            fused_kernel.rotary_store_kv(
-                heads, (angles, angles), (norms, _EPS), cache, cache, Slots(slots, slots)
-            )
+            fused_kernel.rotary_store_kv(heads, (angles, angles), (norms, _EPS), cache, slots)
         silu_kernel.silu_and_mul(gate_up)
 
     return launch
@@ -132,5 +133,8 @@ def _sampling(shape: ServedShape) -> Launch:
     return launch
 
 
-def _cache(shape: ServedShape) -> torch.Tensor:
-    return torch.empty(2, shape.num_kv_heads, shape.block_size, shape.head_dim, dtype=shape.dtype)
+def _cache(shape: ServedShape) -> LayerCache:
+    rows = (2, shape.num_kv_heads, shape.block_size)
+    part = torch.empty(*rows, shape.head_dim, dtype=shape.cache_dtype or shape.dtype)
+    scale = torch.empty(rows) if shape.cache_dtype else None
+    return LayerCache(part, part, scale, scale)

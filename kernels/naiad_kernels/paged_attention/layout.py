@@ -15,7 +15,8 @@ class CacheLayout:
     Attributes:
         num_heads: query heads; query head h reads KV head h // (num_heads / num_kv_heads).
         block_size: tokens in a block.
-        dtype, device: of query and cache.
+        dtype: of the query, and of a cache that is not quantized.
+        device: of query and cache.
     """
 
     num_heads: int

@@ -39,6 +39,8 @@ def long_attention_kernel(
     query_ptr,  # [num_tokens, NUM_HEADS, HEAD_DIM]
     key_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]
     value_cache_ptr,
+    key_scale_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE] float32, or None: not quantized
+    value_scale_ptr,
     block_tables_ptr,  # [num_seqs, max_blocks] int32
     seq_lens_ptr,  # [num_seqs] int32
     query_start_loc_ptr,  # [num_seqs + 1] int32
@@ -46,8 +48,6 @@ def long_attention_kernel(
     num_seqs,
     stride_query_token: tl.int64,
     stride_query_head: tl.int64,
-    stride_block: tl.int64,
-    stride_cache_head: tl.int64,
     stride_table: tl.int64,
     scale_log2: tl.float32,
     NUM_HEADS: tl.constexpr,
@@ -88,10 +88,10 @@ def long_attention_kernel(
     visible_to_all = position + first_of_tile + 1
     accumulated, _, row_sum = attend_range(
         query, position + tokens,
-        key_cache_ptr + kv_head * stride_cache_head, value_cache_ptr + kv_head * stride_cache_head,
-        block_tables_ptr + seq * stride_table,
-        0, visible_to_all // TILE_KEYS * TILE_KEYS, end, stride_block, scale_log2,
-        HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_ROWS, TILE_KEYS,
+        key_cache_ptr, value_cache_ptr, key_scale_ptr, value_scale_ptr,
+        block_tables_ptr + seq * stride_table, kv_head,
+        0, visible_to_all // TILE_KEYS * TILE_KEYS, end, scale_log2,
+        NUM_HEADS // GROUP_SIZE, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_ROWS, TILE_KEYS,
     )  # fmt: skip
     out = (accumulated / row_sum[:, None]).to(out_ptr.dtype.element_ty)
     out_rows = (token_ids * NUM_HEADS + heads) * HEAD_DIM

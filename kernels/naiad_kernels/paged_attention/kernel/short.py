@@ -31,6 +31,8 @@ def short_attention_kernel(
     query_ptr,  # [num_tokens, NUM_HEADS, HEAD_DIM]
     key_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]
     value_cache_ptr,
+    key_scale_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE] float32, or None: not quantized
+    value_scale_ptr,
     block_tables_ptr,  # [num_seqs, max_blocks] int32
     seq_lens_ptr,  # [num_seqs] int32
     query_start_loc_ptr,  # [num_seqs + 1] int32
@@ -38,8 +40,6 @@ def short_attention_kernel(
     num_splits,
     stride_query_token: tl.int64,
     stride_query_head: tl.int64,
-    stride_block: tl.int64,
-    stride_cache_head: tl.int64,
     stride_table: tl.int64,
     scale_log2: tl.float32,
     NUM_HEADS: tl.constexpr,
@@ -82,10 +82,10 @@ def short_attention_kernel(
     visible_to_all = tl.maximum(tl.minimum(end, first_position + 1) - begin, 0)
     accumulated, row_max, row_sum = attend_range(
         query, first_position + tokens,
-        key_cache_ptr + kv_head * stride_cache_head, value_cache_ptr + kv_head * stride_cache_head,
-        block_tables_ptr + seq * stride_table,
-        begin, begin + visible_to_all // TILE_KEYS * TILE_KEYS, end, stride_block, scale_log2,
-        HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_ROWS, TILE_KEYS,
+        key_cache_ptr, value_cache_ptr, key_scale_ptr, value_scale_ptr,
+        block_tables_ptr + seq * stride_table, kv_head,
+        begin, begin + visible_to_all // TILE_KEYS * TILE_KEYS, end, scale_log2,
+        NUM_HEADS // GROUP_SIZE, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_ROWS, TILE_KEYS,
     )  # fmt: skip
     # A split that lies after a token's position has no keys for it, and no weight in the merge.
     result = accumulated / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
