@@ -16,6 +16,16 @@ from naiad_kernels.store_kv.quantize import quantize
 CPU = torch.device("cpu")
 
 
+def random_tree(num_rows: int, seed: int = 0) -> list[int]:
+    """Masks of draft tokens, each the child of an earlier one or a root."""
+    choose = random.Random(seed)
+    masks: list[int] = []
+    for row in range(num_rows):
+        parent = choose.randint(-1, row - 1)
+        masks.append(1 << row | (masks[parent] if parent >= 0 else 0))
+    return masks
+
+
 class AttentionCase:
     """Random queries, keys and values of a step; `steps` are pairs (query tokens, cached tokens).
 
@@ -51,13 +61,14 @@ class AttentionCase:
                     part = rows[:, index * block_size : (index + 1) * block_size]
                     cache[block, :, : part.shape[1]] = part
         self.cache_dtype = cache_dtype
+        self.trees: list[list[int] | None] | None = None
         # As a fused projection leaves them: the queries are part of a wider row.
         fused = torch.randn(sum(self.query_lens), num_heads + 2, head_dim, generator=generator)
         self.query = fused.to(dtype)[:, :num_heads]
 
     def step(self) -> DeviceStep:
         """The step as the kernels read it."""
-        return plan_device_step(self.query_lens, self.seq_lens, self.tables, self.layout)
+        return plan_device_step(self.query_lens, self.seq_lens, self.tables, self.layout, self.trees)
 
     def cache(self) -> LayerCache:
         """The keys and values as the op takes them."""
@@ -70,5 +81,5 @@ class AttentionCase:
     def expected(self) -> torch.Tensor:
         """The reference's result."""
         return reference.paged_attention(
-            self.query, self.cache(), self.query_lens, self.seq_lens, self.tables
+            self.query, self.cache(), self.query_lens, self.seq_lens, self.tables, self.trees
         )

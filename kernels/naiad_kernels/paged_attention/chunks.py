@@ -40,8 +40,12 @@ def plan_chunks(
     seq_lens: Sequence[int],
     block_tables: Sequence[Sequence[int]],
     layout: CacheLayout,
+    masks: Sequence[int] | None,
 ) -> ChunkGroup:
-    """Build a group's tensors on the host and move them to the device."""
+    """Build a group's tensors on the host and move them to the device.
+
+    `masks` are from `tree_masks`, or None.
+    """
     table, _ = padded_table(seq_lens, block_tables, layout)
     lens, contexts = torch.tensor(list(query_lens)), torch.tensor(list(seq_lens))
     num_padded = int(lens.max())
@@ -53,8 +57,13 @@ def plan_chunks(
     cache_rows = table[:, None, :] * layout.num_kv_heads + heads[:, None]
     query_positions = (contexts - lens)[:, None] + index
     key_positions = torch.arange(table.shape[1] * layout.block_size)
-    is_future = key_positions > query_positions[:, None, :, None]
-    mask = torch.zeros(is_future.shape, dtype=layout.dtype).masked_fill_(is_future, -torch.inf)
+    is_hidden = key_positions > query_positions[:, None, :, None]
+    if masks is not None:
+        # Bits of the padded rows, by their key's place among the step's tokens.
+        bits = (key_positions - (contexts - lens)[:, None])[:, None, None].clamp(max=31)
+        trees = torch.tensor(list(masks))[query_rows][:, None, :, None]
+        is_hidden |= (bits >= 0) & ((trees >> bits.clamp(min=0)) & 1 == 0)
+    mask = torch.zeros(is_hidden.shape, dtype=layout.dtype).masked_fill_(is_hidden, -torch.inf)
     device = layout.device
     return ChunkGroup(
         tokens=tokens,

@@ -51,14 +51,16 @@ def _attend_short(
     _, num_kv_heads, block_size, _ = cache.key.shape
     group_size = num_heads // num_kv_heads
     tile_dim = _tile_dim(head_dim)
-    tile = short_tile(query.element_size(), tile_dim, run.max_query_len * group_size)
+    num_rows = run.max_query_len * group_size
+    tile = short_tile(query.element_size(), tile_dim, num_rows, cache.is_quantized)
+    tree_masks = step.tree_masks if run.has_trees else None
     splits = num_splits(run.max_seq_len)
     num_partials = run.num_tokens * num_heads * splits if splits > 1 else 0
     partial = torch.empty(num_partials * head_dim, dtype=torch.float32, device=query.device)
     partial_lse = torch.empty(num_partials, dtype=torch.float32, device=query.device)
     short_attention_kernel[(run.num_seqs, num_kv_heads, splits)](
         out, partial, partial_lse, query, cache.key, cache.value, cache.key_scale, cache.value_scale,
-        step.block_tables, step.seq_lens, step.query_start_loc, run.first_seq, splits,
+        step.block_tables, step.seq_lens, step.query_start_loc, tree_masks, run.first_seq, splits,
         query.stride(0), query.stride(1), step.block_tables.stride(0), _scale_log2(head_dim),
         NUM_HEADS=num_heads, GROUP_SIZE=group_size, HEAD_DIM=head_dim, TILE_DIM=tile_dim,
         BLOCK_SIZE=block_size, TILE_ROWS=tile.rows, TILE_KEYS=tile.keys, MIN_SPLIT=MIN_SPLIT,
@@ -84,12 +86,14 @@ def _attend_long(
     _, num_kv_heads, block_size, _ = cache.key.shape
     group_size = num_heads // num_kv_heads
     tile_dim = _tile_dim(head_dim)
-    tile = long_tile(query.element_size(), tile_dim, group_size, _capability())
+    tile = long_tile(query.element_size(), tile_dim, group_size, cache.is_quantized, _capability())
+    tree_masks = step.tree_masks if run.has_trees else None
     # An upper bound: how the tokens are spread over sequences is only known on the device.
     num_tiles = run.num_tokens // (tile.rows // group_size) + run.num_seqs
     long_attention_kernel[(num_tiles, num_kv_heads)](
         out, query, cache.key, cache.value, cache.key_scale, cache.value_scale,
-        step.block_tables, step.seq_lens, step.query_start_loc, run.first_seq, run.num_seqs,
+        step.block_tables, step.seq_lens, step.query_start_loc, tree_masks,
+        run.first_seq, run.num_seqs,
         query.stride(0), query.stride(1), step.block_tables.stride(0), _scale_log2(head_dim),
         NUM_HEADS=num_heads, GROUP_SIZE=group_size, HEAD_DIM=head_dim, TILE_DIM=tile_dim,
         BLOCK_SIZE=block_size, TILE_ROWS=tile.rows, TILE_KEYS=tile.keys,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from naiad_kernels.paged_attention.kernel.tile import attend_range
+from naiad_kernels.paged_attention.kernel.tile import attend_range, load_tree_masks
 
 MAX_SPLITS = tl.constexpr(64)
 
@@ -36,6 +36,7 @@ def short_attention_kernel(
     block_tables_ptr,  # [num_seqs, max_blocks] int32
     seq_lens_ptr,  # [num_seqs] int32
     query_start_loc_ptr,  # [num_seqs + 1] int32
+    tree_masks_ptr,  # [num_tokens] int32, or None: no sequence has a tree
     first_seq,
     num_splits,
     stride_query_token: tl.int64,
@@ -79,9 +80,11 @@ def short_attention_kernel(
 
     end = tl.minimum(begin + split_size, seq_len)
     first_position = seq_len - query_len
-    visible_to_all = tl.maximum(tl.minimum(end, first_position + 1) - begin, 0)
+    tree_masks = load_tree_masks(tree_masks_ptr, token_ids, is_row)
+    end_for_all = first_position + (1 if tree_masks is None else 0)
+    visible_to_all = tl.maximum(tl.minimum(end, end_for_all) - begin, 0)
     accumulated, row_max, row_sum = attend_range(
-        query, first_position + tokens,
+        query, first_position + tokens, first_position, tree_masks,
         key_cache_ptr, value_cache_ptr, key_scale_ptr, value_scale_ptr,
         block_tables_ptr + seq * stride_table, kv_head,
         begin, begin + visible_to_all // TILE_KEYS * TILE_KEYS, end, scale_log2,

@@ -9,11 +9,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from naiad_kernels.paged_attention import layout
+
+MAX_TREE_ROWS = tl.constexpr(layout.MAX_TREE_ROWS)
 # Below every score, yet finite: a row that has seen no key yet must not compute inf − inf.
 NO_SCORE = tl.constexpr(-1.0e38)
 # A weight times a value's scale would be too small for float16: times this, it is at most the
 # value's largest magnitude.
 SCALE_UP = tl.constexpr(64.0)
+
+
+@triton.jit
+def load_tree_masks(tree_masks_ptr, token_ids, is_row):
+    """The rows' tree masks, or None."""
+    if tree_masks_ptr is None:
+        return None
+    else:
+        return tl.load(tree_masks_ptr + token_ids, mask=is_row, other=0)
 
 
 @triton.jit
@@ -47,6 +59,8 @@ def attend_tile(
     row_sum,  # [TILE_ROWS] float32
     query,  # [TILE_ROWS, TILE_DIM]
     last_visible,  # [TILE_ROWS] int32, the last key a row attends to
+    first_draft,  # the key that bit 0 of a tree mask stands for
+    tree_masks,  # [TILE_ROWS] int32, or None
     keys_ptr,  # [rows of the cache, HEAD_DIM]
     values_ptr,
     key_scales_ptr,  # [rows of the cache] float32, or None
@@ -82,7 +96,13 @@ def attend_tile(
     if key_scales_ptr is not None:
         scores *= tl.load(key_scales_ptr + rows, mask=positions < num_keys, other=0.0)[None, :]
     if not IS_FULL:
-        scores = tl.where(positions[None, :] <= last_visible[:, None], scores, float("-inf"))
+        is_visible = positions[None, :] <= last_visible[:, None]
+        if tree_masks is not None:
+            # The context is before bit 0, and a row of a longer sequence has every bit.
+            bits = tl.minimum(tl.maximum(positions - first_draft, 0), 31)
+            is_ancestor = (tree_masks[:, None] >> bits[None, :]) & 1
+            is_visible &= (positions < first_draft)[None, :] | (is_ancestor != 0)
+        scores = tl.where(is_visible, scores, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(scores, axis=1))
     weights = tl.exp2(scores - new_max[:, None])
     rescale = tl.exp2(row_max - new_max)
@@ -99,6 +119,8 @@ def attend_tile(
 def attend_range(
     query,  # [TILE_ROWS, TILE_DIM]
     last_visible,  # [TILE_ROWS] int32
+    first_draft,
+    tree_masks,  # [TILE_ROWS] int32, or None
     keys_ptr,
     values_ptr,
     key_scales_ptr,
@@ -130,13 +152,13 @@ def attend_range(
     # Two loops, so that no key of a full tile is compared or masked.
     for first_key in tl.range(begin, end_of_full, TILE_KEYS):
         accumulated, row_max, row_sum = attend_tile(
-            accumulated, row_max, row_sum, query, last_visible,
+            accumulated, row_max, row_sum, query, last_visible, first_draft, tree_masks,
             keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, kv_head,
             first_key, end, scale_log2, NUM_KV_HEADS, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_KEYS, True,
         )  # fmt: skip
     for first_key in tl.range(end_of_full, end, TILE_KEYS):
         accumulated, row_max, row_sum = attend_tile(
-            accumulated, row_max, row_sum, query, last_visible,
+            accumulated, row_max, row_sum, query, last_visible, first_draft, tree_masks,
             keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, kv_head,
             first_key, end, scale_log2, NUM_KV_HEADS, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_KEYS, False,
         )  # fmt: skip
