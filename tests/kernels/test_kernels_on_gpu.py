@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import AttentionCase
+from attention_cases import AttentionCase, random_tree
 from kernel_tolerances import assert_close_to_reference
 
+from naiad_kernels.gelu_and_mul import Approximate, gelu_and_mul
+from naiad_kernels.gelu_and_mul import reference as gelu_reference
 from naiad_kernels.gumbel_argmax import gumbel_argmax
 from naiad_kernels.gumbel_argmax import reference as gumbel_reference
 from naiad_kernels.kept_threshold import RowFilters, kept_threshold
@@ -24,6 +26,9 @@ from naiad_kernels.store_kv import LayerCache, Slots, store_kv
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+HAS_FLOAT8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+FLOAT8_MARK = pytest.mark.skipif(not HAS_FLOAT8, reason="float8_e4m3fn needs sm_90")
+CODES = [torch.int8, pytest.param(torch.float8_e4m3fn, marks=FLOAT8_MARK)]
 NUM_TOKENS = [1, 7, 300]
 STEPS = [(1, 1), (1, 17), (1, 3000), (1, 64), (4, 700), (9, 9), (100, 100), (300, 2000)]
 GPU = torch.device("cuda")
@@ -54,6 +59,14 @@ def test_rms_norm(num_tokens: int, dtype: torch.dtype) -> None:
 def test_silu_and_mul(num_tokens: int, dtype: torch.dtype) -> None:
     gate_up = torch.randn(num_tokens, 2 * 1536).to(dtype)
     assert_close_to_reference(silu_and_mul(gate_up.to(GPU)).cpu(), silu_reference.silu_and_mul(gate_up))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_and_mul(approximate: Approximate, dtype: torch.dtype) -> None:
+    gate_up = (torch.randn(33, 2 * 1536) * 4).to(dtype)
+    expected = gelu_reference.gelu_and_mul(gate_up, approximate)
+    assert_close_to_reference(gelu_and_mul(gate_up.to(GPU), approximate).cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -100,6 +113,32 @@ def test_rotary_store_kv(dtype: torch.dtype) -> None:
         assert_close_to_reference(actual, expected)
 
 
+def quantized_cache(num_kv_heads: int, head_dim: int, codes: torch.dtype) -> LayerCache:
+    rows = (4, num_kv_heads, 16)
+    parts = (torch.zeros(*rows, head_dim).to(codes), torch.zeros(*rows, head_dim).to(codes))
+    return LayerCache(*parts, torch.zeros(rows), torch.zeros(rows))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codes", CODES)
+def test_store_kv_quantizes(codes: torch.dtype, dtype: torch.dtype) -> None:
+    """Scales and codes are the reference's to the last bit, the rounding to float8 included."""
+    key, value = (torch.randn(33, 3, 128).to(dtype) for _ in range(2))
+    slot_mapping = torch.randperm(64)[:33]
+    expected, actual = quantized_cache(3, 128, codes), to_gpu(quantized_cache(3, 128, codes))
+    store_kv(key, value, expected, Slots.from_slot_mapping(slot_mapping, 16))
+    store_kv(key.to(GPU), value.to(GPU), actual, Slots.from_slot_mapping(slot_mapping.to(GPU), 16))
+    for scale, expected_scale in (
+        (actual.key_scale, expected.key_scale),
+        (actual.value_scale, expected.value_scale),
+    ):
+        assert scale is not None
+        assert expected_scale is not None
+        assert torch.equal(scale.cpu(), expected_scale)
+    assert torch.equal(actual.key.cpu().float(), expected.key.float())
+    assert torch.equal(actual.value.cpu().float(), expected.value.float())
+
+
 def test_drawing_from_filtered_rows() -> None:
     logits = torch.randn(6, 128_256) * 3
     best = logits.amax(1)
@@ -124,7 +163,7 @@ def to_gpu(cache: LayerCache) -> LayerCache:
 
 def attend_on_gpu(case: AttentionCase) -> torch.Tensor:
     layout = replace(case.layout, device=GPU)
-    plan = plan_attention(case.query_lens, case.seq_lens, case.tables, layout)
+    plan = plan_attention(case.query_lens, case.seq_lens, case.tables, layout, case.trees)
     return paged_attention(case.query.to(GPU), to_gpu(case.cache()), plan).cpu()
 
 
@@ -133,6 +172,24 @@ def attend_on_gpu(case: AttentionCase) -> torch.Tensor:
 @pytest.mark.parametrize("heads", [(9, 3, 64), (4, 4, 80), (8, 2, 128), (4, 2, 256)])
 def test_paged_attention(heads: tuple[int, int, int], block_size: int, dtype: torch.dtype) -> None:
     case = AttentionCase(STEPS, heads, block_size, dtype)
+    assert_close_to_reference(attend_on_gpu(case), case.expected())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("heads", [(9, 3, 64), (4, 4, 80), (8, 2, 128), (4, 2, 256)])
+def test_paged_attention_of_a_quantized_cache(
+    heads: tuple[int, int, int], codes: torch.dtype, dtype: torch.dtype
+) -> None:
+    case = AttentionCase(STEPS, heads, 64, dtype, cache_dtype=codes)
+    assert_close_to_reference(attend_on_gpu(case), case.expected())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(9, 3, 64), (8, 1, 128)])
+def test_paged_attention_of_trees(heads: tuple[int, int, int], dtype: torch.dtype) -> None:
+    case = AttentionCase([(1, 17), (4, 700), (16, 16), (16, 900), (100, 100)], heads, 64, dtype)
+    case.trees = [random_tree(length) if 1 < length <= 16 else None for length in case.query_lens]
     assert_close_to_reference(attend_on_gpu(case), case.expected())
 
 
