@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from naiad.errors import InvalidRequestError
-from naiad.sequence import EngineRequest
+from naiad.sequence import EngineRequest, TextContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,19 @@ class AdmissionLimits:
                 )
         if request.params.max_tokens < 1:
             raise InvalidRequestError(f"max_tokens = {request.params.max_tokens}: expected at least 1")
+        if request.text is not None:
+            self._check_text(request.text)
         if request.beam is not None:
             self._check_beams(request)
+
+    def _check_text(self, text: TextContext) -> None:
+        if "" in text.stop_strings:
+            raise InvalidRequestError("stop_strings has an empty entry: expected at least one character each")
+        for token_id in text.prompt_tail_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequestError(
+                    f"prompt_tail_ids contains the token id {token_id}: expected ids in [0, {self.vocab_size})"
+                )
 
     def _check_beams(self, request: EngineRequest) -> None:
         """All beams of a search run at the same time: they fit if nothing else is there."""

@@ -12,11 +12,11 @@ import bisect
 
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
-from naiad.scheduler.policies import FirstComeFirstServed, SchedulingPolicy
+from naiad.scheduler.policies import FirstComeFirstServed, SchedulingPolicy, rank_key
 from naiad.scheduler.preemption import all_wait, choose_for_blocks, choose_for_first, num_spare_blocks
 from naiad.scheduler.step_budget import SchedulerLimits, StepBudget
 from naiad.scheduler.tenants import Tenants
-from naiad.scheduler.waiting_queue import WaitingQueue, rank_key
+from naiad.scheduler.waiting_queue import WaitingQueue
 from naiad.sequence import Sequence, SequenceStatus
 
 
@@ -85,11 +85,16 @@ class Scheduler:
         if first is not None:
             for victim in choose_for_first(self, first):
                 self._preempt(victim)
+        active = self.running
+        if first is not None and self.tenants.is_owed(first, self.limits.max_num_seqs) and self._admit(first):
+            # So its first token does not wait for more than the others' shares either.
+            active = self.tenants.within_share(self.running, self.limits.max_num_seqs)
+            first = self._first_waiting() if self.waiting else None
         rows: list[ScheduledSequence] = []
         behind: list[Sequence] = []
         budget = StepBudget(self.limits)
         # One token each first: no long prompt may hold up those that stream.
-        for sequence in self.running:
+        for sequence in active:
             num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
             if num_missing > 1:
                 behind.append(sequence)
@@ -187,9 +192,9 @@ class Scheduler:
 
         Nobody overtakes the first in the queue when it does not fit.
         """
-        behind.sort(key=self._order)
+        behind.sort(key=self.tenants.order)
         while not budget.is_spent:
-            if first is not None and (not behind or self._order(first) < self._order(behind[0])):
+            if first is not None and (not behind or self.tenants.order(first) < self.tenants.order(behind[0])):
                 if self._admit(first):
                     self._spend(budget, first, rows)
                     first = self.waiting.first() if self.waiting else None
@@ -199,10 +204,6 @@ class Scheduler:
                 self._spend(budget, behind.pop(0), rows)
             else:
                 break
-
-    def _order(self, sequence: Sequence) -> tuple[int, float, int]:
-        """Between tenants the one served least, within a tenant the rank."""
-        return (self.tenants.of(sequence).num_served_tokens, *rank_key(sequence))
 
     def _admit(self, sequence: Sequence) -> bool:
         """Let the first in the queue run, if there is a slot and blocks for all its known tokens.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from naiad.scheduler.policies import rank_key
 from naiad.sequence import Sequence
 
 
@@ -58,6 +59,25 @@ class Tenants:
         if tenant.num_live == 0:
             del self._tenants[sequence.cache_salt]
 
+    def order(self, sequence: Sequence) -> tuple[int, int, float, int]:
+        """Between tenants the one served least, of equals the one that runs least; then the rank."""
+        tenant = self.of(sequence)
+        return (tenant.num_served_tokens, tenant.num_running, *rank_key(sequence))
+
     def share(self, max_num_seqs: int) -> int:
         """Slots that each tenant may hold whatever the others want, at least one."""
         return max(1, max_num_seqs // max(1, len(self._tenants)))
+
+    def is_owed(self, sequence: Sequence, max_num_seqs: int) -> bool:
+        """Whether a waiting sequence's tenant has others beside it and less than its share of slots."""
+        return len(self) > 1 and self.of(sequence).num_running < self.share(max_num_seqs)
+
+    def within_share(self, running: list[Sequence], max_num_seqs: int) -> list[Sequence]:
+        """Of those that run, by rank, each tenant's first ones, as many as its share."""
+        num_left = dict.fromkeys(self._tenants, self.share(max_num_seqs))
+        chosen = []
+        for sequence in running:
+            if num_left[sequence.cache_salt]:
+                num_left[sequence.cache_salt] -= 1
+                chosen.append(sequence)
+        return chosen

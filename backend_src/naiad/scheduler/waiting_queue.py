@@ -5,13 +5,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 
+from naiad.scheduler.policies import rank_key
 from naiad.scheduler.tenants import Tenants
 from naiad.sequence import Sequence
-
-
-def rank_key(sequence: Sequence) -> tuple[float, int]:
-    """The order of sequences of one tenant."""
-    return sequence.rank, sequence.sequence_id
 
 
 class WaitingQueue:
@@ -44,8 +40,7 @@ class WaitingQueue:
         """The next one, of the tenant that was served least; stays in the queue."""
         if len(self._lines) == 1:
             return next(iter(self._lines.values()))[0]
-        heads = (line[0] for line in self._lines.values())
-        return min(heads, key=lambda head: (self._tenants.of(head).num_served_tokens, rank_key(head)))
+        return min((line[0] for line in self._lines.values()), key=self._tenants.order)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
