@@ -23,3 +23,9 @@ def draft_sequence(prompt: list[int], output: list[int] | None = None, salt: str
         arrival_s=0.0,
         cache_salt=salt,
     )
+
+
+def ends(text: list[int], substring: list[int]) -> list[int]:
+    """Where a substring ends in a text."""
+    size = len(substring)
+    return [end for end in range(size, len(text) + 1) if text[end - size : end] == substring]

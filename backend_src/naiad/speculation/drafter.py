@@ -6,6 +6,10 @@ from typing import ClassVar, Protocol
 
 from naiad.sequence import Sequence
 
+# A drafter that reads the text takes in so many tokens a call at most: a long prompt must not
+# hold up the other sequences of a step.
+MAX_READ_TOKENS = 4096
+
 
 class Drafter(Protocol):
     """Guesses how sequences go on; what it knows of a sequence is kept from call to call.
@@ -25,7 +29,8 @@ class Drafter(Protocol):
     def propose(self, sequence: Sequence, num_tokens: int) -> list[int]:
         """At most `num_tokens` ids that may follow the known tokens, the first one first.
 
-        May be empty: no guess.
+        May be empty: no guess, or not all known tokens are taken in yet (`MAX_READ_TOKENS`). With
+        `num_tokens` = 0 tokens are only taken in, as may be done while a prompt is computed.
         """
 
     def forget(self, sequence: Sequence) -> None:

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from naiad.errors import ConfigError
 from naiad.sequence import Sequence
+from naiad.speculation.drafter import MAX_READ_TOKENS
 
 _TOKEN_BITS = 32
 
@@ -45,8 +46,7 @@ class NGramDrafter:
         if index is None:
             index = self._indexes[sequence.sequence_id] = _NGramIndex(self._sizes)
         token_ids = sequence.token_ids
-        index.extend(token_ids)
-        start = index.find()
+        start = index.find() if index.read(token_ids) else None
         if start is None:
             return []
         period = len(token_ids) - start
@@ -67,17 +67,19 @@ class _NGramIndex:
         self._tail_mask = _mask(sizes[0])
         self._tables: list[tuple[int, int, dict[int, int]]] = [(size, _mask(size), {}) for size in sizes]
 
-    def extend(self, token_ids: list[int]) -> None:
-        """Take in the tokens that are new; n-grams go in with the token that follows them."""
+    def read(self, token_ids: list[int]) -> bool:
+        """Take in new tokens, n-grams with the token that follows them; whether that were all."""
         assert len(token_ids) >= self._num_tokens, "known tokens never get fewer"
         tail, tail_mask = self._tail, self._tail_mask
-        for place in range(self._num_tokens, len(token_ids)):
+        end = min(len(token_ids), self._num_tokens + MAX_READ_TOKENS)
+        for place in range(self._num_tokens, end):
             for size, mask, table in self._tables:
                 if place >= size:
                     table[tail & mask] = place
             tail = (tail << _TOKEN_BITS | token_ids[place]) & tail_mask
         self._tail = tail
-        self._num_tokens = len(token_ids)
+        self._num_tokens = end
+        return end == len(token_ids)
 
     def find(self) -> int | None:
         """The place after the latest earlier occurrence of the longest n-gram that ends the text."""
