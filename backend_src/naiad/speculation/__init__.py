@@ -1,6 +1,6 @@
 """Speculative decoding: drafters propose tokens that the target model then verifies.
 
-The `Drafter` protocol is this room's door; the drafters themselves (n-gram, draft model) move
-in behind it. The scheduler needs no change for them: draft tokens are known tokens that
+The `Drafter` protocol is this room's door; `NGramDrafter` and `SuffixDrafter` draft from tokens
+alone. The scheduler needs no change for them: draft tokens are known tokens that
 `num_computed_tokens` has to catch up with.
 """
