@@ -33,3 +33,8 @@ def test_longest_prompt_and_greatest_id_pass() -> None:
 def test_what_can_never_run_is_refused_by_name_and_value(request_: EngineRequest, words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         LIMITS.check(request_)
+
+
+def test_no_more_tokens_are_asked_for_than_the_models_length_leaves() -> None:
+    assert LIMITS.clamp(make_request([1, 2, 3], max_tokens=5)).params.max_tokens == 5
+    assert LIMITS.clamp(make_request([1, 2, 3], max_tokens=6)).params.max_tokens == 5

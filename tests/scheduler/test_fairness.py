@@ -58,7 +58,7 @@ class Desk:
         return [(row.sequence.sequence_id, row.num_scheduled_tokens) for row in scheduled.scheduled]
 
     def book(self, scheduled: SchedulerOutput) -> None:
-        sampled = {row.sequence.sequence_id: 7 for row in scheduled.scheduled if row.samples}
+        sampled = {row.sequence.sequence_id: [7] for row in scheduled.scheduled if row.samples}
         self.scheduler.update(scheduled, ModelOutput(sampled))
         check_invariants(self.scheduler)
 

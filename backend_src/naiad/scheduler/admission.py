@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from naiad.errors import InvalidRequestError
 from naiad.sequence import EngineRequest, TextContext
 
@@ -51,6 +53,13 @@ class AdmissionLimits:
         if request.beam is not None:
             self._check_beams(request)
 
+    def clamp(self, request: EngineRequest) -> EngineRequest:
+        """The request, asking for no more tokens than the model's length leaves."""
+        room = self.max_model_len - len(request.prompt_token_ids)
+        if request.params.max_tokens <= room:
+            return request
+        return replace(request, params=replace(request.params, max_tokens=room))
+
     def _check_text(self, text: TextContext) -> None:
         if "" in text.stop_strings:
             raise InvalidRequestError("stop_strings has an empty entry: expected at least one character each")
@@ -67,7 +76,7 @@ class AdmissionLimits:
             raise InvalidRequestError(
                 f"beam_width = {width}: expected at most max_num_seqs = {self.max_num_seqs}"
             )
-        num_tokens = min(len(request.prompt_token_ids) + request.params.max_tokens, self.max_model_len)
+        num_tokens = len(request.prompt_token_ids) + self.clamp(request).params.max_tokens
         num_blocks = width * -(-num_tokens // self.block_size)
         if num_blocks > self.num_blocks:
             raise InvalidRequestError(

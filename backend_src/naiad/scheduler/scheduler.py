@@ -9,6 +9,7 @@ difference.
 from __future__ import annotations
 
 import bisect
+from dataclasses import replace
 
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
@@ -18,6 +19,7 @@ from naiad.scheduler.step_budget import SchedulerLimits, StepBudget
 from naiad.scheduler.tenants import Tenants
 from naiad.scheduler.waiting_queue import WaitingQueue
 from naiad.sequence import Sequence, SequenceStatus
+from naiad.speculation.speculator import Speculator
 
 
 class Scheduler:
@@ -29,12 +31,24 @@ class Scheduler:
     """
 
     def __init__(
-        self, kv_cache: KVCacheManager, limits: SchedulerLimits, policy: SchedulingPolicy | None = None
+        self,
+        kv_cache: KVCacheManager,
+        limits: SchedulerLimits,
+        policy: SchedulingPolicy | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
-        """Schedule into the blocks of `kv_cache`; without a policy, first come, first served."""
+        """Have no sequences.
+
+        Args:
+            kv_cache: its blocks are shared out.
+            limits: of a step.
+            policy: None = first come, first served.
+            speculator: drafts tokens where a step has room for them; None = nobody does.
+        """
         self.kv_cache = kv_cache
         self.limits = limits
         self.policy: SchedulingPolicy = policy or FirstComeFirstServed()
+        self.speculator = speculator
         self.tenants = Tenants()
         self.waiting = WaitingQueue(self.tenants)
         self.running: list[Sequence] = []
@@ -60,6 +74,8 @@ class Scheduler:
             assert sequence.status is SequenceStatus.WAITING
             self.waiting.remove(sequence)
         self.tenants.leave(sequence)
+        if self.speculator is not None:
+            self.speculator.forget(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     def take_over(self, sequence: Sequence, donor: Sequence, token_id: int) -> None:
@@ -101,6 +117,8 @@ class Scheduler:
             elif num_missing == 1:
                 self._spend(budget, sequence, rows)
         self._catch_up(budget, behind, rows, first)
+        if self.speculator is not None:
+            self._add_drafts(self.speculator, budget, rows)
         return SchedulerOutput(rows, self.kv_cache.take_copies())
 
     def update(self, scheduled: SchedulerOutput, output: ModelOutput) -> None:
@@ -114,9 +132,15 @@ class Scheduler:
             sequence = row.sequence
             if errors and sequence.sequence_id in errors:
                 continue
-            sequence.num_computed_tokens += row.num_scheduled_tokens
+            num_drafts = len(row.draft_token_ids)
+            sequence.num_computed_tokens += row.num_scheduled_tokens - num_drafts
             if row.samples and not sequence.params.num_candidates:
-                sequence.token_ids.append(sampled[sequence.sequence_id])
+                token_ids = sampled[sequence.sequence_id]
+                num_accepted = len(token_ids) - 1
+                sequence.num_computed_tokens += num_accepted
+                sequence.token_ids += token_ids
+                if num_drafts and self.speculator is not None:
+                    self.speculator.judged(sequence, num_drafts, num_accepted)
 
     def _secure_blocks(self) -> bool:
         """Let every running sequence have blocks for its known tokens; others give way.
@@ -175,9 +199,7 @@ class Scheduler:
             return
         end = start + num_tokens
         rows.append(ScheduledSequence(sequence, start, num_tokens, end == num_known))
-        block_size = self.kv_cache.block_size
-        if end // block_size > start // block_size:
-            self.kv_cache.publish(sequence, end)
+        self.kv_cache.publish(sequence, end)
         if len(self.tenants) > 1:
             self.tenants.of(sequence).num_served_tokens += num_tokens
 
@@ -194,7 +216,9 @@ class Scheduler:
         """
         behind.sort(key=self.tenants.order)
         while not budget.is_spent:
-            if first is not None and (not behind or self.tenants.order(first) < self.tenants.order(behind[0])):
+            if first is not None and (
+                not behind or self.tenants.order(first) < self.tenants.order(behind[0])
+            ):
                 if self._admit(first):
                     self._spend(budget, first, rows)
                     first = self.waiting.first() if self.waiting else None
@@ -204,6 +228,33 @@ class Scheduler:
                 self._spend(budget, behind.pop(0), rows)
             else:
                 break
+
+    def _add_drafts(self, speculator: Speculator, budget: StepBudget, rows: list[ScheduledSequence]) -> None:
+        """Let rows that reach the last known token go on into drafts, with what is left of the step.
+
+        Drafts take free blocks, but nobody is preempted for them.
+        """
+        places = [
+            place for place, row in enumerate(rows) if row.samples and not row.sequence.params.num_candidates
+        ]
+        if not places or budget.is_spent:
+            return
+        sequences = [rows[place].sequence for place in places]
+        # One token comes out beside those that are accepted.
+        num_most = [each.params.max_tokens - each.num_output_tokens - 1 for each in sequences]
+        num_step_tokens = sum(row.num_scheduled_tokens for row in rows)
+        drafts = speculator.drafts(sequences, num_most, num_step_tokens)
+        for place, sequence, draft in zip(places, sequences, drafts, strict=True):
+            if draft:
+                num_tokens = sequence.num_tokens
+                num_held = self.kv_cache.extend(sequence, num_tokens + len(draft)) - num_tokens
+                kept = draft[: budget.take_drafts(num_held)]
+                row = rows[place]
+                rows[place] = replace(
+                    row,
+                    num_scheduled_tokens=row.num_scheduled_tokens + len(kept),
+                    draft_token_ids=tuple(kept),
+                )
 
     def _admit(self, sequence: Sequence) -> bool:
         """Let the first in the queue run, if there is a slot and blocks for all its known tokens.
