@@ -4,7 +4,7 @@ import gc
 import weakref
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.drafts import TEXTS, draft_sequence, ends
@@ -52,6 +52,7 @@ def draft_by_definition(
     return draft
 
 
+@settings(deadline=None)
 @given(
     TEXTS,
     st.lists(st.tuples(st.sampled_from("ab"), TEXTS), max_size=4),
