@@ -115,6 +115,7 @@ class SpeculationPolicy:
         Returns:
             For each row a number from 0 to its most; its state's credit has changed.
         """
+        assert num_step_tokens >= len(rows), "each row has a token in the step"
         num_most = max((most for _, most in rows), default=0)
         if num_most == 0:
             return [0] * len(rows)
