@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.drafts import TEXTS, draft_sequence
@@ -21,6 +21,7 @@ def draft_by_definition(text: list[int], sizes: tuple[int, ...], num_tokens: int
     return []
 
 
+@settings(deadline=None)
 @given(TEXTS, st.sets(st.integers(1, 6), min_size=1), st.integers(0, 9), st.data())
 def test_drafts_are_those_of_the_definition_however_the_text_came(
     text: list[int], sizes: set[int], num_tokens: int, data: st.DataObject

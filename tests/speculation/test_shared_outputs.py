@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from naiad.speculation.shared_outputs import SharedOutputs
@@ -20,6 +20,7 @@ def occurs(part: SuffixAutomaton, token_ids: list[int]) -> bool:
     return True
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 40), st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 3), max_size=15)))
 )

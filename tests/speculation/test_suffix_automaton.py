@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.drafts import TEXTS, ends
@@ -32,6 +32,7 @@ def substrings(text: list[int]) -> list[list[int]]:
     return [list(each) for each in distinct]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), max_size=24))
 def test_substrings_share_a_state_where_they_end_at_the_same_places(text: list[int]) -> None:
     automaton = automaton_of(text)
@@ -47,11 +48,13 @@ def test_substrings_share_a_state_where_they_end_at_the_same_places(text: list[i
         assert ends(text, longest[-len(suffix) - 1 :]) == ends(text, substring)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), max_size=24), st.lists(st.integers(0, 3), min_size=1, max_size=5))
 def test_what_is_no_substring_is_not_found(text: list[int], other: list[int]) -> None:
     assert (state_of(automaton_of(text), other) != ROOT) == bool(ends(text, other))
 
 
+@settings(deadline=None)
 @given(TEXTS)
 def test_the_best_follower_came_most_often_and_of_equals_last(text: list[int]) -> None:
     automaton = automaton_of(text)
@@ -67,6 +70,7 @@ def test_the_best_follower_came_most_often_and_of_equals_last(text: list[int]) -
         assert best == Follower(expected, state, times[expected], sum(times.values()), len(times))
 
 
+@settings(deadline=None)
 @given(TEXTS)
 def test_the_repeated_suffix_is_the_longest_that_occurs_earlier(text: list[int]) -> None:
     automaton = automaton_of(text)

@@ -4,7 +4,7 @@ import gc
 import weakref
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.drafts import TEXTS, draft_sequence, ends
@@ -52,6 +52,7 @@ def draft_by_definition(
     return draft
 
 
+@settings(deadline=None)
 @given(
     TEXTS,
     st.lists(st.tuples(st.sampled_from("ab"), TEXTS), max_size=4),
@@ -103,6 +104,26 @@ def test_an_earlier_output_of_the_same_tenant_is_followed() -> None:
     drafter = SuffixDrafter()
     drafter.forget(draft_sequence([50, 51], [1, 2, 3, 4, 5, 6, 7, 8, 9], salt="a"))
     assert drafter.propose(draft_sequence([1, 2, 3, 4, 5], salt="a"), 8) == [6, 7, 8, 9]
+
+
+def test_a_match_with_earlier_outputs_is_no_longer_than_its_bound() -> None:
+    drafter, shared = SuffixDrafter(min_chance=0.0), list(range(100, 100 + MAX_MATCH))
+    for first, last in ((1, 11), (2, 12), (3, 12)):
+        drafter.forget(draft_sequence([0], [first, *shared, last]))
+    sequence = draft_sequence([1])
+    for token_id in shared:
+        drafter.propose(sequence, 1)
+        sequence.token_ids.append(token_id)
+    assert drafter.propose(sequence, 1) == [12]
+    assert drafter.propose(draft_sequence([1, *shared]), 1) == [12]
+    assert drafter.propose(draft_sequence([1, *shared[:-1]]), 2) == [shared[-1], 11]
+
+
+def test_of_a_long_output_the_end_is_kept() -> None:
+    drafter = SuffixDrafter()
+    drafter.forget(draft_sequence([0], list(range(1, MAX_READ_TOKENS + 11))))
+    assert drafter.propose(draft_sequence(list(range(11, 20))), 1) == [20]
+    assert drafter.propose(draft_sequence(list(range(1, 10))), 1) == []
 
 
 def test_a_prompt_of_an_ended_sequence_is_not_kept() -> None:

@@ -57,9 +57,9 @@ class SuffixDrafter:
         return [] if match is None else _follow_up(match, num_tokens, self._min_chance)
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Drafter`. The output is held for the tenant's later sequences."""
+        """See `Drafter`. The output's end, `MAX_READ_TOKENS`, is held for the tenant's later sequences."""
         self._readers.pop(sequence.sequence_id, None)
-        self._shared.add(sequence.cache_salt, sequence.output_token_ids)
+        self._shared.add(sequence.cache_salt, sequence.output_token_ids[-MAX_READ_TOKENS:])
 
 
 class _Match(NamedTuple):
