@@ -14,7 +14,7 @@ from naiad.engine.step_runner import StepRunner, VocabularyInfo
 from naiad.errors import InternalError, NaiadError, UnavailableError
 from naiad.outputs import EngineStats, ModelOutput, RequestOutput, ScheduledSequence, error_output
 from naiad.sampling.noise import sibling_seed
-from naiad.sampling.stop_checker import check_stop
+from naiad.sampling.stop_checker import Stop, check_stop
 from naiad.scheduler.admission import AdmissionLimits
 from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import (
@@ -97,6 +97,7 @@ class Engine:
             InvalidRequestError: it can never be served; names the field and its value.
         """
         self._limits.check(request)
+        request = self._limits.clamp(request)
         assert self._live.keys().isdisjoint(request.sequence_ids), "an id is in use"
         assert request.sequence_id < min(request.sibling_ids, default=request.sequence_id + 1)
         first = self._make_sequence(request, request.sequence_id, request.params, None)
@@ -128,6 +129,7 @@ class Engine:
             deadline_s=deadline_s,
             cache_salt=request.cache_salt,
             donor=donor,
+            offered_token_ids=request.draft_token_ids,
         )
 
     def _add_sequence(self, request: EngineRequest, sequence: Sequence) -> None:
@@ -199,7 +201,7 @@ class Engine:
             return [self._fail(live, error)]
         if result.context_logits:
             live.take_context_logits(row, result)
-        output = self._take_newest_token(live, result) if row.samples else None
+        output = self._take_new_tokens(live, result) if row.samples else None
         return [] if output is None else [output]
 
     def _beam_outputs(
@@ -214,20 +216,21 @@ class Engine:
             self._total_generation_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
 
-    def _take_newest_token(self, live: LiveSequence, result: ModelOutput) -> RequestOutput | None:
-        """Send the token sampled last, or hold it back, or end the sequence with it.
+    def _take_new_tokens(self, live: LiveSequence, result: ModelOutput) -> RequestOutput | None:
+        """Send the step's tokens, or hold them back, or end the sequence with one of them.
 
-        A stop string that the token completes goes before the length that ends it.
+        A stop string that a token completes goes before the length that ends it.
         """
         sequence = live.sequence
-        if sequence.num_output_tokens == 1:
+        num_new = len(result.sampled_token_ids[sequence.sequence_id])
+        num_before = sequence.num_tokens - num_new
+        if num_before == sequence.num_prompt_tokens:
             self._total_prompt_tokens += sequence.num_prompt_tokens
-        stop = check_stop(sequence, self.max_model_len)
-        token_ids: list[int] = []
-        if stop is None or stop.keeps_token:
-            token_ids = sequence.token_ids[-1:]
-            live.take_token_details(result)
-        self._total_generation_tokens += len(token_ids)
+        stop, num_known = _first_stop(sequence, num_before)
+        num_output = num_known - num_before - (stop is not None and not stop.keeps_token)
+        token_ids = sequence.token_ids[num_before : num_before + num_output]
+        live.take_token_details(result, num_output)
+        self._total_generation_tokens += num_output
         output = live.output(token_ids, is_last=stop is not None)
         if output.is_cut:
             output.finish_reason = FinishReason.STOP
@@ -283,3 +286,16 @@ class Engine:
     def _leave(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         del self._live[sequence.sequence_id]
+
+
+def _first_stop(sequence: Sequence, num_before: int) -> tuple[Stop | None, int]:
+    """What ends the sequence, if one of the tokens behind the first `num_before` does.
+
+    Returns:
+        The stop and how many tokens are known at it, or at the end.
+    """
+    for num_known in range(num_before + 1, sequence.num_tokens + 1):
+        stop = check_stop(sequence, num_known)
+        if stop is not None:
+            return stop, num_known
+    return None, sequence.num_tokens

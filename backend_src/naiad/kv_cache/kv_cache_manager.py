@@ -124,6 +124,17 @@ class KVCacheManager:
         sequence.block_table.extend(self._take_block() for _ in range(num_new))
         return True
 
+    def extend(self, sequence: Sequence, num_tokens: int) -> int:
+        """Lengthen the block table towards `num_tokens` as far as free blocks allow.
+
+        Returns:
+            How many of them it holds now.
+        """
+        num_new = self.num_blocks_for(num_tokens) - len(sequence.block_table)
+        num_new = min(num_new, self._pool.num_free)
+        sequence.block_table.extend(self._take_block() for _ in range(num_new))
+        return min(num_tokens, len(sequence.block_table) * self._block_size)
+
     def publish(self, sequence: Sequence, num_tokens: int) -> None:
         """The step that starts now computes the sequence up to `num_tokens`: let others find it.
 
