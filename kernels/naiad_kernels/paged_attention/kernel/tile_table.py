@@ -30,10 +30,12 @@ def short_tile(element_bytes: int, tile_dim: int, num_rows: int, is_quantized: b
     """
     rows = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
     is_wide = tile_dim > 128
-    if element_bytes > 2 or rows > 64 or (is_wide and rows > 32):
+    if element_bytes > 2:
+        return Tile(rows, 16 if is_quantized else 32, 8, 2)
+    if rows > 64 or (is_wide and rows > 32):
         return Tile(rows, 32, 8, 2)
     if is_quantized:
-        return Tile(rows, 32, 4 if rows == _MIN_ROWS and not is_wide else 8, 3)
+        return Tile(rows, 32, 4 if rows == _MIN_ROWS else 8, 3)
     return Tile(rows, 32 if is_wide or rows > 32 else 64, 4, 3)
 
 
@@ -43,7 +45,7 @@ def long_tile(
     """For programs that share a sequence's query rows; `capability` is 90 for sm_90."""
     fewest = max(_MIN_ROWS, triton.next_power_of_2(group_size))
     if element_bytes > 2:
-        return Tile(fewest, 32, 8, 2)
+        return Tile(fewest, 16 if is_quantized else 32, 8, 1)
     if tile_dim > 128:
         return Tile(max(64, fewest), 32, 8, 2)
     if capability >= _HOPPER:
