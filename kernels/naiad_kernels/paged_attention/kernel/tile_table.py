@@ -45,7 +45,7 @@ def long_tile(
     """For programs that share a sequence's query rows; `capability` is 90 for sm_90."""
     fewest = max(_MIN_ROWS, triton.next_power_of_2(group_size))
     if element_bytes > 2:
-        return Tile(fewest, 16 if is_quantized else 32, 8, 1)
+        return Tile(fewest, 16 if is_quantized else 32, 8, 2 if tile_dim > 64 else 1)
     if tile_dim > 128:
         return Tile(max(64, fewest), 32, 8, 2)
     if capability >= _HOPPER:
