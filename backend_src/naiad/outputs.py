@@ -105,7 +105,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
         is_cut: a stop string ended inside this output's text: only `num_chars` of it count.
         finish_reason: set on the last output of a sequence, exactly once.
         stop_reason: the stop string or the decimal id that matched.
-        error_status, error_message: with FinishReason.ERROR.
+        error_status, error_message: with FinishReason.ERROR; also with TIMEOUT, of a sequence that
+            never started.
         num_cached_tokens: prompt tokens taken from the prefix cache.
         log_probs: one for each of `token_ids`, if asked for.
         cum_log_prob: the sum over all ids sent so far, if asked for.

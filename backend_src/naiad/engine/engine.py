@@ -256,21 +256,19 @@ class Engine:
                 sequence = self._beams.first_sequence(sequence_id)
             else:
                 continue
-            error = None
-            if sequence.status is SequenceStatus.WAITING and sequence.num_preemptions == 0:
+            has_started = sequence.status is SequenceStatus.RUNNING or sequence.num_preemptions > 0
+            ended = (
+                [self._finish(live, FinishReason.TIMEOUT)]
+                if live is not None
+                else self._beams.end(sequence_id, FinishReason.TIMEOUT)
+            )
+            if not has_started:
                 timeout_s = deadline_s - sequence.arrival_s
-                error = UnavailableError(f"timeout: the request was not started within {timeout_s:.3f} s")
-            outputs += self._time_out(sequence_id, live, error)
+                for output in ended:
+                    output.error_status = UnavailableError.status
+                    output.error_message = f"timeout: the request was not started within {timeout_s:.3g} s"
+            outputs += ended
         return outputs
-
-    def _time_out(
-        self, sequence_id: int, live: LiveSequence | None, error: NaiadError | None
-    ) -> list[RequestOutput]:
-        if live is None:
-            if error is not None:
-                return self._beams.fail(sequence_id, error)
-            return self._beams.end(sequence_id, FinishReason.TIMEOUT)
-        return [self._finish(live, FinishReason.TIMEOUT) if error is None else self._fail(live, error)]
 
     def _finish(self, live: LiveSequence, reason: FinishReason) -> RequestOutput:
         """End a sequence from outside; tokens held back are sent."""
