@@ -149,7 +149,8 @@ def error_output(sequence_id: int, status: Status, message: str) -> RequestOutpu
 class EngineStats(msgspec.Struct, array_like=True):
     """Gauges and running totals of the engine after a step.
 
-    Queried and hit tokens are those that the prefix cache was asked for and had.
+    Queried and hit tokens are those that the prefix cache was asked for and had. Accepted draft
+    tokens are told by their place in the draft.
     """
 
     num_running: int = 0
@@ -166,3 +167,6 @@ class EngineStats(msgspec.Struct, array_like=True):
     total_hit_tokens: int = 0
     total_prompt_tokens: int = 0
     total_generation_tokens: int = 0
+    total_drafts: int = 0
+    total_draft_tokens: int = 0
+    total_accepted_tokens_at: list[int] = []

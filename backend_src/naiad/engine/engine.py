@@ -14,7 +14,7 @@ from naiad.engine.step_runner import StepRunner, VocabularyInfo
 from naiad.errors import InternalError, NaiadError, UnavailableError
 from naiad.outputs import EngineStats, ModelOutput, RequestOutput, ScheduledSequence, error_output
 from naiad.sampling.noise import sibling_seed
-from naiad.sampling.stop_checker import Stop, check_stop
+from naiad.sampling.stop_checker import first_stop
 from naiad.scheduler.admission import AdmissionLimits
 from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import (
@@ -25,6 +25,7 @@ from naiad.sequence import (
     SequenceStatus,
     TextContext,
 )
+from naiad.speculation.speculator import DraftTotals
 
 
 class Engine:
@@ -170,6 +171,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Gauges and totals now."""
         scheduler, kv_cache = self._scheduler, self._scheduler.kv_cache
+        drafts = scheduler.speculator.totals if scheduler.speculator is not None else DraftTotals()
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -185,6 +187,9 @@ class Engine:
             total_hit_tokens=kv_cache.num_hit_tokens,
             total_prompt_tokens=self._total_prompt_tokens,
             total_generation_tokens=self._total_generation_tokens,
+            total_drafts=drafts.num_drafts,
+            total_draft_tokens=drafts.num_draft_tokens,
+            total_accepted_tokens_at=drafts.accepted_at.copy(),
         )
 
     def _outputs_of(self, row: ScheduledSequence, result: ModelOutput) -> list[RequestOutput]:
@@ -226,7 +231,7 @@ class Engine:
         num_before = sequence.num_tokens - num_new
         if num_before == sequence.num_prompt_tokens:
             self._total_prompt_tokens += sequence.num_prompt_tokens
-        stop, num_known = _first_stop(sequence, num_before)
+        stop, num_known = first_stop(sequence, num_before)
         num_output = num_known - num_before - (stop is not None and not stop.keeps_token)
         token_ids = sequence.token_ids[num_before : num_before + num_output]
         live.take_token_details(result, num_output)
@@ -284,16 +289,3 @@ class Engine:
     def _leave(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         del self._live[sequence.sequence_id]
-
-
-def _first_stop(sequence: Sequence, num_before: int) -> tuple[Stop | None, int]:
-    """What ends the sequence, if one of the tokens behind the first `num_before` does.
-
-    Returns:
-        The stop and how many tokens are known at it, or at the end.
-    """
-    for num_known in range(num_before + 1, sequence.num_tokens + 1):
-        stop = check_stop(sequence, num_known)
-        if stop is not None:
-            return stop, num_known
-    return None, sequence.num_tokens

@@ -241,4 +241,6 @@ def merged(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         cum_log_prob=second.cum_log_prob,
         context_logits=first.context_logits or second.context_logits,
         generation_logits=first.generation_logits + second.generation_logits,
+        num_draft_tokens=second.num_draft_tokens,
+        num_accepted_tokens=second.num_accepted_tokens,
     )
