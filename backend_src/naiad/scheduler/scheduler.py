@@ -277,7 +277,8 @@ class Scheduler:
         sequence.donor = None
         sequence.num_computed_tokens = num_cached_tokens
         if sequence.num_preemptions == 0:
-            sequence.num_cached_tokens = num_cached_tokens
+            # What siblings and beams take from each other is no hit of the cache.
+            sequence.num_cached_tokens = num_cached_tokens if donor is None else donor.num_cached_tokens
         sequence.status = SequenceStatus.RUNNING
         bisect.insort(self.running, sequence, key=rank_key)
         self.tenants.of(sequence).num_running += 1
