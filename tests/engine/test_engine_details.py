@@ -140,6 +140,14 @@ def test_a_fork_is_no_cache_hit(beam: BeamParams | None) -> None:
     assert [drive.finals[each].num_cached_tokens for each in ids] == [8, 8, 8, 8]
 
 
+def test_the_best_beam_may_be_a_fork() -> None:
+    for token_id in range(8):
+        drive = EngineDrive()
+        drive.add(1, [token_id] * 3, SamplingParams(max_tokens=4), sibling_ids=(2, 3, 4), beam=BeamParams())
+        drive.run()
+        assert [drive.finals[each].num_cached_tokens for each in (1, 2, 3, 4)] == [0, 0, 0, 0]
+
+
 def test_siblings_that_come_after_the_first_has_ended_report_what_it_had() -> None:
     drive = EngineDrive(prefix_cache=PrefixCache(4), max_num_seqs=1)
     drive.add(1, [5] * 9, SamplingParams(max_tokens=3), sibling_ids=(2,))
