@@ -266,3 +266,10 @@ def test_stop_needs_a_request_id() -> None:
 def test_unseeded_requests_draw_different_seeds() -> None:
     seeds = {read(llm_source()).rows[0].params.seed for _ in range(8)}
     assert len(seeds) == 8
+
+
+def test_both_names_of_the_least_length_must_agree() -> None:
+    assert read(llm_source(min_tokens=3, min_length=3)).rows[0].params.min_tokens == 3
+    assert read(llm_source(min_length=2)).rows[0].params.min_tokens == 2
+    with pytest.raises(InvalidRequestError, match=r"^min_tokens = 3 and min_length = 2: expected one"):
+        read_request(llm_source(min_tokens=3, min_length=2), LIMITS)
