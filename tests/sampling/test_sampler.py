@@ -195,3 +195,14 @@ def test_candidates_are_possible_tokens_and_a_beam_may_have_none() -> None:
     assert all(math.isfinite(log_prob) for _, log_prob in output.candidates[0])
     assert output.candidates[1] == []
     assert list(output.errors) == [2]
+
+
+@pytest.mark.parametrize("temperature", [1e38, 1e39, 1e300])
+@pytest.mark.parametrize("top_p", [1.0, 0.999])
+def test_a_temperature_beyond_float32_draws_evenly_among_what_is_possible(
+    temperature: float, top_p: float
+) -> None:
+    params: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "allowed_token_ids": (2, 3, 5, 7)}
+    rows = [make_row(n, seed=n, **params) for n in range(2000)]
+    drawn = list(sample(torch.arange(20.0).repeat(2000, 1), rows).values())
+    assert [400 < drawn.count(token_id) < 600 for token_id in (2, 3, 5, 7)] == [True] * 4
