@@ -258,8 +258,8 @@ class Engine:
                 continue
             error = None
             if sequence.status is SequenceStatus.WAITING and sequence.num_preemptions == 0:
-                timeout_s = deadline_s - sequence.arrival_s
-                error = UnavailableError(f"timeout: the request was not started within {timeout_s:.3f} s")
+                timeout_s = round(deadline_s - sequence.arrival_s, 6)
+                error = UnavailableError(f"timeout: the request was not started within {timeout_s:g} s")
             outputs += self._time_out(sequence_id, live, error)
         return outputs
 
