@@ -54,6 +54,23 @@ def test_the_oldest_outputs_go_first() -> None:
     assert [holds(outputs, "", [first]) for first in range(0, 30, 3)] == [False] * 6 + [True] * 4
 
 
+def test_a_part_with_a_newer_output_outlives_one_that_began_later() -> None:
+    outputs = SharedOutputs(24)
+    for salt, token_ids in (("a", [1, 2]), ("b", [3] * 5), ("a", [4, 5]), ("c", [6] * 5), ("d", [7] * 5)):
+        outputs.add(salt, token_ids)
+    assert outputs.num_tokens == 24
+    outputs.add("e", [8])
+    assert not outputs.parts("b")
+    assert holds(outputs, "a", [1, 2])
+
+
+def test_short_outputs_share_a_part() -> None:
+    outputs = SharedOutputs(80)
+    for number in range(100):
+        outputs.add("", [number])
+        assert len(outputs.parts("")) <= 4
+
+
 def test_a_tenant_that_says_nothing_loses_its_room() -> None:
     outputs = SharedOutputs(16)
     outputs.add("quiet", [1, 2, 3])

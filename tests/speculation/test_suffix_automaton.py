@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from helpers.drafts import TEXTS, ends
@@ -56,6 +56,7 @@ def test_what_is_no_substring_is_not_found(text: list[int], other: list[int]) ->
 
 @settings(deadline=None)
 @given(TEXTS)
+@example([0, 1] * (2 * MAX_COUNT))
 def test_the_best_follower_came_most_often_and_of_equals_last(text: list[int]) -> None:
     automaton = automaton_of(text)
     for substring in substrings(text[:8]):

@@ -126,6 +126,13 @@ def test_of_a_long_output_the_end_is_kept() -> None:
     assert drafter.propose(draft_sequence(list(range(1, 10))), 1) == []
 
 
+def test_outputs_that_come_while_a_sequence_runs_are_followed() -> None:
+    drafter, sequence = SuffixDrafter(min_chance=0.0), draft_sequence([1, 2, 3])
+    for output, follows in (([3, 40, 3, 40, 3, 40], 40), ([2, 3, 50, 2, 3, 50], 50), ([1, 2, 3, 60], 60)):
+        drafter.forget(draft_sequence([0], output))
+        assert drafter.propose(sequence, 1) == [follows]
+
+
 def test_a_prompt_of_an_ended_sequence_is_not_kept() -> None:
     drafter = SuffixDrafter()
     drafter.forget(draft_sequence([1, 2, 3, 4, 5], [50]))

@@ -14,7 +14,7 @@ from naiad.engine.step_runner import StepRunner, VocabularyInfo
 from naiad.errors import InternalError, NaiadError, UnavailableError
 from naiad.outputs import EngineStats, ModelOutput, RequestOutput, ScheduledSequence, error_output
 from naiad.sampling.noise import sibling_seed
-from naiad.sampling.stop_checker import Stop, check_stop
+from naiad.sampling.stop_checker import first_stop
 from naiad.scheduler.admission import AdmissionLimits
 from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import (
@@ -25,6 +25,7 @@ from naiad.sequence import (
     SequenceStatus,
     TextContext,
 )
+from naiad.speculation.speculator import DraftTotals
 
 
 class Engine:
@@ -170,6 +171,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Gauges and totals now."""
         scheduler, kv_cache = self._scheduler, self._scheduler.kv_cache
+        drafts = scheduler.speculator.totals if scheduler.speculator is not None else DraftTotals()
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -185,6 +187,9 @@ class Engine:
             total_hit_tokens=kv_cache.num_hit_tokens,
             total_prompt_tokens=self._total_prompt_tokens,
             total_generation_tokens=self._total_generation_tokens,
+            total_drafts=drafts.num_drafts,
+            total_draft_tokens=drafts.num_draft_tokens,
+            total_accepted_tokens_at=drafts.accepted_at.copy(),
         )
 
     def _outputs_of(self, row: ScheduledSequence, result: ModelOutput) -> list[RequestOutput]:
@@ -226,7 +231,7 @@ class Engine:
         num_before = sequence.num_tokens - num_new
         if num_before == sequence.num_prompt_tokens:
             self._total_prompt_tokens += sequence.num_prompt_tokens
-        stop, num_known = _first_stop(sequence, num_before)
+        stop, num_known = first_stop(sequence, num_before)
         num_output = num_known - num_before - (stop is not None and not stop.keeps_token)
         token_ids = sequence.token_ids[num_before : num_before + num_output]
         live.take_token_details(result, num_output)
@@ -256,21 +261,19 @@ class Engine:
                 sequence = self._beams.first_sequence(sequence_id)
             else:
                 continue
-            error = None
-            if sequence.status is SequenceStatus.WAITING and sequence.num_preemptions == 0:
-                timeout_s = round(deadline_s - sequence.arrival_s, 6)
-                error = UnavailableError(f"timeout: the request was not started within {timeout_s:g} s")
-            outputs += self._time_out(sequence_id, live, error)
+            has_started = sequence.status is SequenceStatus.RUNNING or sequence.num_preemptions > 0
+            ended = (
+                [self._finish(live, FinishReason.TIMEOUT)]
+                if live is not None
+                else self._beams.end(sequence_id, FinishReason.TIMEOUT)
+            )
+            if not has_started:
+                timeout_s = deadline_s - sequence.arrival_s
+                for output in ended:
+                    output.error_status = UnavailableError.status
+                    output.error_message = f"timeout: the request was not started within {timeout_s:.3g} s"
+            outputs += ended
         return outputs
-
-    def _time_out(
-        self, sequence_id: int, live: LiveSequence | None, error: NaiadError | None
-    ) -> list[RequestOutput]:
-        if live is None:
-            if error is not None:
-                return self._beams.fail(sequence_id, error)
-            return self._beams.end(sequence_id, FinishReason.TIMEOUT)
-        return [self._finish(live, FinishReason.TIMEOUT) if error is None else self._fail(live, error)]
 
     def _finish(self, live: LiveSequence, reason: FinishReason) -> RequestOutput:
         """End a sequence from outside; tokens held back are sent."""
@@ -286,16 +289,3 @@ class Engine:
     def _leave(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         del self._live[sequence.sequence_id]
-
-
-def _first_stop(sequence: Sequence, num_before: int) -> tuple[Stop | None, int]:
-    """What ends the sequence, if one of the tokens behind the first `num_before` does.
-
-    Returns:
-        The stop and how many tokens are known at it, or at the end.
-    """
-    for num_known in range(num_before + 1, sequence.num_tokens + 1):
-        stop = check_stop(sequence, num_known)
-        if stop is not None:
-            return stop, num_known
-    return None, sequence.num_tokens

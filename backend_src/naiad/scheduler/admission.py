@@ -66,8 +66,7 @@ class AdmissionLimits:
         for token_id in text.prompt_tail_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise InvalidRequestError(
-                    f"prompt_tail_ids contains the token id {token_id}: "
-                    f"expected ids in [0, {self.vocab_size})"
+                    f"prompt_tail_ids contains the id {token_id}: expected ids in [0, {self.vocab_size})"
                 )
 
     def _check_beams(self, request: EngineRequest) -> None:

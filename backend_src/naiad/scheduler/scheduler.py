@@ -9,10 +9,10 @@ difference.
 from __future__ import annotations
 
 import bisect
-from dataclasses import replace
 
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
+from naiad.scheduler.draft_rows import add_drafts
 from naiad.scheduler.policies import FirstComeFirstServed, SchedulingPolicy, rank_key
 from naiad.scheduler.preemption import all_wait, choose_for_blocks, choose_for_first, num_spare_blocks
 from naiad.scheduler.step_budget import SchedulerLimits, StepBudget
@@ -53,6 +53,8 @@ class Scheduler:
         self.waiting = WaitingQueue(self.tenants)
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        # Ids of those that the step that is being made has admitted.
+        self._newcomers: set[int] = set()
 
     @property
     def has_work(self) -> bool:
@@ -96,8 +98,9 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step's work. Every row's blocks are there when it returns."""
+        self._newcomers.clear()
         has_preempted = self._secure_blocks()
-        first = None if has_preempted or not self.waiting else self._first_waiting()
+        first = None if has_preempted else self._first_waiting()
         if first is not None:
             for victim in choose_for_first(self, first):
                 self._preempt(victim)
@@ -105,7 +108,7 @@ class Scheduler:
         if first is not None and self.tenants.is_owed(first, self.limits.max_num_seqs) and self._admit(first):
             # So its first token does not wait for more than the others' shares either.
             active = self.tenants.within_share(self.running, self.limits.max_num_seqs)
-            first = self._first_waiting() if self.waiting else None
+            first = self._first_waiting()
         rows: list[ScheduledSequence] = []
         behind: list[Sequence] = []
         budget = StepBudget(self.limits)
@@ -118,7 +121,8 @@ class Scheduler:
                 self._spend(budget, sequence, rows)
         self._catch_up(budget, behind, rows, first)
         if self.speculator is not None:
-            self._add_drafts(self.speculator, budget, rows)
+            add_drafts(self.speculator, self.kv_cache, self.tenants, budget, rows)
+        self.tenants.pass_step(rows)
         return SchedulerOutput(rows, self.kv_cache.take_copies())
 
     def update(self, scheduled: SchedulerOutput, output: ModelOutput) -> None:
@@ -165,15 +169,32 @@ class Scheduler:
             self._preempt(victim)
         return self.num_preemptions > num_before
 
-    def _first_waiting(self) -> Sequence:
+    def _first_waiting(self) -> Sequence | None:
         """Who is admitted next.
 
         Beams wait for each other. If all that run do, because some of theirs are in the queue,
         the smallest rank goes first whoever its tenant is: then some search advances.
         """
-        if self.running and all_wait(self.running):
+        if self.waiting and self.running and all_wait(self.running):
             return min(self.waiting, key=rank_key)
-        return self.waiting.first()
+        return self.waiting.first(self._is_ready)
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        """Whether it could start now: not one that will share what its donor has yet to compute.
+
+        What a donor that has just been admitted has from the prefix cache may be written in this
+        very step, and then it is too early to copy it.
+        """
+        donor = sequence.donor
+        return (
+            donor is None
+            or donor.status is not SequenceStatus.RUNNING
+            or sequence.num_preemptions > 0
+            or (
+                donor.num_computed_tokens >= sequence.num_tokens - 1
+                and donor.sequence_id not in self._newcomers
+            )
+        )
 
     def _preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to the queue; what the cache loses is computed again."""
@@ -200,8 +221,7 @@ class Scheduler:
         end = start + num_tokens
         rows.append(ScheduledSequence(sequence, start, num_tokens, end == num_known))
         self.kv_cache.publish(sequence, end)
-        if len(self.tenants) > 1:
-            self.tenants.of(sequence).num_served_tokens += num_tokens
+        self.tenants.of(sequence).num_served_tokens += num_tokens
 
     def _catch_up(
         self,
@@ -221,40 +241,13 @@ class Scheduler:
             ):
                 if self._admit(first):
                     self._spend(budget, first, rows)
-                    first = self.waiting.first() if self.waiting else None
+                    first = self._first_waiting()
                 else:
                     first = None
             elif behind:
                 self._spend(budget, behind.pop(0), rows)
             else:
                 break
-
-    def _add_drafts(self, speculator: Speculator, budget: StepBudget, rows: list[ScheduledSequence]) -> None:
-        """Let rows that reach the last known token go on into drafts, with what is left of the step.
-
-        Drafts take free blocks, but nobody is preempted for them.
-        """
-        places = [
-            place for place, row in enumerate(rows) if row.samples and not row.sequence.params.num_candidates
-        ]
-        if not places or budget.is_spent:
-            return
-        sequences = [rows[place].sequence for place in places]
-        # One token comes out beside those that are accepted.
-        num_most = [each.params.max_tokens - each.num_output_tokens - 1 for each in sequences]
-        num_step_tokens = sum(row.num_scheduled_tokens for row in rows)
-        drafts = speculator.drafts(sequences, num_most, num_step_tokens)
-        for place, sequence, draft in zip(places, sequences, drafts, strict=True):
-            if draft:
-                num_tokens = sequence.num_tokens
-                num_held = self.kv_cache.extend(sequence, num_tokens + len(draft)) - num_tokens
-                kept = draft[: budget.take_drafts(num_held)]
-                row = rows[place]
-                rows[place] = replace(
-                    row,
-                    num_scheduled_tokens=row.num_scheduled_tokens + len(kept),
-                    draft_token_ids=tuple(kept),
-                )
 
     def _admit(self, sequence: Sequence) -> bool:
         """Let the first in the queue run, if there is a slot and blocks for all its known tokens.
@@ -266,8 +259,6 @@ class Scheduler:
             return False
         donor = sequence.donor
         if donor is not None and donor.status is SequenceStatus.RUNNING and sequence.num_preemptions == 0:
-            if donor.num_computed_tokens < sequence.num_tokens - 1:
-                return False
             num_cached_tokens = self.kv_cache.fork(sequence, donor)
         else:
             num_cached_tokens = self.kv_cache.admit(sequence, num_spare_blocks(self.running, sequence))
@@ -280,6 +271,7 @@ class Scheduler:
             # What siblings and beams take from each other is no hit of the cache.
             sequence.num_cached_tokens = num_cached_tokens if donor is None else donor.num_cached_tokens
         sequence.status = SequenceStatus.RUNNING
+        self._newcomers.add(sequence.sequence_id)
         bisect.insort(self.running, sequence, key=rank_key)
         self.tenants.of(sequence).num_running += 1
         return True

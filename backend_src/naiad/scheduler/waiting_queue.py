@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from naiad.scheduler.policies import rank_key
 from naiad.scheduler.tenants import Tenants
@@ -36,11 +36,10 @@ class WaitingQueue:
         self._num_sequences += 1
         self.num_tokens += sequence.num_tokens
 
-    def first(self) -> Sequence:
-        """The next one, of the tenant that was served least; stays in the queue."""
-        if len(self._lines) == 1:
-            return next(iter(self._lines.values()))[0]
-        return min((line[0] for line in self._lines.values()), key=self._tenants.order)
+    def first(self, is_ready: Callable[[Sequence], bool]) -> Sequence | None:
+        """The next one that is ready, of the tenant that was served least; stays in the queue."""
+        heads = (next(filter(is_ready, line), None) for line in self._lines.values())
+        return min((head for head in heads if head is not None), key=self._tenants.order, default=None)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""

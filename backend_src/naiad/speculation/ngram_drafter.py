@@ -83,11 +83,10 @@ class _NGramIndex:
 
     def find(self) -> int | None:
         """The place after the latest earlier occurrence of the longest n-gram that ends the text."""
-        for size, mask, table in self._tables:
-            if self._num_tokens >= size:
-                place = table.get(self._tail & mask)
-                if place is not None:
-                    return place
+        for _, mask, table in self._tables:
+            place = table.get(self._tail & mask)
+            if place is not None:
+                return place
         return None
 
 

@@ -75,6 +75,7 @@ def _read_numbers(scalars: Mapping[str, Scalar], limits: ModelLimits, room: int)
         frequency_penalty=float(scalars.get("frequency_penalty", 0.0)),
         min_tokens=min(_min_tokens(scalars, max_tokens), room),
         priority=int(scalars.get("priority", 0)),
+        num_draft_tokens=int(scalars.get("num_draft_tokens", -1)),
     )
 
 
