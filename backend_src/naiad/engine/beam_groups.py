@@ -75,6 +75,10 @@ class BeamGroups:
         self._text_state = text_state
         self._groups: dict[int, BeamGroup] = {}
 
+    def __len__(self) -> int:
+        """Ids of all searches."""
+        return len(self._groups)
+
     def __contains__(self, sequence_id: int) -> bool:
         """Whether the id belongs to a search."""
         return sequence_id in self._groups
