@@ -93,6 +93,16 @@ def test_prompt_tokens_from_the_cache_are_counted() -> None:
     assert (stats.total_queried_tokens, stats.total_hit_tokens) == (10, 4)
 
 
+def test_what_a_preempted_sequence_finds_in_the_cache_is_not_counted() -> None:
+    drive = EngineDrive(num_blocks=6, prefix_cache=PrefixCache(4))
+    for sequence_id in (1, 2):
+        drive.add(sequence_id, [sequence_id] * 9, SamplingParams(max_tokens=9))
+    drive.run()
+    stats = drive.engine.stats()
+    assert stats.total_preemptions > 0
+    assert (stats.total_queried_tokens, stats.total_hit_tokens) == (18, 0)
+
+
 def test_a_thousand_common_tokens_are_computed_once_for_32() -> None:
     drive = EngineDrive(
         num_blocks=200, block_size=16, max_num_seqs=32, budget=64, prefix_cache=PrefixCache(16)
