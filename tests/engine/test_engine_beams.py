@@ -143,6 +143,27 @@ def test_a_deadline_in_the_queue_is_an_error_for_each() -> None:
     assert {drive.finals[each].error_status for each in (11, 12)} == {"UNAVAILABLE"}
 
 
+def test_results_that_do_not_exist_are_empty_and_worse_than_any_other() -> None:
+    drive = EngineDrive()
+    params = SamplingParams(max_tokens=6, allowed_token_ids=(5,), num_log_probs=0)
+    drive.add(1, PROMPT, params, sibling_ids=(2, 3, 4), beam=BeamParams(stops_early=True))
+    drive.run()
+    assert [drive.tokens[each] for each in (1, 2, 3, 4)] == [[5] * 6, [], [], []]
+    assert drive.finals[1].cum_log_prob > -100
+    assert [drive.finals[each].cum_log_prob for each in (2, 3, 4)] == [-1e9] * 3
+
+
+def test_a_search_that_comes_to_a_dead_end_is_an_error_for_each() -> None:
+    drive = EngineDrive()
+    # An id that the model does not know: nothing is possible.
+    params = SamplingParams(max_tokens=6, allowed_token_ids=(1000,))
+    drive.add(1, PROMPT, params, sibling_ids=(2,), beam=BeamParams())
+    drive.run()
+    assert {drive.finals[each].error_status for each in (1, 2)} == {"INVALID_ARG"}
+    assert "no token is possible" in drive.finals[2].error_message
+    assert drive.engine.stats().num_used_blocks == 0
+
+
 def test_text_is_cut_at_a_stop_string() -> None:
     params = SamplingParams(max_tokens=6)
     expected = outputs_of(expected_beams(PROMPT, params, 2, BeamParams()))

@@ -10,7 +10,7 @@ from naiad.engine import Engine
 from naiad.engine.live_sequence import TextState
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache
-from naiad.outputs import RequestOutput
+from naiad.outputs import RequestOutput, SchedulerOutput
 from naiad.sampling.beam_search import Beam, BeamRules, BeamSearch
 from naiad.scheduler.invariants import check_invariants
 from naiad.scheduler.policies import SchedulingPolicy
@@ -20,6 +20,15 @@ from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingPara
 from naiad.speculation.drafter import Drafter
 from naiad.speculation.policy import SpeculationPolicy, StepCost
 from naiad.speculation.speculator import Speculator
+
+
+class CheckedScheduler(Scheduler):
+    """Checks the invariants of each step before it is computed."""
+
+    def schedule(self) -> SchedulerOutput:
+        scheduled = super().schedule()
+        check_invariants(self, scheduled)
+        return scheduled
 
 
 class EngineDrive:
@@ -53,7 +62,7 @@ class EngineDrive:
             # Steps cost the same whatever is in them: all drafts are tried.
             policy_of_drafts = SpeculationPolicy(StepCost([(1, 1.0), (1000, 1.0)]))
             speculator = Speculator(drafter, policy_of_drafts, num_speculative_tokens)
-        self.scheduler = Scheduler(kv_cache, SchedulerLimits(max_num_seqs, budget), policy, speculator)
+        self.scheduler = CheckedScheduler(kv_cache, SchedulerLimits(max_num_seqs, budget), policy, speculator)
         self.engine = Engine(self.scheduler, self.runner, text_state, clock=lambda: self.now)
 
     def add(

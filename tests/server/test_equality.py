@@ -89,6 +89,7 @@ def test_forced_preemption_changes_nothing(
             served_one_by_one[number] for number in chosen
         ]
         eventually(lambda: small.used_blocks() == 0)
+        eventually(lambda: small.metric("vllm:num_preemptions_total") > 0)
     finally:
         assert small.stop() == 0
 

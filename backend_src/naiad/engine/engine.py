@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable
 
 import msgspec
 
 from naiad.engine.beam_groups import BeamGroups
+from naiad.engine.deadlines import Deadlines
 from naiad.engine.live_sequence import LiveSequence, TextState
 from naiad.engine.step_runner import StepRunner, VocabularyInfo
 from naiad.errors import InternalError, NaiadError, UnavailableError
@@ -64,7 +64,7 @@ class Engine:
         self._beams = BeamGroups(scheduler, text_state)
         # Of sequences that have ended besides the one that was asked about.
         self._late: list[RequestOutput] = []
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines = Deadlines(lambda each: each in self._live or each in self._beams)
         self._total_steps = 0
         self._total_prompt_tokens = 0
         self._total_generation_tokens = 0
@@ -120,7 +120,7 @@ class Engine:
         now = self._clock() if donor is None else donor.arrival_s
         deadline_s = None if request.timeout_s is None else now + request.timeout_s
         if deadline_s is not None:
-            heapq.heappush(self._deadlines, (deadline_s, sequence_id))
+            self._deadlines.add(deadline_s, sequence_id)
         return Sequence(
             sequence_id=sequence_id,
             token_ids=list(request.prompt_token_ids),
@@ -165,6 +165,7 @@ class Engine:
         self._scheduler.update(scheduled, result)
         for row in scheduled.scheduled:
             outputs += self._outputs_of(row, result)
+        self._deadlines.forget_ended(len(self._live) + len(self._beams))
         self._total_steps += 1
         return outputs
 
@@ -251,16 +252,9 @@ class Engine:
     def _expire(self) -> list[RequestOutput]:
         """End the sequences whose deadline has passed."""
         outputs: list[RequestOutput] = []
-        now = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline_s, sequence_id = heapq.heappop(self._deadlines)
+        for deadline_s, sequence_id in self._deadlines.pop_passed(self._clock()):
             live = self._live.get(sequence_id)
-            if live is not None:
-                sequence = live.sequence
-            elif sequence_id in self._beams:
-                sequence = self._beams.first_sequence(sequence_id)
-            else:
-                continue
+            sequence = live.sequence if live is not None else self._beams.first_sequence(sequence_id)
             has_started = sequence.status is SequenceStatus.RUNNING or sequence.num_preemptions > 0
             ended = (
                 [self._finish(live, FinishReason.TIMEOUT)]

@@ -265,9 +265,18 @@ def _checked(field: Field, value: Any) -> Scalar:
         raise InvalidRequestError(f"{field.name} = {_shown(value)}: expected a number")
     if field.kind is int and not isinstance(value, int):
         raise InvalidRequestError(f"{field.name} = {_shown(value)}: expected a whole number")
+    value = _bound_meant(field, value)
     if not math.isfinite(value) or not field.minimum <= value <= field.maximum:
         raise InvalidRequestError(f"{field.name} = {_shown(value)}: expected {_bounds(field)}")
     return field.kind(value)
+
+
+def _bound_meant(field: Field, value: float) -> float:
+    """The bound, for its nearest float32: an FP32 tensor can not hold it better."""
+    for bound in (field.minimum, field.maximum):
+        if field.kind is float and value == float(np.float32(bound)):
+            return bound
+    return value
 
 
 def _bounds(field: Field) -> str:
