@@ -11,6 +11,7 @@ from kernel_tolerances import assert_close_to_reference
 from quant_cases import fp8_layer, int4_layer, int8_layer
 
 from naiad_kernels.quant_linear import ByteWeight, FP8Tokens, W4Weight, kernel, reference, repack_gptq
+from naiad_kernels.quant_linear.kernel import w4
 from naiad_kernels.quant_linear.kernel.plan import Plan, Tile, byte_tile, plan_product, w4_tile
 
 DTYPES = [torch.float16, torch.float32]
@@ -98,6 +99,29 @@ def test_rows_of_a_wider_tensor(interpret: Interpret) -> None:
         (kernel.w8a16_linear, int8_layer(136, 40)),
     ):
         assert torch.equal(interpret(launch, x, weight), interpret(launch, x.contiguous(), weight))
+
+
+def test_rows_beyond_32_bits_are_reached(interpret: Interpret) -> None:
+    x, weight = torch.randn(2, 136).half(), int4_weight(136, 40, 64)
+    actual = interpret(_with_rows_far_apart, x, weight)
+    assert torch.equal(actual, interpret(kernel.w4a16_linear, x, weight))
+
+
+def _with_rows_far_apart(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
+    # Memory that nobody touches is not there, so it must not be filled.
+    torch.use_deterministic_algorithms(False)
+    far = torch.empty(len(x), 2**31 + 8, dtype=x.dtype)[:, : x.shape[1]]
+    torch.use_deterministic_algorithms(True)
+    return kernel.w4a16_linear(far.copy_(x), weight)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, 0x4300), (torch.float16, 0x6400)])
+def test_floats_around_codes_differ_exactly(dtype: torch.dtype, bits: int) -> None:
+    """The interpreter has no bfloat16, so what the kernel does to its bits is done here."""
+    codes, zeros = torch.arange(16, dtype=torch.int16)[:, None], torch.arange(17, dtype=torch.int16)
+    assert bits in (w4._BFLOAT16_BITS.value, w4._FLOAT16_BITS.value)
+    difference = (codes | bits).view(dtype) - (zeros | bits).view(dtype)
+    assert torch.equal(difference.float(), (codes - zeros).float())
 
 
 @pytest.mark.parametrize("num_tokens", [1, 19])

@@ -30,8 +30,8 @@ def w4a16_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
         weight: from `repack_gptq` or `repack_awq`, on the device of x.
 
     Returns:
-        `[num_tokens, out_features]`, dtype of `x`, summed in float32. For a layer, a row's sum is
-        taken in the same order whatever the number of tokens.
+        `[num_tokens, out_features]`, dtype of `x`, summed in float32 in chunks of inputs that depend
+        on the layer alone, not on the number of tokens.
     """
     assert x.shape[1:] == (weight.in_features,), (x.shape, weight.in_features)
     if x.device.type == "cuda":
