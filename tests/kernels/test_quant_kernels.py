@@ -134,7 +134,7 @@ def test_splitting_changes_no_bit(interpret: Interpret, num_tokens: int) -> None
     plan = plan_product(w4_tile(num_tokens, 2, 90), num_tokens, 1096, out_features)
     whole, split = in_both_ways(lambda how: interpret(kernel.w4a16_linear, wide, int4, how), plan)
     assert torch.equal(whole, split)
-    plan = plan_product(byte_tile(num_tokens, 2), num_tokens, in_features, out_features)
+    plan = plan_product(byte_tile(num_tokens, 2, 90), num_tokens, in_features, out_features)
     whole, split = in_both_ways(lambda how: interpret(kernel.w8a16_linear, x, int8, how), plan)
     assert torch.equal(whole, split)
     tokens, fp8 = fp8_tokens(num_tokens, in_features), fp8_layer(in_features, out_features, True)
@@ -203,7 +203,7 @@ def test_a_layer_is_cut_alike_for_any_tokens(layer: tuple[int, int]) -> None:
     plans = [
         plan_product(tile, num_rows, *layer)
         for num_rows in (1, 16, 17, 64, 100, 5000)
-        for tile in (w4_tile(num_rows, 2, 90), byte_tile(num_rows, 1))
+        for tile in (w4_tile(num_rows, 2, 90), byte_tile(num_rows, 1, 90))
     ]
     assert len({(plan.chunk_size, plan.num_chunks) for plan in plans}) == 1
     assert all(plan.chunk_size % 128 == 0 for plan in plans)

@@ -95,7 +95,9 @@ def _byte_linear(
     x = _with_dense_rows(x)
     num_rows, in_features = x.shape
     out_features = weight.out_features
-    plan = plan or plan_product(byte_tile(num_rows, x.element_size()), num_rows, in_features, out_features)
+    plan = plan or plan_product(
+        byte_tile(num_rows, x.element_size(), _capability()), num_rows, in_features, out_features
+    )
     out, slabs = _buffers(x, plan, out_features, dtype)
     if num_rows == 0:
         return out

@@ -78,12 +78,14 @@ def w4_tile(num_rows: int, element_bytes: int, capability: int) -> Tile:
     return Tile(128, 64, SPAN, 8, 3)
 
 
-def byte_tile(num_rows: int, element_bytes: int) -> Tile:
-    """For one-byte weights; activations of `element_bytes`."""
+def byte_tile(num_rows: int, element_bytes: int, capability: int) -> Tile:
+    """For one-byte weights; activations of `element_bytes`; `capability` is 90 for sm_90."""
     if element_bytes > 2:
         return Tile(16, 32, 32, 4, 2)
     if num_rows <= 16:
         return Tile(16, 64, SPAN, 4, 4)
-    if num_rows <= 64:
-        return Tile(32 if num_rows <= 32 else 64, 128, SPAN, 4, 3)
-    return Tile(128, 128, SPAN, 8, 3)
+    if num_rows <= 32:
+        return Tile(32, 128, SPAN, 4, 3)
+    if capability < HOPPER:
+        return Tile(64, 128, SPAN, 8, 3)
+    return Tile(64, 128, SPAN, 4, 3) if num_rows <= 64 else Tile(128, 128, SPAN, 8, 3)
