@@ -7,14 +7,24 @@ import pytest
 import torch
 
 from naiad_kernels.compile_gate.compiled import SHARED_MEMORY_BYTES, CompiledKernel, compile_launches
-from naiad_kernels.compile_gate.served import OPS, SHAPES, ServedShape, attention_launch, launches
+from naiad_kernels.compile_gate.served import (
+    OPS,
+    SHAPES,
+    ServedShape,
+    attention_launch,
+    launches,
+    ops_of,
+    quantised_launch,
+)
+from naiad_kernels.quant_linear import ByteWeight, FP8Tokens, kernel
 
 CAPABILITIES = sorted(SHARED_MEMORY_BYTES)
 BY_LABEL = {shape.label: shape for shape in SHAPES}
 SMALL = BY_LABEL["SmolLM2-135M float16 16"]
 # Compiled in every run: each kernel for each GPU. The slow test compiles all of `SHAPES`.
 QUICK = [(SMALL, 80), (BY_LABEL["Llama-3.1-8B bfloat16 64"], 90)]
-MATRIX_KERNELS = {"short_attention_kernel", "long_attention_kernel"}
+QUICK_OPS = OPS[:-1]
+MATRIX_KERNELS = {"short_attention_kernel", "long_attention_kernel", "w4a16_kernel", "byte_kernel"}
 
 
 def assert_fits(compiled: list[CompiledKernel], shape: ServedShape) -> None:
@@ -25,7 +35,7 @@ def assert_fits(compiled: list[CompiledKernel], shape: ServedShape) -> None:
         assert (each.tensor_core_ops > 0) == needs_tensor_cores, f"{shape.label}: {each}"
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", QUICK_OPS)
 @pytest.mark.parametrize(("shape", "capability"), QUICK, ids=[shape.label for shape, _ in QUICK])
 def test_kernels_compile_and_fit(shape: ServedShape, op: str, capability: int) -> None:
     assert_fits(compile_launches(launches(shape, op), capability), shape)
@@ -33,8 +43,11 @@ def test_kernels_compile_and_fit(shape: ServedShape, op: str, capability: int) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.label)
+@pytest.mark.parametrize(
+    ("shape", "op"),
+    [(shape, op) for shape in SHAPES for op in ops_of(shape)],
+    ids=lambda part: getattr(part, "label", part),
+)
 def test_every_served_shape_compiles_and_fits(shape: ServedShape, op: str, capability: int) -> None:
     assert_fits(compile_launches(launches(shape, op), capability), shape)
 
@@ -63,3 +76,26 @@ def test_sizes_of_a_step_compile_nothing_new(query_len: int, kernels: set[str]) 
         compiled += compile_launches(step, 90)
     assert {each.kernel for each in compiled} == kernels
     assert len({each.variant for each in compiled}) == len(kernels)
+
+
+def test_numbers_of_tokens_compile_nothing_new() -> None:
+    """A step of few tokens runs the same code for all of them, whatever divides their number."""
+    compiled = [
+        each
+        for num_tokens in (1, 3, 8, 16)
+        for each in compile_launches(quantised_launch(SMALL, num_tokens, [128]), 80)
+    ]
+    kernels = {each.kernel for each in compiled}
+    assert kernels == {"w4a16_kernel", "byte_kernel", "sum_slabs_kernel"}
+    # Four bits' sum has no scales, eight bits' has.
+    assert len({each.variant for each in compiled}) == len(kernels) + 1
+
+
+def test_fp8_is_refused_before_hopper() -> None:
+    x = torch.empty(1, 128, dtype=torch.float16)
+    with pytest.raises(ValueError, match="quantize_tokens: this GPU is older than sm_90"):
+        compile_launches(lambda: kernel.quantize_tokens(x), 80)
+    tokens = FP8Tokens(torch.empty(1, 128, dtype=torch.float8_e4m3fn), torch.empty(1))
+    weight = ByteWeight(torch.empty(8, 128, dtype=torch.float8_e4m3fn), torch.empty(8))
+    with pytest.raises(ValueError, match="fp8_linear: this GPU is older than sm_90"):
+        compile_launches(lambda: kernel.fp8_linear(tokens, weight, torch.float16), 80)

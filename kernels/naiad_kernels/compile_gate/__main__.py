@@ -9,7 +9,7 @@ from pathlib import Path
 import triton
 
 from naiad_kernels.compile_gate.compiled import SHARED_MEMORY_BYTES, CompiledKernel, compile_launches
-from naiad_kernels.compile_gate.served import OPS, SHAPES, ServedShape, launches
+from naiad_kernels.compile_gate.served import SHAPES, ServedShape, launches, ops_of
 
 _HEADER = f"""# Compiled kernels
 
@@ -41,7 +41,9 @@ def _rows() -> Iterator[str]:
 
 
 def _rows_of(shape: ServedShape, capability: int) -> Iterator[str]:
-    compiled = [kernel for op in OPS for kernel in compile_launches(launches(shape, op), capability)]
+    compiled = [
+        kernel for op in ops_of(shape) for kernel in compile_launches(launches(shape, op), capability)
+    ]
     for each in {kernel.variant: kernel for kernel in compiled}.values():
         cells = (
             *(shape.label, each.kernel.strip("_").removesuffix("_kernel"), f"sm_{capability}"),

@@ -12,6 +12,9 @@ from naiad_kernels.kept_threshold import kernel as threshold_kernel
 from naiad_kernels.paged_attention import kernel as attention_kernel
 from naiad_kernels.paged_attention.device_step import plan_device_step
 from naiad_kernels.paged_attention.layout import CacheLayout
+from naiad_kernels.quant_linear import ByteWeight, W4Weight
+from naiad_kernels.quant_linear import kernel as quant_kernel
+from naiad_kernels.quant_linear.weights import SPAN, WORDS_PER_SPAN
 from naiad_kernels.rms_norm import kernel as rms_norm_kernel
 from naiad_kernels.rotary import kernel as rotary_kernel
 from naiad_kernels.rotary_store_kv import kernel as fused_kernel
@@ -65,12 +68,71 @@ SHAPES = (
     ServedShape("head_dim 256", 16, 8, 256, 3_584, 14_336, 256_000, 64, _BF16),
     ServedShape("head_dim 256", 16, 8, 256, 3_584, 14_336, 256_000, 16, _FP32),
 )
-OPS = ("small ops", "attention", "sampling")
+OPS = ("small ops", "attention", "sampling", "quantised, one token", "quantised, many tokens")
+# Layers' sizes are no part of what quantised products compile: one shape of each dtype stands for all.
+_QUANTISED = ("SmolLM2-135M float16 16", "Llama-3.1-8B bfloat16 64", "Llama-3.1-8B float32 64")
+
+
+def ops_of(shape: ServedShape) -> Sequence[str]:
+    """Those of `OPS` that are compiled for this shape."""
+    return OPS if shape.label in _QUANTISED else OPS[:3]
 
 
 def launches(shape: ServedShape, op: str) -> Launch:
     """Everything a layer of this shape launches, of one of `OPS`."""
-    return {"small ops": _small_ops, "attention": _attention, "sampling": _sampling}[op](shape)
+    by_op = {
+        "small ops": _small_ops,
+        "attention": _attention,
+        "sampling": _sampling,
+        "quantised, one token": _quantised_token,
+        "quantised, many tokens": _quantised_tokens,
+    }
+    return by_op[op](shape)
+
+
+def quantised_launch(shape: ServedShape, num_tokens: int, group_sizes: Sequence[int]) -> Launch:
+    """A layer of this shape in each kind of weights, with four bits in groups of each of these sizes."""
+    dim, is_wide = shape.hidden_size, shape.dtype == torch.float32
+    x = torch.empty(num_tokens, dim, dtype=shape.dtype)
+    int4 = [_int4_weight(dim, group_size) for group_size in group_sizes]
+    int8, fp8 = (
+        ByteWeight(torch.empty(dim, dim, dtype=dtype), torch.empty(dim))
+        for dtype in (torch.int8, torch.float8_e4m3fn)
+    )
+
+    def launch() -> None:
+        for weight in int4:
+            quant_kernel.w4a16_linear(x, weight)
+        quant_kernel.w8a16_linear(x, int8)
+        if quant_kernel.has_fp8() and not is_wide:
+            quant_kernel.fp8_linear(quant_kernel.quantize_tokens(x), fp8, shape.dtype)
+
+    return launch
+
+
+def _int4_weight(dim: int, group_size: int) -> W4Weight:
+    num_spans = -(-dim // SPAN)
+    num_groups = -(-num_spans * SPAN // group_size)
+    return W4Weight(
+        words=torch.empty(num_spans, dim, WORDS_PER_SPAN, dtype=torch.int32),
+        scales=torch.empty(num_groups, dim, dtype=torch.float16),
+        zeros=torch.empty(num_groups, dim, dtype=torch.int16),
+        in_features=dim,
+        group_size=group_size,
+        input_order=None,
+        bias=None,
+    )
+
+
+def _quantised_token(shape: ServedShape) -> Launch:
+    return quantised_launch(shape, 1, [128])
+
+
+def _quantised_tokens(shape: ServedShape) -> Launch:
+    """Each size of tile, split or not as it comes; the smallest groups take the most registers."""
+    steps = [quantised_launch(shape, num_tokens, [128]) for num_tokens in (20, 50)]
+    steps += [quantised_launch(shape, num_tokens, [32, 64, 128]) for num_tokens in (1, 5_000)]
+    return lambda: [launch() for launch in steps]
 
 
 def attention_launch(shape: ServedShape, query_lens: Sequence[int], seq_lens: Sequence[int]) -> Launch:
