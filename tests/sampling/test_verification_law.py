@@ -184,5 +184,5 @@ def test_each_seed_gives_the_tokens_that_it_gives_without_drafts(
 
 
 def test_a_wrong_rule_fails_the_test() -> None:
-    drawn = generate(SETTINGS[0], good, NUM_DRAWS, accept_everything)
+    drawn = generate(SETTINGS[0], good, 5_000, accept_everything)
     assert p_value(drawn, exact_law(SETTINGS[0])) < 1e-9
