@@ -185,3 +185,12 @@ def test_searches_that_can_never_fit_are_refused(width: int, max_tokens: int, me
     params = SamplingParams(max_tokens=max_tokens)
     with pytest.raises(InvalidRequestError, match=message):
         drive.add(1, PROMPT, params, sibling_ids=tuple(range(2, 1 + width)), beam=BeamParams())
+
+
+def test_two_tenants_searches_do_not_take_slots_from_each_other_for_ever() -> None:
+    drive = EngineDrive(num_blocks=32, max_num_seqs=2, budget=4)
+    beam = BeamParams()
+    drive.add(1, [1, 2, 3, 4, 5, 6], SamplingParams(max_tokens=8), sibling_ids=(2,), beam=beam)
+    drive.add(3, [7, 8, 9], SamplingParams(max_tokens=8), sibling_ids=(4,), beam=beam, cache_salt="other")
+    drive.run(max_steps=500)
+    assert {drive.reason(each) for each in (1, 2, 3, 4)} <= {FinishReason.STOP, FinishReason.LENGTH}
