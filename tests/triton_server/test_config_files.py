@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).parents[2] / "model_repository"
 LLM_READS = {
     *("input_ids", "input_lengths", "text_context", "cache_salt", "stop_words_list", "stop_token_ids"),
     *("bad_words_list", "embedding_bias", "logit_bias_ids", "logit_bias_values", "allowed_token_ids"),
+    "draft_input_ids",
 }
 LLM_SERVED = {field.tensor or field.name for field in SERVED}
 
