@@ -84,7 +84,13 @@ def test_greedy_rule_of_the_reference(fields: dict[str, Any], expected: float) -
         ({"cache_salt": b"x" * 257}, "cache_salt has 257 bytes: at most 256"),
         ({"cache_salt": b"\xff"}, "cache_salt is not valid UTF-8"),
         ({"cache_salt": np.array([[b"a", b"b"]], dtype=np.object_)}, "cache_salt has 2 values a row"),
-        ({"draft_input_ids": np.array([[1, 2]])}, "draft_input_ids is not supported"),
+        ({"draft_input_ids": np.array([[1, 1000]])}, "draft_input_ids holds 1000"),
+        ({"draft_input_ids": np.ones((1, 4097), int)}, "draft_input_ids has 4097 ids: at most 4096"),
+        (
+            {"draft_input_ids": np.array([[1]]), "beam_width": 2},
+            "draft_input_ids has 1 ids: expected none with beam_width = 2",
+        ),
+        ({"num_draft_tokens": -1}, "num_draft_tokens = -1"),
         ({"pad_id": 1000}, "pad_id = 1000"),
     ],
 )
@@ -295,3 +301,10 @@ def test_a_bound_is_allowed_as_float32_too(name: str, bound: float) -> None:
     beyond = np.nextafter(in_float32, np.float32(-math.inf if bound <= 0.01 else math.inf))
     with pytest.raises(InvalidRequestError, match=f"^{name} = "):
         read_scalars({tensor: beyond}, {})
+
+
+def test_drafts_reach_the_row() -> None:
+    row = read(llm_source(draft_input_ids=np.array([[4, 5]]), num_draft_tokens=3)).rows[0]
+    assert (row.draft_token_ids, row.params.num_draft_tokens) == ((4, 5), 3)
+    row = read(llm_source()).rows[0]
+    assert (row.draft_token_ids, row.params.num_draft_tokens) == ((), -1)
