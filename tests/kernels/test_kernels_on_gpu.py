@@ -1,17 +1,20 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from attention_cases import AttentionCase
 from kernel_tolerances import assert_close_to_reference
+from rejection_cases import ragged_case
 
 from naiad_kernels.gumbel_argmax import gumbel_argmax
 from naiad_kernels.gumbel_argmax import reference as gumbel_reference
 from naiad_kernels.kept_threshold import RowFilters, kept_threshold
 from naiad_kernels.kept_threshold import reference as threshold_reference
 from naiad_kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
+from naiad_kernels.rejection_sampling import Drafts, TargetRows, rejection_sampling
+from naiad_kernels.rejection_sampling import reference as rejection_reference
 from naiad_kernels.rms_norm import add_rms_norm, rms_norm
 from naiad_kernels.rms_norm import reference as rms_norm_reference
 from naiad_kernels.rotary import reference as rotary_reference
@@ -113,6 +116,19 @@ def test_drawing_from_filtered_rows() -> None:
     keys = torch.randint(-(2**62), 2**62, (6,))
     drawn = gumbel_argmax(logits.to(GPU), best.to(GPU), on_gpu.temperature, threshold, keys.to(GPU))
     assert torch.equal(drawn.cpu(), gumbel_reference.gumbel_argmax(logits, best, temperature, expected, keys))
+
+
+@pytest.mark.parametrize("has_probs", [True, False])
+@pytest.mark.parametrize("vocab_size", [9, 128_256])
+def test_rejection_sampling(vocab_size: int, has_probs: bool) -> None:
+    target, drafts, starts, max_drafts = ragged_case([0, 16, 3, -1, 5], vocab_size, has_probs)
+    rows = TargetRows(*(getattr(target, field.name).to(GPU) for field in fields(target)))
+    probs = None if drafts.probs is None else drafts.probs.to(GPU)
+    on_gpu = Drafts(drafts.token_ids.to(GPU), probs)
+    actual = rejection_sampling(rows, on_gpu, starts.to(GPU), max_drafts)
+    expected = rejection_reference.rejection_sampling(target, drafts, starts, max_drafts)
+    for one, other in zip(actual, expected, strict=True):
+        assert torch.equal(one.cpu(), other)
 
 
 def attend_on_gpu(case: AttentionCase) -> torch.Tensor:

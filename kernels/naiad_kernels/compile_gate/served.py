@@ -12,6 +12,8 @@ from naiad_kernels.kept_threshold import kernel as threshold_kernel
 from naiad_kernels.paged_attention import kernel as attention_kernel
 from naiad_kernels.paged_attention.device_step import plan_device_step
 from naiad_kernels.paged_attention.layout import CacheLayout
+from naiad_kernels.rejection_sampling import Drafts, TargetRows
+from naiad_kernels.rejection_sampling import kernel as rejection_kernel
 from naiad_kernels.rms_norm import kernel as rms_norm_kernel
 from naiad_kernels.rotary import kernel as rotary_kernel
 from naiad_kernels.rotary_store_kv import kernel as fused_kernel
@@ -124,10 +126,14 @@ def _sampling(shape: ServedShape) -> Launch:
     best = torch.empty(_NUM_TOKENS)
     wide = torch.empty(_NUM_TOKENS, dtype=torch.float64)
     whole = torch.empty(_NUM_TOKENS, dtype=torch.int64)
+    target = TargetRows(logits, best, wide, wide, whole)
+    starts = torch.zeros(2, dtype=torch.int32)
 
     def launch() -> None:
         threshold_kernel.kept_threshold(logits, best, wide, whole, wide, wide)
         gumbel_kernel.gumbel_argmax(logits, best, wide, wide, whole)
+        for probs in (None, logits):
+            rejection_kernel.rejection_sampling(target, Drafts(whole, probs), starts, 5)
 
     return launch
 
