@@ -91,12 +91,13 @@ def _row_tokens_kernel(
     if temperature != 0.0:
         best, threshold = tl.load(best_ptr + row), tl.load(threshold_ptr + row)
         scores = _possible_scores(logits, best, temperature, threshold)
-        draft_id = tl.load(draft_ids_ptr + row) if HAS_PROBS else -1
-        if draft_id >= 0:
-            target = tl.exp(scores) / _row_mass(tile_masses_ptr, row, num_tiles, TILE_TILES)
-            draft_row_ptr = draft_probs_ptr + row * stride_draft_row
-            draft = tl.load(draft_row_ptr + token_ids, mask=is_token, other=0.0).to(tl.float64)
-            scores = tl.log(tl.maximum(target - draft, target * _RESIDUAL_FLOOR))
+        if HAS_PROBS:
+            draft_id = tl.load(draft_ids_ptr + row)
+            if draft_id >= 0:
+                target = tl.exp(scores) / _row_mass(tile_masses_ptr, row, num_tiles, TILE_TILES)
+                draft_row_ptr = draft_probs_ptr + row * stride_draft_row
+                draft = tl.load(draft_row_ptr + token_ids, mask=is_token, other=0.0).to(tl.float64)
+                scores = tl.log(tl.maximum(target - draft, target * _RESIDUAL_FLOOR))
         scores += gumbel_noise(tl.load(keys_ptr + row), token_ids)
         scores = tl.where(is_token, scores, float("-inf"))
     top, index = tl.max(scores, axis=0, return_indices=True)
