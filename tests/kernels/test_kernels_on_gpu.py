@@ -23,6 +23,8 @@ from naiad_kernels.rotary_store_kv import HeadNorm, rotary_store_kv
 from naiad_kernels.silu_and_mul import reference as silu_reference
 from naiad_kernels.silu_and_mul import silu_and_mul
 from naiad_kernels.store_kv import Slots, store_kv
+from naiad_kernels.top_log_probs import reference as log_probs_reference
+from naiad_kernels.top_log_probs import top_log_probs
 
 pytestmark = pytest.mark.gpu
 
@@ -129,6 +131,17 @@ def test_rejection_sampling(vocab_size: int, has_probs: bool) -> None:
     expected = rejection_reference.rejection_sampling(target, drafts, starts, max_drafts)
     for one, other in zip(actual, expected, strict=True):
         assert torch.equal(one.cpu(), other)
+
+
+@pytest.mark.parametrize("num_top", [0, 5, 64])
+def test_top_log_probs(num_top: int) -> None:
+    logits, chosen = torch.randn(7, 128_256) * 3, torch.randint(128_256, (7,))
+    logits[:, ::3] = 8.5
+    actual = [part.cpu() for part in top_log_probs(logits.to(GPU), chosen.to(GPU), num_top)]
+    expected = log_probs_reference.top_log_probs(logits, chosen, num_top)
+    assert torch.equal(actual[1], expected[1])
+    assert_close_to_reference(actual[0], expected[0])
+    assert_close_to_reference(actual[2], expected[2])
 
 
 def attend_on_gpu(case: AttentionCase) -> torch.Tensor:

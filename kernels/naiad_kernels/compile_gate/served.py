@@ -20,6 +20,7 @@ from naiad_kernels.rotary_store_kv import kernel as fused_kernel
 from naiad_kernels.silu_and_mul import kernel as silu_kernel
 from naiad_kernels.store_kv import Slots
 from naiad_kernels.store_kv import kernel as store_kv_kernel
+from naiad_kernels.top_log_probs import kernel as log_probs_kernel
 
 Launch = Callable[[], object]
 
@@ -134,6 +135,8 @@ def _sampling(shape: ServedShape) -> Launch:
         gumbel_kernel.gumbel_argmax(logits, best, wide, wide, whole)
         for probs in (None, logits):
             rejection_kernel.rejection_sampling(target, Drafts(whole, probs), starts, 5)
+        for num_top in (0, 20, 64):
+            log_probs_kernel.top_log_probs(logits, whole, num_top)
 
     return launch
 
