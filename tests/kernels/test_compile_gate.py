@@ -14,7 +14,9 @@ BY_LABEL = {shape.label: shape for shape in SHAPES}
 SMALL = BY_LABEL["SmolLM2-135M float16 16"]
 # Compiled in every run: each kernel for each GPU. The slow test compiles all of `SHAPES`.
 QUICK = [(SMALL, 80), (BY_LABEL["Llama-3.1-8B bfloat16 64"], 90)]
-MATRIX_KERNELS = {"short_attention_kernel", "long_attention_kernel"}
+MATRIX_KERNELS = {
+    *("short_attention_kernel", "long_attention_kernel", "_lora_shrink_kernel", "_lora_expand_kernel"),
+}
 
 
 def assert_fits(compiled: list[CompiledKernel], shape: ServedShape) -> None:

@@ -6,12 +6,14 @@ import pytest
 import torch
 from attention_cases import AttentionCase
 from kernel_tolerances import assert_close_to_reference
+from lora_cases import LoraCase
 from rejection_cases import ragged_case
 
 from naiad_kernels.gumbel_argmax import gumbel_argmax
 from naiad_kernels.gumbel_argmax import reference as gumbel_reference
 from naiad_kernels.kept_threshold import RowFilters, kept_threshold
 from naiad_kernels.kept_threshold import reference as threshold_reference
+from naiad_kernels.lora import lora_expand, lora_shrink, plan_lora
 from naiad_kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from naiad_kernels.rejection_sampling import Drafts, TargetRows, rejection_sampling
 from naiad_kernels.rejection_sampling import reference as rejection_reference
@@ -142,6 +144,18 @@ def test_top_log_probs(num_top: int) -> None:
     assert torch.equal(actual[1], expected[1])
     assert_close_to_reference(actual[0], expected[0])
     assert_close_to_reference(actual[2], expected[2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [1, 40, 700])
+def test_lora(num_tokens: int, dtype: torch.dtype) -> None:
+    ids = (torch.arange(num_tokens) % 7 - 1).tolist()
+    case = LoraCase(ids, 4096, (4096, 1024, 1024), [8, 64, 16, 128, 32, 8], dtype)
+    plan = plan_lora(case.plan.adapter_ids.to(GPU), 6)
+    out = case.out.to(GPU)
+    shrunk = lora_shrink(case.x.to(GPU), case.down.to(GPU), plan)
+    lora_expand(out, shrunk, case.up.to(GPU), case.slice_sizes, plan)
+    assert_close_to_reference(out.cpu(), case.expected())
 
 
 def attend_on_gpu(case: AttentionCase) -> torch.Tensor:

@@ -9,6 +9,8 @@ import torch
 
 from naiad_kernels.gumbel_argmax import kernel as gumbel_kernel
 from naiad_kernels.kept_threshold import kernel as threshold_kernel
+from naiad_kernels.lora import kernel as lora_kernel
+from naiad_kernels.lora import plan_lora
 from naiad_kernels.paged_attention import kernel as attention_kernel
 from naiad_kernels.paged_attention.device_step import plan_device_step
 from naiad_kernels.paged_attention.layout import CacheLayout
@@ -68,12 +70,13 @@ SHAPES = (
     ServedShape("head_dim 256", 16, 8, 256, 3_584, 14_336, 256_000, 64, _BF16),
     ServedShape("head_dim 256", 16, 8, 256, 3_584, 14_336, 256_000, 16, _FP32),
 )
-OPS = ("small ops", "attention", "sampling")
+OPS = ("small ops", "attention", "sampling", "adapters")
 
 
 def launches(shape: ServedShape, op: str) -> Launch:
     """Everything a layer of this shape launches, of one of `OPS`."""
-    return {"small ops": _small_ops, "attention": _attention, "sampling": _sampling}[op](shape)
+    of_op = {"small ops": _small_ops, "attention": _attention, "sampling": _sampling, "adapters": _adapters}
+    return of_op[op](shape)
 
 
 def attention_launch(shape: ServedShape, query_lens: Sequence[int], seq_lens: Sequence[int]) -> Launch:
@@ -137,6 +140,23 @@ def _sampling(shape: ServedShape) -> Launch:
             rejection_kernel.rejection_sampling(target, Drafts(whole, probs), starts, 5)
         for num_top in (0, 20, 64):
             log_probs_kernel.top_log_probs(logits, whole, num_top)
+
+    return launch
+
+
+def _adapters(shape: ServedShape) -> Launch:
+    """Adapters of queries, keys and values, of several ranks."""
+    plan = plan_lora(torch.zeros(_NUM_TOKENS, dtype=torch.int64), 2)
+    sizes = tuple(n * shape.head_dim for n in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads))
+    hidden = torch.empty(_NUM_TOKENS, shape.hidden_size, dtype=shape.dtype)
+    out = torch.empty(_NUM_TOKENS, sum(sizes), dtype=shape.dtype)
+
+    def launch() -> None:
+        for rank in (16, 64, 128):
+            down = torch.empty(2, 3, rank, shape.hidden_size, dtype=shape.dtype)
+            up = torch.empty(2, sum(sizes), rank, dtype=shape.dtype)
+            shrunk = lora_kernel.lora_shrink(hidden, down, plan)
+            lora_kernel.lora_expand(out, shrunk, up, sizes, plan)
 
     return launch
 
