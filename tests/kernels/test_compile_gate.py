@@ -19,16 +19,22 @@ from naiad_kernels.quant_linear import ByteWeight, FP8Tokens, kernel
 
 BY_LABEL = {shape.label: shape for shape in SHAPES}
 SMALL = BY_LABEL["SmolLM2-135M float16 16"]
-# Compiled in every run: each kernel for each GPU. The slow test compiles all of `SHAPES`.
-QUICK_SHAPES = [
-    (SMALL, 80),
-    (BY_LABEL["Llama-3.1-8B bfloat16 64"], 90),
-    (BY_LABEL["SmolLM2-135M float16 16 int8"], 80),
-    (BY_LABEL["Llama-3.1-8B bfloat16 64 float8_e4m3fn"], 90),
+LARGE = BY_LABEL["Llama-3.1-8B bfloat16 64"]
+INT8_CACHE = BY_LABEL["SmolLM2-135M float16 16 int8"]
+FP8_CACHE = BY_LABEL["Llama-3.1-8B bfloat16 64 float8_e4m3fn"]
+# Compiled in every run: each kernel, for both GPUs what differs most between them. The slow test
+# compiles all of `SHAPES`.
+QUICK = [
+    *((SMALL, 80, op) for op in OPS[:-1]),
+    *((LARGE, 90, op) for op in ("small ops", "cache", "attention", "quantised, one token")),
+    *((INT8_CACHE, 80, op) for op in INT8_CACHE.ops),
+    (FP8_CACHE, 90, "cache"),
 ]
-QUICK = [(shape, capability, op) for shape, capability in QUICK_SHAPES for op in shape.ops if op != OPS[-1]]
 ALL = [(shape, capability, op) for shape in SHAPES for capability in shape.capabilities for op in shape.ops]
-MATRIX_KERNELS = {"short_attention_kernel", "long_attention_kernel", "w4a16_kernel", "byte_kernel"}
+MATRIX_KERNELS = {
+    *("short_attention_kernel", "long_attention_kernel", "w4a16_kernel", "byte_kernel"),
+    *("_lora_shrink_kernel", "_lora_expand_kernel"),
+}
 
 
 def assert_fits(compiled: list[CompiledKernel], shape: ServedShape) -> None:

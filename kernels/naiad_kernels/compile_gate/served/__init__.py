@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from naiad_kernels.compile_gate.served.adapters import adapters
 from naiad_kernels.compile_gate.served.layer import attention, attention_launch, cache_ops, small_ops
 from naiad_kernels.compile_gate.served.quantised import (
     quantised_launch,
@@ -23,6 +24,7 @@ def launches(shape: ServedShape, op: str) -> Callable[[], object]:
         "cache": cache_ops,
         "attention": attention,
         "sampling": sampling,
+        "adapters": adapters,
         "quantised, one token": quantised_token,
         "quantised, many tokens": quantised_tokens,
     }

@@ -11,7 +11,7 @@ from naiad_kernels.paged_attention.layout import CacheLayout
 NUM_TOKENS = 4
 _CPU = torch.device("cpu")
 _QUANTISED_OPS = ("quantised, one token", "quantised, many tokens")
-OPS = ("small ops", "cache", "attention", "sampling", *_QUANTISED_OPS)
+OPS = ("small ops", "cache", "attention", "sampling", "adapters", *_QUANTISED_OPS)
 # Layers' sizes are no part of what quantised products compile: one shape of each dtype stands for all.
 _QUANTISED = ("SmolLM2-135M float16 16", "Llama-3.1-8B bfloat16 64", "Llama-3.1-8B float32 64")
 
