@@ -10,15 +10,27 @@ import torch
 from naiad_kernels.paged_attention import reference
 from naiad_kernels.paged_attention.device_step import DeviceStep, plan_device_step
 from naiad_kernels.paged_attention.layout import CacheLayout
+from naiad_kernels.store_kv import LayerCache
+from naiad_kernels.store_kv.quantize import quantize
 
 CPU = torch.device("cpu")
+
+
+def random_tree(num_rows: int, seed: int = 0) -> list[int]:
+    """Masks of draft tokens, each the child of an earlier one or a root."""
+    choose = random.Random(seed)
+    masks: list[int] = []
+    for row in range(num_rows):
+        parent = choose.randint(-1, row - 1)
+        masks.append(1 << row | (masks[parent] if parent >= 0 else 0))
+    return masks
 
 
 class AttentionCase:
     """Random queries, keys and values of a step; `steps` are pairs (query tokens, cached tokens).
 
     Blocks lie in the cache in a random order. Free blocks, and the rest of a sequence's last block,
-    hold NaN.
+    hold NaN; where the cache is quantized, to `cache_dtype`, their scales do.
     """
 
     def __init__(
@@ -28,6 +40,7 @@ class AttentionCase:
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         num_heads, num_kv_heads, head_dim = heads
         self.query_lens = [query for query, _ in steps]
@@ -47,16 +60,26 @@ class AttentionCase:
                 for index, block in enumerate(table):
                     part = rows[:, index * block_size : (index + 1) * block_size]
                     cache[block, :, : part.shape[1]] = part
+        self.cache_dtype = cache_dtype
+        self.trees: list[list[int] | None] | None = None
         # As a fused projection leaves them: the queries are part of a wider row.
         fused = torch.randn(sum(self.query_lens), num_heads + 2, head_dim, generator=generator)
         self.query = fused.to(dtype)[:, :num_heads]
 
     def step(self) -> DeviceStep:
         """The step as the kernels read it."""
-        return plan_device_step(self.query_lens, self.seq_lens, self.tables, self.layout)
+        return plan_device_step(self.query_lens, self.seq_lens, self.tables, self.layout, self.trees)
+
+    def cache(self) -> LayerCache:
+        """The keys and values as the op takes them."""
+        if self.cache_dtype is None:
+            return LayerCache(self.keys, self.values)
+        key, key_scale = quantize(self.keys, self.cache_dtype)
+        value, value_scale = quantize(self.values, self.cache_dtype)
+        return LayerCache(key, value, key_scale, value_scale)
 
     def expected(self) -> torch.Tensor:
         """The reference's result."""
         return reference.paged_attention(
-            self.query, self.keys, self.values, self.query_lens, self.seq_lens, self.tables
+            self.query, self.cache(), self.query_lens, self.seq_lens, self.tables, self.trees
         )

@@ -8,6 +8,29 @@ import torch
 MAX_RELATIVE = {torch.float16: 4e-3, torch.bfloat16: 2e-2, torch.float32: 2e-5}
 RMS_RELATIVE = {torch.float16: 8e-4, torch.bfloat16: 4e-3, torch.float32: 4e-6}
 
+# Of attention over a quantized cache, root-mean-square, against the cache before.
+QUANTIZED_RMS_RELATIVE = {torch.int8: 1.2e-2, torch.float8_e4m3fn: 4.5e-2}
+
+
+def assert_close_to_unquantized(
+    actual: torch.Tensor, expected: torch.Tensor, cache_dtype: torch.dtype
+) -> None:
+    """Attention of normally distributed vectors loses no more than the codes' precision."""
+    error = (actual - expected).float().square().mean().sqrt() / expected.float().square().mean().sqrt()
+    assert error <= QUANTIZED_RMS_RELATIVE[cache_dtype], f"error {error:.2e}"
+
+
+def assert_codes_close(
+    actual: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], max_share: float
+) -> None:
+    """Codes and their scales agree; a share of int8 codes may be a neighbour of what is expected."""
+    assert_close_to_reference(actual[1].nan_to_num(), expected[1].nan_to_num())
+    assert torch.equal(actual[1].isnan(), expected[1].isnan())
+    difference = (actual[0].float() - expected[0].float()).abs()
+    assert difference.max() <= (1 if max_share else 0), f"a code is {difference.max():g} away"
+    share = difference.count_nonzero() / difference.numel()
+    assert share <= max_share, f"{share:.1%} of the codes differ"
+
 
 def assert_close_to_reference(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Both errors are within the tolerance of the tensors' dtype, and every value is finite.

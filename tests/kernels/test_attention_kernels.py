@@ -7,6 +7,7 @@ from kernel_interpreter import Interpret
 from kernel_tolerances import assert_close_to_reference
 
 from naiad_kernels.paged_attention import AttentionPlan, paged_attention
+from naiad_kernels.store_kv import LayerCache
 
 DTYPES = [torch.float16, torch.float32]
 SINGLES = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 64), (1, 65)]
@@ -15,7 +16,7 @@ LONGS = [(22, 22), (43, 100), (64, 64), (30, 31)]
 
 
 def attend(interpret: Interpret, case: AttentionCase) -> torch.Tensor:
-    return interpret(paged_attention, case.query, case.keys, case.values, plan_of(case))
+    return interpret(paged_attention, case.query, case.cache(), plan_of(case))
 
 
 def plan_of(case: AttentionCase) -> AttentionPlan:
@@ -135,6 +136,6 @@ def _attend_far_away(case: AttentionCase, blocks_before: int) -> torch.Tensor:
         far[blocks_before:] = cache
         caches.append(far)
     case.tables = [[block + blocks_before for block in table] for table in case.tables]
-    result = paged_attention(case.query, *caches, plan_of(case))
+    result = paged_attention(case.query, LayerCache(*caches), plan_of(case))
     torch.use_deterministic_algorithms(True)
     return result

@@ -13,18 +13,28 @@ from naiad_kernels.compile_gate.served import (
     ServedShape,
     attention_launch,
     launches,
-    ops_of,
     quantised_launch,
 )
 from naiad_kernels.quant_linear import ByteWeight, FP8Tokens, kernel
 
-CAPABILITIES = sorted(SHARED_MEMORY_BYTES)
 BY_LABEL = {shape.label: shape for shape in SHAPES}
 SMALL = BY_LABEL["SmolLM2-135M float16 16"]
-# Compiled in every run: each kernel for each GPU. The slow test compiles all of `SHAPES`.
-QUICK = [(SMALL, 80), (BY_LABEL["Llama-3.1-8B bfloat16 64"], 90)]
-QUICK_OPS = OPS[:-1]
-MATRIX_KERNELS = {"short_attention_kernel", "long_attention_kernel", "w4a16_kernel", "byte_kernel"}
+LARGE = BY_LABEL["Llama-3.1-8B bfloat16 64"]
+INT8_CACHE = BY_LABEL["SmolLM2-135M float16 16 int8"]
+FP8_CACHE = BY_LABEL["Llama-3.1-8B bfloat16 64 float8_e4m3fn"]
+# Compiled in every run: each kernel, for both GPUs what differs most between them. The slow test
+# compiles all of `SHAPES`.
+QUICK = [
+    *((SMALL, 80, op) for op in OPS[:-2]),
+    *((LARGE, 90, op) for op in ("attention", "quantised, one token")),
+    *((INT8_CACHE, 80, op) for op in INT8_CACHE.ops),
+    (FP8_CACHE, 90, "cache"),
+]
+ALL = [(shape, capability, op) for shape in SHAPES for capability in shape.capabilities for op in shape.ops]
+MATRIX_KERNELS = {
+    *("short_attention_kernel", "long_attention_kernel", "w4a16_kernel", "byte_kernel"),
+    *("_lora_shrink_kernel", "_lora_expand_kernel"),
+}
 
 
 def assert_fits(compiled: list[CompiledKernel], shape: ServedShape) -> None:
@@ -35,27 +45,25 @@ def assert_fits(compiled: list[CompiledKernel], shape: ServedShape) -> None:
         assert (each.tensor_core_ops > 0) == needs_tensor_cores, f"{shape.label}: {each}"
 
 
-@pytest.mark.parametrize("op", QUICK_OPS)
-@pytest.mark.parametrize(("shape", "capability"), QUICK, ids=[shape.label for shape, _ in QUICK])
-def test_kernels_compile_and_fit(shape: ServedShape, op: str, capability: int) -> None:
+def case_id(case: ServedShape | int | str) -> str:
+    return case.label if isinstance(case, ServedShape) else str(case)
+
+
+@pytest.mark.parametrize(("shape", "capability", "op"), QUICK, ids=case_id)
+def test_kernels_compile_and_fit(shape: ServedShape, capability: int, op: str) -> None:
     assert_fits(compile_launches(launches(shape, op), capability), shape)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize(
-    ("shape", "op"),
-    [(shape, op) for shape in SHAPES for op in ops_of(shape)],
-    ids=lambda part: getattr(part, "label", part),
-)
-def test_every_served_shape_compiles_and_fits(shape: ServedShape, op: str, capability: int) -> None:
+@pytest.mark.parametrize(("shape", "capability", "op"), ALL, ids=case_id)
+def test_every_served_shape_compiles_and_fits(shape: ServedShape, capability: int, op: str) -> None:
     assert_fits(compile_launches(launches(shape, op), capability), shape)
 
 
 def test_the_page_has_rows_for_every_shape_and_gpu() -> None:
     page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
     for shape in SHAPES:
-        for capability in CAPABILITIES:
+        for capability in shape.capabilities:
             assert re.search(
                 rf"^\| {re.escape(shape.label)} \| \w+ \| sm_{capability} \|", page, re.MULTILINE
             )

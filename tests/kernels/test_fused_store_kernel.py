@@ -7,7 +7,7 @@ from kernel_tolerances import assert_close_to_reference
 
 from naiad_kernels.rotary import rotary_angles
 from naiad_kernels.rotary_store_kv import HeadNorm, kernel, reference, rotary_store_kv
-from naiad_kernels.store_kv import Slots
+from naiad_kernels.store_kv import LayerCache, Slots
 
 BLOCK = 16
 SLOTS = [3 * BLOCK, 2 * BLOCK - 1, 2 * BLOCK + 5, 0]
@@ -42,8 +42,12 @@ def test_equals_the_three_ops(
 ) -> None:
     case = Case(heads, dtype, has_norm, SLOTS)
     actual, expected = case.caches(), case.caches()
-    query = interpret(kernel.rotary_store_kv, case.heads, case.angles, case.norm, *actual, case.slots)
-    expected_query = reference.rotary_store_kv(case.heads, case.angles, case.norm, *expected, case.slots)
+    query = interpret(
+        kernel.rotary_store_kv, case.heads, case.angles, case.norm, LayerCache(*actual), case.slots
+    )
+    expected_query = reference.rotary_store_kv(
+        case.heads, case.angles, case.norm, LayerCache(*expected), case.slots
+    )
     assert_close_to_reference(query, expected_query)
     for cache, expected_cache in zip(actual, expected, strict=True):
         assert torch.equal(cache.isnan(), expected_cache.isnan())
@@ -54,8 +58,10 @@ def test_equals_the_three_ops(
 def test_the_public_op_on_a_cpu() -> None:
     case = Case((3, 1, 8), torch.float32, True, SLOTS)
     actual, expected = case.caches(), case.caches()
-    query = rotary_store_kv(case.heads, case.angles, HeadNorm(*case.norm), *actual, case.slots)
-    expected_query = reference.rotary_store_kv(case.heads, case.angles, case.norm, *expected, case.slots)
+    query = rotary_store_kv(case.heads, case.angles, HeadNorm(*case.norm), LayerCache(*actual), case.slots)
+    expected_query = reference.rotary_store_kv(
+        case.heads, case.angles, case.norm, LayerCache(*expected), case.slots
+    )
     assert torch.equal(query, expected_query)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
@@ -64,12 +70,14 @@ def test_padding_is_not_stored(interpret: Interpret) -> None:
     case = Case((3, 1, 8), torch.float32, False, [-1, 20, -1])
     caches = case.caches()
     guarded = [cache.as_strided((5, *cache.shape[1:]), cache.stride(), 0) for cache in caches]
-    interpret(kernel.rotary_store_kv, case.heads, case.angles, case.norm, *caches, case.slots)
+    interpret(kernel.rotary_store_kv, case.heads, case.angles, case.norm, LayerCache(*caches), case.slots)
     assert torch.equal(caches[1][1, :, 4], case.heads[1, 4:])
     assert all(cache.isfinite().sum() == 8 for cache in guarded)
 
 
 def test_no_tokens(interpret: Interpret) -> None:
     case = Case((3, 1, 8), torch.float32, True, [])
-    query = interpret(kernel.rotary_store_kv, case.heads, case.angles, case.norm, *case.caches(), case.slots)
+    query = interpret(
+        kernel.rotary_store_kv, case.heads, case.angles, case.norm, LayerCache(*case.caches()), case.slots
+    )
     assert query.shape == (0, 3, 8)

@@ -4,9 +4,13 @@ import random
 
 import pytest
 import torch
+from attention_cases import random_tree
+from kernel_tolerances import assert_close_to_unquantized
 
 from naiad_kernels.paged_attention import attention_sort_key, paged_attention, plan_attention, reference
 from naiad_kernels.paged_attention.layout import CacheLayout
+from naiad_kernels.store_kv import LayerCache
+from naiad_kernels.store_kv.quantize import quantize
 
 BLOCK = 16
 
@@ -20,6 +24,7 @@ class Case:
         num_blocks: int = 40,
         heads: tuple[int, int, int] = (6, 2, 10),
         dtype: torch.dtype = torch.float32,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         steps = sorted(steps, key=lambda step: attention_sort_key(*step))
         self.query_lens = [query for query, _ in steps]
@@ -38,13 +43,24 @@ class Case:
             self.values[block] = torch.randn(shape[1:], generator=generator).to(dtype)
         self.query = torch.randn(sum(self.query_lens), num_heads, head_dim, generator=generator).to(dtype)
 
+        self.cache_dtype = cache_dtype
+        self.trees: list[list[int] | None] | None = None
+
+    def cache(self) -> LayerCache:
+        if self.cache_dtype is None:
+            return LayerCache(self.keys, self.values)
+        (key, key_scale), (value, value_scale) = (
+            quantize(part, self.cache_dtype) for part in (self.keys, self.values)
+        )
+        return LayerCache(key, value, key_scale, value_scale)
+
     def actual(self) -> torch.Tensor:
-        plan = plan_attention(self.query_lens, self.seq_lens, self.tables, self.layout)
-        return paged_attention(self.query, self.keys, self.values, plan)
+        plan = plan_attention(self.query_lens, self.seq_lens, self.tables, self.layout, self.trees)
+        return paged_attention(self.query, self.cache(), plan)
 
     def expected(self) -> torch.Tensor:
         return reference.paged_attention(
-            self.query, self.keys, self.values, self.query_lens, self.seq_lens, self.tables
+            self.query, self.cache(), self.query_lens, self.seq_lens, self.tables, self.trees
         )
 
 
@@ -108,3 +124,47 @@ def test_a_nan_stays_in_its_own_sequence(steps: list[tuple[int, int]]) -> None:
     assert actual[start:end].isnan().all()
     others = torch.cat((actual[:start], actual[end:]))
     torch.testing.assert_close(others, torch.cat((expected[:start], expected[end:])), atol=2e-6, rtol=1e-5)
+
+
+CACHE_DTYPES = [torch.int8, torch.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+@pytest.mark.parametrize("num_blocks", [14, 400], ids=["dense", "sparse"])
+def test_a_quantized_cache(num_blocks: int, cache_dtype: torch.dtype) -> None:
+    for steps in (SINGLE, CHUNKS[:3]):
+        case = Case(steps, num_blocks, cache_dtype=cache_dtype)
+        torch.testing.assert_close(case.actual(), case.expected(), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+def test_quantizing_changes_attention_little(cache_dtype: torch.dtype) -> None:
+    exact, quantized = (
+        Case([(1, 40), (5, 33)], heads=(6, 2, 64), cache_dtype=dtype) for dtype in (None, cache_dtype)
+    )
+    assert_close_to_unquantized(quantized.actual(), exact.expected(), cache_dtype)
+
+
+def test_tokens_of_a_tree_see_their_ancestors() -> None:
+    case = Case([(1, 20), (4, 4), (7, 60), (16, 40), (5, 33), (40, 64)], num_blocks=60)
+    case.trees = [random_tree(length) if length in (4, 7, 16) else None for length in case.query_lens]
+    torch.testing.assert_close(case.actual(), case.expected(), atol=2e-6, rtol=1e-5)
+
+
+def test_a_branch_of_a_tree_is_a_sequence_of_its_own() -> None:
+    """Behind one root lie two branches: the second gives what it gives in the place of the first."""
+    case = Case([(5, 30)])
+    case.trees = [[0b1, 0b11, 0b111, 0b1001, 0b11001]]
+    together = case.actual()[[0, 3, 4]]
+    block = case.tables[0][1]
+    for cache in (case.keys, case.values):
+        cache[block, :, 26 - BLOCK : 28 - BLOCK] = cache[block, :, 28 - BLOCK : 30 - BLOCK].clone()
+    case.query, case.query_lens, case.seq_lens, case.trees = case.query[[0, 3, 4]], [3], [28], None
+    torch.testing.assert_close(together, case.actual(), atol=2e-6, rtol=1e-5)
+
+
+def test_a_chain_is_a_tree() -> None:
+    case = Case([(5, 30), (3, 3)])
+    expected = case.actual()
+    case.trees = [[(2 << row) - 1 for row in range(length)] for length in case.query_lens]
+    assert torch.equal(case.actual(), expected)

@@ -5,14 +5,15 @@ import torch
 from kernel_interpreter import Interpret
 from kernel_tolerances import assert_close_to_reference
 
+from naiad_kernels.gelu_and_mul import reference as gelu_reference
 from naiad_kernels.rms_norm import kernel as rms_norm_kernel
 from naiad_kernels.rms_norm import reference as rms_norm_reference
 from naiad_kernels.rotary import kernel as rotary_kernel
 from naiad_kernels.rotary import reference as rotary_reference
 from naiad_kernels.rotary import rotary_angles
-from naiad_kernels.silu_and_mul import kernel as silu_kernel
+from naiad_kernels.silu_and_mul import kernel as gated_kernel
 from naiad_kernels.silu_and_mul import reference as silu_reference
-from naiad_kernels.store_kv import Slots
+from naiad_kernels.store_kv import LayerCache, Slots
 from naiad_kernels.store_kv import kernel as store_kv_kernel
 from naiad_kernels.store_kv import reference as store_kv_reference
 
@@ -79,7 +80,18 @@ def test_add_rms_norm(interpret: Interpret, shape: tuple[int, int], dtype: torch
 def test_silu_and_mul(interpret: Interpret, num_tokens: int, dim: int, dtype: torch.dtype) -> None:
     gate_up = torch.randn(num_tokens, 2 * dim).to(dtype)
     expected = silu_reference.silu_and_mul(gate_up)
-    assert_close_to_reference(interpret(silu_kernel.silu_and_mul, gate_up), expected)
+    assert_close_to_reference(interpret(gated_kernel.activate_and_mul, gate_up, "silu"), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "dim"), [(0, 8), (1, 1), (3, 53), (2, 1025)])
+@pytest.mark.parametrize(("approximate", "activation"), [("none", "gelu"), ("tanh", "gelu_tanh")])
+def test_gelu_and_mul(
+    interpret: Interpret, approximate: str, activation: str, num_tokens: int, dim: int, dtype: torch.dtype
+) -> None:
+    gate_up = (torch.randn(num_tokens, 2 * dim) * 4).to(dtype)
+    expected = gelu_reference.gelu_and_mul(gate_up, approximate)
+    assert_close_to_reference(interpret(gated_kernel.activate_and_mul, gate_up, activation), expected)
 
 
 def test_silu_and_mul_of_part_of_a_wider_row(interpret: Interpret) -> None:
@@ -87,7 +99,7 @@ def test_silu_and_mul_of_part_of_a_wider_row(interpret: Interpret) -> None:
     gate_up[:, 4:30] = torch.randn(3, 26)
     part = gate_up[:, 4:30]
     expected = silu_reference.silu_and_mul(part)
-    assert_close_to_reference(interpret(silu_kernel.silu_and_mul, part), expected)
+    assert_close_to_reference(interpret(gated_kernel.activate_and_mul, part, "silu"), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -118,8 +130,8 @@ def test_store_kv(
     slots = Slots.from_slot_mapping(
         torch.tensor([0, 5 * block_size - 1, 2 * block_size + 3, block_size]), block_size
     )
-    interpret(store_kv_kernel.store_kv, key, value, *caches[:2], slots.blocks, slots.offsets)
-    store_kv_reference.store_kv(key, value, *caches[2:], slots.blocks, slots.offsets)
+    interpret(store_kv_kernel.store_kv, key, value, LayerCache(*caches[:2]), slots)
+    store_kv_reference.store_kv(key, value, LayerCache(*caches[2:]), slots)
     torch.testing.assert_close(caches[:2], caches[2:], rtol=0, atol=0, equal_nan=True)
 
 
@@ -129,7 +141,7 @@ def test_store_kv_skips_padding(interpret: Interpret) -> None:
     caches = [cache[1:] for cache in guarded]
     key, value = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
     slots = Slots.from_slot_mapping(torch.tensor([-1, 20, -1]), 16)
-    interpret(store_kv_kernel.store_kv, key, value, *caches, slots.blocks, slots.offsets)
+    interpret(store_kv_kernel.store_kv, key, value, LayerCache(*caches), slots)
     assert torch.equal(caches[0][1, :, 4], key[1])
     assert torch.equal(caches[1][1, :, 4], value[1])
     assert all(cache.isnan().sum() == cache.numel() - 16 for cache in guarded)

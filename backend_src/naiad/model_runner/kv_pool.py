@@ -8,7 +8,7 @@ import torch
 
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
-from naiad.models import LayerCache
+from naiad_kernels.store_kv import LayerCache
 
 
 class KVPool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from naiad.config import ModelConfig
-from naiad.models.layers import ForwardBatch, LayerCache
+from naiad.models.layers import ForwardBatch
 from naiad.models.llama import LlamaModel
 from naiad.models.weights import Checkpoint
 
-__all__ = ["Checkpoint", "ForwardBatch", "LayerCache", "LlamaModel", "load_model"]
+__all__ = ["Checkpoint", "ForwardBatch", "LlamaModel", "load_model"]
 
 
 def load_model(directory: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaModel:

@@ -32,14 +32,6 @@ class ForwardBatch:
     attention: AttentionPlan
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """One layer's KV cache: `[num_blocks, num_kv_heads, block_size, head_dim]` each."""
-
-    key: torch.Tensor
-    value: torch.Tensor
-
-
 def load_linear(
     checkpoint: Checkpoint,
     names: Sequence[str],

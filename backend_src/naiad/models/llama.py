@@ -13,14 +13,14 @@ import torch
 from torch.nn import functional as F
 
 from naiad.config import ModelConfig
-from naiad.models.layers import ForwardBatch, LayerCache, load_linear, rope_frequencies
+from naiad.models.layers import ForwardBatch, load_linear, rope_frequencies
 from naiad.models.weights import Checkpoint
 from naiad_kernels.linear import LinearWeight, linear, prepare_linear
 from naiad_kernels.paged_attention import paged_attention
 from naiad_kernels.rms_norm import rms_norm
 from naiad_kernels.rotary import rotary, rotary_angles
 from naiad_kernels.silu_and_mul import silu_and_mul
-from naiad_kernels.store_kv import store_kv
+from naiad_kernels.store_kv import LayerCache, store_kv
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ class LlamaModel:
             rotated = rms_norm(rotated, layer.qk_norm, config.rms_norm_eps)
         rotated = rotary(rotated, *angles)
         query, key = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
-        store_kv(key, value, cache.key, cache.value, batch.slots)
-        return paged_attention(query, cache.key, cache.value, batch.attention)
+        store_kv(key, value, cache, batch.slots)
+        return paged_attention(query, cache, batch.attention)
 
 
 def _load_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> DecoderLayer:

@@ -9,7 +9,7 @@ from pathlib import Path
 import triton
 
 from naiad_kernels.compile_gate.compiled import SHARED_MEMORY_BYTES, CompiledKernel, compile_launches
-from naiad_kernels.compile_gate.served import SHAPES, ServedShape, launches, ops_of
+from naiad_kernels.compile_gate.served import SHAPES, ServedShape, launches
 
 _HEADER = f"""# Compiled kernels
 
@@ -18,7 +18,8 @@ No GPU takes part: the numbers come from the compiled code. Written by
 `python -m naiad_kernels.compile_gate docs/kernels.md`; the limits are asserted by
 `tests/kernels/test_compile_gate.py`. Times are not known yet, see [gpu-status.md](gpu-status.md).
 
-A shape is a model's name, its dtype and the cache's block size. An op that several launches compile
+A shape is a model's name, its dtype, the cache's block size, and the cache's dtype if it is quantized;
+FP8 needs sm_90. An op that several launches compile
 differently has a row for each. Programs on one multiprocessor are what registers and shared memory
 leave room for.
 
@@ -36,14 +37,12 @@ def main() -> None:
 
 def _rows() -> Iterator[str]:
     for shape in SHAPES:
-        for capability in sorted(SHARED_MEMORY_BYTES):
+        for capability in shape.capabilities:
             yield from _rows_of(shape, capability)
 
 
 def _rows_of(shape: ServedShape, capability: int) -> Iterator[str]:
-    compiled = [
-        kernel for op in ops_of(shape) for kernel in compile_launches(launches(shape, op), capability)
-    ]
+    compiled = [kernel for op in shape.ops for kernel in compile_launches(launches(shape, op), capability)]
     for each in {kernel.variant: kernel for kernel in compiled}.values():
         cells = (
             *(shape.label, each.kernel.strip("_").removesuffix("_kernel"), f"sm_{capability}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import tempfile
@@ -97,6 +98,7 @@ def _collecting(capability: int) -> Iterator[list[Any]]:
         yield kernels
 
 
+@functools.cache
 def _describe(kernel: Any, capability: int) -> CompiledKernel:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])

@@ -8,14 +8,14 @@ import torch
 
 from naiad_kernels.paged_attention import chunks, single
 from naiad_kernels.paged_attention.plan import AttentionPlan, attention_sort_key, plan_attention
+from naiad_kernels.store_kv import LayerCache
 
 __all__ = ["AttentionPlan", "attention_sort_key", "paged_attention", "plan_attention"]
 
 
 def paged_attention(
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    cache: LayerCache,
     plan: AttentionPlan,
 ) -> torch.Tensor:
     """Each token attends to its own sequence's cached tokens up to and including itself.
@@ -26,23 +26,20 @@ def paged_attention(
 
     Args:
         query: `[num_tokens, num_heads, head_dim]`, sequences one after the other as in the plan.
-        key_cache: `[num_blocks, num_kv_heads, block_size, head_dim]`, dtype of query, contiguous.
-        value_cache: as `key_cache`.
+        cache: of the dtype of `query`, or quantized.
         plan: from `plan_attention` for the same step and the same shapes.
 
     Returns:
         `[num_tokens, num_heads * head_dim]`, dtype of `query`.
     """
     assert query.shape[0] == plan.num_tokens, (query.shape, plan.num_tokens)
-    assert key_cache.shape == value_cache.shape, (key_cache.shape, value_cache.shape)
-    assert key_cache.is_contiguous()
-    assert value_cache.is_contiguous()
+    cache.check(query.dtype)
     if plan.device_step is not None:
         from naiad_kernels.paged_attention import kernel
 
-        return kernel.paged_attention(query, key_cache, value_cache, plan.device_step)
+        return kernel.paged_attention(query, cache, plan.device_step)
     parts: Sequence[torch.Tensor] = [
-        *(single.attend(query[group.tokens], key_cache, value_cache, group) for group in plan.singles),
-        *(chunks.attend(query[group.tokens], key_cache, value_cache, group) for group in plan.chunks),
+        *(single.attend(query[group.tokens], cache, group) for group in plan.singles),
+        *(chunks.attend(query[group.tokens], cache, group) for group in plan.chunks),
     ]
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))

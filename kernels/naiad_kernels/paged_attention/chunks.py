@@ -9,6 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from naiad_kernels.paged_attention.layout import CacheLayout, padded_table
+from naiad_kernels.store_kv import LayerCache
+from naiad_kernels.store_kv.quantize import dequantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,12 @@ def plan_chunks(
     seq_lens: Sequence[int],
     block_tables: Sequence[Sequence[int]],
     layout: CacheLayout,
+    masks: Sequence[int] | None,
 ) -> ChunkGroup:
-    """Build a group's tensors on the host and move them to the device."""
+    """Build a group's tensors on the host and move them to the device.
+
+    `masks` are from `tree_masks`, or None.
+    """
     table, _ = padded_table(seq_lens, block_tables, layout)
     lens, contexts = torch.tensor(list(query_lens)), torch.tensor(list(seq_lens))
     num_padded = int(lens.max())
@@ -51,8 +57,13 @@ def plan_chunks(
     cache_rows = table[:, None, :] * layout.num_kv_heads + heads[:, None]
     query_positions = (contexts - lens)[:, None] + index
     key_positions = torch.arange(table.shape[1] * layout.block_size)
-    is_future = key_positions > query_positions[:, None, :, None]
-    mask = torch.zeros(is_future.shape, dtype=layout.dtype).masked_fill_(is_future, -torch.inf)
+    is_hidden = key_positions > query_positions[:, None, :, None]
+    if masks is not None:
+        # Bits of the padded rows, by their key's place among the step's tokens.
+        bits = (key_positions - (contexts - lens)[:, None])[:, None, None].clamp(max=31)
+        trees = torch.tensor(list(masks))[query_rows][:, None, :, None]
+        is_hidden |= (bits >= 0) & ((trees >> bits.clamp(min=0)) & 1 == 0)
+    mask = torch.zeros(is_hidden.shape, dtype=layout.dtype).masked_fill_(is_hidden, -torch.inf)
     device = layout.device
     return ChunkGroup(
         tokens=tokens,
@@ -65,9 +76,7 @@ def plan_chunks(
     )
 
 
-def attend(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, group: ChunkGroup
-) -> torch.Tensor:
+def attend(query: torch.Tensor, cache: LayerCache, group: ChunkGroup) -> torch.Tensor:
     """`[num_tokens, num_heads, head_dim]` queries to `[num_tokens, num_heads * head_dim]`.
 
     The query heads of a KV head become further query rows of it, so keys and values are neither
@@ -79,16 +88,20 @@ def attend(
     padded = query.index_select(0, group.query_rows) if is_padded else query
     padded = padded.reshape(num_seqs, -1, kv_heads, group_size, head_dim)
     rows = padded.permute(0, 2, 3, 1, 4).reshape(num_seqs, kv_heads, -1, head_dim)
-    keys = _gather(key_cache, group)
-    values = _gather(value_cache, group)
+    keys = _gather(cache.key, cache.key_scale, group)
+    values = _gather(cache.value, cache.value_scale, group)
     result = F.scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask, scale=layout.scale)
     result = result.view(num_seqs, kv_heads, group_size, -1, head_dim).permute(0, 3, 1, 2, 4)
     result = result.reshape(-1, layout.num_heads * head_dim)
     return result.index_select(0, group.result_rows) if is_padded else result
 
 
-def _gather(cache: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
+def _gather(part: torch.Tensor, scale: torch.Tensor | None, group: ChunkGroup) -> torch.Tensor:
     """The group's keys or values, `[S, num_kv_heads, B * block_size, head_dim]`."""
     layout = group.layout
-    rows = cache.view(-1, layout.block_size * layout.head_dim).index_select(0, group.cache_rows)
+    blocks = part.view(-1, layout.block_size * layout.head_dim).index_select(0, group.cache_rows)
+    rows = blocks.view(-1, layout.block_size, layout.head_dim)
+    if scale is not None:
+        scale = scale.view(-1, layout.block_size).index_select(0, group.cache_rows)
+    rows = dequantize(rows, scale, layout.dtype)
     return rows.view(group.num_seqs, layout.num_kv_heads, -1, layout.head_dim)

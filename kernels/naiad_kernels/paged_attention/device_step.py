@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from naiad_kernels.paged_attention.layout import CacheLayout
+from naiad_kernels.paged_attention.layout import CacheLayout, tree_masks
 
 # Query rows (tokens × heads of a KV head) up to which one program takes a whole sequence's, by
 # bytes of an element; more float32 rows do not fit its registers.
@@ -31,6 +31,7 @@ class Run:
         max_query_len: query tokens of one.
         max_seq_len: cached tokens of one.
         is_short: all query tokens of one sequence fit one program.
+        has_trees: at least one has a tree.
     """
 
     first_seq: int
@@ -39,6 +40,7 @@ class Run:
     max_query_len: int
     max_seq_len: int
     is_short: bool
+    has_trees: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,15 @@ class DeviceStep:
         seq_lens: `[S]` int32, cached tokens including the step's own.
         query_start_loc: `[S + 1]` int32, where each sequence's query tokens begin.
         runs: cover the sequences in order.
+        tree_masks: `[num_tokens]` int32, which tokens of its sequence's step each token may see;
+            all bits where the sequence has no tree. None if none has.
     """
 
     block_tables: torch.Tensor
     seq_lens: torch.Tensor
     query_start_loc: torch.Tensor
     runs: tuple[Run, ...]
+    tree_masks: torch.Tensor | None = None
 
 
 def plan_device_step(
@@ -63,6 +68,7 @@ def plan_device_step(
     seq_lens: Sequence[int],
     block_tables: Sequence[Sequence[int]],
     layout: CacheLayout,
+    trees: Sequence[Sequence[int] | None] | None = None,
 ) -> DeviceStep:
     """Arguments as for `plan_attention`; one copy to the device, which nobody waits for."""
     counts = [layout.blocks_for(length) for length in seq_lens]
@@ -72,16 +78,25 @@ def plan_device_step(
         assert len(table) >= count, (table, count)
         tables += [*table[:count], *[0] * (width - count)]
     starts = itertools.accumulate(query_lens, initial=0)
-    parts = _to_device([tables, list(seq_lens), list(starts)], layout.device)
+    lists = [tables, list(seq_lens), list(starts)]
+    if trees is not None:
+        lists.append(tree_masks(query_lens, trees))
+    parts = _to_device(lists, layout.device)
     return DeviceStep(
         block_tables=parts[0].view(len(counts), width),
         seq_lens=parts[1],
         query_start_loc=parts[2],
-        runs=_runs(query_lens, seq_lens, layout),
+        runs=_runs(query_lens, seq_lens, layout, trees or [None] * len(counts)),
+        tree_masks=parts[3] if trees is not None else None,
     )
 
 
-def _runs(query_lens: Sequence[int], seq_lens: Sequence[int], layout: CacheLayout) -> tuple[Run, ...]:
+def _runs(
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    layout: CacheLayout,
+    trees: Sequence[Sequence[int] | None],
+) -> tuple[Run, ...]:
     """One query token first, then the short ones that follow, then all the rest."""
     num_seqs = len(query_lens)
     singles = next((i for i, length in enumerate(query_lens) if length > 1), num_seqs)
@@ -96,6 +111,8 @@ def _runs(query_lens: Sequence[int], seq_lens: Sequence[int], layout: CacheLayou
             max_query_len=max(query_lens[first:end]),
             max_seq_len=max(seq_lens[first:end]),
             is_short=is_short,
+            # One token is no tree: it takes the code of a step without trees.
+            has_trees=first >= singles and any(tree is not None for tree in trees[first:end]),
         )
         for first, end, is_short in borders
         if first < end

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+# Draft rows of a sequence with a tree.
+MAX_TREE_ROWS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
@@ -15,7 +18,8 @@ class CacheLayout:
     Attributes:
         num_heads: query heads; query head h reads KV head h // (num_heads / num_kv_heads).
         block_size: tokens in a block.
-        dtype, device: of query and cache.
+        dtype: of the query, and of a cache that is not quantized.
+        device: of query and cache.
     """
 
     num_heads: int
@@ -38,6 +42,20 @@ class CacheLayout:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
+
+
+def tree_masks(query_lens: Sequence[int], trees: Sequence[Sequence[int] | None]) -> list[int]:
+    """A mask for every token of a step, of 32 bits with a sign; all bits without a tree."""
+    masks: list[int] = []
+    for query_len, tree in zip(query_lens, trees, strict=True):
+        if tree is None:
+            masks += [-1] * query_len
+            continue
+        assert len(tree) == query_len <= MAX_TREE_ROWS, (tree, query_len)
+        for row, mask in enumerate(tree):
+            assert 1 << row <= mask < 2 << row, (tree, row)
+        masks += tree
+    return masks
 
 
 def padded_table(

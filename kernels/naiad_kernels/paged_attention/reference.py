@@ -6,29 +6,43 @@ from collections.abc import Sequence
 
 import torch
 
+from naiad_kernels.store_kv import LayerCache
+from naiad_kernels.store_kv.quantize import dequantize
+
 
 def paged_attention(
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    cache: LayerCache,
     query_lens: Sequence[int],
     seq_lens: Sequence[int],
     block_tables: Sequence[Sequence[int]],
+    trees: Sequence[Sequence[int] | None] | None = None,
 ) -> torch.Tensor:
     """See the public op; the step is given as plain lists instead of a plan."""
     num_tokens, num_heads, head_dim = query.shape
-    group_size = num_heads // key_cache.shape[1]
+    group_size = num_heads // cache.key.shape[1]
     result = torch.full((num_tokens, num_heads, head_dim), torch.nan)
     token = 0
-    for query_len, seq_len, table in zip(query_lens, seq_lens, block_tables, strict=True):
+    trees = trees or [None] * len(query_lens)
+    steps = zip(query_lens, seq_lens, block_tables, trees, strict=True)
+    for query_len, seq_len, table, tree in steps:
         # Shape [seq_len, num_kv_heads, head_dim] both.
-        keys = key_cache[list(table)].transpose(1, 2).flatten(0, 1)[:seq_len].float()
-        values = value_cache[list(table)].transpose(1, 2).flatten(0, 1)[:seq_len].float()
+        keys = _read(cache.key, cache.key_scale, table)
+        values = _read(cache.value, cache.value_scale, table)
+        context = seq_len - query_len
         for index in range(query_len):
-            visible = seq_len - query_len + index + 1
+            seen = [j for j in range(index + 1) if tree is None or tree[index] >> j & 1]
+            visible = [*range(context), *(context + j for j in seen)]
             for head in range(num_heads):
                 kv_head = head // group_size
-                scores = keys[:visible, kv_head] @ query[token, head].float() * head_dim**-0.5
-                result[token, head] = scores.softmax(0) @ values[:visible, kv_head]
+                scores = keys[visible, kv_head] @ query[token, head].float() * head_dim**-0.5
+                result[token, head] = scores.softmax(0) @ values[visible, kv_head]
             token += 1
     return result.flatten(1).to(query.dtype)
+
+
+def _read(part: torch.Tensor, scale: torch.Tensor | None, table: Sequence[int]) -> torch.Tensor:
+    """A sequence's keys or values, `[tokens, num_kv_heads, head_dim]` float32."""
+    blocks = list(table)
+    rows = dequantize(part[blocks], None if scale is None else scale[blocks], torch.float32)
+    return rows.transpose(1, 2).flatten(0, 1).float()

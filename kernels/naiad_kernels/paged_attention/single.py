@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from naiad_kernels.paged_attention.layout import CacheLayout, padded_table
+from naiad_kernels.store_kv import LayerCache
+from naiad_kernels.store_kv.quantize import dequantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +102,13 @@ def _place_pairs(
     return pair_blocks, pair_of_cell, pair_cells
 
 
-def attend(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, group: SingleGroup
-) -> torch.Tensor:
+def attend(query: torch.Tensor, cache: LayerCache, group: SingleGroup) -> torch.Tensor:
     """`[S, num_heads, head_dim]` queries to `[S, num_heads * head_dim]`; see the package's op."""
-    layout, blocks = group.layout, group.blocks
+    layout = group.layout
     num_seqs, (num_heads, head_dim) = len(query), query.shape[1:]
-    if isinstance(blocks, slice):
-        keys, values = key_cache[blocks], value_cache[blocks]
-    else:
-        keys, values = key_cache.index_select(0, blocks), value_cache.index_select(0, blocks)
     # [P * num_kv_heads, block_size, head_dim]: one small matrix a pair and KV head.
-    keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+    keys = _read(cache.key, cache.key_scale, group).flatten(0, 1)
+    values = _read(cache.value, cache.value_scale, group).flatten(0, 1)
 
     pair_query = query.reshape(num_seqs, -1).index_select(0, group.owner)
     scores = torch.bmm(pair_query.view(-1, layout.group_size, head_dim), keys.transpose(1, 2))
@@ -123,3 +120,12 @@ def attend(
     partial = partial.view(-1, num_heads * head_dim).index_select(0, group.partial_rows)
     partial = partial.view(num_seqs, -1, num_heads * head_dim)
     return torch.bmm(group.is_used, partial).squeeze(1)
+
+
+def _read(part: torch.Tensor, scale: torch.Tensor | None, group: SingleGroup) -> torch.Tensor:
+    """The pairs' blocks of keys or values, `[P, num_kv_heads, block_size, head_dim]`."""
+    blocks = group.blocks
+    if isinstance(blocks, slice):
+        return dequantize(part[blocks], None if scale is None else scale[blocks], group.layout.dtype)
+    scale = None if scale is None else scale.index_select(0, blocks)
+    return dequantize(part.index_select(0, blocks), scale, group.layout.dtype)

@@ -24,5 +24,5 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     if gate_up.device.type == "cuda":
         from naiad_kernels.silu_and_mul import kernel
 
-        return kernel.silu_and_mul(gate_up)
+        return kernel.activate_and_mul(gate_up, "silu")
     return reference.silu_and_mul(gate_up)

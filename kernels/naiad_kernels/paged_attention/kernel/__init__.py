@@ -11,6 +11,7 @@ from naiad_kernels.paged_attention.device_step import DeviceStep, Run
 from naiad_kernels.paged_attention.kernel.long import long_attention_kernel
 from naiad_kernels.paged_attention.kernel.short import MAX_SPLITS, merge_splits_kernel, short_attention_kernel
 from naiad_kernels.paged_attention.kernel.tile_table import long_tile, short_tile
+from naiad_kernels.store_kv import LayerCache
 
 # Keys of a split as long as MAX_SPLITS of them cover the sequence: enough programs for one long
 # sequence, and 3 % more memory traffic for the partial results of many.
@@ -19,9 +20,7 @@ _TILE_SPLITS = 16
 _MIN_TILE_DIM = 16
 
 
-def paged_attention(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, step: DeviceStep
-) -> torch.Tensor:
+def paged_attention(query: torch.Tensor, cache: LayerCache, step: DeviceStep) -> torch.Tensor:
     """See the public op; nothing here waits for the GPU.
 
     Rows of tokens that belong to no sequence of the step stay uninitialised.
@@ -30,9 +29,9 @@ def paged_attention(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for run in step.runs:
         if run.is_short:
-            _attend_short(out, query, key_cache, value_cache, step, run)
+            _attend_short(out, query, cache, step, run)
         else:
-            _attend_long(out, query, key_cache, value_cache, step, run)
+            _attend_long(out, query, cache, step, run)
     return out.flatten(1)
 
 
@@ -44,25 +43,25 @@ def num_splits(max_seq_len: int) -> int:
 def _attend_short(
     out: torch.Tensor,
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    cache: LayerCache,
     step: DeviceStep,
     run: Run,
 ) -> None:
     num_heads, head_dim = query.shape[1:]
-    _, num_kv_heads, block_size, _ = key_cache.shape
+    _, num_kv_heads, block_size, _ = cache.key.shape
     group_size = num_heads // num_kv_heads
     tile_dim = _tile_dim(head_dim)
-    tile = short_tile(query.element_size(), tile_dim, run.max_query_len * group_size)
+    num_rows = run.max_query_len * group_size
+    tile = short_tile(query.element_size(), tile_dim, num_rows, cache.is_quantized)
+    tree_masks = step.tree_masks if run.has_trees else None
     splits = num_splits(run.max_seq_len)
     num_partials = run.num_tokens * num_heads * splits if splits > 1 else 0
     partial = torch.empty(num_partials * head_dim, dtype=torch.float32, device=query.device)
     partial_lse = torch.empty(num_partials, dtype=torch.float32, device=query.device)
     short_attention_kernel[(run.num_seqs, num_kv_heads, splits)](
-        out, partial, partial_lse, query, key_cache, value_cache,
-        step.block_tables, step.seq_lens, step.query_start_loc, run.first_seq, splits,
-        query.stride(0), query.stride(1), key_cache.stride(0), key_cache.stride(1),
-        step.block_tables.stride(0), _scale_log2(head_dim),
+        out, partial, partial_lse, query, cache.key, cache.value, cache.key_scale, cache.value_scale,
+        step.block_tables, step.seq_lens, step.query_start_loc, tree_masks, run.first_seq, splits,
+        query.stride(0), query.stride(1), step.block_tables.stride(0), _scale_log2(head_dim),
         NUM_HEADS=num_heads, GROUP_SIZE=group_size, HEAD_DIM=head_dim, TILE_DIM=tile_dim,
         BLOCK_SIZE=block_size, TILE_ROWS=tile.rows, TILE_KEYS=tile.keys, MIN_SPLIT=MIN_SPLIT,
         num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
@@ -79,23 +78,23 @@ def _attend_short(
 def _attend_long(
     out: torch.Tensor,
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    cache: LayerCache,
     step: DeviceStep,
     run: Run,
 ) -> None:
     num_heads, head_dim = query.shape[1:]
-    _, num_kv_heads, block_size, _ = key_cache.shape
+    _, num_kv_heads, block_size, _ = cache.key.shape
     group_size = num_heads // num_kv_heads
     tile_dim = _tile_dim(head_dim)
-    tile = long_tile(query.element_size(), tile_dim, group_size, _capability())
+    tile = long_tile(query.element_size(), tile_dim, group_size, cache.is_quantized, _capability())
+    tree_masks = step.tree_masks if run.has_trees else None
     # An upper bound: how the tokens are spread over sequences is only known on the device.
     num_tiles = run.num_tokens // (tile.rows // group_size) + run.num_seqs
     long_attention_kernel[(num_tiles, num_kv_heads)](
-        out, query, key_cache, value_cache,
-        step.block_tables, step.seq_lens, step.query_start_loc, run.first_seq, run.num_seqs,
-        query.stride(0), query.stride(1), key_cache.stride(0), key_cache.stride(1),
-        step.block_tables.stride(0), _scale_log2(head_dim),
+        out, query, cache.key, cache.value, cache.key_scale, cache.value_scale,
+        step.block_tables, step.seq_lens, step.query_start_loc, tree_masks,
+        run.first_seq, run.num_seqs,
+        query.stride(0), query.stride(1), step.block_tables.stride(0), _scale_log2(head_dim),
         NUM_HEADS=num_heads, GROUP_SIZE=group_size, HEAD_DIM=head_dim, TILE_DIM=tile_dim,
         BLOCK_SIZE=block_size, TILE_ROWS=tile.rows, TILE_KEYS=tile.keys,
         num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,

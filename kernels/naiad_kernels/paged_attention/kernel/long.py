@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from naiad_kernels.paged_attention.kernel.tile import attend_range
+from naiad_kernels.paged_attention.kernel.tile import MAX_TREE_ROWS, attend_range, load_tree_masks
 
 
 @triton.jit
@@ -39,15 +39,16 @@ def long_attention_kernel(
     query_ptr,  # [num_tokens, NUM_HEADS, HEAD_DIM]
     key_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]
     value_cache_ptr,
+    key_scale_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE] float32, or None: not quantized
+    value_scale_ptr,
     block_tables_ptr,  # [num_seqs, max_blocks] int32
     seq_lens_ptr,  # [num_seqs] int32
     query_start_loc_ptr,  # [num_seqs + 1] int32
+    tree_masks_ptr,  # [num_tokens] int32, or None: no sequence has a tree
     first_seq,
     num_seqs,
     stride_query_token: tl.int64,
     stride_query_head: tl.int64,
-    stride_block: tl.int64,
-    stride_cache_head: tl.int64,
     stride_table: tl.int64,
     scale_log2: tl.float32,
     NUM_HEADS: tl.constexpr,
@@ -86,12 +87,15 @@ def long_attention_kernel(
     position = tl.load(seq_lens_ptr + seq) - query_len
     end = position + tl.minimum(first_of_tile + TILE_TOKENS, query_len)
     visible_to_all = position + first_of_tile + 1
+    tree_masks = load_tree_masks(tree_masks_ptr, token_ids, is_row)
+    if tree_masks is not None:
+        visible_to_all = tl.where(query_len <= MAX_TREE_ROWS, position, visible_to_all)
     accumulated, _, row_sum = attend_range(
-        query, position + tokens,
-        key_cache_ptr + kv_head * stride_cache_head, value_cache_ptr + kv_head * stride_cache_head,
-        block_tables_ptr + seq * stride_table,
-        0, visible_to_all // TILE_KEYS * TILE_KEYS, end, stride_block, scale_log2,
-        HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_ROWS, TILE_KEYS,
+        query, position + tokens, position, tree_masks,
+        key_cache_ptr, value_cache_ptr, key_scale_ptr, value_scale_ptr,
+        block_tables_ptr + seq * stride_table, kv_head,
+        0, visible_to_all // TILE_KEYS * TILE_KEYS, end, scale_log2,
+        NUM_HEADS // GROUP_SIZE, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_ROWS, TILE_KEYS,
     )  # fmt: skip
     out = (accumulated / row_sum[:, None]).to(out_ptr.dtype.element_ty)
     out_rows = (token_ids * NUM_HEADS + heads) * HEAD_DIM

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from naiad_kernels.paged_attention.kernel.tile import attend_range
+from naiad_kernels.paged_attention.kernel.tile import attend_range, load_tree_masks
 
 MAX_SPLITS = tl.constexpr(64)
 
@@ -31,15 +31,16 @@ def short_attention_kernel(
     query_ptr,  # [num_tokens, NUM_HEADS, HEAD_DIM]
     key_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]
     value_cache_ptr,
+    key_scale_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE] float32, or None: not quantized
+    value_scale_ptr,
     block_tables_ptr,  # [num_seqs, max_blocks] int32
     seq_lens_ptr,  # [num_seqs] int32
     query_start_loc_ptr,  # [num_seqs + 1] int32
+    tree_masks_ptr,  # [num_tokens] int32, or None: no sequence has a tree
     first_seq,
     num_splits,
     stride_query_token: tl.int64,
     stride_query_head: tl.int64,
-    stride_block: tl.int64,
-    stride_cache_head: tl.int64,
     stride_table: tl.int64,
     scale_log2: tl.float32,
     NUM_HEADS: tl.constexpr,
@@ -79,13 +80,15 @@ def short_attention_kernel(
 
     end = tl.minimum(begin + split_size, seq_len)
     first_position = seq_len - query_len
-    visible_to_all = tl.maximum(tl.minimum(end, first_position + 1) - begin, 0)
+    tree_masks = load_tree_masks(tree_masks_ptr, token_ids, is_row)
+    end_for_all = first_position + (1 if tree_masks is None else 0)
+    visible_to_all = tl.maximum(tl.minimum(end, end_for_all) - begin, 0)
     accumulated, row_max, row_sum = attend_range(
-        query, first_position + tokens,
-        key_cache_ptr + kv_head * stride_cache_head, value_cache_ptr + kv_head * stride_cache_head,
-        block_tables_ptr + seq * stride_table,
-        begin, begin + visible_to_all // TILE_KEYS * TILE_KEYS, end, stride_block, scale_log2,
-        HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_ROWS, TILE_KEYS,
+        query, first_position + tokens, first_position, tree_masks,
+        key_cache_ptr, value_cache_ptr, key_scale_ptr, value_scale_ptr,
+        block_tables_ptr + seq * stride_table, kv_head,
+        begin, begin + visible_to_all // TILE_KEYS * TILE_KEYS, end, scale_log2,
+        NUM_HEADS // GROUP_SIZE, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_ROWS, TILE_KEYS,
     )  # fmt: skip
     # A split that lies after a token's position has no keys for it, and no weight in the merge.
     result = accumulated / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]

@@ -9,31 +9,46 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from naiad_kernels.paged_attention import layout
+
+MAX_TREE_ROWS = tl.constexpr(layout.MAX_TREE_ROWS)
 # Below every score, yet finite: a row that has seen no key yet must not compute inf − inf.
 NO_SCORE = tl.constexpr(-1.0e38)
+# A weight times a value's scale would be too small for float16: times this, it is at most the
+# value's largest magnitude.
+SCALE_UP = tl.constexpr(64.0)
+
+
+@triton.jit
+def load_tree_masks(tree_masks_ptr, token_ids, is_row):
+    """The rows' tree masks, or None."""
+    if tree_masks_ptr is None:
+        return None
+    else:
+        return tl.load(tree_masks_ptr + token_ids, mask=is_row, other=0)
 
 
 @triton.jit
 def cache_rows(
     table_ptr,  # [blocks of the sequence] int32
+    kv_head,
     first_key,
     num_keys,
-    stride_block,
-    HEAD_DIM: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE_KEYS: tl.constexpr,
 ):
-    """Offsets of a tile's keys from the cache's KV head, `[TILE_KEYS]` int64."""
+    """Where the keys of a tile lie: rows of the cache, `[TILE_KEYS]` int64."""
     lanes = tl.arange(0, TILE_KEYS)
     if BLOCK_SIZE % TILE_KEYS == 0:
         # The whole tile lies in one block: one scalar id, and the rows follow each other.
         block = tl.load(table_ptr + first_key // BLOCK_SIZE).to(tl.int64)
-        rows = block * stride_block + (first_key % BLOCK_SIZE) * HEAD_DIM + lanes * HEAD_DIM
+        rows = (block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + first_key % BLOCK_SIZE + lanes
     else:
         positions = first_key + lanes
         is_key = positions < num_keys
         blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        rows = blocks * stride_block + (positions % BLOCK_SIZE) * HEAD_DIM
+        rows = (blocks * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + positions % BLOCK_SIZE
     return rows
 
 
@@ -44,13 +59,18 @@ def attend_tile(
     row_sum,  # [TILE_ROWS] float32
     query,  # [TILE_ROWS, TILE_DIM]
     last_visible,  # [TILE_ROWS] int32, the last key a row attends to
-    keys_ptr,  # the cache at the KV head
+    first_draft,  # the key that bit 0 of a tree mask stands for
+    tree_masks,  # [TILE_ROWS] int32, or None
+    keys_ptr,  # [rows of the cache, HEAD_DIM]
     values_ptr,
+    key_scales_ptr,  # [rows of the cache] float32, or None
+    value_scales_ptr,
     table_ptr,
+    kv_head,
     first_key,
     num_keys,
-    stride_block,
     scale_log2,
+    NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     TILE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -61,9 +81,9 @@ def attend_tile(
 
     What lies after `num_keys` is not read: it may hold anything, NaN included.
     """
-    rows = cache_rows(table_ptr, first_key, num_keys, stride_block, HEAD_DIM, BLOCK_SIZE, TILE_KEYS)
+    rows = cache_rows(table_ptr, kv_head, first_key, num_keys, NUM_KV_HEADS, BLOCK_SIZE, TILE_KEYS)
     columns = tl.arange(0, TILE_DIM)
-    offsets = rows[:, None] + columns[None, :]
+    offsets = rows[:, None] * HEAD_DIM + columns[None, :]
     positions = first_key + tl.arange(0, TILE_KEYS)
     if IS_FULL and HEAD_DIM == TILE_DIM:
         keys = tl.load(keys_ptr + offsets)
@@ -72,15 +92,26 @@ def attend_tile(
         mask = (positions < num_keys)[:, None] & (columns < HEAD_DIM)[None, :]
         keys = tl.load(keys_ptr + offsets, mask=mask, other=0.0)
         values = tl.load(values_ptr + offsets, mask=mask, other=0.0)
-    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale_log2
+    scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision="ieee") * scale_log2
+    if key_scales_ptr is not None:
+        scores *= tl.load(key_scales_ptr + rows, mask=positions < num_keys, other=0.0)[None, :]
     if not IS_FULL:
-        scores = tl.where(positions[None, :] <= last_visible[:, None], scores, float("-inf"))
+        is_visible = positions[None, :] <= last_visible[:, None]
+        if tree_masks is not None:
+            # The context is before bit 0, and a row of a longer sequence has every bit.
+            bits = tl.minimum(tl.maximum(positions - first_draft, 0), 31)
+            is_ancestor = (tree_masks[:, None] >> bits[None, :]) & 1
+            is_visible &= (positions < first_draft)[None, :] | (is_ancestor != 0)
+        scores = tl.where(is_visible, scores, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(scores, axis=1))
     weights = tl.exp2(scores - new_max[:, None])
     rescale = tl.exp2(row_max - new_max)
     row_sum = row_sum * rescale + tl.sum(weights, axis=1)
     accumulated = accumulated * rescale[:, None]
-    accumulated = tl.dot(weights.to(values.dtype), values, accumulated, input_precision="ieee")
+    if value_scales_ptr is not None:
+        scales = tl.load(value_scales_ptr + rows, mask=positions < num_keys, other=0.0)
+        weights *= (scales * SCALE_UP)[None, :]
+    accumulated = tl.dot(weights.to(query.dtype), values.to(query.dtype), accumulated, input_precision="ieee")
     return accumulated, new_max, row_sum
 
 
@@ -88,14 +119,19 @@ def attend_tile(
 def attend_range(
     query,  # [TILE_ROWS, TILE_DIM]
     last_visible,  # [TILE_ROWS] int32
+    first_draft,
+    tree_masks,  # [TILE_ROWS] int32, or None
     keys_ptr,
     values_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     table_ptr,
+    kv_head,
     begin,
     end_of_full,
     end,
-    stride_block,
     scale_log2,
+    NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     TILE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -116,12 +152,16 @@ def attend_range(
     # Two loops, so that no key of a full tile is compared or masked.
     for first_key in tl.range(begin, end_of_full, TILE_KEYS):
         accumulated, row_max, row_sum = attend_tile(
-            accumulated, row_max, row_sum, query, last_visible, keys_ptr, values_ptr, table_ptr,
-            first_key, end, stride_block, scale_log2, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_KEYS, True,
+            accumulated, row_max, row_sum, query, last_visible, first_draft, tree_masks,
+            keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, kv_head,
+            first_key, end, scale_log2, NUM_KV_HEADS, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_KEYS, True,
         )  # fmt: skip
     for first_key in tl.range(end_of_full, end, TILE_KEYS):
         accumulated, row_max, row_sum = attend_tile(
-            accumulated, row_max, row_sum, query, last_visible, keys_ptr, values_ptr, table_ptr,
-            first_key, end, stride_block, scale_log2, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_KEYS, False,
+            accumulated, row_max, row_sum, query, last_visible, first_draft, tree_masks,
+            keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, kv_head,
+            first_key, end, scale_log2, NUM_KV_HEADS, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_KEYS, False,
         )  # fmt: skip
+    if value_scales_ptr is not None:
+        accumulated *= 1.0 / SCALE_UP
     return accumulated, row_max, row_sum

@@ -23,20 +23,31 @@ class Tile:
     num_stages: int
 
 
-def short_tile(element_bytes: int, tile_dim: int, num_rows: int) -> Tile:
-    """For a program with all `num_rows` query rows (tokens × heads of a KV head) of a sequence."""
+def short_tile(element_bytes: int, tile_dim: int, num_rows: int, is_quantized: bool) -> Tile:
+    """For a program with all `num_rows` query rows (tokens × heads of a KV head) of a sequence.
+
+    Codes are turned into the query's dtype in registers: quantized tiles are smaller.
+    """
     rows = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
     is_wide = tile_dim > 128
-    if element_bytes > 2 or rows > 64 or (is_wide and rows > 32):
+    if element_bytes > 2:
+        return Tile(rows, 16 if is_quantized else 32, 8, 2)
+    if rows > 64 or (is_wide and rows > 32):
         return Tile(rows, 32, 8, 2)
+    if is_quantized:
+        return Tile(rows, 32, 4 if rows == _MIN_ROWS else 8, 3)
     return Tile(rows, 32 if is_wide or rows > 32 else 64, 4, 3)
 
 
-def long_tile(element_bytes: int, tile_dim: int, group_size: int, capability: int) -> Tile:
+def long_tile(
+    element_bytes: int, tile_dim: int, group_size: int, is_quantized: bool, capability: int
+) -> Tile:
     """For programs that share a sequence's query rows; `capability` is 90 for sm_90."""
     fewest = max(_MIN_ROWS, triton.next_power_of_2(group_size))
     if element_bytes > 2:
-        return Tile(fewest, 32, 8, 2)
+        return Tile(fewest, 16 if is_quantized else 32, 8, 1)
     if tile_dim > 128:
         return Tile(max(64, fewest), 32, 8, 2)
-    return Tile(max(128, fewest), 64 if capability >= _HOPPER else 32, 8, 3)
+    if capability >= _HOPPER:
+        return Tile(max(128, fewest), 64, 8, 3)
+    return Tile(max(64 if is_quantized else 128, fewest), 32, 8, 3)

@@ -1,0 +1,69 @@
+"""One layer's KV cache, and where a step's tokens go in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from naiad_kernels.store_kv.quantize import LARGEST_CODE
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's keys and values, in the model's dtype or quantized.
+
+    Attributes:
+        key: `[num_blocks, num_kv_heads, block_size, head_dim]`, contiguous; codes of int8 or
+            float8_e4m3fn if it has scales. GPUs know float8_e4m3fn from sm_90 on.
+        value: as `key`.
+        key_scale: `[num_blocks, num_kv_heads, block_size]` float32, contiguous: the factor of each
+            key's codes. None if `key` is not quantized.
+        value_scale: as `key_scale`.
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+    key_scale: torch.Tensor | None = None
+    value_scale: torch.Tensor | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether keys and values are codes with scales."""
+        return self.key_scale is not None
+
+    def check(self, dtype: torch.dtype) -> None:
+        """Assert that the tensors fit each other and a model that computes in `dtype`."""
+        key, value = self.key, self.value
+        assert key.shape == value.shape, (key.shape, value.shape)
+        assert key.dtype == value.dtype, (key.dtype, value.dtype)
+        assert key.is_contiguous()
+        assert value.is_contiguous()
+        if self.key_scale is None or self.value_scale is None:
+            assert self.key_scale is self.value_scale, "scales of keys or of values are missing"
+            assert key.dtype == dtype, (key.dtype, dtype)
+            return
+        assert key.dtype in LARGEST_CODE, key.dtype
+        for scale in (self.key_scale, self.value_scale):
+            assert scale.shape == key.shape[:3], (scale.shape, key.shape)
+            assert scale.dtype == torch.float32, scale.dtype
+            assert scale.is_contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Where each token of a step is stored; built once a step, used by every layer.
+
+    Attributes:
+        blocks: `[num_tokens]` int64, block id.
+        offsets: `[num_tokens]` int64, position inside the block.
+    """
+
+    blocks: torch.Tensor
+    offsets: torch.Tensor
+
+    @classmethod
+    def from_slot_mapping(cls, slot_mapping: torch.Tensor, block_size: int) -> Slots:
+        """Split `slot_mapping` (`[num_tokens]` int64, block id × block_size + offset, all ≥ 0)."""
+        blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
+        return cls(blocks, slot_mapping - blocks * block_size)

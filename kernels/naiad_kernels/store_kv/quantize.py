@@ -1,0 +1,39 @@
+"""Vectors as 8-bit codes with one scale each, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+# The largest code of each dtype: what a vector's largest magnitude is stored as.
+LARGEST_CODE = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+# A zero vector's scale must not be 0, by which it is divided.
+SMALLEST_MAGNITUDE = 1e-30
+
+
+def quantize(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of every last-dimension vector, and the scales that turn them back.
+
+    Args:
+        x: `[..., dim]`, any floating dtype.
+        dtype: of the codes, int8 or float8_e4m3fn.
+
+    Returns:
+        `[..., dim]` codes and `[...]` float32 scales. A vector with a value that is not finite has
+        a scale of NaN.
+    """
+    largest_code = LARGEST_CODE[dtype]
+    wide = x.float()
+    # Of finite values the sum is 0.
+    not_finite = (wide * 0).sum(-1)
+    scale = wide.abs().amax(-1).clamp_min(SMALLEST_MAGNITUDE) / largest_code + not_finite
+    codes = (wide / scale.unsqueeze(-1)).clamp(-largest_code, largest_code)
+    if dtype == torch.int8:
+        codes = torch.floor(codes.nan_to_num() + 0.5)
+    return codes.to(dtype), scale
+
+
+def dequantize(codes: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """The vectors in `dtype`; as they are if there is no scale."""
+    if scale is None:
+        return codes
+    return (codes.float() * scale.unsqueeze(-1)).to(dtype)
