@@ -23,6 +23,17 @@ class InvalidRequestError(NaiadError):
     status = "INVALID_ARG"
 
 
+class NoTokenPossibleError(InvalidRequestError):
+    """What the client asks for excludes every token that could come next."""
+
+    def __init__(self) -> None:
+        """Name what excludes tokens."""
+        super().__init__(
+            "no token is possible for this request: what it asks for "
+            "(allowed_token_ids, bad_words, logit_bias, min_tokens) excludes every token"
+        )
+
+
 class UnavailableError(NaiadError):
     """The server can not take the request now; the same request may work later."""
 

@@ -105,7 +105,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
         is_cut: a stop string ended inside this output's text: only `num_chars` of it count.
         finish_reason: set on the last output of a sequence, exactly once.
         stop_reason: the stop string or the decimal id that matched.
-        error_status, error_message: with FinishReason.ERROR.
+        error_status, error_message: with FinishReason.ERROR; also with TIMEOUT, of a sequence that
+            never started.
         num_cached_tokens: prompt tokens taken from the prefix cache.
         log_probs: one for each of `token_ids`, if asked for.
         cum_log_prob: the sum over all ids sent so far, if asked for.
@@ -148,7 +149,8 @@ def error_output(sequence_id: int, status: Status, message: str) -> RequestOutpu
 class EngineStats(msgspec.Struct, array_like=True):
     """Gauges and running totals of the engine after a step.
 
-    Queried and hit tokens are those that the prefix cache was asked for and had.
+    Queried and hit tokens are those that the prefix cache was asked for and had. Accepted draft
+    tokens are told by their place in the draft.
     """
 
     num_running: int = 0
@@ -165,3 +167,6 @@ class EngineStats(msgspec.Struct, array_like=True):
     total_hit_tokens: int = 0
     total_prompt_tokens: int = 0
     total_generation_tokens: int = 0
+    total_drafts: int = 0
+    total_draft_tokens: int = 0
+    total_accepted_tokens_at: list[int] = []

@@ -160,6 +160,7 @@ class Sequence:
         donor: a sequence with the same prompt, whose blocks this one takes over when it starts.
         offered_token_ids: the client's guess at how the output begins.
         num_draft_tokens, num_accepted_tokens: of all steps so far.
+        num_cached_tokens: of the prompt, from the prefix cache; of one with a donor the donor's.
     """
 
     sequence_id: int

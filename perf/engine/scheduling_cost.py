@@ -60,7 +60,7 @@ def measure(num_running: int, num_steps: int) -> dict[str, float]:
         scheduled = scheduler.schedule()
         middle_s = time.perf_counter()
         assert len(scheduled.scheduled) == num_running
-        result = ModelOutput({row.sequence.sequence_id: 7 for row in scheduled.scheduled if row.samples})
+        result = ModelOutput({row.sequence.sequence_id: [7] for row in scheduled.scheduled if row.samples})
         end_s = time.perf_counter()
         scheduler.update(scheduled, result)
         if index >= _NUM_WARM_UP_STEPS:

@@ -125,7 +125,7 @@ def test_row_may_fail_before_it_samples() -> None:
     assert drive.reason(1) is FinishReason.ERROR
 
 
-def test_deadline_in_the_queue_is_an_error_and_nothing_ran() -> None:
+def test_deadline_in_the_queue_says_so_and_nothing_ran() -> None:
     drive = EngineDrive(max_num_seqs=1)
     drive.add(1, [1], SamplingParams(max_tokens=50))
     drive.add(2, [2], timeout_s=1.0)
@@ -133,7 +133,7 @@ def test_deadline_in_the_queue_is_an_error_and_nothing_ran() -> None:
     drive.now += 2.0
     drive.step()
     final = drive.finals[2]
-    assert (final.finish_reason, final.error_status) == (FinishReason.ERROR, "UNAVAILABLE")
+    assert (final.finish_reason, final.error_status) == (FinishReason.TIMEOUT, "UNAVAILABLE")
     assert final.error_message.startswith("timeout")
     assert all(row[0] != 2 for step in drive.runner.steps for row in step)
 
@@ -189,3 +189,15 @@ def test_the_nearest_deadline_comes_first_whatever_the_order_of_arrival() -> Non
         drive.step()
         ended.append(sorted(drive.finals))
     assert ended == [[1], [1, 3], [1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "shown"), [(1e-6, "1e-06 s"), (0.25, "0.25 s"), (31536000.0, "3.15e+07 s")]
+)
+def test_a_deadline_in_the_queue_names_the_timeout(timeout_s: float, shown: str) -> None:
+    drive = EngineDrive(max_num_seqs=1)
+    drive.now = 54321.987
+    drive.add(1, [1], timeout_s=timeout_s)
+    drive.now += 1e9
+    drive.step()
+    assert drive.finals[1].error_message.endswith(f"was not started within {shown}")

@@ -143,6 +143,27 @@ def test_a_deadline_in_the_queue_is_an_error_for_each() -> None:
     assert {drive.finals[each].error_status for each in (11, 12)} == {"UNAVAILABLE"}
 
 
+def test_results_that_do_not_exist_are_empty_and_worse_than_any_other() -> None:
+    drive = EngineDrive()
+    params = SamplingParams(max_tokens=6, allowed_token_ids=(5,), num_log_probs=0)
+    drive.add(1, PROMPT, params, sibling_ids=(2, 3, 4), beam=BeamParams(stops_early=True))
+    drive.run()
+    assert [drive.tokens[each] for each in (1, 2, 3, 4)] == [[5] * 6, [], [], []]
+    assert drive.finals[1].cum_log_prob > -100
+    assert [drive.finals[each].cum_log_prob for each in (2, 3, 4)] == [-1e9] * 3
+
+
+def test_a_search_that_comes_to_a_dead_end_is_an_error_for_each() -> None:
+    drive = EngineDrive()
+    # An id that the model does not know: nothing is possible.
+    params = SamplingParams(max_tokens=6, allowed_token_ids=(1000,))
+    drive.add(1, PROMPT, params, sibling_ids=(2,), beam=BeamParams())
+    drive.run()
+    assert {drive.finals[each].error_status for each in (1, 2)} == {"INVALID_ARG"}
+    assert "no token is possible" in drive.finals[2].error_message
+    assert drive.engine.stats().num_used_blocks == 0
+
+
 def test_text_is_cut_at_a_stop_string() -> None:
     params = SamplingParams(max_tokens=6)
     expected = outputs_of(expected_beams(PROMPT, params, 2, BeamParams()))
@@ -164,3 +185,12 @@ def test_searches_that_can_never_fit_are_refused(width: int, max_tokens: int, me
     params = SamplingParams(max_tokens=max_tokens)
     with pytest.raises(InvalidRequestError, match=message):
         drive.add(1, PROMPT, params, sibling_ids=tuple(range(2, 1 + width)), beam=BeamParams())
+
+
+def test_two_tenants_searches_do_not_take_slots_from_each_other_for_ever() -> None:
+    drive = EngineDrive(num_blocks=32, max_num_seqs=2, budget=4)
+    beam = BeamParams()
+    drive.add(1, [1, 2, 3, 4, 5, 6], SamplingParams(max_tokens=8), sibling_ids=(2,), beam=beam)
+    drive.add(3, [7, 8, 9], SamplingParams(max_tokens=8), sibling_ids=(4,), beam=beam, cache_salt="other")
+    drive.run(max_steps=500)
+    assert {drive.reason(each) for each in (1, 2, 3, 4)} <= {FinishReason.STOP, FinishReason.LENGTH}

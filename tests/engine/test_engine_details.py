@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from helpers.engine_drive import EngineDrive, solo_tokens
 from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.outputs import RequestOutput
 from naiad.sampling.noise import sibling_seed
-from naiad.sequence import FinishReason, SamplingParams, TextContext
+from naiad.sequence import BeamParams, FinishReason, SamplingParams, TextContext
 from naiad.tokenization.text_stream import TextStream
 from naiad.tokenization.token_table import TokenTable
 
@@ -91,6 +93,16 @@ def test_prompt_tokens_from_the_cache_are_counted() -> None:
     assert (stats.total_queried_tokens, stats.total_hit_tokens) == (10, 4)
 
 
+def test_what_a_preempted_sequence_finds_in_the_cache_is_not_counted() -> None:
+    drive = EngineDrive(num_blocks=6, prefix_cache=PrefixCache(4))
+    for sequence_id in (1, 2):
+        drive.add(sequence_id, [sequence_id] * 9, SamplingParams(max_tokens=9))
+    drive.run()
+    stats = drive.engine.stats()
+    assert stats.total_preemptions > 0
+    assert (stats.total_queried_tokens, stats.total_hit_tokens) == (18, 0)
+
+
 def test_a_thousand_common_tokens_are_computed_once_for_32() -> None:
     drive = EngineDrive(
         num_blocks=200, block_size=16, max_num_seqs=32, budget=64, prefix_cache=PrefixCache(16)
@@ -123,3 +135,31 @@ def test_siblings_have_noise_of_their_own() -> None:
     assert len(seeds) == 1600
     assert all(0 <= seed < 2**64 for seed in seeds)
     assert sibling_seed(77, 0) == 77
+
+
+@pytest.mark.parametrize("beam", [None, BeamParams()])
+def test_a_fork_is_no_cache_hit(beam: BeamParams | None) -> None:
+    drive = EngineDrive(prefix_cache=PrefixCache(4))
+    ids = (1, 2, 3, 4)
+    drive.add(1, [5] * 9, SamplingParams(max_tokens=3), sibling_ids=ids[1:], beam=beam)
+    drive.run()
+    assert [drive.finals[each].num_cached_tokens for each in ids] == [0, 0, 0, 0]
+    ids = (11, 12, 13, 14)
+    drive.add(11, [5] * 9, SamplingParams(max_tokens=3), sibling_ids=ids[1:], beam=beam)
+    drive.run()
+    assert [drive.finals[each].num_cached_tokens for each in ids] == [8, 8, 8, 8]
+
+
+def test_the_best_beam_may_be_a_fork() -> None:
+    for token_id in range(8):
+        drive = EngineDrive()
+        drive.add(1, [token_id] * 3, SamplingParams(max_tokens=4), sibling_ids=(2, 3, 4), beam=BeamParams())
+        drive.run()
+        assert [drive.finals[each].num_cached_tokens for each in (1, 2, 3, 4)] == [0, 0, 0, 0]
+
+
+def test_siblings_that_come_after_the_first_has_ended_report_what_it_had() -> None:
+    drive = EngineDrive(prefix_cache=PrefixCache(4), max_num_seqs=1)
+    drive.add(1, [5] * 9, SamplingParams(max_tokens=3), sibling_ids=(2,))
+    drive.run()
+    assert [drive.finals[each].num_cached_tokens for each in (1, 2)] == [0, 0]

@@ -69,7 +69,12 @@ class FakeRunner:
                 assert self._read(row.sequence, len(text)) == text
                 num_candidates = row.sequence.params.num_candidates
                 if num_candidates:
-                    result.candidates[sequence_id] = next_candidates(text, num_candidates)
+                    allowed = row.sequence.params.allowed_token_ids
+                    result.candidates[sequence_id] = [
+                        candidate
+                        for candidate in next_candidates(text, self.model_config.vocab_size)
+                        if not allowed or candidate[0] in allowed
+                    ][:num_candidates]
                     continue
                 result.sampled_token_ids[sequence_id] = self._verified(text, len(row.draft_token_ids))
             self._add_details(row, result)

@@ -82,7 +82,12 @@ def start_server(model_dir: Path | str, *options: str, timeout_s: float = 120) -
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     server = Server(process)
     threading.Thread(target=_read, args=(server,), daemon=True).start()
-    eventually(lambda: bool(server.grpc) or process.poll() is not None, timeout_s)
+    try:
+        eventually(lambda: bool(server.grpc) or process.poll() is not None, timeout_s)
+    except AssertionError:
+        # Whoever waited in vain has no server to stop.
+        server.stop()
+        raise
     if not server.grpc:
         raise AssertionError("naiad serve ended:\n" + "\n".join(server.lines))
     return server

@@ -7,20 +7,34 @@ import pytest
 import torch
 
 from naiad_kernels.compile_gate.compiled import SHARED_MEMORY_BYTES, CompiledKernel, compile_launches
-from naiad_kernels.compile_gate.served import SHAPES, ServedShape, attention_launch, launches
+from naiad_kernels.compile_gate.served import (
+    OPS,
+    SHAPES,
+    ServedShape,
+    attention_launch,
+    launches,
+    quantised_launch,
+)
+from naiad_kernels.quant_linear import ByteWeight, FP8Tokens, kernel
 
 BY_LABEL = {shape.label: shape for shape in SHAPES}
 SMALL = BY_LABEL["SmolLM2-135M float16 16"]
-# Compiled in every run: each kernel for each GPU. The slow test compiles all of `SHAPES`.
-QUICK_SHAPES = [
-    (SMALL, 80),
-    (BY_LABEL["Llama-3.1-8B bfloat16 64"], 90),
-    (BY_LABEL["SmolLM2-135M float16 16 int8"], 80),
-    (BY_LABEL["Llama-3.1-8B bfloat16 64 float8_e4m3fn"], 90),
+LARGE = BY_LABEL["Llama-3.1-8B bfloat16 64"]
+INT8_CACHE = BY_LABEL["SmolLM2-135M float16 16 int8"]
+FP8_CACHE = BY_LABEL["Llama-3.1-8B bfloat16 64 float8_e4m3fn"]
+# Compiled in every run: each kernel, for both GPUs what differs most between them. The slow test
+# compiles all of `SHAPES`.
+QUICK = [
+    *((SMALL, 80, op) for op in OPS[:-2]),
+    *((LARGE, 90, op) for op in ("attention", "quantised, one token")),
+    *((INT8_CACHE, 80, op) for op in INT8_CACHE.ops),
+    (FP8_CACHE, 90, "cache"),
 ]
-QUICK = [(shape, capability, op) for shape, capability in QUICK_SHAPES for op in shape.ops]
 ALL = [(shape, capability, op) for shape in SHAPES for capability in shape.capabilities for op in shape.ops]
-MATRIX_KERNELS = {"short_attention_kernel", "long_attention_kernel"}
+MATRIX_KERNELS = {
+    *("short_attention_kernel", "long_attention_kernel", "w4a16_kernel", "byte_kernel"),
+    *("_lora_shrink_kernel", "_lora_expand_kernel"),
+}
 
 
 def assert_fits(compiled: list[CompiledKernel], shape: ServedShape) -> None:
@@ -70,3 +84,26 @@ def test_sizes_of_a_step_compile_nothing_new(query_len: int, kernels: set[str]) 
         compiled += compile_launches(step, 90)
     assert {each.kernel for each in compiled} == kernels
     assert len({each.variant for each in compiled}) == len(kernels)
+
+
+def test_numbers_of_tokens_compile_nothing_new() -> None:
+    """A step of few tokens runs the same code for all of them, whatever divides their number."""
+    compiled = [
+        each
+        for num_tokens in (1, 3, 8, 16)
+        for each in compile_launches(quantised_launch(SMALL, num_tokens, [128]), 80)
+    ]
+    kernels = {each.kernel for each in compiled}
+    assert kernels == {"w4a16_kernel", "byte_kernel", "sum_slabs_kernel"}
+    # Four bits' sum has no scales, eight bits' has.
+    assert len({each.variant for each in compiled}) == len(kernels) + 1
+
+
+def test_fp8_is_refused_before_hopper() -> None:
+    x = torch.empty(1, 128, dtype=torch.float16)
+    with pytest.raises(ValueError, match="quantize_tokens: this GPU is older than sm_90"):
+        compile_launches(lambda: kernel.quantize_tokens(x), 80)
+    tokens = FP8Tokens(torch.empty(1, 128, dtype=torch.float8_e4m3fn), torch.empty(1))
+    weight = ByteWeight(torch.empty(8, 128, dtype=torch.float8_e4m3fn), torch.empty(8))
+    with pytest.raises(ValueError, match="fp8_linear: this GPU is older than sm_90"):
+        compile_launches(lambda: kernel.fp8_linear(tokens, weight, torch.float16), 80)

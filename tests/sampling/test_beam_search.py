@@ -10,8 +10,10 @@ import pytest
 import torch
 import transformers
 
+from helpers.sampling_rows import make_row
 from helpers.tiny_models import make_tiny_model
 from naiad.sampling.beam_search import Beam, BeamRules, BeamSearch
+from naiad.sampling.sampler import Sampler
 
 
 def make_table(seed: int, vocab_size: int = 12) -> list[list[float]]:
@@ -104,6 +106,77 @@ def test_beams_and_scores_are_those_of_transformers(
             best = logits.float().log_softmax(-1).topk(rules.num_candidates)
             candidates.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
         is_over = beams.advance(candidates) is None
+    made = [list(beam.token_ids) for beam in beams.best()]
+    wanted = [ids[len(prompt) :] for ids in expected.sequences.tolist()]
+    assert [ids + [1] * (len(wanted[0]) - len(ids)) for ids in made] == wanted
+    scores = [beam.score for beam in beams.best()]
+    assert scores == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
+
+
+def test_beams_without_a_possible_token_end_and_the_others_go_on() -> None:
+    beams = BeamSearch(BeamRules(width=3, max_tokens=3))
+    assert beams.advance([[(1, -1.0), (2, -2.0)]]) == [0, 0]
+    assert beams.advance([[], [(4, -1.0)]]) == [1]
+    assert beams.advance([[(5, -1.0)]]) is None
+    assert [beam.token_ids for beam in beams.best()] == [(2, 4, 5)]
+
+
+def test_a_search_without_a_possible_token_ends_with_what_has_ended() -> None:
+    beams = BeamSearch(BeamRules(width=2, max_tokens=9, stop_token_ids=(1,)))
+    assert beams.advance([[(1, -1.0), (2, -2.0)]]) == [0]
+    assert beams.advance([[]]) is None
+    assert [beam.token_ids for beam in beams.best()] == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "bad_words"),
+    [
+        ([3, 40, 7, 9, 21], []),
+        ([3, 7, 9, 21], [[7, 9], [9, 7], [21, 21]]),
+        # A text that ends with 9 has come to a dead end.
+        ([3, 7, 9, 21, 30], [[9, 3], [9, 7], [9, 9], [9, 21], [9, 30]]),
+        ([], [[7], [9, 21]]),
+    ],
+)
+@pytest.mark.parametrize("width", [2, 4])
+def test_with_impossible_tokens_too(
+    tiny_model: transformers.PreTrainedModel, width: int, allowed: list[int], bad_words: list[list[int]]
+) -> None:
+    prompt, vocab_size = [5, 9, 17], tiny_model.config.vocab_size
+    rules = BeamRules(width, 6, (3,), 1.0)
+    expected = tiny_model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        prefix_allowed_tokens_fn=lambda _batch, _ids: allowed or list(range(vocab_size)),
+        generation_config=transformers.GenerationConfig(
+            num_beams=width,
+            num_return_sequences=width,
+            max_new_tokens=rules.max_tokens,
+            bad_words_ids=bad_words or None,
+            eos_token_id=list(rules.stop_token_ids),
+            pad_token_id=1,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+        ),
+    )
+    beams, is_over = BeamSearch(rules), False
+    while not is_over:
+        rows = [
+            make_row(
+                index,
+                prompt,
+                list(beam.token_ids),
+                num_candidates=rules.num_candidates,
+                allowed_token_ids=tuple(allowed),
+                bad_words=tuple(map(tuple, bad_words)),
+            )
+            for index, beam in enumerate(beams.running)
+        ]
+        with torch.inference_mode():
+            logits = tiny_model(torch.tensor([row.token_ids for row in rows])).logits[:, -1].float()
+            candidates = Sampler(vocab_size).sample(logits, rows).candidates
+        is_over = beams.advance([candidates[row.sequence_id] for row in rows]) is None
     made = [list(beam.token_ids) for beam in beams.best()]
     wanted = [ids[len(prompt) :] for ids in expected.sequences.tolist()]
     assert [ids + [1] * (len(wanted[0]) - len(ids)) for ids in made] == wanted

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -179,3 +180,29 @@ def test_a_row_that_excludes_every_token_fails_alone(params: dict[str, Any], dra
 
 def test_no_rows() -> None:
     assert sample(torch.zeros(0, 20), []) == {}
+
+
+def test_candidates_are_possible_tokens_and_a_beam_may_have_none() -> None:
+    rows = [
+        make_row(0, num_candidates=4, allowed_token_ids=(3, 5)),
+        make_row(1, num_candidates=4, allowed_token_ids=(3,), bad_words=((3,),)),
+        make_row(2, num_candidates=4),
+    ]
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(5))
+    logits[2, 7] = math.nan
+    output = Sampler(20).sample(logits, rows)
+    assert {token_id for token_id, _ in output.candidates[0]} == {3, 5}
+    assert all(math.isfinite(log_prob) for _, log_prob in output.candidates[0])
+    assert output.candidates[1] == []
+    assert list(output.errors) == [2]
+
+
+@pytest.mark.parametrize("temperature", [1e38, 1e39, 1e300])
+@pytest.mark.parametrize("top_p", [1.0, 0.999])
+def test_a_temperature_beyond_float32_draws_evenly_among_what_is_possible(
+    temperature: float, top_p: float
+) -> None:
+    params: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "allowed_token_ids": (2, 3, 5, 7)}
+    rows = [make_row(n, seed=n, **params) for n in range(2000)]
+    drawn = list(sample(torch.arange(20.0).repeat(2000, 1), rows).values())
+    assert [400 < drawn.count(token_id) < 600 for token_id in (2, 3, 5, 7)] == [True] * 4

@@ -130,3 +130,36 @@ def test_blocks_are_taken_from_the_tenant_that_has_more_than_its_share() -> None
         desk.step()
     assert 3 in desk.running()
     assert 1 in desk.running()
+
+
+def test_blocks_are_taken_from_a_tenant_above_its_share_before_one_that_keeps_to_it() -> None:
+    desk = Desk(num_blocks=6, max_num_seqs=6)
+    desk.add(num_tokens=4, salt="many")
+    for _ in range(3):
+        desk.add(num_tokens=1, salt="many")
+    for _ in range(2):
+        desk.add(num_tokens=1, salt="two")
+    desk.step()
+    desk.step()
+    assert desk.running() == [1, 2, 3, 5, 6]
+
+
+def test_nobody_is_admitted_in_a_step_that_took_blocks_from_another() -> None:
+    desk = Desk(num_blocks=8)
+    for _ in range(2):
+        desk.add(num_tokens=16, salt="one")
+    desk.step()
+    desk.add(num_tokens=1, salt="other")
+    assert desk.step() == [(1, 1)]
+    assert desk.step() == [(1, 1), (3, 1)]
+
+
+def test_who_was_preempted_gets_its_spare_blocks_from_a_tenant_above_its_share() -> None:
+    desk = Desk(num_blocks=11, max_num_seqs=6)
+    for num_tokens in (2, 2, 2, 14):
+        desk.add(num_tokens=num_tokens, salt="flood")
+    desk.step()
+    # Four blocks are free: enough for its three, but not for one more for each that runs.
+    desk.add(num_tokens=10, salt="quiet").num_preemptions = 1
+    desk.step()
+    assert desk.running() == [1, 2, 3, 5]

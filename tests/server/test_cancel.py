@@ -106,15 +106,6 @@ def test_a_hundred_cancels_in_a_row(server: Server) -> None:
     assert server.used_blocks() == 0
 
 
-def test_deadline_ends_a_running_request_with_what_it_has(server: Server) -> None:
-    inputs = text_inputs("Once upon a time", 1500, ignore_eos=True, return_finish_reason=True)
-    outcome = ask(server.grpc, "ensemble", inputs, timeout=1_500_000)
-    assert outcome.errors == []
-    assert outcome.responses[-1]["finish_reason"].item() == b"timeout"
-    assert len(outcome.responses) > 1
-    free_again(server)
-
-
 def test_acknowledging_guessed_sequences_cancels_nobody(server: Server) -> None:
     victim = Stream(server.grpc, "ensemble", text_inputs("Once upon a time", 100, ignore_eos=True))
     assert victim.got_response.wait(30)

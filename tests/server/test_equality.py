@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from helpers.raw_grpc import Stream, ask, llm_inputs
+from helpers.served import WAYS, served
 from helpers.server import Server, eventually, start_server
 
 NUM_TOKENS = 64
@@ -50,9 +52,9 @@ def served_one_by_one(server: Server) -> list[list[int]]:
 def test_one_by_one_equals_transformers(
     reference: PreTrainedModel, served_one_by_one: list[list[int]]
 ) -> None:
-    for prompt, served in zip(PROMPTS, served_one_by_one, strict=True):
-        assert len(served) == NUM_TOKENS
-        assert_is_transformers_greedy(reference, prompt, served)
+    for prompt, tokens in zip(PROMPTS, served_one_by_one, strict=True):
+        assert len(tokens) == NUM_TOKENS
+        assert_is_transformers_greedy(reference, prompt, tokens)
 
 
 def test_all_at_once_equals_one_by_one(server: Server, served_one_by_one: list[list[int]]) -> None:
@@ -88,16 +90,19 @@ def test_forced_preemption_changes_nothing(
         assert [stream.join(300).token_ids for stream in streams] == [
             served_one_by_one[number] for number in chosen
         ]
+        eventually(lambda: small.metric("vllm:num_preemptions_total") > 0)
         eventually(lambda: small.used_blocks() == 0)
+        eventually(lambda: small.metric("vllm:num_preemptions_total") > 0)
     finally:
         assert small.stop() == 0
 
 
-def test_seeded_sampling_is_the_same_alone_and_in_a_crowd(server: Server) -> None:
-    def seeded(number: int) -> dict[str, object]:
-        parameters = {"temperature": 0.9, "top_p": 0.95, "seed": number}
-        return {"inputs": llm_inputs(PROMPTS[number], 32, ignore_eos=True), "parameters": parameters}
+@pytest.mark.parametrize("way", WAYS)
+def test_seeded_sampling_is_the_same_alone_and_in_a_crowd(server: Server, way: str) -> None:
+    def seeded(number: int) -> list[int]:
+        sampling = {"temperature": 0.9, "top_p": 0.95, "seed": number}
+        return served(server, way, PROMPTS[number], max_tokens=24, ignore_eos=True, **sampling).token_ids
 
-    alone = [ask(server.grpc, "llm", **seeded(number)).token_ids for number in range(8)]
-    streams = [Stream(server.grpc, "llm", **seeded(number)) for number in range(8)]
-    assert [stream.join().token_ids for stream in streams] == alone
+    alone = [seeded(number) for number in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(seeded, range(6))) == alone

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from helpers.raw_grpc import Stream, ask, text_inputs
+from helpers.served import served
 from helpers.server import Server, eventually, start_server
 
 TWO = text_inputs("Hello", 4, ignore_eos=True)
@@ -30,6 +31,11 @@ def serves(server: Server) -> bool:
     return not outcome.errors and not outcome.call_error and len(outcome.responses) > 0
 
 
+def seeded_text(server: Server) -> str:
+    sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "ignore_eos": True}
+    return served(server, "generate", "Once upon a time", max_tokens=24, **sampling).text
+
+
 def gone(processes: list[psutil.Process]) -> bool:
     return all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in processes)
 
@@ -39,7 +45,7 @@ def shm_files() -> set[str]:
 
 
 def test_killed_engine_ends_streams_with_an_error_and_comes_back(own_server: Server) -> None:
-    engine = own_server.processes("naiad.engine_process")[0]
+    engine, seeded = own_server.processes("naiad.engine_process")[0], seeded_text(own_server)
     streams = [
         Stream(own_server.grpc, model, inputs)
         for model, inputs in [
@@ -58,11 +64,12 @@ def test_killed_engine_ends_streams_with_an_error_and_comes_back(own_server: Ser
     refused = ask(own_server.grpc, "ensemble", TWO)
     assert "restart" in refused.errors[0]
     eventually(lambda: serves(own_server), 20)
+    assert seeded_text(own_server) == seeded
 
 
 @pytest.mark.parametrize("model", ["tokenizer", "llm", "detokenizer"])
 def test_killed_stub_makes_naiad_serve_restart_the_server(own_server: Server, model: str) -> None:
-    server_before = own_server.processes("tritonserver")
+    server_before, seeded = own_server.processes("tritonserver"), seeded_text(own_server)
     stubs = [
         p for p in own_server.processes("triton_python_backend_stub") if f"/{model}/" in " ".join(p.cmdline())
     ]
@@ -70,6 +77,7 @@ def test_killed_stub_makes_naiad_serve_restart_the_server(own_server: Server, mo
     stubs[0].send_signal(signal.SIGKILL)
     eventually(lambda: gone([p for p in server_before if p.name() == "tritonserver"]), 15)
     eventually(lambda: serves(own_server), 60)
+    assert seeded_text(own_server) == seeded
 
 
 @pytest.mark.parametrize("victim", ["supervisor", "tritonserver", "llm stub"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
+from helpers.raw_grpc import Stream, ask, llm_inputs, text_inputs
+from helpers.served import WAYS, ask_by, served
 from helpers.server import Server, eventually, start_server
 
 LONG = 400
@@ -63,27 +65,47 @@ def test_exactly_those_that_run_or_may_wait_are_served(narrow: Server, model: st
     eventually(lambda: gauge(narrow, "active") == 0)
 
 
-def test_a_full_queue_refuses_over_http_too(narrow: Server) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_full_queue_refuses_until_there_is_room(narrow: Server, way: str) -> None:
     streams = [*fill_slots(narrow), *[ask_long(narrow) for _ in range(QUEUE)]]
     eventually(lambda: gauge(narrow, "waiting") == QUEUE)
-    status, body = narrow.post("/v2/models/ensemble/generate", {"text_input": "Hello", "max_tokens": 2})
-    assert status == 400
-    assert "the queue is full" in body
+    assert "the queue is full" in ask_by(narrow, way, "Hello").error
     end(narrow, streams)
-    status, body = narrow.post("/v2/models/ensemble/generate", {"text_input": "Hello", "max_tokens": 2})
-    assert status == 200, body
+    served(narrow, way, "Hello")
 
 
-def test_the_smaller_priority_takes_a_slot_and_the_other_loses_no_token(narrow: Server) -> None:
-    expected = ask_long(narrow, num_tokens=100).join()
-    slow = [ask_long(narrow, num_tokens=100, priority=5) for _ in range(SLOTS)]
+@pytest.mark.parametrize("way", WAYS)
+def test_the_smaller_priority_takes_a_slot_and_the_other_loses_no_token(narrow: Server, way: str) -> None:
+    expected = ask_long(narrow, num_tokens=40).join()
+    num_before = narrow.metric("vllm:num_preemptions_total")
+    slow = [ask_long(narrow, num_tokens=40, priority=5) for _ in range(SLOTS)]
     for stream in slow:
         assert stream.got_response.wait(60)
-    urgent = ask(narrow.grpc, "ensemble", text_inputs("Hello", 4, priority=0, ignore_eos=True))
-    assert (urgent.errors, urgent.num_finals) == ([], 1)
+    served(narrow, way, "Hello", max_tokens=4, priority=0, ignore_eos=True)
     assert not any(stream.has_ended for stream in slow)
     assert [stream.join().text for stream in slow] == [expected.text] * SLOTS
-    assert narrow.metric("vllm:num_preemptions_total") > 0
+    eventually(lambda: narrow.metric("vllm:num_preemptions_total") > num_before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_smaller_priority_leaves_the_queue_first(narrow: Server, way: str) -> None:
+    streams = fill_slots(narrow)
+    finished: list[int] = []
+
+    def wait_in_queue(priority: int) -> None:
+        served(narrow, way, "Hello", max_tokens=16, priority=priority, ignore_eos=True)
+        finished.append(priority)
+
+    with ThreadPoolExecutor(QUEUE) as pool:
+        asked = []
+        for num_waiting, priority in enumerate((3, 1, 2), 1):
+            asked.append(pool.submit(wait_in_queue, priority))
+            eventually(lambda num=num_waiting: gauge(narrow, "waiting") == num)
+        streams[0].cancel()
+        for each in asked:
+            each.result()
+    assert finished == [1, 2, 3]
+    end(narrow, streams)
 
 
 def test_equal_priorities_wait_their_turn(narrow: Server) -> None:
@@ -95,22 +117,37 @@ def test_equal_priorities_wait_their_turn(narrow: Server) -> None:
     assert later.join().num_finals == 1
 
 
-def test_another_tenant_takes_a_slot_from_a_flood(narrow: Server) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_another_tenant_takes_a_slot_from_a_flood(narrow: Server, way: str) -> None:
     streams = fill_slots(narrow, cache_salt="flood")
-    other = ask(narrow.grpc, "ensemble", text_inputs("Hello", 4, cache_salt="other", ignore_eos=True))
-    assert (other.errors, other.num_finals) == ([], 1)
+    streams += [ask_long(narrow, cache_salt="flood") for _ in range(QUEUE - 1)]
+    eventually(lambda: gauge(narrow, "waiting") == QUEUE - 1)
+    served(narrow, way, "Hello", max_tokens=4, cache_salt="other", ignore_eos=True)
     assert not any(stream.has_ended for stream in streams)
+    assert not any(stream.got_response.is_set() for stream in streams[SLOTS:])
     end(narrow, streams)
 
 
-@pytest.mark.parametrize("model", ["llm", "ensemble"])
-def test_a_deadline_in_the_queue_is_unavailable_and_never_started(narrow: Server, model: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("prompt", ["Hello", [5, 6]], ids=["ensemble", "llm"])
+def test_a_deadline_in_the_queue_is_unavailable_and_never_started(
+    narrow: Server, prompt: str | list[int], way: str
+) -> None:
     streams = fill_slots(narrow)
-    inputs = llm_inputs([5, 6], 4) if model == "llm" else text_inputs("Hello", 4)
-    outcome: Outcome = ask(narrow.grpc, model, inputs, timeout=300_000)
-    assert (outcome.responses, outcome.num_finals) == ([], 1)
-    assert "timeout: the request was not started within 0.300 s" in outcome.errors[0]
+    answer = ask_by(narrow, way, prompt, timeout=300_000)
+    assert answer.pieces == []
+    assert "timeout: the request was not started within 0.3" in answer.error
     end(narrow, streams)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_deadline_ends_a_running_request_with_what_it_has(narrow: Server, way: str) -> None:
+    wishes = {"return_finish_reason": True, "return_num_output_tokens": True}
+    answer = served(narrow, way, "Once", timeout=2_000_000, max_tokens=1000, ignore_eos=True, **wishes)
+    assert answer.end("finish_reason") == "timeout"
+    assert 0 < sum(answer.all("num_output_tokens")) < 1000
+    assert answer.text
+    eventually(lambda: narrow.used_blocks() == 0)
 
 
 def test_hits_of_the_prefix_cache_are_counted(narrow: Server) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
 from naiad.tokenization import pack_word_list
+from naiad.triton_server.request_fields import SERVED, read_scalars
 from naiad.triton_server.request_reader import GenerateRequest, StopRequest, read_request
 
 
@@ -82,7 +84,13 @@ def test_greedy_rule_of_the_reference(fields: dict[str, Any], expected: float) -
         ({"cache_salt": b"x" * 257}, "cache_salt has 257 bytes: at most 256"),
         ({"cache_salt": b"\xff"}, "cache_salt is not valid UTF-8"),
         ({"cache_salt": np.array([[b"a", b"b"]], dtype=np.object_)}, "cache_salt has 2 values a row"),
-        ({"draft_input_ids": np.array([[1, 2]])}, "draft_input_ids is not supported"),
+        ({"draft_input_ids": np.array([[1, 1000]])}, "draft_input_ids holds 1000"),
+        ({"draft_input_ids": np.ones((1, 4097), int)}, "draft_input_ids has 4097 ids: at most 4096"),
+        (
+            {"draft_input_ids": np.array([[1]]), "beam_width": 2},
+            "draft_input_ids has 1 ids: expected none with beam_width = 2",
+        ),
+        ({"num_draft_tokens": -1}, "num_draft_tokens = -1"),
         ({"pad_id": 1000}, "pad_id = 1000"),
     ],
 )
@@ -266,3 +274,37 @@ def test_stop_needs_a_request_id() -> None:
 def test_unseeded_requests_draw_different_seeds() -> None:
     seeds = {read(llm_source()).rows[0].params.seed for _ in range(8)}
     assert len(seeds) == 8
+
+
+def test_both_names_of_the_least_length_must_agree() -> None:
+    assert read(llm_source(min_tokens=3, min_length=3)).rows[0].params.min_tokens == 3
+    assert read(llm_source(min_length=2)).rows[0].params.min_tokens == 2
+    with pytest.raises(InvalidRequestError, match=r"^min_tokens = 3 and min_length = 2: expected one"):
+        read_request(llm_source(min_tokens=3, min_length=2), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [
+        (field.name, bound)
+        for field in SERVED
+        if field.kind is float
+        for bound in (field.minimum, field.maximum)
+        if math.isfinite(bound)
+    ],
+)
+def test_a_bound_is_allowed_as_float32_too(name: str, bound: float) -> None:
+    in_float32 = np.full((1, 1), bound, dtype=np.float32)
+    tensor = {field.name: field.tensor or field.name for field in SERVED}[name]
+    for tensors, parameters in (({tensor: in_float32}, {}), ({}, {name: bound})):
+        assert read_scalars(tensors, parameters) == {name: bound}
+    beyond = np.nextafter(in_float32, np.float32(-math.inf if bound <= 0.01 else math.inf))
+    with pytest.raises(InvalidRequestError, match=f"^{name} = "):
+        read_scalars({tensor: beyond}, {})
+
+
+def test_drafts_reach_the_row() -> None:
+    row = read(llm_source(draft_input_ids=np.array([[4, 5]]), num_draft_tokens=3)).rows[0]
+    assert (row.draft_token_ids, row.params.num_draft_tokens) == ((4, 5), 3)
+    row = read(llm_source()).rows[0]
+    assert (row.draft_token_ids, row.params.num_draft_tokens) == ((), -1)

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from naiad.engine.live_sequence import TextState
-from naiad.errors import NaiadError
+from naiad.errors import NaiadError, NoTokenPossibleError
 from naiad.outputs import ModelOutput, RequestOutput, TokenLogProbs, error_output
 from naiad.sampling.beam_search import Beam, BeamRules, BeamSearch, Candidate
 from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import EngineRequest, FinishReason, Sequence, SequenceStatus, TextContext
+
+# As in transformers: finite, and worse than that of any text.
+_NO_RESULT = Beam(score=-1e9)
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +75,10 @@ class BeamGroups:
         self._text_state = text_state
         self._groups: dict[int, BeamGroup] = {}
 
+    def __len__(self) -> int:
+        """Ids of all searches."""
+        return len(self._groups)
+
     def __contains__(self, sequence_id: int) -> bool:
         """Whether the id belongs to a search."""
         return sequence_id in self._groups
@@ -101,7 +108,8 @@ class BeamGroups:
         parents = group.search.advance([group.candidates[beam.sequence_id] for beam in group.beams])
         group.candidates.clear()
         if parents is None:
-            return self._end(group, group.search.best(), None)
+            beams = group.search.best()
+            return self._end(group, beams, None) if beams else self.fail(sequence_id, NoTokenPossibleError())
         self._continue(group, parents)
         return []
 
@@ -154,7 +162,7 @@ class BeamGroups:
     def _end(self, group: BeamGroup, beams: list[Beam], reason: FinishReason | None) -> list[RequestOutput]:
         num_cached_tokens = group.beams[0].num_cached_tokens
         self._remove(group)
-        results = [*beams, *[Beam()] * (len(group.request.sequence_ids) - len(beams))]
+        results = [*beams, *[_NO_RESULT] * (len(group.request.sequence_ids) - len(beams))]
         return [
             self._output(group.request, sequence_id, beam, reason, num_cached_tokens)
             for sequence_id, beam in zip(group.request.sequence_ids, results, strict=True)

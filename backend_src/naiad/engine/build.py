@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from naiad.config import EngineConfig
@@ -12,8 +13,16 @@ from naiad.model_runner import ModelRunner
 from naiad.scheduler.policies import make_policy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
+from naiad.speculation.drafter import Drafter
+from naiad.speculation.ngram_drafter import NGramDrafter
+from naiad.speculation.policy import SpeculationPolicy, StepCost
+from naiad.speculation.speculator import Speculator
+from naiad.speculation.suffix_drafter import SuffixDrafter
 from naiad.tokenization.text_stream import TextStream
 from naiad.tokenization.token_table import TokenTable
+
+# As if drafts cost nothing: they are tried as long as any is accepted.
+_FLAT_COSTS = [(1, 1.0), (1 << 16, 1.0)]
 
 
 def build_engine(config: EngineConfig) -> Engine:
@@ -31,4 +40,17 @@ def build_engine(config: EngineConfig) -> Engine:
     budget = model_runner.token_budget
     num_tokens = max(budget.num_tokens, config.max_num_seqs)
     limits = SchedulerLimits(config.max_num_seqs, num_tokens, budget.context_cost, budget.decode_cost)
-    return Engine(Scheduler(kv_cache, limits, policy), model_runner, partial(TextStream, token_table))
+    scheduler = Scheduler(kv_cache, limits, policy, _speculator(config, model_runner))
+    return Engine(scheduler, model_runner, partial(TextStream, token_table))
+
+
+def _speculator(config: EngineConfig, model_runner: ModelRunner) -> Speculator:
+    drafters: dict[str, Callable[[], Drafter | None]] = {
+        "none": lambda: None,
+        "ngram": NGramDrafter,
+        "suffix": SuffixDrafter,
+    }
+    drafter = drafters[config.drafter]()
+    # The start does not wait for measurements that only clients' own drafts would use.
+    costs = _FLAT_COSTS if drafter is None else model_runner.measure_step_costs()
+    return Speculator(drafter, SpeculationPolicy(StepCost(costs)), config.num_speculative_tokens)

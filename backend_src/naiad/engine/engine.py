@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable
 
 import msgspec
 
 from naiad.engine.beam_groups import BeamGroups
+from naiad.engine.deadlines import Deadlines
 from naiad.engine.live_sequence import LiveSequence, TextState
 from naiad.engine.step_runner import StepRunner, VocabularyInfo
 from naiad.errors import InternalError, NaiadError, UnavailableError
 from naiad.outputs import EngineStats, ModelOutput, RequestOutput, ScheduledSequence, error_output
 from naiad.sampling.noise import sibling_seed
-from naiad.sampling.stop_checker import Stop, check_stop
+from naiad.sampling.stop_checker import first_stop
 from naiad.scheduler.admission import AdmissionLimits
 from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import (
@@ -25,6 +25,7 @@ from naiad.sequence import (
     SequenceStatus,
     TextContext,
 )
+from naiad.speculation.speculator import DraftTotals
 
 
 class Engine:
@@ -63,7 +64,7 @@ class Engine:
         self._beams = BeamGroups(scheduler, text_state)
         # Of sequences that have ended besides the one that was asked about.
         self._late: list[RequestOutput] = []
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines = Deadlines(lambda each: each in self._live or each in self._beams)
         self._total_steps = 0
         self._total_prompt_tokens = 0
         self._total_generation_tokens = 0
@@ -119,7 +120,7 @@ class Engine:
         now = self._clock() if donor is None else donor.arrival_s
         deadline_s = None if request.timeout_s is None else now + request.timeout_s
         if deadline_s is not None:
-            heapq.heappush(self._deadlines, (deadline_s, sequence_id))
+            self._deadlines.add(deadline_s, sequence_id)
         return Sequence(
             sequence_id=sequence_id,
             token_ids=list(request.prompt_token_ids),
@@ -164,12 +165,14 @@ class Engine:
         self._scheduler.update(scheduled, result)
         for row in scheduled.scheduled:
             outputs += self._outputs_of(row, result)
+        self._deadlines.forget_ended(len(self._live) + len(self._beams))
         self._total_steps += 1
         return outputs
 
     def stats(self) -> EngineStats:
         """Gauges and totals now."""
         scheduler, kv_cache = self._scheduler, self._scheduler.kv_cache
+        drafts = scheduler.speculator.totals if scheduler.speculator is not None else DraftTotals()
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -185,6 +188,9 @@ class Engine:
             total_hit_tokens=kv_cache.num_hit_tokens,
             total_prompt_tokens=self._total_prompt_tokens,
             total_generation_tokens=self._total_generation_tokens,
+            total_drafts=drafts.num_drafts,
+            total_draft_tokens=drafts.num_draft_tokens,
+            total_accepted_tokens_at=drafts.accepted_at.copy(),
         )
 
     def _outputs_of(self, row: ScheduledSequence, result: ModelOutput) -> list[RequestOutput]:
@@ -226,7 +232,7 @@ class Engine:
         num_before = sequence.num_tokens - num_new
         if num_before == sequence.num_prompt_tokens:
             self._total_prompt_tokens += sequence.num_prompt_tokens
-        stop, num_known = _first_stop(sequence, num_before)
+        stop, num_known = first_stop(sequence, num_before)
         num_output = num_known - num_before - (stop is not None and not stop.keeps_token)
         token_ids = sequence.token_ids[num_before : num_before + num_output]
         live.take_token_details(result, num_output)
@@ -246,31 +252,22 @@ class Engine:
     def _expire(self) -> list[RequestOutput]:
         """End the sequences whose deadline has passed."""
         outputs: list[RequestOutput] = []
-        now = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline_s, sequence_id = heapq.heappop(self._deadlines)
+        for deadline_s, sequence_id in self._deadlines.pop_passed(self._clock()):
             live = self._live.get(sequence_id)
-            if live is not None:
-                sequence = live.sequence
-            elif sequence_id in self._beams:
-                sequence = self._beams.first_sequence(sequence_id)
-            else:
-                continue
-            error = None
-            if sequence.status is SequenceStatus.WAITING and sequence.num_preemptions == 0:
+            sequence = live.sequence if live is not None else self._beams.first_sequence(sequence_id)
+            has_started = sequence.status is SequenceStatus.RUNNING or sequence.num_preemptions > 0
+            ended = (
+                [self._finish(live, FinishReason.TIMEOUT)]
+                if live is not None
+                else self._beams.end(sequence_id, FinishReason.TIMEOUT)
+            )
+            if not has_started:
                 timeout_s = deadline_s - sequence.arrival_s
-                error = UnavailableError(f"timeout: the request was not started within {timeout_s:.3f} s")
-            outputs += self._time_out(sequence_id, live, error)
+                for output in ended:
+                    output.error_status = UnavailableError.status
+                    output.error_message = f"timeout: the request was not started within {timeout_s:.3g} s"
+            outputs += ended
         return outputs
-
-    def _time_out(
-        self, sequence_id: int, live: LiveSequence | None, error: NaiadError | None
-    ) -> list[RequestOutput]:
-        if live is None:
-            if error is not None:
-                return self._beams.fail(sequence_id, error)
-            return self._beams.end(sequence_id, FinishReason.TIMEOUT)
-        return [self._finish(live, FinishReason.TIMEOUT) if error is None else self._fail(live, error)]
 
     def _finish(self, live: LiveSequence, reason: FinishReason) -> RequestOutput:
         """End a sequence from outside; tokens held back are sent."""
@@ -286,16 +283,3 @@ class Engine:
     def _leave(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         del self._live[sequence.sequence_id]
-
-
-def _first_stop(sequence: Sequence, num_before: int) -> tuple[Stop | None, int]:
-    """What ends the sequence, if one of the tokens behind the first `num_before` does.
-
-    Returns:
-        The stop and how many tokens are known at it, or at the end.
-    """
-    for num_known in range(num_before + 1, sequence.num_tokens + 1):
-        stop = check_stop(sequence, num_known)
-        if stop is not None:
-            return stop, num_known
-    return None, sequence.num_tokens

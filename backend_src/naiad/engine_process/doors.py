@@ -35,6 +35,7 @@ from naiad.engine_process.protocol import (
     encode_frame,
 )
 from naiad.engine_process.queue_gate import QueueGate
+from naiad.errors import NaiadError
 from naiad.outputs import EngineStats, error_output
 from naiad.sequence import EngineRequest
 
@@ -242,9 +243,10 @@ class DoorKeeper:
     def _take(self, door: Door, message: ClientMessage) -> None:
         match message:
             case AddRequests(requests):
-                reason = self.gate.enter(requests)
-                if reason:
-                    self._refuse(door, requests, reason)
+                try:
+                    self.gate.enter(requests)
+                except NaiadError as error:
+                    self._refuse(door, requests, error)
                     return
             case Drain() if not door.is_owner:
                 # Only the owner may end the process.
@@ -253,9 +255,9 @@ class DoorKeeper:
                 self.gate.close("the server is shutting down")
         self.inbox.put(door, message)
 
-    def _refuse(self, door: Door, requests: list[EngineRequest], reason: str) -> None:
+    def _refuse(self, door: Door, requests: list[EngineRequest], error: NaiadError) -> None:
         refusals = [
-            error_output(sequence_id, "UNAVAILABLE", reason)
+            error_output(sequence_id, error.status, str(error))
             for request in requests
             for sequence_id in request.sequence_ids
         ]

@@ -17,6 +17,7 @@ from naiad.model_runner.device import (
     use_physical_cores,
 )
 from naiad.model_runner.kv_pool import KVPool, num_pool_blocks
+from naiad.model_runner.step_costs import measure_step_costs
 from naiad.model_runner.step_inputs import StepInputs, build_step_inputs
 from naiad.model_runner.token_budget import CUDA_BUDGET, TokenBudget, measure_token_budget, probe_steps
 from naiad.models import load_model
@@ -108,6 +109,10 @@ class ModelRunner:
         """Set KV blocks to 0: their keys or values may not be finite, and somebody will get them."""
         if block_ids:
             self._pool.zero(block_ids)
+
+    def measure_step_costs(self) -> list[tuple[int, float]]:
+        """(tokens, seconds) of steps, few tokens first; takes about two seconds on a CPU."""
+        return measure_step_costs(self.run, self.max_model_len, self._layout.block_size)
 
     def _allocate_pool(self, config: EngineConfig) -> KVPool:
         kv_cache_bytes = config.kv_cache_bytes or default_kv_cache_bytes(self.device)

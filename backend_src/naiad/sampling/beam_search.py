@@ -78,7 +78,8 @@ class BeamSearch:
         """Lengthen all running beams by a token.
 
         Args:
-            candidates: of each running beam the best `num_candidates`.
+            candidates: of each running beam the best `num_candidates`, fewer or none if so
+                few tokens are possible. Then there may be fewer beams too.
 
         Returns:
             For each of the now running beams the index of the one that it continues; None when
@@ -100,7 +101,7 @@ class BeamSearch:
         return [parent for parent, _ in going_on]
 
     def best(self) -> list[Beam]:
-        """The ended beams, best first; at most `width`."""
+        """The ended beams, best first; at most `width`, and none if no token was possible."""
         return self._finished
 
     def best_so_far(self) -> list[Beam]:

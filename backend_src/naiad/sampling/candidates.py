@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -23,13 +25,13 @@ def normalize(logits: Tensor, indices: list[int]) -> None:
 
 
 def add_candidates(logits: Tensor, rows: list[Sequence], indices: list[int], output: SamplerOutput) -> None:
-    """Replace the beams' sampled ids by their candidates.
+    """Replace the beams' sampled ids by their candidates: the best of the possible tokens.
 
     Args:
         logits: [num_rows, vocab_size] float32, processed.
         rows: the sequence of each row.
         indices: of the beams' rows.
-        output: beams that failed have no id in it.
+        output: beams that failed, or have no possible token, have no id in it.
     """
     kept = [index for index in indices if rows[index].sequence_id in output.sampled_token_ids]
     if not kept:
@@ -42,4 +44,5 @@ def add_candidates(logits: Tensor, rows: list[Sequence], indices: list[int], out
         sequence_id = rows[index].sequence_id
         wanted = rows[index].params.num_candidates
         del output.sampled_token_ids[sequence_id]
-        output.candidates[sequence_id] = list(zip(ids, their_log_probs, strict=True))[:wanted]
+        candidates = list(zip(ids, their_log_probs, strict=True))[:wanted]
+        output.candidates[sequence_id] = [each for each in candidates if each[1] > -math.inf]

@@ -19,6 +19,8 @@ _MORE_CANDIDATES = 16
 _MAX_NOISE = 1 << 18
 # Dividing by less would overflow; a token that is worse at all has no chance long before.
 _MIN_TEMPERATURE = 1e-30
+# More is infinite in float32; all tokens have the same chance long before.
+_MAX_TEMPERATURE = 1e38
 
 
 def is_greedy(params: SamplingParams) -> bool:
@@ -82,7 +84,7 @@ class _Rows:
             indices=index,
             logits=logits[index],
             best=best[index].unsqueeze(1),
-            temperature=temperature.clamp_(min=_MIN_TEMPERATURE).unsqueeze(1),
+            temperature=temperature.clamp_(_MIN_TEMPERATURE, _MAX_TEMPERATURE).unsqueeze(1),
             keys=torch.tensor(keys, device=device).unsqueeze(1),
             filters=Filters.of(params, logits.shape[1], device),
         )

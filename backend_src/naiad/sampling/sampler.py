@@ -8,18 +8,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from naiad.errors import InternalError, InvalidRequestError, NaiadError
+from naiad.errors import InternalError, NaiadError, NoTokenPossibleError
 from naiad.sampling.candidates import add_candidates, normalize
 from naiad.sampling.draw import draw, is_greedy
 from naiad.sampling.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, apply_processors
 from naiad.sampling.raw_logits import NOT_FINITE, RawLogits
 from naiad.sampling.sampler_output import SamplerOutput
 from naiad.sequence import SamplingParams, Sequence
-
-_NOTHING_LEFT = (
-    "no token is possible for this request: what it asks for "
-    "(allowed_token_ids, bad_words, logit_bias, min_tokens) excludes every token"
-)
 
 
 class Sampler:
@@ -49,7 +44,8 @@ class Sampler:
 
         Returns:
             An id for each row and what it asks for beside it, or an error for rows with NaN or
-            +inf in their logits, or with no possible token at all.
+            +inf in their logits, or with no possible token at all. A beam without one has no
+            candidates: its search may go on.
         """
         assert logits.shape == (len(rows), self._vocab_size)
         assert logits.dtype == torch.float32
@@ -78,7 +74,9 @@ class Sampler:
     ) -> SamplerOutput:
         output = SamplerOutput()
         for index, (row, token_id) in enumerate(zip(rows, token_ids, strict=True)):
-            if not usable[index]:
+            if not usable[index] and row.params.num_candidates and float(best[index]) == -math.inf:
+                output.candidates[row.sequence_id] = []
+            elif not usable[index]:
                 output.errors[row.sequence_id] = self._why_unusable(row, float(best[index]))
             elif not 0 <= token_id < self._vocab_size:
                 output.errors[row.sequence_id] = InternalError("the token drawn is out of range")
@@ -88,11 +86,7 @@ class Sampler:
 
     def _why_unusable(self, row: Sequence, best: float) -> NaiadError:
         is_changed = any(processor.applies_to(row.params) for processor in self._processors)
-        return (
-            InvalidRequestError(_NOTHING_LEFT)
-            if best == -math.inf and is_changed
-            else InternalError(NOT_FINITE)
-        )
+        return NoTokenPossibleError() if best == -math.inf and is_changed else InternalError(NOT_FINITE)
 
 
 def _is_drawn(params: SamplingParams) -> bool:

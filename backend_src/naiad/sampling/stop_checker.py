@@ -46,6 +46,19 @@ def check_stop(sequence: Sequence, num_tokens: int) -> Stop | None:
     return None
 
 
+def first_stop(sequence: Sequence, num_before: int) -> tuple[Stop | None, int]:
+    """What ends the sequence, if one of the tokens behind the first `num_before` does.
+
+    Returns:
+        The stop and how many tokens are known at it, or at the end.
+    """
+    for num_known in range(num_before + 1, sequence.num_tokens + 1):
+        stop = check_stop(sequence, num_known)
+        if stop is not None:
+            return stop, num_known
+    return None, sequence.num_tokens
+
+
 def _ends_with(token_ids: list[int], end: int, stop_ids: tuple[int, ...]) -> bool:
     # The last id decides nearly always: no slice is made for it.
     return (

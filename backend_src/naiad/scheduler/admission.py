@@ -66,16 +66,13 @@ class AdmissionLimits:
         for token_id in text.prompt_tail_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise InvalidRequestError(
-                    f"prompt_tail_ids contains the token id {token_id}: expected ids in [0, {self.vocab_size})"
+                    f"prompt_tail_ids contains the id {token_id}: expected ids in [0, {self.vocab_size})"
                 )
 
     def _check_beams(self, request: EngineRequest) -> None:
         """All beams of a search run at the same time: they fit if nothing else is there."""
+        check_beam_width(request, self.max_num_seqs)
         width = len(request.sequence_ids)
-        if width > self.max_num_seqs:
-            raise InvalidRequestError(
-                f"beam_width = {width}: expected at most max_num_seqs = {self.max_num_seqs}"
-            )
         num_tokens = len(request.prompt_token_ids) + self.clamp(request).params.max_tokens
         num_blocks = width * -(-num_tokens // self.block_size)
         if num_blocks > self.num_blocks:
@@ -83,3 +80,14 @@ class AdmissionLimits:
                 f"beam_width = {width}: {width} beams of {num_tokens} tokens may need {num_blocks} blocks "
                 f"of the KV cache, expected at most {self.num_blocks}"
             )
+
+
+def check_beam_width(request: EngineRequest, max_num_seqs: int) -> None:
+    """Refuse a search all of whose beams can not run at the same time.
+
+    Raises:
+        InvalidRequestError: names the field, its value and what is allowed.
+    """
+    width = len(request.sequence_ids)
+    if request.beam is not None and width > max_num_seqs:
+        raise InvalidRequestError(f"beam_width = {width}: expected at most max_num_seqs = {max_num_seqs}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from naiad.outputs import SchedulerOutput
+from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.scheduler.policies import rank_key
 from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import Sequence, SequenceStatus
@@ -20,7 +20,7 @@ def check_invariants(scheduler: Scheduler, scheduled: SchedulerOutput | None = N
     _check_sequences(scheduler)
     _check_tenants(scheduler)
     rows = scheduled.scheduled if scheduled is not None else []
-    ends = {row.sequence.sequence_id: row.start + row.num_scheduled_tokens for row in rows}
+    ends = {row.sequence.sequence_id: _known_end(row) for row in rows}
     _check_blocks(scheduler, ends)
     if scheduled is not None:
         _check_step(scheduler, scheduled)
@@ -93,5 +93,11 @@ def _check_step(scheduler: Scheduler, scheduled: SchedulerOutput) -> None:
         assert sequence.sequence_id in running
         assert row.num_scheduled_tokens >= 1
         assert row.start == sequence.num_computed_tokens
-        assert row.samples == (end == sequence.num_tokens)
+        assert row.samples == (_known_end(row) == sequence.num_tokens)
+        assert row.samples or not row.draft_token_ids
         assert len(sequence.block_table) * scheduler.kv_cache.block_size >= end
+
+
+def _known_end(row: ScheduledSequence) -> int:
+    """Where the row's known tokens end: drafts may be written there again."""
+    return row.start + row.num_scheduled_tokens - len(row.draft_token_ids)

@@ -14,7 +14,9 @@ whole block. What it loses is at most its own tokens, less what the prefix cache
 
 Beams of one search wait for each other, and admission lets in only searches that fit the cache
 and the slots alone. If all that run wait, the smallest rank in the queue takes what it needs from
-larger ranks: it belongs to the first search, which fits.
+larger ranks: it belongs to the first search, which fits. Beams of one search have one rank, and
+those that have the rank of s give way to other tenants no more than s does: so the first search
+keeps what it has until it ends.
 """
 
 from __future__ import annotations
@@ -49,13 +51,11 @@ def choose_for_blocks(running: list[Sequence], tenants: Tenants, max_num_seqs: i
         max_num_seqs: slots.
     """
     if len(tenants) > 1:
-        share = tenants.share(max_num_seqs)
-        for sequence in reversed(running):
-            if tenants.of(sequence).num_running > share:
-                return sequence
-        for sequence in reversed(running):
-            if tenants.of(sequence).num_running > 1:
-                return sequence
+        others = [each for each in reversed(running) if each.rank != running[0].rank]
+        for num_kept in (tenants.share(max_num_seqs), 1):
+            for sequence in others:
+                if tenants.of(sequence).num_running > num_kept:
+                    return sequence
     return running[-1]
 
 
@@ -114,6 +114,8 @@ def _gives_way(state: SchedulerState, first: Sequence, running: Sequence, num_ta
     """Whether a running sequence must, when `num_taken` of its tenant do already."""
     if running.cache_salt == first.cache_salt:
         return rank_key(first) < rank_key(running) and state.policy.may_preempt(first, running)
+    if running.rank == state.running[0].rank:
+        return False
     max_num_seqs = state.limits.max_num_seqs
     has_too_much = state.tenants.of(running).num_running - num_taken > state.tenants.share(max_num_seqs)
     return has_too_much and state.tenants.is_owed(first, max_num_seqs)

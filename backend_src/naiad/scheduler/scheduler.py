@@ -100,7 +100,8 @@ class Scheduler:
         """Choose the next step's work. Every row's blocks are there when it returns."""
         self._newcomers.clear()
         has_preempted = self._secure_blocks()
-        first = None if has_preempted else self._first_waiting()
+        # Nobody comes where somebody had to go, unless all that are left wait for others.
+        first = None if has_preempted and not all_wait(self.running) else self._first_waiting()
         if first is not None:
             for victim in choose_for_first(self, first):
                 self._preempt(victim)
@@ -268,7 +269,8 @@ class Scheduler:
         sequence.donor = None
         sequence.num_computed_tokens = num_cached_tokens
         if sequence.num_preemptions == 0:
-            sequence.num_cached_tokens = num_cached_tokens
+            # What siblings and beams take from each other is no hit of the cache.
+            sequence.num_cached_tokens = num_cached_tokens if donor is None else donor.num_cached_tokens
         sequence.status = SequenceStatus.RUNNING
         self._newcomers.add(sequence.sequence_id)
         bisect.insort(self.running, sequence, key=rank_key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from naiad.errors import InvalidRequestError
@@ -45,23 +46,8 @@ def read_sampling_params(
     Raises:
         InvalidRequestError: names field, value and what is allowed.
     """
-    wanted = int(required(scalars, "max_tokens"))
-    max_tokens = min(wanted, limits.max_model_len - num_prompt_tokens)
-    min_tokens = int(scalars.get("min_tokens", scalars.get("min_length", 0)))
-    if min_tokens > wanted:
-        raise InvalidRequestError(f"min_tokens = {min_tokens}: expected at most max_tokens = {wanted}")
-    top_p = float(scalars.get("top_p", 0.0))
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=_temperature(scalars),
-        top_k=min(int(scalars.get("top_k", 0)), limits.vocab_size),
-        top_p=top_p if top_p > 0 else 1.0,
-        min_p=float(scalars.get("min_p", 0.0)),
-        seed=int(scalars["seed"]) if "seed" in scalars else secrets.randbits(64),
-        repetition_penalty=float(scalars.get("repetition_penalty", 1.0)),
-        presence_penalty=float(scalars.get("presence_penalty", 0.0)),
-        frequency_penalty=float(scalars.get("frequency_penalty", 0.0)),
-        min_tokens=min(min_tokens, max_tokens),
+    return msgspec.structs.replace(
+        _read_numbers(scalars, limits, limits.max_model_len - num_prompt_tokens),
         stop_token_ids=_read_stop_token_ids(tensors.get("stop_token_ids"), scalars, limits),
         stop_sequences=() if has_text else _read_stop_sequences(tensors.get("stop_words_list")),
         bad_words=_read_bad_words(tensors.get("bad_words_list"), limits),
@@ -70,8 +56,40 @@ def read_sampling_params(
         num_log_probs=wishes.num_engine_log_probs,
         returns_context_logits=wishes.context_logits,
         returns_generation_logits=wishes.generation_logits,
-        priority=int(scalars.get("priority", 0)),
     )
+
+
+def _read_numbers(scalars: Mapping[str, Scalar], limits: ModelLimits, room: int) -> SamplingParams:
+    """What the scalar fields say; at most `room` new tokens."""
+    max_tokens = int(required(scalars, "max_tokens"))
+    top_p = float(scalars.get("top_p", 0.0))
+    return SamplingParams(
+        max_tokens=min(max_tokens, room),
+        temperature=_temperature(scalars),
+        top_k=min(int(scalars.get("top_k", 0)), limits.vocab_size),
+        top_p=top_p if top_p > 0 else 1.0,
+        min_p=float(scalars.get("min_p", 0.0)),
+        seed=int(scalars["seed"]) if "seed" in scalars else secrets.randbits(64),
+        repetition_penalty=float(scalars.get("repetition_penalty", 1.0)),
+        presence_penalty=float(scalars.get("presence_penalty", 0.0)),
+        frequency_penalty=float(scalars.get("frequency_penalty", 0.0)),
+        min_tokens=min(_min_tokens(scalars, max_tokens), room),
+        priority=int(scalars.get("priority", 0)),
+        num_draft_tokens=int(scalars.get("num_draft_tokens", -1)),
+    )
+
+
+def _min_tokens(scalars: Mapping[str, Scalar], max_tokens: int) -> int:
+    """`min_length` is another name of `min_tokens`."""
+    sent = [scalars[name] for name in ("min_tokens", "min_length") if name in scalars]
+    if len(set(sent)) > 1:
+        raise InvalidRequestError(
+            f"min_tokens = {sent[0]} and min_length = {sent[1]}: expected one of them, or the same value"
+        )
+    min_tokens = int(sent[0]) if sent else 0
+    if min_tokens > max_tokens:
+        raise InvalidRequestError(f"min_tokens = {min_tokens}: expected at most max_tokens = {max_tokens}")
+    return min_tokens
 
 
 def _temperature(scalars: Mapping[str, Scalar]) -> float:

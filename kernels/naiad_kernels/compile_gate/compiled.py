@@ -24,7 +24,7 @@ SHARED_MEMORY_BYTES = {80: 166_912, 90: 232_448}
 
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
-_TENSOR_CORE = re.compile(r"\b(?:HGMMA|HMMA)\b")
+_TENSOR_CORE = re.compile(r"\b(?:HGMMA|HMMA|QGMMA)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class CompiledKernel:
         stack_bytes: of a thread; anything but 0 is spilled registers.
         shared_bytes: of a program.
         num_warps: of a program.
-        tensor_core_ops: instructions in the code, of the Hopper and of the older kind.
+        tensor_core_ops: instructions in the code, of Hopper's kinds and of the older one.
         variant: equal for two launches that run the same compiled code.
     """
 

@@ -20,13 +20,19 @@ _UNIFORM_STEP = tl.constexpr(2.0**-53)
 
 
 @triton.jit
-def gumbel_noise(key, token_ids):
-    """Standard Gumbel noise, float64, of `token_ids` in a row with this `key` (int64)."""
+def uniform_noise(key, token_ids):
+    """Uniform noise in (0, 1], float64, of `token_ids` in a row with this `key` (int64)."""
     bits = token_ids.to(tl.uint64) * _STEP + key.to(tl.uint64)
     bits = (bits ^ (bits >> 30)) * _FACTOR_1
     bits = (bits ^ (bits >> 27)) * _FACTOR_2
     bits = bits ^ (bits >> 31)
-    uniform = ((bits >> 11).to(tl.float64) + 0.5) * _UNIFORM_STEP
+    return ((bits >> 11).to(tl.float64) + 0.5) * _UNIFORM_STEP
+
+
+@triton.jit
+def gumbel_noise(key, token_ids):
+    """Standard Gumbel noise, float64, of `token_ids` in a row with this `key` (int64)."""
+    uniform = uniform_noise(key, token_ids)
     # log1p(-u) where 1 - u loses digits: Kahan's correction by what the rounding took away.
     rounded = 1.0 - uniform
     is_one = rounded == 1.0

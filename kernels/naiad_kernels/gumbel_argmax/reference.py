@@ -23,13 +23,18 @@ def gumbel_argmax(
 
 
 def gumbel_noise(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Standard Gumbel noise of every token, `[num_rows, vocab_size]` float64: SplitMix64 of each id."""
-    bits = torch.arange(vocab_size, device=keys.device) * _STEP + keys[:, None]
+    """Standard Gumbel noise of every token, `[num_rows, vocab_size]` float64."""
+    uniform = uniform_noise(keys, torch.arange(vocab_size, device=keys.device))
+    return -torch.log(-torch.log1p(-uniform))
+
+
+def uniform_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Uniform noise in (0, 1] of some tokens, `[num_rows, n]` float64: SplitMix64 of each id."""
+    bits = token_ids * _STEP + keys[:, None]
     for shift, factor in _FACTORS:
         bits = (bits ^ _logical_shift(bits, shift)) * factor
     bits = bits ^ _logical_shift(bits, 31)
-    uniform = (_logical_shift(bits, 64 - _UNIFORM_BITS).double() + 0.5) * 2.0**-_UNIFORM_BITS
-    return -torch.log(-torch.log1p(-uniform))
+    return (_logical_shift(bits, 64 - _UNIFORM_BITS).double() + 0.5) * 2.0**-_UNIFORM_BITS
 
 
 def _logical_shift(bits: torch.Tensor, shift: int) -> torch.Tensor:

@@ -1,0 +1,31 @@
+"""What serving launches on each of `SHAPES`, by the names in `OPS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from naiad_kernels.compile_gate.served.adapters import adapters
+from naiad_kernels.compile_gate.served.layer import attention, attention_launch, cache_ops, small_ops
+from naiad_kernels.compile_gate.served.quantised import (
+    quantised_launch,
+    quantised_token,
+    quantised_tokens,
+)
+from naiad_kernels.compile_gate.served.sampling import sampling
+from naiad_kernels.compile_gate.served.shapes import OPS, SHAPES, ServedShape
+
+__all__ = ["OPS", "SHAPES", "ServedShape", "attention_launch", "launches", "quantised_launch"]
+
+
+def launches(shape: ServedShape, op: str) -> Callable[[], object]:
+    """Everything a layer of this shape launches, of one of `OPS`."""
+    by_op = {
+        "small ops": small_ops,
+        "cache": cache_ops,
+        "attention": attention,
+        "sampling": sampling,
+        "adapters": adapters,
+        "quantised, one token": quantised_token,
+        "quantised, many tokens": quantised_tokens,
+    }
+    return by_op[op](shape)

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from kernel_interpreter import Interpret
+from kernel_tolerances import assert_close_to_reference
+from quant_cases import fp8_layer, int4_layer, int8_layer
+
+from naiad_kernels.quant_linear import ByteWeight, FP8Tokens, W4Weight, kernel, reference, repack_gptq
+from naiad_kernels.quant_linear.kernel import w4
+from naiad_kernels.quant_linear.kernel.plan import Plan, Tile, byte_tile, plan_product, w4_tile
+
+DTYPES = [torch.float16, torch.float32]
+# Tokens, inputs, outputs: one of each, ragged tiles of each, two chunks, more rows than one tile.
+SIZES = [(1, 8, 8), (1, 576, 136), (5, 136, 200), (17, 256, 128), (33, 520, 8), (70, 128, 72)]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def int4_weight(in_features: int, out_features: int, group_size: int, has_bias: bool = False) -> W4Weight:
+    return repack_gptq(int4_layer(in_features, out_features, group_size, has_bias).as_gptq(), group_size)
+
+
+def fp8_tokens(num_tokens: int, dim: int) -> FP8Tokens:
+    return reference.quantize_tokens(torch.randn(num_tokens, dim))
+
+
+def in_both_ways(launch: Callable[..., Any], plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
+    """The product by programs that take all chunks, and by one program a chunk."""
+    assert plan.num_chunks > 1
+    return tuple(launch(replace(plan, is_split=is_split)) for is_split in (False, True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_w4a16(interpret: Interpret, sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    num_tokens, in_features, out_features = sizes
+    x = torch.randn(num_tokens, in_features).to(dtype)
+    weight = int4_weight(in_features, out_features, 128, has_bias=True)
+    assert_close_to_reference(interpret(kernel.w4a16_linear, x, weight), reference.w4a16_linear(x, weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group_size", [32, 64, 256, -1])
+def test_w4a16_in_any_groups(interpret: Interpret, group_size: int, dtype: torch.dtype) -> None:
+    """Of 416 inputs: the last span has padded groups, the last group of 256 is short."""
+    x, weight = torch.randn(3, 416).to(dtype), int4_weight(416, 72, group_size)
+    assert_close_to_reference(interpret(kernel.w4a16_linear, x, weight), reference.w4a16_linear(x, weight))
+
+
+def test_w4a16_with_act_order(interpret: Interpret) -> None:
+    layer = int4_layer(192, 40, 64).shuffled()
+    x = torch.randn(4, 192)
+    actual = interpret(kernel.w4a16_linear, x, repack_gptq(layer.as_gptq(), 64))
+    assert_close_to_reference(actual, x @ layer.matrix())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_w8a16(interpret: Interpret, sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    num_tokens, in_features, out_features = sizes
+    x = torch.randn(num_tokens, in_features).to(dtype)
+    weight = int8_layer(in_features, out_features, has_bias=True)
+    assert_close_to_reference(interpret(kernel.w8a16_linear, x, weight), reference.w8a16_linear(x, weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [*SIZES, (2, 77, 33)])
+def test_fp8(interpret: Interpret, sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    num_tokens, in_features, out_features = sizes
+    tokens = fp8_tokens(num_tokens, in_features)
+    weight = fp8_layer(in_features, out_features, has_bias=True)
+    assert_close_to_reference(
+        interpret(kernel.fp8_linear, tokens, weight, dtype), reference.fp8_linear(tokens, weight, dtype)
+    )
+
+
+def test_no_tokens_no_rows(interpret: Interpret) -> None:
+    x = torch.empty(0, 128)
+    assert interpret(kernel.w4a16_linear, x, int4_weight(128, 24, 64)).shape == (0, 24)
+    assert interpret(kernel.w8a16_linear, x, int8_layer(128, 24)).shape == (0, 24)
+    tokens = interpret(kernel.quantize_tokens, x)
+    assert interpret(kernel.fp8_linear, tokens, fp8_layer(128, 24), torch.float16).shape == (0, 24)
+
+
+def test_rows_of_a_wider_tensor(interpret: Interpret) -> None:
+    wide = torch.full((4, 300), torch.nan)
+    wide[:, 10:146] = torch.randn(4, 136)
+    x = wide[:, 10:146]
+    for launch, weight in (
+        (kernel.w4a16_linear, int4_weight(136, 40, 64)),
+        (kernel.w8a16_linear, int8_layer(136, 40)),
+    ):
+        assert torch.equal(interpret(launch, x, weight), interpret(launch, x.contiguous(), weight))
+
+
+def test_rows_beyond_32_bits_are_reached(interpret: Interpret) -> None:
+    x, weight = torch.randn(2, 136).half(), int4_weight(136, 40, 64)
+    actual = interpret(_with_rows_far_apart, x, weight)
+    assert torch.equal(actual, interpret(kernel.w4a16_linear, x, weight))
+
+
+def _with_rows_far_apart(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
+    # Memory that nobody touches is not there, so it must not be filled.
+    torch.use_deterministic_algorithms(False)
+    far = torch.empty(len(x), 2**31 + 8, dtype=x.dtype)[:, : x.shape[1]]
+    torch.use_deterministic_algorithms(True)
+    return kernel.w4a16_linear(far.copy_(x), weight)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, 0x4300), (torch.float16, 0x6400)])
+def test_floats_around_codes_differ_exactly(dtype: torch.dtype, bits: int) -> None:
+    """The interpreter has no bfloat16, so what the kernel does to its bits is done here."""
+    codes, zeros = torch.arange(16, dtype=torch.int16)[:, None], torch.arange(17, dtype=torch.int16)
+    assert bits in (w4._BFLOAT16_BITS.value, w4._FLOAT16_BITS.value)
+    difference = (codes | bits).view(dtype) - (zeros | bits).view(dtype)
+    assert torch.equal(difference.float(), (codes - zeros).float())
+
+
+@pytest.mark.parametrize("num_tokens", [1, 19])
+def test_splitting_changes_no_bit(interpret: Interpret, num_tokens: int) -> None:
+    """Memory of slabs holds NaN at first, so each chunk's is written whole before it is read."""
+    in_features, out_features = 1090, 72
+    x = torch.randn(num_tokens, in_features).half()
+    int4, int8 = int4_weight(1096, out_features, 32, True), int8_layer(in_features, out_features, True)
+    wide = torch.randn(num_tokens, 1096).half()
+    plan = plan_product(w4_tile(num_tokens, 2, 90), num_tokens, 1096, out_features)
+    whole, split = in_both_ways(lambda how: interpret(kernel.w4a16_linear, wide, int4, how), plan)
+    assert torch.equal(whole, split)
+    plan = plan_product(byte_tile(num_tokens, 2, 90), num_tokens, in_features, out_features)
+    whole, split = in_both_ways(lambda how: interpret(kernel.w8a16_linear, x, int8, how), plan)
+    assert torch.equal(whole, split)
+    tokens, fp8 = fp8_tokens(num_tokens, in_features), fp8_layer(in_features, out_features, True)
+    whole, split = in_both_ways(
+        lambda how: interpret(kernel.fp8_linear, tokens, fp8, torch.float16, how), plan
+    )
+    assert torch.equal(whole, split)
+
+
+def test_tiles_in_groups_cover_the_output(interpret: Interpret) -> None:
+    """Nine tiles of rows are one more than programs take before the next columns."""
+    x, weight = torch.randn(16 * 8 + 3, 32).half(), int8_layer(32, 40)
+    plan = Plan(Tile(16, 16, 32, 4, 2), 128, 1, is_split=False)
+    actual = interpret(kernel.w8a16_linear, x, weight, plan)
+    assert_close_to_reference(actual, reference.w8a16_linear(x, weight))
+
+
+def test_a_nan_stays_in_its_own_row(interpret: Interpret) -> None:
+    x = torch.randn(5, 256)
+    x[2, 100] = torch.nan
+    results = [
+        interpret(kernel.w4a16_linear, x, int4_weight(256, 24, 128)),
+        interpret(kernel.w8a16_linear, x, int8_layer(256, 24)),
+        interpret(kernel.fp8_linear, interpret(kernel.quantize_tokens, x), fp8_layer(256, 24), torch.float32),
+    ]
+    for result in results:
+        assert result[2].isnan().all()
+        assert result[[0, 1, 3, 4]].isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (2, 576), (2, 1030)])
+def test_quantized_tokens(interpret: Interpret, shape: tuple[int, int]) -> None:
+    x = torch.randn(shape) * 100
+    actual, expected = interpret(kernel.quantize_tokens, x), reference.quantize_tokens(x)
+    torch.testing.assert_close(actual.scales, expected.scales)
+    values, rounded = actual.values.float(), expected.values.float()
+    # The interpreter loses the carry of what is rounded up to the next power of two.
+    exact = x.float() / expected.scales[:, None]
+    carries = rounded.frexp().exponent != exact.frexp().exponent
+    assert carries.float().mean() < 0.1
+    assert torch.equal(values[~carries], rounded[~carries])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_fp8_value_is_kept(interpret: Interpret, dtype: torch.dtype) -> None:
+    codes = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn)
+    every = codes[~codes.isnan()].float()[None]
+    actual = interpret(kernel.quantize_tokens, (every / 1024).to(dtype))
+    assert torch.equal(actual.values.float(), every)
+    assert actual.scales.item() == 1 / 1024
+
+
+@pytest.mark.parametrize("value", [0.0, torch.inf, torch.nan, -torch.inf])
+def test_tokens_without_a_scale(interpret: Interpret, value: float) -> None:
+    x = torch.stack([torch.randn(40), torch.full((40,), value)])
+    expected = reference.quantize_tokens(x).scales
+    assert expected[1].isnan() if value else expected[1] == 0
+    actual = interpret(kernel.quantize_tokens, x)
+    torch.testing.assert_close(actual.scales, expected, equal_nan=True)
+    if not value:
+        assert not actual.values[1].float().any()
+
+
+@pytest.mark.parametrize("layer", [(4096, 4096), (4096, 28672), (14336, 4096), (576, 576), (100, 8)])
+def test_a_layer_is_cut_alike_for_any_tokens(layer: tuple[int, int]) -> None:
+    plans = [
+        plan_product(tile, num_rows, *layer)
+        for num_rows in (1, 16, 17, 64, 100, 5000)
+        for tile in (w4_tile(num_rows, 2, 90), byte_tile(num_rows, 1, 90))
+    ]
+    assert len({(plan.chunk_size, plan.num_chunks) for plan in plans}) == 1
+    assert all(plan.chunk_size % 128 == 0 for plan in plans)
+    assert plans[0].chunk_size * (plans[0].num_chunks - 1) < layer[0]
+    assert not plans[-1].is_split
+
+
+def test_one_token_of_a_large_layer_is_spread_over_programs() -> None:
+    plan = plan_product(w4_tile(1, 2, 90), 1, 4096, 4096)
+    assert plan.is_split
+    assert plan.num_chunks * plan.num_tiles(1, 4096) == 256
+
+
+def test_weights_know_their_sizes() -> None:
+    weights: list[W4Weight | ByteWeight] = [int4_weight(136, 40, 64), int8_layer(136, 40)]
+    assert [(weight.in_features, weight.out_features) for weight in weights] == [(136, 40)] * 2

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+import torch
+from kernel_tolerances import assert_close_to_reference
+from quant_cases import fp8_layer, int4_layer, int8_layer
+
+from naiad_kernels.quant_linear import (
+    ByteWeight,
+    FP8Tokens,
+    W4Weight,
+    fp8_linear,
+    quantize_tokens,
+    reference,
+    repack_gptq,
+    w4a16_linear,
+    w8a16_linear,
+)
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+NUM_TOKENS = [1, 7, 16, 17, 50, 300]
+LAYERS = [(4096, 512), (1000, 136), (576, 1536)]
+GPU = torch.device("cuda")
+needs_fp8 = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="FP8 needs sm_90"
+)
+Parts = TypeVar("Parts", W4Weight, ByteWeight, FP8Tokens)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def on_gpu(parts: Parts) -> Parts:
+    """The same tensors on the GPU."""
+    fields = {name: getattr(parts, name) for name in parts.__dataclass_fields__}
+    return replace(parts, **{n: v.to(GPU) for n, v in fields.items() if isinstance(v, torch.Tensor)})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("group_size", [32, 64, 128, -1])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_w4a16(layer: tuple[int, int], group_size: int, num_tokens: int, dtype: torch.dtype) -> None:
+    weight = repack_gptq(int4_layer(*layer, group_size, has_bias=True).as_gptq(), group_size)
+    x = torch.randn(num_tokens, layer[0]).to(dtype)
+    expected = reference.w4a16_linear(x, weight)
+    assert_close_to_reference(w4a16_linear(x.to(GPU), on_gpu(weight)).cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_w8a16(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> None:
+    weight = int8_layer(*layer, has_bias=True)
+    x = torch.randn(num_tokens, layer[0]).to(dtype)
+    expected = reference.w8a16_linear(x, weight)
+    assert_close_to_reference(w8a16_linear(x.to(GPU), on_gpu(weight)).cpu(), expected)
+
+
+@needs_fp8
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_fp8(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> None:
+    weight = fp8_layer(*layer, has_bias=True)
+    tokens = reference.quantize_tokens(torch.randn(num_tokens, layer[0]))
+    expected = reference.fp8_linear(tokens, weight, dtype)
+    actual = fp8_linear(on_gpu(tokens), on_gpu(weight), dtype)
+    if dtype == torch.float32:
+        # Hopper's matrix unit adds FP8 products with fewer bits than a float32 has.
+        actual, expected = actual.half(), expected.half()
+    assert_close_to_reference(actual.cpu(), expected)
+
+
+@needs_fp8
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_quantized_tokens(num_tokens: int, dtype: torch.dtype) -> None:
+    x = (torch.randn(num_tokens, 4096) * 100).to(dtype)
+    actual, expected = quantize_tokens(x.to(GPU)), reference.quantize_tokens(x)
+    torch.testing.assert_close(actual.scales.cpu(), expected.scales)
+    # A division may differ in its last bit, so a value at the middle of two may fall to either.
+    differ = actual.values.cpu().float() != expected.values.float()
+    assert differ.float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16])
+def test_a_product_is_the_same_every_time(num_tokens: int) -> None:
+    weight = on_gpu(repack_gptq(int4_layer(4096, 512, 128).as_gptq(), 128))
+    x = torch.randn(num_tokens, 4096).to(torch.bfloat16).to(GPU)
+    first = w4a16_linear(x, weight)
+    assert all(torch.equal(w4a16_linear(x, weight), first) for _ in range(20))
+
+
+def test_a_captured_product_serves_other_activations() -> None:
+    weight = on_gpu(repack_gptq(int4_layer(1024, 256, 128).as_gptq(), 128))
+    x = torch.randn(4, 1024).half().to(GPU)
+    w4a16_linear(x, weight)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = w4a16_linear(x, weight)
+    x.normal_()
+    graph.replay()
+    assert torch.equal(out, w4a16_linear(x, weight))
