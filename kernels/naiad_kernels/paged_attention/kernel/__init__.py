@@ -65,6 +65,7 @@ def _attend_short(
         NUM_HEADS=num_heads, GROUP_SIZE=group_size, HEAD_DIM=head_dim, TILE_DIM=tile_dim,
         BLOCK_SIZE=block_size, TILE_ROWS=tile.rows, TILE_KEYS=tile.keys, MIN_SPLIT=MIN_SPLIT,
         num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
+        maxnreg=tile.max_registers,
     )  # fmt: skip
     if splits > 1:
         merge_splits_kernel[(run.num_seqs * run.max_query_len, num_heads)](
@@ -98,6 +99,7 @@ def _attend_long(
         NUM_HEADS=num_heads, GROUP_SIZE=group_size, HEAD_DIM=head_dim, TILE_DIM=tile_dim,
         BLOCK_SIZE=block_size, TILE_ROWS=tile.rows, TILE_KEYS=tile.keys,
         num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
+        maxnreg=tile.max_registers,
     )  # fmt: skip
 
 

@@ -11,16 +11,21 @@ import triton
 
 _MIN_ROWS = 16
 _HOPPER = 90
+_ALL_REGISTERS = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a program is cut: query rows and keys of a tile, warps, and tiles in flight."""
+    """How a program is cut: query rows and keys of a tile, warps, and tiles in flight.
+
+    `max_registers` of a thread: given where ptxas, left alone, spills to fit more programs.
+    """
 
     rows: int
     keys: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
 def short_tile(element_bytes: int, tile_dim: int, num_rows: int, is_quantized: bool) -> Tile:
@@ -31,11 +36,12 @@ def short_tile(element_bytes: int, tile_dim: int, num_rows: int, is_quantized: b
     rows = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
     is_wide = tile_dim > 128
     if element_bytes > 2:
-        return Tile(rows, 16 if is_quantized else 32, 8, 2)
+        return Tile(rows, 16 if is_quantized or is_wide else 32, 8, 2, _ALL_REGISTERS)
     if rows > 64 or (is_wide and rows > 32):
         return Tile(rows, 32, 8, 2)
     if is_quantized:
-        return Tile(rows, 32, 4 if rows == _MIN_ROWS else 8, 3)
+        num_warps = 4 if rows == _MIN_ROWS else 8
+        return Tile(rows, 32, num_warps, 3, _ALL_REGISTERS if is_wide else None)
     return Tile(rows, 32 if is_wide or rows > 32 else 64, 4, 3)
 
 
@@ -44,9 +50,10 @@ def long_tile(
 ) -> Tile:
     """For programs that share a sequence's query rows; `capability` is 90 for sm_90."""
     fewest = max(_MIN_ROWS, triton.next_power_of_2(group_size))
+    is_wide = tile_dim > 128
     if element_bytes > 2:
-        return Tile(fewest, 16 if is_quantized else 32, 8, 2 if tile_dim > 64 else 1)
-    if tile_dim > 128:
+        return Tile(fewest, 16 if is_quantized or is_wide else 32, 8, 2, _ALL_REGISTERS)
+    if is_wide:
         return Tile(max(64, fewest), 32, 8, 2)
     if capability >= _HOPPER:
         return Tile(max(128, fewest), 64, 8, 3)
