@@ -43,7 +43,7 @@ class ServerPlan:
         command: tritonserver with its arguments.
         environment: of the server.
         runtime_dir: private; removed by the guard if the supervisor is killed.
-        models: of the repository.
+        models: to watch, of the repository; None: those that the server says are ready.
         http_address: HOST:PORT to ask for readiness.
         grpc_address: HOST:PORT to probe.
         metrics_address: HOST:PORT of the metrics.
@@ -54,7 +54,7 @@ class ServerPlan:
     command: Sequence[str]
     environment: dict[str, str]
     runtime_dir: Path
-    models: Sequence[ModelEntry]
+    models: Sequence[ModelEntry] | None
     http_address: str
     grpc_address: str
     metrics_address: str
@@ -128,7 +128,9 @@ class Supervisor:
     def _watch(self, server: ServerProcess) -> str | None:
         """Why the server must be restarted; None when a signal came."""
         prober = self._prober()
-        watcher = Watcher(prober.probe, server.num_stubs)
+        # Where clients unload models, a stub that is gone proves nothing.
+        count_stubs = server.num_stubs if self._plan.models is not None else lambda: 0
+        watcher = Watcher(prober.probe, count_stubs)
         try:
             while not self._stop.wait(_POLL_S):
                 code = server.poll()

@@ -60,7 +60,9 @@ class LLMModel:
 
     def _start(self, args: dict[str, str]) -> None:
         parameters = pb.model_parameters(args)
-        refuse_unknown_keys(parameters, (*field_names(), "exclude_input_in_output", "forwarded_headers"))
+        refuse_unknown_keys(
+            parameters, (*field_names(), "exclude_input_in_output", "forwarded_headers", "served_name")
+        )
         config = _engine_config(parameters)
         name = args["model_name"]
         self._directory = runtime_directory(os.getppid())
