@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from typing import Any
@@ -11,12 +10,11 @@ from naiad.config import EngineConfig
 from naiad.config.engine_config import field_names
 from naiad.config.model_location import model_directory
 from naiad.engine_process import (
-    ENGINE_SUFFIX,
     AckReceiver,
     EngineClient,
+    claim_instance,
     end_with_parent,
     remove_runtime_directory,
-    runtime_directory,
 )
 from naiad.errors import NaiadError
 from naiad.outputs import EngineStats, RequestOutput
@@ -55,8 +53,7 @@ class LLMModel:
         self._client.close(timeout_s=5)
         self._acks.close()
         self._metrics.delete()
-        with contextlib.suppress(OSError):  # another model's sockets may be in it
-            self._directory.rmdir()
+        self._instance.release()
 
     def _start(self, args: dict[str, str]) -> None:
         parameters = pb.model_parameters(args)
@@ -65,14 +62,13 @@ class LLMModel:
         )
         config = _engine_config(parameters)
         name = args["model_name"]
-        self._directory = runtime_directory(os.getppid())
-        end_with_parent(lambda: remove_runtime_directory(self._directory))
-        self._client = EngineClient(
-            config, self._directory / f"{name}{ENGINE_SUFFIX}", self._take_outputs, self._engine_lost
-        )
-        self._service = LLMService(self._client, pb.log_error)
-        self._client.start()
-        self._acks = AckReceiver(self._directory / f"{name}.acks")
+        self._instance = claim_instance(os.getppid(), name)
+        end_with_parent(lambda: remove_runtime_directory(self._instance.directory))
+        try:
+            self._start_engine(config)
+        except NaiadError:
+            self._instance.release()
+            raise
         info = self._client.info
         self._service.stats = info.stats
         self._limits = ModelLimits(
@@ -88,6 +84,13 @@ class LLMModel:
         self._housekeeper.start()
         self._ack_reader = threading.Thread(target=self._read_acks, name="naiad-acks", daemon=True)
         self._ack_reader.start()
+
+    def _start_engine(self, config: EngineConfig) -> None:
+        instance = self._instance
+        self._client = EngineClient(config, instance.engine_socket, self._take_outputs, self._engine_lost)
+        self._service = LLMService(self._client, pb.log_error, instance.draw_first_id)
+        self._client.start()
+        self._acks = AckReceiver(instance.ack_socket)
 
     def _take_outputs(self, outputs: list[RequestOutput], stats: EngineStats) -> None:
         self._service.take_outputs(outputs, stats)
