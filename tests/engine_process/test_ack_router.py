@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
-import pytest
-
-from naiad.engine_process import Ack, AckReceiver, AckRouter, Instance, claim_instance, runtime_path
-from naiad.errors import StartupError
+from naiad.engine_process import Ack, AckReceiver, AckRouter, Instance
 
 # The random part of an id.
 SHIFT = 52
@@ -20,53 +16,9 @@ def receiver(directory: Path, number: int) -> AckReceiver:
     return AckReceiver(Instance(directory, "llm", number).ack_socket)
 
 
-@pytest.fixture
-def runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return runtime_path(os.getpid())
-
-
-def claim(model: str = "llm") -> Instance:
-    return claim_instance(os.getpid(), model)
-
-
 def received(receiver: AckReceiver) -> list[Ack]:
     """What has come, the connection's own first read included."""
     return receiver.receive(1.0)
-
-
-def test_ids_name_their_instance_and_fit_in_62_bits() -> None:
-    instance = Instance(Path(), "llm", 1023)
-    for num_sequences in (1, 128):
-        first = instance.draw_first_id(num_sequences)
-        assert {(first + i) >> SHIFT for i in range(num_sequences)} == {1023}
-        assert 0 < first + num_sequences < 1 << 62
-    assert instance.draw_first_id(1) != instance.draw_first_id(1)
-
-
-def test_a_number_is_taken_once_and_again_when_it_is_given_back(runtime_dir: Path) -> None:
-    first, second = claim(), claim()
-    assert [first.number, second.number, claim("other_llm").number] == [0, 1, 0]
-    assert first.engine_socket != second.engine_socket
-    first.release()
-    assert claim().number == 0
-    assert runtime_dir.is_dir()
-
-
-def test_the_last_instance_takes_the_directory_away(runtime_dir: Path) -> None:
-    instance = claim()
-    assert runtime_dir.is_dir()
-    instance.release()
-    assert not runtime_dir.exists()
-    assert claim().number == 0
-
-
-def test_numbers_end(runtime_dir: Path) -> None:
-    claim()
-    for number in range(1024):
-        (runtime_dir / f"llm.{number}.claim").touch()
-    with pytest.raises(StartupError, match="restart the server"):
-        claim()
 
 
 def test_each_instance_gets_its_own(socket_dir: Path) -> None:

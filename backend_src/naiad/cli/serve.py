@@ -20,6 +20,7 @@ from naiad.cli.repository import (
 )
 from naiad.cli.repository_check import check_repository, with_directories
 from naiad.cli.serve_options import add_arguments, chosen_parameters
+from naiad.cli.served_models import top_models
 from naiad.cli.server_files import (
     ServerFiles,
     bundled_server,
@@ -87,7 +88,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
         # After the checks: gRPC takes a while to import.
         from naiad.cli.supervisor import SERVER_EXIT_TIMEOUT_S, ServerPlan, Supervisor
 
-        command = server_command(files, repository, ports, args)
+        command = server_command(files, repository, models, ports, args)
         plan = ServerPlan(
             command=[*command, f"--exit-timeout-secs={SERVER_EXIT_TIMEOUT_S}"],
             environment=server_environment(os.environ, library_dir),
@@ -104,7 +105,11 @@ def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
 
 
 def server_command(
-    files: ServerFiles, repository: Path, ports: Mapping[str, int], args: argparse.Namespace
+    files: ServerFiles,
+    repository: Path,
+    models: Sequence[ModelEntry],
+    ports: Mapping[str, int],
+    args: argparse.Namespace,
 ) -> list[str]:
     """Tritonserver with its arguments."""
     command = [str(files.program), f"--model-repository={repository}"]
@@ -120,7 +125,7 @@ def server_command(
         f"--log-verbose={args.log_verbose}",
     ]
     if _is_explicit(args):
-        command += ["--model-control-mode=explicit", "--load-model=*"]
+        command += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in top_models(models))]
     return command
 
 

@@ -79,6 +79,15 @@ def check_name(name: str) -> None:
         )
 
 
+def top_models(entries: Sequence[ModelEntry]) -> list[str]:
+    """The models that are no steps of others: with an ensemble the server loads its steps.
+
+    It unloads them with it too, unless they were asked for by name.
+    """
+    joined = {name for entry in entries for name in steps(entry)}
+    return [entry.name for entry in entries if entry.name not in joined]
+
+
 def steps(entry: ModelEntry) -> list[str]:
     """The models that an ensemble joins; of others none."""
     if entry.config is None:

@@ -11,6 +11,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from naiad.engine_process.file_lock import FileLock
 from naiad.engine_process.runtime_dir import ENGINE_SUFFIX, runtime_directory
 from naiad.errors import StartupError
 
@@ -43,35 +44,24 @@ class Instance:
         """Where it takes acknowledgements."""
         return self.directory / f"{self.model}.{self.number}.acks"
 
-    @property
-    def _claim(self) -> Path:
-        return self.directory / f"{self.model}.{self.number}.claim"
+    def number_lock(self) -> FileLock:
+        """Held by the instance that has the number."""
+        return FileLock(self.directory / f"{self.model}.{self.number}.number")
 
-    def claim(self) -> bool:
-        """Take the number; False: another instance has it.
-
-        Raises:
-            FileNotFoundError: the directory is gone.
-        """
-        try:
-            self._claim.touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-    def release(self) -> None:
-        """Give the number back, and the directory if nobody else uses it."""
-        self._claim.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.directory.rmdir()
+    def metrics_lock(self, version: str) -> FileLock:
+        """Held by the one instance of the model's version whose metrics the server has."""
+        return FileLock(self.directory / f"{self.model}.{version}.metrics")
 
     def draw_first_id(self, num_sequences: int) -> int:
         """The id of a request's first sequence; those of the others follow it."""
         return self.number << _RANDOM_BITS | secrets.randbelow((1 << _RANDOM_BITS) - num_sequences)
 
 
-def claim_instance(server_pid: int, model: str) -> Instance:
+def claim_instance(server_pid: int, model: str) -> tuple[Instance, FileLock]:
     """A new instance of the model in this server.
+
+    Returns:
+        The instance, and the lock that keeps its number for it.
 
     Raises:
         StartupError: every number is taken, or there can be no runtime directory.
@@ -79,12 +69,13 @@ def claim_instance(server_pid: int, model: str) -> Instance:
     number = 0
     while number < 1 << _NUMBER_BITS:
         instance = Instance(runtime_directory(server_pid), model, number)
+        lock = instance.number_lock()
         # Another instance may just have taken the empty directory away.
         with contextlib.suppress(FileNotFoundError):
-            if instance.claim():
-                return instance
+            if lock.try_take():
+                return instance, lock
             number += 1
-    raise StartupError(f"{model} has ended {number} times without a trace removed: restart the server")
+    raise StartupError(f"{model} has {number} instances: expected fewer")
 
 
 def instance_number(sequence_id: int) -> int:

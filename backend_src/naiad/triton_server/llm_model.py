@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import Any
@@ -52,8 +53,13 @@ class LLMModel:
         self._service.close()
         self._client.close(timeout_s=5)
         self._acks.close()
-        self._metrics.delete()
-        self._instance.release()
+        if self._metrics is not None:
+            self._metrics.delete()
+        # After the metrics: the next instance makes its own under the same labels.
+        self._metrics_lock.release()
+        self._number_lock.release()
+        with contextlib.suppress(OSError):  # others' sockets may be in it
+            self._instance.directory.rmdir()
 
     def _start(self, args: dict[str, str]) -> None:
         parameters = pb.model_parameters(args)
@@ -62,12 +68,12 @@ class LLMModel:
         )
         config = _engine_config(parameters)
         name = args["model_name"]
-        self._instance = claim_instance(os.getppid(), name)
+        self._instance, self._number_lock = claim_instance(os.getppid(), name)
         end_with_parent(lambda: remove_runtime_directory(self._instance.directory))
         try:
             self._start_engine(config)
         except NaiadError:
-            self._instance.release()
+            self._number_lock.release()
             raise
         info = self._client.info
         self._service.stats = info.stats
@@ -78,7 +84,9 @@ class LLMModel:
             exclude_input_in_output=read_bool(parameters, "exclude_input_in_output", default=False),
             forwarded_headers=parameters.get("forwarded_headers", ""),
         )
-        self._metrics = Metrics(pb.metric_family, name, args["model_version"])
+        self._labels = (name, args["model_version"])
+        self._metrics: Metrics | None = None
+        self._metrics_lock = self._instance.metrics_lock(args["model_version"])
         self._stopping = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, name="naiad-housekeeping", daemon=True)
         self._housekeeper.start()
@@ -106,7 +114,12 @@ class LLMModel:
         pause_s = 0.0
         while not self._stopping.wait(pause_s):
             pause_s = self._service.housekeep()
-            self._metrics.update(self._service.stats, self._service.observations.take())
+            # A reloaded model's old instance has metrics of the same labels until it is gone, and takes
+            # the server's with it when it deletes them: one at a time (2.51 crashes otherwise).
+            if self._metrics is None and self._metrics_lock.try_take():
+                self._metrics = Metrics(pb.metric_family, *self._labels)
+            if self._metrics is not None:
+                self._metrics.update(self._service.stats, self._service.observations.take())
 
 
 def _engine_config(parameters: dict[str, str]) -> EngineConfig:
