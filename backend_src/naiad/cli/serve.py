@@ -88,9 +88,11 @@ def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
         # After the checks: gRPC takes a while to import.
         from naiad.cli.supervisor import SERVER_EXIT_TIMEOUT_S, ServerPlan, Supervisor
 
-        command = server_command(files, repository, models, ports, args)
         plan = ServerPlan(
-            command=[*command, f"--exit-timeout-secs={SERVER_EXIT_TIMEOUT_S}"],
+            command=lambda: [
+                *server_command(files, repository, ports, args),
+                f"--exit-timeout-secs={SERVER_EXIT_TIMEOUT_S}",
+            ],
             environment=server_environment(os.environ, library_dir),
             runtime_dir=runtime_dir,
             models=None if _is_explicit(args) else models,
@@ -105,11 +107,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
 
 
 def server_command(
-    files: ServerFiles,
-    repository: Path,
-    models: Sequence[ModelEntry],
-    ports: Mapping[str, int],
-    args: argparse.Namespace,
+    files: ServerFiles, repository: Path, ports: Mapping[str, int], args: argparse.Namespace
 ) -> list[str]:
     """Tritonserver with its arguments."""
     command = [str(files.program), f"--model-repository={repository}"]
@@ -125,7 +123,8 @@ def server_command(
         f"--log-verbose={args.log_verbose}",
     ]
     if _is_explicit(args):
-        command += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in top_models(models))]
+        names = top_models(read_repository(repository))
+        command += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in names)]
     return command
 
 
