@@ -12,19 +12,24 @@ from naiad.sequence import FinishReason, Sequence
 
 @dataclass(slots=True, frozen=True)
 class ScheduledSequence:
-    """A sequence's part of one step: its known tokens [start, start + num_scheduled_tokens).
+    """A sequence's part of one step: tokens [start, start + num_scheduled_tokens).
+
+    They are known tokens, and behind the last known one perhaps drafts.
 
     Attributes:
         sequence: read, never written, by the model runner.
         start: `num_computed_tokens` before the step.
-        num_scheduled_tokens: ≥ 1.
+        num_scheduled_tokens: ≥ 1, drafts included.
         samples: the step reaches the last known token, so a new one is sampled from it.
+        draft_token_ids: the last of the row's tokens; a guess, of which the beginning that the
+            model agrees with is kept. Only with `samples`.
     """
 
     sequence: Sequence
     start: int
     num_scheduled_tokens: int
     samples: bool
+    draft_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,23 +71,24 @@ class ModelOutput:
     """What the model made of a step.
 
     Attributes:
-        sampled_token_ids: sequence_id → the new id, for each sequence with `samples`.
+        sampled_token_ids: sequence_id → the new ids, for each sequence with `samples`: the accepted
+            drafts and one more.
         errors: sequence_id → why its row failed alone: an `InternalError` (NaN logits, …), and
             then its KV is not to be trusted, or an `InvalidRequestError`.
-        log_probs: sequence_id → those of its new id, for sequences that asked.
+        log_probs: sequence_id → those of its new ids, for sequences that asked.
         context_logits: sequence_id → little-endian float32 `[num_scheduled_tokens, vocab_size]`,
             the logits of the step's prompt positions, for sequences that asked.
-        generation_logits: sequence_id → little-endian float32 `[vocab_size]`, the model's own at
-            the new id's place, for sequences that asked.
+        generation_logits: sequence_id → little-endian float32 `[vocab_size]` each, the model's own
+            at the new ids' places, for sequences that asked.
         candidates: sequence_id → (id, log-probability) of the best tokens, best first, for beams;
             of the logits' softmax after all processors. A beam has no sampled id.
     """
 
-    sampled_token_ids: dict[int, int]
+    sampled_token_ids: dict[int, list[int]]
     errors: dict[int, NaiadError] = field(default_factory=dict)
-    log_probs: dict[int, TokenLogProbs] = field(default_factory=dict)
+    log_probs: dict[int, list[TokenLogProbs]] = field(default_factory=dict)
     context_logits: dict[int, bytes] = field(default_factory=dict)
-    generation_logits: dict[int, bytes] = field(default_factory=dict)
+    generation_logits: dict[int, list[bytes]] = field(default_factory=dict)
     candidates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
 
 
@@ -99,7 +105,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
         is_cut: a stop string ended inside this output's text: only `num_chars` of it count.
         finish_reason: set on the last output of a sequence, exactly once.
         stop_reason: the stop string or the decimal id that matched.
-        error_status, error_message: with FinishReason.ERROR.
+        error_status, error_message: with FinishReason.ERROR; also with TIMEOUT, of a sequence that
+            never started.
         num_cached_tokens: prompt tokens taken from the prefix cache.
         log_probs: one for each of `token_ids`, if asked for.
         cum_log_prob: the sum over all ids sent so far, if asked for.
@@ -107,6 +114,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
             `[num_prompt_tokens, vocab_size]`.
         generation_logits: one for each of `token_ids`, if asked for: little-endian float32
             `[vocab_size]`.
+        num_draft_tokens, num_accepted_tokens: of all steps so far.
     """
 
     sequence_id: int
@@ -123,6 +131,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
     cum_log_prob: float = 0.0
     context_logits: bytes = b""
     generation_logits: list[bytes] = []
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 def error_output(sequence_id: int, status: Status, message: str) -> RequestOutput:
@@ -139,7 +149,8 @@ def error_output(sequence_id: int, status: Status, message: str) -> RequestOutpu
 class EngineStats(msgspec.Struct, array_like=True):
     """Gauges and running totals of the engine after a step.
 
-    Queried and hit tokens are those that the prefix cache was asked for and had.
+    Queried and hit tokens are those that the prefix cache was asked for and had. Accepted draft
+    tokens are told by their place in the draft.
     """
 
     num_running: int = 0
@@ -156,3 +167,6 @@ class EngineStats(msgspec.Struct, array_like=True):
     total_hit_tokens: int = 0
     total_prompt_tokens: int = 0
     total_generation_tokens: int = 0
+    total_drafts: int = 0
+    total_draft_tokens: int = 0
+    total_accepted_tokens_at: list[int] = []

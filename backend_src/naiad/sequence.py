@@ -55,6 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         returns_generation_logits: logits from which each new token was drawn go into the output.
         priority: smaller is served first.
         num_candidates: > 0: a beam. Nothing is drawn; the so many best tokens are chosen from.
+        num_draft_tokens: draft tokens in a step, at most; −1 = as many as the engine's ceiling.
     """
 
     max_tokens: int
@@ -77,6 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     returns_generation_logits: bool = False
     priority: int = 0
     num_candidates: int = 0
+    num_draft_tokens: int = -1
 
     @property
     def has_penalties(self) -> bool:
@@ -127,6 +129,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         sibling_ids: further sequences from the same prompt, each with its own id and noise; the
             prompt is computed once.
         beam: the sequences are the results of one search, the best first; each has one output.
+        draft_token_ids: the client's guess at how the output begins.
     """
 
     sequence_id: int
@@ -137,6 +140,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     sibling_ids: tuple[int, ...] = ()
     beam: BeamParams | None = None
+    draft_token_ids: tuple[int, ...] = ()
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:
@@ -154,6 +158,8 @@ class Sequence:
     Attributes:
         rank: the scheduler's order, smaller first; ties go to the smaller id.
         donor: a sequence with the same prompt, whose blocks this one takes over when it starts.
+        offered_token_ids: the client's guess at how the output begins.
+        num_draft_tokens, num_accepted_tokens: of all steps so far.
     """
 
     sequence_id: int
@@ -165,6 +171,9 @@ class Sequence:
     cache_salt: str = ""
     rank: float = 0.0
     donor: Sequence | None = None
+    offered_token_ids: tuple[int, ...] = ()
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0

@@ -117,8 +117,11 @@ def test_a_server_that_does_not_stop_when_all_is_done_is_killed_with_exit_code_0
     assert all_gone(processes)
 
 
-def test_the_server_is_stopped_only_when_its_requests_have_finished(start: Start, tmp_path: Path) -> None:
-    supervised = start("slow-exit", "busy-until", str(tmp_path / "done"))
+@pytest.mark.parametrize("metrics", ["busy-until", "mute-until"])
+def test_the_server_is_stopped_only_when_its_metrics_say_that_all_requests_have_finished(
+    start: Start, tmp_path: Path, metrics: str
+) -> None:
+    supervised = start("slow-exit", metrics, str(tmp_path / "done"))
     supervised.wait_for("ready")
     supervised.process.send_signal(signal.SIGTERM)
     supervised.wait_for("stopping")
@@ -136,18 +139,6 @@ def test_requests_that_do_not_finish_in_time_are_given_up(start: Start) -> None:
     supervised.process.send_signal(signal.SIGTERM)
     assert supervised.wait() == 0
     assert any("cut off" in line for line in supervised.lines)
-
-
-def test_metrics_that_can_not_be_read_do_not_count_as_idle(start: Start, tmp_path: Path) -> None:
-    supervised = start("slow-exit", "mute-until", str(tmp_path / "done"))
-    supervised.wait_for("ready")
-    supervised.process.send_signal(signal.SIGTERM)
-    supervised.wait_for("stopping")
-    with pytest.raises(subprocess.TimeoutExpired):
-        supervised.process.wait(2)
-    assert "drained" not in supervised.lines
-    (tmp_path / "done").touch()
-    assert supervised.wait() == 0
 
 
 def test_the_engine_is_told_before_the_server_stops(start: Start, tmp_path: Path) -> None:

@@ -1,90 +1,15 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent import futures
+from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from helpers.fake_naiad_server import FakeServer, failure, response, words
 from naiad_client import Client, ServerError
-from naiad_client.__main__ import main
-
-Answer = Callable[[Any, Any], Iterator[Any]]
-
-
-class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    def __init__(self) -> None:
-        self.requests: list[Any] = []
-        self.answer: Answer = lambda request, context: iter(())
-        self.was_cancelled = threading.Event()
-        self.url = ""
-
-    def ModelStreamInfer(self, request_iterator: Any, context: Any) -> Iterator[Any]:  # noqa: N802
-        context.add_callback(self.was_cancelled.set)
-        for request in request_iterator:
-            self.requests.append(request)
-            yield from self.answer(request, context)
-
-    def sent(self) -> dict[str, tuple[str, list[int], bytes]]:
-        request = self.requests[-1]
-        return {
-            tensor.name: (tensor.datatype, list(tensor.shape), content)
-            for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True)
-        }
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    fake = FakeServer()
-    host = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, host)
-    fake.url = f"127.0.0.1:{host.add_insecure_port('127.0.0.1:0')}"
-    host.start()
-    yield fake
-    host.stop(grace=None).wait()
-
-
-@pytest.fixture
-def client(server: FakeServer) -> Iterator[Client]:
-    with Client(server.url) as made:
-        yield made
-
-
-def response(text: str | None = None, *, final: bool = False, finish: str = "", tokens: int = 1) -> Any:
-    message = service_pb2.ModelStreamInferResponse()
-    answer = message.infer_response
-    answer.parameters["triton_final_response"].bool_param = final
-    if text is not None:
-        raws = {"text_output": text.encode(), "finish_reason": finish.encode()}
-        for name, raw in raws.items():
-            answer.outputs.add(name=name, datatype="BYTES", shape=[1, 1])
-            answer.raw_output_contents.append(struct.pack("<I", len(raw)) + raw)
-        for name, value in (("num_output_tokens", tokens), ("num_input_tokens", 5)):
-            answer.outputs.add(name=name, datatype="INT32", shape=[1, 1])
-            answer.raw_output_contents.append(struct.pack("<i", value))
-    return message
-
-
-def words(*texts: str) -> Answer:
-    def answer(request: Any, context: Any) -> Iterator[Any]:
-        for text in texts[:-1]:
-            yield response(text)
-        yield response(texts[-1], finish="stop")
-        yield response(final=True)
-
-    return answer
-
-
-def failure(message: str) -> Answer:
-    return lambda request, context: iter([service_pb2.ModelStreamInferResponse(error_message=message)])
 
 
 def test_chunks_come_in_order(server: FakeServer, client: Client) -> None:
@@ -260,81 +185,3 @@ def test_a_server_that_is_not_there_is_named() -> None:
         list(client.generate("?"))
 
     assert caught.value.status == "UNAVAILABLE"
-
-
-def test_command_prints_the_text(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
-    server.answer = words("Par", "is")
-
-    assert main(["capital?", "--url", server.url]) == 0
-    assert capsys.readouterr().out == "Paris\n"
-
-
-def test_command_prints_figures_on_stderr(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
-    server.answer = words("a", "b", "c")
-    main(["?", "--url", server.url])
-
-    summary = capsys.readouterr().err
-    assert summary.startswith("3 tokens, ")
-    assert "tokens/s" in summary
-    assert "first token after" in summary
-
-
-def test_command_passes_its_options_on(server: FakeServer) -> None:
-    server.answer = words("a")
-    options = ["--chat", "--max-tokens", "9", "--temperature", "0.5", "--top-k", "4", "--top-p", "0.9"]
-    options += ["--min-p", "0.1"]
-    main(
-        ["?", *options, "--seed", "3", "--stop", "x", "--stop", "y", "--url", server.url, "--model", "other"]
-    )
-
-    sent = server.sent()
-    assert server.requests[-1].model_name == "other"
-    assert sent.keys() >= {"messages", "temperature", "top_k", "top_p", "min_p", "seed"}
-    assert sent["max_tokens"][2] == struct.pack("<i", 9)
-    assert sent["stop_words"][1] == [1, 2]
-
-
-def test_command_fails_in_one_line_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["?", "--url", "127.0.0.1:1"]) == 1
-
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "127.0.0.1:1" in error
-
-
-def test_command_fails_with_the_servers_message(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server.answer = failure("the prompt is empty")
-
-    assert main(["?", "--url", server.url]) == 1
-    assert capsys.readouterr().err == "error: the prompt is empty\n"
-
-
-def test_command_puts_an_error_after_text_on_a_line_of_its_own(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def answer(request: Any, context: Any) -> Iterator[Any]:
-        yield response("Par")
-        yield from failure("the engine was lost")(request, context)
-
-    server.answer = answer
-
-    assert main(["?", "--url", server.url]) == 1
-    assert capsys.readouterr().out == "Par\n"
-
-
-def test_command_ends_quietly_when_its_reader_is_gone(server: FakeServer) -> None:
-    server.answer = words(*("a" * 100 for _ in range(2000)))
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as closed_pipe:
-        done = subprocess.run(
-            [sys.executable, "-m", "naiad_client", "?", "--url", server.url],
-            stdout=closed_pipe,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-
-    assert (done.returncode, done.stderr) == (1, "")

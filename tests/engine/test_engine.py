@@ -125,7 +125,7 @@ def test_row_may_fail_before_it_samples() -> None:
     assert drive.reason(1) is FinishReason.ERROR
 
 
-def test_deadline_in_the_queue_is_an_error_and_nothing_ran() -> None:
+def test_deadline_in_the_queue_says_so_and_nothing_ran() -> None:
     drive = EngineDrive(max_num_seqs=1)
     drive.add(1, [1], SamplingParams(max_tokens=50))
     drive.add(2, [2], timeout_s=1.0)
@@ -133,7 +133,7 @@ def test_deadline_in_the_queue_is_an_error_and_nothing_ran() -> None:
     drive.now += 2.0
     drive.step()
     final = drive.finals[2]
-    assert (final.finish_reason, final.error_status) == (FinishReason.ERROR, "UNAVAILABLE")
+    assert (final.finish_reason, final.error_status) == (FinishReason.TIMEOUT, "UNAVAILABLE")
     assert final.error_message.startswith("timeout")
     assert all(row[0] != 2 for step in drive.runner.steps for row in step)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.engine_drive import EngineDrive, solo_beams, solo_tokens
+from helpers.engine_drive import EngineDrive, GuessingDrafter, solo_beams, solo_tokens
 from naiad.config.engine_config import SCHEDULING_POLICIES
 from naiad.engine.beam_groups import beam_rules
 from naiad.kv_cache.prefix_cache import PrefixCache, sha256
@@ -31,6 +31,7 @@ class _Fuzz:
         self.block_size = self.rng.choice((1, 2, 4))
         # Few prefixes and a poor digest, so that blocks are shared and digests collide.
         digest = self.rng.choice((sha256, _poor_digest, None))
+        self.drafter = GuessingDrafter(self.rng, self.rng.choice((0.0, 0.2, 0.9)))
         self.drive = EngineDrive(
             num_blocks=self.rng.randint(4, 16),
             block_size=self.block_size,
@@ -38,6 +39,8 @@ class _Fuzz:
             budget=self.rng.choice((1, 2, 3, 5, 8, 16, 64)),
             prefix_cache=PrefixCache(self.block_size, digest) if digest else None,
             policy=make_policy(self.rng.choice(SCHEDULING_POLICIES), aging_s=1.0),
+            drafter=self.drafter if self.rng.random() < 0.5 else None,
+            num_speculative_tokens=self.rng.randint(1, 16),
         )
         self.prefixes = [[self.rng.randrange(50) for _ in range(12)] for _ in range(3)]
         self.asked: dict[int, _Asked] = {}
@@ -66,6 +69,7 @@ class _Fuzz:
             max_tokens=self.rng.randint(1, 30),
             stop_token_ids=tuple(self.rng.sample(range(50), 1)) if self.rng.random() < 0.5 else (),
             priority=self.rng.choice((0, 0, 0, -2, 3)),
+            num_draft_tokens=self.rng.choice((-1, -1, 0, 2)),
         )
         sequence_id = len(self.asked)
         sibling_ids = tuple(range(sequence_id + 1, sequence_id + self.rng.choice((1, 1, 1, 2, 4))))
@@ -107,6 +111,7 @@ class _Fuzz:
         drive = self.drive
         assert drive.finals.keys() == self.asked.keys()
         assert drive.engine.stats().num_used_blocks == 0
+        assert not self.drafter.live
         for sequence_id, asked in self.asked.items():
             self._check_tokens(sequence_id, asked)
 
@@ -136,7 +141,7 @@ def _poor_digest(parent_digest: bytes, token_bytes: bytes) -> bytes:
 
 def _fuzz(seeds: range, num_operations: int) -> dict[str, int]:
     """Totals over all runs, to show that what is tested happened."""
-    totals = {"preemptions": 0, "cached tokens": 0, "forks": 0, "searches": 0}
+    totals = {"preemptions": 0, "cached tokens": 0, "forks": 0, "searches": 0, "drafts": 0, "accepted": 0}
     for seed in seeds:
         fuzz = _Fuzz(random.Random(seed))
         fuzz.run(num_operations)
@@ -146,6 +151,8 @@ def _fuzz(seeds: range, num_operations: int) -> dict[str, int]:
         totals["cached tokens"] += stats.total_hit_tokens
         totals["forks"] += fuzz.drive.runner.num_copied_blocks
         totals["searches"] += fuzz.num_searches
+        totals["drafts"] += stats.total_drafts
+        totals["accepted"] += sum(stats.total_accepted_tokens_at)
     return totals
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.engine_harness import Recorder, has_ended, make_request, wait_until
-from helpers.fake_engine_child import LAST_ID, REFUSED_ID, SLOW_ID, STUCK_ID, UNTAKEN_ID
+from helpers.fake_engine_child import LAST_ID, REFUSED_ID, SLOW_ID, STUCK_ID
 from naiad.config import EngineConfig
 from naiad.engine_process import EngineClient
 from naiad.errors import InternalError, StartupError, UnavailableError
@@ -105,28 +105,12 @@ def test_refused_request_is_answered_and_its_neighbour_served(served: Served) ->
     assert recorder.token_ids(2) == [4, 5, 6]
 
 
-def test_bug_in_taking_a_request_fails_that_request_alone(served: Served) -> None:
-    client, recorder = served
-    client.submit([make_request(1, SLOW_ID, max_tokens=100)])
-    recorder.wait_started(1)
-    client.submit([make_request(2, UNTAKEN_ID), make_request(3, first_id=4)])
-    recorder.wait_finished(1, 2, 3)
-    (failure,) = recorder.outputs[2]
-    assert (failure.error_status, failure.error_message) == (
-        "INTERNAL",
-        "the engine could not take this request",
-    )
-    assert (len(recorder.token_ids(1)), recorder.token_ids(3)) == (100, [4, 5, 6])
-    assert recorder.stats[-1].num_running == 0
-    assert recorder.num_losses == 0
-
-
-def test_requests_that_could_not_be_taken_take_no_room(served: Served) -> None:
+def test_refused_requests_take_no_room(served: Served) -> None:
     client, recorder = served
     for start in range(0, 3000, 500):
-        client.submit([make_request(i, UNTAKEN_ID) for i in range(start, start + 500)])
+        client.submit([make_request(i, REFUSED_ID) for i in range(start, start + 500)])
         recorder.wait_finished(*range(start, start + 500))
-    assert {recorder.outputs[i][0].error_status for i in range(3000)} == {"INTERNAL"}
+    assert {recorder.outputs[i][0].error_status for i in range(3000)} == {"INVALID_ARG"}
 
 
 def test_request_that_can_not_be_encoded_leaves_nothing_behind(make_client: MakeClient) -> None:

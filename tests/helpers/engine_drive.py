@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 from helpers.fake_runner import FakeRunner, next_candidates, next_token
@@ -15,7 +16,10 @@ from naiad.scheduler.invariants import check_invariants
 from naiad.scheduler.policies import SchedulingPolicy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
-from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams, TextContext
+from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams, Sequence, TextContext
+from naiad.speculation.drafter import Drafter
+from naiad.speculation.policy import SpeculationPolicy, StepCost
+from naiad.speculation.speculator import Speculator
 
 
 class EngineDrive:
@@ -36,13 +40,20 @@ class EngineDrive:
         text_state: Callable[[TextContext], TextState] | None = None,
         prefix_cache: PrefixCache | None = None,
         policy: SchedulingPolicy | None = None,
+        drafter: Drafter | None = None,
+        num_speculative_tokens: int = 4,
     ) -> None:
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}
         self.finals: dict[int, RequestOutput] = {}
         self.runner = FakeRunner(num_blocks, block_size)
         kv_cache = KVCacheManager(num_blocks, block_size, prefix_cache)
-        self.scheduler = Scheduler(kv_cache, SchedulerLimits(max_num_seqs, budget), policy)
+        speculator = None
+        if drafter is not None:
+            # Steps cost the same whatever is in them: all drafts are tried.
+            policy_of_drafts = SpeculationPolicy(StepCost([(1, 1.0), (1000, 1.0)]))
+            speculator = Speculator(drafter, policy_of_drafts, num_speculative_tokens)
+        self.scheduler = Scheduler(kv_cache, SchedulerLimits(max_num_seqs, budget), policy, speculator)
         self.engine = Engine(self.scheduler, self.runner, text_state, clock=lambda: self.now)
 
     def add(
@@ -119,3 +130,25 @@ def solo_beams(prompt: list[int], rules: BeamRules) -> list[Beam]:
         rows = [next_candidates([*prompt, *beam.token_ids], rules.num_candidates) for beam in search.running]
         is_over = search.advance(rows) is None
     return search.best()
+
+
+class GuessingDrafter:
+    """Knows the fake model and is wrong now and then."""
+
+    needs_hidden_states = False
+
+    def __init__(self, rng: random.Random, error_rate: float) -> None:
+        self._rng = rng
+        self._error_rate = error_rate
+        self.live: set[int] = set()
+
+    def propose(self, sequence: Sequence, num_tokens: int) -> list[int]:
+        self.live.add(sequence.sequence_id)
+        text = list(sequence.token_ids)
+        for _ in range(self._rng.randint(0, num_tokens)):
+            is_wrong = self._rng.random() < self._error_rate
+            text.append(self._rng.randrange(50) if is_wrong else next_token(text))
+        return text[sequence.num_tokens :]
+
+    def forget(self, sequence: Sequence) -> None:
+        self.live.discard(sequence.sequence_id)

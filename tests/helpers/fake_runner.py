@@ -65,28 +65,38 @@ class FakeRunner:
             if sequence_id in self.failing:
                 result.errors[sequence_id] = InternalError("the row failed")
             elif row.samples:
-                prefix = self._read(row.sequence)
-                assert prefix == row.sequence.token_ids
+                text = [*row.sequence.token_ids, *row.draft_token_ids]
+                assert self._read(row.sequence, len(text)) == text
                 num_candidates = row.sequence.params.num_candidates
                 if num_candidates:
-                    result.candidates[sequence_id] = next_candidates(prefix, num_candidates)
+                    result.candidates[sequence_id] = next_candidates(text, num_candidates)
                     continue
-                result.sampled_token_ids[sequence_id] = next_token(prefix, self.model_config.vocab_size)
+                result.sampled_token_ids[sequence_id] = self._verified(text, len(row.draft_token_ids))
             self._add_details(row, result)
         return result
+
+    def _verified(self, text: list[int], num_drafts: int) -> list[int]:
+        """The model's tokens at the drafts' places as long as they agree, and one more."""
+        token_ids: list[int] = []
+        for end in range(len(text) - num_drafts, len(text) + 1):
+            token_ids.append(next_token(text[:end], self.model_config.vocab_size))
+            if end == len(text) or token_ids[-1] != text[end]:
+                break
+        return token_ids
 
     def _add_details(self, row: ScheduledSequence, result: ModelOutput) -> None:
         """Log-probabilities and logits that tell by their values where they belong."""
         sequence_id, params = row.sequence.sequence_id, row.sequence.params
-        position = row.start + row.num_scheduled_tokens
+        position = row.start + row.num_scheduled_tokens - len(row.draft_token_ids)
         if params.returns_context_logits and row.start < row.sequence.num_prompt_tokens:
             end = min(position, row.sequence.num_prompt_tokens)
             result.context_logits[sequence_id] = bytes(range(row.start, end))
         if sequence_id in result.sampled_token_ids:
+            places = range(position, position + len(result.sampled_token_ids[sequence_id]))
             if params.num_log_probs >= 0:
-                result.log_probs[sequence_id] = TokenLogProbs(-float(position))
+                result.log_probs[sequence_id] = [TokenLogProbs(-float(place)) for place in places]
             if params.returns_generation_logits:
-                result.generation_logits[sequence_id] = bytes([position])
+                result.generation_logits[sequence_id] = [bytes([place]) for place in places]
 
     def clear_blocks(self, block_ids: list[int]) -> None:
         self.cleared.append(block_ids)
@@ -104,12 +114,13 @@ class FakeRunner:
         return block_id * self.block_size + position % self.block_size
 
     def _write(self, row: ScheduledSequence) -> None:
+        text = [*row.sequence.token_ids, *row.draft_token_ids]
         for position in range(row.start, row.start + row.num_scheduled_tokens):
-            self._slots[self._slot(row.sequence, position)] = (position, row.sequence.token_ids[position])
+            self._slots[self._slot(row.sequence, position)] = (position, text[position])
 
-    def _read(self, sequence: Sequence) -> list[int]:
+    def _read(self, sequence: Sequence, num_tokens: int) -> list[int]:
         prefix = []
-        for position in range(sequence.num_tokens):
+        for position in range(num_tokens):
             entry = self._slots[self._slot(sequence, position)]
             assert entry is not None, "read before it was written"
             assert entry[0] == position, "another sequence's block"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from naiad.kv_cache.prefix_cache import CachedBlock, PrefixCache
+from naiad.kv_cache.prefix_cache import BlockName, CachedBlock, PrefixCache, sha256
 
 BLOCK_SIZE = 2
 
@@ -99,3 +99,21 @@ def test_evicting_the_unknown_does_nothing() -> None:
     cache = PrefixCache(BLOCK_SIZE)
     cache.evict(3)
     assert len(cache) == 0
+
+
+def test_a_text_that_is_asked_about_again_is_named_once() -> None:
+    named: list[bytes] = []
+
+    def counting(parent_digest: bytes, token_bytes: bytes) -> bytes:
+        named.append(token_bytes)
+        return sha256(parent_digest, token_bytes)
+
+    cache = PrefixCache(2, counting)
+    cache.insert(None, "", [1, 2, 3, 4], 0, 10)
+    names: list[BlockName] = []
+    named.clear()
+    for _ in range(3):
+        assert [block.block_id for block in cache.match([1, 2, 3, 4], "", 4, names)] == [10]
+    assert len(named) == 2
+    cache.insert(cache.match([1, 2, 3, 4], "", 4)[0], "", [1, 2, 3, 4], 2, 11)
+    assert [block.block_id for block in cache.match([1, 2, 3, 4], "", 4, names)] == [10, 11]

@@ -53,7 +53,7 @@ def managed_hits(prompts: list[list[int]], num_blocks: int) -> int:
 
 @pytest.mark.parametrize("num_blocks", [400, 2_000, 10_000, 200_000])
 def test_hits_are_those_of_a_straight_computation(num_blocks: int) -> None:
-    prompts = read_trace()[:1500]
+    prompts = read_trace()
     hits = straight_hits(prompts, num_blocks)
     assert hits > 0
     assert managed_hits(prompts, num_blocks) == hits

@@ -43,7 +43,7 @@ def generate(
         for row in rows:
             row.sequence.num_computed_tokens += row.num_scheduled_tokens
             if row.samples:
-                row.sequence.token_ids.append(output.sampled_token_ids[row.sequence.sequence_id])
+                row.sequence.token_ids += output.sampled_token_ids[row.sequence.sequence_id]
     return [sequence.output_token_ids for sequence in sequences]
 
 

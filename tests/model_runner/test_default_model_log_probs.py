@@ -46,8 +46,8 @@ def generate(runner: ModelRunner, sequences: list[Sequence]) -> dict[int, list[T
         output = runner.run(SchedulerOutput(rows))
         for sequence in sequences:
             sequence.num_computed_tokens = sequence.num_tokens
-            sequence.token_ids.append(output.sampled_token_ids[sequence.sequence_id])
-            found[sequence.sequence_id].append(output.log_probs[sequence.sequence_id])
+            sequence.token_ids += output.sampled_token_ids[sequence.sequence_id]
+            found[sequence.sequence_id] += output.log_probs[sequence.sequence_id]
     return found
 
 

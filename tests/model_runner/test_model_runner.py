@@ -58,9 +58,7 @@ def step(runner: ModelRunner, sequences: list[Sequence], chunk: int) -> dict[int
     output = runner.run(SchedulerOutput(rows))
     for row in rows:
         row.sequence.num_computed_tokens += row.num_scheduled_tokens
-        token_id = output.sampled_token_ids.get(row.sequence.sequence_id)
-        if token_id is not None:
-            row.sequence.token_ids.append(token_id)
+        row.sequence.token_ids += output.sampled_token_ids.get(row.sequence.sequence_id, [])
     return output.errors
 
 

@@ -49,7 +49,7 @@ def step(runner: ModelRunner, sequences: list[Sequence], chunk: int) -> ModelOut
     for row in rows:
         row.sequence.num_computed_tokens += row.num_scheduled_tokens
         if row.sequence.sequence_id in output.sampled_token_ids:
-            row.sequence.token_ids.append(output.sampled_token_ids[row.sequence.sequence_id])
+            row.sequence.token_ids += output.sampled_token_ids[row.sequence.sequence_id]
     return output
 
 
@@ -191,7 +191,7 @@ def test_generation_logits_are_what_the_token_was_drawn_from(tiny: tuple[ModelRu
         with torch.no_grad():
             expected = model(torch.tensor([sequence.token_ids])).logits[0, -1]
         output = step(runner, [sequence], 512)
-        logits = torch.frombuffer(bytearray(output.generation_logits[0]), dtype=torch.float32)
+        logits = torch.frombuffer(bytearray(output.generation_logits[0][0]), dtype=torch.float32)
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
         log_prob = float(expected.log_softmax(0)[sequence.token_ids[-1]])
-        assert output.log_probs[0].log_prob == pytest.approx(log_prob, abs=1e-3)
+        assert output.log_probs[0][0].log_prob == pytest.approx(log_prob, abs=1e-3)

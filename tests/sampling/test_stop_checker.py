@@ -8,7 +8,7 @@ from naiad.sequence import FinishReason, SamplingParams, Sequence
 LENGTH = Stop(FinishReason.LENGTH)
 
 
-def check(params: SamplingParams, output: list[int], max_model_len: int = 100) -> Stop | None:
+def check(params: SamplingParams, output: list[int]) -> Stop | None:
     prompt = [5, 6]
     sequence = Sequence(
         sequence_id=1,
@@ -17,7 +17,7 @@ def check(params: SamplingParams, output: list[int], max_model_len: int = 100) -
         params=params,
         arrival_s=0.0,
     )
-    return check_stop(sequence, max_model_len)
+    return check_stop(sequence, sequence.num_tokens)
 
 
 def test_nothing_stops() -> None:
@@ -57,7 +57,3 @@ def test_min_tokens_does_not_hold_back_stop_sequences() -> None:
 
 def test_max_tokens() -> None:
     assert check(SamplingParams(max_tokens=2), [1, 2]) == LENGTH
-
-
-def test_max_model_len() -> None:
-    assert check(SamplingParams(max_tokens=50), [1, 2], max_model_len=4) == LENGTH

@@ -4,13 +4,14 @@ import pytest
 
 from naiad.errors import InvalidRequestError
 from naiad.scheduler.admission import AdmissionLimits
-from naiad.sequence import EngineRequest, SamplingParams
+from naiad.sequence import EngineRequest, SamplingParams, TextContext
 
 LIMITS = AdmissionLimits(max_model_len=8, vocab_size=100, max_num_seqs=4, num_blocks=6, block_size=4)
 
 
-def make_request(prompt: list[int], max_tokens: int = 1) -> EngineRequest:
-    return EngineRequest(sequence_id=1, prompt_token_ids=prompt, params=SamplingParams(max_tokens=max_tokens))
+def make_request(prompt: list[int], max_tokens: int = 1, text: TextContext | None = None) -> EngineRequest:
+    params = SamplingParams(max_tokens=max_tokens)
+    return EngineRequest(sequence_id=1, prompt_token_ids=prompt, params=params, text=text)
 
 
 def test_longest_prompt_and_greatest_id_pass() -> None:
@@ -25,8 +26,15 @@ def test_longest_prompt_and_greatest_id_pass() -> None:
         (make_request([1, 100]), "token id 100: expected ids in"),
         (make_request([-1, 5]), "token id -1: expected ids in"),
         (make_request([1], max_tokens=0), "max_tokens = 0"),
+        (make_request([1], text=TextContext(stop_strings=("a", ""))), "stop_strings has an empty entry"),
+        (make_request([1], text=TextContext(prompt_tail_ids=(1, 100))), "prompt_tail_ids contains .* 100"),
     ],
 )
 def test_what_can_never_run_is_refused_by_name_and_value(request_: EngineRequest, words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         LIMITS.check(request_)
+
+
+def test_no_more_tokens_are_asked_for_than_the_models_length_leaves() -> None:
+    assert LIMITS.clamp(make_request([1, 2, 3], max_tokens=5)).params.max_tokens == 5
+    assert LIMITS.clamp(make_request([1, 2, 3], max_tokens=6)).params.max_tokens == 5

@@ -31,7 +31,7 @@ def step(scheduler: Scheduler) -> SchedulerOutput:
     """Schedule and book a step in which every sampled token is 7."""
     scheduled = scheduler.schedule()
     check_invariants(scheduler, scheduled)
-    sampled = {row.sequence.sequence_id: 7 for row in scheduled.scheduled if row.samples}
+    sampled = {row.sequence.sequence_id: [7] for row in scheduled.scheduled if row.samples}
     scheduler.update(scheduled, ModelOutput(sampled))
     check_invariants(scheduler)
     return scheduled
@@ -125,6 +125,6 @@ def test_remove_frees_running_and_waiting() -> None:
 def test_failed_row_is_not_booked() -> None:
     scheduler = make_scheduler()
     failed, other = add(scheduler, 1, 3), add(scheduler, 2, 3)
-    scheduler.update(scheduler.schedule(), ModelOutput({2: 7}, {1: InternalError("broken")}))
+    scheduler.update(scheduler.schedule(), ModelOutput({2: [7]}, {1: InternalError("broken")}))
     assert (failed.num_computed_tokens, failed.num_tokens) == (0, 3)
     assert (other.num_computed_tokens, other.num_tokens) == (3, 4)

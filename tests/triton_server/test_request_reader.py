@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,6 @@ from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
 from naiad.tokenization import pack_word_list
 from naiad.triton_server.request_reader import GenerateRequest, StopRequest, read_request
-
-
-def _context(**fields: Any) -> bytes:
-    return json.dumps(fields).encode()
 
 
 def read(source: FakeSource) -> GenerateRequest:
@@ -89,19 +84,6 @@ def test_greedy_rule_of_the_reference(fields: dict[str, Any], expected: float) -
         ({"cache_salt": np.array([[b"a", b"b"]], dtype=np.object_)}, "cache_salt has 2 values a row"),
         ({"draft_input_ids": np.array([[1, 2]])}, "draft_input_ids is not supported"),
         ({"pad_id": 1000}, "pad_id = 1000"),
-        ({"text_context": b"nonsense"}, "text_context"),
-        ({"text_context": b'{"stop_strings": [""]}'}, "text_context: stop_strings has an entry of 0 bytes"),
-        (
-            {"text_context": _context(stop_strings=["x" * 257])},
-            "text_context: stop_strings has an entry",
-        ),
-        ({"text_context": _context(stop_strings=["x"] * 65)}, "text_context: stop_strings has 65 entries"),
-        ({"text_context": _context(prompt_tail_ids=[1] * 17)}, "text_context: prompt_tail_ids has 17 ids"),
-        ({"text_context": _context(prompt_tail_ids=[1000])}, "text_context: prompt_tail_ids holds 1000"),
-        ({"text_context": _context(prompt_tail_ids=[-1])}, "text_context: prompt_tail_ids holds -1"),
-        ({"text_context": _context(num_prompt_chars=-1)}, "text_context: num_prompt_chars = -1"),
-        ({"text_context": _context(num_prompt_chars=2**62)}, "text_context: num_prompt_chars"),
-        ({"text_context": _context(num_prompt_chars=2**70)}, "text_context"),
     ],
 )
 def test_bad_field_is_named_with_its_value(tensors: dict[str, Any], named: str) -> None:
@@ -247,24 +229,6 @@ def test_one_bad_row_refuses_the_request() -> None:
 def test_rows_can_not_disagree_on_streaming() -> None:
     with pytest.raises(InvalidRequestError, match="stream differs between the rows"):
         read_request(two_rows(streaming=[True, False]), LIMITS)
-
-
-def test_text_context_replaces_packed_stop_words() -> None:
-    context = json.dumps({"stop_strings": ["a"], "prompt_tail_ids": [5]}).encode()
-    words = pack_word_list([[7]])[None]
-    row = read(llm_source(text_context=context, stop_words_list=words)).rows[0]
-    assert row.text is not None
-    assert row.text.stop_strings == ("a",)
-    assert row.params.stop_sequences == ()
-
-
-def test_stop_strings_are_part_of_the_text_when_asked_for() -> None:
-    context = json.dumps({"stop_strings": ["a"]}).encode()
-    for sent in (True, False):
-        row = read(llm_source(text_context=context, include_stop_str_in_output=sent)).rows[0]
-        assert row.text is not None
-        assert row.text.includes_stop_string is sent
-    assert read(llm_source(include_stop_str_in_output=True)).rows[0].text is None
 
 
 def test_new_scalars_reach_the_row() -> None:

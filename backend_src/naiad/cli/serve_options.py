@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from naiad.config.engine_config import DEVICES, DTYPES, SCHEDULING_POLICIES, field_names
+from naiad.config.engine_config import DEVICES, DRAFTERS, DTYPES, SCHEDULING_POLICIES, field_names
 
 MODEL_HELP = "default (SmolLM2-135M-Instruct), a directory, or org/name[@revision] of the Hugging Face hub"
 
@@ -101,6 +101,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         help="use the KV of earlier prompts and outputs again",
     )
     _add_queue(engine)
+    _add_speculation(engine)
 
 
 def _add_queue(engine: argparse._ArgumentGroup) -> None:
@@ -123,6 +124,22 @@ def _add_queue(engine: argparse._ArgumentGroup) -> None:
         help="sequences that may wait beside those that run; others are refused with UNAVAILABLE",
     )
     add("--max-queued-tokens", type=_count, metavar="N", help="prompt tokens that may wait; 0: no bound")
+
+
+def _add_speculation(engine: argparse._ArgumentGroup) -> None:
+    add = engine.add_argument
+    add(
+        "--drafter",
+        choices=DRAFTERS,
+        help="what guesses next tokens, several of which are checked in one step: the text itself (ngram), "
+        "or it and the tenant's earlier outputs (suffix)",
+    )
+    add(
+        "--num-speculative-tokens",
+        type=_count,
+        metavar="K",
+        help="draft tokens of a sequence in a step at most, 1 … 16",
+    )
 
 
 def _count(text: str) -> int:

@@ -12,6 +12,8 @@ from naiad.errors import ConfigError
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 DEVICES = ("cpu", "cuda")
 SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
+DRAFTERS = ("none", "ngram", "suffix")
+MAX_SPECULATIVE_TOKENS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +40,10 @@ class EngineConfig:
         max_queued_requests: sequences that may wait beside `max_num_seqs` that run; others are
             refused.
         max_queued_tokens: prompt tokens that may wait. 0: no bound.
+        drafter: what guesses the next tokens, several of which are then checked in one step: "ngram"
+            (what followed the last few tokens before), "suffix" (the same, and in the tenant's
+            earlier outputs), or "none".
+        num_speculative_tokens: draft tokens of a sequence in a step at most, 1 … 16.
     """
 
     model_dir: str
@@ -53,6 +59,8 @@ class EngineConfig:
     priority_aging_ms: int = 10_000
     max_queued_requests: int = 1024
     max_queued_tokens: int = 0
+    drafter: str = "none"
+    num_speculative_tokens: int = 8
 
     def __post_init__(self) -> None:
         """Refuse values that can not work.
@@ -77,6 +85,7 @@ class EngineConfig:
         if self.kv_cache_bytes < 0:
             raise ConfigError("kv_cache_bytes", self.kv_cache_bytes, "0 (auto) or a number of bytes")
         self._check_queue()
+        self._check_speculation()
 
     def _check_queue(self) -> None:
         if self.scheduling_policy not in SCHEDULING_POLICIES:
@@ -88,6 +97,13 @@ class EngineConfig:
             raise ConfigError("max_queued_requests", self.max_queued_requests, "at least 0")
         if self.max_queued_tokens < 0:
             raise ConfigError("max_queued_tokens", self.max_queued_tokens, "0 (no bound) or a number")
+
+    def _check_speculation(self) -> None:
+        if self.drafter not in DRAFTERS:
+            raise ConfigError("drafter", self.drafter, f"one of {', '.join(DRAFTERS)}")
+        if not 1 <= self.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
+            expected = f"1 … {MAX_SPECULATIVE_TOKENS}"
+            raise ConfigError("num_speculative_tokens", self.num_speculative_tokens, expected)
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> EngineConfig:

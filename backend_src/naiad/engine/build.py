@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from naiad.config import EngineConfig
@@ -12,6 +13,11 @@ from naiad.model_runner import ModelRunner
 from naiad.scheduler.policies import make_policy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
+from naiad.speculation.drafter import Drafter
+from naiad.speculation.ngram_drafter import NGramDrafter
+from naiad.speculation.policy import SpeculationPolicy, StepCost
+from naiad.speculation.speculator import Speculator
+from naiad.speculation.suffix_drafter import SuffixDrafter
 from naiad.tokenization.text_stream import TextStream
 from naiad.tokenization.token_table import TokenTable
 
@@ -31,4 +37,15 @@ def build_engine(config: EngineConfig) -> Engine:
     budget = model_runner.token_budget
     num_tokens = max(budget.num_tokens, config.max_num_seqs)
     limits = SchedulerLimits(config.max_num_seqs, num_tokens, budget.context_cost, budget.decode_cost)
-    return Engine(Scheduler(kv_cache, limits, policy), model_runner, partial(TextStream, token_table))
+    scheduler = Scheduler(kv_cache, limits, policy, _speculator(config, model_runner))
+    return Engine(scheduler, model_runner, partial(TextStream, token_table))
+
+
+def _speculator(config: EngineConfig, model_runner: ModelRunner) -> Speculator:
+    drafters: dict[str, Callable[[], Drafter | None]] = {
+        "none": lambda: None,
+        "ngram": NGramDrafter,
+        "suffix": SuffixDrafter,
+    }
+    policy = SpeculationPolicy(StepCost(model_runner.measure_step_costs()))
+    return Speculator(drafters[config.drafter](), policy, config.num_speculative_tokens)

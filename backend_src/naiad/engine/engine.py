@@ -14,7 +14,7 @@ from naiad.engine.step_runner import StepRunner, VocabularyInfo
 from naiad.errors import InternalError, NaiadError, UnavailableError
 from naiad.outputs import EngineStats, ModelOutput, RequestOutput, ScheduledSequence, error_output
 from naiad.sampling.noise import sibling_seed
-from naiad.sampling.stop_checker import check_stop
+from naiad.sampling.stop_checker import first_stop
 from naiad.scheduler.admission import AdmissionLimits
 from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import (
@@ -25,6 +25,7 @@ from naiad.sequence import (
     SequenceStatus,
     TextContext,
 )
+from naiad.speculation.speculator import DraftTotals
 
 
 class Engine:
@@ -97,6 +98,7 @@ class Engine:
             InvalidRequestError: it can never be served; names the field and its value.
         """
         self._limits.check(request)
+        request = self._limits.clamp(request)
         assert self._live.keys().isdisjoint(request.sequence_ids), "an id is in use"
         assert request.sequence_id < min(request.sibling_ids, default=request.sequence_id + 1)
         first = self._make_sequence(request, request.sequence_id, request.params, None)
@@ -128,6 +130,7 @@ class Engine:
             deadline_s=deadline_s,
             cache_salt=request.cache_salt,
             donor=donor,
+            offered_token_ids=request.draft_token_ids,
         )
 
     def _add_sequence(self, request: EngineRequest, sequence: Sequence) -> None:
@@ -168,6 +171,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Gauges and totals now."""
         scheduler, kv_cache = self._scheduler, self._scheduler.kv_cache
+        drafts = scheduler.speculator.totals if scheduler.speculator is not None else DraftTotals()
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -183,6 +187,9 @@ class Engine:
             total_hit_tokens=kv_cache.num_hit_tokens,
             total_prompt_tokens=self._total_prompt_tokens,
             total_generation_tokens=self._total_generation_tokens,
+            total_drafts=drafts.num_drafts,
+            total_draft_tokens=drafts.num_draft_tokens,
+            total_accepted_tokens_at=drafts.accepted_at.copy(),
         )
 
     def _outputs_of(self, row: ScheduledSequence, result: ModelOutput) -> list[RequestOutput]:
@@ -199,7 +206,7 @@ class Engine:
             return [self._fail(live, error)]
         if result.context_logits:
             live.take_context_logits(row, result)
-        output = self._take_newest_token(live, result) if row.samples else None
+        output = self._take_new_tokens(live, result) if row.samples else None
         return [] if output is None else [output]
 
     def _beam_outputs(
@@ -214,20 +221,21 @@ class Engine:
             self._total_generation_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
 
-    def _take_newest_token(self, live: LiveSequence, result: ModelOutput) -> RequestOutput | None:
-        """Send the token sampled last, or hold it back, or end the sequence with it.
+    def _take_new_tokens(self, live: LiveSequence, result: ModelOutput) -> RequestOutput | None:
+        """Send the step's tokens, or hold them back, or end the sequence with one of them.
 
-        A stop string that the token completes goes before the length that ends it.
+        A stop string that a token completes goes before the length that ends it.
         """
         sequence = live.sequence
-        if sequence.num_output_tokens == 1:
+        num_new = len(result.sampled_token_ids[sequence.sequence_id])
+        num_before = sequence.num_tokens - num_new
+        if num_before == sequence.num_prompt_tokens:
             self._total_prompt_tokens += sequence.num_prompt_tokens
-        stop = check_stop(sequence, self.max_model_len)
-        token_ids: list[int] = []
-        if stop is None or stop.keeps_token:
-            token_ids = sequence.token_ids[-1:]
-            live.take_token_details(result)
-        self._total_generation_tokens += len(token_ids)
+        stop, num_known = first_stop(sequence, num_before)
+        num_output = num_known - num_before - (stop is not None and not stop.keeps_token)
+        token_ids = sequence.token_ids[num_before : num_before + num_output]
+        live.take_token_details(result, num_output)
+        self._total_generation_tokens += num_output
         output = live.output(token_ids, is_last=stop is not None)
         if output.is_cut:
             output.finish_reason = FinishReason.STOP
@@ -253,21 +261,19 @@ class Engine:
                 sequence = self._beams.first_sequence(sequence_id)
             else:
                 continue
-            error = None
-            if sequence.status is SequenceStatus.WAITING and sequence.num_preemptions == 0:
+            has_started = sequence.status is SequenceStatus.RUNNING or sequence.num_preemptions > 0
+            ended = (
+                [self._finish(live, FinishReason.TIMEOUT)]
+                if live is not None
+                else self._beams.end(sequence_id, FinishReason.TIMEOUT)
+            )
+            if not has_started:
                 timeout_s = deadline_s - sequence.arrival_s
-                error = UnavailableError(f"timeout: the request was not started within {timeout_s:.3f} s")
-            outputs += self._time_out(sequence_id, live, error)
+                for output in ended:
+                    output.error_status = UnavailableError.status
+                    output.error_message = f"timeout: the request was not started within {timeout_s:.3g} s"
+            outputs += ended
         return outputs
-
-    def _time_out(
-        self, sequence_id: int, live: LiveSequence | None, error: NaiadError | None
-    ) -> list[RequestOutput]:
-        if live is None:
-            if error is not None:
-                return self._beams.fail(sequence_id, error)
-            return self._beams.end(sequence_id, FinishReason.TIMEOUT)
-        return [self._finish(live, FinishReason.TIMEOUT) if error is None else self._fail(live, error)]
 
     def _finish(self, live: LiveSequence, reason: FinishReason) -> RequestOutput:
         """End a sequence from outside; tokens held back are sent."""

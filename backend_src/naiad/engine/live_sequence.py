@@ -39,13 +39,13 @@ class LiveSequence:
             self._context_logits.clear()
         self._context_logits.append(logits)
 
-    def take_token_details(self, result: ModelOutput) -> None:
-        """Keep what was asked for of the newest token, which is part of the output."""
+    def take_token_details(self, result: ModelOutput, num_tokens: int) -> None:
+        """Keep what was asked for of the step's first `num_tokens` tokens, which are output."""
         sequence_id = self.sequence.sequence_id
         if sequence_id in result.log_probs:
-            self._log_probs.append(result.log_probs[sequence_id])
+            self._log_probs += result.log_probs[sequence_id][:num_tokens]
         if sequence_id in result.generation_logits:
-            self._generation_logits.append(result.generation_logits[sequence_id])
+            self._generation_logits += result.generation_logits[sequence_id][:num_tokens]
 
     def output(self, token_ids: list[int], is_last: bool) -> RequestOutput:
         """What may be sent of these new tokens and of those held back; may be nothing."""
@@ -65,6 +65,9 @@ class LiveSequence:
             )
         if output.token_ids or is_last:
             self._add_details(output)
+        if is_last or output.is_cut:
+            output.num_draft_tokens = self.sequence.num_draft_tokens
+            output.num_accepted_tokens = self.sequence.num_accepted_tokens
         return output
 
     def _add_details(self, output: RequestOutput) -> None:

@@ -26,7 +26,7 @@ from naiad.engine_process.protocol import (
     split_outputs,
 )
 from naiad.engine_process.queue_gate import QueueGate, QueueLimits
-from naiad.errors import InternalError, NaiadError, StartupError
+from naiad.errors import NaiadError, StartupError
 from naiad.outputs import EngineStats, RequestOutput, error_output
 from naiad.sequence import EngineRequest, FinishReason
 
@@ -176,13 +176,6 @@ class EngineLoop:
             )
         except NaiadError as error:
             self._refuse(keys, error)
-            return
-        except Exception:
-            logger.exception("a request could not be taken")
-            # Of a group some may be in already.
-            for engine_id in engine_ids:
-                self._engine.abort(engine_id)
-            self._refuse(keys, InternalError("the engine could not take this request"))
             return
         for key, engine_id in zip(keys, engine_ids, strict=True):
             self._engine_ids[key] = engine_id

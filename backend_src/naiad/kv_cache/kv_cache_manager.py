@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from naiad.kv_cache.block_pool import BlockPool
-from naiad.kv_cache.prefix_cache import CachedBlock, PrefixCache
+from naiad.kv_cache.prefix_cache import BlockName, CachedBlock, PrefixCache
 from naiad.sequence import Sequence
 
 
@@ -27,6 +27,8 @@ class KVCacheManager:
         # Of each sequence with blocks: its full blocks as the prefix cache knows them.
         self._chains: dict[int, list[CachedBlock]] = {}
         self._copies: list[tuple[int, int]] = []
+        self._named_id = -1
+        self._names: list[BlockName] = []
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
@@ -124,6 +126,17 @@ class KVCacheManager:
         sequence.block_table.extend(self._take_block() for _ in range(num_new))
         return True
 
+    def extend(self, sequence: Sequence, num_tokens: int) -> int:
+        """Lengthen the block table towards `num_tokens` as far as free blocks allow.
+
+        Returns:
+            How many of them it holds now.
+        """
+        num_new = self.num_blocks_for(num_tokens) - len(sequence.block_table)
+        num_new = min(num_new, self._pool.num_free)
+        sequence.block_table.extend(self._take_block() for _ in range(num_new))
+        return min(num_tokens, len(sequence.block_table) * self._block_size)
+
     def publish(self, sequence: Sequence, num_tokens: int) -> None:
         """The step that starts now computes the sequence up to `num_tokens`: let others find it.
 
@@ -165,13 +178,18 @@ class KVCacheManager:
             return [], 0
         # The last token's logits have to be computed.
         max_tokens = sequence.num_tokens - 1
-        return self._prefix_cache.match(sequence.token_ids, sequence.cache_salt, max_tokens), max_tokens + 1
+        # The first in the queue asks in every step until there is room.
+        if self._named_id != sequence.sequence_id:
+            self._named_id, self._names = sequence.sequence_id, []
+        found = self._prefix_cache.match(sequence.token_ids, sequence.cache_salt, max_tokens, self._names)
+        return found, max_tokens + 1
 
     def _num_taken(self, sequence: Sequence, shared: list[int]) -> int:
         num_revived = sum(self._pool.ref_count(block_id) == 0 for block_id in shared)
         return self.num_blocks_for(sequence.num_tokens) - len(shared) + num_revived
 
     def _fill_table(self, sequence: Sequence, shared: list[int]) -> None:
+        self._named_id = -1  # while it runs its tokens may be replaced
         # First of all: a shared block may be free, and the next to be taken.
         for block_id in shared:
             self._pool.retain(block_id)

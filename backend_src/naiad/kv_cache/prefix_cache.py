@@ -7,6 +7,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+BlockName = tuple[bytes, bytes]
+"""A block's token bytes and its digest."""
+
 _ROOT = b"naiad prefix cache, salt:"
 
 
@@ -62,12 +65,25 @@ class PrefixCache:
         """Whether the block may be found."""
         return block_id in self._by_block_id
 
-    def match(self, token_ids: Sequence[int], salt: str, max_tokens: int) -> list[CachedBlock]:
-        """The longest known beginning of a text, of at most `max_tokens` tokens, block by block."""
+    def match(
+        self, token_ids: Sequence[int], salt: str, max_tokens: int, names: list[BlockName] | None = None
+    ) -> list[CachedBlock]:
+        """The longest known beginning of a text, block by block.
+
+        Args:
+            token_ids: the text.
+            salt: the tenant's.
+            max_tokens: of the beginning, at most.
+            names: of the text's first blocks as far as they are known; more are added. For those who
+                ask about one text again and again.
+        """
+        names = [] if names is None else names
         found: list[CachedBlock] = []
         parent: CachedBlock | None = None
         for start in range(0, max_tokens - self._block_size + 1, self._block_size):
-            token_bytes, digest = self._name(parent, salt, token_ids, start)
+            if len(found) == len(names):
+                names.append(self._name(parent, salt, token_ids, start))
+            token_bytes, digest = names[len(found)]
             block = self._by_digest.get(digest)
             if block is None or not _is(block, parent, salt, token_bytes):
                 break
@@ -108,9 +124,7 @@ class PrefixCache:
         if block is not None:
             del self._by_digest[block.digest]
 
-    def _name(
-        self, parent: CachedBlock | None, salt: str, token_ids: Sequence[int], start: int
-    ) -> tuple[bytes, bytes]:
+    def _name(self, parent: CachedBlock | None, salt: str, token_ids: Sequence[int], start: int) -> BlockName:
         token_bytes = array("I", token_ids[start : start + self._block_size]).tobytes()
         root = parent.digest if parent is not None else _ROOT + salt.encode()
         return token_bytes, self._digest(root, token_bytes)

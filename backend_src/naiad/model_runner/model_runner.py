@@ -17,11 +17,13 @@ from naiad.model_runner.device import (
     use_physical_cores,
 )
 from naiad.model_runner.kv_pool import KVPool, num_pool_blocks
+from naiad.model_runner.step_costs import measure_step_costs
 from naiad.model_runner.step_inputs import StepInputs, build_step_inputs
 from naiad.model_runner.token_budget import CUDA_BUDGET, TokenBudget, measure_token_budget, probe_steps
 from naiad.models import load_model
 from naiad.outputs import ModelOutput, SchedulerOutput
 from naiad.sampling.sampler import Sampler
+from naiad.sampling.verification import sampled_views, verify
 from naiad_kernels.paged_attention.layout import CacheLayout
 
 _NOT_FINITE = "the model computed numbers that are not finite for this request"
@@ -83,23 +85,34 @@ class ModelRunner:
         hidden = self._model.forward(inputs.batch, self._pool.layers)
         errors = _rows_not_finite(hidden, inputs)
         context = context_logits(inputs, hidden, self._model.logits, errors)
+        sampled = self._sample(inputs, hidden, errors)
+        return replace(sampled, errors={**errors, **sampled.errors}, context_logits=context)
+
+    def _sample(self, inputs: StepInputs, hidden: torch.Tensor, errors: dict[int, NaiadError]) -> ModelOutput:
+        """New tokens of the rows that sample and have not failed."""
         chosen = [
-            (end - 1, row.sequence)
+            (end, row)
             for end, row in zip(inputs.ends, inputs.rows, strict=True)
             if row.samples and row.sequence.sequence_id not in errors
         ]
         if not chosen:
-            return ModelOutput({}, errors, context_logits=context)
-        last_rows = torch.tensor([index for index, _ in chosen], device=self.device)
-        logits = self._model.logits(hidden.index_select(0, last_rows))
-        sampled = self._sampler.sample(logits, [sequence for _, sequence in chosen])
-        return replace(sampled, errors={**errors, **sampled.errors}, context_logits=context)
+            return ModelOutput({})
+        rows = [row for _, row in chosen]
+        places = [place for end, row in chosen for place in range(end - 1 - len(row.draft_token_ids), end)]
+        logits = self._model.logits(hidden.index_select(0, torch.tensor(places, device=self.device)))
+        views = sampled_views(rows)
+        sampled = self._sampler.sample(logits, [view for row_views in views for view in row_views])
+        return verify(rows, views, sampled)
 
     @torch.inference_mode()
     def clear_blocks(self, block_ids: list[int]) -> None:
         """Set KV blocks to 0: their keys or values may not be finite, and somebody will get them."""
         if block_ids:
             self._pool.zero(block_ids)
+
+    def measure_step_costs(self) -> list[tuple[int, float]]:
+        """(tokens, seconds) of steps, few tokens first; takes about two seconds on a CPU."""
+        return measure_step_costs(self.run, self.max_model_len, self._layout.block_size)
 
     def _allocate_pool(self, config: EngineConfig) -> KVPool:
         kv_cache_bytes = config.kv_cache_bytes or default_kv_cache_bytes(self.device)

@@ -45,6 +45,7 @@ def build_step_inputs(output: SchedulerOutput, layout: CacheLayout) -> StepInput
         end = row.start + row.num_scheduled_tokens
         table = row.sequence.block_table
         token_ids += row.sequence.token_ids[row.start : end]
+        token_ids += row.draft_token_ids
         positions += range(row.start, end)
         slots += [
             table[position // block_size] * block_size + position % block_size

@@ -76,8 +76,8 @@ def measure_token_budget(
         long: likewise.
     """
     run(short)
-    short_s = _best_seconds(run, short)
-    long_s = _best_seconds(run, long)
+    short_s = best_seconds(run, short)
+    long_s = best_seconds(run, long)
     token_s = short_s / short.num_scheduled_tokens
     num_tokens = int(_TARGET_STEP_S / token_s)
     num_tokens -= num_tokens % _BUDGET_MULTIPLE
@@ -91,7 +91,8 @@ def _context(step: SchedulerOutput) -> int:
     return step.scheduled[0].sequence.num_tokens
 
 
-def _best_seconds(run: Callable[[SchedulerOutput], object], step: SchedulerOutput) -> float:
+def best_seconds(run: Callable[[SchedulerOutput], object], step: SchedulerOutput) -> float:
+    """What a step takes when nothing disturbs it."""
     # The best of several: another program's moment on the CPU must not shrink every later step.
     best_s = float("inf")
     give_up_s = time.perf_counter() + _PROBE_TIME_S

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from naiad.outputs import ModelOutput
 from naiad.sampling.raw_logits import best_token_ids
+from naiad.sampling.sampler_output import SamplerOutput
 from naiad.sequence import Sequence
 
 
@@ -22,7 +22,7 @@ def normalize(logits: Tensor, indices: list[int]) -> None:
         logits[index] = logits[index].log_softmax(dim=1)
 
 
-def add_candidates(logits: Tensor, rows: list[Sequence], indices: list[int], output: ModelOutput) -> None:
+def add_candidates(logits: Tensor, rows: list[Sequence], indices: list[int], output: SamplerOutput) -> None:
     """Replace the beams' sampled ids by their candidates.
 
     Args:

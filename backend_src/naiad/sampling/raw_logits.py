@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from naiad.errors import InternalError
-from naiad.outputs import ModelOutput, TokenLogProbs
+from naiad.outputs import TokenLogProbs
+from naiad.sampling.sampler_output import SamplerOutput
 from naiad.sequence import Sequence
 
 NOT_FINITE = "the model's output for this request is not finite"
@@ -42,7 +43,7 @@ class RawLogits:
             return None
         return cls([rows[index] for index in indices], logits[torch.tensor(indices, device=logits.device)])
 
-    def add_to(self, output: ModelOutput) -> None:
+    def add_to(self, output: SamplerOutput) -> None:
         """Add what was asked for to the output of rows that have a token.
 
         A row whose logarithm is not finite fails instead.
@@ -58,7 +59,7 @@ class RawLogits:
         for start in range(0, len(asking), size):
             self._add_log_probs(asking[start : start + size], output)
 
-    def _add_log_probs(self, asking: list[int], output: ModelOutput) -> None:
+    def _add_log_probs(self, asking: list[int], output: SamplerOutput) -> None:
         rows = [self.rows[index] for index in asking]
         raw = self.logits[torch.tensor(asking, device=self.logits.device)]
         token_ids = [output.sampled_token_ids[row.sequence_id] for row in rows]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from naiad.errors import InternalError, InvalidRequestError, NaiadError
-from naiad.outputs import ModelOutput
 from naiad.sampling.candidates import add_candidates, normalize
 from naiad.sampling.draw import draw, is_greedy
 from naiad.sampling.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, apply_processors
 from naiad.sampling.raw_logits import NOT_FINITE, RawLogits
+from naiad.sampling.sampler_output import SamplerOutput
 from naiad.sequence import SamplingParams, Sequence
 
 _NOTHING_LEFT = (
@@ -40,12 +40,12 @@ class Sampler:
         self._vocab_size = vocab_size
         self._processors = tuple(processors)
 
-    def sample(self, logits: Tensor, rows: list[Sequence]) -> ModelOutput:
+    def sample(self, logits: Tensor, rows: list[Sequence]) -> SamplerOutput:
         """Sample the token that follows each sequence's known tokens.
 
         Args:
             logits: [num_rows, vocab_size] float32; overwritten.
-            rows: the sequence of each row.
+            rows: the sequence of each row, each with an id of its own.
 
         Returns:
             An id for each row and what it asks for beside it, or an error for rows with NaN or
@@ -54,7 +54,7 @@ class Sampler:
         assert logits.shape == (len(rows), self._vocab_size)
         assert logits.dtype == torch.float32
         if not rows:
-            return ModelOutput({})
+            return SamplerOutput()
         raw = RawLogits.of(logits, rows)
         beams = [index for index, row in enumerate(rows) if row.params.num_candidates]
         normalize(logits, beams)
@@ -75,8 +75,8 @@ class Sampler:
 
     def _output(
         self, rows: list[Sequence], best: Tensor, usable: list[bool], token_ids: list[int]
-    ) -> ModelOutput:
-        output = ModelOutput({})
+    ) -> SamplerOutput:
+        output = SamplerOutput()
         for index, (row, token_id) in enumerate(zip(rows, token_ids, strict=True)):
             if not usable[index]:
                 output.errors[row.sequence_id] = self._why_unusable(row, float(best[index]))

@@ -22,30 +22,47 @@ class Stop:
     stop_reason: str = ""
 
 
-def check_stop(sequence: Sequence, max_model_len: int) -> Stop | None:
-    """Judge a sequence whose newest token has just been appended.
+def check_stop(sequence: Sequence, num_tokens: int) -> Stop | None:
+    """Judge a sequence as it was when it had so many known tokens.
 
     A stop id comes first, then a stop sequence, then the lengths. `min_tokens` holds back stop
     ids only: what a user listed as a stop sequence (or stop string) ends the text whenever it
     appears.
 
     Args:
-        sequence: has at least one output token.
-        max_model_len: tokens of prompt and output together, at most.
+        sequence: the one.
+        num_tokens: of its known tokens; the last of these is of the output.
     """
     params = sequence.params
-    num_output_tokens = sequence.num_output_tokens
-    token_id = sequence.token_ids[-1]
+    num_output_tokens = num_tokens - sequence.num_prompt_tokens
+    token_id = sequence.token_ids[num_tokens - 1]
     if token_id in params.stop_token_ids and num_output_tokens > params.min_tokens:
         return Stop(FinishReason.STOP, keeps_token=False, stop_reason=str(token_id))
     for stop_ids in params.stop_sequences:
-        if len(stop_ids) <= num_output_tokens and _ends_with(sequence.token_ids, stop_ids):
+        if len(stop_ids) <= num_output_tokens and _ends_with(sequence.token_ids, num_tokens, stop_ids):
             return Stop(FinishReason.STOP, stop_reason=",".join(map(str, stop_ids)))
-    if num_output_tokens >= params.max_tokens or sequence.num_tokens >= max_model_len:
+    if num_output_tokens >= params.max_tokens:
         return Stop(FinishReason.LENGTH)
     return None
 
 
-def _ends_with(token_ids: list[int], stop_ids: tuple[int, ...]) -> bool:
+def first_stop(sequence: Sequence, num_before: int) -> tuple[Stop | None, int]:
+    """What ends the sequence, if one of the tokens behind the first `num_before` does.
+
+    Returns:
+        The stop and how many tokens are known at it, or at the end.
+    """
+    for num_known in range(num_before + 1, sequence.num_tokens + 1):
+        stop = check_stop(sequence, num_known)
+        if stop is not None:
+            return stop, num_known
+    return None, sequence.num_tokens
+
+
+def _ends_with(token_ids: list[int], end: int, stop_ids: tuple[int, ...]) -> bool:
     # The last id decides nearly always: no slice is made for it.
-    return bool(stop_ids) and token_ids[-1] == stop_ids[-1] and tuple(token_ids[-len(stop_ids) :]) == stop_ids
+    return (
+        bool(stop_ids)
+        and token_ids[end - 1] == stop_ids[-1]
+        and tuple(token_ids[end - len(stop_ids) : end]) == stop_ids
+    )

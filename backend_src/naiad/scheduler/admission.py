@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from naiad.errors import InvalidRequestError
-from naiad.sequence import EngineRequest
+from naiad.sequence import EngineRequest, TextContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,26 @@ class AdmissionLimits:
                 )
         if request.params.max_tokens < 1:
             raise InvalidRequestError(f"max_tokens = {request.params.max_tokens}: expected at least 1")
+        if request.text is not None:
+            self._check_text(request.text)
         if request.beam is not None:
             self._check_beams(request)
+
+    def clamp(self, request: EngineRequest) -> EngineRequest:
+        """The request, asking for no more tokens than the model's length leaves."""
+        room = self.max_model_len - len(request.prompt_token_ids)
+        if request.params.max_tokens <= room:
+            return request
+        return replace(request, params=replace(request.params, max_tokens=room))
+
+    def _check_text(self, text: TextContext) -> None:
+        if "" in text.stop_strings:
+            raise InvalidRequestError("stop_strings has an empty entry: expected at least one character each")
+        for token_id in text.prompt_tail_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequestError(
+                    f"prompt_tail_ids contains the id {token_id}: expected ids in [0, {self.vocab_size})"
+                )
 
     def _check_beams(self, request: EngineRequest) -> None:
         """All beams of a search run at the same time: they fit if nothing else is there."""
@@ -56,7 +76,7 @@ class AdmissionLimits:
             raise InvalidRequestError(
                 f"beam_width = {width}: expected at most max_num_seqs = {self.max_num_seqs}"
             )
-        num_tokens = min(len(request.prompt_token_ids) + request.params.max_tokens, self.max_model_len)
+        num_tokens = len(request.prompt_token_ids) + self.clamp(request).params.max_tokens
         num_blocks = width * -(-num_tokens // self.block_size)
         if num_blocks > self.num_blocks:
             raise InvalidRequestError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from naiad.outputs import SchedulerOutput
+from naiad.scheduler.policies import rank_key
 from naiad.scheduler.scheduler import Scheduler
-from naiad.scheduler.waiting_queue import rank_key
 from naiad.sequence import Sequence, SequenceStatus
 
 

@@ -13,6 +13,11 @@ from typing import Protocol
 from naiad.sequence import Sequence
 
 
+def rank_key(sequence: Sequence) -> tuple[float, int]:
+    """The order of sequences of one tenant."""
+    return sequence.rank, sequence.sequence_id
+
+
 class SchedulingPolicy(Protocol):
     """An order of a tenant's sequences."""
 

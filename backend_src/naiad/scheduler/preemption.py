@@ -22,10 +22,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
-from naiad.scheduler.policies import SchedulingPolicy
+from naiad.scheduler.policies import SchedulingPolicy, rank_key
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.scheduler.tenants import Tenants
-from naiad.scheduler.waiting_queue import WaitingQueue, rank_key
+from naiad.scheduler.waiting_queue import WaitingQueue
 from naiad.sequence import Sequence
 
 
@@ -114,6 +114,6 @@ def _gives_way(state: SchedulerState, first: Sequence, running: Sequence, num_ta
     """Whether a running sequence must, when `num_taken` of its tenant do already."""
     if running.cache_salt == first.cache_salt:
         return rank_key(first) < rank_key(running) and state.policy.may_preempt(first, running)
-    share = state.tenants.share(state.limits.max_num_seqs)
-    has_too_little = state.tenants.of(first).num_running < share
-    return has_too_little and state.tenants.of(running).num_running - num_taken > share
+    max_num_seqs = state.limits.max_num_seqs
+    has_too_much = state.tenants.of(running).num_running - num_taken > state.tenants.share(max_num_seqs)
+    return has_too_much and state.tenants.is_owed(first, max_num_seqs)

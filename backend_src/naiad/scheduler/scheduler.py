@@ -12,12 +12,14 @@ import bisect
 
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
-from naiad.scheduler.policies import FirstComeFirstServed, SchedulingPolicy
+from naiad.scheduler.draft_rows import add_drafts
+from naiad.scheduler.policies import FirstComeFirstServed, SchedulingPolicy, rank_key
 from naiad.scheduler.preemption import all_wait, choose_for_blocks, choose_for_first, num_spare_blocks
 from naiad.scheduler.step_budget import SchedulerLimits, StepBudget
 from naiad.scheduler.tenants import Tenants
-from naiad.scheduler.waiting_queue import WaitingQueue, rank_key
+from naiad.scheduler.waiting_queue import WaitingQueue
 from naiad.sequence import Sequence, SequenceStatus
+from naiad.speculation.speculator import Speculator
 
 
 class Scheduler:
@@ -29,16 +31,30 @@ class Scheduler:
     """
 
     def __init__(
-        self, kv_cache: KVCacheManager, limits: SchedulerLimits, policy: SchedulingPolicy | None = None
+        self,
+        kv_cache: KVCacheManager,
+        limits: SchedulerLimits,
+        policy: SchedulingPolicy | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
-        """Schedule into the blocks of `kv_cache`; without a policy, first come, first served."""
+        """Have no sequences.
+
+        Args:
+            kv_cache: its blocks are shared out.
+            limits: of a step.
+            policy: None = first come, first served.
+            speculator: drafts tokens where a step has room for them; None = nobody does.
+        """
         self.kv_cache = kv_cache
         self.limits = limits
         self.policy: SchedulingPolicy = policy or FirstComeFirstServed()
+        self.speculator = speculator
         self.tenants = Tenants()
         self.waiting = WaitingQueue(self.tenants)
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        # Ids of those that the step that is being made has admitted.
+        self._newcomers: set[int] = set()
 
     @property
     def has_work(self) -> bool:
@@ -60,6 +76,8 @@ class Scheduler:
             assert sequence.status is SequenceStatus.WAITING
             self.waiting.remove(sequence)
         self.tenants.leave(sequence)
+        if self.speculator is not None:
+            self.speculator.forget(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     def take_over(self, sequence: Sequence, donor: Sequence, token_id: int) -> None:
@@ -80,22 +98,31 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step's work. Every row's blocks are there when it returns."""
+        self._newcomers.clear()
         has_preempted = self._secure_blocks()
-        first = None if has_preempted or not self.waiting else self._first_waiting()
+        first = None if has_preempted else self._first_waiting()
         if first is not None:
             for victim in choose_for_first(self, first):
                 self._preempt(victim)
+        active = self.running
+        if first is not None and self.tenants.is_owed(first, self.limits.max_num_seqs) and self._admit(first):
+            # So its first token does not wait for more than the others' shares either.
+            active = self.tenants.within_share(self.running, self.limits.max_num_seqs)
+            first = self._first_waiting()
         rows: list[ScheduledSequence] = []
         behind: list[Sequence] = []
         budget = StepBudget(self.limits)
         # One token each first: no long prompt may hold up those that stream.
-        for sequence in self.running:
+        for sequence in active:
             num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
             if num_missing > 1:
                 behind.append(sequence)
             elif num_missing == 1:
                 self._spend(budget, sequence, rows)
         self._catch_up(budget, behind, rows, first)
+        if self.speculator is not None:
+            add_drafts(self.speculator, self.kv_cache, self.tenants, budget, rows)
+        self.tenants.pass_step(rows)
         return SchedulerOutput(rows, self.kv_cache.take_copies())
 
     def update(self, scheduled: SchedulerOutput, output: ModelOutput) -> None:
@@ -109,9 +136,15 @@ class Scheduler:
             sequence = row.sequence
             if errors and sequence.sequence_id in errors:
                 continue
-            sequence.num_computed_tokens += row.num_scheduled_tokens
+            num_drafts = len(row.draft_token_ids)
+            sequence.num_computed_tokens += row.num_scheduled_tokens - num_drafts
             if row.samples and not sequence.params.num_candidates:
-                sequence.token_ids.append(sampled[sequence.sequence_id])
+                token_ids = sampled[sequence.sequence_id]
+                num_accepted = len(token_ids) - 1
+                sequence.num_computed_tokens += num_accepted
+                sequence.token_ids += token_ids
+                if num_drafts and self.speculator is not None:
+                    self.speculator.judged(sequence, num_drafts, num_accepted)
 
     def _secure_blocks(self) -> bool:
         """Let every running sequence have blocks for its known tokens; others give way.
@@ -136,15 +169,32 @@ class Scheduler:
             self._preempt(victim)
         return self.num_preemptions > num_before
 
-    def _first_waiting(self) -> Sequence:
+    def _first_waiting(self) -> Sequence | None:
         """Who is admitted next.
 
         Beams wait for each other. If all that run do, because some of theirs are in the queue,
         the smallest rank goes first whoever its tenant is: then some search advances.
         """
-        if self.running and all_wait(self.running):
+        if self.waiting and self.running and all_wait(self.running):
             return min(self.waiting, key=rank_key)
-        return self.waiting.first()
+        return self.waiting.first(self._is_ready)
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        """Whether it could start now: not one that will share what its donor has yet to compute.
+
+        What a donor that has just been admitted has from the prefix cache may be written in this
+        very step, and then it is too early to copy it.
+        """
+        donor = sequence.donor
+        return (
+            donor is None
+            or donor.status is not SequenceStatus.RUNNING
+            or sequence.num_preemptions > 0
+            or (
+                donor.num_computed_tokens >= sequence.num_tokens - 1
+                and donor.sequence_id not in self._newcomers
+            )
+        )
 
     def _preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to the queue; what the cache loses is computed again."""
@@ -170,11 +220,8 @@ class Scheduler:
             return
         end = start + num_tokens
         rows.append(ScheduledSequence(sequence, start, num_tokens, end == num_known))
-        block_size = self.kv_cache.block_size
-        if end // block_size > start // block_size:
-            self.kv_cache.publish(sequence, end)
-        if len(self.tenants) > 1:
-            self.tenants.of(sequence).num_served_tokens += num_tokens
+        self.kv_cache.publish(sequence, end)
+        self.tenants.of(sequence).num_served_tokens += num_tokens
 
     def _catch_up(
         self,
@@ -187,22 +234,20 @@ class Scheduler:
 
         Nobody overtakes the first in the queue when it does not fit.
         """
-        behind.sort(key=self._order)
+        behind.sort(key=self.tenants.order)
         while not budget.is_spent:
-            if first is not None and (not behind or self._order(first) < self._order(behind[0])):
+            if first is not None and (
+                not behind or self.tenants.order(first) < self.tenants.order(behind[0])
+            ):
                 if self._admit(first):
                     self._spend(budget, first, rows)
-                    first = self.waiting.first() if self.waiting else None
+                    first = self._first_waiting()
                 else:
                     first = None
             elif behind:
                 self._spend(budget, behind.pop(0), rows)
             else:
                 break
-
-    def _order(self, sequence: Sequence) -> tuple[int, float, int]:
-        """Between tenants the one served least, within a tenant the rank."""
-        return (self.tenants.of(sequence).num_served_tokens, *rank_key(sequence))
 
     def _admit(self, sequence: Sequence) -> bool:
         """Let the first in the queue run, if there is a slot and blocks for all its known tokens.
@@ -214,8 +259,6 @@ class Scheduler:
             return False
         donor = sequence.donor
         if donor is not None and donor.status is SequenceStatus.RUNNING and sequence.num_preemptions == 0:
-            if donor.num_computed_tokens < sequence.num_tokens - 1:
-                return False
             num_cached_tokens = self.kv_cache.fork(sequence, donor)
         else:
             num_cached_tokens = self.kv_cache.admit(sequence, num_spare_blocks(self.running, sequence))
@@ -227,6 +270,7 @@ class Scheduler:
         if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = num_cached_tokens
         sequence.status = SequenceStatus.RUNNING
+        self._newcomers.add(sequence.sequence_id)
         bisect.insort(self.running, sequence, key=rank_key)
         self.tenants.of(sequence).num_running += 1
         return True

@@ -70,6 +70,13 @@ class StepBudget:
         self._cost_left -= cost
         return num_tokens
 
+    def take_drafts(self, num_tokens: int) -> int:
+        """Of so many draft tokens those that still fit; each costs what a prompt's token costs."""
+        num_tokens = max(0, min(num_tokens, self._tokens_left, int(self._cost_left)))
+        self._tokens_left -= num_tokens
+        self._cost_left -= num_tokens
+        return num_tokens
+
     def _chunk_cost(self, start: int, num_tokens: int) -> float:
         return num_tokens * (1 + self._context_cost * (start + num_tokens / 2))
 

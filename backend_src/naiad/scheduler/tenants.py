@@ -1,14 +1,25 @@
 """Equal shares for tenants.
 
-Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024):
-each tenant has a counter of the tokens computed for it, and the smallest counter goes first. A
-tenant that comes back starts at the smallest counter of those present, so nobody saves up.
+Each tenant has a counter of the tokens computed for it, and the smallest counter goes first
+(virtual token counters, Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
+Beside them runs a virtual time: with every step it grows by the step's tokens over the tenants
+present, as each counter would if the shares were exact (Parekh and Gallager, 1993). A tenant that has
+nothing waiting and sends something is put at the virtual time, unless its counter is ahead of it:
+nobody saves up, and nobody loses a debt by going away.
+
+Why no tenant starves: newcomers start at the virtual time, not below. A tenant that is n tokens
+ahead of it is passed by newcomers only until n tokens have been computed for each tenant present,
+and then it is before everybody who comes.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from naiad.outputs import ScheduledSequence
+from naiad.scheduler.policies import rank_key
 from naiad.sequence import Sequence
 
 
@@ -24,40 +35,83 @@ class Tenant:
 
     num_live: int = 0
     num_running: int = 0
-    num_served_tokens: int = 0
+    num_served_tokens: float = 0.0
 
 
 class Tenants:
-    """All tenants with live sequences, by their salt; others leave no trace."""
+    """All tenants with live sequences, by their salt, and the debts of those without."""
 
     def __init__(self) -> None:
         """Start without any."""
         self._tenants: dict[str, Tenant] = {}
+        self._virtual_time = 0.0
+        # Counters ahead of the virtual time, and the same as a heap; forgotten when it passes them.
+        self._debts: dict[str, float] = {}
+        self._due_debts: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
         """How many tenants have live sequences."""
         return len(self._tenants)
+
+    @property
+    def num_debts(self) -> int:
+        """Tenants without live sequences whose counter is kept."""
+        return len(self._debts)
 
     def of(self, sequence: Sequence) -> Tenant:
         """A live sequence's tenant."""
         return self._tenants[sequence.cache_salt]
 
     def enter(self, sequence: Sequence) -> None:
-        """A sequence comes."""
-        tenant = self._tenants.get(sequence.cache_salt)
+        """A sequence comes, to wait."""
+        salt = sequence.cache_salt
+        tenant = self._tenants.get(salt)
         if tenant is None:
-            counters = (other.num_served_tokens for other in self._tenants.values())
-            tenant = Tenant(num_served_tokens=min(counters, default=0))
-            self._tenants[sequence.cache_salt] = tenant
+            tenant = self._tenants[salt] = Tenant(num_served_tokens=self._debts.pop(salt, 0.0))
+        if tenant.num_live == tenant.num_running:
+            tenant.num_served_tokens = max(tenant.num_served_tokens, self._virtual_time)
         tenant.num_live += 1
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence is gone."""
-        tenant = self._tenants[sequence.cache_salt]
+        salt = sequence.cache_salt
+        tenant = self._tenants[salt]
         tenant.num_live -= 1
         if tenant.num_live == 0:
-            del self._tenants[sequence.cache_salt]
+            del self._tenants[salt]
+            if tenant.num_served_tokens > self._virtual_time:
+                self._debts[salt] = tenant.num_served_tokens
+                heapq.heappush(self._due_debts, (tenant.num_served_tokens, salt))
+
+    def pass_step(self, rows: Iterable[ScheduledSequence]) -> None:
+        """A step has been made: the virtual time goes on."""
+        num_tokens = sum(row.num_scheduled_tokens for row in rows)
+        self._virtual_time += num_tokens / max(1, len(self._tenants))
+        while self._due_debts and self._due_debts[0][0] <= self._virtual_time:
+            num_served_tokens, salt = heapq.heappop(self._due_debts)
+            # Another one if the tenant has been back.
+            if self._debts.get(salt) == num_served_tokens:
+                del self._debts[salt]
+
+    def order(self, sequence: Sequence) -> tuple[float, int, float, int]:
+        """Between tenants the one served least, of equals the one that runs least; then the rank."""
+        tenant = self.of(sequence)
+        return (tenant.num_served_tokens, tenant.num_running, *rank_key(sequence))
 
     def share(self, max_num_seqs: int) -> int:
         """Slots that each tenant may hold whatever the others want, at least one."""
         return max(1, max_num_seqs // max(1, len(self._tenants)))
+
+    def is_owed(self, sequence: Sequence, max_num_seqs: int) -> bool:
+        """Whether a waiting sequence's tenant has others beside it and less than its share of slots."""
+        return len(self) > 1 and self.of(sequence).num_running < self.share(max_num_seqs)
+
+    def within_share(self, running: list[Sequence], max_num_seqs: int) -> list[Sequence]:
+        """Of those that run, by rank, each tenant's first ones, as many as its share."""
+        num_left = dict.fromkeys(self._tenants, self.share(max_num_seqs))
+        chosen = []
+        for sequence in running:
+            if num_left[sequence.cache_salt]:
+                num_left[sequence.cache_salt] -= 1
+                chosen.append(sequence)
+        return chosen

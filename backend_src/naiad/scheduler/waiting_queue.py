@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from naiad.scheduler.policies import rank_key
 from naiad.scheduler.tenants import Tenants
 from naiad.sequence import Sequence
-
-
-def rank_key(sequence: Sequence) -> tuple[float, int]:
-    """The order of sequences of one tenant."""
-    return sequence.rank, sequence.sequence_id
 
 
 class WaitingQueue:
@@ -40,12 +36,10 @@ class WaitingQueue:
         self._num_sequences += 1
         self.num_tokens += sequence.num_tokens
 
-    def first(self) -> Sequence:
-        """The next one, of the tenant that was served least; stays in the queue."""
-        if len(self._lines) == 1:
-            return next(iter(self._lines.values()))[0]
-        heads = (line[0] for line in self._lines.values())
-        return min(heads, key=lambda head: (self._tenants.of(head).num_served_tokens, rank_key(head)))
+    def first(self, is_ready: Callable[[Sequence], bool]) -> Sequence | None:
+        """The next one that is ready, of the tenant that was served least; stays in the queue."""
+        heads = (next(filter(is_ready, line), None) for line in self._lines.values())
+        return min((head for head in heads if head is not None), key=self._tenants.order, default=None)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""

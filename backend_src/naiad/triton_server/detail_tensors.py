@@ -21,7 +21,9 @@ def detail_tensors(wishes: OutputWishes, num_prompt_tokens: int, chunk: RequestO
         num_log_probs = N: top_log_prob_ids int32 and top_log_probs float32 [1, n, N]. With
         return_generation_logits: generation_logits [1, 1, n, V] float32, if n > 0. With
         return_context_logits: context_logits [1, num_prompt_tokens, V] float32, on the chunk
-        that has them.
+        that has them. On the last chunk of a sequence that had drafts: total_draft_tokens and
+        total_accepted_draft_tokens [1, 1] int32, acceptance_rate [1, 1] float32, the one over the
+        other.
     """
     tensors: Tensors = {}
     if wishes.log_probs:
@@ -38,6 +40,11 @@ def detail_tensors(wishes: OutputWishes, num_prompt_tokens: int, chunk: RequestO
         tensors["generation_logits"] = logits.reshape(1, 1, len(chunk.generation_logits), -1)
     if wishes.context_logits and chunk.context_logits:
         tensors["context_logits"] = _logits(chunk.context_logits).reshape(1, num_prompt_tokens, -1)
+    if chunk.finish_reason is not None and chunk.num_draft_tokens:
+        accepted, drafted = chunk.num_accepted_tokens, chunk.num_draft_tokens
+        tensors["total_draft_tokens"] = np.array([[drafted]], dtype=np.int32)
+        tensors["total_accepted_draft_tokens"] = np.array([[accepted]], dtype=np.int32)
+        tensors["acceptance_rate"] = _float32([accepted / drafted])[None]
     return tensors
 
 

@@ -252,6 +252,7 @@ def _engine_requests(request: GenerateRequest, rows: list[StreamRow]) -> list[En
             timeout_s=request.timeout_s,
             cache_salt=asked.cache_salt,
             beam=asked.beam,
+            draft_token_ids=asked.draft_token_ids,
         )
         for index, asked in enumerate(request.rows)
     ]

@@ -1,4 +1,4 @@
-"""Fields that name single token ids: biases on their logits, and the ids that are possible at all."""
+"""Fields that name token ids: biases on their logits, the ids that are possible at all, drafts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from naiad.errors import InvalidRequestError
 from naiad.triton_server.request_fields import Array
-from naiad.triton_server.request_limits import MAX_BIAS, MAX_BIASED_IDS, ModelLimits
+from naiad.triton_server.request_limits import MAX_BIAS, MAX_BIASED_IDS, MAX_OFFERED_TOKENS, ModelLimits
 
 
 def check_token_ids(name: str, ids: Array, vocab_size: int) -> None:
@@ -21,6 +21,23 @@ def check_token_ids(name: str, ids: Array, vocab_size: int) -> None:
     bad = ids[(ids < 0) | (ids >= vocab_size)]
     if bad.size:
         raise InvalidRequestError(f"{name} holds {int(bad[0])}: expected token ids in [0, {vocab_size})")
+
+
+def read_offered_token_ids(tensor: Array | None, limits: ModelLimits) -> tuple[int, ...]:
+    """The client's guess at how the output begins (`draft_input_ids`); may be empty.
+
+    Raises:
+        InvalidRequestError: too many ids, or one outside of the vocabulary.
+    """
+    if tensor is None:
+        return ()
+    ids = tensor.reshape(-1)
+    if ids.size > MAX_OFFERED_TOKENS:
+        raise InvalidRequestError(
+            f"draft_input_ids has {ids.size} ids: at most {MAX_OFFERED_TOKENS} are allowed"
+        )
+    check_token_ids("draft_input_ids", ids, limits.vocab_size)
+    return tuple(ids.tolist())
 
 
 def read_allowed_token_ids(tensor: Array | None, limits: ModelLimits) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from naiad.outputs import EngineStats
@@ -55,7 +56,11 @@ COUNTERS: dict[str, Read] = {
     "vllm:num_preemptions_total": lambda s: s.total_preemptions,
     "vllm:prefix_cache_queries_total": lambda s: s.total_queried_tokens,
     "vllm:prefix_cache_hits_total": lambda s: s.total_hit_tokens,
+    "vllm:spec_decode_num_drafts_total": lambda s: s.total_drafts,
+    "vllm:spec_decode_num_draft_tokens_total": lambda s: s.total_draft_tokens,
+    "vllm:spec_decode_num_accepted_tokens_total": lambda s: sum(s.total_accepted_tokens_at),
 }
+ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 
 class MetricFamilyFactory(Protocol):
@@ -90,6 +95,8 @@ class Metrics:
             _Written(self._add(name, "Tokens", "counter").Metric(labels=self._labels), read, 0)
             for name, read in COUNTERS.items()
         ]
+        self._accepted_at = self._add(ACCEPTED_AT, "Accepted draft tokens by their place", "counter")
+        self._num_places = 0
         self._first_token = self._add(
             "vllm:time_to_first_token_seconds", "Seconds to first token", "histogram"
         ).Metric(labels=self._labels, buckets=FIRST_TOKEN_BUCKETS_S)
@@ -99,6 +106,7 @@ class Metrics:
 
     def update(self, stats: EngineStats, latencies: LatencyBatch) -> None:
         """Write what changed. A restarted engine counts from zero again; the counters go on."""
+        self._add_places(len(stats.total_accepted_tokens_at))
         for gauge in self._gauges:
             value = gauge.read(stats)
             if value != gauge.value:
@@ -118,8 +126,15 @@ class Metrics:
         """Take the metrics off the port; Triton keeps an unloaded model's otherwise."""
         self._gauges.clear()
         self._counters.clear()
-        del self._first_token, self._inter_token
+        del self._first_token, self._inter_token, self._accepted_at
         self._families.clear()
+
+    def _add_places(self, num_places: int) -> None:
+        """Count the accepted tokens of further places in drafts; the engine knows how many there are."""
+        for place in range(self._num_places, num_places):
+            metric = self._accepted_at.Metric(labels=self._labels | {"position": str(place)})
+            self._counters.append(_Written(metric, partial(_accepted_at, place), 0))
+        self._num_places = max(self._num_places, num_places)
 
     def _make_gauges(self, name: str, label: str, reads: dict[str, Read]) -> list[_Written]:
         made = self._add(name, "State of the engine", "gauge")
@@ -131,3 +146,7 @@ class Metrics:
         made = self._family(name, description, kind)
         self._families.append(made)
         return made
+
+
+def _accepted_at(place: int, stats: EngineStats) -> float:
+    return stats.total_accepted_tokens_at[place] if place < len(stats.total_accepted_tokens_at) else 0

@@ -77,6 +77,7 @@ SERVED = (
     Field("num_log_probs", int, 0, MAX_LOG_PROBS),
     Field("return_context_logits", bool),
     Field("return_generation_logits", bool),
+    Field("num_draft_tokens", int, 0, INT32_MAX),
     Field("stop", bool),
 )
 
@@ -87,13 +88,11 @@ NOT_SERVED: Mapping[str, tuple[float, ...]] = {
     "runtime_top_p_min": (),
     "runtime_top_p_decay": (),
     "runtime_top_p_reset_ids": (),
-    "num_draft_tokens": (0,),
     "return_perf_metrics": (0,),
     "decoder_input_ids": (),
     "decoder_input_lengths": (),
     "encoder_input_features": (),
     "encoder_output_lengths": (),
-    "draft_input_ids": (),
     "draft_logits": (),
     "draft_acceptance_threshold": (),
     "lookahead_window_size": (),

@@ -11,7 +11,7 @@ import msgspec
 from naiad.errors import InvalidRequestError
 from naiad.sequence import BeamParams, SamplingParams, TextContext
 from naiad.triton_server.beam_fields import read_beam_params, without_drawing
-from naiad.triton_server.logit_fields import check_token_ids
+from naiad.triton_server.logit_fields import check_token_ids, read_offered_token_ids
 from naiad.triton_server.output_wishes import OutputWishes, check_logits_size, read_wishes
 from naiad.triton_server.request_fields import (
     SERVED,
@@ -77,6 +77,7 @@ class RequestRow:
     text: TextContext | None
     cache_salt: str
     beam: BeamParams | None = None
+    draft_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,19 @@ def _read_row(
     if beam is not None:
         params = without_drawing(params)
     salt = read_string("cache_salt", tensors.get("cache_salt"), parameters, MAX_CACHE_SALT_BYTES)
-    return RequestRow(prompt_token_ids=prompt, text=text, params=params, cache_salt=salt, beam=beam)
+    drafts = read_offered_token_ids(tensors.get("draft_input_ids"), limits)
+    if drafts and beam is not None:
+        raise InvalidRequestError(
+            f"draft_input_ids has {len(drafts)} ids: expected none with beam_width = {wishes.beam_width}"
+        )
+    return RequestRow(
+        prompt_token_ids=prompt,
+        text=text,
+        params=params,
+        cache_salt=salt,
+        beam=beam,
+        draft_token_ids=drafts,
+    )
 
 
 def _read_prompt(tensors: Mapping[str, Array], limits: ModelLimits) -> list[int]:

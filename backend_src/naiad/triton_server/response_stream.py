@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from naiad.errors import NaiadError
+from naiad.errors import NaiadError, error_with_status
 from naiad.outputs import RequestOutput
 from naiad.triton_server.request_reader import GenerateRequest
 
@@ -68,6 +68,11 @@ class StreamRow:
         """Ids whose outputs are this row's."""
         return (self.sequence_id,)
 
+    @property
+    def never_started(self) -> bool:
+        """Whether its deadline passed in the queue, and nobody has heard of that yet."""
+        return self.pending is not None and self.pending.error_status is not None
+
     def add(self, output: RequestOutput) -> None:
         """Keep what the engine said until it can be sent."""
         self.pending = output if self.pending is None else merged(self.pending, output)
@@ -101,12 +106,17 @@ class ResponseStream:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def push(self, row: StreamRow, output: RequestOutput, error: NaiadError | None) -> None:
-        """Take an engine output. An error ends the whole request."""
+        """Take an engine output. An error ends the whole request.
+
+        So do deadlines, if none of its sequences has started; if one has, all end with what they have.
+        """
         with self.lock:
             if error is not None:
                 self._fail(error)
-            else:
-                row.add(output)
+                return
+            row.add(output)
+            if all(each.never_started for each in self.rows):
+                self._fail(error_with_status(output.error_status or "UNAVAILABLE", output.error_message))
 
     def fail(self, error: NaiadError) -> None:
         """End the request with this error once its outstanding chunks are acknowledged."""
@@ -136,6 +146,12 @@ class ResponseStream:
     def has_begun(self) -> bool:
         """Whether the engine has made a token of it."""
         return any(row.pending is not None or row.num_sent_chunks for row in self.rows)
+
+    @property
+    def _has_started(self) -> bool:
+        return any(
+            row.num_sent_chunks or (row.pending is not None and not row.never_started) for row in self.rows
+        )
 
     @property
     def wants_poll(self) -> bool:
@@ -187,7 +203,7 @@ class ResponseStream:
             self.is_closed = True
             return None, 0, True
         for row in self.rows:
-            if row.may_send(self.request.streaming):
+            if row.may_send(self.request.streaming) and (self._has_started or not row.never_started):
                 return self._take(row, build)
         if self.is_probe_due:
             self.is_probe_due = False
@@ -225,4 +241,6 @@ def merged(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         cum_log_prob=second.cum_log_prob,
         context_logits=first.context_logits or second.context_logits,
         generation_logits=first.generation_logits + second.generation_logits,
+        num_draft_tokens=second.num_draft_tokens,
+        num_accepted_tokens=second.num_accepted_tokens,
     )

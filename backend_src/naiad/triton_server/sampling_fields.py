@@ -71,6 +71,7 @@ def read_sampling_params(
         returns_context_logits=wishes.context_logits,
         returns_generation_logits=wishes.generation_logits,
         priority=int(scalars.get("priority", 0)),
+        num_draft_tokens=int(scalars.get("num_draft_tokens", -1)),
     )
 
 

@@ -1,0 +1,50 @@
+"""Rows that go on into drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.outputs import ScheduledSequence
+from naiad.scheduler.step_budget import StepBudget
+from naiad.scheduler.tenants import Tenants
+from naiad.speculation.speculator import Speculator
+
+
+def add_drafts(
+    speculator: Speculator,
+    kv_cache: KVCacheManager,
+    tenants: Tenants,
+    budget: StepBudget,
+    rows: list[ScheduledSequence],
+) -> None:
+    """Let rows that reach the last known token go on into drafts, with what is left of the step.
+
+    Drafts take free blocks, but nobody is preempted for them. Beams have none: they choose among
+    many next tokens.
+
+    Args:
+        speculator: makes the drafts.
+        kv_cache: gives the blocks.
+        tenants: drafts count as served.
+        budget: the step's.
+        rows: the step's; some are replaced.
+    """
+    places = [
+        place for place, row in enumerate(rows) if row.samples and not row.sequence.params.num_candidates
+    ]
+    if not places or budget.is_spent:
+        return
+    sequences = [rows[place].sequence for place in places]
+    # One token comes out beside those that are accepted.
+    num_most = [each.params.max_tokens - each.num_output_tokens - 1 for each in sequences]
+    drafts = speculator.drafts(sequences, num_most, sum(row.num_scheduled_tokens for row in rows))
+    for place, sequence, draft in zip(places, sequences, drafts, strict=True):
+        if draft:
+            num_tokens = sequence.num_tokens
+            num_held = kv_cache.extend(sequence, num_tokens + len(draft)) - num_tokens
+            kept = draft[: budget.take_drafts(num_held)]
+            tenants.of(sequence).num_served_tokens += len(kept)
+            row = rows[place]
+            num_scheduled_tokens = row.num_scheduled_tokens + len(kept)
+            rows[place] = replace(row, num_scheduled_tokens=num_scheduled_tokens, draft_token_ids=tuple(kept))

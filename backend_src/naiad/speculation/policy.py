@@ -1,0 +1,154 @@
+"""How many draft tokens each sequence gets in a step: as many as pay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+# What was seen of a sequence counts so much less with each window: about the last twenty count.
+_MEMORY = 0.95
+
+
+class StepCost:
+    """Seconds that a step takes, by its tokens.
+
+    Measured at a few numbers of tokens and straight between them. Before the first it is the
+    first's; beyond the last it grows in proportion, as where arithmetic is the limit. More tokens
+    never cost less: where it was measured so, it was noise.
+    """
+
+    def __init__(self, measured: Iterable[tuple[int, float]]) -> None:
+        """Take measurements.
+
+        Args:
+            measured: (tokens, seconds), in ascending order of tokens; both > 0.
+        """
+        tokens, seconds = zip(*measured, strict=True)
+        self._tokens = np.array(tokens, dtype=np.float64)
+        self._seconds = np.maximum.accumulate(np.array(seconds, dtype=np.float64))
+        assert (np.diff(self._tokens, prepend=0.0) > 0).all(), "tokens do not ascend from 1"
+        assert self._seconds[0] > 0, "a step takes time"
+
+    def __call__(self, num_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Seconds of steps with so many tokens."""
+        seconds = np.interp(num_tokens, self._tokens, self._seconds)
+        seconds *= np.maximum(num_tokens / self._tokens[-1], 1)
+        return seconds
+
+
+@dataclass(slots=True)
+class AcceptanceState:
+    """How a sequence's drafts have done lately, and what it may spend to find out.
+
+    Attributes:
+        num_judged: draft tokens that were compared with the target's, older ones counting less: in
+            each window the accepted ones and the first that was not. At first as if two had been.
+        num_accepted: of those.
+        credit_s: seconds of step time that may be spent on a probe.
+    """
+
+    num_judged: float = 2.0
+    num_accepted: float = 1.0
+    credit_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """The chance that a draft token is accepted if those before it are."""
+        return self.num_accepted / self.num_judged
+
+    def update(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Take in one window's result; not to be called for a step without draft tokens."""
+        assert 0 <= num_accepted_tokens <= num_draft_tokens > 0
+        num_judged = min(num_accepted_tokens + 1, num_draft_tokens)
+        self.num_judged = _MEMORY * self.num_judged + num_judged
+        self.num_accepted = _MEMORY * self.num_accepted + num_accepted_tokens
+
+
+class SpeculationPolicy:
+    """Shares out a step's draft tokens so that most tokens come out of a second.
+
+    What they bring. If each draft token is accepted with chance a when those before it are, the
+    j-th brings a**j tokens, and k of them make the one token of the step
+    E(k) = 1 + a + … + a**k = (1 − a**(k + 1)) / (1 − a) (Leviathan et al., arXiv 2211.17192).
+
+    What they cost. The step's seconds by its number of tokens were measured: flat while reading the
+    weights is the limit, rising with each token when arithmetic is. Draft tokens cost what they add
+    at the place of the curve where the other tokens of the step have led. Prompts in the same step
+    are not their business otherwise: what those cost is spent in any case.
+
+    What pays. Maximal is (tokens that come out) / (seconds of the step without prompts + seconds
+    added). Of all ways to share out n draft tokens the best takes the n likeliest, so one pass over
+    all tokens in order of a**j finds the maximum for every shape of the curve. A full batch, where
+    a draft token costs as much as one that is certain, gets none.
+
+    Finding out. A sequence that gets none would never show that it has become predictable. So each
+    puts aside a small share of its step time, and when that pays for one draft token it gets it. At
+    most this share is lost where speculation does not pay, besides what is lost before the first
+    windows have told so.
+
+    The same calls give the same answers: nothing is drawn, no clock is read.
+    """
+
+    def __init__(self, step_cost: StepCost, probe_share: float = 0.01) -> None:
+        """Plan for a machine.
+
+        Args:
+            step_cost: measured there, with the model that is served.
+            probe_share: of a step's time that may be spent on sequences for which drafts do not
+                pay, in [0, 1).
+        """
+        self._step_cost = step_cost
+        self._probe_share = probe_share
+
+    def plan(self, rows: list[tuple[AcceptanceState, int]], num_step_tokens: int) -> list[int]:
+        """Draft tokens for each row of the next step.
+
+        Args:
+            rows: all sequences that get a new token in the step, each with the most draft tokens
+                it can use: 0, or a ceiling, or better the length of a draft that is there already,
+                because then no room is kept for sequences without one.
+            num_step_tokens: the step's tokens without drafts: a row's one, and prompts.
+
+        Returns:
+            For each row a number from 0 to its most; its state's credit has changed.
+        """
+        assert num_step_tokens >= len(rows), "each row has a token in the step"
+        num_most = max((most for _, most in rows), default=0)
+        if num_most == 0:
+            return [0] * len(rows)
+        rates = np.array([state.rate for state, _ in rows])
+        places = np.arange(1, num_most + 1)
+        is_usable = (places <= np.array([[most] for _, most in rows])).ravel()
+        gains = (rates[:, None] ** places).ravel()[is_usable]
+        order = np.argsort(-gains, kind="stable")
+        num_tokens = num_step_tokens + np.arange(gains.size + 1)
+        costs = self._step_cost(num_tokens)
+        plain_cost = float(self._step_cost(np.array(len(rows))))
+        outputs = len(rows) + np.concatenate(([0.0], np.cumsum(gains[order])))
+        num_drafts = int(np.argmax(outputs / (plain_cost + costs - costs[0])))
+        row_numbers = np.repeat(np.arange(len(rows)), num_most)[is_usable]
+        counts: list[int] = np.bincount(row_numbers[order[:num_drafts]], minlength=len(rows)).tolist()
+        self._probe(rows, counts, costs, plain_cost)
+        return counts
+
+    def _probe(
+        self,
+        rows: list[tuple[AcceptanceState, int]],
+        counts: list[int],
+        costs: npt.NDArray[np.float64],
+        plain_cost: float,
+    ) -> None:
+        """Give one token to rows that have none and have put aside what it costs."""
+        num_drafts = sum(counts)
+        for number, (state, most) in enumerate(rows):
+            if counts[number] or not most:
+                continue
+            extra_s = float(costs[num_drafts + 1] - costs[num_drafts])
+            state.credit_s += self._probe_share * plain_cost / len(rows)
+            if state.credit_s >= extra_s:
+                counts[number] = 1
+                num_drafts += 1
+                state.credit_s -= extra_s

@@ -1,0 +1,77 @@
+"""Outputs of sequences that have ended, for those that come later: bounded, each tenant's apart."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from naiad.speculation.suffix_automaton import SuffixAutomaton
+
+# After each output; no token id, so no match runs across it.
+END = -1
+
+_NUM_PARTS = 4
+
+
+class SharedOutputs:
+    """Earlier outputs in parts: automata, each of one tenant.
+
+    Nothing can be taken out of an automaton, so whole parts are dropped: when room is needed, that
+    of all tenants whose newest output is the oldest. So the bound is hard, and a tenant that is
+    alone keeps more than half of it. Tenants share the room; what is held of one is never read for
+    another.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        """Hold nothing.
+
+        Args:
+            max_tokens: held of all tenants together; each output counts one more than its tokens.
+        """
+        self._max_tokens = max_tokens
+        self._max_part_tokens = max_tokens // _NUM_PARTS
+        self._numbers = count()
+        self._parts: dict[str, dict[int, SuffixAutomaton]] = {}
+        # Part → tenant, by the age of the part's newest output, the oldest first.
+        self._tenants: dict[int, str] = {}
+        self._num_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """What counts against the bound now."""
+        return self._num_tokens
+
+    def parts(self, salt: str) -> dict[int, SuffixAutomaton]:
+        """A tenant's, the oldest first, by numbers that are never used again."""
+        return self._parts.get(salt, {})
+
+    def add(self, salt: str, token_ids: list[int]) -> None:
+        """Take in an output; of one that is longer than a part, the end."""
+        max_tokens = self._max_part_tokens - 1
+        if not token_ids or max_tokens < 1:
+            return
+        token_ids = token_ids[-max_tokens:]
+        part = self._part_for(salt, len(token_ids) + 1)
+        for token_id in token_ids:
+            part.append(token_id)
+        part.append(END)
+
+    def _part_for(self, salt: str, num_tokens: int) -> SuffixAutomaton:
+        """The tenant's newest part, or a new one if that is full, with room under the bound."""
+        parts = self._parts.setdefault(salt, {})
+        number = next(reversed(parts), None)
+        if number is None or parts[number].num_tokens + num_tokens > self._max_part_tokens:
+            number = next(self._numbers)
+            parts[number] = SuffixAutomaton()
+        self._tenants.pop(number, None)
+        self._tenants[number] = salt
+        self._num_tokens += num_tokens
+        while self._num_tokens > self._max_tokens:
+            self._drop_oldest()
+        return parts[number]
+
+    def _drop_oldest(self) -> None:
+        number = next(iter(self._tenants))
+        salt = self._tenants.pop(number)
+        self._num_tokens -= self._parts[salt].pop(number).num_tokens
+        if not self._parts[salt]:
+            del self._parts[salt]

@@ -1,0 +1,98 @@
+"""Which draft tokens go into a step, and what became of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from naiad.sequence import Sequence
+from naiad.speculation.drafter import Drafter
+from naiad.speculation.policy import AcceptanceState, SpeculationPolicy
+
+
+@dataclass(slots=True)
+class DraftTotals:
+    """Of all sequences so far.
+
+    Attributes:
+        num_drafts: rows that had draft tokens.
+        num_draft_tokens: those tokens.
+        accepted_at: accepted tokens by their place in the draft.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+
+
+class Speculator:
+    """Joins a drafter, the clients' own guesses, and the policy that says how much pays."""
+
+    def __init__(
+        self, drafter: Drafter | None, policy: SpeculationPolicy, num_speculative_tokens: int
+    ) -> None:
+        """Draft for no sequence yet.
+
+        Args:
+            drafter: None: only what clients offer is tried.
+            policy: shares a step's drafts out.
+            num_speculative_tokens: draft tokens of a sequence in a step, at most.
+        """
+        self._drafter = drafter
+        self._policy = policy
+        self._num_speculative_tokens = num_speculative_tokens
+        self._states: dict[int, AcceptanceState] = {}
+        self.totals = DraftTotals(accepted_at=[0] * num_speculative_tokens)
+
+    def drafts(self, sequences: list[Sequence], num_most: list[int], num_step_tokens: int) -> list[list[int]]:
+        """Draft tokens of each sequence for the step that is being made.
+
+        Args:
+            sequences: each gets the token behind its last known one in this step.
+            num_most: of each, how many of its drafts could be of use.
+            num_step_tokens: of the whole step, without drafts.
+        """
+        drafts = [self._draft(sequence, most) for sequence, most in zip(sequences, num_most, strict=True)]
+        rows = [
+            (self._states.setdefault(sequence.sequence_id, AcceptanceState()), len(draft))
+            for sequence, draft in zip(sequences, drafts, strict=True)
+        ]
+        counts = self._policy.plan(rows, num_step_tokens)
+        return [draft[:count] for draft, count in zip(drafts, counts, strict=True)]
+
+    def judged(self, sequence: Sequence, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Take in how many of a row's drafts the target agreed with."""
+        self._states[sequence.sequence_id].update(num_draft_tokens, num_accepted_tokens)
+        sequence.num_draft_tokens += num_draft_tokens
+        sequence.num_accepted_tokens += num_accepted_tokens
+        self.totals.num_drafts += 1
+        self.totals.num_draft_tokens += num_draft_tokens
+        for place in range(num_accepted_tokens):
+            self.totals.accepted_at[place] += 1
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        self._states.pop(sequence.sequence_id, None)
+        if self._drafter is not None:
+            self._drafter.forget(sequence)
+
+    def _draft(self, sequence: Sequence, num_most: int) -> list[int]:
+        asked = sequence.params.num_draft_tokens
+        ceiling = self._num_speculative_tokens if asked < 0 else min(asked, self._num_speculative_tokens)
+        num_tokens = min(num_most, ceiling)
+        if num_tokens <= 0:
+            return []
+        offered = _offered(sequence, num_tokens)
+        if offered or self._drafter is None:
+            return offered
+        return self._drafter.propose(sequence, num_tokens)
+
+
+def _offered(sequence: Sequence, num_tokens: int) -> list[int]:
+    """What the client's guess has next; nothing once the output has left it."""
+    offered, num_known = sequence.offered_token_ids, sequence.num_output_tokens
+    if num_known >= len(offered):
+        return []
+    if tuple(sequence.output_token_ids) != offered[:num_known]:
+        sequence.offered_token_ids = ()
+        return []
+    return list(offered[num_known : num_known + num_tokens])

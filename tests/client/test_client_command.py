@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from helpers.fake_naiad_server import FakeServer, failure, response, words
+from naiad_client.__main__ import main
+
+
+def test_command_prints_the_text(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answer = words("Par", "is")
+
+    assert main(["capital?", "--url", server.url]) == 0
+    assert capsys.readouterr().out == "Paris\n"
+
+
+def test_command_prints_figures_on_stderr(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answer = words("a", "b", "c")
+    main(["?", "--url", server.url])
+
+    summary = capsys.readouterr().err
+    assert summary.startswith("3 tokens, ")
+    assert "tokens/s" in summary
+    assert "first token after" in summary
+
+
+def test_command_passes_its_options_on(server: FakeServer) -> None:
+    server.answer = words("a")
+    options = ["--chat", "--max-tokens", "9", "--temperature", "0.5", "--top-k", "4", "--top-p", "0.9"]
+    options += ["--min-p", "0.1"]
+    main(
+        ["?", *options, "--seed", "3", "--stop", "x", "--stop", "y", "--url", server.url, "--model", "other"]
+    )
+
+    sent = server.sent()
+    assert server.requests[-1].model_name == "other"
+    assert sent.keys() >= {"messages", "temperature", "top_k", "top_p", "min_p", "seed"}
+    assert sent["max_tokens"][2] == struct.pack("<i", 9)
+    assert sent["stop_words"][1] == [1, 2]
+
+
+def test_command_fails_in_one_line_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["?", "--url", "127.0.0.1:1"]) == 1
+
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "127.0.0.1:1" in error
+
+
+def test_command_fails_with_the_servers_message(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answer = failure("the prompt is empty")
+
+    assert main(["?", "--url", server.url]) == 1
+    assert capsys.readouterr().err == "error: the prompt is empty\n"
+
+
+def test_command_puts_an_error_after_text_on_a_line_of_its_own(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(request: Any, context: Any) -> Iterator[Any]:
+        yield response("Par")
+        yield from failure("the engine was lost")(request, context)
+
+    server.answer = answer
+
+    assert main(["?", "--url", server.url]) == 1
+    assert capsys.readouterr().out == "Par\n"
+
+
+def test_command_ends_quietly_when_its_reader_is_gone(server: FakeServer) -> None:
+    server.answer = words(*("a" * 100 for _ in range(2000)))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed_pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "naiad_client", "?", "--url", server.url],
+            stdout=closed_pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert (done.returncode, done.stderr) == (1, "")

@@ -1,0 +1,66 @@
+"""A scheduler to be driven step by step without an engine."""
+
+from __future__ import annotations
+
+from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.kv_cache.prefix_cache import PrefixCache
+from naiad.outputs import ModelOutput, SchedulerOutput
+from naiad.scheduler.invariants import check_invariants
+from naiad.scheduler.policies import SchedulingPolicy
+from naiad.scheduler.scheduler import Scheduler
+from naiad.scheduler.step_budget import SchedulerLimits
+from naiad.sequence import SamplingParams, Sequence
+
+BLOCK_SIZE = 4
+
+
+class Desk:
+    """A scheduler whose every sampled token is 7."""
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        max_num_seqs: int = 8,
+        budget: int = 32,
+        policy: SchedulingPolicy | None = None,
+    ) -> None:
+        kv_cache = KVCacheManager(num_blocks, BLOCK_SIZE, PrefixCache(BLOCK_SIZE))
+        self.scheduler = Scheduler(kv_cache, SchedulerLimits(max_num_seqs, budget), policy)
+        self.num_added = 0
+
+    def add(
+        self,
+        num_tokens: int = 2,
+        priority: int = 0,
+        salt: str = "",
+        first_id: int | None = None,
+        donor: Sequence | None = None,
+    ) -> Sequence:
+        self.num_added += 1
+        start = 1000 * self.num_added if first_id is None else first_id
+        sequence = Sequence(
+            sequence_id=self.num_added,
+            token_ids=list(range(start, start + num_tokens)),
+            num_prompt_tokens=num_tokens,
+            params=SamplingParams(max_tokens=1000, priority=priority),
+            arrival_s=donor.arrival_s if donor else float(self.num_added),
+            cache_salt=salt,
+            donor=donor,
+        )
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[tuple[int, int]]:
+        """One step; (sequence id, tokens) of its rows."""
+        scheduled = self.scheduler.schedule()
+        check_invariants(self.scheduler, scheduled)
+        self.book(scheduled)
+        return [(row.sequence.sequence_id, row.num_scheduled_tokens) for row in scheduled.scheduled]
+
+    def book(self, scheduled: SchedulerOutput) -> None:
+        sampled = {row.sequence.sequence_id: [7] for row in scheduled.scheduled if row.samples}
+        self.scheduler.update(scheduled, ModelOutput(sampled))
+        check_invariants(self.scheduler)
+
+    def running(self) -> list[int]:
+        return [sequence.sequence_id for sequence in self.scheduler.running]

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from helpers.scheduler_desk import Desk
+from naiad.scheduler.step_budget import SchedulerLimits
+from naiad.sequence import Sequence
+
+
+def test_tenants_take_turns() -> None:
+    desk = Desk(budget=4)
+    for _ in range(4):
+        desk.add(num_tokens=4, salt="flood")
+    desk.add(num_tokens=4, salt="other")
+    assert desk.step() + desk.step() == [(5, 4), (5, 1), (1, 3)]
+
+
+def test_a_flood_gives_slots_to_another_tenant_and_keeps_its_share() -> None:
+    desk = Desk(max_num_seqs=4)
+    for _ in range(8):
+        desk.add(salt="flood")
+    desk.step()
+    assert desk.running() == [1, 2, 3, 4]
+    for _ in range(3):
+        desk.add(salt="other")
+    for _ in range(6):
+        desk.step()
+    assert sorted(desk.running()) == [1, 2, 9, 10]
+
+
+def test_who_comes_beside_a_flood_runs_in_the_next_step_and_the_flood_keeps_to_its_share_in_it() -> None:
+    desk = Desk(max_num_seqs=4)
+    for _ in range(8):
+        desk.add(num_tokens=4, salt="flood")
+    desk.step()
+    desk.add(num_tokens=6, salt="quiet")
+    # The fourth has lost its slot, the third waits for a step.
+    assert desk.step() == [(1, 1), (2, 1), (9, 6)]
+    assert [row[0] for row in desk.step()] == [1, 2, 3, 9]
+
+
+def test_a_flood_keeps_all_its_rows_beside_one_that_does_not_fit() -> None:
+    desk = Desk(num_blocks=8, max_num_seqs=4)
+    for _ in range(2):
+        desk.add(num_tokens=9, salt="flood")
+    desk.add(num_tokens=3, salt="other")
+    desk.step()
+    desk.add(num_tokens=28, salt="quiet")
+    assert [row[0] for row in desk.step()] == [1, 2, 3]
+
+
+def test_a_flood_gives_blocks_to_another_tenant() -> None:
+    desk = Desk(num_blocks=8, max_num_seqs=4)
+    for _ in range(4):
+        desk.add(num_tokens=7, salt="flood")
+    desk.step()
+    desk.add(num_tokens=8, salt="other")
+    desk.step()
+    assert 5 in desk.running()
+
+
+def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
+    desk = Desk(budget=8, max_num_seqs=2)
+    gone = desk.add(salt="b")
+    desk.step()
+    desk.scheduler.remove(gone)
+    first = desk.add(num_tokens=30, salt="a")
+    for _ in range(4):
+        desk.step()
+    back = desk.add(salt="b")
+    tenants = desk.scheduler.tenants
+    assert tenants.of(back).num_served_tokens == tenants.of(first).num_served_tokens
+
+
+def test_a_tenant_that_goes_away_after_each_request_keeps_to_its_share() -> None:
+    desk = Desk(budget=64, max_num_seqs=1, num_blocks=64)
+    served = {"big": 0, "steady": 0}
+    big: Sequence | None = None
+    for _ in range(400):
+        if big is None:
+            big = desk.add(num_tokens=40, salt="big")
+        while len(desk.scheduler.waiting) < 4:
+            desk.add(num_tokens=4, salt="steady")
+        for sequence_id, num_tokens in desk.step():
+            sequence = next(each for each in desk.scheduler.running if each.sequence_id == sequence_id)
+            served[sequence.cache_salt] += num_tokens
+            desk.scheduler.remove(sequence)
+            big = None if sequence is big else big
+    assert 0.8 < served["big"] / served["steady"] < 1.25
+
+
+def test_tenants_that_always_come_new_do_not_starve_one_that_is_ahead() -> None:
+    desk = Desk(budget=64, max_num_seqs=2)
+    ahead = desk.add(num_tokens=60, salt="ahead")
+    desk.add(salt="light")
+    desk.step()
+    desk.scheduler.remove(ahead)
+    again = desk.add(salt="ahead")
+    num_steps = 0
+    while again.num_computed_tokens == 0:
+        while len(desk.scheduler.waiting) < 4:
+            desk.add(num_tokens=4, salt=f"new {desk.num_added}")
+        desk.step()
+        for sequence in list(desk.scheduler.running):
+            if sequence is not again:
+                desk.scheduler.remove(sequence)
+        num_steps += 1
+    # 58 tokens ahead of the other: so many for each of five or six tenants, eight in a step.
+    assert num_steps < 60 * 6 / 8
+
+
+def test_debts_are_forgotten_when_they_are_paid() -> None:
+    desk = Desk(budget=64, max_num_seqs=2)
+    ahead = desk.add(num_tokens=60, salt="ahead")
+    desk.add(salt="light")
+    desk.step()
+    desk.scheduler.remove(ahead)
+    assert desk.scheduler.tenants.num_debts == 1
+    for _ in range(60):
+        desk.step()
+    assert desk.scheduler.tenants.num_debts == 0
+
+
+def test_blocks_are_taken_from_the_tenant_that_has_more_than_its_share() -> None:
+    desk = Desk(num_blocks=4, max_num_seqs=2)
+    for _ in range(2):
+        desk.add(num_tokens=3, salt="many")
+    desk.step()
+    desk.scheduler.limits = SchedulerLimits(4, 32)
+    desk.add(num_tokens=3, salt="one")
+    while desk.scheduler.num_preemptions == 0:
+        desk.step()
+    assert 3 in desk.running()
+    assert 1 in desk.running()

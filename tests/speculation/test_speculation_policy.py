@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from naiad.speculation.policy import AcceptanceState, SpeculationPolicy, StepCost
+
+FLAT = StepCost([(1, 1.0), (100_000, 1.0)])
+# As on a CPU: a window of 8 costs 1.35 times a single token.
+GENTLE = StepCost([(1, 1.0), (8, 1.35), (64, 4.15)])
+PROPORTIONAL = StepCost([(1, 1.0)])
+
+COSTS = st.lists(
+    st.tuples(st.integers(1, 20), st.floats(0.1, 10)), min_size=1, max_size=6, unique_by=lambda each: each[0]
+).map(lambda measured: StepCost(sorted(measured)))
+RATES = st.floats(0.01, 0.99)
+
+
+def state_with(rate: float) -> AcceptanceState:
+    return AcceptanceState(num_judged=100.0, num_accepted=100.0 * rate)
+
+
+def seconds(cost: StepCost, num_tokens: int) -> float:
+    return float(cost(np.array(num_tokens)))
+
+
+def outputs_per_second(
+    cost: StepCost, rates: list[float], counts: tuple[int, ...] | list[int], num_step_tokens: int
+) -> float:
+    outputs = sum(rate**place for rate, num in zip(rates, counts, strict=True) for place in range(num + 1))
+    added_s = seconds(cost, num_step_tokens + sum(counts)) - seconds(cost, num_step_tokens)
+    return outputs / (seconds(cost, len(rates)) + added_s)
+
+
+@settings(deadline=None)
+@given(COSTS, st.lists(st.tuples(RATES, st.integers(0, 3)), min_size=1, max_size=3), st.integers(0, 9))
+def test_no_other_shares_bring_more_tokens_a_second(
+    cost: StepCost, rows: list[tuple[float, int]], num_prompt_tokens: int
+) -> None:
+    rates = [rate for rate, _ in rows]
+    num_step_tokens = len(rows) + num_prompt_tokens
+    policy = SpeculationPolicy(cost, probe_share=0.0)
+    counts = policy.plan([(state_with(rate), most) for rate, most in rows], num_step_tokens)
+    assert all(0 <= num <= most for num, (_, most) in zip(counts, rows, strict=True))
+    best = max(
+        outputs_per_second(cost, rates, each, num_step_tokens)
+        for each in itertools.product(*(range(most + 1) for _, most in rows))
+    )
+    assert outputs_per_second(cost, rates, counts, num_step_tokens) == pytest.approx(best)
+
+
+@settings(deadline=None)
+@given(COSTS, RATES, RATES, st.integers(1, 16), st.integers(1, 9))
+def test_a_better_rate_never_gets_fewer(
+    cost: StepCost, rate: float, other: float, most: int, num_step_tokens: int
+) -> None:
+    policy = SpeculationPolicy(cost, probe_share=0.0)
+    low, high = (
+        policy.plan([(state_with(each), most)], num_step_tokens)[0] for each in sorted((rate, other))
+    )
+    assert low <= high
+
+
+@settings(deadline=None)
+@given(COSTS, st.lists(RATES, min_size=2, max_size=9, unique=True), st.integers(1, 8))
+def test_of_a_step_the_likelier_rows_get_more(cost: StepCost, rates: list[float], most: int) -> None:
+    rows = [(state_with(rate), most) for rate in sorted(rates)]
+    counts = SpeculationPolicy(cost, probe_share=0.0).plan(rows, len(rows))
+    assert counts == sorted(counts)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(RATES, st.integers(0, 8)), min_size=1, max_size=40))
+def test_a_full_batch_gets_none_and_a_free_token_is_taken(rows: list[tuple[float, int]]) -> None:
+    states = [(state_with(rate), most) for rate, most in rows]
+    full = SpeculationPolicy(PROPORTIONAL, probe_share=0.0)
+    assert full.plan(states, len(rows)) == [0] * len(rows)
+    free = SpeculationPolicy(FLAT, probe_share=0.0)
+    assert free.plan([(state_with(0.5), most) for _, most in rows], len(rows)) == [most for _, most in rows]
+
+
+def test_more_load_gets_fewer_until_none() -> None:
+    cost = StepCost([(1, 1.0), (16, 1.1), (64, 2.0), (512, 16.0)])
+    policy = SpeculationPolicy(cost, probe_share=0.0)
+    counts = [policy.plan([(state_with(0.7), 8)] * num, num)[0] for num in (1, 4, 16, 64, 256)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == 8
+    assert counts[-1] == 0
+
+
+def test_prompts_in_the_step_do_not_matter_where_the_curve_is_straight() -> None:
+    cost = StepCost([(1, 1.0), (1000, 40.96)])
+    policy = SpeculationPolicy(cost, probe_share=0.0)
+    rows = [(state_with(0.6), 8), (state_with(0.8), 8)]
+    assert policy.plan(rows, 2) == policy.plan(rows, 700)
+
+
+def test_nothing_to_share_out() -> None:
+    policy = SpeculationPolicy(GENTLE)
+    assert policy.plan([], 5) == []
+    assert policy.plan([(AcceptanceState(), 0)] * 3, 5) == [0, 0, 0]
+
+
+def seconds_with(policy: SpeculationPolicy, cost: StepCost, num_rows: int, num_steps: int) -> float:
+    """Seconds of steps in which every draft is wrong."""
+    states = [AcceptanceState() for _ in range(num_rows)]
+    spent_s = 0.0
+    for _ in range(num_steps):
+        counts = policy.plan([(state, 8) for state in states], num_rows)
+        spent_s += seconds(cost, num_rows + sum(counts))
+        for state, num in zip(states, counts, strict=True):
+            if num:
+                state.update(num, 0)
+    return spent_s
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 32])
+@pytest.mark.parametrize("cost", [FLAT, GENTLE, PROPORTIONAL], ids=["flat", "gentle", "proportional"])
+def test_drafts_that_are_always_wrong_cost_three_percent_at_most(cost: StepCost, num_rows: int) -> None:
+    spent_s = seconds_with(SpeculationPolicy(cost), cost, num_rows, 128)
+    assert spent_s <= 1.03 * 128 * seconds(cost, num_rows)
+
+
+@pytest.mark.parametrize("probe_share", [0.0, 0.01, 0.1])
+def test_probes_cost_their_share_and_no_more(probe_share: float) -> None:
+    spent_s = seconds_with(SpeculationPolicy(PROPORTIONAL, probe_share), PROPORTIONAL, 10, 1000)
+    extra_share = spent_s / (1000 * seconds(PROPORTIONAL, 10)) - 1
+    assert 0.9 * probe_share <= extra_share <= probe_share + 1e-9
+
+
+def test_a_sequence_that_becomes_predictable_is_found_out() -> None:
+    policy = SpeculationPolicy(GENTLE)
+    state = AcceptanceState()
+    for _ in range(200):
+        (num,) = policy.plan([(state, 8)], 1)
+        if num:
+            state.update(num, 0)
+    assert state.rate < 0.01
+    counts = []
+    for _ in range(60):
+        (num,) = policy.plan([(state, 8)], 1)
+        counts.append(num)
+        if num:
+            state.update(num, num)
+    assert counts[-1] == 8
+
+
+def test_a_window_is_judged_up_to_its_first_rejection() -> None:
+    state = AcceptanceState(num_judged=0.0, num_accepted=0.0)
+    state.update(num_draft_tokens=6, num_accepted_tokens=2)
+    assert (state.num_accepted, state.num_judged) == (2, 3)
+    state = AcceptanceState(num_judged=0.0, num_accepted=0.0)
+    state.update(num_draft_tokens=6, num_accepted_tokens=6)
+    assert (state.num_accepted, state.num_judged) == (6, 6)
+
+
+@settings(deadline=None)
+@given(RATES, st.integers(1, 8))
+def test_the_rate_tends_to_what_is_seen(rate: float, num_draft_tokens: int) -> None:
+    state = state_with(rate)
+    for _ in range(400):
+        state.update(num_draft_tokens, 0)
+    assert state.rate < 0.001
+    for _ in range(400):
+        state.update(num_draft_tokens, num_draft_tokens)
+    assert 0.999 < state.rate <= 1
+
+
+@pytest.mark.parametrize(("num_draft", "num_accepted"), [(0, 0), (2, 3), (2, -1)])
+def test_an_impossible_window_is_our_bug(num_draft: int, num_accepted: int) -> None:
+    with pytest.raises(AssertionError):
+        AcceptanceState().update(num_draft, num_accepted)
+
+
+def test_costs_are_straight_between_measurements_and_never_fall() -> None:
+    cost = StepCost([(2, 1.0), (4, 3.0), (8, 2.0)])
+    assert cost(np.array([1, 2, 3, 4, 6, 8, 16])).tolist() == [1, 1, 2, 3, 3, 3, 6]
+
+
+@pytest.mark.parametrize("measured", [[(2, 1.0), (1, 2.0)], [(1, 1.0), (1, 2.0)], [(0, 1.0)], [(1, 0.0)]])
+def test_measurements_that_can_not_be_are_our_bug(measured: list[tuple[int, float]]) -> None:
+    with pytest.raises(AssertionError):
+        StepCost(measured)
