@@ -25,7 +25,20 @@ Answer = Callable[[Any], Iterator[Any]]
 class FakeServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     def __init__(self, answer: Answer) -> None:
         self.asked: list[Any] = []
+        self.ready: list[str] = []
         self._answer = answer
+
+    def RepositoryIndex(self, request: Any, _context: Any) -> Any:  # noqa: N802 — gRPC's name
+        assert request.ready
+        index = service_pb2.RepositoryIndexResponse()
+        for name in self.ready:
+            index.models.add(name=name, version="1", state="READY")
+        return index
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802 — gRPC's name
+        if request.name not in ENTRIES:
+            context.abort(grpc.StatusCode.NOT_FOUND, "unknown model")
+        return service_pb2.ModelConfigResponse(config=ENTRIES[request.name].config)
 
     def ModelStreamInfer(self, requests: Any, _context: Any) -> Iterator[Any]:  # noqa: N802 — gRPC's name
         for request in requests:
@@ -112,6 +125,30 @@ def test_a_dead_model_is_an_error(serve: Callable[[Answer], Fake], message: str)
 def test_a_model_that_answers_with_an_error_of_its_own_lives(serve: Callable[[Answer], Fake]) -> None:
     fake = serve(says("the engine process restarts: try again"))
     assert Prober(fake.address, [ENTRIES["llm"]], 5).probe() is None
+
+
+def test_without_names_those_that_are_ready_are_asked(serve: Callable[[Answer], Fake]) -> None:
+    fake = serve(nothing)
+    prober = Prober(fake.address, None, 5)
+    for ready in (["llm", "ensemble"], ["tokenizer", "unloaded meanwhile"], []):
+        fake.servicer.ready = ready
+        fake.servicer.asked.clear()
+        assert prober.probe() is None
+        assert {request.model_name for request in fake.servicer.asked} == {"llm", "tokenizer"} & set(ready)
+
+
+def test_a_model_that_is_unloaded_while_asked_is_not_dead(serve: Callable[[Answer], Fake]) -> None:
+    fake = serve(says("Request for unknown model: 'llm' is not found"))
+    fake.servicer.ready = ["llm"]
+    assert Prober(fake.address, None, 5).probe() is None
+
+
+def test_a_dead_stub_is_an_error_also_where_models_are_unloaded(serve: Callable[[Answer], Fake]) -> None:
+    fake = serve(says("Stub process 'llm_0_0' is not healthy."))
+    fake.servicer.ready = ["llm"]
+    failure = Prober(fake.address, None, 5).probe()
+    assert failure is not None
+    assert not failure.is_silence
 
 
 def test_no_answer_is_silence(serve: Callable[[Answer], Fake]) -> None:

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from naiad.cli.repository import ModelEntry, find_repository, read_repository, write_repository
+from naiad.cli.repository import (
+    ModelEntry,
+    find_repository,
+    read_repository,
+    with_parameters,
+    write_repository,
+)
 from naiad.errors import StartupError
 
 ENGINE = """
@@ -35,6 +41,10 @@ def parameters(root: Path) -> dict[str, dict[str, str]]:
     return {entry.name: dict(entry.parameters) for entry in read_repository(root)}
 
 
+def write(source: Path, target: Path, overrides: dict[str, str]) -> None:
+    write_repository(source, [with_parameters(entry, overrides) for entry in read_repository(source)], target)
+
+
 def by_name(source: Path) -> dict[str, ModelEntry]:
     return {entry.name: entry for entry in read_repository(source)}
 
@@ -47,7 +57,7 @@ def test_models_are_known_by_their_parameters(source: Path) -> None:
 
 def test_options_override_only_parameters_that_a_model_has(source: Path, tmp_path: Path) -> None:
     overrides = {"model_dir": "/models/x", "max_num_seqs": "4"}
-    write_repository(source, read_repository(source), tmp_path / "target", overrides)
+    write(source, tmp_path / "target", overrides)
     assert parameters(tmp_path / "target") == {
         "words": {"model_dir": "/models/x"},
         "engine_a": {"model_dir": "/models/x", "max_num_seqs": "4"},
@@ -56,7 +66,7 @@ def test_options_override_only_parameters_that_a_model_has(source: Path, tmp_pat
 
 
 def test_what_is_not_overridden_stays(source: Path, tmp_path: Path) -> None:
-    write_repository(source, read_repository(source), tmp_path / "target", {"model_dir": "/m"})
+    write(source, tmp_path / "target", {"model_dir": "/m"})
     before, after = by_name(source)["engine_a"].config, by_name(tmp_path / "target")["engine_a"].config
     assert after.parameters["max_num_seqs"].string_value == "32"
     assert (after.name, after.max_batch_size) == (before.name, 8)
@@ -64,20 +74,20 @@ def test_what_is_not_overridden_stays(source: Path, tmp_path: Path) -> None:
 
 def test_the_source_is_not_changed(source: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
-    write_repository(source, read_repository(source), tmp_path / "target", {"model_dir": "/m"})
+    write(source, tmp_path / "target", {"model_dir": "/m"})
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
 
 
 def test_our_models_are_copied_and_others_linked(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
-    write_repository(source, read_repository(source), target, {})
+    write(source, target, {})
     assert (target / "engine_a" / "1" / "model.py").read_text() == "# engine_a\n"
     assert not (target / "engine_a" / "1" / "__pycache__").exists()
     assert (target / "resnet").is_symlink()
 
 
 def test_only_the_user_may_read_it(source: Path, tmp_path: Path) -> None:
-    write_repository(source, read_repository(source), tmp_path / "target", {})
+    write(source, tmp_path / "target", {})
     assert (tmp_path / "target").stat().st_mode & 0o077 == 0
 
 

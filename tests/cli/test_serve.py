@@ -104,6 +104,45 @@ def test_no_such_server(capsys: pytest.CaptureFixture[str], model: Path) -> None
     assert "--tritonserver /no/such/tritonserver" in text
 
 
+@pytest.fixture
+def two_models(tmp_path: Path, model: Path) -> Path:
+    """A repository of two models with budgets; the checkpoint has lengths of its own."""
+    folder = tmp_path / "repository"
+    for action, name in (("create", "first"), ("add", "second")):
+        words = ["--model", str(model), "--name", name, "--kv-cache-bytes", "1000", str(folder)]
+        assert main(["repository", action, *words]) == 0
+    return folder
+
+
+def test_budgets_of_several_models_add_up(capsys: pytest.CaptureFixture[str], two_models: Path) -> None:
+    capsys.readouterr()
+    budget = str(1 << 50)
+    text = refusal(capsys, "--model-repository", str(two_models), "--kv-cache-bytes", budget)
+    assert f"these 2 models need {2 * (1 << 20) + 2}.0 GiB" in text
+
+
+def test_a_model_among_others_needs_a_budget(capsys: pytest.CaptureFixture[str], two_models: Path) -> None:
+    capsys.readouterr()
+    text = refusal(capsys, "--model-repository", str(two_models), "--kv-cache-bytes", "0")
+    assert "kv_cache_bytes of llm = 0" in text
+
+
+def test_one_model_does_not_replace_several(
+    capsys: pytest.CaptureFixture[str], two_models: Path, model: Path
+) -> None:
+    capsys.readouterr()
+    text = refusal(capsys, "--model-repository", str(two_models), "--model", str(model))
+    assert "expected none: each of the 2 engines names its model" in text
+
+
+def test_a_repository_that_is_served_itself_takes_no_options(
+    capsys: pytest.CaptureFixture[str], two_models: Path
+) -> None:
+    capsys.readouterr()
+    words = ("--model-repository", str(two_models), "--model-control-mode", "explicit", "--dtype", "float32")
+    assert "no options for dtype" in refusal(capsys, *words)
+
+
 @pytest.mark.parametrize("options", [["--http-port", "70000"], ["--max-num-seqs", "-1"], ["--surprise"]])
 def test_options_that_make_no_sense_are_refused_by_name(
     options: list[str], capsys: pytest.CaptureFixture[str]

@@ -25,6 +25,7 @@ OTHERS_NAMES = frozenset(
     {
         "triton_grpc_error",
         "is_ready",
+        "version_policy",
         "tritonclient",
         "generate_stream",
         "tensorrt_llm",
@@ -43,6 +44,10 @@ _PATH = re.compile(r"[\w.-]+(?:/[\w.*-]+)+/?|[\w-]+\.(?:py|md|toml)")
 _IDENTIFIER = re.compile(r"[A-Za-z]\w*")
 _COMMANDS = {
     "serve": ("-m", "naiad.cli.main", "serve", "--help"),
+    **{
+        f"repository {action}": ("-m", "naiad.cli.main", "repository", action, "--help")
+        for action in ("create", "add", "remove", "check")
+    },
     "fetch-model": ("-m", "naiad.cli.main", "fetch-model", "--help"),
     "throughput": ("-m", "naiad.cli.main", "bench", "throughput", "--help"),
     "naiad": ("-m", "naiad.cli.main", "--help"),
@@ -51,6 +56,10 @@ _COMMANDS = {
 _COMMAND_OF_LINE = (
     (re.compile(r"\bnaiad serve\b|\bmake serve\b|\"naiad\", \"serve\""), "serve"),
     (re.compile(r"\bnaiad fetch-model\b"), "fetch-model"),
+    *(
+        (re.compile(rf"\bnaiad repository {action}\b"), f"repository {action}")
+        for action in ("create", "add", "remove", "check")
+    ),
     (re.compile(r"\bnaiad bench throughput\b"), "throughput"),
     (re.compile(r"-m naiad_client\b"), "naiad_client"),
 )

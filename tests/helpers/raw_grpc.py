@@ -43,7 +43,7 @@ class Stream:
     """One request on a stream of its own."""
 
     def __init__(self, url: str, model: str, inputs: dict[str, Any], **request: Any) -> None:
-        """Send at once; `request`: request_id, parameters, timeout."""
+        """Send at once; `request`: request_id, model_version, parameters, timeout."""
         self._channel = grpc.insecure_channel(url)
         stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -92,7 +92,9 @@ class Stream:
 
 def build_request(model: str, inputs: dict[str, Any], **request: Any) -> Any:
     """A ModelInferRequest with raw tensors; scalars become [1, 1]."""
-    message = service_pb2.ModelInferRequest(model_name=model, id=request.get("request_id", ""))
+    message = service_pb2.ModelInferRequest(
+        model_name=model, model_version=request.get("model_version", ""), id=request.get("request_id", "")
+    )
     for name, value in inputs.items():
         array = as_tensor(value)
         tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))

@@ -74,9 +74,14 @@ class Server:
 
 
 def start_server(model_dir: Path | str, *options: str, timeout_s: float = 120) -> Server:
+    """Start `naiad serve` with this model and wait for its ready line."""
+    return start_repository("--model", str(model_dir), *options, timeout_s=timeout_s)
+
+
+def start_repository(*options: str, timeout_s: float = 120) -> Server:
     """Start `naiad serve` and wait for its ready line."""
     command = [
-        *(sys.executable, "-m", "naiad.cli.main", "serve", "--model", str(model_dir)),
+        *(sys.executable, "-m", "naiad.cli.main", "serve"),
         *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options),
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

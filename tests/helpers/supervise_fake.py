@@ -13,8 +13,9 @@ from naiad.errors import StartupError
 
 def main() -> int:
     port, runtime_dir, *words = sys.argv[1:]
+    command = [sys.executable, str(Path(__file__).with_name("fake_tritonserver.py")), port, *words]
     plan = supervisor.ServerPlan(
-        command=[sys.executable, str(Path(__file__).with_name("fake_tritonserver.py")), port, *words],
+        command=lambda: command,
         environment=dict(os.environ),
         runtime_dir=Path(runtime_dir),
         models=[],

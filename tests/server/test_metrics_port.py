@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import urllib.request
 
+from helpers.doc_names import ROOT
 from helpers.raw_grpc import ask, llm_inputs
 from helpers.server import Server, eventually
 
@@ -56,3 +58,14 @@ def test_every_metric_is_explained(server: Server) -> None:
     for name in ("nv_trt_llm_request_metrics", "vllm:prompt_tokens_total"):
         assert f"# HELP {name} " in text
         assert f"# TYPE {name} " in text
+
+
+def test_what_the_dashboard_and_the_alerts_speak_of_is_there(server: Server) -> None:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    there = {re.match(r"[\w:]+", line).group() for line in text.splitlines() if line and line[0] != "#"}
+    folder = ROOT / "docs" / "operations"
+    for path in (folder / "grafana-dashboard.json", folder / "prometheus-alerts.yaml"):
+        named = set(re.findall(r"(?<![\w:])(?:vllm:|nv_)\w+", path.read_text()))
+        assert named
+        assert named <= there

@@ -10,11 +10,13 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from naiad.cli.repository import ModelEntry
+from naiad.cli.repository import ModelEntry, model_entry
 from naiad.config.probe import PROBE_REQUEST_ID
 
 # The server says so when a model's process is gone; other errors come from a live one.
-_DEAD_MODEL = re.compile(r"stub process|not healthy|is not ready|unknown model", re.IGNORECASE)
+_DEAD_STUB = re.compile(r"stub process|not healthy", re.IGNORECASE)
+# Not so where clients unload models.
+_MISSING_MODEL = re.compile(r"is not ready|unknown model", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +35,28 @@ class ProbeFailure:
 class Prober:
     """Cheap requests that touch each Python model and never the engine."""
 
-    def __init__(self, address: str, entries: Iterable[ModelEntry], timeout_s: float) -> None:
-        """Connect lazily to `address` (HOST:PORT of gRPC); `timeout_s` is for each model."""
+    def __init__(self, address: str, entries: Iterable[ModelEntry] | None, timeout_s: float) -> None:
+        """Connect lazily.
+
+        Args:
+            address: HOST:PORT of gRPC.
+            entries: the models to ask; None: those that the server says are ready.
+            timeout_s: for each model.
+        """
         self._channel = grpc.insecure_channel(address)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._requests = [request for entry in entries if (request := probe_request(entry)) is not None]
+        self._requests = None if entries is None else _requests(entries)
         self._timeout_s = timeout_s
 
     def probe(self) -> ProbeFailure | None:
         """Ask every model once; the first failure."""
-        for request in self._requests:
+        requests = self._requests
+        if requests is None:
+            try:
+                requests = _requests(self._ready_models())
+            except (grpc.RpcError, ValueError) as error:
+                return self._failure("the server", error)
+        for request in requests:
             failure = self._ask(request)
             if failure is not None:
                 return failure
@@ -57,15 +71,43 @@ class Prober:
         try:
             # A stream of one request serves decoupled models and the others alike.
             for message in self._stub.ModelStreamInfer(iter([request]), timeout=self._timeout_s):
-                if _DEAD_MODEL.search(message.error_message):
+                if self._says_dead(message.error_message):
                     return ProbeFailure(f"{name}: {message.error_message}", is_silence=False)
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                return ProbeFailure(f"{name}: no answer in {self._timeout_s:g} s", is_silence=True)
-            return ProbeFailure(f"{name}: {error.code().name}: {error.details()}", is_silence=False)
-        except ValueError:
-            return ProbeFailure(f"{name}: the connection was closed", is_silence=True)
+        except (grpc.RpcError, ValueError) as error:
+            return self._failure(name, error)
         return None
+
+    def _says_dead(self, text: str) -> bool:
+        return bool(_DEAD_STUB.search(text) or (self._requests is not None and _MISSING_MODEL.search(text)))
+
+    def _failure(self, name: str, error: Any) -> ProbeFailure:
+        if isinstance(error, ValueError):
+            return ProbeFailure(f"{name}: the connection was closed", is_silence=True)
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return ProbeFailure(f"{name}: no answer in {self._timeout_s:g} s", is_silence=True)
+        return ProbeFailure(f"{name}: {error.code().name}: {error.details()}", is_silence=False)
+
+    def _ready_models(self) -> list[ModelEntry]:
+        index = self._stub.RepositoryIndex(
+            service_pb2.RepositoryIndexRequest(ready=True), timeout=self._timeout_s
+        )
+        entries = []
+        for name in {model.name for model in index.models}:
+            try:
+                answer = self._stub.ModelConfig(
+                    service_pb2.ModelConfigRequest(name=name), timeout=self._timeout_s
+                )
+            except grpc.RpcError as error:
+                # Unloaded meanwhile.
+                if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE):
+                    continue
+                raise
+            entries.append(model_entry(name, answer.config))
+        return entries
+
+
+def _requests(entries: Iterable[ModelEntry]) -> list[Any]:
+    return [request for entry in entries if (request := probe_request(entry)) is not None]
 
 
 def probe_request(entry: ModelEntry) -> Any | None:

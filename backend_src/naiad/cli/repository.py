@@ -1,10 +1,10 @@
-"""The effective model repository: the source's, with the options of `naiad serve` in its parameters."""
+"""Model repositories: what their config.pbtxt files say, and a copy with other parameters."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +78,31 @@ def read_repository(source: Path) -> list[ModelEntry]:
     return entries
 
 
-def write_repository(
-    source: Path, entries: list[ModelEntry], target: Path, overrides: Mapping[str, str]
-) -> None:
-    """Write the effective repository.
+def model_entry(name: str, config: Any) -> ModelEntry:
+    """The entry of a model with this configuration, a `model_config_pb2.ModelConfig`."""
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    return ModelEntry(name, config, parameters, frozenset(each.name for each in config.input))
+
+
+def with_parameters(entry: ModelEntry, overrides: Mapping[str, str]) -> ModelEntry:
+    """The model with other texts for those parameters that it has; models of others stay as they are."""
+    chosen = {key: text for key, text in overrides.items() if key in entry.parameters}
+    if not entry.is_ours or not chosen:
+        return entry
+    config = type(entry.config)()
+    config.CopyFrom(entry.config)
+    for key, text in chosen.items():
+        config.parameters[key].string_value = text
+    return replace(entry, config=config, parameters={**entry.parameters, **chosen})
+
+
+def write_repository(source: Path, entries: Sequence[ModelEntry], target: Path) -> None:
+    """Write the models of a repository as `entries` have them.
 
     Args:
-        source: where `entries` were read.
+        source: where they were read.
         entries: the models.
         target: a new directory.
-        overrides: parameter → text; applied to each of our models that has the parameter.
     """
     target.mkdir(mode=0o700)
     for entry in entries:
@@ -95,10 +110,21 @@ def write_repository(
             # Somebody else's model may be huge, and nothing in it changes.
             (target / entry.name).symlink_to(source / entry.name)
             continue
-        shutil.copytree(
-            source / entry.name, target / entry.name, ignore=shutil.ignore_patterns("__pycache__")
-        )
-        (target / entry.name / _CONFIG_NAME).write_text(_overridden(entry, overrides), encoding="utf-8")
+        write_model(source / entry.name, target / entry.name, entry.config)
+
+
+def write_model(source: Path, target: Path, config: Any) -> None:
+    """Copy a model's directory with another configuration.
+
+    Args:
+        source: the model's directory.
+        target: a new directory.
+        config: `model_config_pb2.ModelConfig`.
+    """
+    from google.protobuf import text_format
+
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    (target / _CONFIG_NAME).write_text(text_format.MessageToString(config), encoding="utf-8")
 
 
 def _read_entry(path: Path) -> ModelEntry:
@@ -112,16 +138,4 @@ def _read_entry(path: Path) -> ModelEntry:
         config = text_format.Parse(config_path.read_text(encoding="utf-8"), ModelConfig())
     except text_format.ParseError as error:
         raise StartupError(f"{config_path} can not be parsed: {error}") from None
-    parameters = {key: value.string_value for key, value in config.parameters.items()}
-    return ModelEntry(path.name, config, parameters, frozenset(each.name for each in config.input))
-
-
-def _overridden(entry: ModelEntry, overrides: Mapping[str, str]) -> str:
-    from google.protobuf import text_format
-
-    config = type(entry.config)()
-    config.CopyFrom(entry.config)
-    for key, text in overrides.items():
-        if key in entry.parameters:
-            config.parameters[key].string_value = text
-    return str(text_format.MessageToString(config))
+    return model_entry(path.name, config)

@@ -11,9 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from naiad.cli.fetch_model import resolve_model
-from naiad.cli.model_files import check_model_directory
-from naiad.cli.repository import ModelEntry, find_repository, read_repository, write_repository
+from naiad.cli.repository import (
+    ModelEntry,
+    find_repository,
+    read_repository,
+    with_parameters,
+    write_repository,
+)
+from naiad.cli.repository_check import check_repository, with_directories
 from naiad.cli.serve_options import add_arguments, chosen_parameters
+from naiad.cli.served_models import top_models
 from naiad.cli.server_files import (
     ServerFiles,
     bundled_server,
@@ -26,24 +33,22 @@ from naiad.cli.system_checks import (
     MIN_TEMP_BYTES,
     available_memory_bytes,
     check_machine,
-    check_memory,
     check_port,
     check_space,
     free_port,
     running_python,
 )
-from naiad.config import EngineConfig, ModelConfig
-from naiad.config.engine_config import field_names
+from naiad.config.model_location import model_directory
 from naiad.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
 
 _PORTS = ("http", "grpc", "metrics")
-_PROCESSES_BYTES = 1 << 30
 _EXPOSED = (
     "warning: {host} is not loopback. Whoever reaches these ports can use the server; it asks nobody "
     "for a password."
 )
+_EXPOSED_EXPLICIT = " With --model-control-mode explicit they can also run code of their own on this machine."
 _EXPOSED_BUNDLED = (
     " This server is release 24.10, which has published security holes: for anything "
     "exposed use NVIDIA's current container (docs/container.md)."
@@ -69,23 +74,28 @@ def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
         "make room, or set TMPDIR to another directory",
     )
     source = find_repository(args.model_repository)
-    models = read_repository(source)
     ports = _choose_ports(args)
-    overrides = _checked_overrides(args, models)
+    models = _configured(args, read_repository(source))
+    entry_point = check_repository(models, available_memory_bytes())[0].model.entry_point
     with tempfile.TemporaryDirectory(prefix="naiad-serve-", ignore_cleanup_errors=True) as folder:
         runtime_dir = Path(folder)
-        write_repository(source, models, runtime_dir / "repository", overrides)
+        repository = source
+        if not _is_explicit(args):
+            repository = runtime_dir / "repository"
+            write_repository(source, models, repository)
         files = _server_files(args.tritonserver, runtime_dir)
-        _warn_if_exposed(args.host, files)
+        _warn_if_exposed(args, files)
         # After the checks: gRPC takes a while to import.
         from naiad.cli.supervisor import SERVER_EXIT_TIMEOUT_S, ServerPlan, Supervisor
 
-        command = server_command(files, runtime_dir / "repository", ports, args)
         plan = ServerPlan(
-            command=[*command, f"--exit-timeout-secs={SERVER_EXIT_TIMEOUT_S}"],
+            command=lambda: [
+                *server_command(files, repository, ports, args),
+                f"--exit-timeout-secs={SERVER_EXIT_TIMEOUT_S}",
+            ],
             environment=server_environment(os.environ, library_dir),
             runtime_dir=runtime_dir,
-            models=models,
+            models=None if _is_explicit(args) else models,
             http_address=_address(args.host, ports["http"]),
             grpc_address=_address(args.host, ports["grpc"]),
             metrics_address=_address(args.host, ports["metrics"]),
@@ -93,7 +103,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
             is_verbose=args.log_verbose > 0,
         )
         _say("starting the server")
-        return Supervisor(plan, stop, lambda: _announce(args.host, ports)).run()
+        return Supervisor(plan, stop, lambda: _announce(args.host, ports, entry_point)).run()
 
 
 def server_command(
@@ -112,6 +122,9 @@ def server_command(
         f"--log-info={'true' if args.log_verbose else 'false'}",
         f"--log-verbose={args.log_verbose}",
     ]
+    if _is_explicit(args):
+        names = top_models(read_repository(repository))
+        command += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in names)]
     return command
 
 
@@ -132,34 +145,29 @@ def _choose_ports(args: argparse.Namespace) -> dict[str, int]:
     return ports
 
 
-def _checked_overrides(args: argparse.Namespace, models: Sequence[ModelEntry]) -> dict[str, str]:
-    """What the options override in config.pbtxt; the engine's configuration and model are checked with it."""
+def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[ModelEntry]:
+    """The repository's models with what the options say, and with the directories of their checkpoints."""
     overrides = chosen_parameters(args)
-    wanted = {entry.parameters["model_dir"] for entry in models if entry.is_ours}
-    if args.model is None and len(wanted) > 1:
-        # A repository of several checkpoints names each in its config.pbtxt.
-        for name in sorted(wanted):
-            check_model_directory(resolve_model(name))
-        return overrides
-    directory = resolve_model(args.model or wanted.pop() or "default")
-    overrides["model_dir"] = str(directory)
-    weight_bytes = check_model_directory(directory)
-    for entry in models:
-        if entry.is_engine:
-            known = {key: value for key, value in entry.parameters.items() if key in field_names()}
-            config = EngineConfig.from_parameters(known | overrides)
-            _check_memory_for(config, weight_bytes)
-    return overrides
+    if args.model is not None:
+        num_engines = sum(entry.is_engine for entry in models)
+        if num_engines > 1:
+            raise ConfigError(
+                "--model", args.model, f"none: each of the {num_engines} engines names its model"
+            )
+        overrides["model_dir"] = args.model
+    if not _is_explicit(args):
+        return with_directories([with_parameters(entry, overrides) for entry in models], resolve_model)
+    if overrides:
+        raise ConfigError(
+            "--model-control-mode",
+            "explicit",
+            f"no options for {', '.join(sorted(overrides))}: the repository is served as it is",
+        )
+    return with_directories(models, lambda name: model_directory(name).resolve())
 
 
-def _check_memory_for(config: EngineConfig, weight_bytes: int) -> None:
-    needed_bytes = _PROCESSES_BYTES
-    if config.device == "cpu":
-        # At least: float32 weights of a 16-bit checkpoint stay in 16 bits where torch can do it.
-        is_stored_wide = ModelConfig.from_directory(config.model_dir).dtype == "float32"
-        factor = 0.5 if is_stored_wide and config.dtype not in ("auto", "float32") else 1
-        needed_bytes += int(weight_bytes * factor) + config.kv_cache_bytes
-    check_memory(available_memory_bytes(), needed_bytes)
+def _is_explicit(args: argparse.Namespace) -> bool:
+    return bool(args.model_control_mode == "explicit")
 
 
 def _server_files(program: Path | None, runtime_dir: Path) -> ServerFiles:
@@ -168,22 +176,27 @@ def _server_files(program: Path | None, runtime_dir: Path) -> ServerFiles:
     return bundled_server(package_directory(), running_python(), runtime_dir / "backends")
 
 
-def _warn_if_exposed(host: str, files: ServerFiles) -> None:
+def _warn_if_exposed(args: argparse.Namespace, files: ServerFiles) -> None:
+    host = args.host
     try:
         is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         is_loopback = host == "localhost"
     if not is_loopback:
-        _say(_EXPOSED.format(host=host) + (_EXPOSED_BUNDLED if files.is_bundled else ""))
+        _say(
+            _EXPOSED.format(host=host)
+            + (_EXPOSED_EXPLICIT if _is_explicit(args) else "")
+            + (_EXPOSED_BUNDLED if files.is_bundled else "")
+        )
 
 
-def _announce(host: str, ports: Mapping[str, int]) -> None:
+def _announce(host: str, ports: Mapping[str, int], model: str) -> None:
     addresses = {name: _address(host, port) for name, port in ports.items()}
     print("ready: " + " ".join(f"{name}={address}" for name, address in addresses.items()))
     print("\nAsk it something:")
-    client = f"{sys.executable} -m naiad_client"
+    client = f"{sys.executable} -m naiad_client" + ("" if model == "ensemble" else f" --model {model}")
     print(f'  {client} "What is the capital of France?" --chat --url {addresses["grpc"]}')
-    print(f"  curl -N {addresses['http']}/v2/models/ensemble/generate_stream \\")
+    print(f"  curl -N {addresses['http']}/v2/models/{model}/generate_stream \\")
     print("""    -d '{"text_input": "The capital of France is", "max_tokens": 32, "stream": true}'""")
     print("\nCtrl-C stops it.", flush=True)
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from naiad.config.engine_config import DEVICES, DRAFTERS, DTYPES, SCHEDULING_POLICIES, field_names
 
+MODEL_HELP = "default (SmolLM2-135M-Instruct), a directory, or org/name[@revision] of the Hugging Face hub"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options; those of the engine override the parameter of the same name."""
     _add_where(parser)
-    _add_engine(parser)
+    add_engine_arguments(parser, "Each overrides the parameter of the same name in config.pbtxt.")
 
 
 def chosen_parameters(args: argparse.Namespace) -> dict[str, str]:
@@ -25,14 +27,20 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     add(
         "--model",
         metavar="NAME",
-        help="default (SmolLM2-135M-Instruct), a directory, or org/name[@revision] of the Hugging Face hub "
-        "(default: what the repository's model_dir says)",
+        help=f"{MODEL_HELP} (default: what the repository's model_dir says)",
     )
     add(
         "--model-repository",
         type=Path,
         metavar="DIR",
         help="the model repository (default: the checkout's model_repository/); it is not changed",
+    )
+    add(
+        "--model-control-mode",
+        choices=("none", "explicit"),
+        default="none",
+        help="explicit: clients may load and unload models, and the repository is served itself, "
+        "not a copy (default: %(default)s)",
     )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--http-port", type=_port, default=8000, metavar="N", help="default: %(default)s; 0: a free one")
@@ -55,10 +63,9 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     add("--log-verbose", type=_count, default=0, metavar="N", help="the server's log level (default: 0)")
 
 
-def _add_engine(parser: argparse.ArgumentParser) -> None:
-    engine = parser.add_argument_group(
-        "engine", "Each overrides the parameter of the same name in config.pbtxt."
-    )
+def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> None:
+    """Declare an option for each setting of the engine but the model."""
+    engine = parser.add_argument_group("engine", description)
     add = engine.add_argument
     add(
         "--dtype",

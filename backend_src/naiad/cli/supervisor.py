@@ -40,10 +40,10 @@ class ServerPlan:
     """Everything a (re)start needs.
 
     Attributes:
-        command: tritonserver with its arguments.
+        command: → tritonserver with its arguments, as the repository is at that time.
         environment: of the server.
         runtime_dir: private; removed by the guard if the supervisor is killed.
-        models: of the repository.
+        models: to watch, of the repository; None: those that the server says are ready.
         http_address: HOST:PORT to ask for readiness.
         grpc_address: HOST:PORT to probe.
         metrics_address: HOST:PORT of the metrics.
@@ -51,10 +51,10 @@ class ServerPlan:
         is_verbose: whether the server's lines are shown while it starts.
     """
 
-    command: Sequence[str]
+    command: Callable[[], Sequence[str]]
     environment: dict[str, str]
     runtime_dir: Path
-    models: Sequence[ModelEntry]
+    models: Sequence[ModelEntry] | None
     http_address: str
     grpc_address: str
     metrics_address: str
@@ -107,13 +107,14 @@ class Supervisor:
     def _start(self) -> ServerProcess | None:
         """A server that serves; None when a signal came first."""
         log = ServerLog(_show, hold=not self._plan.is_verbose)
-        server = ServerProcess(self._plan.command, self._plan.environment, self._plan.runtime_dir, log)
+        command = self._plan.command()
+        server = ServerProcess(command, self._plan.environment, self._plan.runtime_dir, log)
         prober = self._prober()
         try:
             while not self._is_ready(prober):
                 code = server.poll()
                 if code is not None:
-                    raise _start_failure(code, self._plan.command[0], log.held())
+                    raise _start_failure(code, command[0], log.held())
                 if self._stop.wait(_POLL_S):
                     server.kill(_KILL_TIMEOUT_S)
                     return None
@@ -128,7 +129,9 @@ class Supervisor:
     def _watch(self, server: ServerProcess) -> str | None:
         """Why the server must be restarted; None when a signal came."""
         prober = self._prober()
-        watcher = Watcher(prober.probe, server.num_stubs)
+        # Where clients unload models, a stub that is gone proves nothing.
+        count_stubs = server.num_stubs if self._plan.models is not None else lambda: 0
+        watcher = Watcher(prober.probe, count_stubs)
         try:
             while not self._stop.wait(_POLL_S):
                 code = server.poll()

@@ -96,15 +96,20 @@ def check_space(path: Path, needed_bytes: int, purpose: str, remedy: str) -> Non
         )
 
 
-def check_memory(available_bytes: int, needed_bytes: int) -> None:
-    """Enough memory for the weights, the KV cache's minimum and three Python processes.
+def check_memory(available_bytes: int, needed_bytes: int, whose: str = "this model needs") -> None:
+    """Enough memory for the weights, the KV caches' minimum and the Python processes.
+
+    Args:
+        available_bytes: of the machine.
+        needed_bytes: of it.
+        whose: subject and verb of the message.
 
     Raises:
         StartupError: too little.
     """
     if available_bytes < needed_bytes:
         raise StartupError(
-            f"{available_bytes / _GIB:.1f} GiB of memory are available, this model needs "
+            f"{available_bytes / _GIB:.1f} GiB of memory are available, {whose} "
             f"{needed_bytes / _GIB:.1f} GiB: stop other programs, take a smaller model, "
             "or raise the container's memory limit"
         )

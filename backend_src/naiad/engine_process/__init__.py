@@ -1,11 +1,12 @@
 """The engine as a child process: its loop, the messages to and from it, and its client."""
 
+from naiad.engine_process.ack_router import AckRouter
 from naiad.engine_process.acks import Ack, AckReceiver, AckSender
 from naiad.engine_process.client import ClientTimings, EngineClient
+from naiad.engine_process.instance import Instance, claim_instance
 from naiad.engine_process.parent_watch import end_with_parent
 from naiad.engine_process.protocol import Ready
 from naiad.engine_process.runtime_dir import (
-    ENGINE_SUFFIX,
     remove_runtime_directory,
     runtime_directory,
     runtime_path,
@@ -13,14 +14,16 @@ from naiad.engine_process.runtime_dir import (
 from naiad.engine_process.stop_notice import StopNotice
 
 __all__ = [
-    "ENGINE_SUFFIX",
     "Ack",
     "AckReceiver",
+    "AckRouter",
     "AckSender",
     "ClientTimings",
     "EngineClient",
+    "Instance",
     "Ready",
     "StopNotice",
+    "claim_instance",
     "end_with_parent",
     "remove_runtime_directory",
     "runtime_directory",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from naiad.config.model_location import model_directory
-from naiad.engine_process import AckSender, end_with_parent, runtime_directory
+from naiad.engine_process import AckRouter, end_with_parent, runtime_directory
 from naiad.errors import InternalError, InvalidRequestError, NaiadError
 from naiad.tokenization import TokenTable, decode, decode_chunk
 from naiad.triton_server import pb
@@ -51,7 +51,7 @@ class DetokenizerModel:
             self._skip_special = read_bool(parameters, "skip_special_tokens", default=True)
             self._forwarded_headers = parameters.get("forwarded_headers", "")
             llm_name = parameters.get("llm_model_name") or "llm"
-            self._acks = AckSender(runtime_directory(os.getppid()) / f"{llm_name}.acks")
+            self._acks = AckRouter(runtime_directory(os.getppid()), llm_name)
         except NaiadError as error:
             raise pb.start_failure(error) from None
 
@@ -61,7 +61,7 @@ class DetokenizerModel:
             self._answer(request)
 
     def finalize(self) -> None:
-        """Close the socket."""
+        """Close the sockets."""
         self._acks.close()
 
     def _answer(self, request: Any) -> None:

@@ -11,12 +11,11 @@ from naiad.config import EngineConfig
 from naiad.config.engine_config import field_names
 from naiad.config.model_location import model_directory
 from naiad.engine_process import (
-    ENGINE_SUFFIX,
     AckReceiver,
     EngineClient,
+    claim_instance,
     end_with_parent,
     remove_runtime_directory,
-    runtime_directory,
 )
 from naiad.errors import NaiadError
 from naiad.outputs import EngineStats, RequestOutput
@@ -54,23 +53,28 @@ class LLMModel:
         self._service.close()
         self._client.close(timeout_s=5)
         self._acks.close()
-        self._metrics.delete()
-        with contextlib.suppress(OSError):  # another model's sockets may be in it
-            self._directory.rmdir()
+        if self._metrics is not None:
+            self._metrics.delete()
+        # After the metrics: the next instance makes its own under the same labels.
+        self._metrics_lock.release()
+        self._number_lock.release()
+        with contextlib.suppress(OSError):  # others' sockets may be in it
+            self._instance.directory.rmdir()
 
     def _start(self, args: dict[str, str]) -> None:
         parameters = pb.model_parameters(args)
-        refuse_unknown_keys(parameters, (*field_names(), "exclude_input_in_output", "forwarded_headers"))
+        refuse_unknown_keys(
+            parameters, (*field_names(), "exclude_input_in_output", "forwarded_headers", "served_name")
+        )
         config = _engine_config(parameters)
         name = args["model_name"]
-        self._directory = runtime_directory(os.getppid())
-        end_with_parent(lambda: remove_runtime_directory(self._directory))
-        self._client = EngineClient(
-            config, self._directory / f"{name}{ENGINE_SUFFIX}", self._take_outputs, self._engine_lost
-        )
-        self._service = LLMService(self._client, pb.log_error)
-        self._client.start()
-        self._acks = AckReceiver(self._directory / f"{name}.acks")
+        self._instance, self._number_lock = claim_instance(os.getppid(), name)
+        end_with_parent(lambda: remove_runtime_directory(self._instance.directory))
+        try:
+            self._start_engine(config)
+        except NaiadError:
+            self._number_lock.release()
+            raise
         info = self._client.info
         self._service.stats = info.stats
         self._limits = ModelLimits(
@@ -80,12 +84,21 @@ class LLMModel:
             exclude_input_in_output=read_bool(parameters, "exclude_input_in_output", default=False),
             forwarded_headers=parameters.get("forwarded_headers", ""),
         )
-        self._metrics = Metrics(pb.metric_family, name, args["model_version"])
+        self._labels = (name, args["model_version"])
+        self._metrics: Metrics | None = None
+        self._metrics_lock = self._instance.metrics_lock(args["model_version"])
         self._stopping = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, name="naiad-housekeeping", daemon=True)
         self._housekeeper.start()
         self._ack_reader = threading.Thread(target=self._read_acks, name="naiad-acks", daemon=True)
         self._ack_reader.start()
+
+    def _start_engine(self, config: EngineConfig) -> None:
+        instance = self._instance
+        self._client = EngineClient(config, instance.engine_socket, self._take_outputs, self._engine_lost)
+        self._service = LLMService(self._client, pb.log_error, instance.draw_first_id)
+        self._client.start()
+        self._acks = AckReceiver(instance.ack_socket)
 
     def _take_outputs(self, outputs: list[RequestOutput], stats: EngineStats) -> None:
         self._service.take_outputs(outputs, stats)
@@ -101,7 +114,12 @@ class LLMModel:
         pause_s = 0.0
         while not self._stopping.wait(pause_s):
             pause_s = self._service.housekeep()
-            self._metrics.update(self._service.stats, self._service.observations.take())
+            # A reloaded model's old instance has metrics of the same labels until it is gone, and takes
+            # the server's with it when it deletes them: one at a time (2.51 crashes otherwise).
+            if self._metrics is None and self._metrics_lock.try_take():
+                self._metrics = Metrics(pb.metric_family, *self._labels)
+            if self._metrics is not None:
+                self._metrics.update(self._service.stats, self._service.observations.take())
 
 
 def _engine_config(parameters: dict[str, str]) -> EngineConfig:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -36,7 +35,6 @@ from naiad.triton_server.sender_pool import SenderPool
 
 NUM_SENDERS = 2
 DEAD_DETOKENIZER_S = 30.0
-_ID_BITS = 62
 
 
 class EngineDoor(Protocol):
@@ -49,10 +47,6 @@ class EngineDoor(Protocol):
         """End these sequences with `cancelled`."""
 
 
-def _draw_first_id(num_sequences: int) -> int:
-    return secrets.randbits(_ID_BITS)
-
-
 class LLMService:
     """Keeps every live request until its FINAL has been sent."""
 
@@ -60,7 +54,7 @@ class LLMService:
         self,
         engine: EngineDoor,
         log_error: Callable[[str], None],
-        draw_first_id: Callable[[int], int] = _draw_first_id,
+        draw_first_id: Callable[[int], int],
     ) -> None:
         """Start the sender threads.
 

@@ -1,0 +1,274 @@
+"""`naiad repository`: what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from naiad.cli.main import main
+from naiad.cli.repository import ModelEntry, find_repository, read_repository
+from naiad.cli.served_models import served_models, steps
+
+MODELS = ["detokenizer", "ensemble", "llm", "tokenizer"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint"
+    write_checkpoint(folder)
+    return folder
+
+
+def write_checkpoint(folder: Path, num_bytes: int = 4) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 32,
+        "max_position_embeddings": 64,
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    shape = {"dtype": "F32", "shape": [num_bytes // 4], "data_offsets": [0, num_bytes]}
+    header = json.dumps({"w": shape}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(num_bytes))
+
+
+@pytest.fixture
+def repository(tmp_path: Path, checkpoint: Path) -> Path:
+    """Two models, each with a budget."""
+    folder = tmp_path / "repository"
+    create(folder, checkpoint, "--kv-cache-bytes", "1000", "--max-num-seqs", "4")
+    add(
+        folder,
+        checkpoint,
+        "second",
+        "--kv-cache-bytes",
+        "2000",
+        "--max-num-seqs",
+        "2",
+        "--max-model-len",
+        "32",
+    )
+    return folder
+
+
+def naiad(*words: object) -> int:
+    return main(["repository", *map(str, words)])
+
+
+def create(folder: Path, checkpoint: Path, *options: str) -> None:
+    assert naiad("create", "--model", checkpoint, "--name", "first", *options, folder) == 0
+
+
+def add(folder: Path, checkpoint: Path, name: str, *options: str) -> None:
+    assert naiad("add", "--model", checkpoint, "--name", name, *options, folder) == 0
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    assert naiad(*words) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def entries(folder: Path) -> dict[str, ModelEntry]:
+    return {entry.name: entry for entry in read_repository(folder)}
+
+
+def everything(folder: Path) -> dict[Path, Any]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def test_the_first_model_keeps_the_shipped_names_and_tensors(tmp_path: Path, checkpoint: Path) -> None:
+    create(tmp_path / "made", checkpoint)
+    made, shipped = entries(tmp_path / "made"), entries(find_repository(None))
+    assert sorted(made) == sorted(shipped) == MODELS
+    for name in MODELS:
+        assert made[name].config.input == shipped[name].config.input
+        assert made[name].config.output == shipped[name].config.output
+        assert made[name].config.name == name
+        source = find_repository(None) / name / "1"
+        assert {path.name for path in (tmp_path / "made" / name / "1").iterdir()} == {
+            path.name for path in source.iterdir() if path.name != "__pycache__"
+        }
+
+
+def test_options_become_parameters_of_every_model_that_has_them(tmp_path: Path, checkpoint: Path) -> None:
+    create(
+        tmp_path / "made", checkpoint, "--max-model-len", "48", "--max-num-seqs", "3", "--max-batch-size", "2"
+    )
+    made = entries(tmp_path / "made")
+    assert {name: entry.parameters.get("max_model_len") for name, entry in made.items()} == {
+        "detokenizer": None,
+        "ensemble": None,
+        "llm": "48",
+        "tokenizer": "48",
+    }
+    assert made["llm"].parameters["max_num_seqs"] == "3"
+    assert {entry.parameters.get("model_dir") for entry in made.values()} == {str(checkpoint), None}
+    assert {entry.config.max_batch_size for entry in made.values()} == {2}
+
+
+def test_an_added_model_is_wired_to_itself(repository: Path) -> None:
+    made = entries(repository)
+    assert sorted(made) == sorted(MODELS + [f"second_{name}" for name in MODELS])
+    for prefix in ("", "second_"):
+        assert steps(made[f"{prefix}ensemble"]) == [
+            f"{prefix}{n}" for n in ("tokenizer", "llm", "detokenizer")
+        ]
+        assert made[f"{prefix}detokenizer"].parameters["llm_model_name"] == f"{prefix}llm"
+        assert made[f"{prefix}llm"].config.name == f"{prefix}llm"
+
+
+def test_each_model_has_its_own_engine_options(repository: Path) -> None:
+    configs = {model.name: model.engine_config() for model in served_models(read_repository(repository))}
+    assert {name: (c.kv_cache_bytes, c.max_num_seqs, c.max_model_len) for name, c in configs.items()} == {
+        "first": (1000, 4, 0),
+        "second": (2000, 2, 32),
+    }
+
+
+def test_a_model_is_removed_with_all_that_is_its_own(repository: Path) -> None:
+    assert naiad("remove", "second", repository) == 0
+    assert sorted(entries(repository)) == MODELS
+
+
+def test_the_first_model_can_be_removed_too(repository: Path) -> None:
+    assert naiad("remove", "first", repository) == 0
+    assert sorted(entries(repository)) == [f"second_{name}" for name in MODELS]
+    assert naiad("check", repository) == 0
+
+
+def test_models_of_others_stay(repository: Path) -> None:
+    (repository / "resnet" / "1").mkdir(parents=True)
+    (repository / "resnet" / "config.pbtxt").write_text('platform: "onnxruntime_onnx"\n')
+    assert naiad("remove", "first", repository) == 0
+    assert "resnet" in entries(repository)
+
+
+def test_check_lists_models_and_adds_up_their_memory(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert naiad("check", repository) == 0
+    said = capsys.readouterr().out
+    assert "first: detokenizer, ensemble, llm, tokenizer" in said
+    assert "second: second_detokenizer, second_ensemble, second_llm, second_tokenizer" in said
+    assert "2.00 GiB in all" in said
+
+
+def test_budgets_that_only_together_are_too_much_are_refused(
+    repository: Path,
+    checkpoint: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("naiad.cli.repository_command.available_memory_bytes", lambda: 5 << 29)
+    assert naiad("check", repository) == 0
+    add(repository, checkpoint, "third", "--kv-cache-bytes", "1000")
+    assert "2.5 GiB of memory are available, these 3 models need 3.0 GiB" in refusal(
+        capsys, "check", repository
+    )
+
+
+def test_a_model_among_others_needs_a_definite_budget(
+    repository: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(repository, checkpoint, "third")
+    assert "kv_cache_bytes of third_llm = 0: expected a number of bytes" in refusal(
+        capsys, "check", repository
+    )
+
+
+@pytest.mark.parametrize("preset", ["trtllm", "vllm"])
+def test_presets_that_do_not_exist_are_refused_by_name(
+    preset: str, tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("create", "--model", checkpoint, "--name", "x", "--preset", preset, tmp_path / "made")
+    assert f"--preset = '{preset}': expected naiad" in refusal(capsys, *words)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--name", "a/b"), "--name = 'a/b'"),
+        (("--name", ""), "--name = ''"),
+        (("--name", "x" * 41), "--name = "),
+        (("--name", "x", "--max-batch-size", "0"), "--max-batch-size = 0"),
+        (("--name", "x", "--block-size", "5"), "block_size = 5"),
+        (("--name", "x", "--model", "/no/such"), "--model /no/such"),
+    ],
+)
+def test_a_refused_option_writes_nothing(
+    options: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    checkpoint: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("create", "--model", checkpoint, *options, tmp_path / "made")
+    assert said in refusal(capsys, *words)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_directory_that_is_not_empty_is_not_written_to(
+    repository: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = everything(repository)
+    words = ("create", "--model", checkpoint, "--name", "x", repository)
+    assert "exists and is not empty" in refusal(capsys, *words)
+    assert everything(repository) == before
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_a_name_is_used_once(
+    name: str, repository: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("add", "--model", checkpoint, "--name", name, repository)
+    assert "another name than first, second" in refusal(capsys, *words)
+
+
+def test_a_directory_that_is_in_the_way_is_kept(
+    repository: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "third_llm").mkdir()
+    before = everything(repository)
+    assert "third_llm exists" in refusal(capsys, "add", "--model", checkpoint, "--name", "third", repository)
+    assert everything(repository) == before
+
+
+def test_removing_what_is_not_there_names_what_is(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "expected one of first, second" in refusal(capsys, "remove", "third", repository)
+
+
+def test_the_last_model_is_not_removed(
+    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create(tmp_path / "made", checkpoint)
+    assert "the only model" in refusal(capsys, "remove", "first", tmp_path / "made")
+    assert sorted(entries(tmp_path / "made")) == MODELS
+
+
+def test_a_step_that_is_not_there_is_named(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (repository / "second_tokenizer").rename(repository / "elsewhere")
+    assert "second_ensemble names the model second_tokenizer" in refusal(capsys, "check", repository)
+
+
+def test_models_of_one_ensemble_with_two_checkpoints_are_refused(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(tmp_path / "other")
+    config = repository / "second_tokenizer" / "config.pbtxt"
+    config.write_text(config.read_text().replace(str(tmp_path / "checkpoint"), str(tmp_path / "other")))
+    assert "model_dir of second_tokenizer" in refusal(capsys, "check", repository)

@@ -1,0 +1,36 @@
+"""Repositories of tiny random models, as `naiad repository` writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from helpers.tiny_models import make_tiny_model
+from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
+from naiad.cli.main import main
+
+_BUDGET_BYTES = "4000000"
+
+
+def tiny_checkpoint(folder: Path, seed: int = 0) -> Path:
+    """Write a tiny random checkpoint with a tokenizer."""
+    tokenizer = byte_level_tokenizer()
+    vocabulary = {"vocab_size": tokenizer.get_vocab_size(), "eos_token_id": tokenizer.token_to_id("</s>")}
+    make_tiny_model(folder, seed=seed, max_position_embeddings=4096, **vocabulary)
+    return write_tokenizer(folder, tokenizer)
+
+
+def create_repository(folder: Path, checkpoint: Path, *options: str) -> None:
+    """A repository of one model, "first"."""
+    _naiad("create", checkpoint, "first", folder, *options)
+
+
+def add_to_repository(folder: Path, checkpoint: Path, name: str, *options: str) -> None:
+    """A further model."""
+    _naiad("add", checkpoint, name, folder, *options)
+
+
+def _naiad(action: str, checkpoint: Path, name: str, folder: Path, *options: str) -> None:
+    words = ["--model", str(checkpoint), "--name", name, "--kv-cache-bytes", _BUDGET_BYTES]
+    # A budget that is not measured makes the start quick.
+    words += ["--dtype", "float32", "--max-num-batched-tokens", "256", *options, str(folder)]
+    assert main(["repository", action, *words]) == 0

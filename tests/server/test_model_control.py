@@ -1,0 +1,250 @@
+"""Models loaded and unloaded through Triton's API while clients ask: clean answers, everything given back."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
+from helpers.server import Server, eventually, start_repository
+from helpers.tiny_repository import create_repository, tiny_checkpoint
+from naiad.cli.shared_memory import mapped_regions
+from naiad.engine_process import runtime_path
+
+MODELS = ("ensemble", "tokenizer", "llm", "detokenizer")
+# The server's own words for a model that is not loaded; it sends no FINAL with them.
+NOT_LOADED = re.compile(r"unknown model|no available versions|is not ready")
+TOKENS = 40
+
+
+@dataclass
+class Controlled:
+    """A server whose models come and go, and the repository it serves."""
+
+    server: Server
+    repository: Path
+    client: triton.InferenceServerClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = triton.InferenceServerClient(self.server.grpc)
+
+    @property
+    def llm_config(self) -> Path:
+        return self.repository / "llm" / "config.pbtxt"
+
+    def edit(self, before: str, after: str) -> None:
+        text = self.llm_config.read_text()
+        assert before in text
+        self.llm_config.write_text(text.replace(before, after))
+
+    def versions(self, name: str) -> dict[str, str]:
+        index = self.client.get_model_repository_index().models
+        return {model.version: model.state for model in index if model.name == name}
+
+    def reload(self) -> None:
+        # What has not changed is not loaded again.
+        os.utime(self.repository / "llm" / "1" / "model.py")
+        self.client.load_model("llm")
+
+    def unload(self) -> None:
+        """Unload everything; with the ensemble go the steps that nobody loaded by name."""
+        for name in ("ensemble", "llm"):
+            self.client.unload_model(name, unload_dependents=True)
+        eventually(lambda: all(set(self.versions(name).values()) == {"UNAVAILABLE"} for name in MODELS), 60)
+
+    def sentence(self) -> Outcome:
+        return ask(self.server.grpc, "ensemble", text_inputs("The quick", TOKENS, ignore_eos=True))
+
+    def stubs(self) -> list[psutil.Process]:
+        return self.server.processes("triton_python_backend_stub")
+
+    def engines(self) -> list[psutil.Process]:
+        return self.server.processes("naiad.engine_process")
+
+    def sockets(self) -> set[str]:
+        (tritonserver,) = [p for p in self.server.processes("tritonserver") if p.name() == "tritonserver"]
+        path = runtime_path(tritonserver.pid)
+        return {each.name for each in path.iterdir()} if path.is_dir() else set()
+
+    def regions(self) -> set[str]:
+        """The server's own in /dev/shm."""
+        processes = psutil.Process(self.server.process.pid).children(recursive=True)
+        return mapped_regions([process.pid for process in processes])
+
+    def labels(self) -> set[str]:
+        """Of the engines' counters."""
+        lines = re.findall(r"^vllm:generation_tokens_total\{(.*)\}", self.metrics_text(), re.MULTILINE)
+        return {label for line in lines for label in line.split(",")}
+
+    def generated(self, version: str) -> float:
+        return self.server.metric("vllm:generation_tokens_total", model="llm", version=version)
+
+    def metrics_text(self) -> str:
+        with urllib.request.urlopen(f"http://{self.server.metrics}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+
+
+@pytest.fixture(scope="module")
+def controlled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controlled]:
+    """Each test leaves the model loaded."""
+    folder = tmp_path_factory.mktemp("model_control")
+    create_repository(folder / "repository", tiny_checkpoint(folder / "checkpoint"), "--max-num-seqs", "8")
+    options = ("--model-repository", str(folder / "repository"), "--model-control-mode", "explicit")
+    running = Controlled(start_repository(*options), folder / "repository")
+    yield running
+    running.client.close()
+    assert running.server.stop() == 0, "\n".join(running.server.lines[-40:])
+
+
+def whole(outcome: Outcome) -> bool:
+    return not outcome.errors and not outcome.call_error and outcome.num_finals == 1
+
+
+def parameter(key: str, value: str) -> str:
+    """A parameter as config.pbtxt has it."""
+    return f'key: "{key}"\n  value {{\n    string_value: "{value}"'
+
+
+def test_unloading_gives_everything_back_and_loading_serves_again(controlled: Controlled) -> None:
+    text = controlled.sentence().text
+    for _ in range(2):
+        held = controlled.regions()
+        assert len(held) == 3
+        controlled.unload()
+        eventually(lambda: controlled.stubs() == controlled.engines() == [], 30)
+        assert controlled.sockets() == set()
+        assert held.isdisjoint(os.listdir("/dev/shm"))
+        assert "nv_trt_llm_request_metrics{" not in controlled.metrics_text()
+        assert NOT_LOADED.search(controlled.sentence().errors[0])
+        controlled.client.load_model("ensemble")
+        assert controlled.sentence().text == text
+    # The supervisor has seen models come and go, and has not taken them for dead.
+    assert not any("restarting" in line for line in controlled.server.lines)
+
+
+def test_a_stream_that_runs_ends_whole_when_its_model_is_unloaded(controlled: Controlled) -> None:
+    inputs = text_inputs("Story", 400, ignore_eos=True)
+    stream = Stream(controlled.server.grpc, "ensemble", inputs)
+    assert stream.got_response.wait(60)
+    controlled.unload()
+    outcome = stream.join(60)
+    assert whole(outcome)
+    controlled.client.load_model("ensemble")
+    assert outcome.text == ask(controlled.server.grpc, "ensemble", inputs).text
+
+
+def test_a_reload_takes_new_settings_and_lets_streams_of_the_old_end(controlled: Controlled) -> None:
+    server = controlled.server
+    text = controlled.sentence().text
+    stream = Stream(server.grpc, "ensemble", text_inputs("Story", 800, ignore_eos=True))
+    assert stream.got_response.wait(60)
+    controlled.edit(parameter("max_num_seqs", "8"), parameter("max_num_seqs", "5"))
+    controlled.client.load_model("llm")
+    assert controlled.sentence().text == text
+    assert whole(stream.join(60))
+    eventually(lambda: len(controlled.engines()) == 1, 30)
+    assert controlled.sentence().text == text
+    eventually(lambda: "nv_trt_llm_request_metrics{" in controlled.metrics_text(), 10)
+    eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="max") == 5, 10)
+    assert len(controlled.sockets()) == len({"acks", "engine", "number", "metrics"})
+
+
+def test_a_failed_reload_leaves_the_old_one_serving(controlled: Controlled) -> None:
+    text = controlled.sentence().text
+    engines, sockets = controlled.engines(), controlled.sockets()
+    # The one is refused by the stub, the other by the engine's process.
+    for key, good, bad in (("block_size", "64", "5"), ("kv_cache_bytes", "4000000", "1")):
+        stream = Stream(controlled.server.grpc, "ensemble", text_inputs("Story", 400, ignore_eos=True))
+        assert stream.got_response.wait(60)
+        controlled.edit(parameter(key, good), parameter(key, bad))
+        with pytest.raises(InferenceServerException, match=f"{key} = {bad}"):
+            controlled.client.load_model("llm")
+        controlled.edit(parameter(key, bad), parameter(key, good))
+        assert whole(stream.join(60))
+        assert controlled.sentence().text == text
+        assert (controlled.engines(), controlled.sockets()) == (engines, sockets)
+
+
+def test_a_new_version_serves_beside_the_old(controlled: Controlled) -> None:
+    server = controlled.server
+    shutil.copytree(controlled.repository / "llm" / "1", controlled.repository / "llm" / "2")
+    controlled.edit('name: "llm"\n', 'name: "llm"\nversion_policy { all { } }\n')
+    controlled.client.load_model("llm")
+    assert controlled.versions("llm") == {"1": "READY", "2": "READY"}
+    eventually(lambda: len(controlled.engines()) == 2, 30)
+    eventually(lambda: {'version="1"', 'version="2"'} <= controlled.labels(), 10)
+    before = [controlled.generated(version) for version in ("1", "2")]
+    inputs = llm_inputs([5, 6, 7], 9, ignore_eos=True)
+    one, two = (ask(server.grpc, "llm", inputs, model_version=version) for version in ("1", "2"))
+    assert whole(one)
+    assert one.token_ids == two.token_ids
+    # The ensemble takes the newest.
+    assert whole(controlled.sentence())
+    eventually(lambda: controlled.generated("2") - before[1] == 9 + TOKENS, 10)
+    eventually(lambda: controlled.generated("1") - before[0] == 9, 10)
+
+
+class Traffic:
+    """Clients that ask one request after the other."""
+
+    def __init__(self, address: str, num_clients: int) -> None:
+        self._stopping = threading.Event()
+        self._address = address
+        self.outcomes: list[Outcome] = []
+        self._threads = [threading.Thread(target=self._ask) for _ in range(num_clients)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> list[Outcome]:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        return self.outcomes
+
+    def _ask(self) -> None:
+        while not self._stopping.is_set():
+            outcome = ask(self._address, "ensemble", text_inputs("The quick", TOKENS, ignore_eos=True))
+            self.outcomes.append(outcome)
+            # Neither a busy loop while nothing is loaded, nor a machine with no time to load it.
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("num_rounds", [2, pytest.param(100, marks=pytest.mark.slow)])
+def test_loading_and_unloading_under_traffic(controlled: Controlled, num_rounds: int) -> None:
+    text = controlled.sentence().text
+    (tritonserver,) = [p for p in controlled.server.processes("tritonserver") if p.name() == "tritonserver"]
+    traffic = Traffic(controlled.server.grpc, 2)
+    sizes = []
+    try:
+        for _ in range(num_rounds):
+            controlled.reload()
+            held = controlled.regions()
+            controlled.unload()
+            # The old instance of a reload is in no index, and may end a little later.
+            eventually(lambda: controlled.stubs() == controlled.engines() == [], 30)
+            assert held.isdisjoint(os.listdir("/dev/shm"))
+            sizes.append(tritonserver.memory_info().rss)
+            controlled.client.load_model("ensemble")
+    finally:
+        outcomes = traffic.stop()
+    served = [outcome for outcome in outcomes if not outcome.errors]
+    assert len(served) >= num_rounds
+    assert all(whole(outcome) and outcome.text == text for outcome in served)
+    refused = {outcome.errors[0] for outcome in outcomes if outcome.errors}
+    assert all(NOT_LOADED.search(error) for error in refused), refused
+    num_refused = len(outcomes) - len(served)
+    print(f"{len(served)} served, {num_refused} refused, MiB {[size >> 20 for size in sizes]}")
+    # The server's own allocator settles in the first rounds.
+    assert sizes[-1] - sizes[min(9, num_rounds - 1)] < 16 << 20
