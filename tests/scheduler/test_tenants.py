@@ -37,6 +37,20 @@ def test_who_comes_beside_a_flood_runs_in_the_next_step_and_the_flood_keeps_to_i
     assert [row[0] for row in desk.step()] == [1, 2, 3, 9]
 
 
+def test_who_has_less_than_its_share_of_slots_does_not_wait_for_a_flood_that_was_served_less() -> None:
+    desk = Desk(max_num_seqs=4)
+    for _ in range(8):
+        desk.add(num_tokens=4, salt="flood")
+    desk.step()
+    first = desk.add(num_tokens=20, salt="quiet")
+    desk.step()
+    tenants = desk.scheduler.tenants
+    assert tenants.of(first).num_served_tokens > tenants.of(desk.scheduler.running[0]).num_served_tokens
+    desk.add(num_tokens=6, salt="quiet")
+    desk.step()
+    assert desk.running() == [1, 2, 9, 10]
+
+
 def test_a_flood_keeps_all_its_rows_beside_one_that_does_not_fit() -> None:
     desk = Desk(num_blocks=8, max_num_seqs=4)
     for _ in range(2):

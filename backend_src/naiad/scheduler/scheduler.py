@@ -178,7 +178,7 @@ class Scheduler:
         """
         if self.waiting and self.running and all_wait(self.running):
             return min(self.waiting, key=rank_key)
-        return self.waiting.first(self._is_ready)
+        return self.waiting.first(self._is_ready, self.limits.max_num_seqs)
 
     def _is_ready(self, sequence: Sequence) -> bool:
         """Whether it could start now: not one that will share what its donor has yet to compute.
