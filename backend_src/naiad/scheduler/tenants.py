@@ -106,9 +106,7 @@ class Tenants:
         """Whether a waiting sequence's tenant has others beside it and less than its share of slots."""
         return len(self) > 1 and self.of(sequence).num_running < self.share(max_num_seqs)
 
-    def without_excess(
-        self, running: list[Sequence], max_num_seqs: int, is_pausing: bool
-    ) -> list[Sequence]:
+    def without_excess(self, running: list[Sequence], max_num_seqs: int, is_pausing: bool) -> list[Sequence]:
         """Of those that run, by rank, the ones that have rows in a step that is owed to somebody.
 
         Args:
