@@ -1,6 +1,6 @@
 """What drafts bring: new tokens per second with and without, at batch 1 and in a full batch.
 
-    python -m perf.engine.speculation
+    python -m perf.engine.speculation [--drafters draft_model --draft-model DIR]
 
 Two kinds of prompts: answers that copy from the prompt (corrections, quotes, JSON), and free chat.
 Engines take turns on each prompt, A B A B; greedy tokens must be the same, or no figure is shown.
@@ -20,6 +20,7 @@ from perf.common.report import plot_path, write_report
 
 from naiad.cli.fetch_model import resolve_model
 from naiad.config import EngineConfig
+from naiad.config.engine_config import DRAFTERS
 from naiad.engine import Engine, build_engine
 from naiad.sequence import EngineRequest, SamplingParams
 
@@ -61,11 +62,11 @@ def main() -> int:
     model_dir = str(resolve_model(args.model))
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     prompts = {kind: [_encode(tokenizer, text) for text in texts] for kind, texts in PROMPTS.items()}
-    plain = _engine(model_dir)
+    plain = _engine(model_dir, args)
     rows = []
     for drafter in args.drafters:
         for num_tokens in args.num_speculative_tokens:
-            drafting = _engine(model_dir, drafter, num_tokens)
+            drafting = _engine(model_dir, args, drafter, num_tokens)
             for kind, batch in [*((kind, 1) for kind in prompts), ("free chat", args.full_batch)]:
                 row = _compare(plain, drafting, prompts[kind], batch, args)
                 if row is None:
@@ -84,7 +85,11 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
-    parser.add_argument("--drafters", nargs="+", default=["ngram", "suffix"], metavar="D")
+    parser.add_argument(
+        "--drafters", nargs="+", default=["ngram", "suffix"], choices=DRAFTERS[1:], metavar="D"
+    )
+    parser.add_argument("--draft-model", default="", metavar="DIR", help="for the drafter draft_model")
+    parser.add_argument("--num-draft-layers", type=int, default=0, metavar="N", help="for the drafter self")
     parser.add_argument("--num-speculative-tokens", nargs="+", type=int, default=[2, 4, 8], metavar="K")
     parser.add_argument("--output-tokens", type=int, default=160, metavar="N")
     parser.add_argument("--full-batch", type=int, default=32, metavar="N")
@@ -92,7 +97,7 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _engine(model_dir: str, drafter: str = "none", num_tokens: int = 8) -> Engine:
+def _engine(model_dir: str, args: argparse.Namespace, drafter: str = "none", num_tokens: int = 8) -> Engine:
     return build_engine(
         EngineConfig(
             model_dir=model_dir,
@@ -100,6 +105,8 @@ def _engine(model_dir: str, drafter: str = "none", num_tokens: int = 8) -> Engin
             enable_prefix_caching=False,
             kv_cache_bytes=1 << 30,
             drafter=drafter,
+            draft_model=args.draft_model if drafter == "draft_model" else "",
+            num_draft_layers=args.num_draft_layers if drafter == "self" else 0,
             num_speculative_tokens=num_tokens,
         )
     )
