@@ -170,3 +170,4 @@ class EngineStats(msgspec.Struct, array_like=True):
     total_drafts: int = 0
     total_draft_tokens: int = 0
     total_accepted_tokens_at: list[int] = []
+    total_draft_failures: int = 0

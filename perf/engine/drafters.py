@@ -1,4 +1,4 @@
-"""What drafting costs without a model: `propose` by the length of the text, `plan` by the batch.
+"""What drafting costs without a model: a guess by the length of the text, `plan` by the batch.
 
     python -m perf.engine.drafters
 
@@ -20,16 +20,16 @@ from collections.abc import Callable
 from perf.common.report import write_report
 
 from naiad.sequence import SamplingParams, Sequence
-from naiad.speculation.drafter import MAX_READ_TOKENS, Drafter
+from naiad.speculation.drafter import MAX_READ_TOKENS, TextDrafter
 from naiad.speculation.ngram_drafter import NGramDrafter
-from naiad.speculation.policy import AcceptanceState, SpeculationPolicy, StepCost
+from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolicy, StepCost
 from naiad.speculation.suffix_automaton import MAX_COUNT
 from naiad.speculation.suffix_drafter import SuffixDrafter
 
 _NUM_STEPS = 200
 _NUM_DRAFT_TOKENS = 8
 _CHECKED_TOKENS = 1000
-_DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NGramDrafter, "suffix": SuffixDrafter}
+_DRAFTERS: dict[str, Callable[[], TextDrafter]] = {"ngram": NGramDrafter, "suffix": SuffixDrafter}
 
 
 def main() -> int:
@@ -69,7 +69,7 @@ def measure(name: str, num_tokens: int) -> dict[str, str | float]:
     for token_id in text[num_tokens:]:
         sequence.token_ids.append(token_id)
         start_s = time.thread_time()
-        drafter.propose(sequence, _NUM_DRAFT_TOKENS)
+        drafter.guess(sequence, _NUM_DRAFT_TOKENS)
         steps_s.append(time.thread_time() - start_s)
     return {
         "drafter": name,
@@ -83,7 +83,7 @@ def measure(name: str, num_tokens: int) -> dict[str, str | float]:
 def measure_plan(num_rows: int) -> dict[str, float]:
     """Microseconds to share out draft tokens in a batch that is far from full."""
     policy = SpeculationPolicy(StepCost([(1, 1.0), (8, 1.35), (64, 4.15), (4096, 270.0)]))
-    rows = [(AcceptanceState(), _NUM_DRAFT_TOKENS) for _ in range(num_rows)]
+    rows = [DraftRow(AcceptanceState(), _NUM_DRAFT_TOKENS) for _ in range(num_rows)]
     plans_s = []
     for _ in range(_NUM_STEPS):
         start_s = time.thread_time()
@@ -102,9 +102,9 @@ def _held_bytes(name: str, text: list[int]) -> int:
     return held
 
 
-def _read(drafter: Drafter, sequence: Sequence) -> None:
+def _read(drafter: TextDrafter, sequence: Sequence) -> None:
     for _ in range(0, sequence.num_tokens, MAX_READ_TOKENS):
-        drafter.propose(sequence, 0)
+        drafter.guess(sequence, 0)
 
 
 def _sequence(token_ids: list[int]) -> Sequence:
@@ -128,7 +128,7 @@ def _ngram_is_right() -> bool:
         sequence.token_ids.append(text[end - 1])
         places = [_places(text, end, size) for size in (3, 2)]
         expected = [text[each[-1]] for each in places if each][:1]
-        if drafter.propose(sequence, 1) != expected:
+        if drafter.guess(sequence, 1) != expected:
             return False
     return True
 
@@ -142,7 +142,7 @@ def _suffix_is_right() -> bool:
         while _places(text, end, size + 1):
             size += 1
         followers = [text[place] for place in _places(text, end, size)] if size else []
-        draft = drafter.propose(sequence, 1)
+        draft = drafter.guess(sequence, 1)
         if len(set(followers)) > MAX_COUNT:
             continue
         times = {token: min(followers.count(token), MAX_COUNT) for token in followers}

@@ -1,6 +1,6 @@
 """What drafts bring: new tokens per second with and without, at batch 1 and in a full batch.
 
-    python -m perf.engine.speculation
+    python -m perf.engine.speculation [--drafters draft_model --draft-model DIR]
 
 Two kinds of prompts: answers that copy from the prompt (corrections, quotes, JSON), and free chat,
 which is also tried in a full batch. Engines take turns on each prompt, A B A B; greedy tokens must be
@@ -23,11 +23,14 @@ from perf.common.report import plot_path, write_report
 
 from naiad.cli.fetch_model import resolve_model
 from naiad.config import EngineConfig
+from naiad.config.engine_config import DRAFTERS
 from naiad.engine import Engine, build_engine
 from naiad.model_runner import ModelRunner
 from naiad.sequence import EngineRequest, SamplingParams
 from naiad.speculation.policy import StepCost
 
+# Drafts cost nothing beside their verification; so the formula has it.
+_FREE = ("ngram", "suffix")
 _LETTER = (
     "Dear Ms Novak, thank you for your order of 12 oak chairs and 3 round tables. We have recieved the "
     "payment on the 4th of May. The goods will be delivered to 18 Harbour Street on the 21st of May "
@@ -66,18 +69,18 @@ def main() -> int:
     model_dir = str(resolve_model(args.model))
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     prompts = {kind: [_encode(tokenizer, text) for text in texts] for kind, texts in PROMPTS.items()}
-    plain = _engine(model_dir)
-    step_cost = StepCost(ModelRunner(_config(model_dir, "none", 1)).measure_step_costs())
+    plain = _engine(model_dir, args)
+    step_cost = StepCost(ModelRunner(_config(model_dir, args)).measure_step_costs())
     rows = []
     for drafter in args.drafters:
         for num_tokens in args.num_speculative_tokens:
-            drafting = _engine(model_dir, drafter, num_tokens)
+            drafting = _engine(model_dir, args, drafter, num_tokens)
             for kind, batch in _measurements(num_tokens, args):
                 row = _compare(plain, drafting, prompts[kind], batch, args)
                 if row is None:
                     print("the tokens differ with drafts: no figure is shown", file=sys.stderr)
                     return 1
-                if batch == 1:
+                if batch == 1 and drafter in _FREE:
                     row["predicted_ratio"] = round(_predicted(row, step_cost), 3)
                 rows.append({"drafter": drafter, "k": num_tokens, "prompts": kind, "batch": batch} | row)
                 print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
@@ -92,7 +95,11 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
-    parser.add_argument("--drafters", nargs="+", default=["ngram", "suffix"], metavar="D")
+    parser.add_argument(
+        "--drafters", nargs="+", default=["ngram", "suffix"], choices=DRAFTERS[1:], metavar="D"
+    )
+    parser.add_argument("--draft-model", default="", metavar="DIR", help="for the drafter draft_model")
+    parser.add_argument("--num-draft-layers", type=int, default=0, metavar="N", help="for the drafter self")
     parser.add_argument(
         "--num-speculative-tokens", nargs="+", type=int, default=[1, 2, 4, 8, 16], metavar="K"
     )
@@ -110,19 +117,23 @@ def _measurements(num_speculative_tokens: int, args: argparse.Namespace) -> list
     return measurements
 
 
-def _config(model_dir: str, drafter: str, num_speculative_tokens: int) -> EngineConfig:
+def _engine(model_dir: str, args: argparse.Namespace, drafter: str = "none", num_tokens: int = 8) -> Engine:
+    return build_engine(_config(model_dir, args, drafter, num_tokens))
+
+
+def _config(
+    model_dir: str, args: argparse.Namespace, drafter: str = "none", num_tokens: int = 8
+) -> EngineConfig:
     return EngineConfig(
         model_dir=model_dir,
         dtype="float32",
         enable_prefix_caching=False,
         kv_cache_bytes=1 << 30,
         drafter=drafter,
-        num_speculative_tokens=num_speculative_tokens,
+        draft_model=args.draft_model if drafter == "draft_model" else "",
+        num_draft_layers=args.num_draft_layers if drafter == "self" else 0,
+        num_speculative_tokens=num_tokens,
     )
-
-
-def _engine(model_dir: str, drafter: str = "none", num_speculative_tokens: int = 8) -> Engine:
-    return build_engine(_config(model_dir, drafter, num_speculative_tokens))
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
@@ -215,8 +226,9 @@ def _plot(rows: list[dict[str, Any]]) -> str:
         mine = [row for row in rows if row["drafter"] == drafter]
         window, color = [row["k"] for row in mine], f"C{number}"
         speed.plot(window, [row["ratio"] for row in mine], "o-", color=color, label=f"{drafter}, measured")
-        predicted = [row["predicted_ratio"] for row in mine]
-        speed.plot(window, predicted, "x--", color=color, label=f"{drafter}, predicted")
+        if drafter in _FREE:
+            predicted = [row["predicted_ratio"] for row in mine]
+            speed.plot(window, predicted, "x--", color=color, label=f"{drafter}, predicted")
         acceptance.plot(window, [row["acceptance_rate"] for row in mine], "o-", color=color, label=drafter)
     speed.axhline(1.0, color="grey", linewidth=0.8)
     speed.set(ylabel="decode speed, of that without drafts", ylim=(0, None))

@@ -45,3 +45,22 @@ def test_unset_parameter_keeps_the_default(unset: str) -> None:
 def test_bad_parameter_is_named(parameters: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig.from_parameters(parameters)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"drafter": "oracle"},
+            "^drafter = 'oracle': expected one of none, ngram, suffix, draft_model, self$",
+        ),
+        ({"drafter": "draft_model"}, "^draft_model = '': expected a model directory"),
+        ({"draft_model": "d"}, "^draft_model = 'd': expected none: drafter = 'none'"),
+        ({"drafter": "self", "draft_model": "d"}, "^draft_model = 'd': expected none: drafter = 'self'"),
+        ({"num_draft_layers": 2}, "^num_draft_layers = 2: expected 0 "),
+        ({"drafter": "self", "num_draft_layers": -1}, "^num_draft_layers = -1: expected 0 "),
+    ],
+)
+def test_what_drafts_fits_together(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(model_dir="m", **settings)  # type: ignore[arg-type]

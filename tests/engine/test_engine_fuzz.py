@@ -10,12 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.engine_drive import EngineDrive, GuessingDrafter, solo_beams, solo_tokens
+from helpers.fake_draft_runner import FakeDraftRunner
+from helpers.fake_runner import FakeRunner
 from naiad.config.engine_config import SCHEDULING_POLICIES
 from naiad.engine.beam_groups import beam_rules
+from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache, sha256
 from naiad.sampling.beam_search import Beam
 from naiad.scheduler.policies import make_policy
 from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams
+from naiad.speculation.draft_slots import DraftSlots
+from naiad.speculation.drafter import Drafter
+from naiad.speculation.model_drafter import ModelDrafter
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,8 @@ class _Fuzz:
         self.block_size = self.rng.choice((1, 2, 4))
         # Few prefixes and a poor digest, so that blocks are shared and digests collide.
         digest = self.rng.choice((sha256, _poor_digest, None))
-        self.drafter = GuessingDrafter(self.rng, self.rng.choice((0.0, 0.2, 0.9)))
+        self.error_rate = self.rng.choice((0.0, 0.2, 0.9))
+        self.drafter: Drafter | None = None
         self.drive = EngineDrive(
             num_blocks=self.rng.randint(4, 16),
             block_size=self.block_size,
@@ -39,12 +46,28 @@ class _Fuzz:
             budget=self.rng.choice((1, 2, 3, 5, 8, 16, 64)),
             prefix_cache=PrefixCache(self.block_size, digest) if digest else None,
             policy=make_policy(self.rng.choice(SCHEDULING_POLICIES), aging_s=1.0),
-            drafter=self.drafter if self.rng.random() < 0.5 else None,
+            make_drafter=self._make_drafter if self.rng.random() < 0.6 else None,
             num_speculative_tokens=self.rng.randint(1, 16),
         )
         self.prefixes = [[self.rng.randrange(50) for _ in range(12)] for _ in range(3)]
         self.asked: dict[int, _Asked] = {}
         self.num_searches = 0
+
+    def _make_drafter(self, kv_cache: KVCacheManager, target: FakeRunner) -> Drafter:
+        kind = self.rng.choice(("guesses", "draft model", "first layers"))
+        if kind == "guesses":
+            self.drafter = GuessingDrafter(self.rng, self.error_rate)
+            return self.drafter
+        failure_rate = self.rng.choice((0.0, 0.0, 0.05))
+        has_own_kv = kind == "draft model"
+        runner = FakeDraftRunner(
+            kv_cache, None if has_own_kv else target, self.rng, self.error_rate, failure_rate
+        )
+        slots = DraftSlots(kv_cache) if has_own_kv else None
+        self.drafter = ModelDrafter(
+            runner, kv_cache, slots, max_caught_up_tokens=self.rng.choice((1, 7, 256))
+        )
+        return self.drafter
 
     def run(self, num_operations: int) -> None:
         for _ in range(num_operations):
@@ -111,7 +134,8 @@ class _Fuzz:
         drive = self.drive
         assert drive.finals.keys() == self.asked.keys()
         assert drive.engine.stats().num_used_blocks == 0
-        assert not self.drafter.live
+        if isinstance(self.drafter, GuessingDrafter):
+            assert not self.drafter.live
         for sequence_id, asked in self.asked.items():
             self._check_tokens(sequence_id, asked)
 
@@ -142,6 +166,7 @@ def _poor_digest(parent_digest: bytes, token_bytes: bytes) -> bytes:
 def _fuzz(seeds: range, num_operations: int) -> dict[str, int]:
     """Totals over all runs, to show that what is tested happened."""
     totals = {"preemptions": 0, "cached tokens": 0, "forks": 0, "searches": 0, "drafts": 0, "accepted": 0}
+    totals |= {"draft failures": 0}
     for seed in seeds:
         fuzz = _Fuzz(random.Random(seed))
         fuzz.run(num_operations)
@@ -153,11 +178,12 @@ def _fuzz(seeds: range, num_operations: int) -> dict[str, int]:
         totals["searches"] += fuzz.num_searches
         totals["drafts"] += stats.total_drafts
         totals["accepted"] += sum(stats.total_accepted_tokens_at)
+        totals["draft failures"] += stats.total_draft_failures
     return totals
 
 
 def test_random_operations() -> None:
-    totals = _fuzz(range(200), 150)
+    totals = _fuzz(range(220), 150)
     assert min(totals.values()) > 50, totals
 
 

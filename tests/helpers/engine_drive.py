@@ -17,7 +17,7 @@ from naiad.scheduler.policies import SchedulingPolicy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams, Sequence, TextContext
-from naiad.speculation.drafter import Drafter
+from naiad.speculation.drafter import Drafter, TextDrafter
 from naiad.speculation.policy import SpeculationPolicy, StepCost
 from naiad.speculation.speculator import Speculator
 
@@ -49,7 +49,7 @@ class EngineDrive:
         text_state: Callable[[TextContext], TextState] | None = None,
         prefix_cache: PrefixCache | None = None,
         policy: SchedulingPolicy | None = None,
-        drafter: Drafter | None = None,
+        make_drafter: Callable[[KVCacheManager, FakeRunner], Drafter] | None = None,
         num_speculative_tokens: int = 4,
     ) -> None:
         self.now = 0.0
@@ -58,7 +58,8 @@ class EngineDrive:
         self.runner = FakeRunner(num_blocks, block_size)
         kv_cache = KVCacheManager(num_blocks, block_size, prefix_cache)
         speculator = None
-        if drafter is not None:
+        if make_drafter is not None:
+            drafter = make_drafter(kv_cache, self.runner)
             # Steps cost the same whatever is in them: all drafts are tried.
             policy_of_drafts = SpeculationPolicy(StepCost([(1, 1.0), (1000, 1.0)]))
             speculator = Speculator(drafter, policy_of_drafts, num_speculative_tokens)
@@ -141,17 +142,15 @@ def solo_beams(prompt: list[int], rules: BeamRules) -> list[Beam]:
     return search.best()
 
 
-class GuessingDrafter:
+class GuessingDrafter(TextDrafter):
     """Knows the fake model and is wrong now and then."""
-
-    needs_hidden_states = False
 
     def __init__(self, rng: random.Random, error_rate: float) -> None:
         self._rng = rng
         self._error_rate = error_rate
         self.live: set[int] = set()
 
-    def propose(self, sequence: Sequence, num_tokens: int) -> list[int]:
+    def guess(self, sequence: Sequence, num_tokens: int) -> list[int]:
         self.live.add(sequence.sequence_id)
         text = list(sequence.token_ids)
         for _ in range(self._rng.randint(0, num_tokens)):

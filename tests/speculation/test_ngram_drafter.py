@@ -31,7 +31,7 @@ def test_drafts_are_those_of_the_definition_however_the_text_came(
     sequence = draft_sequence(text[:1])
     while True:
         expected = draft_by_definition(sequence.token_ids, descending, num_tokens)
-        assert drafter.propose(sequence, num_tokens) == expected
+        assert drafter.guess(sequence, num_tokens) == expected
         if sequence.num_tokens == len(text):
             break
         num_known = data.draw(st.integers(sequence.num_tokens + 1, len(text)))
@@ -40,36 +40,36 @@ def test_drafts_are_those_of_the_definition_however_the_text_came(
 
 def test_the_longest_ngram_decides_before_the_latest_place() -> None:
     sequence = draft_sequence([1, 2, 3, 70, 9, 2, 3, 80, 1, 2, 3])
-    assert NGramDrafter((3, 2)).propose(sequence, 2) == [70, 9]
-    assert NGramDrafter((2,)).propose(sequence, 2) == [80, 1]
+    assert NGramDrafter((3, 2)).guess(sequence, 2) == [70, 9]
+    assert NGramDrafter((2,)).guess(sequence, 2) == [80, 1]
 
 
 def test_a_repeated_line_goes_on_as_often_as_asked() -> None:
     sequence = draft_sequence([4, 5, 6, 4, 5, 6])
-    assert NGramDrafter().propose(sequence, 8) == [4, 5, 6, 4, 5, 6, 4, 5]
+    assert NGramDrafter().guess(sequence, 8) == [4, 5, 6, 4, 5, 6, 4, 5]
 
 
 def test_no_draft_without_an_earlier_occurrence() -> None:
-    assert NGramDrafter().propose(draft_sequence([1, 2, 3, 4]), 4) == []
+    assert NGramDrafter().guess(draft_sequence([1, 2, 3, 4]), 4) == []
 
 
 def test_ngrams_of_large_ids_are_not_mixed_up() -> None:
     large = 2**32 - 1
     sequence = draft_sequence([0, large, 7, large, 0, 8, 0, large])
-    assert NGramDrafter((2,)).propose(sequence, 1) == [7]
+    assert NGramDrafter((2,)).guess(sequence, 1) == [7]
 
 
 def test_sequences_do_not_see_each_other() -> None:
     drafter = NGramDrafter()
-    drafter.propose(draft_sequence([1, 2, 3, 4, 1, 2]), 1)
-    assert drafter.propose(draft_sequence([3, 4, 1, 2]), 1) == []
+    drafter.guess(draft_sequence([1, 2, 3, 4, 1, 2]), 1)
+    assert drafter.guess(draft_sequence([3, 4, 1, 2]), 1) == []
 
 
 def test_forget_gives_back_everything() -> None:
     drafter = NGramDrafter()
     sequences = [draft_sequence([1, 2, 1, 2]) for _ in range(3)]
     for sequence in sequences:
-        drafter.propose(sequence, 1)
+        drafter.guess(sequence, 1)
     for sequence in sequences:
         drafter.forget(sequence)
     drafter.forget(draft_sequence([1]))
@@ -79,10 +79,10 @@ def test_forget_gives_back_everything() -> None:
 def test_fewer_tokens_than_before_are_our_bug() -> None:
     drafter = NGramDrafter()
     sequence = draft_sequence([1, 2, 3])
-    drafter.propose(sequence, 1)
+    drafter.guess(sequence, 1)
     sequence.token_ids.pop()
     with pytest.raises(AssertionError, match="never get fewer"):
-        drafter.propose(sequence, 1)
+        drafter.guess(sequence, 1)
 
 
 @pytest.mark.parametrize("sizes", [(), (2, 3), (3, 3), (2, 0)])

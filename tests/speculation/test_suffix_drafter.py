@@ -72,7 +72,7 @@ def test_drafts_are_those_of_the_definition_however_the_texts_came(
     earlier: list[list[int]] = []
     while True:
         expected = draft_by_definition(sequence.token_ids, earlier, num_tokens, min_chance)
-        assert drafter.propose(sequence, num_tokens) == expected
+        assert drafter.guess(sequence, num_tokens) == expected
         if others and data.draw(st.booleans()):
             salt, output = others.pop()
             drafter.forget(draft_sequence([9], output, salt))
@@ -86,24 +86,24 @@ def test_drafts_are_those_of_the_definition_however_the_texts_came(
 
 def test_the_most_frequent_continuation_is_followed() -> None:
     sequence = draft_sequence([1, 2, 7, 1, 2, 8, 1, 2, 7, 1, 2, 9, 1, 2])
-    assert SuffixDrafter(min_chance=0.0).propose(sequence, 1) == [7]
+    assert SuffixDrafter(min_chance=0.0).guess(sequence, 1) == [7]
 
 
 def test_a_draft_ends_where_it_is_unlikely() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 7, 70, 4, 5, 6, 7, 71, 1, 2, 3, 4]
-    assert SuffixDrafter(min_chance=0.2).propose(draft_sequence(prompt), 8) == [5, 6, 7]
-    assert len(SuffixDrafter(min_chance=0.0).propose(draft_sequence(prompt), 8)) == 8
+    assert SuffixDrafter(min_chance=0.2).guess(draft_sequence(prompt), 8) == [5, 6, 7]
+    assert len(SuffixDrafter(min_chance=0.0).guess(draft_sequence(prompt), 8)) == 8
 
 
 def test_a_repeated_line_goes_on_as_often_as_asked() -> None:
     sequence = draft_sequence([4, 5, 6] * 8)
-    assert SuffixDrafter().propose(sequence, 10) == [4, 5, 6, 4, 5, 6, 4, 5, 6, 4]
+    assert SuffixDrafter().guess(sequence, 10) == [4, 5, 6, 4, 5, 6, 4, 5, 6, 4]
 
 
 def test_an_earlier_output_of_the_same_tenant_is_followed() -> None:
     drafter = SuffixDrafter()
     drafter.forget(draft_sequence([50, 51], [1, 2, 3, 4, 5, 6, 7, 8, 9], salt="a"))
-    assert drafter.propose(draft_sequence([1, 2, 3, 4, 5], salt="a"), 8) == [6, 7, 8, 9]
+    assert drafter.guess(draft_sequence([1, 2, 3, 4, 5], salt="a"), 8) == [6, 7, 8, 9]
 
 
 def test_a_match_with_earlier_outputs_is_no_longer_than_its_bound() -> None:
@@ -112,31 +112,31 @@ def test_a_match_with_earlier_outputs_is_no_longer_than_its_bound() -> None:
         drafter.forget(draft_sequence([0], [first, *shared, last]))
     sequence = draft_sequence([1])
     for token_id in shared:
-        drafter.propose(sequence, 1)
+        drafter.guess(sequence, 1)
         sequence.token_ids.append(token_id)
-    assert drafter.propose(sequence, 1) == [12]
-    assert drafter.propose(draft_sequence([1, *shared]), 1) == [12]
-    assert drafter.propose(draft_sequence([1, *shared[:-1]]), 2) == [shared[-1], 11]
+    assert drafter.guess(sequence, 1) == [12]
+    assert drafter.guess(draft_sequence([1, *shared]), 1) == [12]
+    assert drafter.guess(draft_sequence([1, *shared[:-1]]), 2) == [shared[-1], 11]
 
 
 def test_of_a_long_output_the_end_is_kept() -> None:
     drafter = SuffixDrafter()
     drafter.forget(draft_sequence([0], list(range(1, MAX_READ_TOKENS + 11))))
-    assert drafter.propose(draft_sequence(list(range(11, 20))), 1) == [20]
-    assert drafter.propose(draft_sequence(list(range(1, 10))), 1) == []
+    assert drafter.guess(draft_sequence(list(range(11, 20))), 1) == [20]
+    assert drafter.guess(draft_sequence(list(range(1, 10))), 1) == []
 
 
 def test_outputs_that_come_while_a_sequence_runs_are_followed() -> None:
     drafter, sequence = SuffixDrafter(min_chance=0.0), draft_sequence([1, 2, 3])
     for output, follows in (([3, 40, 3, 40, 3, 40], 40), ([2, 3, 50, 2, 3, 50], 50), ([1, 2, 3, 60], 60)):
         drafter.forget(draft_sequence([0], output))
-        assert drafter.propose(sequence, 1) == [follows]
+        assert drafter.guess(sequence, 1) == [follows]
 
 
 def test_a_prompt_of_an_ended_sequence_is_not_kept() -> None:
     drafter = SuffixDrafter()
     drafter.forget(draft_sequence([1, 2, 3, 4, 5], [50]))
-    assert drafter.propose(draft_sequence([1, 2, 3]), 8) == []
+    assert drafter.guess(draft_sequence([1, 2, 3]), 8) == []
 
 
 def test_no_output_of_one_tenant_changes_drafts_of_another() -> None:
@@ -144,7 +144,7 @@ def test_no_output_of_one_tenant_changes_drafts_of_another() -> None:
     mine, same = (draft_sequence([1, 2, 3, 8, 2, 3], salt="mine") for _ in range(2))
     for token_id in (1, 2, 3, 8, 2):
         drafter.forget(draft_sequence([7], [1, 2, 3, 4, 5, 2, 3, 4, 4], salt="other"))
-        assert drafter.propose(mine, 8) == alone.propose(same, 8)
+        assert drafter.guess(mine, 8) == alone.guess(same, 8)
         mine.token_ids.append(token_id)
         same.token_ids.append(token_id)
 
@@ -153,20 +153,20 @@ def test_a_dropped_output_is_not_followed_and_not_kept_alive() -> None:
     drafter = SuffixDrafter(max_shared_tokens=40)
     sequence = draft_sequence([1, 2, 3])
     drafter.forget(draft_sequence([0], [1, 2, 3, 4]))
-    assert drafter.propose(sequence, 1) == [4]
+    assert drafter.guess(sequence, 1) == [4]
     (part,) = (weakref.ref(part) for part in drafter._shared.parts("").values())
     for token_id in range(100, 160):
         drafter.forget(draft_sequence([0], [token_id] * 4))
     gc.collect()
     assert part() is None
-    assert drafter.propose(sequence, 1) == []
+    assert drafter.guess(sequence, 1) == []
 
 
 def test_forget_gives_back_all_but_the_shared_outputs() -> None:
     drafter = SuffixDrafter(max_shared_tokens=12)
     sequences = [draft_sequence([1, 2, 1, 2], [3, 1]) for _ in range(9)]
     for sequence in sequences:
-        drafter.propose(sequence, 1)
+        drafter.guess(sequence, 1)
     for sequence in sequences:
         drafter.forget(sequence)
     assert drafter._readers == {}
@@ -176,16 +176,16 @@ def test_forget_gives_back_all_but_the_shared_outputs() -> None:
 @pytest.mark.parametrize("drafter", [NGramDrafter(), SuffixDrafter()], ids=["ngram", "suffix"])
 def test_a_long_prompt_is_taken_in_over_several_calls(drafter: Drafter) -> None:
     sequence = draft_sequence([*range(3 * MAX_READ_TOKENS), *range(1000, 1010)])
-    assert [drafter.propose(sequence, 3) for _ in range(4)] == [[], [], [], [1010, 1011, 1012]]
+    assert [drafter.guess(sequence, 3) for _ in range(4)] == [[], [], [], [1010, 1011, 1012]]
 
 
 def test_fewer_tokens_than_before_are_our_bug() -> None:
     drafter = SuffixDrafter()
     sequence = draft_sequence([1, 2, 3])
-    drafter.propose(sequence, 1)
+    drafter.guess(sequence, 1)
     sequence.token_ids.pop()
     with pytest.raises(AssertionError, match="never get fewer"):
-        drafter.propose(sequence, 1)
+        drafter.guess(sequence, 1)
 
 
 @pytest.mark.parametrize(
@@ -199,5 +199,5 @@ def test_settings_out_of_range_are_refused(max_shared_tokens: int, min_chance: f
 def test_sequences_share_nothing_while_they_live() -> None:
     drafter = SuffixDrafter()
     other = draft_sequence([9], [1, 2, 3, 4])
-    drafter.propose(other, 4)
-    assert drafter.propose(draft_sequence([1, 2, 3]), 4) == []
+    drafter.guess(other, 4)
+    assert drafter.guess(draft_sequence([1, 2, 3]), 4) == []

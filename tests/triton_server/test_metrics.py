@@ -50,3 +50,9 @@ def test_latencies_are_observed_once_a_token() -> None:
     metrics.update(EngineStats(), LatencyBatch(first_token_s=[0.5], inter_token_s=[0.1, 0.1]))
     assert families.find("vllm:time_to_first_token_seconds").observed == [0.5]
     assert families.find("vllm:time_per_output_token_seconds").observed == [0.1, 0.1]
+
+
+def test_failures_of_the_draft_model_are_counted() -> None:
+    families = FakeFamilies()
+    Metrics(families, "llm", "1").update(EngineStats(total_draft_failures=2), LatencyBatch())
+    assert families.find("naiad_draft_failures_total").value == 2

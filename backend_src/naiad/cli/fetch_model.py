@@ -41,11 +41,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def resolve_model(name: str) -> Path:
+def resolve_model(name: str, key: str = "model_dir") -> Path:
     """The directory of a model, downloaded if need be.
 
     Args:
         name: "default", a directory, or `org/name[@revision]` of the Hugging Face hub.
+        key: of the setting that names it.
 
     Raises:
         StartupError: it is none of these, or can not be downloaded.
@@ -56,8 +57,9 @@ def resolve_model(name: str) -> Path:
         return Path(name).resolve()
     match = _HUB_NAME.fullmatch(name)
     if match is None:
+        option = "--draft-model" if key == "draft_model" else "--model"
         raise StartupError(
-            f"--model {name}: no such directory; expected 'default', a directory, or org/name[@revision]"
+            f"{option} {name}: no such directory; expected 'default', a directory, or org/name[@revision]"
         )
     return _download_from_hub(match[1], match[2])
 

@@ -23,13 +23,19 @@ def check_model_directory(directory: Path) -> int:
     Raises:
         ModelError: something is missing, damaged or not supported.
     """
-    if not directory.is_dir():
-        raise ModelError(f"{directory} is not a directory: expected a model directory")
-    ModelConfig.from_directory(directory)
+    num_bytes = check_checkpoint(directory)
     if not (directory / "tokenizer.json").is_file():
         raise ModelError(
             f"{directory} has no tokenizer.json: save the tokenizer there with transformers' save_pretrained"
         )
+    return num_bytes
+
+
+def check_checkpoint(directory: Path) -> int:
+    """Like `check_model_directory`, but for the tokenizer."""
+    if not directory.is_dir():
+        raise ModelError(f"{directory} is not a directory: expected a model directory")
+    ModelConfig.from_directory(directory)
     return sum(check_safetensors(path) for path in weight_files(directory))
 
 

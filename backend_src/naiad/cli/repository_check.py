@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from naiad.cli.model_files import check_model_directory
+from naiad.cli.model_files import check_checkpoint, check_model_directory
 from naiad.cli.repository import ModelEntry, with_parameters
 from naiad.cli.served_models import ServedModel, served_models
 from naiad.cli.system_checks import check_memory
@@ -23,7 +23,7 @@ class Need:
 
     Attributes:
         model: whose.
-        weight_bytes: of the checkpoint's files.
+        weight_bytes: of the checkpoint's files, and of its draft model's.
         kv_cache_bytes: its budget; 0: chosen at start.
         memory_bytes: of the machine's memory in all, at least.
     """
@@ -34,21 +34,28 @@ class Need:
     memory_bytes: int
 
 
-def with_directories(entries: Sequence[ModelEntry], resolve: Callable[[str], Path]) -> list[ModelEntry]:
-    """The models with the directory that each one's `model_dir` stands for.
+def with_directories(entries: Sequence[ModelEntry], resolve: Callable[[str, str], Path]) -> list[ModelEntry]:
+    """The models with the directories that each one's `model_dir` and `draft_model` stand for.
 
     Args:
         entries: of the repository.
-        resolve: a model's name → its directory.
+        resolve: a model's name and the key that names it → its directory.
     """
-    names = {entry.parameters["model_dir"] or "default" for entry in entries if entry.is_ours}
-    directories = {name: str(resolve(name)) for name in sorted(names)}
+    names = {name for entry in entries for name in _model_names(entry).items()}
+    directories = {(key, name): str(resolve(name, key)) for key, name in sorted(names)}
     return [
-        with_parameters(entry, {"model_dir": directories[entry.parameters["model_dir"] or "default"]})
-        if entry.is_ours
-        else entry
+        with_parameters(entry, {name[0]: directories[name] for name in _model_names(entry).items()})
         for entry in entries
     ]
+
+
+def _model_names(entry: ModelEntry) -> dict[str, str]:
+    """The keys of a model of ours that name checkpoints, and the names."""
+    if not entry.is_ours:
+        return {}
+    names = {"model_dir": entry.parameters["model_dir"] or "default"}
+    draft = entry.parameters.get("draft_model", "")
+    return {**names, "draft_model": draft} if draft and not draft.startswith("${") else names
 
 
 def check_repository(entries: Sequence[ModelEntry], available_bytes: int) -> list[Need]:
@@ -80,17 +87,23 @@ def _need(model: ServedModel) -> Need:
             raise ConfigError(
                 f"model_dir of {entry.name}", directory, f"{config.model_dir}, as {model.engine.name}"
             )
-    weight_bytes = check_model_directory(Path(config.model_dir))
-    return Need(model, weight_bytes, config.kv_cache_bytes, _memory_bytes(config, weight_bytes))
+    weights = [(config.model_dir, check_model_directory(Path(config.model_dir)))]
+    if config.draft_model:
+        weights.append((config.draft_model, check_checkpoint(Path(config.draft_model))))
+    weight_bytes = sum(num_bytes for _, num_bytes in weights)
+    return Need(model, weight_bytes, config.kv_cache_bytes, _memory_bytes(config, weights))
 
 
-def _memory_bytes(config: EngineConfig, weight_bytes: int) -> int:
+def _memory_bytes(config: EngineConfig, weights: Sequence[tuple[str, int]]) -> int:
     if config.device != "cpu":
         return _PROCESSES_BYTES
-    # At least: float32 weights of a 16-bit checkpoint stay in 16 bits where torch can do it.
-    is_stored_wide = ModelConfig.from_directory(config.model_dir).dtype == "float32"
-    factor = 0.5 if is_stored_wide and config.dtype not in ("auto", "float32") else 1
-    return _PROCESSES_BYTES + int(weight_bytes * factor) + config.kv_cache_bytes
+    needed_bytes = _PROCESSES_BYTES + config.kv_cache_bytes
+    for directory, weight_bytes in weights:
+        # At least: float32 weights of a 16-bit checkpoint stay in 16 bits where torch can do it.
+        is_stored_wide = ModelConfig.from_directory(directory).dtype == "float32"
+        factor = 0.5 if is_stored_wide and config.dtype not in ("auto", "float32") else 1
+        needed_bytes += int(weight_bytes * factor)
+    return needed_bytes
 
 
 def _check_budgets_are_definite(needs: Sequence[Need]) -> None:

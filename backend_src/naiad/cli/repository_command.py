@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from naiad.cli.fetch_model import resolve_model
-from naiad.cli.model_files import check_model_directory
+from naiad.cli.model_files import check_checkpoint, check_model_directory
 from naiad.cli.repository import find_repository, read_repository
 from naiad.cli.repository_check import check_repository, with_directories
 from naiad.cli.repository_template import NewModel, add_model
@@ -128,6 +128,10 @@ def _new_model(args: argparse.Namespace, prefix: str) -> NewModel:
     directory = resolve_model(args.model)
     check_model_directory(directory)
     parameters = {**chosen_parameters(args), "model_dir": str(directory)}
+    if args.draft_model:
+        draft_directory = resolve_model(args.draft_model, "draft_model")
+        check_checkpoint(draft_directory)
+        parameters["draft_model"] = str(draft_directory)
     EngineConfig.from_parameters(parameters)
     return NewModel(args.name, prefix, args.max_batch_size, parameters)
 

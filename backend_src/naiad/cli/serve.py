@@ -163,7 +163,7 @@ def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[
             "explicit",
             f"no options for {', '.join(sorted(overrides))}: the repository is served as it is",
         )
-    return with_directories(models, lambda name: model_directory(name).resolve())
+    return with_directories(models, lambda name, key: model_directory(name, key).resolve())
 
 
 def _is_explicit(args: argparse.Namespace) -> bool:

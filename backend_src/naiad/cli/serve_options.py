@@ -132,7 +132,19 @@ def _add_speculation(engine: argparse._ArgumentGroup) -> None:
         "--drafter",
         choices=DRAFTERS,
         help="what guesses next tokens, several of which are checked in one step: the text itself (ngram), "
-        "or it and the tenant's earlier outputs (suffix)",
+        "it and the tenant's earlier outputs (suffix), a smaller model (draft_model), or the model's own "
+        "first layers (self)",
+    )
+    add(
+        "--draft-model",
+        metavar="NAME",
+        help="for --drafter draft_model: a model with the same tokens, named as for --model",
+    )
+    add(
+        "--num-draft-layers",
+        type=_count,
+        metavar="N",
+        help="for --drafter self: so many layers; 0: a quarter of them",
     )
     add(
         "--num-speculative-tokens",

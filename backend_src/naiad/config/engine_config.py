@@ -12,7 +12,7 @@ from naiad.errors import ConfigError
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 DEVICES = ("cpu", "cuda")
 SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
-DRAFTERS = ("none", "ngram", "suffix")
+DRAFTERS = ("none", "ngram", "suffix", "draft_model", "self")
 MAX_SPECULATIVE_TOKENS = 16
 
 
@@ -42,7 +42,10 @@ class EngineConfig:
         max_queued_tokens: prompt tokens that may wait. 0: no bound.
         drafter: what guesses the next tokens, several of which are then checked in one step: "ngram"
             (what followed the last few tokens before), "suffix" (the same, and in the tenant's
-            earlier outputs), or "none".
+            earlier outputs), "draft_model" (a smaller model), "self" (the model's own first
+            layers), or "none".
+        draft_model: for "draft_model": directory of a checkpoint with the same vocabulary.
+        num_draft_layers: for "self": so many layers. 0: a quarter of them.
         num_speculative_tokens: draft tokens of a sequence in a step at most, 1 … 16.
     """
 
@@ -60,6 +63,8 @@ class EngineConfig:
     max_queued_requests: int = 1024
     max_queued_tokens: int = 0
     drafter: str = "none"
+    draft_model: str = ""
+    num_draft_layers: int = 0
     num_speculative_tokens: int = 8
 
     def __post_init__(self) -> None:
@@ -101,6 +106,14 @@ class EngineConfig:
     def _check_speculation(self) -> None:
         if self.drafter not in DRAFTERS:
             raise ConfigError("drafter", self.drafter, f"one of {', '.join(DRAFTERS)}")
+        if self.drafter == "draft_model" and not self.draft_model:
+            raise ConfigError("draft_model", "", "a model directory: drafter = 'draft_model' needs one")
+        if self.drafter != "draft_model" and self.draft_model:
+            expected = f"none: drafter = {self.drafter!r} uses no draft model"
+            raise ConfigError("draft_model", self.draft_model, expected)
+        if self.num_draft_layers < 0 or (self.num_draft_layers and self.drafter != "self"):
+            expected = "0 (a quarter of the layers) or a number of layers, with drafter = 'self'"
+            raise ConfigError("num_draft_layers", self.num_draft_layers, expected)
         if not 1 <= self.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
             expected = f"1 … {MAX_SPECULATIVE_TOKENS}"
             raise ConfigError("num_speculative_tokens", self.num_speculative_tokens, expected)

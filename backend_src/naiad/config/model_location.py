@@ -16,21 +16,20 @@ def default_model_dir() -> Path:
     return Path(cache) / "naiad" / "models" / DEFAULT_MODEL_NAME
 
 
-def model_directory(name: str) -> Path:
+def model_directory(name: str, key: str = "model_dir") -> Path:
     """The directory of a model that is already on this machine.
 
     Args:
         name: "default" or a directory.
+        key: of the setting that names it.
 
     Raises:
         ConfigError: it is not there; the message says how to get it.
     """
     if name == "default":
         if not default_model_dir().is_dir():
-            raise ConfigError(
-                "model_dir", name, "the default model on this machine: run `naiad fetch-model` first"
-            )
+            raise ConfigError(key, name, "the default model on this machine: run `naiad fetch-model` first")
         return default_model_dir()
     if not name or not Path(name).is_dir():
-        raise ConfigError("model_dir", name, "'default' or an existing model directory")
+        raise ConfigError(key, name, "'default' or an existing model directory")
     return Path(name)

@@ -13,11 +13,14 @@ from naiad.model_runner import ModelRunner
 from naiad.scheduler.policies import make_policy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
+from naiad.speculation.draft_slots import DraftSlots
 from naiad.speculation.drafter import Drafter
+from naiad.speculation.model_drafter import ModelDrafter
 from naiad.speculation.ngram_drafter import NGramDrafter
 from naiad.speculation.policy import SpeculationPolicy, StepCost
 from naiad.speculation.speculator import Speculator
 from naiad.speculation.suffix_drafter import SuffixDrafter
+from naiad.tokenization.same_tokens import check_same_tokens
 from naiad.tokenization.text_stream import TextStream
 from naiad.tokenization.token_table import TokenTable
 
@@ -26,12 +29,14 @@ _FLAT_COSTS = [(1, 1.0), (1 << 16, 1.0)]
 
 
 def build_engine(config: EngineConfig) -> Engine:
-    """Load the checkpoint, join the parts.
+    """Load the checkpoints, join the parts.
 
     Raises:
         StartupError: names what is wrong with configuration, checkpoint or machine, and the remedy.
     """
     token_table = TokenTable.from_directory(config.model_dir)
+    if config.draft_model:
+        check_same_tokens(config.model_dir, config.draft_model)
     model_runner = ModelRunner(config)
     prefix_cache = PrefixCache(config.block_size) if config.enable_prefix_caching else None
     kv_cache = KVCacheManager(model_runner.num_blocks, config.block_size, prefix_cache)
@@ -40,17 +45,30 @@ def build_engine(config: EngineConfig) -> Engine:
     budget = model_runner.token_budget
     num_tokens = max(budget.num_tokens, config.max_num_seqs)
     limits = SchedulerLimits(config.max_num_seqs, num_tokens, budget.context_cost, budget.decode_cost)
-    scheduler = Scheduler(kv_cache, limits, policy, _speculator(config, model_runner))
+    drafter = make_drafter(config, model_runner, kv_cache)
+    speculator = Speculator(drafter, _draft_policy(drafter, model_runner), config.num_speculative_tokens)
+    scheduler = Scheduler(kv_cache, limits, policy, speculator)
     return Engine(scheduler, model_runner, partial(TextStream, token_table))
 
 
-def _speculator(config: EngineConfig, model_runner: ModelRunner) -> Speculator:
-    drafters: dict[str, Callable[[], Drafter | None]] = {
-        "none": lambda: None,
-        "ngram": NGramDrafter,
-        "suffix": SuffixDrafter,
-    }
-    drafter = drafters[config.drafter]()
+def make_drafter(config: EngineConfig, model_runner: ModelRunner, kv_cache: KVCacheManager) -> Drafter | None:
+    """What `config.drafter` names, for one engine.
+
+    Args:
+        config: the engine's.
+        model_runner: made with it.
+        kv_cache: of the model runner's blocks.
+    """
+    if model_runner.draft_runner is not None:
+        slots = DraftSlots(kv_cache) if config.drafter == "draft_model" else None
+        return ModelDrafter(model_runner.draft_runner, kv_cache, slots)
+    drafters: dict[str, Callable[[], Drafter]] = {"ngram": NGramDrafter, "suffix": SuffixDrafter}
+    return drafters[config.drafter]() if config.drafter in drafters else None
+
+
+def _draft_policy(drafter: Drafter | None, model_runner: ModelRunner) -> SpeculationPolicy:
     # The start does not wait for measurements that only clients' own drafts would use.
     costs = _FLAT_COSTS if drafter is None else model_runner.measure_step_costs()
-    return Speculator(drafter, SpeculationPolicy(StepCost(costs)), config.num_speculative_tokens)
+    runner = model_runner.draft_runner
+    pass_cost = None if runner is None else StepCost(runner.measure_step_costs())
+    return SpeculationPolicy(StepCost(costs), pass_cost=pass_cost)

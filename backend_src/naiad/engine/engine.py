@@ -172,7 +172,8 @@ class Engine:
     def stats(self) -> EngineStats:
         """Gauges and totals now."""
         scheduler, kv_cache = self._scheduler, self._scheduler.kv_cache
-        drafts = scheduler.speculator.totals if scheduler.speculator is not None else DraftTotals()
+        speculator = scheduler.speculator
+        drafts = speculator.totals if speculator is not None else DraftTotals()
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -191,6 +192,7 @@ class Engine:
             total_drafts=drafts.num_drafts,
             total_draft_tokens=drafts.num_draft_tokens,
             total_accepted_tokens_at=drafts.accepted_at.copy(),
+            total_draft_failures=speculator.num_failures if speculator is not None else 0,
         )
 
     def _outputs_of(self, row: ScheduledSequence, result: ModelOutput) -> list[RequestOutput]:

@@ -17,6 +17,8 @@ class KVCacheManager:
     Attributes:
         num_queried_tokens, num_hit_tokens: prompt tokens of sequences that came for the first
             time, and those of them whose KV was in the cache.
+        draft_fills: of each block, how many leading slots hold a draft model's KV of the tokens
+            that are in them. Whoever drafts writes it; a block that gets other tokens has 0.
     """
 
     def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache | None = None) -> None:
@@ -31,6 +33,7 @@ class KVCacheManager:
         self._names: list[BlockName] = []
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
+        self.draft_fills = [0] * num_blocks
 
     @property
     def pool(self) -> BlockPool:
@@ -112,6 +115,11 @@ class KVCacheManager:
         if num_cached % self._block_size:
             self._copies.append((donor.block_table[num_full], sequence.block_table[num_full]))
         return num_cached
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether blocks have yet to be copied: until then no block may be written."""
+        return bool(self._copies)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """(from, to) blocks to copy, in order, before anything else is written."""
@@ -199,6 +207,7 @@ class KVCacheManager:
 
     def _take_block(self) -> int:
         block_id = self._pool.allocate()
+        self.draft_fills[block_id] = 0
         if self._prefix_cache is not None:
             self._prefix_cache.evict(block_id)
         return block_id

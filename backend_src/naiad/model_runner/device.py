@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -56,20 +57,20 @@ def default_kv_cache_bytes(device: torch.device) -> int:
     return min(_MAX_DEFAULT_KV_BYTES, int(psutil.virtual_memory().available) // 4)
 
 
-def check_memory(model_dir: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+def check_memory(
+    checkpoints: Sequence[tuple[str, ModelConfig]], dtype: torch.dtype, device: torch.device
+) -> None:
     """Refuse to start loading weights that can not fit.
+
+    Args:
+        checkpoints: directory and configuration of each.
+        dtype: to compute in.
+        device: to load to.
 
     Raises:
         StartupError: says how much is needed and how much there is.
     """
-    stored_bytes = sum(path.stat().st_size for path in Path(model_dir).glob("*.safetensors"))
-    stored_item = 4 if config.dtype == "float32" else 2
-    num_weights = stored_bytes / stored_item
-    needed_bytes = int(num_weights * dtype.itemsize * _LOADING_OVERHEAD)
-    if device.type == "cpu" and dtype == torch.float32 and stored_item == 2 and has_fbgemm():
-        # Linear weights stay in 16 bits; the embedding is widened.
-        embedding_bytes = config.vocab_size * config.hidden_size * dtype.itemsize
-        needed_bytes = int((stored_bytes + embedding_bytes) * _LOADING_OVERHEAD)
+    needed_bytes = sum(_needed_bytes(each, config, dtype, device) for each, config in checkpoints)
     if device.type == "cuda":
         available_bytes, _ = torch.cuda.mem_get_info(device)
     else:
@@ -79,6 +80,16 @@ def check_memory(model_dir: str, config: ModelConfig, dtype: torch.dtype, device
             f"the weights need {needed_bytes / _GIB:.1f} GiB of {device.type} memory in {dtype}, "
             f"{available_bytes / _GIB:.1f} GiB are available: free memory or use a smaller model or dtype"
         )
+
+
+def _needed_bytes(model_dir: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+    stored_bytes = sum(path.stat().st_size for path in Path(model_dir).glob("*.safetensors"))
+    stored_item = 4 if config.dtype == "float32" else 2
+    if device.type == "cpu" and dtype == torch.float32 and stored_item == 2 and has_fbgemm():
+        # Linear weights stay in 16 bits; the embedding is widened.
+        embedding_bytes = config.vocab_size * config.hidden_size * dtype.itemsize
+        return int((stored_bytes + embedding_bytes) * _LOADING_OVERHEAD)
+    return int(stored_bytes / stored_item * dtype.itemsize * _LOADING_OVERHEAD)
 
 
 def _cgroup_cores() -> int:

@@ -6,8 +6,9 @@ a field of `ModelConfig` and appears once below.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional as F
@@ -61,6 +62,14 @@ class LlamaModel:
             self._lm_head = prepare_linear(checkpoint.take("lm_head.weight", vocab_shape))
         checkpoint.finish()
         self._frequencies = rope_frequencies(config.rope, config.head_dim).to(device)
+
+    def first_layers(self, num_layers: int) -> LlamaModel:
+        """The same weights without the later layers: final norm and head follow the last that is left."""
+        assert 1 <= num_layers <= self.config.num_layers
+        part = copy.copy(self)
+        part.config = replace(self.config, num_layers=num_layers)
+        part._layers = self._layers[:num_layers]
+        return part
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """Run all layers, writing the step's keys and values into the caches.

@@ -37,8 +37,9 @@ def add_drafts(
         return
     sequences = [rows[place].sequence for place in places]
     # One token comes out beside those that are accepted.
-    num_most = [each.params.max_tokens - each.num_output_tokens - 1 for each in sequences]
-    drafts = speculator.drafts(sequences, num_most, sum(row.num_scheduled_tokens for row in rows))
+    num_left = [each.params.max_tokens - each.num_output_tokens - 1 for each in sequences]
+    num_step_tokens = sum(row.num_scheduled_tokens for row in rows)
+    drafts = speculator.drafts(sequences, num_left, budget.num_drafts_left, num_step_tokens)
     for place, sequence, draft in zip(places, sequences, drafts, strict=True):
         if draft:
             num_tokens = sequence.num_tokens

@@ -56,6 +56,11 @@ class StepBudget:
         """Whether `take` would give nothing."""
         return self._tokens_left == 0 or (self._cost_left < 1 and self._has_chunk)
 
+    @property
+    def num_drafts_left(self) -> int:
+        """Draft tokens that `take_drafts` would give at most."""
+        return max(0, min(self._tokens_left, int(self._cost_left)))
+
     def take(self, start: int, num_missing: int) -> int:
         """Tokens to compute now of a sequence that has `start` computed and `num_missing` to go."""
         if self.is_spent:
@@ -72,7 +77,7 @@ class StepBudget:
 
     def take_drafts(self, num_tokens: int) -> int:
         """Of so many draft tokens those that still fit; each costs what a prompt's token costs."""
-        num_tokens = max(0, min(num_tokens, self._tokens_left, int(self._cost_left)))
+        num_tokens = min(max(0, num_tokens), self.num_drafts_left)
         self._tokens_left -= num_tokens
         self._cost_left -= num_tokens
         return num_tokens

@@ -6,24 +6,20 @@ that grows with the text instead of by a scan.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from naiad.errors import ConfigError
 from naiad.sequence import Sequence
-from naiad.speculation.drafter import MAX_READ_TOKENS
+from naiad.speculation.drafter import MAX_READ_TOKENS, TextDrafter
 
 _TOKEN_BITS = 32
 
 
-class NGramDrafter:
+class NGramDrafter(TextDrafter):
     """Drafts by copying from the sequence's own prompt and output.
 
     The longest of a few n-grams that ends the text and occurred before decides; of its occurrences
     the latest. Copying starts after it and may run on into its own copy, so a repeated line goes
     on as often as is asked for.
     """
-
-    needs_hidden_states: ClassVar[bool] = False
 
     def __init__(self, sizes: tuple[int, ...] = (5, 4, 3, 2)) -> None:
         """Know no sequence.
@@ -40,8 +36,8 @@ class NGramDrafter:
         self._sizes = sizes
         self._indexes: dict[int, _NGramIndex] = {}
 
-    def propose(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """See `Drafter`. Costs O(number of sizes) a token that is new since the last call."""
+    def guess(self, sequence: Sequence, num_tokens: int) -> list[int]:
+        """See `TextDrafter`. Costs O(number of sizes) a token that is new since the last call."""
         index = self._indexes.get(sequence.sequence_id)
         if index is None:
             index = self._indexes[sequence.sequence_id] = _NGramIndex(self._sizes)

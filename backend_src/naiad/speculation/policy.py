@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +68,24 @@ class AcceptanceState:
         self.num_accepted = _MEMORY * self.num_accepted + num_accepted_tokens
 
 
+class DraftRow(NamedTuple):
+    """What decides about one sequence's draft tokens in a step.
+
+    Attributes:
+        state: of its earlier drafts.
+        num_most: draft tokens it can use: 0, or a ceiling, or better the length of a draft that is
+            there already, because then no room is kept for sequences without one.
+        num_unread: known tokens that the draft model has to read before its first pass for the
+            sequence; −1: no model is needed, its draft is there already.
+        num_left: tokens it may still make, ≥ 1.
+    """
+
+    state: AcceptanceState
+    num_most: int
+    num_unread: int = -1
+    num_left: int = 1
+
+
 class SpeculationPolicy:
     """Shares out a step's draft tokens so that most tokens come out of a second.
 
@@ -77,12 +96,15 @@ class SpeculationPolicy:
     What they cost. The step's seconds by its number of tokens were measured: flat while reading the
     weights is the limit, rising with each token when arithmetic is. Draft tokens cost what they add
     at the place of the curve where the other tokens of the step have led. Prompts in the same step
-    are not their business otherwise: what those cost is spent in any case.
+    are not their business otherwise: what those cost is spent in any case. Where a model drafts,
+    its j-th pass computes all rows that get j tokens or more, and a pass was measured likewise.
 
     What pays. Maximal is (tokens that come out) / (seconds of the step without prompts + seconds
-    added). Of all ways to share out n draft tokens the best takes the n likeliest, so one pass over
-    all tokens in order of a**j finds the maximum for every shape of the curve. A full batch, where
-    a draft token costs as much as one that is certain, gets none.
+    added). Of all ways to share out n draft tokens of free drafters the best takes the n likeliest, so
+    one pass over all tokens in order of a**j finds the maximum for every shape of the curve. A full
+    batch, where a draft token costs as much as one that is certain, gets none. A draft model reads
+    the known tokens of a sequence only if that is paid back by what its drafts may bring until the
+    sequence ends.
 
     Finding out. A sequence that gets none would never show that it has become predictable. So each
     puts aside a small share of its step time, and when that pays for one draft token it gets it. At
@@ -92,63 +114,114 @@ class SpeculationPolicy:
     The same calls give the same answers: nothing is drawn, no clock is read.
     """
 
-    def __init__(self, step_cost: StepCost, probe_share: float = 0.01) -> None:
+    def __init__(
+        self, step_cost: StepCost, probe_share: float = 0.01, pass_cost: StepCost | None = None
+    ) -> None:
         """Plan for a machine.
 
         Args:
             step_cost: measured there, with the model that is served.
             probe_share: of a step's time that may be spent on sequences for which drafts do not
                 pay, in [0, 1).
+            pass_cost: the same of the draft model; None: there is none, or its passes are free.
         """
         self._step_cost = step_cost
         self._probe_share = probe_share
+        self._pass_cost = pass_cost
 
-    def plan(self, rows: list[tuple[AcceptanceState, int]], num_step_tokens: int) -> list[int]:
+    def plan(self, rows: list[DraftRow], num_step_tokens: int) -> list[int]:
         """Draft tokens for each row of the next step.
 
         Args:
-            rows: all sequences that get a new token in the step, each with the most draft tokens
-                it can use: 0, or a ceiling, or better the length of a draft that is there already,
-                because then no room is kept for sequences without one.
+            rows: all sequences that get a new token in the step.
             num_step_tokens: the step's tokens without drafts: a row's one, and prompts.
 
         Returns:
             For each row a number from 0 to its most; its state's credit has changed.
         """
         assert num_step_tokens >= len(rows), "each row has a token in the step"
-        num_most = max((most for _, most in rows), default=0)
-        if num_most == 0:
+        num_places = max((row.num_most for row in rows), default=0)
+        if num_places == 0:
             return [0] * len(rows)
-        rates = np.array([state.rate for state, _ in rows])
-        places = np.arange(1, num_most + 1)
-        is_usable = (places <= np.array([[most] for _, most in rows])).ravel()
+        plain_s = float(self._step_cost(np.array(len(rows))))
+        reading_s = self._reading_s(rows)
+        rates = np.array([row.state.rate for row in rows])
+        most = np.array([row.num_most for row in rows])
+        num_left = np.array([row.num_left for row in rows])
+        most[reading_s * (1 - rates) > num_left * rates * plain_s / len(rows)] = 0
+        places = np.arange(1, num_places + 1)
+        is_usable = (places <= most[:, None]).ravel()
         gains = (rates[:, None] ** places).ravel()[is_usable]
+        row_numbers = np.repeat(np.arange(len(rows)), num_places)[is_usable]
         order = np.argsort(-gains, kind="stable")
-        num_tokens = num_step_tokens + np.arange(gains.size + 1)
-        costs = self._step_cost(num_tokens)
-        plain_cost = float(self._step_cost(np.array(len(rows))))
+        # As far as probes may go too.
+        costs = self._step_cost(num_step_tokens + np.arange(gains.size + len(rows) + 1))
         outputs = len(rows) + np.concatenate(([0.0], np.cumsum(gains[order])))
-        num_drafts = int(np.argmax(outputs / (plain_cost + costs - costs[0])))
-        row_numbers = np.repeat(np.arange(len(rows)), num_most)[is_usable]
+        added_s = costs[: gains.size + 1] - costs[0] + self._passes_s(rows, row_numbers[order])
+        num_drafts = int(np.argmax(outputs / (plain_s + added_s)))
         counts: list[int] = np.bincount(row_numbers[order[:num_drafts]], minlength=len(rows)).tolist()
-        self._probe(rows, counts, costs, plain_cost)
+        self._probe(rows, counts, costs, plain_s, reading_s)
         return counts
+
+    def _reading_s(self, rows: list[DraftRow]) -> npt.NDArray[np.float64]:
+        """Seconds that the draft model needs to read what each row has more than its last token."""
+        if self._pass_cost is None:
+            return np.zeros(len(rows))
+        num_unread = np.array([max(0, row.num_unread) for row in rows])
+        return self._pass_cost(1 + num_unread) - self._pass_cost(np.ones(1, dtype=np.int64))
+
+    def _pass_s(self, num_rows: int) -> npt.NDArray[np.float64]:
+        """Seconds of passes of the draft model with 0 to `num_rows` rows."""
+        if self._pass_cost is None:
+            return np.zeros(num_rows + 1)
+        return np.concatenate(([0.0], self._pass_cost(np.arange(1, num_rows + 1))))
+
+    def _passes_s(self, rows: list[DraftRow], taken: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Seconds of the draft model's passes, if the first 0, 1, … tokens of an order are taken.
+
+        Args:
+            rows: the step's.
+            taken: each token's row; a row's tokens come in their order.
+        """
+        if self._pass_cost is None:
+            return np.zeros(taken.size + 1)
+        pass_s = self._pass_s(len(rows)).tolist()
+        num_tokens = [0] * len(rows)
+        num_rows_at: list[int] = []
+        added_s = [0.0]
+        for number in taken.tolist():
+            place = num_tokens[number]
+            num_tokens[number] += 1
+            if rows[number].num_unread < 0:
+                added_s.append(0.0)
+                continue
+            num_rows_at += [0] * (place + 1 - len(num_rows_at))
+            num_rows_at[place] += 1
+            added_s.append(pass_s[num_rows_at[place]] - pass_s[num_rows_at[place] - 1])
+        return np.cumsum(added_s)
 
     def _probe(
         self,
-        rows: list[tuple[AcceptanceState, int]],
+        rows: list[DraftRow],
         counts: list[int],
         costs: npt.NDArray[np.float64],
-        plain_cost: float,
+        plain_s: float,
+        reading_s: npt.NDArray[np.float64],
     ) -> None:
         """Give one token to rows that have none and have put aside what it costs."""
         num_drafts = sum(counts)
-        for number, (state, most) in enumerate(rows):
-            if counts[number] or not most:
+        pass_s = self._pass_s(len(rows))
+        num_drafting = sum(count > 0 and row.num_unread >= 0 for row, count in zip(rows, counts, strict=True))
+        for number, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            if count or not row.num_most:
                 continue
+            state, has_pass = row.state, row.num_unread >= 0
             extra_s = float(costs[num_drafts + 1] - costs[num_drafts])
-            state.credit_s += self._probe_share * plain_cost / len(rows)
+            if has_pass:
+                extra_s += float(pass_s[num_drafting + 1] - pass_s[num_drafting] + reading_s[number])
+            state.credit_s += self._probe_share * plain_s / len(rows)
             if state.credit_s >= extra_s:
                 counts[number] = 1
                 num_drafts += 1
+                num_drafting += has_pass
                 state.credit_s -= extra_s

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from naiad.sequence import Sequence
 from naiad.speculation.drafter import Drafter
-from naiad.speculation.policy import AcceptanceState, SpeculationPolicy
+from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolicy
 
 
 @dataclass(slots=True)
@@ -43,20 +43,44 @@ class Speculator:
         self._states: dict[int, AcceptanceState] = {}
         self.totals = DraftTotals(accepted_at=[0] * num_speculative_tokens)
 
-    def drafts(self, sequences: list[Sequence], num_most: list[int], num_step_tokens: int) -> list[list[int]]:
+    @property
+    def num_failures(self) -> int:
+        """How often the drafter failed."""
+        return 0 if self._drafter is None else self._drafter.num_failures
+
+    def drafts(
+        self, sequences: list[Sequence], num_left: list[int], num_room: int, num_step_tokens: int
+    ) -> list[list[int]]:
         """Draft tokens of each sequence for the step that is being made.
 
         Args:
             sequences: each gets the token behind its last known one in this step.
-            num_most: of each, how many of its drafts could be of use.
+            num_left: of each, how many tokens may still follow that one.
+            num_room: draft tokens for which the step has room.
             num_step_tokens: of the whole step, without drafts.
         """
-        drafts = [self._draft(sequence, most) for sequence, most in zip(sequences, num_most, strict=True)]
+        wanted = [
+            min(self._ceiling(sequence), left, num_room)
+            for sequence, left in zip(sequences, num_left, strict=True)
+        ]
+        drafts = [_offered(sequence, num) for sequence, num in zip(sequences, wanted, strict=True)]
+        without = [index for index, draft in enumerate(drafts) if wanted[index] > 0 and not draft]
+        drafter = self._drafter
+        if drafter is not None and drafter.is_free:
+            _propose(drafter, sequences, wanted, without, drafts)
         rows = [
-            (self._states.setdefault(sequence.sequence_id, AcceptanceState()), len(draft))
+            DraftRow(self._states.setdefault(sequence.sequence_id, AcceptanceState()), len(draft))
             for sequence, draft in zip(sequences, drafts, strict=True)
         ]
-        counts = self._policy.plan(rows, num_step_tokens)
+        if drafter is None or drafter.is_free:
+            counts = self._policy.plan(rows, num_step_tokens)
+        else:
+            for index in without:
+                num_unread = drafter.num_unread(sequences[index])
+                if num_unread is not None:
+                    rows[index] = DraftRow(rows[index].state, wanted[index], num_unread, num_left[index])
+            counts = self._policy.plan(rows, num_step_tokens)
+            _propose(drafter, sequences, counts, [index for index in without if counts[index]], drafts)
         return [draft[:count] for draft, count in zip(drafts, counts, strict=True)]
 
     def judged(self, sequence: Sequence, num_draft_tokens: int, num_accepted_tokens: int) -> None:
@@ -75,22 +99,30 @@ class Speculator:
         if self._drafter is not None:
             self._drafter.forget(sequence)
 
-    def _draft(self, sequence: Sequence, num_most: int) -> list[int]:
+    def _ceiling(self, sequence: Sequence) -> int:
         asked = sequence.params.num_draft_tokens
-        ceiling = self._num_speculative_tokens if asked < 0 else min(asked, self._num_speculative_tokens)
-        num_tokens = min(num_most, ceiling)
-        if num_tokens <= 0:
-            return []
-        offered = _offered(sequence, num_tokens)
-        if offered or self._drafter is None:
-            return offered
-        return self._drafter.propose(sequence, num_tokens)
+        return self._num_speculative_tokens if asked < 0 else min(asked, self._num_speculative_tokens)
+
+
+def _propose(
+    drafter: Drafter,
+    sequences: list[Sequence],
+    num_tokens: list[int],
+    indices: list[int],
+    drafts: list[list[int]],
+) -> None:
+    """Ask for the drafts of some of the sequences and put them in their places."""
+    if not indices:
+        return
+    made = drafter.propose([sequences[index] for index in indices], [num_tokens[index] for index in indices])
+    for index, draft in zip(indices, made, strict=True):
+        drafts[index] = draft
 
 
 def _offered(sequence: Sequence, num_tokens: int) -> list[int]:
     """What the client's guess has next; nothing once the output has left it."""
     offered, num_known = sequence.offered_token_ids, sequence.num_output_tokens
-    if num_known >= len(offered):
+    if num_tokens <= 0 or num_known >= len(offered):
         return []
     if tuple(sequence.output_token_ids) != offered[:num_known]:
         sequence.offered_token_ids = ()

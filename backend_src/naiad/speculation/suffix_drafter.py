@@ -6,11 +6,11 @@ one for earlier outputs, counts that choose, and drafts only as long as they are
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from naiad.errors import ConfigError
 from naiad.sequence import Sequence
-from naiad.speculation.drafter import MAX_READ_TOKENS
+from naiad.speculation.drafter import MAX_READ_TOKENS, TextDrafter
 from naiad.speculation.shared_outputs import END, SharedOutputs
 from naiad.speculation.suffix_automaton import ROOT, Follower, SuffixAutomaton
 
@@ -18,15 +18,13 @@ from naiad.speculation.suffix_automaton import ROOT, Follower, SuffixAutomaton
 MAX_MATCH = 32
 
 
-class SuffixDrafter:
+class SuffixDrafter(TextDrafter):
     """Drafts from the sequence's own prompt and output and from its tenant's earlier outputs.
 
     Of these texts that one decides in which the longest end of the known tokens is found: the
     sequence's own if it is as good, then the newest. From there the draft follows the most
     frequent token, as long as the whole draft is likely enough to be accepted.
     """
-
-    needs_hidden_states: ClassVar[bool] = False
 
     def __init__(self, max_shared_tokens: int = 1 << 17, min_chance: float = 0.2) -> None:
         """Know no sequence.
@@ -48,8 +46,8 @@ class SuffixDrafter:
         self._min_chance = min_chance
         self._readers: dict[int, _Reader] = {}
 
-    def propose(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """See `Drafter`. Costs O(1) amortised a token that is new since the last call."""
+    def guess(self, sequence: Sequence, num_tokens: int) -> list[int]:
+        """See `TextDrafter`. Costs O(1) amortised a token that is new since the last call."""
         reader = self._readers.get(sequence.sequence_id)
         if reader is None:
             reader = self._readers[sequence.sequence_id] = _Reader()

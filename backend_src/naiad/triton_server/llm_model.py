@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from dataclasses import replace
 from typing import Any
 
 from naiad.config import EngineConfig
@@ -124,6 +125,8 @@ class LLMModel:
 
 def _engine_config(parameters: dict[str, str]) -> EngineConfig:
     chosen = {key: value for key, value in parameters.items() if key in field_names()}
-    return EngineConfig.from_parameters(
-        chosen | {"model_dir": str(model_directory(parameters.get("model_dir", "")))}
-    )
+    chosen["model_dir"] = str(model_directory(parameters.get("model_dir", "")))
+    config = EngineConfig.from_parameters(chosen)
+    if not config.draft_model:
+        return config
+    return replace(config, draft_model=str(model_directory(config.draft_model, "draft_model")))

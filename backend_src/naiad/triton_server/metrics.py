@@ -59,6 +59,7 @@ COUNTERS: dict[str, Read] = {
     "vllm:spec_decode_num_drafts_total": lambda s: s.total_drafts,
     "vllm:spec_decode_num_draft_tokens_total": lambda s: s.total_draft_tokens,
     "vllm:spec_decode_num_accepted_tokens_total": lambda s: sum(s.total_accepted_tokens_at),
+    "naiad_draft_failures_total": lambda s: s.total_draft_failures,
 }
 ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 

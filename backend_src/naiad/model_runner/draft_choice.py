@@ -1,0 +1,46 @@
+"""Which model drafts: refuses what can not, before any weights are loaded."""
+
+from __future__ import annotations
+
+from naiad.config import EngineConfig, ModelConfig
+from naiad.errors import ConfigError
+
+# Where nothing is said: of the target's layers one in so many.
+_LAYERS_SHARE = 4
+
+
+def draft_model_config(config: EngineConfig, target: ModelConfig) -> ModelConfig | None:
+    """The shape of the draft model's checkpoint; None: there is none.
+
+    Raises:
+        ConfigError: its vocabulary is not the target's.
+        ModelError: the checkpoint is missing or not supported.
+    """
+    if config.drafter != "draft_model":
+        return None
+    draft = ModelConfig.from_directory(config.draft_model)
+    if draft.vocab_size != target.vocab_size:
+        raise ConfigError(
+            "draft_model",
+            config.draft_model,
+            f"a model of the vocabulary of {config.model_dir}: that has {target.vocab_size} ids, "
+            f"this one {draft.vocab_size}",
+        )
+    return draft
+
+
+def num_draft_layers(config: EngineConfig, target: ModelConfig) -> int:
+    """How many of the target's first layers draft; 0: they do not.
+
+    Raises:
+        ConfigError: it has no so many.
+    """
+    if config.drafter != "self":
+        return 0
+    if config.num_draft_layers > target.num_layers:
+        raise ConfigError(
+            "num_draft_layers",
+            config.num_draft_layers,
+            f"0 (a quarter of them) or 1 … {target.num_layers}, the layers of {config.model_dir}",
+        )
+    return config.num_draft_layers or max(1, target.num_layers // _LAYERS_SHARE)

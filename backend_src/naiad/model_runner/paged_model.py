@@ -1,0 +1,110 @@
+"""`PagedModel`: weights over a paged KV cache, and what they make of a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from naiad.config import ModelConfig
+from naiad.errors import InternalError, NaiadError
+from naiad.model_runner.context_logits import context_logits
+from naiad.model_runner.kv_pool import KVPool
+from naiad.model_runner.step_costs import measure_step_costs
+from naiad.model_runner.step_inputs import StepInputs, build_step_inputs
+from naiad.models import LlamaModel
+from naiad.outputs import ModelOutput, SchedulerOutput
+from naiad.sampling.sampler import Sampler
+from naiad.sampling.verification import sampled_views, verify
+from naiad_kernels.paged_attention.layout import CacheLayout
+
+_NOT_FINITE = "the model computed numbers that are not finite for this request"
+
+
+class PagedModel:
+    """Computes steps of one model.
+
+    Attributes:
+        model_config: the checkpoint's shape.
+        max_model_len: tokens of prompt and output together, at most.
+    """
+
+    def __init__(self, model: LlamaModel, pool: KVPool, layout: CacheLayout, max_model_len: int) -> None:
+        """Join the parts.
+
+        Args:
+            model: on the layout's device, in its dtype.
+            pool: a cache for each of the model's layers.
+            layout: of the pool.
+            max_model_len: no longer is any sequence.
+        """
+        self.model_config: ModelConfig = model.config
+        self.max_model_len = max_model_len
+        self._model = model
+        self._pool = pool
+        self._layout = layout
+        self._sampler = Sampler(model.config.vocab_size)
+
+    @torch.inference_mode()
+    def run(self, output: SchedulerOutput) -> ModelOutput:
+        """Compute one step.
+
+        Returns:
+            A token for every sequence with `samples`, or an error for every sequence whose
+            numbers are not finite or to which no token is possible; the others are untouched by
+            it. Log-probabilities and logits for sequences that ask for them.
+        """
+        if not output.scheduled:
+            return ModelOutput({})
+        self._pool.copy(output.block_copies)
+        inputs = build_step_inputs(output, self._layout)
+        hidden = self._model.forward(inputs.batch, self._pool.layers)
+        errors = _rows_not_finite(hidden, inputs)
+        context = context_logits(inputs, hidden, self._model.logits, errors)
+        sampled = self._sample(inputs, hidden, errors)
+        return replace(sampled, errors={**errors, **sampled.errors}, context_logits=context)
+
+    def _sample(self, inputs: StepInputs, hidden: torch.Tensor, errors: dict[int, NaiadError]) -> ModelOutput:
+        """New tokens of the rows that sample and have not failed."""
+        chosen = [
+            (end, row)
+            for end, row in zip(inputs.ends, inputs.rows, strict=True)
+            if row.samples and row.sequence.sequence_id not in errors
+        ]
+        if not chosen:
+            return ModelOutput({})
+        rows = [row for _, row in chosen]
+        places = [place for end, row in chosen for place in range(end - 1 - len(row.draft_token_ids), end)]
+        logits = self._model.logits(hidden.index_select(0, torch.tensor(places, device=self._layout.device)))
+        views = sampled_views(rows)
+        sampled = self._sampler.sample(logits, [view for row_views in views for view in row_views])
+        return verify(rows, views, sampled)
+
+    @torch.inference_mode()
+    def clear_blocks(self, block_ids: list[int]) -> None:
+        """Set KV blocks to 0: their keys or values may not be finite, and somebody will get them."""
+        if block_ids:
+            self._pool.zero(block_ids)
+
+    @torch.inference_mode()
+    def clear_slots(self, slots: list[int]) -> None:
+        """Set single slots to 0, block × block_size + offset each."""
+        self._pool.zero_slots(slots)
+
+    def measure_step_costs(self) -> list[tuple[int, float]]:
+        """(tokens, seconds) of steps, few tokens first; takes about two seconds on a CPU."""
+        return measure_step_costs(self.run, self.max_model_len, self._layout.block_size)
+
+
+def _rows_not_finite(hidden: torch.Tensor, inputs: StepInputs) -> dict[int, NaiadError]:
+    """Sequences with a token whose hidden state is not finite, sampled from or not."""
+    if bool(torch.isfinite(hidden.sum(dtype=torch.float32))):
+        return {}
+    is_finite = torch.isfinite(hidden).all(dim=1).tolist()
+    errors: dict[int, NaiadError] = {}
+    start = 0
+    for end, row in zip(inputs.ends, inputs.rows, strict=True):
+        if not all(is_finite[start:end]):
+            errors[row.sequence.sequence_id] = InternalError(_NOT_FINITE)
+        start = end
+    return errors

@@ -1,0 +1,228 @@
+"""Drafts by a model: one with a checkpoint of its own, or the target's own first layers."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from naiad.config.engine_config import MAX_SPECULATIVE_TOKENS
+from naiad.errors import InternalError
+from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
+from naiad.sequence import SamplingParams, Sequence
+from naiad.speculation.draft_slots import DraftSlots
+
+# Tokens that a step adds at most, accepted drafts and the one behind them: who misses no more is in step.
+_IN_STEP = MAX_SPECULATIVE_TOKENS + 1
+# Passes in succession that raise before the draft model is not asked any more.
+_MAX_RAISED = 3
+
+logger = logging.getLogger(__name__)
+
+
+class DraftRunner(Protocol):
+    """Computes steps of the draft model; `naiad.model_runner.paged_model.PagedModel` does.
+
+    Its cache has the target's blocks, by the same numbers.
+    """
+
+    def run(self, output: SchedulerOutput) -> ModelOutput:
+        """Compute the rows: for each that samples an id or an error; other rows may fail too."""
+
+    def clear_slots(self, slots: list[int]) -> None:
+        """Overwrite what a failed row has left in slots, block × block_size + offset each."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One sequence's draft in the making.
+
+    Attributes:
+        view: the sequence as if the draft so far were known, under an id of its own.
+        num_wanted: tokens of the draft.
+    """
+
+    sequence: Sequence
+    view: Sequence
+    num_wanted: int
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The draft so far."""
+        return self.view.token_ids[self.sequence.num_tokens :]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is as long as is wanted, or at the end of the text."""
+        token_ids, num_known = self.view.token_ids, self.sequence.num_tokens
+        if len(token_ids) == num_known:
+            return False
+        ends = token_ids[-1] in self.sequence.params.stop_token_ids
+        return ends or len(token_ids) - num_known >= self.num_wanted
+
+
+class ModelDrafter:
+    """Drafts what a smaller model would say.
+
+    Each draft token is what the model samples at its place as the target will: with the sequence's
+    parameters and processors, and with its noise, which depends on seed, position and token id
+    alone. So the two agree as often as two draws by shared noise can (see `sampling.verification`).
+
+    All sequences draft together, a pass for each place. The first pass also reads the known tokens
+    that came since the last draft. One that is far behind, because its prompt is new or because it
+    had no drafts for a while, reads a bounded number of tokens a step and drafts when it has
+    caught up.
+
+    Nothing that goes wrong here reaches the target: a sequence with numbers that are not finite has
+    no more drafts, and a model whose passes raise again and again is not asked any more.
+
+    Attributes:
+        num_failures: passes that raised, and sequences whose numbers were not finite.
+    """
+
+    needs_hidden_states: ClassVar[bool] = False
+    is_free: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        runner: DraftRunner,
+        kv_cache: KVCacheManager,
+        slots: DraftSlots | None,
+        max_caught_up_tokens: int = 256,
+    ) -> None:
+        """Draft for no sequence yet.
+
+        Args:
+            runner: the model, over a cache of the same blocks.
+            kv_cache: gives the blocks for drafts, as far as they are free.
+            slots: of the model's cache; None: it is the target's own.
+            max_caught_up_tokens: that sequences which are far behind read in a step, ≥ 1.
+        """
+        self._runner = runner
+        self._kv_cache = kv_cache
+        self._slots = slots
+        self._max_caught_up_tokens = max_caught_up_tokens
+        self._failed: set[int] = set()
+        self._num_raised = 0
+        self.num_failures = 0
+
+    def num_unread(self, sequence: Sequence) -> int | None:
+        """See `Drafter`. None also before the first output token, which shall not wait for a draft."""
+        is_off = self._num_raised >= _MAX_RAISED or sequence.sequence_id in self._failed
+        if is_off or sequence.num_output_tokens == 0:
+            return None
+        if self._slots is None:
+            is_ready = (
+                sequence.num_computed_tokens == sequence.num_tokens - 1 and not self._kv_cache.has_copies
+            )
+            return 0 if is_ready else None
+        return self._slots.num_missing(sequence)
+
+    def propose(self, sequences: list[Sequence], num_tokens: list[int]) -> list[list[int]]:
+        """See `Drafter`; to be asked only for sequences whose `num_unread` is a number."""
+        drafts = [
+            self._begin(sequence, num, -1 - index)
+            for index, (sequence, num) in enumerate(zip(sequences, num_tokens, strict=True))
+        ]
+        pending = [draft for draft in drafts if draft.num_wanted > 0]
+        num_left = self._max_caught_up_tokens
+        while pending:
+            rows: list[ScheduledSequence] = []
+            drafting: list[_Draft] = []
+            for draft in pending:
+                row, num_read = self._next_row(draft, num_left)
+                num_left -= num_read
+                if row is not None:
+                    rows.append(row)
+                    drafting.append(draft)
+            pending = self._pass(rows, drafting) if rows else []
+        return [draft.token_ids for draft in drafts]
+
+    def forget(self, sequence: Sequence) -> None:
+        """See `Drafter`."""
+        self._failed.discard(sequence.sequence_id)
+
+    def _begin(self, sequence: Sequence, num_tokens: int, view_id: int) -> _Draft:
+        num_held = self._kv_cache.extend(sequence, sequence.num_tokens + num_tokens) - sequence.num_tokens
+        view = replace(
+            sequence,
+            sequence_id=view_id,
+            token_ids=list(sequence.token_ids),
+            params=_sampling_alone(sequence.params),
+        )
+        return _Draft(sequence, view, min(num_tokens, num_held))
+
+    def _next_row(self, draft: _Draft, num_left: int) -> tuple[ScheduledSequence | None, int]:
+        """A draft's part of the next pass, if it has one, and how many of `num_left` tokens it reads."""
+        sequence, view = draft.sequence, draft.view
+        num_text, num_known = view.num_tokens, sequence.num_tokens
+        if num_text > num_known or self._slots is None:
+            return ScheduledSequence(view, num_text - 1, 1, True), 0
+        start, end = self._slots.missing(sequence)
+        num_read = 0
+        if num_known - start > _IN_STEP:
+            num_read = min(end - start, num_left)
+            end = start + num_read
+        if end == start:
+            return None, 0
+        self._slots.fill(sequence, start, end)
+        return ScheduledSequence(view, start, end - start, end == num_known), num_read
+
+    def _pass(self, rows: list[ScheduledSequence], drafting: list[_Draft]) -> list[_Draft]:
+        """Compute one pass.
+
+        Returns:
+            The drafts that go on; none if a row has failed, whose tokens others may have in common.
+        """
+        try:
+            output = self._runner.run(SchedulerOutput(rows))
+        except RuntimeError:  # torch's own
+            self._give_up(rows, drafting)
+            return []
+        self._num_raised = 0
+        going_on = []
+        has_failed = False
+        for row, draft in zip(rows, drafting, strict=True):
+            view_id = row.sequence.sequence_id
+            error = output.errors.get(view_id)
+            if isinstance(error, InternalError):
+                has_failed = True
+                self._failed.add(draft.sequence.sequence_id)
+                self.num_failures += 1
+                self._discard(row, draft)
+            elif error is None:
+                draft.view.token_ids += output.sampled_token_ids.get(view_id, [])
+                if not draft.is_done:
+                    going_on.append(draft)
+        return [] if has_failed else going_on
+
+    def _give_up(self, rows: list[ScheduledSequence], drafting: list[_Draft]) -> None:
+        """A pass has raised: no more drafts in this step, and after some such steps none at all."""
+        self.num_failures += 1
+        self._num_raised += 1
+        logger.exception("the draft model failed, this step goes on without drafts")
+        if self._num_raised >= _MAX_RAISED:
+            logger.error("the draft model failed %d times in succession: no more drafts", _MAX_RAISED)
+        for row, draft in zip(rows, drafting, strict=True):
+            self._discard(row, draft)
+
+    def _discard(self, row: ScheduledSequence, draft: _Draft) -> None:
+        """Nothing that a row wrote may be read: neither as KV nor, if not finite, as a block's rest."""
+        size, table = self._kv_cache.block_size, draft.sequence.block_table
+        start, end = row.start, row.start + row.num_scheduled_tokens
+        if self._slots is not None and start < draft.sequence.num_tokens:
+            self._slots.empty(draft.sequence, start, end)
+        self._runner.clear_slots([table[place // size] * size + place % size for place in range(start, end)])
+
+
+def _sampling_alone(params: SamplingParams) -> SamplingParams:
+    """The parameters without what is only reported."""
+    returns_logits = params.returns_context_logits or params.returns_generation_logits
+    if params.num_log_probs < 0 and not returns_logits:
+        return params
+    return msgspec.structs.replace(
+        params, num_log_probs=-1, returns_context_logits=False, returns_generation_logits=False
+    )

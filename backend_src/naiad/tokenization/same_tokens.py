@@ -1,0 +1,38 @@
+"""Whether two checkpoints mean the same by their token ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from naiad.errors import ConfigError
+from naiad.tokenization.checkpoint_tokenizer import CheckpointTokenizer
+
+
+def check_same_tokens(model_dir: str, draft_model: str) -> None:
+    """Refuse a draft model whose ids are other tokens than those of the model that is served.
+
+    Args:
+        model_dir: of the model that is served; has a tokenizer.
+        draft_model: directory of the draft model. Without a tokenizer of its own it is believed.
+
+    Raises:
+        ConfigError: names an id that the two do not share.
+        ModelError: a tokenizer can not be read.
+    """
+    if not (Path(draft_model) / "tokenizer.json").is_file():
+        return
+    tokens, draft_tokens = (_tokens(each) for each in (model_dir, draft_model))
+    for token_id in sorted(tokens.keys() | draft_tokens.keys()):
+        token, draft_token = tokens.get(token_id), draft_tokens.get(token_id)
+        if token != draft_token:
+            raise ConfigError(
+                "draft_model",
+                draft_model,
+                f"a model with the tokens of {model_dir}: there id {token_id} is {token!r}, "
+                f"here {draft_token!r}",
+            )
+
+
+def _tokens(directory: str) -> dict[int, str]:
+    vocabulary = CheckpointTokenizer.load(directory).tokenizer.get_vocab(with_added_tokens=True)
+    return {token_id: token for token, token_id in vocabulary.items()}

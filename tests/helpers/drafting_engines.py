@@ -1,0 +1,86 @@
+"""Engines over real tiny checkpoints with a drafter that is always asked, and checkpoints for drafting."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from helpers.engine_drive import CheckedScheduler
+from naiad.config import EngineConfig, ModelConfig
+from naiad.engine import Engine
+from naiad.engine.build import make_drafter
+from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.kv_cache.prefix_cache import PrefixCache
+from naiad.model_runner import ModelRunner
+from naiad.scheduler.step_budget import SchedulerLimits
+from naiad.speculation.policy import SpeculationPolicy, StepCost
+from naiad.speculation.speculator import Speculator
+
+BLOCK = 16
+
+
+def write_first_layers(source: Path, target: Path, num_layers: int) -> Path:
+    """A checkpoint with the first layers of another one, its norm, its head and its tokenizer."""
+    target.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.suffix != ".safetensors" and path.is_file():
+            shutil.copy(path, target)
+    config = json.loads((source / "config.json").read_text())
+    config["num_hidden_layers"] = num_layers
+    if config.get("layer_types"):
+        config["layer_types"] = config["layer_types"][:num_layers]
+    (target / "config.json").write_text(json.dumps(config))
+    tensors = load_file(source / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if _layer(name) < num_layers}
+    save_file(kept, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def _layer(name: str) -> int:
+    """The layer that a tensor belongs to; −1 for the others."""
+    parts = name.split(".")
+    return int(parts[2]) if parts[1] == "layers" else -1
+
+
+def block_bytes(*directories: Path) -> int:
+    """Of a block of all these float32 models."""
+    shapes = [ModelConfig.from_directory(directory) for directory in directories]
+    return sum(2 * each.num_layers * each.num_kv_heads * each.head_dim * BLOCK * 4 for each in shapes)
+
+
+def engine_parts(
+    model_dir: Path, num_blocks: int = 128, budget: int = 256, is_cached: bool = True, **settings: Any
+) -> tuple[Engine, ModelRunner]:
+    """An engine whose steps cost the same whatever is in them, so all drafts are tried; its runner.
+
+    Args:
+        model_dir: of the target.
+        num_blocks: in its pool.
+        budget: tokens of a step.
+        is_cached: whether it has a prefix cache.
+        settings: others of the `EngineConfig`.
+    """
+    directories = [model_dir, Path(settings["draft_model"])] if "draft_model" in settings else [model_dir]
+    config = EngineConfig(
+        model_dir=str(model_dir),
+        dtype="float32",
+        max_num_batched_tokens=budget,
+        max_num_seqs=min(32, budget),
+        block_size=BLOCK,
+        kv_cache_bytes=num_blocks * block_bytes(*directories),
+        **settings,
+    )
+    model_runner = ModelRunner(config)
+    assert model_runner.num_blocks == num_blocks
+    kv_cache = KVCacheManager(num_blocks, BLOCK, PrefixCache(BLOCK) if is_cached else None)
+    drafter = make_drafter(config, model_runner, kv_cache)
+    policy = SpeculationPolicy(StepCost([(1, 1.0), (1 << 16, 1.0)]))
+    speculator = Speculator(drafter, policy, config.num_speculative_tokens)
+    scheduler = CheckedScheduler(
+        kv_cache, SchedulerLimits(config.max_num_seqs, budget), speculator=speculator
+    )
+    return Engine(scheduler, model_runner), model_runner

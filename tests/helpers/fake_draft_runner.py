@@ -1,0 +1,76 @@
+"""A draft model's runner without a model: the fake model, wrong now and then, failing now and then."""
+
+from __future__ import annotations
+
+import random
+from itertools import chain
+
+from helpers.fake_runner import FakeRunner, next_token
+from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
+
+
+class FakeDraftRunner(FakeRunner):
+    """Keeps ids like `FakeRunner`, so a draft from KV that is not the text's own fails an assertion.
+
+    Attributes:
+        num_passes: that were asked for.
+    """
+
+    def __init__(
+        self,
+        kv_cache: KVCacheManager,
+        target: FakeRunner | None,
+        rng: random.Random,
+        error_rate: float = 0.0,
+        failure_rate: float = 0.0,
+    ) -> None:
+        """Make a runner.
+
+        Args:
+            kv_cache: its blocks.
+            target: whose cache it writes to; None: it has its own.
+            rng: draws what goes wrong.
+            error_rate: of tokens that are any other.
+            failure_rate: of passes that raise, and of rows that fail.
+        """
+        super().__init__(kv_cache.num_blocks, kv_cache.block_size)
+        self._has_own_kv = target is None
+        if target is not None:
+            self._slots = target._slots
+        self._rng = rng
+        self._error_rate = error_rate
+        self._failure_rate = failure_rate
+        self.num_passes = 0
+
+    def run(self, output: SchedulerOutput) -> ModelOutput:
+        self.num_passes += 1
+        written = [*chain.from_iterable(self._slots_of(row) for row in output.scheduled)]
+        assert len(set(written)) == len(written), "two rows write one slot"
+        if self._rng.random() < self._failure_rate:
+            raise RuntimeError("the draft model has failed")
+        rows = output.scheduled
+        self.failing = {row.sequence.sequence_id for row in rows if self._rng.random() < self._failure_rate}
+        result = super().run(output) if self._has_own_kv else self._run_in_targets_cache(output)
+        for sequence_id in result.sampled_token_ids:
+            if self._rng.random() < self._error_rate:
+                result.sampled_token_ids[sequence_id] = [self._rng.randrange(50)]
+        return result
+
+    def clear_slots(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._slots[slot] = None
+
+    def _run_in_targets_cache(self, output: SchedulerOutput) -> ModelOutput:
+        """Without reading: what the target computes in the same step is not there yet."""
+        result = ModelOutput({})
+        for row in output.scheduled:
+            self._write(row)
+            result.sampled_token_ids[row.sequence.sequence_id] = [next_token(row.sequence.token_ids)]
+        return result
+
+    def _slots_of(self, row: ScheduledSequence) -> list[int]:
+        return [
+            self._slot(row.sequence, position)
+            for position in range(row.start, row.start + row.num_scheduled_tokens)
+        ]

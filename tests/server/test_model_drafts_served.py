@@ -1,0 +1,63 @@
+"""Servers that draft with a model: the same tokens; a draft model that does not fit is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.drafting_engines import write_first_layers
+from helpers.served import WAYS, served
+from helpers.server import Server, eventually, run_serve, start_server
+from helpers.tiny_repository import tiny_checkpoint
+
+PROMPT = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve,"
+SETTINGS = ("--dtype", "float32", "--max-model-len", "2048", "--num-speculative-tokens", "4")
+
+
+@pytest.fixture(scope="module")
+def draft_dir(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_first_layers(default_model_dir, tmp_path_factory.mktemp("draft") / "model", 1)
+
+
+@pytest.fixture(scope="module", params=["draft_model", "self"])
+def drafting(request: pytest.FixtureRequest, default_model_dir: Path, draft_dir: Path) -> Iterator[Server]:
+    options = {
+        "draft_model": ("--drafter", "draft_model", "--draft-model", str(draft_dir)),
+        "self": ("--drafter", "self", "--num-draft-layers", "1"),
+    }
+    running = start_server(default_model_dir, *SETTINGS, *options[request.param])
+    yield running
+    assert running.stop() == 0, "\n".join(running.lines[-40:])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.9, "seed": 4, "top_p": 0.9}], ids=["greedy", "drawn"]
+)
+def test_tokens_are_those_without_drafts(drafting: Server, way: str, sampling: dict[str, float]) -> None:
+    fields = {"max_tokens": 60, "ignore_eos": True, **sampling}
+    plain = served(drafting, way, PROMPT, num_draft_tokens=0, **fields)
+    drafted = served(drafting, way, PROMPT, **fields)
+    assert drafted.text == plain.text
+    assert plain.all("total_draft_tokens") == []
+    assert drafted.end("total_draft_tokens") > 0
+    eventually(lambda: drafting.metric("vllm:spec_decode_num_draft_tokens_total") > 0)
+    assert drafting.metric("naiad_draft_failures_total") == 0
+
+
+def test_a_draft_model_that_does_not_fit_is_refused(default_model_dir: Path, tmp_path: Path) -> None:
+    draft_dir = tiny_checkpoint(tmp_path / "draft")
+    options = ("--model", str(default_model_dir), "--drafter", "draft_model", "--draft-model", str(draft_dir))
+    code, said = run_serve(["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options])
+    assert code != 0
+    assert f"draft_model = '{draft_dir}': expected a model" in said
+
+
+def test_a_draft_model_that_is_not_there_is_refused(default_model_dir: Path, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    options = ("--model", str(default_model_dir), "--drafter", "draft_model", "--draft-model", str(nowhere))
+    code, said = run_serve(["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options])
+    assert code != 0
+    assert f"--draft-model {nowhere}: no such directory" in said
