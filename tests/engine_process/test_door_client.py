@@ -34,11 +34,25 @@ class Visitor:
         wait_until(lambda: self.client.info is not None)
 
 
+Visit = Callable[[], Visitor]
+
+
 @pytest.fixture
-def visitor(socket_dir: Path) -> Iterator[Visitor]:
-    made = Visitor(socket_dir)
-    yield made
-    made.client.close()
+def visit(socket_dir: Path) -> Iterator[Visit]:
+    """Opens a door.
+
+    An engine takes its parent's first door for the owner's, and here all doors are one process's. So
+    where it matters the owner comes first.
+    """
+    visitors: list[Visitor] = []
+
+    def make() -> Visitor:
+        visitors.append(Visitor(socket_dir))
+        return visitors[-1]
+
+    yield make
+    for visitor in visitors:
+        visitor.client.close()
 
 
 @pytest.fixture
@@ -64,13 +78,15 @@ def start_owner(socket_dir: Path) -> Iterator[StartOwner]:
         owner.close(timeout_s=0)
 
 
-def test_without_an_engine_requests_are_unavailable(visitor: Visitor) -> None:
+def test_without_an_engine_requests_are_unavailable(visit: Visit) -> None:
+    visitor = visit()
     assert visitor.client.info is None
     with pytest.raises(UnavailableError, match="the engine of the model llm does not serve now"):
         visitor.client.submit([make_request(1, first_id=4)])
 
 
-def test_an_engine_that_comes_later_serves(visitor: Visitor, start_owner: StartOwner) -> None:
+def test_an_engine_that_comes_later_serves(visit: Visit, start_owner: StartOwner) -> None:
+    visitor = visit()
     start_owner("llm.0.engine")
     visitor.wait_until_served()
     assert visitor.client.info is not None
@@ -81,15 +97,17 @@ def test_an_engine_that_comes_later_serves(visitor: Visitor, start_owner: StartO
     assert visitor.recorder.outputs[2][0].error_status == "INVALID_ARG"
 
 
-def test_the_engine_of_another_model_is_not_taken(visitor: Visitor, start_owner: StartOwner) -> None:
+def test_the_engine_of_another_model_is_not_taken(visit: Visit, start_owner: StartOwner) -> None:
     start_owner("llm.other.0.engine")
     start_owner("llm.1.engine")
+    visitor = visit()
     visitor.wait_until_served()
     assert [path.name for path in visitor.client._connections] == ["llm.1.engine"]
 
 
-def test_an_abort_ends_a_sequence_of_its_own(visitor: Visitor, start_owner: StartOwner) -> None:
+def test_an_abort_ends_a_sequence_of_its_own(visit: Visit, start_owner: StartOwner) -> None:
     start_owner("llm.0.engine")
+    visitor = visit()
     visitor.wait_until_served()
     visitor.client.submit([make_request(1, SLOW_ID, max_tokens=10_000)])
     visitor.recorder.wait_started(1)
@@ -98,10 +116,9 @@ def test_an_abort_ends_a_sequence_of_its_own(visitor: Visitor, start_owner: Star
     assert visitor.recorder.reason(1) is FinishReason.CANCELLED
 
 
-def test_a_lost_engine_is_told_once_and_the_next_one_serves(
-    visitor: Visitor, start_owner: StartOwner
-) -> None:
+def test_a_lost_engine_is_told_once_and_the_next_one_serves(visit: Visit, start_owner: StartOwner) -> None:
     owner = start_owner("llm.0.engine")
+    visitor = visit()
     visitor.wait_until_served()
     visitor.client.submit([make_request(1, SLOW_ID, max_tokens=10_000), make_request(2, first_id=4)])
     visitor.recorder.wait_finished(2)
@@ -116,11 +133,12 @@ def test_a_lost_engine_is_told_once_and_the_next_one_serves(
 
 
 def test_the_newest_engine_takes_what_is_new_and_the_old_ends_its_own(
-    visitor: Visitor, start_owner: StartOwner
+    visit: Visit, start_owner: StartOwner
 ) -> None:
     old = start_owner("llm.0.engine")
+    visitor = visit()
     visitor.wait_until_served()
-    visitor.client.submit([make_request(1, SLOW_ID, max_tokens=100)])
+    visitor.client.submit([make_request(1, SLOW_ID, max_tokens=300)])
     visitor.recorder.wait_started(1)
     start_owner("llm.1.engine")
     wait_until(lambda: sum(each.info is not None for each in list(visitor.client._connections.values())) == 2)
@@ -132,26 +150,23 @@ def test_the_newest_engine_takes_what_is_new_and_the_old_ends_its_own(
     assert visitor.lost == []
 
 
-def test_requests_are_stopped_through_every_other_door(
-    visitor: Visitor, start_owner: StartOwner, socket_dir: Path
-) -> None:
+def test_requests_are_stopped_through_every_other_door(visit: Visit, start_owner: StartOwner) -> None:
     owner = start_owner("llm.0.engine")
     told: list[str] = []
     owner.on_stop = told.append
-    third = Visitor(socket_dir)
-    try:
-        visitor.wait_until_served()
-        third.wait_until_served()
-        visitor.client.stop_others("seven")
-        owner.stop_others("eight")
-        wait_until(lambda: third.stopped == ["seven", "eight"])
-        wait_until(lambda: (told, visitor.stopped) == (["seven"], ["eight"]))
-    finally:
-        third.client.close()
+    visitor, third = visit(), visit()
+    visitor.wait_until_served()
+    third.wait_until_served()
+    visitor.client.stop_others("seven")
+    wait_until(lambda: third.stopped == ["seven"])
+    owner.stop_others("eight")
+    wait_until(lambda: third.stopped == ["seven", "eight"])
+    wait_until(lambda: (told, visitor.stopped) == (["seven"], ["eight"]))
 
 
-def test_closing_gives_its_sequences_back(visitor: Visitor, start_owner: StartOwner) -> None:
+def test_closing_gives_its_sequences_back(visit: Visit, start_owner: StartOwner) -> None:
     owner = start_owner("llm.0.engine")
+    visitor = visit()
     visitor.wait_until_served()
     visitor.client.submit([make_request(1, SLOW_ID, max_tokens=10_000)])
     visitor.recorder.wait_started(1)
@@ -164,8 +179,9 @@ def test_closing_gives_its_sequences_back(visitor: Visitor, start_owner: StartOw
     assert owner.pid is None
 
 
-def test_what_can_not_be_sent_leaves_nothing_behind(visitor: Visitor, start_owner: StartOwner) -> None:
+def test_what_can_not_be_sent_leaves_nothing_behind(visit: Visit, start_owner: StartOwner) -> None:
     start_owner("llm.0.engine")
+    visitor = visit()
     visitor.wait_until_served()
     with pytest.raises(InternalError, match="can not be sent to the engine"):
         visitor.client.submit([make_request(1, first_id=2**64)])
