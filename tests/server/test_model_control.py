@@ -152,12 +152,13 @@ def test_a_stream_that_runs_ends_whole_when_its_model_is_unloaded(controlled: Co
 def test_a_reload_takes_new_settings_and_lets_streams_of_the_old_end(controlled: Controlled) -> None:
     server = controlled.server
     text = controlled.sentence().text
-    stream = Stream(server.grpc, "ensemble", text_inputs("Story", 800, ignore_eos=True))
-    assert stream.got_response.wait(60)
+    inputs = text_inputs("Story", 800, ignore_eos=True)
+    streams = [Stream(server.grpc, model, inputs) for model in ("ensemble", "text")]
+    assert all(stream.got_response.wait(60) for stream in streams)
     controlled.edit(parameter("max_num_seqs", "8"), parameter("max_num_seqs", "5"))
     controlled.client.load_model("llm")
     assert controlled.sentence().text == text
-    assert whole(stream.join(60))
+    assert all(whole(stream.join(60)) for stream in streams)
     eventually(lambda: len(controlled.engines()) == 1, 30)
     assert controlled.sentence().text == text
     # The second door has found the new engine.

@@ -47,6 +47,14 @@ def say(server: Server, sampling: dict[str, Any] | None = None, **tensors: Any) 
     return outcome
 
 
+def test_the_start_says_how_to_ask(vllm: Server) -> None:
+    eventually(lambda: any("Ctrl-C stops it" in line for line in vllm.lines))
+    said = "\n".join(vllm.lines)
+    assert f"/v2/models/{MODEL}/generate_stream" in said
+    # The client sends rows.
+    assert "naiad_client" not in said
+
+
 def test_streamed_texts_add_up_to_the_unstreamed_one(vllm: Server) -> None:
     streamed = say(vllm, GREEDY, stream=True, return_finish_reason=True, return_num_output_tokens=True)
     plain = say(vllm, GREEDY, exclude_input_in_output=True)

@@ -27,6 +27,9 @@ from naiad.triton_server.model_parameters import read_bool, refuse_unknown_keys
 from naiad.triton_server.request_limits import ModelLimits
 from naiad.triton_server.request_shape import RequestShape
 
+# What came by the engine's other doors may end; the server knows nothing of it.
+_DRAIN_S = 30.0
+
 
 class LLMModel:
     """Owns the engine process, the service and the housekeeping thread."""
@@ -54,7 +57,7 @@ class LLMModel:
         self._housekeeper.stop()
         self._ack_reader.join(timeout=5)
         self._service.close()
-        self._client.close(timeout_s=5)
+        self._client.close(_DRAIN_S)
         self._acks.close()
         self._housekeeper.delete_metrics()
         self._number_lock.release()
