@@ -1,11 +1,14 @@
 # `make serve` and `make test` are all that is needed; both install into .venv first.
 #   ARGS      options of `naiad serve`
 #   PIP_ARGS  options of pip, e.g. --extra-index-url URL for PyTorch's small CPU build
+#   WORKERS   tests that run side by side where they need no server
 #   PYTHON    the interpreter .venv is made with: 3.10, 3.11 or 3.12
 SHELL := /bin/bash
+WORKERS ?= 2
 PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.10,$(if $(shell python$(v) -c 'print(1)' 2>/dev/null),python$(v))) python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST_APART := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
 .PHONY: serve test test-all check install lock clean
@@ -13,11 +16,14 @@ REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server
 serve: .venv/.installed
 	exec $(BIN)/naiad serve $(ARGS)
 
+# Tests with a server have the machine to themselves: some of them wait for things to happen in time.
 test: .venv/.installed
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	$(PYTEST_APART) -m "not slow and not gpu and not server" $(ARGS)
+	$(BIN)/python -m pytest -m "server and not slow" $(ARGS)
 
 test-all: .venv/.installed
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(PYTEST_APART) -m "not gpu and not server" $(ARGS)
+	$(BIN)/python -m pytest -m server $(ARGS)
 
 check: .venv/.installed
 	$(BIN)/ruff check .

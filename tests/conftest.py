@@ -7,6 +7,9 @@ import pytest
 
 # Before torch is imported: a server under test needs the same cores.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # So does another worker.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

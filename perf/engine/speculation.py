@@ -2,26 +2,31 @@
 
     python -m perf.engine.speculation
 
-Two kinds of prompts: answers that copy from the prompt (corrections, quotes, JSON), and free chat.
-Engines take turns on each prompt, A B A B; greedy tokens must be the same, or no figure is shown.
+Two kinds of prompts: answers that copy from the prompt (corrections, quotes, JSON), and free chat,
+which is also tried in a full batch. Engines take turns on each prompt, A B A B; greedy tokens must be
+the same, or no figure is shown. The plot has beside what was measured what the formula of Leviathan et
+al. (arXiv 2211.17192) gives for the acceptance of the first draft token and the cost of a step.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import statistics
+import secrets
 import sys
 import time
 from typing import Any
 
+import numpy as np
 import transformers
 from perf.common.report import plot_path, write_report
 
 from naiad.cli.fetch_model import resolve_model
 from naiad.config import EngineConfig
 from naiad.engine import Engine, build_engine
+from naiad.model_runner import ModelRunner
 from naiad.sequence import EngineRequest, SamplingParams
+from naiad.speculation.policy import StepCost
 
 _LETTER = (
     "Dear Ms Novak, thank you for your order of 12 oak chairs and 3 round tables. We have recieved the "
@@ -62,15 +67,18 @@ def main() -> int:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     prompts = {kind: [_encode(tokenizer, text) for text in texts] for kind, texts in PROMPTS.items()}
     plain = _engine(model_dir)
+    step_cost = StepCost(ModelRunner(_config(model_dir, "none", 1)).measure_step_costs())
     rows = []
     for drafter in args.drafters:
         for num_tokens in args.num_speculative_tokens:
             drafting = _engine(model_dir, drafter, num_tokens)
-            for kind, batch in [*((kind, 1) for kind in prompts), ("free chat", args.full_batch)]:
+            for kind, batch in _measurements(num_tokens, args):
                 row = _compare(plain, drafting, prompts[kind], batch, args)
                 if row is None:
                     print("the tokens differ with drafts: no figure is shown", file=sys.stderr)
                     return 1
+                if batch == 1:
+                    row["predicted_ratio"] = round(_predicted(row, step_cost), 3)
                 rows.append({"drafter": drafter, "k": num_tokens, "prompts": kind, "batch": batch} | row)
                 print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
             del drafting
@@ -85,24 +93,36 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
     parser.add_argument("--drafters", nargs="+", default=["ngram", "suffix"], metavar="D")
-    parser.add_argument("--num-speculative-tokens", nargs="+", type=int, default=[2, 4, 8], metavar="K")
-    parser.add_argument("--output-tokens", type=int, default=160, metavar="N")
+    parser.add_argument(
+        "--num-speculative-tokens", nargs="+", type=int, default=[1, 2, 4, 8, 16], metavar="K"
+    )
+    parser.add_argument("--output-tokens", type=int, default=120, metavar="N")
     parser.add_argument("--full-batch", type=int, default=32, metavar="N")
     parser.add_argument("--repeats", type=int, default=2, metavar="N")
     return parser.parse_args()
 
 
-def _engine(model_dir: str, drafter: str = "none", num_tokens: int = 8) -> Engine:
-    return build_engine(
-        EngineConfig(
-            model_dir=model_dir,
-            dtype="float32",
-            enable_prefix_caching=False,
-            kv_cache_bytes=1 << 30,
-            drafter=drafter,
-            num_speculative_tokens=num_tokens,
-        )
+def _measurements(num_speculative_tokens: int, args: argparse.Namespace) -> list[tuple[str, int]]:
+    """Kinds of prompts and batch sizes; all of them where most drafts can be lost."""
+    measurements = [("copying", 1)]
+    if num_speculative_tokens == max(args.num_speculative_tokens):
+        measurements += [("free chat", 1), ("free chat", args.full_batch)]
+    return measurements
+
+
+def _config(model_dir: str, drafter: str, num_speculative_tokens: int) -> EngineConfig:
+    return EngineConfig(
+        model_dir=model_dir,
+        dtype="float32",
+        enable_prefix_caching=False,
+        kv_cache_bytes=1 << 30,
+        drafter=drafter,
+        num_speculative_tokens=num_speculative_tokens,
     )
+
+
+def _engine(model_dir: str, drafter: str = "none", num_speculative_tokens: int = 8) -> Engine:
+    return build_engine(_config(model_dir, drafter, num_speculative_tokens))
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
@@ -129,26 +149,53 @@ def _compare(
                 return None
             num_tokens += sum(len(tokens) for tokens in made["plain"])
     after = drafting.stats()
+    windows = after.total_drafts - before.total_drafts
     drafted = after.total_draft_tokens - before.total_draft_tokens
-    accepted = sum(after.total_accepted_tokens_at) - sum(before.total_accepted_tokens_at)
+    accepted_at = [
+        b - a for a, b in zip(before.total_accepted_tokens_at, after.total_accepted_tokens_at, strict=True)
+    ]
     ratios = [a / b for a, b in zip(seconds["plain"], seconds["drafting"], strict=True)]
+    num_rows = num_tokens - sum(accepted_at) - len(ratios) * len(groups[0])
     return {
         "plain_tokens_per_s": round(num_tokens / sum(seconds["plain"]), 1),
         "drafting_tokens_per_s": round(num_tokens / sum(seconds["drafting"]), 1),
         "ratio": round(sum(seconds["plain"]) / sum(seconds["drafting"]), 3),
-        "median_ratio": round(statistics.median(ratios), 3),
+        "least_ratio": round(min(ratios), 3),
         "drafted": drafted,
-        "accepted": accepted,
-        "acceptance_rate": round(accepted / drafted, 3) if drafted else math.nan,
+        "accepted": sum(accepted_at),
+        "acceptance_rate": round(sum(accepted_at) / drafted, 3) if drafted else math.nan,
+        "first_acceptance_rate": round(accepted_at[0] / windows, 3) if windows else math.nan,
+        "mean_window": round(drafted / windows, 2) if windows else 0.0,
+        "rows_with_drafts": round(windows / num_rows, 3),
     }
 
 
+def _predicted(row: dict[str, float], step_cost: StepCost) -> float:
+    """Speed with drafts over that without, at batch 1, if every draft token were accepted like the first.
+
+    A window of k tokens makes (1 - a**(k + 1)) / (1 - a) tokens in a step of 1 + k tokens; the other
+    steps make one each.
+    """
+    if not row["rows_with_drafts"]:
+        return 1.0
+    chance, window, share = (row[key] for key in ("first_acceptance_rate", "mean_window", "rows_with_drafts"))
+    made = window + 1 if chance == 1 else (1 - chance ** (window + 1)) / (1 - chance)
+    plain_s, window_s = step_cost(np.array([1, 1 + round(window)]))
+    return float((1 + share * (made - 1)) / (1 + share * (window_s / plain_s - 1)))
+
+
 def _generate(engine: Engine, prompts: list[list[int]], num_tokens: int) -> tuple[list[list[int]], float]:
-    """The tokens, and the seconds after every prompt has its first one."""
+    """The tokens, and the seconds after every prompt has its first one.
+
+    Every request is a tenant of its own: no drafter has seen the same answer before.
+    """
     eos = engine.model_config.eos_token_ids
     params = SamplingParams(max_tokens=num_tokens, stop_token_ids=eos)
     for number, prompt in enumerate(prompts):
-        engine.add_request(EngineRequest(sequence_id=number, prompt_token_ids=prompt, params=params))
+        request = EngineRequest(
+            sequence_id=number, prompt_token_ids=prompt, params=params, cache_salt=secrets.token_hex(8)
+        )
+        engine.add_request(request)
     made: list[list[int]] = [[] for _ in prompts]
     start_s = 0.0
     while engine.has_work:
@@ -162,16 +209,24 @@ def _generate(engine: Engine, prompts: list[list[int]], num_tokens: int) -> tupl
 def _plot(rows: list[dict[str, Any]]) -> str:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for drafter in dict.fromkeys(row["drafter"] for row in rows):
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    speed, acceptance = figure.subplots(1, 2)
+    for number, drafter in enumerate(dict.fromkeys(row["drafter"] for row in rows)):
         mine = [row for row in rows if row["drafter"] == drafter]
-        axes.plot([row["k"] for row in mine], [row["ratio"] for row in mine], marker="o", label=drafter)
-    axes.axhline(1.0, color="grey", linewidth=0.8)
-    axes.set(xlabel="draft tokens in a step, at most", ylabel="decode speed, of that without drafts")
-    axes.set_title("answers that copy from the prompt, batch 1")
-    axes.grid(alpha=0.3)
-    axes.legend()
+        window, color = [row["k"] for row in mine], f"C{number}"
+        speed.plot(window, [row["ratio"] for row in mine], "o-", color=color, label=f"{drafter}, measured")
+        predicted = [row["predicted_ratio"] for row in mine]
+        speed.plot(window, predicted, "x--", color=color, label=f"{drafter}, predicted")
+        acceptance.plot(window, [row["acceptance_rate"] for row in mine], "o-", color=color, label=drafter)
+    speed.axhline(1.0, color="grey", linewidth=0.8)
+    speed.set(ylabel="decode speed, of that without drafts", ylim=(0, None))
+    acceptance.set(ylabel="part of the draft tokens accepted", ylim=(0, 1))
+    for axes in (speed, acceptance):
+        axes.set(xlabel="draft tokens in a step, at most", xscale="log", xticks=window, xticklabels=window)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.suptitle("answers that copy from the prompt, batch 1")
     path = plot_path("speculation")
     figure.savefig(path, dpi=120)
     return path.name

@@ -87,10 +87,10 @@ def test_any_door_may_tell_and_the_earliest_end_counts(served: Served, socket_di
     client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])
     door = RawDoor(socket_dir / "llm.engine")
     assert isinstance(door.receive(), Ready)
-    door.send(StopServing(0.25))
+    door.send(StopServing(0.2))
     door.send(StopServing(600.0))
     recorder.wait_finished(1)
-    assert errors(recorder, 1)[3] == "the request did not finish in 0.25 s before the server stopped"
+    assert errors(recorder, 1)[3] == "the request did not finish in 0.2 s before the server stopped"
     door.close()
 
 

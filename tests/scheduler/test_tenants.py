@@ -26,15 +26,51 @@ def test_a_flood_gives_slots_to_another_tenant_and_keeps_its_share() -> None:
     assert sorted(desk.running()) == [1, 2, 9, 10]
 
 
-def test_who_comes_beside_a_flood_runs_in_the_next_step_and_the_flood_keeps_to_its_share_in_it() -> None:
+def test_who_comes_beside_a_flood_runs_in_the_next_step_and_the_flood_waits_for_it() -> None:
     desk = Desk(max_num_seqs=4)
     for _ in range(8):
         desk.add(num_tokens=4, salt="flood")
     desk.step()
     desk.add(num_tokens=6, salt="quiet")
-    # The fourth has lost its slot, the third waits for a step.
-    assert desk.step() == [(1, 1), (2, 1), (9, 6)]
+    assert desk.step() == [(9, 6)]
+    # The fourth has lost its slot.
     assert [row[0] for row in desk.step()] == [1, 2, 3, 9]
+
+
+def test_a_flood_never_waits_for_two_steps() -> None:
+    desk = Desk(max_num_seqs=4)
+    for _ in range(8):
+        desk.add(num_tokens=4, salt="flood")
+    desk.step()
+    rows = []
+    for _ in range(4):
+        quiet = desk.add(num_tokens=2, salt="quiet")
+        rows.append([row[0] for row in desk.step()])
+        desk.scheduler.remove(quiet)
+    assert rows == [[9], [1, 2, 10], [11], [1, 2, 12]]
+
+
+def test_tenants_that_keep_to_their_shares_do_not_wait_for_each_other() -> None:
+    desk = Desk(max_num_seqs=4)
+    for salt in ("a", "a", "b"):
+        desk.add(num_tokens=4, salt=salt)
+    desk.step()
+    desk.add(num_tokens=6, salt="b")
+    assert desk.step() == [(1, 1), (2, 1), (3, 1), (4, 6)]
+
+
+def test_who_has_less_than_its_share_of_slots_does_not_wait_for_a_flood_that_was_served_less() -> None:
+    desk = Desk(max_num_seqs=4)
+    for _ in range(8):
+        desk.add(num_tokens=4, salt="flood")
+    desk.step()
+    first = desk.add(num_tokens=20, salt="quiet")
+    desk.step()
+    tenants = desk.scheduler.tenants
+    assert tenants.of(first).num_served_tokens > tenants.of(desk.scheduler.running[0]).num_served_tokens
+    desk.add(num_tokens=6, salt="quiet")
+    desk.step()
+    assert desk.running() == [1, 2, 9, 10]
 
 
 def test_a_flood_keeps_all_its_rows_beside_one_that_does_not_fit() -> None:

@@ -45,24 +45,24 @@ def greedy(prompt: list[int]) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def served_one_by_one(server: Server) -> list[list[int]]:
-    return [ask(server.grpc, "llm", greedy(prompt)).token_ids for prompt in PROMPTS]
+def served_at_once(server: Server) -> list[list[int]]:
+    streams = [Stream(server.grpc, "llm", greedy(prompt)) for prompt in PROMPTS]
+    return [stream.join(300).token_ids for stream in streams]
 
 
-def test_one_by_one_equals_transformers(
-    reference: PreTrainedModel, served_one_by_one: list[list[int]]
-) -> None:
-    for prompt, tokens in zip(PROMPTS, served_one_by_one, strict=True):
+def test_all_at_once_equals_transformers(reference: PreTrainedModel, served_at_once: list[list[int]]) -> None:
+    for prompt, tokens in zip(PROMPTS, served_at_once, strict=True):
         assert len(tokens) == NUM_TOKENS
         assert_is_transformers_greedy(reference, prompt, tokens)
 
 
-def test_all_at_once_equals_one_by_one(server: Server, served_one_by_one: list[list[int]]) -> None:
-    streams = [Stream(server.grpc, "llm", greedy(prompt)) for prompt in PROMPTS]
-    assert [stream.join(300).token_ids for stream in streams] == served_one_by_one
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_one_by_one_equals_all_at_once(server: Server, served_at_once: list[list[int]], every: int) -> None:
+    alone = [ask(server.grpc, "llm", greedy(prompt)).token_ids for prompt in PROMPTS[::every]]
+    assert alone == served_at_once[::every]
 
 
-def test_random_arrivals_change_nothing(server: Server, served_one_by_one: list[list[int]]) -> None:
+def test_random_arrivals_change_nothing(server: Server, served_at_once: list[list[int]]) -> None:
     draw = random.Random(3)
     results: dict[int, list[int]] = {}
 
@@ -74,12 +74,10 @@ def test_random_arrivals_change_nothing(server: Server, served_one_by_one: list[
         timer.start()
     for timer in timers:
         timer.join(300)
-    assert [results[number] for number in range(len(PROMPTS))] == served_one_by_one
+    assert [results[number] for number in range(len(PROMPTS))] == served_at_once
 
 
-def test_forced_preemption_changes_nothing(
-    default_model_dir: Path, served_one_by_one: list[list[int]]
-) -> None:
+def test_forced_preemption_changes_nothing(default_model_dir: Path, served_at_once: list[list[int]]) -> None:
     """8 sequences of up to 7 blocks in a pool of 12."""
     block_bytes = 16 * 46080
     options = ("--dtype", "float32", "--block-size", "16", "--kv-cache-bytes", str(12 * block_bytes))
@@ -88,7 +86,7 @@ def test_forced_preemption_changes_nothing(
     try:
         streams = [Stream(small.grpc, "llm", greedy(PROMPTS[number])) for number in chosen]
         assert [stream.join(300).token_ids for stream in streams] == [
-            served_one_by_one[number] for number in chosen
+            served_at_once[number] for number in chosen
         ]
         eventually(lambda: small.metric("vllm:num_preemptions_total") > 0)
         eventually(lambda: small.used_blocks() == 0)

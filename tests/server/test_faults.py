@@ -69,13 +69,14 @@ def test_killed_engine_ends_streams_with_an_error_and_comes_back(own_server: Ser
 
 @pytest.mark.parametrize("model", ["tokenizer", "llm", "detokenizer"])
 def test_killed_stub_makes_naiad_serve_restart_the_server(own_server: Server, model: str) -> None:
-    server_before, seeded = own_server.processes("tritonserver"), seeded_text(own_server)
+    server_before = [p for p in own_server.processes("tritonserver") if p.name() == "tritonserver"]
+    seeded = seeded_text(own_server)
     stubs = [
         p for p in own_server.processes("triton_python_backend_stub") if f"/{model}/" in " ".join(p.cmdline())
     ]
     assert stubs
     stubs[0].send_signal(signal.SIGKILL)
-    eventually(lambda: gone([p for p in server_before if p.name() == "tritonserver"]), 15)
+    eventually(lambda: gone(server_before), 15)
     eventually(lambda: serves(own_server), 60)
     assert seeded_text(own_server) == seeded
 

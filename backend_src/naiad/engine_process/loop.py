@@ -199,7 +199,8 @@ class EngineLoop:
             self._stop_timeout_s, self._stop_deadline_s = timeout_s, deadline_s
 
     def _end_unfinished(self) -> None:
-        message = f"the request did not finish in {self._stop_timeout_s:.3g} s before the server stopped"
+        timeout_s = round(self._stop_timeout_s, 1)
+        message = f"the request did not finish in {timeout_s:g} s before the server stopped"
         if self._sequences:
             logger.warning("%d sequences end with an error: %s", len(self._sequences), message)
         for engine_id in list(self._sequences):

@@ -53,6 +53,8 @@ class Scheduler:
         self.waiting = WaitingQueue(self.tenants)
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        # Whether tenants with more than their share had no rows in the last step.
+        self._is_pausing = False
         # Ids of those that the step that is being made has admitted.
         self._newcomers: set[int] = set()
 
@@ -107,9 +109,12 @@ class Scheduler:
                 self._preempt(victim)
         active = self.running
         if first is not None and self.tenants.is_owed(first, self.limits.max_num_seqs) and self._admit(first):
-            # So its first token does not wait for more than the others' shares either.
-            active = self.tenants.within_share(self.running, self.limits.max_num_seqs)
+            # So its first token does not wait for theirs either; but they never wait for two steps.
+            self._is_pausing = not self._is_pausing
+            active = self.tenants.without_excess(self.running, self.limits.max_num_seqs, self._is_pausing)
             first = self._first_waiting()
+        else:
+            self._is_pausing = False
         rows: list[ScheduledSequence] = []
         behind: list[Sequence] = []
         budget = StepBudget(self.limits)
@@ -178,7 +183,7 @@ class Scheduler:
         """
         if self.waiting and self.running and all_wait(self.running):
             return min(self.waiting, key=rank_key)
-        return self.waiting.first(self._is_ready)
+        return self.waiting.first(self._is_ready, self.limits.max_num_seqs)
 
     def _is_ready(self, sequence: Sequence) -> bool:
         """Whether it could start now: not one that will share what its donor has yet to compute.

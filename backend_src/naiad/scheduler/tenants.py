@@ -106,9 +106,19 @@ class Tenants:
         """Whether a waiting sequence's tenant has others beside it and less than its share of slots."""
         return len(self) > 1 and self.of(sequence).num_running < self.share(max_num_seqs)
 
-    def within_share(self, running: list[Sequence], max_num_seqs: int) -> list[Sequence]:
-        """Of those that run, by rank, each tenant's first ones, as many as its share."""
-        num_left = dict.fromkeys(self._tenants, self.share(max_num_seqs))
+    def without_excess(self, running: list[Sequence], max_num_seqs: int, is_pausing: bool) -> list[Sequence]:
+        """Of those that run, by rank, the ones that have rows in a step that is owed to somebody.
+
+        Args:
+            running: by rank.
+            max_num_seqs: slots.
+            is_pausing: tenants that run more than their share have none, else as many as their share.
+        """
+        share = self.share(max_num_seqs)
+        num_left = {
+            salt: 0 if is_pausing and tenant.num_running > share else share
+            for salt, tenant in self._tenants.items()
+        }
         chosen = []
         for sequence in running:
             if num_left[sequence.cache_salt]:

@@ -36,10 +36,19 @@ class WaitingQueue:
         self._num_sequences += 1
         self.num_tokens += sequence.num_tokens
 
-    def first(self, is_ready: Callable[[Sequence], bool]) -> Sequence | None:
-        """The next one that is ready, of the tenant that was served least; stays in the queue."""
+    def first(self, is_ready: Callable[[Sequence], bool], max_num_seqs: int) -> Sequence | None:
+        """The next one that is ready; stays in the queue.
+
+        Tenants with less than their share of the slots come first, whatever was computed for them:
+        one that was served less but holds its share would only bar their way. Of equals the tenant
+        that was served least.
+        """
         heads = (next(filter(is_ready, line), None) for line in self._lines.values())
-        return min((head for head in heads if head is not None), key=self._tenants.order, default=None)
+        return min(
+            (head for head in heads if head is not None),
+            key=lambda head: (not self._tenants.is_owed(head, max_num_seqs), self._tenants.order(head)),
+            default=None,
+        )
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""

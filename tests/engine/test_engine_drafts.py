@@ -1,0 +1,129 @@
+"""Drafts change no token of the default model in float32, whatever else happens in the engine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import transformers
+
+from naiad.config import EngineConfig
+from naiad.engine import Engine, build_engine
+from naiad.sequence import EngineRequest, SamplingParams
+from naiad.speculation.ngram_drafter import NGramDrafter
+from naiad.speculation.policy import SpeculationPolicy, StepCost
+from naiad.speculation.speculator import Speculator
+from naiad.speculation.suffix_drafter import SuffixDrafter
+
+BLOCK_BYTES = 16 * 46080
+TEXTS = (
+    "Repeat these numbers: 1, 2, 3, 4, 5, 6, 7, 8. Again: 1, 2, 3, 4, 5, 6, 7, 8. Again:",
+    '{"name": "Alice", "age": 25}, {"name": "Bob", "age": 25}, {"name": "Carol", "age":',
+    "The quick brown fox jumps over the lazy dog. The quick brown fox",
+    "Once upon a time there was",
+)
+SAMPLING: tuple[dict[str, float], ...] = (
+    {},
+    {"temperature": 0.7},
+    {"temperature": 1.0, "top_p": 0.9, "presence_penalty": 0.5},
+    {"repetition_penalty": 1.1},
+    {"temperature": 0.9, "top_k": 20, "min_p": 0.02},
+)
+NUM_REQUESTS, NUM_TOKENS = 32, 24
+
+
+@lru_cache(maxsize=1)
+def requests(model_dir: Path) -> list[EngineRequest]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
+    made = []
+    for number in range(NUM_REQUESTS):
+        text = f"{number}. {TEXTS[number % len(TEXTS)]}"
+        params = SamplingParams(max_tokens=NUM_TOKENS, seed=number, **SAMPLING[number % len(SAMPLING)])
+        prompt = tokenizer(text)["input_ids"]
+        made.append(EngineRequest(sequence_id=number, prompt_token_ids=prompt, params=params))
+    return made
+
+
+def make_engine(model_dir: Path, num_blocks: int) -> Engine:
+    return build_engine(
+        EngineConfig(
+            model_dir=str(model_dir),
+            dtype="float32",
+            max_num_seqs=NUM_REQUESTS,
+            max_num_batched_tokens=64,
+            block_size=16,
+            kv_cache_bytes=num_blocks * BLOCK_BYTES,
+        )
+    )
+
+
+def run(engine: Engine, asked: list[EngineRequest], cancelled: dict[int, int]) -> dict[int, list[int]]:
+    """Tokens by id; those in `cancelled` go after so many steps."""
+    for request in asked:
+        engine.add_request(request)
+    tokens: dict[int, list[int]] = {request.sequence_id: [] for request in asked}
+    step = 0
+    while engine.has_work:
+        for output in engine.step():
+            tokens[output.sequence_id] += output.token_ids
+        step += 1
+        for sequence_id in [each for each, when in cancelled.items() if when == step]:
+            engine.abort(sequence_id)
+    assert engine.stats().num_used_blocks == 0
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def plain(default_model_dir: Path) -> Engine:
+    return make_engine(default_model_dir, 400)
+
+
+@pytest.fixture(scope="module")
+def expected(default_model_dir: Path, plain: Engine) -> Callable[[int], dict[int, list[int]]]:
+    """Without drafts, of the first requests."""
+    return lru_cache(lambda num_requests: run(plain, requests(default_model_dir)[:num_requests], {}))
+
+
+# 16 blocks hold four of these texts: of eight some are preempted.
+@pytest.mark.parametrize("num_blocks", [pytest.param(400, marks=pytest.mark.slow), 16])
+@pytest.mark.parametrize(
+    ("num_speculative_tokens", "batch", "num_requests"),
+    [
+        (4, 8, 8),
+        *(
+            pytest.param(num_tokens, batch, NUM_REQUESTS, marks=pytest.mark.slow)
+            for num_tokens in (1, 2, 3, 8, 16)
+            for batch in (1, 8, 32)
+        ),
+    ],
+)
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_drafts_change_no_token(
+    default_model_dir: Path,
+    expected: Callable[[int], dict[int, list[int]]],
+    drafter: str,
+    num_speculative_tokens: int,
+    batch: int,
+    num_requests: int,
+    num_blocks: int,
+) -> None:
+    engine = make_engine(default_model_dir, num_blocks)
+    # All drafts are tried, as if they cost nothing.
+    policy = SpeculationPolicy(StepCost([(1, 1.0), (1 << 16, 1.0)]))
+    source = NGramDrafter() if drafter == "ngram" else SuffixDrafter()
+    engine._scheduler.speculator = Speculator(source, policy, num_speculative_tokens)
+    asked = requests(default_model_dir)[:num_requests]
+    draw = random.Random(f"{drafter} {num_speculative_tokens} {batch}")
+    for start in range(0, len(asked), batch):
+        group = asked[start : start + batch]
+        cancelled = {each.sequence_id: draw.randrange(1, 12) for each in group if draw.random() < 0.15}
+        tokens = run(engine, group, cancelled)
+        for sequence_id, made in tokens.items():
+            whole = expected(num_requests)[sequence_id]
+            assert made == (whole[: len(made)] if sequence_id in cancelled else whole)
+    stats = engine.stats()
+    assert sum(stats.total_accepted_tokens_at) > 0
+    assert num_blocks > 16 or batch == 1 or stats.total_preemptions > 0
