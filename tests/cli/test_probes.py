@@ -12,12 +12,14 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from naiad.cli.presets import shipped_model
 from naiad.cli.probes import Prober, probe_request
-from naiad.cli.repository import ModelEntry, find_repository, read_repository
+from naiad.cli.repository import ModelEntry, find_repository, read_model, read_repository
 from naiad.config.probe import PROBE_REQUEST_ID
 
 ENTRIES = {entry.name: entry for entry in read_repository(find_repository(None))}
-OURS = [ENTRIES[name] for name in ("tokenizer", "llm", "detokenizer")]
+OURS = [ENTRIES[name] for name in ("tokenizer", "llm", "detokenizer", "text")]
+VLLM = read_model(shipped_model("vllm"))
 
 Answer = Callable[[Any], Iterator[Any]]
 
@@ -85,12 +87,12 @@ def test_every_model_of_ours_is_asked_with_the_reserved_id(serve: Callable[[Answ
     fake = serve(nothing)
     assert Prober(fake.address, ENTRIES.values(), 5).probe() is None
     asked = fake.servicer.asked
-    assert {request.model_name for request in asked} == {"tokenizer", "llm", "detokenizer"}
+    assert {request.model_name for request in asked} == {entry.name for entry in OURS}
     assert {request.id for request in asked} == {PROBE_REQUEST_ID}
 
 
 def test_probes_send_what_the_models_declare() -> None:
-    for entry in OURS:
+    for entry in [*OURS, VLLM]:
         request = probe_request(entry)
         assert request is not None
         declared = {each.name: each for each in entry.config.input}
@@ -98,11 +100,13 @@ def test_probes_send_what_the_models_declare() -> None:
         assert required <= {tensor.name for tensor in request.inputs}
         for tensor in request.inputs:
             assert tensor.name in declared
-            assert len(tensor.shape) == 1 + len(declared[tensor.name].dims)
+            has_rows = entry.config.max_batch_size > 0
+            assert len(tensor.shape) == has_rows + len(declared[tensor.name].dims)
 
 
-def test_the_probe_of_llm_only_asks_to_stop() -> None:
-    request = probe_request(ENTRIES["llm"])
+@pytest.mark.parametrize("name", ["llm", "text"])
+def test_the_probe_of_a_model_that_generates_only_asks_to_stop(name: str) -> None:
+    request = probe_request(ENTRIES[name])
     assert request is not None
     stop = next(tensor for tensor in request.inputs if tensor.name == "stop")
     assert list(stop.contents.bool_contents) == [True]

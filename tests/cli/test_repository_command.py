@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.blank_checkpoint import write_checkpoint
 from naiad.cli.main import main
 from naiad.cli.repository import ModelEntry, find_repository, read_repository
 from naiad.cli.served_models import served_models, steps
 
-MODELS = ["detokenizer", "ensemble", "llm", "tokenizer"]
+MODELS = ["detokenizer", "ensemble", "llm", "text", "tokenizer"]
 
 
 @pytest.fixture
@@ -20,24 +20,6 @@ def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "checkpoint"
     write_checkpoint(folder)
     return folder
-
-
-def write_checkpoint(folder: Path, num_bytes: int = 4) -> None:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 8,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": 32,
-        "max_position_embeddings": 64,
-    }
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text("{}")
-    shape = {"dtype": "F32", "shape": [num_bytes // 4], "data_offsets": [0, num_bytes]}
-    header = json.dumps({"w": shape}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(num_bytes))
 
 
 @pytest.fixture
@@ -110,6 +92,7 @@ def test_options_become_parameters_of_every_model_that_has_them(tmp_path: Path, 
         "detokenizer": None,
         "ensemble": None,
         "llm": "48",
+        "text": "48",
         "tokenizer": "48",
     }
     assert made["llm"].parameters["max_num_seqs"] == "3"
@@ -124,7 +107,8 @@ def test_an_added_model_is_wired_to_itself(repository: Path) -> None:
         assert steps(made[f"{prefix}ensemble"]) == [
             f"{prefix}{n}" for n in ("tokenizer", "llm", "detokenizer")
         ]
-        assert made[f"{prefix}detokenizer"].parameters["llm_model_name"] == f"{prefix}llm"
+        for name in ("detokenizer", "text"):
+            assert made[f"{prefix}{name}"].parameters["llm_model_name"] == f"{prefix}llm"
         assert made[f"{prefix}llm"].config.name == f"{prefix}llm"
 
 
@@ -160,8 +144,8 @@ def test_check_lists_models_and_adds_up_their_memory(
     capsys.readouterr()
     assert naiad("check", repository) == 0
     said = capsys.readouterr().out
-    assert "first: detokenizer, ensemble, llm, tokenizer" in said
-    assert "second: second_detokenizer, second_ensemble, second_llm, second_tokenizer" in said
+    assert "first: detokenizer, ensemble, llm, text, tokenizer" in said
+    assert "second: second_detokenizer, second_ensemble, second_llm, second_text, second_tokenizer" in said
     assert "2.00 GiB in all" in said
 
 
@@ -186,15 +170,6 @@ def test_a_model_among_others_needs_a_definite_budget(
     assert "kv_cache_bytes of third_llm = 0: expected a number of bytes" in refusal(
         capsys, "check", repository
     )
-
-
-@pytest.mark.parametrize("preset", ["trtllm", "vllm"])
-def test_presets_that_do_not_exist_are_refused_by_name(
-    preset: str, tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("create", "--model", checkpoint, "--name", "x", "--preset", preset, tmp_path / "made")
-    assert f"--preset = '{preset}': expected naiad" in refusal(capsys, *words)
-    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ class FakeDoor:
     def __init__(self) -> None:
         self.submitted: list[EngineRequest] = []
         self.aborted: list[int] = []
+        self.stopped: list[str] = []
         self.error: NaiadError | None = None
 
     def submit(self, requests: list[EngineRequest]) -> None:
@@ -84,6 +85,9 @@ class FakeDoor:
 
     def abort(self, sequence_ids: list[int]) -> None:
         self.aborted += sequence_ids
+
+    def stop_others(self, request_id: str) -> None:
+        self.stopped.append(request_id)
 
 
 class CountedIds:

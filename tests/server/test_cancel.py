@@ -22,7 +22,7 @@ def free_again(server: Server, timeout_s: float = 5) -> float:
     return eventually(lambda: server.used_blocks() == 0, timeout_s)
 
 
-@pytest.mark.parametrize("model", ["llm", "ensemble"])
+@pytest.mark.parametrize("model", ["llm", "ensemble", "text"])
 def test_cancel_in_decode(server: Server, model: str) -> None:
     inputs = llm_inputs([1, 2, 3], 1500) if model == "llm" else text_inputs("Once upon a time", 1500)
     stream = Stream(server.grpc, model, inputs | {"ignore_eos": True})
@@ -33,7 +33,7 @@ def test_cancel_in_decode(server: Server, model: str) -> None:
     assert len(stream.join().responses) < 1500
 
 
-@pytest.mark.parametrize("model", ["llm", "ensemble"])
+@pytest.mark.parametrize("model", ["llm", "ensemble", "text"])
 def test_cancel_in_prefill(server: Server, model: str) -> None:
     inputs = llm_inputs(LONG, 400) if model == "llm" else text_inputs(LONG_TEXT, 400)
     stream = Stream(server.grpc, model, inputs | {"ignore_eos": True})
@@ -43,7 +43,7 @@ def test_cancel_in_prefill(server: Server, model: str) -> None:
     assert stream.join().responses == []
 
 
-@pytest.mark.parametrize("model", ["llm", "ensemble"])
+@pytest.mark.parametrize("model", ["llm", "ensemble", "text"])
 def test_cancel_while_queued(server: Server, model: str) -> None:
     busy = [Stream(server.grpc, "llm", llm_inputs([5], 1900, ignore_eos=True)) for _ in range(32)]
     eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="scheduled") == 32, 30)
@@ -58,7 +58,7 @@ def test_cancel_while_queued(server: Server, model: str) -> None:
 
 
 def test_http_disconnect(server: Server) -> None:
-    for path in ("ensemble", "llm"):
+    for path in ("ensemble", "llm", "text"):
         body = {"max_tokens": 1500, "text_input": "Once", "stream": True, "ignore_eos": True}
         if path == "llm":
             body = {"input_ids": [5, 6], "input_lengths": 2, "request_output_len": 1500, "streaming": True}
@@ -70,13 +70,16 @@ def test_http_disconnect(server: Server) -> None:
         free_again(server)
 
 
-def test_stop_by_request_id_ends_with_cancelled_and_no_error(server: Server) -> None:
+@pytest.mark.parametrize("asked", ["llm", "text"])
+def test_stop_by_request_id_ends_with_cancelled_and_no_error(server: Server, asked: str) -> None:
+    """It reaches what came by any door of the engine."""
     inputs = text_inputs("Once upon a time", 1500, ignore_eos=True, return_finish_reason=True)
-    streams = [Stream(server.grpc, "ensemble", inputs, request_id="stop-me") for _ in range(2)]
+    streams = [Stream(server.grpc, model, inputs, request_id="stop-me") for model in ("ensemble", "text")]
     other = Stream(server.grpc, "ensemble", text_inputs("Two", 40, ignore_eos=True), request_id="not-me")
     for stream in streams:
         assert stream.got_response.wait(30)
-    stop = ask(server.grpc, "llm", llm_inputs([1], 1, stop=True), request_id="stop-me")
+    order = llm_inputs([1], 1, stop=True) if asked == "llm" else {"stop": True}
+    stop = ask(server.grpc, asked, order, request_id="stop-me")
     assert (stop.errors, stop.responses, stop.num_finals) == ([], [], 1)
     for stream in streams:
         outcome = stream.join(20)

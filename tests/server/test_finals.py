@@ -20,7 +20,7 @@ KINDS = ("good", "unstreamed", "refused", "cancelled early", "cancelled late", "
 
 
 def make(kind: str, number: int, draw: random.Random) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    model = draw.choice(("llm", "ensemble"))
+    model = draw.choice(("llm", "ensemble", "text"))
     length = draw.randrange(1, 12)
     inputs = (
         llm_inputs([5, 6, number % 1000], length)

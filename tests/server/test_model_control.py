@@ -23,7 +23,7 @@ from helpers.tiny_repository import create_repository, tiny_checkpoint
 from naiad.cli.shared_memory import mapped_regions
 from naiad.engine_process import runtime_path
 
-MODELS = ("ensemble", "tokenizer", "llm", "detokenizer")
+MODELS = ("ensemble", "tokenizer", "llm", "detokenizer", "text")
 # The server's own words for a model that is not loaded; it sends no FINAL with them.
 NOT_LOADED = re.compile(r"unknown model|no available versions|is not ready")
 TOKENS = 40
@@ -60,12 +60,16 @@ class Controlled:
 
     def unload(self) -> None:
         """Unload everything; with the ensemble go the steps that nobody loaded by name."""
-        for name in ("ensemble", "llm"):
+        for name in ("ensemble", "text", "llm"):
             self.client.unload_model(name, unload_dependents=True)
         eventually(lambda: all(set(self.versions(name).values()) == {"UNAVAILABLE"} for name in MODELS), 60)
 
-    def sentence(self) -> Outcome:
-        return ask(self.server.grpc, "ensemble", text_inputs("The quick", TOKENS, ignore_eos=True))
+    def load(self) -> None:
+        for name in ("ensemble", "text"):
+            self.client.load_model(name)
+
+    def sentence(self, model: str = "ensemble") -> Outcome:
+        return ask(self.server.grpc, model, text_inputs("The quick", TOKENS, ignore_eos=True))
 
     def stubs(self) -> list[psutil.Process]:
         return self.server.processes("triton_python_backend_stub")
@@ -121,14 +125,14 @@ def test_unloading_gives_everything_back_and_loading_serves_again(controlled: Co
     text = controlled.sentence().text
     for _ in range(2):
         held = controlled.regions()
-        assert len(held) == 3
+        assert len(held) == 4
         controlled.unload()
         eventually(lambda: controlled.stubs() == controlled.engines() == [], 30)
         assert controlled.sockets() == set()
         assert held.isdisjoint(os.listdir("/dev/shm"))
         assert "nv_trt_llm_request_metrics{" not in controlled.metrics_text()
         assert NOT_LOADED.search(controlled.sentence().errors[0])
-        controlled.client.load_model("ensemble")
+        controlled.load()
         assert controlled.sentence().text == text
     # The supervisor has seen models come and go, and has not taken them for dead.
     assert not any("restarting" in line for line in controlled.server.lines)
@@ -141,24 +145,28 @@ def test_a_stream_that_runs_ends_whole_when_its_model_is_unloaded(controlled: Co
     controlled.unload()
     outcome = stream.join(60)
     assert whole(outcome)
-    controlled.client.load_model("ensemble")
+    controlled.load()
     assert outcome.text == ask(controlled.server.grpc, "ensemble", inputs).text
 
 
 def test_a_reload_takes_new_settings_and_lets_streams_of_the_old_end(controlled: Controlled) -> None:
     server = controlled.server
     text = controlled.sentence().text
-    stream = Stream(server.grpc, "ensemble", text_inputs("Story", 800, ignore_eos=True))
-    assert stream.got_response.wait(60)
+    inputs = text_inputs("Story", 800, ignore_eos=True)
+    streams = [Stream(server.grpc, model, inputs) for model in ("ensemble", "text")]
+    assert all(stream.got_response.wait(60) for stream in streams)
     controlled.edit(parameter("max_num_seqs", "8"), parameter("max_num_seqs", "5"))
     controlled.client.load_model("llm")
     assert controlled.sentence().text == text
-    assert whole(stream.join(60))
+    assert all(whole(stream.join(60)) for stream in streams)
     eventually(lambda: len(controlled.engines()) == 1, 30)
     assert controlled.sentence().text == text
+    # The second door has found the new engine.
+    assert controlled.sentence("text").text == text
     eventually(lambda: "nv_trt_llm_request_metrics{" in controlled.metrics_text(), 10)
     eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="max") == 5, 10)
-    assert len(controlled.sockets()) == len({"acks", "engine", "number", "metrics"})
+    of_the_door = len({"number", "metrics"})
+    assert len(controlled.sockets()) == len({"acks", "engine", "number", "metrics"}) + of_the_door
 
 
 def test_a_failed_reload_leaves_the_old_one_serving(controlled: Controlled) -> None:
@@ -236,7 +244,7 @@ def test_loading_and_unloading_under_traffic(controlled: Controlled, num_rounds:
             eventually(lambda: controlled.stubs() == controlled.engines() == [], 30)
             assert held.isdisjoint(os.listdir("/dev/shm"))
             sizes.append(tritonserver.memory_info().rss)
-            controlled.client.load_model("ensemble")
+            controlled.load()
     finally:
         outcomes = traffic.stop()
     served = [outcome for outcome in outcomes if not outcome.errors]

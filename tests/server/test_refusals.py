@@ -55,13 +55,14 @@ ENSEMBLE_CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.parametrize("model", ["ensemble", "text"])
 @pytest.mark.parametrize(
     ("fields", "parameters", "message"), ENSEMBLE_CASES, ids=[case[2] for case in ENSEMBLE_CASES]
 )
-def test_ensemble_refuses(
-    server: Server, fields: dict[str, Any], parameters: dict[str, Any], message: str
+def test_text_is_refused(
+    server: Server, model: str, fields: dict[str, Any], parameters: dict[str, Any], message: str
 ) -> None:
-    outcome = ask(server.grpc, "ensemble", text_inputs("Hello", 5) | fields, parameters=parameters)
+    outcome = ask(server.grpc, model, text_inputs("Hello", 5) | fields, parameters=parameters)
     assert len(outcome.errors) == 1
     assert message in outcome.errors[0]
     assert (outcome.num_finals, outcome.responses) == (1, [])

@@ -9,7 +9,8 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from naiad.config.engine_config import field_names
-from naiad.triton_server.request_fields import NOT_SERVED, SERVED
+from naiad.triton_server.request_fields import SERVED
+from naiad.triton_server.unserved_fields import NOT_SERVED
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 LLM_READS = {
@@ -39,14 +40,14 @@ def test_llm_parameters_are_the_engines_fields() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["llm", "detokenizer"])
+@pytest.mark.parametrize("name", ["llm", "detokenizer", "text"])
 def test_streaming_models_are_decoupled_with_one_instance(name: str) -> None:
     config = load(name)
     assert config.model_transaction_policy.decoupled
     assert [group.count for group in config.instance_group] == [1]
 
 
-@pytest.mark.parametrize("name", ["tokenizer", "llm", "detokenizer"])
+@pytest.mark.parametrize("name", ["tokenizer", "llm", "detokenizer", "text"])
 def test_model_py_is_two_lines(name: str) -> None:
     lines = (REPOSITORY / name / "1" / "model.py").read_text().splitlines()
     assert len(lines) == 2
@@ -77,3 +78,11 @@ def test_ensemble_hands_every_input_of_llm_and_the_detokenizer_on() -> None:
     assert {each.name for each in load("detokenizer").output} == set(steps["detokenizer"].output_map)
     made = {each.name for each in load("llm").output} - {"context_phase_params"}
     assert made == set(steps["llm"].output_map)
+
+
+def test_text_takes_and_gives_what_the_ensemble_does_and_what_only_it_can() -> None:
+    text, ensemble = load("text"), load("ensemble")
+    assert list(text.input)[: len(ensemble.input)] == list(ensemble.input)
+    assert list(text.output) == list(ensemble.output)
+    more = {each.name for each in text.input} - {each.name for each in ensemble.input}
+    assert more - {"stop"} == more & set(NOT_SERVED)

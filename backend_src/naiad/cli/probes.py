@@ -128,6 +128,10 @@ def probe_request(entry: ModelEntry) -> Any | None:
             _tensor("QUERY", "BYTES", [1, 1], bytes_contents=[b"x"]),
             _int_tensor("REQUEST_OUTPUT_LEN", [1, 1], 1),
         )
+    if "stop" in entry.input_names:
+        return _request(entry.name, _tensor("stop", "BOOL", [1, 1], bool_contents=[True]))
+    if "sampling_parameters" in entry.input_names:
+        return _request(entry.name, _tensor("text_input", "BYTES", [1], bytes_contents=[b"x"]))
     if "TOKENS_BATCH" in entry.input_names:
         return _request(
             entry.name,

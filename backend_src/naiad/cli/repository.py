@@ -45,7 +45,7 @@ class ModelEntry:
 
 
 def find_repository(option: Path | None) -> Path:
-    """The model repository: the option's, or the one beside the source root.
+    """The model repository: the option's, or the one that the package brings.
 
     Raises:
         StartupError: there is none.
@@ -54,13 +54,12 @@ def find_repository(option: Path | None) -> Path:
         if not option.is_dir():
             raise ConfigError("--model-repository", str(option), "an existing directory")
         return option.resolve()
-    beside_source = Path(naiad.__file__).resolve().parents[2] / "model_repository"
-    if not beside_source.is_dir():
+    packaged = (Path(naiad.__file__).parent / "model_repository").resolve()
+    if not packaged.is_dir():
         raise StartupError(
-            "no model repository beside the package: name one with --model-repository DIR "
-            "(the source checkout has it as model_repository/)"
+            "the package has no model repository: install it again, or name one with --model-repository DIR"
         )
-    return beside_source
+    return packaged
 
 
 def read_repository(source: Path) -> list[ModelEntry]:
@@ -69,13 +68,32 @@ def read_repository(source: Path) -> list[ModelEntry]:
     Raises:
         StartupError: none is Naiad's, or a config.pbtxt can not be parsed.
     """
-    entries = [_read_entry(path) for path in sorted(source.iterdir()) if path.is_dir()]
+    entries = [read_model(path) for path in sorted(source.iterdir()) if path.is_dir()]
     if not any(entry.is_engine for entry in entries):
         raise StartupError(
             f"{source} holds no model of Naiad's: expected one whose config.pbtxt has the parameters "
             f"{_MODEL_DIR} and {_ENGINE_MARK}"
         )
     return entries
+
+
+def read_model(path: Path) -> ModelEntry:
+    """The model in this directory.
+
+    Raises:
+        StartupError: its config.pbtxt can not be parsed.
+    """
+    from google.protobuf import text_format
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+    config_path = path / _CONFIG_NAME
+    if not config_path.is_file():
+        return ModelEntry(path.name, None, {}, frozenset())
+    try:
+        config = text_format.Parse(config_path.read_text(encoding="utf-8"), ModelConfig())
+    except text_format.ParseError as error:
+        raise StartupError(f"{config_path} can not be parsed: {error}") from None
+    return model_entry(path.name, config)
 
 
 def model_entry(name: str, config: Any) -> ModelEntry:
@@ -125,17 +143,3 @@ def write_model(source: Path, target: Path, config: Any) -> None:
 
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     (target / _CONFIG_NAME).write_text(text_format.MessageToString(config), encoding="utf-8")
-
-
-def _read_entry(path: Path) -> ModelEntry:
-    from google.protobuf import text_format
-    from tritonclient.grpc.model_config_pb2 import ModelConfig
-
-    config_path = path / _CONFIG_NAME
-    if not config_path.is_file():
-        return ModelEntry(path.name, None, {}, frozenset())
-    try:
-        config = text_format.Parse(config_path.read_text(encoding="utf-8"), ModelConfig())
-    except text_format.ParseError as error:
-        raise StartupError(f"{config_path} can not be parsed: {error}") from None
-    return model_entry(path.name, config)

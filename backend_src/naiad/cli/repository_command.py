@@ -8,6 +8,7 @@ from pathlib import Path
 
 from naiad.cli.fetch_model import resolve_model
 from naiad.cli.model_files import check_checkpoint, check_model_directory
+from naiad.cli.presets import ALWAYS_DECOUPLED, PRESETS
 from naiad.cli.repository import find_repository, read_repository
 from naiad.cli.repository_check import check_repository, with_directories
 from naiad.cli.repository_template import NewModel, add_model
@@ -17,7 +18,6 @@ from naiad.cli.system_checks import available_memory_bytes
 from naiad.config import EngineConfig
 from naiad.errors import ConfigError, StartupError
 
-_PRESETS = ("naiad", "trtllm", "vllm")
 _MAX_BATCH_SIZE = 1024
 _GIB = 1 << 30
 
@@ -55,7 +55,17 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--name", required=True, metavar="NAME", help="what to call it")
     parser.add_argument(
-        "--preset", choices=_PRESETS, default="naiad", help="names and shapes of the models (default: naiad)"
+        "--preset",
+        choices=tuple(PRESETS),
+        default="naiad",
+        help="names and shapes of the models: Naiad's own, those of TensorRT-LLM's backend, or the vLLM "
+        "backend's (default: naiad)",
+    )
+    parser.add_argument(
+        "--no-decoupled",
+        dest="decoupled",
+        action="store_false",
+        help="one response a request, for clients that ask by HTTP infer or unary gRPC; no streaming",
     )
     parser.add_argument(
         "--max-batch-size", type=int, metavar="N", help="rows of a request at most (default: 8)"
@@ -120,8 +130,8 @@ def _print_model(model: ServedModel) -> None:
 
 def _new_model(args: argparse.Namespace, prefix: str) -> NewModel:
     """What the options ask for, checked."""
-    if args.preset != "naiad":
-        raise ConfigError("--preset", args.preset, "naiad: the models of the other presets do not exist yet")
+    if not args.decoupled and args.preset in ALWAYS_DECOUPLED:
+        raise ConfigError("--preset", args.preset, "naiad or trtllm with --no-decoupled")
     check_name(args.name)
     if args.max_batch_size is not None and not 1 <= args.max_batch_size <= _MAX_BATCH_SIZE:
         raise ConfigError("--max-batch-size", args.max_batch_size, f"1 … {_MAX_BATCH_SIZE}")
@@ -133,7 +143,7 @@ def _new_model(args: argparse.Namespace, prefix: str) -> NewModel:
         check_checkpoint(draft_directory)
         parameters["draft_model"] = str(draft_directory)
     EngineConfig.from_parameters(parameters)
-    return NewModel(args.name, prefix, args.max_batch_size, parameters)
+    return NewModel(args.name, prefix, args.max_batch_size, parameters, args.preset, args.decoupled)
 
 
 def _print_added(names: list[str], repository: Path) -> None:

@@ -1,4 +1,4 @@
-"""A language model's four models in a repository, made from those that the project ships."""
+"""A language model's models in a repository, made from those that the project ships."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from naiad.cli.repository import ModelEntry, find_repository, read_repository, with_parameters, write_model
+from naiad.cli.presets import PRESETS, shipped_model
+from naiad.cli.repository import ModelEntry, read_model, with_parameters, write_model
 from naiad.cli.served_models import LLM_NAME, SERVED_NAME
 from naiad.errors import StartupError
 
@@ -22,12 +23,20 @@ class NewModel:
         prefix: of the names of its models; "" for a repository's first.
         max_batch_size: rows of a request; None: as shipped.
         parameters: text for the parameters of those models that have them.
+        preset: which models, and their names.
+        is_decoupled: a request may have any number of responses.
     """
 
     name: str
     prefix: str
     max_batch_size: int | None
     parameters: Mapping[str, str]
+    preset: str = "naiad"
+    is_decoupled: bool = True
+
+    def name_of(self, shipped: str) -> str:
+        """What a shipped model is called."""
+        return self.prefix + PRESETS[self.preset][shipped]
 
 
 def add_model(model: NewModel, repository: Path) -> list[str]:
@@ -39,9 +48,8 @@ def add_model(model: NewModel, repository: Path) -> list[str]:
     Raises:
         StartupError: one is there already, or can not be written.
     """
-    template = find_repository(None)
-    entries = read_repository(template)
-    names = [model.prefix + entry.name for entry in entries]
+    sources = [shipped_model(name) for name in PRESETS[model.preset]]
+    names = [model.name_of(source.name) for source in sources]
     for name in names:
         if (repository / name).exists():
             raise StartupError(
@@ -50,8 +58,8 @@ def add_model(model: NewModel, repository: Path) -> list[str]:
     try:
         # In the repository: what is beside it may be another file system.
         with tempfile.TemporaryDirectory(dir=repository, prefix=".naiad-") as folder:
-            for entry, name in zip(entries, names, strict=True):
-                write_model(template / entry.name, Path(folder) / name, _config(entry, model))
+            for source, name in zip(sources, names, strict=True):
+                write_model(source, Path(folder) / name, _config(read_model(source), model))
             for name in names:
                 (Path(folder) / name).rename(repository / name)
     except OSError as error:
@@ -62,14 +70,17 @@ def add_model(model: NewModel, repository: Path) -> list[str]:
 def _config(entry: ModelEntry, model: NewModel) -> Any:
     parameters = dict(model.parameters)
     if LLM_NAME in entry.parameters:
-        parameters[LLM_NAME] = model.prefix + entry.parameters[LLM_NAME]
+        parameters[LLM_NAME] = model.name_of(entry.parameters[LLM_NAME])
     config = type(entry.config)()
     config.CopyFrom(with_parameters(entry, parameters).config)
-    config.name = model.prefix + entry.name
-    if model.max_batch_size is not None:
+    config.name = model.name_of(entry.name)
+    # 0 stays: such a model knows no rows.
+    if model.max_batch_size is not None and config.max_batch_size:
         config.max_batch_size = model.max_batch_size
+    if not model.is_decoupled:
+        config.model_transaction_policy.decoupled = False
     for step in config.ensemble_scheduling.step:
-        step.model_name = model.prefix + step.model_name
+        step.model_name = model.name_of(step.model_name)
     if entry.is_engine:
         config.parameters[SERVED_NAME].string_value = model.name
     return config

@@ -190,12 +190,15 @@ def _warn_if_exposed(args: argparse.Namespace, files: ServerFiles) -> None:
         )
 
 
-def _announce(host: str, ports: Mapping[str, int], model: str) -> None:
+def _announce(host: str, ports: Mapping[str, int], entry: ModelEntry) -> None:
     addresses = {name: _address(host, port) for name, port in ports.items()}
     print("ready: " + " ".join(f"{name}={address}" for name, address in addresses.items()))
     print("\nAsk it something:")
+    model = entry.name
     client = f"{sys.executable} -m naiad_client" + ("" if model == "ensemble" else f" --model {model}")
-    print(f'  {client} "What is the capital of France?" --chat --url {addresses["grpc"]}')
+    if entry.config.max_batch_size:
+        # The client sends rows.
+        print(f'  {client} "What is the capital of France?" --chat --url {addresses["grpc"]}')
     print(f"  curl -N {addresses['http']}/v2/models/{model}/generate_stream \\")
     print("""    -d '{"text_input": "The capital of France is", "max_tokens": 32, "stream": true}'""")
     print("\nCtrl-C stops it.", flush=True)

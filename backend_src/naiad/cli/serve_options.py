@@ -33,7 +33,7 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         "--model-repository",
         type=Path,
         metavar="DIR",
-        help="the model repository (default: the checkout's model_repository/); it is not changed",
+        help="the model repository (default: the one that Naiad brings); it is not changed",
     )
     add(
         "--model-control-mode",

@@ -23,7 +23,7 @@ class ServedModel:
 
     Attributes:
         engine: its `llm`.
-        others: its tokenizer, its detokenizer, and its ensemble.
+        others: its tokenizer, its detokenizer, its ensemble, and further doors to its engine.
     """
 
     engine: ModelEntry
@@ -40,9 +40,10 @@ class ServedModel:
         return (self.engine, *self.others)
 
     @property
-    def entry_point(self) -> str:
-        """Whom clients ask: the ensemble, or else the engine's model."""
-        return next((each.name for each in self.others if steps(each)), self.engine.name)
+    def entry_point(self) -> ModelEntry:
+        """Whom clients ask: the ensemble, or else another model that takes text, or the engine's."""
+        by_text = [each for each in self.others if "text_input" in each.input_names]
+        return next((each for each in by_text if steps(each)), (by_text or [self.engine])[0])
 
     def engine_config(self) -> EngineConfig:
         """The engine's configuration.

@@ -3,6 +3,8 @@
 from naiad.engine_process.ack_router import AckRouter
 from naiad.engine_process.acks import Ack, AckReceiver, AckSender
 from naiad.engine_process.client import ClientTimings, EngineClient
+from naiad.engine_process.door_client import DoorClient
+from naiad.engine_process.file_lock import FileLock
 from naiad.engine_process.instance import Instance, claim_instance
 from naiad.engine_process.parent_watch import end_with_parent
 from naiad.engine_process.protocol import Ready
@@ -19,7 +21,9 @@ __all__ = [
     "AckRouter",
     "AckSender",
     "ClientTimings",
+    "DoorClient",
     "EngineClient",
+    "FileLock",
     "Instance",
     "Ready",
     "StopNotice",

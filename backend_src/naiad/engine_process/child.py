@@ -22,6 +22,7 @@ from naiad.engine_process.protocol import (
     Ready,
     StartFailed,
     StepDone,
+    StopRequests,
     engine_message_decoder,
 )
 from naiad.engine_process.runtime_dir import check_socket_path
@@ -77,7 +78,7 @@ class EngineChild:
         self._socket_path = socket_path
         self._connection: socket.socket | None = None
         self._frames = FrameBuffer()
-        self._early: list[StepDone] = []
+        self._early: list[StepDone | StopRequests] = []
         socket_path.unlink(missing_ok=True)
         arguments = [*command, "--socket", str(socket_path), "--parent-pid", str(os.getpid())]
         arguments += config_options(config)
@@ -120,7 +121,7 @@ class EngineChild:
             text = f"the engine process ended while starting ({self._describe_exit()})"
             raise StartupError(text) from None
 
-    def receive(self, timeout_s: float) -> list[StepDone]:
+    def receive(self, timeout_s: float) -> list[StepDone | StopRequests]:
         """The messages that arrive next; empty when none does in time.
 
         Raises:
@@ -128,10 +129,10 @@ class EngineChild:
         """
         messages: Sequence[EngineMessage] = self._early or self._receive(timeout_s)
         self._early = []
-        steps = [message for message in messages if isinstance(message, StepDone)]
-        if len(steps) != len(messages):
+        expected = [message for message in messages if isinstance(message, (StepDone, StopRequests))]
+        if len(expected) != len(messages):
             raise ConnectionError("the engine process announced itself twice")
-        return steps
+        return expected
 
     def send(self, frame: bytes) -> None:
         """Send, or kill the process when it does not read; its loss is then seen by `receive`."""
@@ -176,7 +177,7 @@ class EngineChild:
             raise StartupError(first.message)
         if not isinstance(first, Ready):
             raise ConnectionError("the engine process spoke before it was ready")
-        self._early = [message for message in rest if isinstance(message, StepDone)]
+        self._early = [message for message in rest if isinstance(message, (StepDone, StopRequests))]
         return first
 
     def _receive(self, timeout_s: float) -> list[EngineMessage]:

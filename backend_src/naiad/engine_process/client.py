@@ -11,8 +11,16 @@ from pathlib import Path
 
 from naiad.config import EngineConfig
 from naiad.engine_process.child import EngineChild, default_command
-from naiad.engine_process.protocol import Abort, AddRequests, Drain, Ready, StepDone, encode_frame
-from naiad.errors import InternalError, StartupError, UnavailableError
+from naiad.engine_process.protocol import (
+    Abort,
+    Drain,
+    Ready,
+    StepDone,
+    StopRequests,
+    encode_frame,
+    encode_requests,
+)
+from naiad.errors import StartupError, UnavailableError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest
 
@@ -47,6 +55,10 @@ class EngineClient:
     Every accepted sequence ends with one output that has a finish reason, or with a loss.
     A sequence handed to `submit` while the engine is being lost can be reported by `on_lost`
     and by the error that `submit` raises: whoever takes it out of the caller's table answers it.
+
+    Attributes:
+        on_stop: called by the dispatcher thread with the id of requests that are to be cancelled, as a
+            client of another door said. To be set before `start`.
     """
 
     def __init__(
@@ -71,6 +83,7 @@ class EngineClient:
             command: instead of `python -m naiad.engine_process`.
             timings: instead of the defaults.
         """
+        self.on_stop: Callable[[str], None] = lambda _: None
         self._config = config
         self._socket_path = socket_path
         self._on_outputs = on_outputs
@@ -124,7 +137,7 @@ class EngineClient:
             InternalError: a value of theirs can not be sent; none of the rows was taken.
         """
         # Before anything is remembered: rows that were never sent are never answered either.
-        frame = _encoded(AddRequests(requests))
+        frame = encode_requests(requests)
         with self._send_lock:
             with self._lock:
                 if self._closing.is_set():
@@ -145,6 +158,14 @@ class EngineClient:
                 child = self._child if self._is_ready else None
             if live and child is not None:
                 child.send(encode_frame(Abort(live)))
+
+    def stop_others(self, request_id: str) -> None:
+        """Tell the engine's other doors to cancel requests of this id."""
+        with self._send_lock:
+            with self._lock:
+                child = self._child if self._is_ready else None
+            if child is not None:
+                child.send(encode_frame(StopRequests(request_id)))
 
     def close(self, timeout_s: float) -> None:
         """End the process: let it finish what runs for `timeout_s`, then end it. Idempotent.
@@ -211,7 +232,10 @@ class EngineClient:
             self._backoff_s = self._timings.first_backoff_s
         self._lose(child)
 
-    def _deliver(self, message: StepDone) -> None:
+    def _deliver(self, message: StepDone | StopRequests) -> None:
+        if isinstance(message, StopRequests):
+            self.on_stop(message.request_id)
+            return
         finished = [output.sequence_id for output in message.outputs if output.finish_reason is not None]
         with self._lock:
             self._outstanding.difference_update(finished)
@@ -254,11 +278,3 @@ class EngineClient:
             else:
                 logger.warning("the engine serves again")
                 return
-
-
-def _encoded(message: AddRequests) -> bytes:
-    try:
-        return encode_frame(message)
-    except (OverflowError, TypeError, ValueError) as error:
-        logger.error("a request can not be sent to the engine: %s: %s", type(error).__name__, error)
-        raise InternalError("the request can not be sent to the engine") from error

@@ -30,6 +30,7 @@ from naiad.engine_process.protocol import (
     EngineMessage,
     FrameBuffer,
     StepDone,
+    StopRequests,
     StopServing,
     client_message_decoder,
     encode_frame,
@@ -248,6 +249,11 @@ class DoorKeeper:
                 except NaiadError as error:
                     self._refuse(door, requests, error)
                     return
+            case StopRequests():
+                # Only doors know their clients' ids; the engine is not asked.
+                for other in self._doors - {door}:
+                    self.send(other, message)
+                return
             case Drain() if not door.is_owner:
                 # Only the owner may end the process.
                 return

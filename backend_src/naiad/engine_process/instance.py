@@ -7,6 +7,7 @@ acknowledgement finds the instance whose chunk it is for.
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,13 @@ def claim_instance(server_pid: int, model: str) -> tuple[Instance, FileLock]:
                 return instance, lock
             number += 1
     raise StartupError(f"{model} has {number} instances: expected fewer")
+
+
+def engine_sockets_of(directory: Path, model: str) -> list[Path]:
+    """The sockets of all engines of a model; the runtime directory may not be there."""
+    # Another model's name may begin with this one's and a dot.
+    name = re.compile(rf"{re.escape(model)}\.\d+{re.escape(ENGINE_SUFFIX)}")
+    return sorted(path for path in directory.glob(f"*{ENGINE_SUFFIX}") if name.fullmatch(path.name))
 
 
 def instance_number(sequence_id: int) -> int:

@@ -224,7 +224,8 @@ class EngineLoop:
 
     def _publish(self, stats: EngineStats) -> None:
         for door, outputs in self._outbox.items():
-            if outputs or stats != door.last_stats:
+            # The numbers alone are for the owner, who shows them; others would be woken for nothing.
+            if outputs or (door.is_owner and stats != door.last_stats):
                 for part in split_outputs(outputs):
                     self._keeper.send(door, StepDone(part, stats))
                 door.last_stats = stats
@@ -274,13 +275,13 @@ def serve(
 
 
 def _refuse_start(keeper: DoorKeeper, message: str) -> NoReturn:
-    """Tell every door that is there, waiting a while for the first, and exit."""
+    """Tell every door that is there, waiting a while for the owner's, and exit."""
     deadline = time.monotonic() + _FIRST_CONNECTION_S
     has_told = False
     while not has_told and time.monotonic() < deadline:
         for door, item in keeper.inbox.take(deadline - time.monotonic()):
             if item is DoorEvent.OPENED:
                 keeper.send(door, StartFailed(message))
-                has_told = True
+                has_told |= door.is_owner
     keeper.flush(_FLUSH_S)
     keeper.leave(EXIT_START_FAILED)

@@ -6,10 +6,12 @@ messages below; anything else is an error of the sender, never code that runs.
 
 from __future__ import annotations
 
+import logging
 import struct
 
 import msgspec
 
+from naiad.errors import InternalError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest
 
@@ -44,7 +46,13 @@ class StopServing(msgspec.Struct, tag="stop", frozen=True):
     timeout_s: float
 
 
-ClientMessage = AddRequests | Abort | Drain | StopServing
+class StopRequests(msgspec.Struct, tag="cancel", frozen=True):
+    """Cancel the requests that carry this id of their clients'; passed on to every other door."""
+
+    request_id: str
+
+
+ClientMessage = AddRequests | Abort | Drain | StopServing | StopRequests
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
@@ -77,7 +85,9 @@ class StepDone(msgspec.Struct, tag="step", frozen=True):
     stats: EngineStats
 
 
-EngineMessage = Ready | StartFailed | StepDone
+EngineMessage = Ready | StartFailed | StepDone | StopRequests
+
+logger = logging.getLogger(__name__)
 
 _encoder = msgspec.msgpack.Encoder()
 client_message_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
@@ -88,6 +98,19 @@ def encode_frame(message: ClientMessage | EngineMessage) -> bytes:
     """The message as one frame."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
+
+
+def encode_requests(requests: list[EngineRequest]) -> bytes:
+    """Rows to serve as one frame.
+
+    Raises:
+        InternalError: a value of theirs can not be sent.
+    """
+    try:
+        return encode_frame(AddRequests(requests))
+    except (OverflowError, TypeError, ValueError) as error:
+        logger.error("a request can not be sent to the engine: %s: %s", type(error).__name__, error)
+        raise InternalError("the request can not be sent to the engine") from error
 
 
 def split_outputs(outputs: list[RequestOutput]) -> list[list[RequestOutput]]:

@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from naiad.outputs import RequestOutput
-from naiad.triton_server.response_stream import ResponseStream, StreamRow, Tensors
+from naiad.triton_server.joined_row import JoinedRow
+from naiad.triton_server.response_stream import ResponseStream, Tensors
 
 PADDING_ID = -1
 
 
-@dataclass(slots=True)
-class BeamRow(StreamRow):
-    """One search. It has something to say when every one of its ids has had its output.
+class BeamRow(JoinedRow):
+    """One search; its sequences are its results, best first."""
 
-    Attributes:
-        sibling_ids: of the further results, best first.
-        beams: id → its output.
-    """
-
-    sibling_ids: tuple[int, ...] = ()
-    beams: dict[int, RequestOutput] = field(default_factory=dict)
+    __slots__ = ()
 
     @property
-    def sequence_ids(self) -> tuple[int, ...]:
-        """Of all results, best first."""
-        return self.sequence_id, *self.sibling_ids
-
-    def add(self, output: RequestOutput) -> None:
-        """Keep a result; the best one stands for the whole row."""
-        self.beams[output.sequence_id] = output
-        if len(self.beams) == len(self.sequence_ids):
-            self.pending = self.beams[self.sequence_id]
-
-    def best(self, num_beams: int) -> list[RequestOutput]:
-        """So many results, best first."""
-        return [self.beams[each] for each in self.sequence_ids[:num_beams]]
+    def abort_ids(self) -> tuple[int, ...]:
+        """The first one ends the search, and with it the others."""
+        return (self.sequence_id,)
 
 
 def beam_tensors(stream: ResponseStream, row: BeamRow, is_echoing: bool) -> Tensors:
@@ -53,7 +35,7 @@ def beam_tensors(stream: ResponseStream, row: BeamRow, is_echoing: bool) -> Tens
         int32 and the tensors of a last chunk.
     """
     wishes, asked = stream.request.wishes, stream.request.rows[row.index]
-    beams = row.best(wishes.num_return_sequences)
+    beams = row.in_order(wishes.num_return_sequences)
     prompt = asked.prompt_token_ids if is_echoing else []
     ids = [prompt + beam.token_ids for beam in beams]
     tensors: Tensors = {
@@ -66,10 +48,10 @@ def beam_tensors(stream: ResponseStream, row: BeamRow, is_echoing: bool) -> Tens
         tensors["cum_log_probs"] = _row([beam.cum_log_prob for beam in beams], np.float32)
     if wishes.num_output_tokens:
         tensors["num_output_tokens"] = _row([sum(len(beam.token_ids) for beam in beams)], np.int32)
-    if stream.has_detokenizer:
+    if asked.text is not None:
         # An echoed prompt begins each beam's ids; otherwise all texts stand behind the same window.
         window = [] if is_echoing else beams[0].window_ids
-        num_prompt_chars = asked.text.num_prompt_chars if is_echoing and asked.text is not None else 0
+        num_prompt_chars = asked.text.num_prompt_chars if is_echoing else 0
         cuts = [num_prompt_chars + beam.num_chars if beam.is_cut else -1 for beam in beams]
         tensors |= {
             "sequence_id": _row([row.sequence_id], np.uint64),

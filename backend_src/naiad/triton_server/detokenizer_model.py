@@ -10,32 +10,18 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import numpy as np
-
 from naiad.config.model_location import model_directory
 from naiad.engine_process import AckRouter, end_with_parent, runtime_directory
 from naiad.errors import InternalError, InvalidRequestError, NaiadError
-from naiad.tokenization import TokenTable, decode, decode_chunk
+from naiad.tokenization import TokenTable
 from naiad.triton_server import pb
-from naiad.triton_server.beam_text import decode_beams, split_beams
+from naiad.triton_server.chunk_text import chunk_outputs
 from naiad.triton_server.model_parameters import read_bool, refuse_unknown_keys
 from naiad.triton_server.request_fields import refuse_unknown_parameters, required
 from naiad.triton_server.request_reader import KNOWN_PARAMETERS
 
 _KEYS = ("model_dir", "skip_special_tokens", "llm_model_name", "forwarded_headers")
 _OF_A_CHUNK = ("sequence_id", "window_ids", "num_emitted_tokens", "max_chars", "is_last")
-_CONSUMED = frozenset(
-    {
-        "TOKENS_BATCH",
-        "SEQUENCE_LENGTH",
-        "sequence_id",
-        "window_ids",
-        "num_emitted_tokens",
-        "max_chars",
-        "beam_max_chars",
-        "is_last",
-    }
-)
 
 
 class DetokenizerModel:
@@ -49,6 +35,7 @@ class DetokenizerModel:
             end_with_parent(lambda: None)
             self._table = TokenTable.from_directory(model_directory(parameters.get("model_dir", "")))
             self._skip_special = read_bool(parameters, "skip_special_tokens", default=True)
+            self._is_decoupled = pb.is_decoupled(args)
             self._forwarded_headers = parameters.get("forwarded_headers", "")
             llm_name = parameters.get("llm_model_name") or "llm"
             self._acks = AckRouter(runtime_directory(os.getppid()), llm_name)
@@ -65,7 +52,7 @@ class DetokenizerModel:
         self._acks.close()
 
     def _answer(self, request: Any) -> None:
-        sender = pb.TritonSender(request)
+        sender = pb.TritonSender(request, self._is_decoupled)
         is_cancelled = sender.is_cancelled()
         tensors: pb.Tensors = {}
         try:
@@ -75,7 +62,7 @@ class DetokenizerModel:
             if "window_ids" not in tensors:
                 # What comes from llm has been checked there.
                 refuse_unknown_parameters(source.parameters(), KNOWN_PARAMETERS, self._forwarded_headers)
-            sender.send(self._outputs(tensors), final=True)
+            sender.send(chunk_outputs(self._table, tensors, self._skip_special), final=True)
         except NaiadError as error:
             sender.send_error(error)
         except Exception as error:  # noqa: BLE001 — the border: this chunk fails, its neighbours do not
@@ -83,34 +70,6 @@ class DetokenizerModel:
             sender.send_error(InternalError("internal error while detokenizing"))
         if "sequence_id" in tensors and tensors["sequence_id"].size == 1:
             self._acks.send(int(tensors["sequence_id"].item()), 1, is_cancelled)
-
-    def _outputs(self, tensors: pb.Tensors) -> pb.Tensors | None:
-        """The chunk's text and llm's other outputs; None for a probe."""
-        if "window_ids" not in tensors:
-            texts = self._decode_rows(tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"])
-        elif tensors["window_ids"].size == 0 and not tensors["is_last"].item():
-            return None
-        elif "beam_max_chars" in tensors:
-            texts = decode_beams(self._table, tensors, self._skip_special)
-        else:
-            texts = [
-                decode_chunk(
-                    self._table,
-                    tensors["window_ids"].reshape(-1).tolist(),
-                    int(tensors["num_emitted_tokens"].item()),
-                    max_chars=int(tensors["max_chars"].item()),
-                    is_last=bool(tensors["is_last"].item()),
-                    skip_special_tokens=self._skip_special,
-                )
-            ]
-        text = np.array([text.encode() for text in texts], dtype=np.object_)
-        batch = tensors["TOKENS_BATCH"].shape[0]
-        passed_on = {name: value for name, value in tensors.items() if name not in _CONSUMED}
-        return {"OUTPUT": text.reshape(batch, -1)} | passed_on
-
-    def _decode_rows(self, ids: Any, lengths: Any) -> list[str]:
-        """Each beam of each row as text."""
-        return [decode(self._table, row, self._skip_special) for row in split_beams(ids, lengths)]
 
 
 def _check(tensors: pb.Tensors) -> None:

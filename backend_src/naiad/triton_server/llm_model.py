@@ -21,10 +21,15 @@ from naiad.engine_process import (
 from naiad.errors import NaiadError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.triton_server import pb
+from naiad.triton_server.housekeeper import Housekeeper
 from naiad.triton_server.llm_service import LLMService
 from naiad.triton_server.metrics import Metrics
 from naiad.triton_server.model_parameters import read_bool, refuse_unknown_keys
 from naiad.triton_server.request_limits import ModelLimits
+from naiad.triton_server.request_shape import RequestShape
+
+# What came by the engine's other doors may end; the server knows nothing of it.
+_DRAIN_S = 30.0
 
 
 class LLMModel:
@@ -40,7 +45,8 @@ class LLMModel:
     def execute(self, requests: list[Any]) -> None:
         """Take requests; answers go through their response senders. Never raises."""
         for request in requests:
-            self._service.accept(pb.TritonRequest(request), pb.TritonSender(request), self._limits)
+            sender = pb.TritonSender(request, self._is_decoupled)
+            self._service.accept(pb.TritonRequest(request), sender, self._limits)
 
     def is_ready(self) -> bool:
         """Whether the engine serves (servers from 2026-03 on ask)."""
@@ -49,15 +55,12 @@ class LLMModel:
     def finalize(self) -> None:
         """Stop everything; blocks, processes, files and metrics are given back."""
         self._stopping.set()
-        self._housekeeper.join(timeout=5)
+        self._housekeeper.stop()
         self._ack_reader.join(timeout=5)
         self._service.close()
-        self._client.close(timeout_s=5)
+        self._client.close(_DRAIN_S)
         self._acks.close()
-        if self._metrics is not None:
-            self._metrics.delete()
-        # After the metrics: the next instance makes its own under the same labels.
-        self._metrics_lock.release()
+        self._housekeeper.delete_metrics()
         self._number_lock.release()
         with contextlib.suppress(OSError):  # others' sockets may be in it
             self._instance.directory.rmdir()
@@ -68,6 +71,7 @@ class LLMModel:
             parameters, (*field_names(), "exclude_input_in_output", "forwarded_headers", "served_name")
         )
         config = _engine_config(parameters)
+        self._is_decoupled = pb.is_decoupled(args)
         name = args["model_name"]
         self._instance, self._number_lock = claim_instance(os.getppid(), name)
         end_with_parent(lambda: remove_runtime_directory(self._instance.directory))
@@ -84,20 +88,25 @@ class LLMModel:
             eos_token_ids=tuple(info.eos_token_ids),
             exclude_input_in_output=read_bool(parameters, "exclude_input_in_output", default=False),
             forwarded_headers=parameters.get("forwarded_headers", ""),
+            is_decoupled=self._is_decoupled,
         )
-        self._labels = (name, args["model_version"])
-        self._metrics: Metrics | None = None
-        self._metrics_lock = self._instance.metrics_lock(args["model_version"])
+        version = args["model_version"]
         self._stopping = threading.Event()
-        self._housekeeper = threading.Thread(target=self._keep_house, name="naiad-housekeeping", daemon=True)
-        self._housekeeper.start()
+        self._housekeeper = Housekeeper(
+            self._service,
+            self._instance.metrics_lock(version),
+            lambda: Metrics(pb.metric_family, name, version),
+        )
         self._ack_reader = threading.Thread(target=self._read_acks, name="naiad-acks", daemon=True)
         self._ack_reader.start()
 
     def _start_engine(self, config: EngineConfig) -> None:
         instance = self._instance
         self._client = EngineClient(config, instance.engine_socket, self._take_outputs, self._engine_lost)
-        self._service = LLMService(self._client, pb.log_error, instance.draw_first_id)
+        # A model of one response a request can not probe: its rows end without a detokenizer's word.
+        shape = RequestShape(has_detokenizer=self._is_decoupled)
+        self._service = LLMService(self._client, pb.log_error, instance.draw_first_id, shape)
+        self._client.on_stop = self._service.cancel_requests
         self._client.start()
         self._acks = AckReceiver(instance.ack_socket)
 
@@ -110,17 +119,6 @@ class LLMModel:
     def _read_acks(self) -> None:
         while not self._stopping.is_set():
             self._service.take_acks(self._acks.receive(timeout_s=0.5))
-
-    def _keep_house(self) -> None:
-        pause_s = 0.0
-        while not self._stopping.wait(pause_s):
-            pause_s = self._service.housekeep()
-            # A reloaded model's old instance has metrics of the same labels until it is gone, and takes
-            # the server's with it when it deletes them: one at a time (2.51 crashes otherwise).
-            if self._metrics is None and self._metrics_lock.try_take():
-                self._metrics = Metrics(pb.metric_family, *self._labels)
-            if self._metrics is not None:
-                self._metrics.update(self._service.stats, self._service.observations.take())
 
 
 def _engine_config(parameters: dict[str, str]) -> EngineConfig:

@@ -11,26 +11,29 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from naiad.config.probe import PROBE_REQUEST_ID
 from naiad.engine_process import Ack
-from naiad.errors import InternalError, NaiadError, UnavailableError, error_with_status
+from naiad.errors import (
+    CancelledError,
+    InternalError,
+    NaiadError,
+    UnavailableError,
+    error_with_status,
+)
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
 from naiad.triton_server.beam_response import BeamRow
 from naiad.triton_server.client_watch import ROUND_S, streams_to_poll, streams_to_probe
+from naiad.triton_server.joined_row import JoinedRow
 from naiad.triton_server.observations import Observations
 from naiad.triton_server.request_limits import ModelLimits
-from naiad.triton_server.request_reader import (
-    GenerateRequest,
-    RequestSource,
-    StopRequest,
-    read_request,
-)
+from naiad.triton_server.request_reader import GenerateRequest, RequestSource, StopRequest
+from naiad.triton_server.request_shape import RequestShape
 from naiad.triton_server.response_stream import ResponseStream, Sender, StreamRow
-from naiad.triton_server.response_tensors import probe_tensors, response_tensors
+from naiad.triton_server.response_tensors import probe_tensors
 from naiad.triton_server.sender_pool import SenderPool
 
 NUM_SENDERS = 2
@@ -46,6 +49,9 @@ class EngineDoor(Protocol):
     def abort(self, sequence_ids: list[int]) -> None:
         """End these sequences with `cancelled`."""
 
+    def stop_others(self, request_id: str) -> None:
+        """Tell the engine's other doors to cancel requests of this id."""
+
 
 class LLMService:
     """Keeps every live request until its FINAL has been sent."""
@@ -55,6 +61,7 @@ class LLMService:
         engine: EngineDoor,
         log_error: Callable[[str], None],
         draw_first_id: Callable[[int], int],
+        shape: RequestShape | None = None,
     ) -> None:
         """Start the sender threads.
 
@@ -62,7 +69,9 @@ class LLMService:
             engine: takes the sequences.
             log_error: takes a line.
             draw_first_id: number of a request's sequences → the id of the first; the others follow.
+            shape: of requests and responses; None: `llm`'s.
         """
+        self._shape = shape or RequestShape()
         self._draw_first_id = draw_first_id
         self._engine = engine
         self._log_error = log_error
@@ -75,9 +84,11 @@ class LLMService:
     def accept(self, source: RequestSource, sender: Sender, limits: ModelLimits) -> None:
         """Answer a request: rows go to the engine, a bad request gets its error and FINAL. Never raises."""
         try:
-            request = read_request(source, limits)
+            request = self._shape.read(source, limits)
             if isinstance(request, StopRequest):
-                self._stop(request)
+                if request.request_id != PROBE_REQUEST_ID:
+                    self.cancel_requests(request.request_id)
+                    self._engine.stop_others(request.request_id)
                 sender.send(None, final=True)
             else:
                 self._start(request, sender)
@@ -96,7 +107,7 @@ class LLMService:
             if found is None:
                 continue
             stream, row = found
-            stream.push(row, output, _error_of(output))
+            stream.push(row, output, self._error_of(output))
             touched[id(stream)] = stream
         for stream in touched.values():
             if stream.error is not None:
@@ -116,15 +127,24 @@ class LLMService:
                 self._cancel(stream)
             self._senders.schedule(stream)
 
-    def engine_lost(self) -> None:
-        """The engine process ended: every open stream gets an error and FINAL."""
-        for stream in self.open_streams():
+    def engine_lost(self, sequence_ids: Collection[int] | None = None) -> None:
+        """An engine process ended: open streams of these sequences (None: all) get an error and FINAL."""
+        with self._lock:
+            ids = self._streams.keys() if sequence_ids is None else self._streams.keys() & sequence_ids
+            lost = {id(stream): stream for stream, _ in map(self._streams.__getitem__, ids)}
+        for stream in lost.values():
             stream.fail(
                 InternalError(
                     "the engine process ended while this request was running; it restarts by itself"
                 )
             )
             self._senders.schedule(stream)
+
+    def cancel_requests(self, request_id: str) -> None:
+        """Cancel every live request of this id."""
+        for stream in self.open_streams():
+            if stream.request.request_id == request_id:
+                self._cancel(stream)
 
     def housekeep(self) -> float:
         """One round: who is gone, who must be asked.
@@ -163,7 +183,8 @@ class LLMService:
 
     def _start(self, request: GenerateRequest, sender: Sender) -> None:
         rows = self._new_stream_rows(request)
-        stream = ResponseStream(request, sender, rows, has_detokenizer=request.rows[0].text is not None)
+        has_detokenizer = self._shape.has_detokenizer and request.rows[0].text is not None
+        stream = ResponseStream(request, sender, rows, has_detokenizer)
         with self._lock:
             for row in rows:
                 self._streams.update(dict.fromkeys(row.sequence_ids, (stream, row)))
@@ -185,9 +206,10 @@ class LLMService:
         """
         num_sequences = request.wishes.num_sequences
         ids = itertools.count(self._draw_first_id(len(request.rows) * num_sequences))
-        if request.wishes.beam_width > 1:
+        if request.wishes.beam_width > 1 or request.joins_sequences:
+            row_kind = BeamRow if request.wishes.beam_width > 1 else JoinedRow
             return [
-                BeamRow(index, next(ids), sibling_ids=tuple(itertools.islice(ids, num_sequences - 1)))
+                row_kind(index, next(ids), sibling_ids=tuple(itertools.islice(ids, num_sequences - 1)))
                 for index in range(len(request.rows))
             ]
         return [
@@ -201,13 +223,6 @@ class LLMService:
         self._log_error(f"naiad: a request failed with {type(error).__name__}: {error}")
         return InternalError("internal error while reading the request")
 
-    def _stop(self, request: StopRequest) -> None:
-        if request.request_id == PROBE_REQUEST_ID:
-            return
-        for stream in self.open_streams():
-            if stream.request.request_id == request.request_id:
-                self._cancel(stream)
-
     def _cancel(self, stream: ResponseStream) -> None:
         if not stream.is_cancelling:
             stream.is_cancelling = True
@@ -219,7 +234,7 @@ class LLMService:
     def _flush(self, stream: ResponseStream) -> None:
         try:
             before_s = stream.last_token_s
-            num_tokens = stream.flush(response_tensors, probe_tensors)
+            num_tokens = stream.flush(self._shape.build, probe_tensors)
             self.observations.add_tokens(stream, num_tokens, before_s)
         except Exception as error:  # noqa: BLE001 — the border: a response that can not be sent ends its own stream
             self._log_error(f"naiad: sending a response failed with {type(error).__name__}: {error}")
@@ -230,6 +245,13 @@ class LLMService:
                 stream.sender.send_error(InternalError("internal error while answering the request"))
         if stream.is_closed:
             self._forget(stream)
+
+    def _error_of(self, output: RequestOutput) -> NaiadError | None:
+        if output.finish_reason is FinishReason.CANCELLED and self._shape.cancel_message:
+            return CancelledError(self._shape.cancel_message)
+        if output.finish_reason is not FinishReason.ERROR:
+            return None
+        return error_with_status(output.error_status or "INTERNAL", output.error_message)
 
     def _forget(self, stream: ResponseStream) -> None:
         with self._lock:
@@ -256,9 +278,3 @@ def _engine_requests(request: GenerateRequest, rows: list[StreamRow]) -> list[En
         )
         for index, asked in enumerate(request.rows)
     ]
-
-
-def _error_of(output: RequestOutput) -> NaiadError | None:
-    if output.finish_reason is not FinishReason.ERROR:
-        return None
-    return error_with_status(output.error_status or "INTERNAL", output.error_message)

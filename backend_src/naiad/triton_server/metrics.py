@@ -80,6 +80,33 @@ class _Written:
     value: float
 
 
+class LatencyMetrics:
+    """The histograms of one model that clients ask, whoever owns the engine behind it."""
+
+    def __init__(self, family: MetricFamilyFactory, model: str, version: str) -> None:
+        """Create the families and their metrics, labelled with the model."""
+        labels = {"model": model, "version": version}
+        self._families = [
+            family("vllm:time_to_first_token_seconds", "Seconds to first token", "histogram"),
+            family("vllm:time_per_output_token_seconds", "Seconds per token", "histogram"),
+        ]
+        first_token, inter_token = self._families
+        self._first_token = first_token.Metric(labels=labels, buckets=FIRST_TOKEN_BUCKETS_S)
+        self._inter_token = inter_token.Metric(labels=labels, buckets=INTER_TOKEN_BUCKETS_S)
+
+    def update(self, _stats: EngineStats, latencies: LatencyBatch) -> None:
+        """Write what came; the engine's own numbers are those of the model that owns it."""
+        for seconds in latencies.first_token_s:
+            self._first_token.observe(seconds)
+        for seconds in latencies.inter_token_s:
+            self._inter_token.observe(seconds)
+
+    def delete(self) -> None:
+        """Take the metrics off the port."""
+        del self._first_token, self._inter_token
+        self._families.clear()
+
+
 class Metrics:
     """All metrics of one `llm` model."""
 
@@ -98,12 +125,7 @@ class Metrics:
         ]
         self._accepted_at = self._add(ACCEPTED_AT, "Accepted draft tokens by their place", "counter")
         self._num_places = 0
-        self._first_token = self._add(
-            "vllm:time_to_first_token_seconds", "Seconds to first token", "histogram"
-        ).Metric(labels=self._labels, buckets=FIRST_TOKEN_BUCKETS_S)
-        self._inter_token = self._add(
-            "vllm:time_per_output_token_seconds", "Seconds per token", "histogram"
-        ).Metric(labels=self._labels, buckets=INTER_TOKEN_BUCKETS_S)
+        self._latencies = LatencyMetrics(family, model, version)
 
     def update(self, stats: EngineStats, latencies: LatencyBatch) -> None:
         """Write what changed. A restarted engine counts from zero again; the counters go on."""
@@ -118,16 +140,14 @@ class Metrics:
             if total != counter.value:
                 counter.metric.increment(total - counter.value if total > counter.value else total)
                 counter.value = total
-        for seconds in latencies.first_token_s:
-            self._first_token.observe(seconds)
-        for seconds in latencies.inter_token_s:
-            self._inter_token.observe(seconds)
+        self._latencies.update(stats, latencies)
 
     def delete(self) -> None:
         """Take the metrics off the port; Triton keeps an unloaded model's otherwise."""
+        self._latencies.delete()
         self._gauges.clear()
         self._counters.clear()
-        del self._first_token, self._inter_token, self._accepted_at
+        del self._accepted_at
         self._families.clear()
 
     def _add_places(self, num_places: int) -> None:

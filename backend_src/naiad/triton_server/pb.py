@@ -63,9 +63,10 @@ class TritonSender:
     response factory is gone), so the two exclude each other.
     """
 
-    def __init__(self, request: Any) -> None:
-        """Take the decoupled request's sender."""
+    def __init__(self, request: Any, is_decoupled: bool = True) -> None:
+        """Take the request's sender; one of a model that is not decoupled needs a response."""
         self._sender = request.get_response_sender()
+        self._is_decoupled = is_decoupled
         self._lock = threading.Lock()
         self._is_finished = False
 
@@ -74,10 +75,10 @@ class TritonSender:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         with self._lock:
             self._is_finished = final
-            if tensors is None:
+            if tensors is None and self._is_decoupled:
                 self._sender.send(flags=flags)
             else:
-                self._sender.send(response(tensors), flags=flags)
+                self._sender.send(response(tensors or {}), flags=flags)
 
     def send_error(self, error: NaiadError) -> None:
         """Send the error and FINAL in one message."""
@@ -96,6 +97,12 @@ def model_parameters(arguments: dict[str, str]) -> dict[str, str]:
     parameters = json.loads(arguments["model_config"]).get("parameters", {})
     values = {key: str(value["string_value"]) for key, value in parameters.items()}
     return {key: "" if value.startswith("${") else value for key, value in values.items()}
+
+
+def is_decoupled(arguments: dict[str, str]) -> bool:
+    """Whether a request of the model may have any number of responses."""
+    policy = json.loads(arguments["model_config"]).get("model_transaction_policy", {})
+    return bool(policy.get("decoupled", False))
 
 
 def start_failure(error: Exception) -> Exception:

@@ -1,8 +1,7 @@
 """Every field a request may carry: what is allowed, what is refused. One validator for all.
 
-A field arrives as a tensor or as a request parameter; a tensor wins. Nothing is ignored: a field
-that is not served is refused by name unless it holds the value that means "off", and an unknown
-parameter is refused.
+A field arrives as a tensor or as a request parameter; a tensor wins. Nothing is ignored: an unknown
+parameter is refused, and what is not served is in `unserved_fields`.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from naiad.triton_server.request_limits import (
     MAX_PRIORITY,
     MAX_RETURN_SEQUENCES,
 )
+from naiad.triton_server.unserved_fields import NOT_SERVED
 
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
@@ -80,46 +80,6 @@ SERVED = (
     Field("num_draft_tokens", int, 0, INT32_MAX),
     Field("stop", bool),
 )
-
-# Names of reference and A2 fields that are declared but not served, with the values that switch
-# them off. An empty tensor, or one of empty strings, is always "off".
-NOT_SERVED: Mapping[str, tuple[float, ...]] = {
-    "beam_search_diversity_rate": (0.0,),
-    "runtime_top_p_min": (),
-    "runtime_top_p_decay": (),
-    "runtime_top_p_reset_ids": (),
-    "return_perf_metrics": (0,),
-    "decoder_input_ids": (),
-    "decoder_input_lengths": (),
-    "encoder_input_features": (),
-    "encoder_output_lengths": (),
-    "draft_logits": (),
-    "draft_acceptance_threshold": (),
-    "lookahead_window_size": (),
-    "lookahead_ngram_size": (),
-    "lookahead_verification_set_size": (),
-    "prompt_embedding_table": (),
-    "prompt_table_extra_ids": (),
-    "prompt_table_extra_id": (),
-    "prompt_vocab_size": (0,),
-    "cross_attention_mask": (),
-    "mrope_rotary_cos_sin": (),
-    "mrope_position_deltas": (),
-    "skip_cross_attn_blocks": (),
-    "lora_task_id": (0,),
-    "lora_weights": (),
-    "lora_config": (),
-    "context_phase_params": (),
-    "retention_token_range_starts": (),
-    "retention_token_range_ends": (),
-    "retention_token_range_priorities": (),
-    "retention_token_range_durations_ms": (),
-    "retention_decode_priority": (),
-    "retention_decode_duration_ms": (),
-    "guided_decoding_guide_type": (),
-    "guided_decoding_guide": (),
-    "decoder_text_input": (),
-}
 
 _SERVERS_OWN_PARAMETERS = re.compile(r"id|timeout|sequence_\w+|triton_\w+|binary_data_output")
 
@@ -210,20 +170,6 @@ def required(sent: Mapping[str, T], name: str) -> T:
     return sent[name]
 
 
-def refuse_unserved(sent: Mapping[str, Any]) -> None:
-    """Refuse each field of `NOT_SERVED` that asks for something.
-
-    Args:
-        sent: tensors (arrays) or parameters (plain values) by name.
-
-    Raises:
-        InvalidRequestError: names the field.
-    """
-    for name, value in sent.items():
-        if name in NOT_SERVED and not _is_off(value, NOT_SERVED[name]):
-            raise InvalidRequestError(f"{name} is not supported by this version of Naiad: do not send it")
-
-
 def refuse_unknown_parameters(parameters: Mapping[str, Any], known: frozenset[str], forwarded: str) -> None:
     """Refuse parameters nobody would read.
 
@@ -287,10 +233,3 @@ def _bounds(field: Field) -> str:
 
 def _shown(value: Any) -> str:
     return repr(value)[:80]
-
-
-def _is_off(value: Any, off_values: tuple[float, ...]) -> bool:
-    flat = np.asarray(value).reshape(-1)
-    if flat.dtype.kind in "OSU":
-        return all(item in (b"", "") for item in flat.tolist())
-    return all(item in off_values for item in flat.tolist())

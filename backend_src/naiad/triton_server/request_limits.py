@@ -35,3 +35,4 @@ class ModelLimits:
     eos_token_ids: tuple[int, ...]
     exclude_input_in_output: bool
     forwarded_headers: str = ""
+    is_decoupled: bool = True

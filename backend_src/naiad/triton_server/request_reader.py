@@ -20,13 +20,13 @@ from naiad.triton_server.request_fields import (
     read_scalars,
     read_string,
     refuse_unknown_parameters,
-    refuse_unserved,
     required,
     split_rows,
 )
 from naiad.triton_server.request_limits import MAX_CACHE_SALT_BYTES, MAX_TIMEOUT_US, ModelLimits
 from naiad.triton_server.sampling_fields import read_sampling_params
 from naiad.triton_server.text_context_field import read_text_context
+from naiad.triton_server.unserved_fields import refuse_unserved
 
 # What each model of the ensemble reads; a parameter reaches all of its steps.
 TEXT_PARAMETERS = frozenset({"text_input", "messages", "stop_words", "bad_words"})
@@ -82,7 +82,11 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """A whole request: its rows, and what the client wants to see of them."""
+    """A whole request: its rows, and what the client wants to see of them.
+
+    Attributes:
+        joins_sequences: all sequences of a row have one response together, when all have ended.
+    """
 
     request_id: str
     rows: list[RequestRow]
@@ -90,6 +94,7 @@ class GenerateRequest:
     streaming: bool
     exclude_input: bool
     wishes: OutputWishes
+    joins_sequences: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +118,10 @@ def read_request(source: RequestSource, limits: ModelLimits) -> GenerateRequest 
     scalars = [read_scalars(row, parameters) for row in by_row]
     common = {name: _same_in_all_rows(name, scalars) for name in _OF_THE_WHOLE_REQUEST}
     if common["stop"]:
-        if not source.request_id:
-            raise InvalidRequestError("A request id must be provided for request cancellation")
-        return StopRequest(source.request_id)
+        return stop_request(source.request_id)
     wishes = read_wishes(common)
+    if not limits.is_decoupled:
+        _check_has_one_response(bool(common["stream"]), len(by_row), wishes)
     rows = [
         _read_row(row, values, parameters, limits, wishes)
         for row, values in zip(by_row, scalars, strict=True)
@@ -132,6 +137,28 @@ def read_request(source: RequestSource, limits: ModelLimits) -> GenerateRequest 
         exclude_input=limits.exclude_input_in_output if exclude_input is None else bool(exclude_input),
         wishes=wishes,
     )
+
+
+def stop_request(request_id: str) -> StopRequest:
+    """The order to cancel what has this id.
+
+    Raises:
+        InvalidRequestError: there is no id.
+    """
+    if not request_id:
+        raise InvalidRequestError("A request id must be provided for request cancellation")
+    return StopRequest(request_id)
+
+
+def _check_has_one_response(is_streaming: bool, num_rows: int, wishes: OutputWishes) -> None:
+    if is_streaming:
+        raise InvalidRequestError("Streaming is only supported in decoupled mode.")
+    num_responses = num_rows * (1 if wishes.beam_width > 1 else wishes.num_return_sequences)
+    if num_responses > 1:
+        raise InvalidRequestError(
+            f"the request asks for {num_responses} responses, its rows times num_return_sequences: "
+            "expected 1, as this model is not decoupled"
+        )
 
 
 def _same_in_all_rows(name: str, scalars: list[dict[str, Scalar]]) -> Scalar | None:

@@ -53,6 +53,7 @@ class StreamRow:
         index: the row of the request, from 0.
         sequence_id: the engine's.
         sequence_index: which of the sequences from the row's prompt, from 0.
+        text: all that was sent, where each response holds all of it.
     """
 
     index: int
@@ -62,11 +63,17 @@ class StreamRow:
     outstanding: int = 0
     is_finished: bool = False
     num_sent_chunks: int = 0
+    text: str = ""
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:
         """Ids whose outputs are this row's."""
         return (self.sequence_id,)
+
+    @property
+    def abort_ids(self) -> tuple[int, ...]:
+        """Ids to abort, so that all of them end."""
+        return self.sequence_ids
 
     @property
     def never_started(self) -> bool:
@@ -135,7 +142,7 @@ class ResponseStream:
 
     def live_sequence_ids(self) -> list[int]:
         """Sequences that have not ended."""
-        return [row.sequence_id for row in self.rows if not row.is_finished]
+        return [each for row in self.rows if not row.is_finished for each in row.abort_ids]
 
     @property
     def is_waiting_for_acks(self) -> bool:

@@ -49,7 +49,7 @@ def _sequence_tensors(
     if wishes.num_return_sequences > 1:
         tensors["sequence_index"] = _int32(row.sequence_index)
     tensors |= detail_tensors(wishes, len(prompt), chunk)
-    if stream.has_detokenizer:
+    if stream.request.rows[row.index].text is not None:
         tensors |= _detokenizer_tensors(stream, row, chunk, is_echoing)
     return tensors
 

@@ -18,12 +18,12 @@ from naiad.triton_server.request_fields import (
     num_utf8_bytes,
     read_scalars,
     refuse_unknown_parameters,
-    refuse_unserved,
     required,
     split_rows,
 )
 from naiad.triton_server.request_limits import MAX_BAD_WORDS, MAX_PROMPT_BYTES_PER_TOKEN, MAX_STOP_WORDS
 from naiad.triton_server.request_reader import KNOWN_PARAMETERS, RequestSource
+from naiad.triton_server.unserved_fields import refuse_unserved
 from naiad.triton_server.word_fields import embedding_bias, pack_rows, read_word_weights, read_words
 
 # The tokenizer model's own names of fields that `request_fields` knows by the text level's.

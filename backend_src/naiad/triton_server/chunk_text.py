@@ -1,0 +1,65 @@
+"""From `llm`'s chunks of token ids to text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from naiad.tokenization import TokenTable, decode, decode_chunk
+from naiad.triton_server.beam_text import decode_beams, split_beams
+from naiad.triton_server.request_fields import Array
+
+_CONSUMED = frozenset(
+    {
+        "TOKENS_BATCH",
+        "SEQUENCE_LENGTH",
+        "sequence_id",
+        "window_ids",
+        "num_emitted_tokens",
+        "max_chars",
+        "beam_max_chars",
+        "is_last",
+    }
+)
+
+
+def chunk_outputs(
+    table: TokenTable, tensors: Mapping[str, Array], skip_special_tokens: bool
+) -> dict[str, npt.NDArray[Any]] | None:
+    """The outputs of the `detokenizer` model for its inputs.
+
+    Args:
+        table: the checkpoint's tokens.
+        tensors: without `window_ids` each row of TOKENS_BATCH is a text of its own.
+        skip_special_tokens: special tokens make no text.
+
+    Returns:
+        OUTPUT [B, k] of strings, and what is passed on; None for a probe.
+
+    Raises:
+        InvalidRequestError: the tensors do not fit together, or an id is negative.
+    """
+    if "window_ids" not in tensors:
+        rows = split_beams(tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"])
+        texts = [decode(table, row, skip_special_tokens) for row in rows]
+    elif tensors["window_ids"].size == 0 and not tensors["is_last"].item():
+        return None
+    elif "beam_max_chars" in tensors:
+        texts = decode_beams(table, tensors, skip_special_tokens)
+    else:
+        texts = [
+            decode_chunk(
+                table,
+                tensors["window_ids"].reshape(-1).tolist(),
+                int(tensors["num_emitted_tokens"].item()),
+                max_chars=int(tensors["max_chars"].item()),
+                is_last=bool(tensors["is_last"].item()),
+                skip_special_tokens=skip_special_tokens,
+            )
+        ]
+    text = np.array([text.encode() for text in texts], dtype=np.object_)
+    passed_on = {name: value for name, value in tensors.items() if name not in _CONSUMED}
+    return {"OUTPUT": text.reshape(tensors["TOKENS_BATCH"].shape[0], -1)} | passed_on

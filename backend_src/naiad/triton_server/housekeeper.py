@@ -1,0 +1,66 @@
+"""The one thread of a model that asks for clients, and that writes metrics."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from naiad.engine_process import FileLock
+from naiad.outputs import EngineStats
+from naiad.triton_server.llm_service import LLMService
+from naiad.triton_server.observations import LatencyBatch
+
+
+class WrittenMetrics(Protocol):
+    """What a model shows on the metrics port."""
+
+    def update(self, stats: EngineStats, latencies: LatencyBatch) -> None:
+        """Write what changed."""
+
+    def delete(self) -> None:
+        """Take the metrics off the port."""
+
+
+class Housekeeper:
+    """Keeps house for a service until it is stopped."""
+
+    def __init__(
+        self, service: LLMService, lock: FileLock, make_metrics: Callable[[], WrittenMetrics]
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            service: whose rounds it makes.
+            lock: of the metrics. A reloaded model's old instance has metrics of the same labels until
+                it is gone, and takes the server's with it when it deletes them: one at a time (2.51
+                crashes otherwise).
+            make_metrics: called in the thread when it has the lock.
+        """
+        self._service = service
+        self._lock = lock
+        self._make_metrics = make_metrics
+        self._metrics: WrittenMetrics | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="naiad-housekeeping", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        self._thread.join(timeout=5)
+
+    def delete_metrics(self) -> None:
+        """Take the metrics off the port, and let the next instance make its own."""
+        if self._metrics is not None:
+            self._metrics.delete()
+        self._lock.release()
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        while not self._stopping.wait(pause_s):
+            pause_s = self._service.housekeep()
+            if self._metrics is None and self._lock.try_take():
+                self._metrics = self._make_metrics()
+            if self._metrics is not None:
+                self._metrics.update(self._service.stats, self._service.observations.take())

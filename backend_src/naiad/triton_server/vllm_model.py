@@ -1,0 +1,65 @@
+"""A model of the vLLM backend's shape, in front of the engine of an `llm` model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from naiad.errors import CancelledError, NaiadError, error_with_status
+from naiad.tokenization import Tokenizer
+from naiad.triton_server import pb
+from naiad.triton_server.door_model import DoorModel
+from naiad.triton_server.model_parameters import read_bool
+from naiad.triton_server.request_shape import RequestShape
+from naiad.triton_server.response_stream import Sender
+from naiad.triton_server.text_reader import TextReader
+from naiad.triton_server.text_request import TextRequestReader
+from naiad.triton_server.text_responses import TextResponses
+from naiad.triton_server.vllm_request import VLLMRequestReader
+from naiad.triton_server.vllm_responses import VLLMResponses
+
+
+class VLLMModel(DoorModel):
+    """The fields, outputs and error texts of the vLLM backend."""
+
+    def make_shape(
+        self, texts: TextReader, tokenizer: Tokenizer, parameters: Mapping[str, str]
+    ) -> RequestShape:
+        """As `DoorModel.make_shape`."""
+        responses = TextResponses(
+            tokenizer.table,
+            skip_special_tokens=read_bool(parameters, "skip_special_tokens", default=True),
+            accumulates=False,
+        )
+        return RequestShape(
+            read=VLLMRequestReader(TextRequestReader(texts)).read,
+            build=VLLMResponses(responses, tokenizer.table).build,
+            has_detokenizer=False,
+            cancel_message="Request was cancelled",
+        )
+
+    def make_sender(self, request: Any) -> Sender:
+        """What answers this request."""
+        return VLLMSender(request)
+
+
+class VLLMSender(pb.TritonSender):
+    """Words errors, and writes the log's lines on cancelled requests, as the vLLM backend does."""
+
+    _is_told = False
+
+    def send_error(self, error: NaiadError) -> None:
+        """Send the error and FINAL in one message."""
+        if isinstance(error, CancelledError):
+            pb.log_info("[vllm] Successfully cancelled the request")
+        else:
+            error = error_with_status(error.status, f"Error generating stream: {error}")
+        super().send_error(error)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is known to be gone; false once FINAL is sent."""
+        is_cancelled = super().is_cancelled()
+        if is_cancelled and not self._is_told:
+            self._is_told = True
+            pb.log_info("[vllm] Cancelling the request")
+        return is_cancelled

@@ -1,0 +1,346 @@
+"""Requests and responses of the vLLM backend's shape."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.tiny_tokenizers import tiny_tokenizer, write_tokenizer
+from helpers.triton_server_doubles import LIMITS, FakeSender, FakeSource
+from naiad.config.probe import PROBE_REQUEST_ID
+from naiad.errors import InvalidRequestError
+from naiad.outputs import RequestOutput, TokenLogProbs
+from naiad.sequence import FinishReason, SamplingParams
+from naiad.tokenization import Tokenizer
+from naiad.triton_server.joined_row import JoinedRow
+from naiad.triton_server.request_reader import StopRequest
+from naiad.triton_server.response_stream import ResponseStream, StreamRow
+from naiad.triton_server.text_reader import TextReader
+from naiad.triton_server.text_request import TextRequestReader
+from naiad.triton_server.text_responses import TextResponses
+from naiad.triton_server.vllm_request import VLLMRequest, VLLMRequestReader
+from naiad.triton_server.vllm_responses import VLLMResponses
+
+MESSAGES = '[{"role": "user", "content": "Hi"}]'
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return Tokenizer.from_directory(write_tokenizer(tmp_path, tiny_tokenizer("byte_level")))
+
+
+@pytest.fixture
+def reader(tokenizer: Tokenizer) -> VLLMRequestReader:
+    texts = TextReader(
+        tokenizer,
+        LIMITS.max_model_len,
+        LIMITS.vocab_size,
+        add_special_tokens=True,
+        skip_special_tokens=True,
+        forwarded_headers="",
+    )
+    return VLLMRequestReader(TextRequestReader(texts))
+
+
+def source(
+    sampling: dict[str, Any] | str | None = None, parameters: dict[str, Any] | None = None, **tensors: Any
+) -> FakeSource:
+    inputs = {"text_input": "The quick"} | tensors
+    if sampling is not None:
+        inputs["sampling_parameters"] = sampling if isinstance(sampling, str) else json.dumps(sampling)
+    made = {
+        name: np.array([value.encode()], dtype=np.object_) if isinstance(value, str) else np.array([value])
+        for name, value in inputs.items()
+        if value is not None
+    }
+    return FakeSource(made, parameters or {})
+
+
+def read(reader: VLLMRequestReader, *args: Any, **tensors: Any) -> VLLMRequest:
+    request = reader.read(source(*args, **tensors), LIMITS)
+    assert isinstance(request, VLLMRequest)
+    return request
+
+
+def params(reader: VLLMRequestReader, sampling: dict[str, Any] | str | None) -> SamplingParams:
+    return read(reader, sampling).rows[0].params
+
+
+def test_vllms_defaults_hold(reader: VLLMRequestReader) -> None:
+    request = read(reader)
+    (row,) = request.rows
+    made = row.params
+    assert (made.max_tokens, made.temperature, made.top_p, made.top_k) == (16, 1, 1, 0)
+    assert (request.streaming, request.exclude_input, request.prompt_text) == (False, True, "The quick")
+
+
+FULL: dict[str, Any] = {
+    "n": 2,
+    "max_tokens": 9,
+    "min_tokens": 2,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.1,
+    "seed": 7,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.25,
+    "repetition_penalty": 1.5,
+    "stop": ["END"],
+    "stop_token_ids": [5],
+    "bad_words": ["fox"],
+    "allowed_token_ids": [6, 7],
+    "logit_bias": {"8": 1.5},
+    "include_stop_str_in_output": True,
+    "ignore_eos": True,
+    "logprobs": 3,
+    "priority": 2,
+}
+
+
+def test_every_parameter_arrives(reader: VLLMRequestReader) -> None:
+    request = read(reader, FULL)
+    (row,) = request.rows
+    made = row.params
+    assert (made.max_tokens, made.min_tokens, made.seed, made.priority) == (9, 2, 7, 2)
+    assert (made.temperature, made.top_p, made.top_k, made.min_p) == (0.5, 0.9, 5, 0.1)
+    assert (made.presence_penalty, made.frequency_penalty, made.repetition_penalty) == (0.5, 0.25, 1.5)
+    assert (made.stop_token_ids, made.allowed_token_ids, made.logit_bias) == ((5,), (6, 7), ((8, 1.5),))
+    assert (made.num_log_probs, request.num_log_probs) == (3, 3)
+    assert len(made.bad_words) == 2
+    assert row.text is not None
+    assert (row.text.stop_strings, row.text.includes_stop_string) == (("END",), True)
+    assert (request.wishes.num_return_sequences, request.joins_sequences) == (2, True)
+
+
+def test_values_may_be_strings(reader: VLLMRequestReader) -> None:
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in FULL.items()}
+    assert read(reader, texts) == read(reader, FULL)
+
+
+def test_one_stop_string_needs_no_list(reader: VLLMRequestReader) -> None:
+    row = read(reader, {"stop": "END"}).rows[0]
+    assert row.text is not None
+    assert row.text.stop_strings == ("END",)
+
+
+@pytest.mark.parametrize("sampling", [{}, "", {"seed": -1, "top_k": -1, "stop": None, "stop_token_ids": []}])
+def test_nothing_is_asked_for(reader: VLLMRequestReader, sampling: Any) -> None:
+    made = params(reader, sampling)
+    assert (made.max_tokens, made.top_k, made.stop_token_ids) == (16, 0, params(reader, None).stop_token_ids)
+
+
+def test_no_limit_means_the_window(reader: VLLMRequestReader) -> None:
+    row = read(reader, {"max_tokens": None}).rows[0]
+    assert row.params.max_tokens == LIMITS.max_model_len - len(row.prompt_token_ids)
+
+
+def test_request_parameters_are_sampling_parameters(reader: VLLMRequestReader) -> None:
+    (row,) = read(reader, None, {"temperature": 0.25, "max_tokens": 3, "stop": "END"}).rows
+    assert (row.params.temperature, row.params.max_tokens) == (0.25, 3)
+    assert row.text is not None
+    assert row.text.stop_strings == ("END",)
+
+
+def test_the_object_wins_over_parameters(reader: VLLMRequestReader) -> None:
+    assert read(reader, {"max_tokens": 4}, {"max_tokens": 3}).rows[0].params.max_tokens == 4
+
+
+def test_greedy_is_temperature_0_or_top_k_1(reader: VLLMRequestReader) -> None:
+    assert params(reader, {"temperature": 0}).temperature == 0
+    assert params(reader, {"top_k": 1}).temperature == 0
+
+
+REFUSALS: list[tuple[Any, str]] = [
+    ("{", "sampling_parameters is not JSON"),
+    ("[]", "sampling_parameters: expected a JSON object"),
+    ({"surprise": 1}, "unknown key 'surprise'"),
+    ({"temperature": "hot"}, "temperature = 'hot': expected a number"),
+    ({"temperature": -1}, "temperature = -1.0"),
+    ({"temperature": "nan"}, "temperature = nan"),
+    ({"top_p": 0}, "top_p = 0: expected a number > 0 and ≤ 1"),
+    ({"top_p": 1.5}, "top_p = 1.5"),
+    ({"top_k": -2}, "top_k = -2"),
+    ({"max_tokens": 0}, "max_tokens = 0"),
+    ({"max_tokens": True}, "max_tokens = True: expected a whole number"),
+    ({"max_tokens": 1.5}, "max_tokens = 1.5: expected a whole number"),
+    ({"seed": 2**64}, "seed = "),
+    ({"n": 17}, "num_return_sequences = 17"),
+    ({"best_of": 2}, "best_of = 2: expected n = 1"),
+    ({"stop": [1]}, "stop = 1"),
+    ({"stop": ["s"] * 65}, "stop_words has 65 entries"),
+    ({"stop_token_ids": [10**30]}, "stop_token_ids holds"),
+    ({"stop_token_ids": "x"}, "stop_token_ids = 'x': expected a list of token ids"),
+    ({"logit_bias": {"8": 1e9}}, "logit_bias_values holds"),
+    ({"logit_bias": [1]}, "logit_bias = "),
+    ({"logprobs": 21}, "num_log_probs = 21"),
+    ({"ignore_eos": "maybe"}, "ignore_eos = 'maybe': expected true or false"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs = 1 is not supported"),
+    ({"guided_decoding": {"json": {}}}, "guided_decoding = "),
+    ({"structured_outputs": '{"regex": "a"}'}, "structured_outputs = "),
+    ({"lora_name": "alpaca"}, "lora_name = 'alpaca' is not supported"),
+    ({"skip_special_tokens": False}, "skip_special_tokens = False is not supported"),
+    ({"use_beam_search": True}, "use_beam_search = True is not supported"),
+    ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens = 4 is not supported"),
+]
+
+
+@pytest.mark.parametrize(("sampling", "message"), REFUSALS, ids=[case[1] for case in REFUSALS])
+def test_what_is_wrong_is_named(reader: VLLMRequestReader, sampling: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        reader.read(source(sampling), LIMITS)
+    assert message in str(refused.value)
+
+
+def test_what_asks_for_nothing_is_taken(reader: VLLMRequestReader) -> None:
+    off = {"detokenize": True, "skip_special_tokens": "true", "lora_name": "", "prompt_logprobs": None}
+    assert read(reader, off | {"use_beam_search": False, "length_penalty": 1.0, "best_of": 1}).rows
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"image": "aGk="}, "image is not supported"),
+        ({"embedding_request": "{}"}, "embedding_request is not supported"),
+        (
+            {"stream": True, "exclude_input_in_output": False},
+            "When streaming, `exclude_input_in_output` = False is not allowed.",
+        ),
+        ({"messages": MESSAGES}, "either text_input or messages"),
+        ({"text_input": None}, "either text_input or messages"),
+    ],
+)
+def test_tensors_that_do_not_go_are_named(
+    reader: VLLMRequestReader, tensors: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        reader.read(source(**tensors), LIMITS)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["surprise", "beam_width", "num_return_sequences"])
+def test_a_parameter_of_no_meaning_here_is_refused(reader: VLLMRequestReader, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"unknown parameter '{name}'"):
+        reader.read(source(None, {name: 2}), LIMITS)
+
+
+def test_half_a_character_is_no_stop_string(reader: VLLMRequestReader) -> None:
+    with pytest.raises(InvalidRequestError, match="half a surrogate pair"):
+        reader.read(source(None, {"stop": "\ud800"}), LIMITS)
+
+
+def test_several_sequences_do_not_stream(reader: VLLMRequestReader) -> None:
+    with pytest.raises(InvalidRequestError, match="n = 2: expected 1 with stream = true"):
+        reader.read(source({"n": 2}, stream=True), LIMITS)
+
+
+def test_fields_of_the_text_level_are_served(reader: VLLMRequestReader) -> None:
+    numbers = {"priority": np.int32(3), "num_draft_tokens": np.int32(0)}
+    request = read(reader, cache_salt="tenant", **numbers)
+    (row,) = request.rows
+    assert (row.cache_salt, row.params.priority, row.params.num_draft_tokens) == ("tenant", 3, 0)
+
+
+def test_messages_are_echoed_as_they_are_rendered(reader: VLLMRequestReader) -> None:
+    request = read(reader, text_input=None, messages=MESSAGES)
+    assert (request.prompt_text, request.exclude_input) == ("", False)
+
+
+def test_a_probe_reaches_no_engine(reader: VLLMRequestReader) -> None:
+    probe = FakeSource({}, request_id=PROBE_REQUEST_ID)
+    assert reader.read(probe, LIMITS) == StopRequest(PROBE_REQUEST_ID)
+
+
+@pytest.fixture
+def responses(tokenizer: Tokenizer) -> VLLMResponses:
+    texts = TextResponses(tokenizer.table, skip_special_tokens=True, accumulates=False)
+    return VLLMResponses(texts, tokenizer.table)
+
+
+def stream_of(request: VLLMRequest, row: StreamRow) -> ResponseStream:
+    return ResponseStream(request, FakeSender(), [row], has_detokenizer=False)
+
+
+ALL = dict.fromkeys(
+    (
+        "return_finish_reason",
+        "return_cumulative_logprob",
+        "return_logprobs",
+        "return_num_input_tokens",
+        "return_num_output_tokens",
+        "return_num_cached_tokens",
+    ),
+    True,
+)
+
+
+def output(tokenizer: Tokenizer, sequence_id: int, text: str, reason: FinishReason | None) -> RequestOutput:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return RequestOutput(
+        sequence_id,
+        ids,
+        tokenizer.prompt_tail(tokenizer.encode("The quick", add_special_tokens=True)),
+        finish_reason=reason,
+        log_probs=[TokenLogProbs(-0.5, [each + 1, each], [-0.25, -0.5]) for each in ids],
+        cum_log_prob=-0.5 * len(ids),
+    )
+
+
+def test_a_response_has_vllms_outputs(
+    reader: VLLMRequestReader, responses: VLLMResponses, tokenizer: Tokenizer
+) -> None:
+    request, row = read(reader, {"logprobs": 2}, stream=True, **ALL), StreamRow(0, 1)
+    made = responses.build(stream_of(request, row), row, output(tokenizer, 1, " fox", None))
+    (token_id, *_) = ids = tokenizer.encode(" fox", add_special_tokens=False)
+    assert {name: (str(value.dtype), value.shape) for name, value in made.items()} == {
+        "text_output": ("object", (1,)),
+        "finish_reason": ("object", (1,)),
+        "stop_reason": ("object", (1,)),
+        "cumulative_logprob": ("float32", (1,)),
+        "logprobs": ("object", (1,)),
+        "num_input_tokens": ("uint32", (1,)),
+        "num_output_tokens": ("uint32", (1,)),
+        "num_cached_tokens": ("int32", (1,)),
+    }
+    assert (made["text_output"].item(), made["finish_reason"].item()) == (b" fox", b"None")
+    assert made["num_output_tokens"].item() == len(ids)
+    assert made["cumulative_logprob"].item() == -0.5 * len(ids)
+    shown = json.loads(made["logprobs"].item())
+    assert len(shown) == len(ids)
+    assert list(shown[0]) == [str(token_id), str(token_id + 1)]
+    text = tokenizer.table.visible_bytes(token_id, skip_special_tokens=False).decode()
+    assert shown[0][str(token_id)] == {"logprob": -0.5, "rank": 2, "decoded_token": text}
+    assert shown[0][str(token_id + 1)]["rank"] == 1
+
+
+def test_log_probs_that_nobody_asked_for_are_null(
+    reader: VLLMRequestReader, responses: VLLMResponses, tokenizer: Tokenizer
+) -> None:
+    request, row = read(reader, return_logprobs=True), StreamRow(0, 1)
+    made = responses.build(stream_of(request, row), row, output(tokenizer, 1, " fox", FinishReason.STOP))
+    assert made["logprobs"].item() == b"null"
+    assert made["text_output"].item() == b"The quick fox"
+
+
+def test_all_sequences_have_one_response(
+    reader: VLLMRequestReader, responses: VLLMResponses, tokenizer: Tokenizer
+) -> None:
+    request = read(reader, {"n": 2}, return_finish_reason=True, return_num_output_tokens=True)
+    row = JoinedRow(0, 1, sibling_ids=(2,))
+    for sequence_id, text, reason in (
+        (2, " dog", FinishReason.STOP),
+        (1, " brown", None),
+        (1, " fox", FinishReason.LENGTH),
+    ):
+        assert not row.may_send(is_streaming=False)
+        row.add(output(tokenizer, sequence_id, text, reason))
+    assert row.may_send(is_streaming=False)
+    assert row.pending is not None
+    made = responses.build(stream_of(request, row), row, row.pending)
+    assert made["text_output"].tolist() == [b"The quick brown fox", b"The quick dog"]
+    assert made["finish_reason"].tolist() == [b"length", b"stop"]
+    assert made["num_output_tokens"].shape == (2,)
