@@ -23,6 +23,8 @@ from naiad.scheduler.policies import PriorityFirst
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import SamplingParams, Sequence
+from naiad.speculation.policy import SpeculationPolicy, StepCost
+from naiad.speculation.speculator import Speculator
 
 _BLOCK_SIZE = 64
 _PROMPT_TOKENS = 100
@@ -77,7 +79,9 @@ def measure(num_running: int, num_steps: int) -> dict[str, float]:
 def _running(num_running: int) -> Scheduler:
     kv_cache = KVCacheManager(num_running * 20, _BLOCK_SIZE, PrefixCache(_BLOCK_SIZE))
     limits = SchedulerLimits(num_running, num_running * (_PROMPT_TOKENS + _BLOCK_SIZE))
-    scheduler = Scheduler(kv_cache, limits, PriorityFirst(aging_s=10.0))
+    # As in service without a drafter: only clients' own drafts would be tried.
+    speculator = Speculator(None, SpeculationPolicy(StepCost([(1, 1.0)])), 8)
+    scheduler = Scheduler(kv_cache, limits, PriorityFirst(aging_s=10.0), speculator)
     for number in range(num_running):
         # Of different lengths, so that blocks are not all full in the same step.
         num_tokens = _PROMPT_TOKENS + number % _BLOCK_SIZE

@@ -30,10 +30,14 @@ def add_drafts(
         budget: the step's.
         rows: the step's; some are replaced.
     """
+    if budget.is_spent:
+        return
     places = [
-        place for place, row in enumerate(rows) if row.samples and not row.sequence.params.num_candidates
+        place
+        for place, row in enumerate(rows)
+        if row.samples and not row.sequence.params.num_candidates and speculator.may_draft(row.sequence)
     ]
-    if not places or budget.is_spent:
+    if not places:
         return
     sequences = [rows[place].sequence for place in places]
     # One token comes out beside those that are accepted.

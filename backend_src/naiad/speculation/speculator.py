@@ -48,6 +48,10 @@ class Speculator:
         """How often the drafter failed."""
         return 0 if self._drafter is None else self._drafter.num_failures
 
+    def may_draft(self, sequence: Sequence) -> bool:
+        """Whether there is anybody who could draft for it."""
+        return self._drafter is not None or bool(sequence.offered_token_ids)
+
     def drafts(
         self, sequences: list[Sequence], num_left: list[int], num_room: int, num_step_tokens: int
     ) -> list[list[int]]:
