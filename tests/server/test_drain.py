@@ -18,6 +18,7 @@ from naiad.cli.shared_memory import mapped_regions
 
 EXIT_TIMEOUT_S = 2
 STREAMING = (True, False)
+MODELS = ("ensemble", "text")
 
 
 def story(number: int, is_streaming: bool) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def test_signal_under_load(default_model_dir: Path, number: signal.Signals) -> N
     children = psutil.Process(server.process.pid).children(recursive=True)
     regions = mapped_regions([child.pid for child in children])
     assert regions
-    streams = [Stream(server.grpc, "ensemble", story(i, STREAMING[i % 2])) for i in range(8)]
+    streams = [Stream(server.grpc, MODELS[i // 4], story(i, STREAMING[i % 2])) for i in range(8)]
     assert all(stream.got_response.wait(60) for stream in streams[::2])
     eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="active") == 8)
 

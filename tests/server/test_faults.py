@@ -47,10 +47,9 @@ def shm_files() -> set[str]:
 def test_killed_engine_ends_streams_with_an_error_and_comes_back(own_server: Server) -> None:
     engine, seeded = own_server.processes("naiad.engine_process")[0], seeded_text(own_server)
     streams = [
-        Stream(own_server.grpc, model, inputs)
-        for model, inputs in [
-            ("ensemble", text_inputs(f"Story {n}", 1500, ignore_eos=True)) for n in range(8)
-        ]
+        Stream(own_server.grpc, model, text_inputs(f"Story {n}", 1500, ignore_eos=True))
+        for model in ("ensemble", "text")
+        for n in range(4)
     ]
     for stream in streams:
         assert stream.got_response.wait(60)
@@ -111,7 +110,9 @@ def test_stopping_leaves_no_process_and_nothing_in_shared_memory(default_model_d
 
 def test_sigterm_lets_running_streams_finish(own_server: Server) -> None:
     streams = [
-        Stream(own_server.grpc, "ensemble", text_inputs(f"Poem {n}", 60, ignore_eos=True)) for n in range(8)
+        Stream(own_server.grpc, model, text_inputs(f"Poem {n}", 60, ignore_eos=True))
+        for model in ("ensemble", "text")
+        for n in range(4)
     ]
     for stream in streams:
         assert stream.got_response.wait(60)
