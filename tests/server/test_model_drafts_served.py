@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.drafting_engines import write_first_layers
-from helpers.served import WAYS, served
+from helpers.served import served
 from helpers.server import Server, eventually, run_serve, start_server
 from helpers.tiny_repository import tiny_checkpoint
 
@@ -32,14 +32,13 @@ def drafting(request: pytest.FixtureRequest, default_model_dir: Path, draft_dir:
     assert running.stop() == 0, "\n".join(running.lines[-40:])
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "sampling", [{}, {"temperature": 0.9, "seed": 4, "top_p": 0.9}], ids=["greedy", "drawn"]
 )
-def test_tokens_are_those_without_drafts(drafting: Server, way: str, sampling: dict[str, float]) -> None:
+def test_tokens_are_those_without_drafts(drafting: Server, sampling: dict[str, float]) -> None:
     fields = {"max_tokens": 60, "ignore_eos": True, **sampling}
-    plain = served(drafting, way, PROMPT, num_draft_tokens=0, **fields)
-    drafted = served(drafting, way, PROMPT, **fields)
+    plain = served(drafting, "grpc", PROMPT, num_draft_tokens=0, **fields)
+    drafted = served(drafting, "grpc", PROMPT, **fields)
     assert drafted.text == plain.text
     assert plain.all("total_draft_tokens") == []
     assert drafted.end("total_draft_tokens") > 0
