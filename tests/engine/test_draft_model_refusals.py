@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,17 @@ def test_another_number_of_ids(target: Path, tmp_path: Path) -> None:
         ConfigError, match=f"draft_model = .*draft.*: expected .* of {target}: .* this one 97"
     ):
         build(target, "draft_model", draft_model=str(tmp_path / "draft"))
+
+
+def test_a_shorter_context(target: Path, tmp_path: Path) -> None:
+    draft = write_first_layers(target, tmp_path / "draft", 1)
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    with pytest.raises(
+        ConfigError, match=r"draft_model = .*draft.* this one is for 64; .* max_model_len = 64"
+    ):
+        build(target, "draft_model", draft_model=str(draft))
+    build(target, "draft_model", draft_model=str(draft), max_model_len=64)
 
 
 def test_other_tokens(target: Path, tmp_path: Path) -> None:

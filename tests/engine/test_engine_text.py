@@ -1,6 +1,10 @@
 from __future__ import annotations
 
-from helpers.engine_drive import EngineDrive, solo_tokens
+import random
+
+import pytest
+
+from helpers.engine_drive import EngineDrive, GuessingDrafter, solo_tokens
 from naiad.sequence import FinishReason, SamplingParams, TextContext
 from naiad.tokenization.text_stream import TextStream
 from naiad.tokenization.token_table import TokenTable
@@ -14,8 +18,15 @@ def text_of(token_ids: list[int]) -> str:
     return b"".join(TABLE.visible_bytes(token_id, False) for token_id in token_ids).decode()
 
 
-def drive_text(stop_strings: tuple[str, ...], params: SamplingParams) -> EngineDrive:
-    drive = EngineDrive(text_state=lambda context: TextStream(TABLE, context))
+def drive_text(
+    stop_strings: tuple[str, ...], params: SamplingParams, num_speculative_tokens: int = 0
+) -> EngineDrive:
+    drafter = GuessingDrafter(random.Random(0), 0.1)
+    drive = EngineDrive(
+        text_state=lambda context: TextStream(TABLE, context),
+        make_drafter=(lambda *_: drafter) if num_speculative_tokens else None,
+        num_speculative_tokens=num_speculative_tokens,
+    )
     drive.add(1, PROMPT, params, TextContext(stop_strings=stop_strings, prompt_tail_ids=tuple(PROMPT)))
     return drive
 
@@ -81,3 +92,24 @@ def test_min_tokens_does_not_hold_back_stop_strings() -> None:
     drive = drive_text((text_of(expected)[-2:],), SamplingParams(max_tokens=9, min_tokens=5))
     drive.run()
     assert drive.tokens[1] == expected
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [1, 3, 8])
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (3, 5), (6, 9), (13, 14), (2, 12)])
+def test_a_stop_string_inside_a_window_of_drafts_cuts_where_it_does_without(
+    start: int, end: int, num_speculative_tokens: int
+) -> None:
+    stop_strings = (text_of(solo_tokens(PROMPT, 8))[start:end], "never")
+    params = SamplingParams(max_tokens=12, stop_token_ids=(solo_tokens(PROMPT, 11)[-1],))
+    ends = []
+    for num_drafts in (0, num_speculative_tokens):
+        drive = drive_text(stop_strings, params, num_drafts)
+        outputs = []
+        while drive.engine.has_work:
+            outputs += drive.step()
+        final = drive.finals[1]
+        assert drive.engine.stats().total_generation_tokens == len(drive.tokens[1])
+        num_chars = sum(output.num_chars for output in outputs)
+        ends.append((drive.tokens[1], num_chars, final.finish_reason, final.is_cut, final.stop_reason))
+    assert ends[0] == ends[1]
+    assert ends[0][3]

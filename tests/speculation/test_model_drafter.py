@@ -128,6 +128,25 @@ def test_a_pass_that_raises_costs_the_steps_drafts_and_three_all() -> None:
     assert desk.runner.num_passes == 3
 
 
+def test_a_model_that_reads_and_then_raises_in_every_step_is_not_asked_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk()
+    sequence = desk.add(10)
+    run = desk.runner.run
+
+    def raise_while_drafting(output: SchedulerOutput) -> ModelOutput:
+        if output.scheduled[0].sequence.num_tokens > sequence.num_tokens:
+            raise RuntimeError("the draft model has failed")
+        return run(output)
+
+    monkeypatch.setattr(desk.runner, "run", raise_while_drafting)
+    for _ in range(3):
+        assert desk.drafter.num_unread(sequence) is not None
+        assert len(desk.drafter.propose([sequence], [3])[0]) == 1
+    assert desk.drafter.num_unread(sequence) is None
+
+
 def test_our_own_bug_is_not_taken_for_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
 

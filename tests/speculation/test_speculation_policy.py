@@ -101,6 +101,17 @@ def test_prompts_in_the_step_do_not_matter_where_the_curve_is_straight() -> None
     assert policy.plan(rows, 2) == policy.plan(rows, 700)
 
 
+@pytest.mark.parametrize("num_room", [0, 1, 3, 8])
+def test_no_more_than_there_is_room_for(num_room: int) -> None:
+    rows = [DraftRow(state_with(rate), 8) for rate in (0.5, 0.9, 0.2)]
+    for row in rows:
+        row.state.credit_s = 10.0
+    policy = SpeculationPolicy(FLAT)
+    counts = policy.plan(rows, 3, num_room)
+    assert sum(counts) == num_room
+    assert counts[1] == max(counts)
+
+
 def test_nothing_to_share_out() -> None:
     policy = SpeculationPolicy(GENTLE)
     assert policy.plan([], 5) == []

@@ -238,8 +238,8 @@ class Engine:
         num_output = num_known - num_before - (stop is not None and not stop.keeps_token)
         token_ids = sequence.token_ids[num_before : num_before + num_output]
         live.take_token_details(result, num_output)
-        self._total_generation_tokens += num_output
         output = live.output(token_ids, is_last=stop is not None)
+        self._total_generation_tokens += len(output.token_ids)
         if output.is_cut:
             output.finish_reason = FinishReason.STOP
         elif stop is not None:
@@ -275,6 +275,7 @@ class Engine:
         """End a sequence from outside; tokens held back are sent."""
         output = live.output([], is_last=True)
         output.finish_reason = reason
+        self._total_generation_tokens += len(output.token_ids)
         self._leave(live.sequence)
         return output
 

@@ -13,7 +13,7 @@ def draft_model_config(config: EngineConfig, target: ModelConfig) -> ModelConfig
     """The shape of the draft model's checkpoint; None: there is none.
 
     Raises:
-        ConfigError: its vocabulary is not the target's.
+        ConfigError: its vocabulary is not the target's, or its context is shorter than what is served.
         ModelError: the checkpoint is missing or not supported.
     """
     if config.drafter != "draft_model":
@@ -25,6 +25,15 @@ def draft_model_config(config: EngineConfig, target: ModelConfig) -> ModelConfig
             config.draft_model,
             f"a model of the vocabulary of {config.model_dir}: that has {target.vocab_size} ids, "
             f"this one {draft.vocab_size}",
+        )
+    limit = target.max_position_embeddings
+    num_needed = min(config.max_model_len or limit, limit)
+    if draft.max_position_embeddings < num_needed:
+        raise ConfigError(
+            "draft_model",
+            config.draft_model,
+            f"a model for {num_needed} tokens of context: this one is for {draft.max_position_embeddings}; "
+            f"choose another, or max_model_len = {draft.max_position_embeddings}",
         )
     return draft
 

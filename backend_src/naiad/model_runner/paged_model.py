@@ -10,7 +10,7 @@ from naiad.config import ModelConfig
 from naiad.errors import InternalError, NaiadError
 from naiad.model_runner.context_logits import context_logits
 from naiad.model_runner.kv_pool import KVPool
-from naiad.model_runner.step_costs import measure_step_costs
+from naiad.model_runner.step_costs import measure_step_costs, probed_blocks
 from naiad.model_runner.step_inputs import StepInputs, build_step_inputs
 from naiad.models import LlamaModel
 from naiad.outputs import ModelOutput, SchedulerOutput
@@ -93,7 +93,9 @@ class PagedModel:
 
     def measure_step_costs(self) -> list[tuple[int, float]]:
         """(tokens, seconds) of steps, few tokens first; takes about two seconds on a CPU."""
-        return measure_step_costs(self.run, self.max_model_len, self._layout.block_size)
+        costs = measure_step_costs(self.run, self.max_model_len, self._layout.block_size)
+        self.clear_blocks(probed_blocks(self.max_model_len, self._layout.block_size))
+        return costs
 
 
 def _rows_not_finite(hidden: torch.Tensor, inputs: StepInputs) -> dict[int, NaiadError]:

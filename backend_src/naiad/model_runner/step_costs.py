@@ -18,7 +18,7 @@ def measure_step_costs(
     """Seconds of steps in which one text goes on by a token and drafts.
 
     Args:
-        run: computes a step; writes to the pool's first blocks.
+        run: computes a step; writes to `probed_blocks`.
         max_model_len: no longer is the text.
         block_size: tokens in a block.
 
@@ -33,6 +33,11 @@ def measure_step_costs(
     return costs
 
 
+def probed_blocks(max_model_len: int, block_size: int) -> list[int]:
+    """The pool's blocks that are written to; clear them afterwards."""
+    return list(range(-(-min(_CONTEXT_TOKENS, max_model_len) // block_size)))
+
+
 def _verifying_step(context: int, num_tokens: int, block_size: int) -> SchedulerOutput:
     num_known = context - num_tokens + 1
     sequence = Sequence(
@@ -41,7 +46,7 @@ def _verifying_step(context: int, num_tokens: int, block_size: int) -> Scheduler
         num_prompt_tokens=num_known,
         params=SamplingParams(max_tokens=num_tokens),
         arrival_s=0.0,
-        block_table=list(range(-(-context // block_size))),
+        block_table=probed_blocks(context, block_size),
     )
     drafts = (0,) * (num_tokens - 1)
     return SchedulerOutput([ScheduledSequence(sequence, num_known - 1, num_tokens, True, drafts)])

@@ -168,6 +168,8 @@ class Scheduler:
             ):
                 index += 1
                 continue
+            if sum(self.kv_cache.trim(each) for each in self.running):
+                continue
             assert len(self.running) > 1, "a sequence alone does not fit the KV cache"
             victim = choose_for_blocks(self.running, self.tenants, self.limits.max_num_seqs)
             # Who stands before the place we are at leaves a gap there.

@@ -17,7 +17,7 @@ from naiad.speculation.draft_slots import DraftSlots
 
 # Tokens that a step adds at most, accepted drafts and the one behind them: who misses no more is in step.
 _IN_STEP = MAX_SPECULATIVE_TOKENS + 1
-# Passes in succession that raise before the draft model is not asked any more.
+# Steps in succession with a pass that raises, before the draft model is not asked any more.
 _MAX_RAISED = 3
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class ModelDrafter:
             for index, (sequence, num) in enumerate(zip(sequences, num_tokens, strict=True))
         ]
         pending = [draft for draft in drafts if draft.num_wanted > 0]
-        num_left = self._max_caught_up_tokens
+        num_left, num_raised = self._max_caught_up_tokens, self._num_raised
         while pending:
             rows: list[ScheduledSequence] = []
             drafting: list[_Draft] = []
@@ -139,6 +139,8 @@ class ModelDrafter:
                     rows.append(row)
                     drafting.append(draft)
             pending = self._pass(rows, drafting) if rows else []
+        if self._num_raised == num_raised:
+            self._num_raised = 0
         return [draft.token_ids for draft in drafts]
 
     def forget(self, sequence: Sequence) -> None:
@@ -182,7 +184,6 @@ class ModelDrafter:
         except RuntimeError:  # torch's own
             self._give_up(rows, drafting)
             return []
-        self._num_raised = 0
         going_on = []
         has_failed = False
         for row, draft in zip(rows, drafting, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -129,12 +130,13 @@ class SpeculationPolicy:
         self._probe_share = probe_share
         self._pass_cost = pass_cost
 
-    def plan(self, rows: list[DraftRow], num_step_tokens: int) -> list[int]:
+    def plan(self, rows: list[DraftRow], num_step_tokens: int, num_room: int = sys.maxsize) -> list[int]:
         """Draft tokens for each row of the next step.
 
         Args:
             rows: all sequences that get a new token in the step.
             num_step_tokens: the step's tokens without drafts: a row's one, and prompts.
+            num_room: draft tokens that the step has room for.
 
         Returns:
             For each row a number from 0 to its most; its state's credit has changed.
@@ -158,9 +160,9 @@ class SpeculationPolicy:
         costs = self._step_cost(num_step_tokens + np.arange(gains.size + len(rows) + 1))
         outputs = len(rows) + np.concatenate(([0.0], np.cumsum(gains[order])))
         added_s = costs[: gains.size + 1] - costs[0] + self._passes_s(rows, row_numbers[order])
-        num_drafts = int(np.argmax(outputs / (plain_s + added_s)))
+        num_drafts = int(np.argmax((outputs / (plain_s + added_s))[: num_room + 1]))
         counts: list[int] = np.bincount(row_numbers[order[:num_drafts]], minlength=len(rows)).tolist()
-        self._probe(rows, counts, costs, plain_s, reading_s)
+        self._probe(rows, counts, costs, plain_s, reading_s, num_room)
         return counts
 
     def _reading_s(self, rows: list[DraftRow]) -> npt.NDArray[np.float64]:
@@ -207,6 +209,7 @@ class SpeculationPolicy:
         costs: npt.NDArray[np.float64],
         plain_s: float,
         reading_s: npt.NDArray[np.float64],
+        num_room: int,
     ) -> None:
         """Give one token to rows that have none and have put aside what it costs."""
         num_drafts = sum(counts)
@@ -220,7 +223,7 @@ class SpeculationPolicy:
             if has_pass:
                 extra_s += float(pass_s[num_drafting + 1] - pass_s[num_drafting] + reading_s[number])
             state.credit_s += self._probe_share * plain_s / len(rows)
-            if state.credit_s >= extra_s:
+            if state.credit_s >= extra_s and num_drafts < num_room:
                 counts[number] = 1
                 num_drafts += 1
                 num_drafting += has_pass

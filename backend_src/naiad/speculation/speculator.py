@@ -77,13 +77,13 @@ class Speculator:
             for sequence, draft in zip(sequences, drafts, strict=True)
         ]
         if drafter is None or drafter.is_free:
-            counts = self._policy.plan(rows, num_step_tokens)
+            counts = self._policy.plan(rows, num_step_tokens, num_room)
         else:
             for index in without:
                 num_unread = drafter.num_unread(sequences[index])
                 if num_unread is not None:
                     rows[index] = DraftRow(rows[index].state, wanted[index], num_unread, num_left[index])
-            counts = self._policy.plan(rows, num_step_tokens)
+            counts = self._policy.plan(rows, num_step_tokens, num_room)
             _propose(drafter, sequences, counts, [index for index in without if counts[index]], drafts)
         return [draft[:count] for draft, count in zip(drafts, counts, strict=True)]
 
