@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.blank_checkpoint import write_checkpoint
 from naiad import __version__
 from naiad.cli.main import main
 from naiad.config.engine_config import field_names
@@ -53,20 +53,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *options: str) -> str:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 8,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": 32,
-        "max_position_embeddings": 64,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "tokenizer.json").write_text("{}")
-    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    return tmp_path
+    write_checkpoint(tmp_path / "model")
+    return tmp_path / "model"
 
 
 def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from helpers.scheduler_desk import Desk
 from naiad.errors import InternalError
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import ModelOutput, SchedulerOutput
@@ -129,14 +128,3 @@ def test_failed_row_is_not_booked() -> None:
     scheduler.update(scheduler.schedule(), ModelOutput({2: [7]}, {1: InternalError("broken")}))
     assert (failed.num_computed_tokens, failed.num_tokens) == (0, 3)
     assert (other.num_computed_tokens, other.num_tokens) == (3, 4)
-
-
-def test_blocks_that_drafts_have_left_are_given_back_before_anybody_is_preempted() -> None:
-    desk = Desk(num_blocks=5)
-    first, second = desk.add(num_tokens=6), desk.add(num_tokens=3)
-    desk.step()
-    assert desk.scheduler.kv_cache.extend(first, 16) == 16
-    for _ in range(3):
-        assert len(desk.step()) == 2
-    assert desk.scheduler.num_preemptions == 0
-    assert (len(first.block_table), len(second.block_table)) == (3, 2)

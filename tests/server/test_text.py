@@ -95,15 +95,16 @@ def test_counts_add_up(server: Server) -> None:
     assert {each.item() for each in chunks(outcome, "num_input_tokens")} == {3}
 
 
-def test_rows_of_a_batch_answer_as_alone(server: Server) -> None:
+@pytest.mark.parametrize("model", ["ensemble", "text"])
+def test_rows_of_a_batch_answer_as_alone(server: Server, model: str) -> None:
     prompts = ["Once upon a time", "The sky is", "def f(x):"]
-    alone = [ask(server.grpc, "ensemble", text_inputs(prompt, 12)).text for prompt in prompts]
+    alone = [ask(server.grpc, model, text_inputs(prompt, 12)).text for prompt in prompts]
     inputs = {
         "text_input": np.array([[p.encode()] for p in prompts], dtype=np.object_),
         "max_tokens": np.full((3, 1), 12, dtype=np.int32),
         "stream": np.full((3, 1), True),
     }
-    outcome = ask(server.grpc, "ensemble", inputs)
+    outcome = ask(server.grpc, model, inputs)
     texts = [b"", b"", b""]
     for response in outcome.responses:
         texts[response["batch_index"].item()] += response["text_output"].reshape(-1)[0]

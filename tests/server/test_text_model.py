@@ -84,22 +84,6 @@ def test_one_instance_serves_many_at_once(server: Server) -> None:
     assert all((outcome.errors, outcome.num_finals) == ([], 1) for outcome in outcomes)
 
 
-def test_rows_of_a_batch_answer_as_alone(server: Server) -> None:
-    prompts = ["Once upon a time", "The sky is", "def f(x):"]
-    alone = [ask(server.grpc, "text", text_inputs(prompt, 6)).text for prompt in prompts]
-    inputs = {
-        "text_input": np.array([[p.encode()] for p in prompts], dtype=np.object_),
-        "max_tokens": np.full((3, 1), 6, dtype=np.int32),
-        "stream": np.full((3, 1), True),
-    }
-    outcome = ask(server.grpc, "text", inputs)
-    texts = [b"", b"", b""]
-    for response in outcome.responses:
-        texts[response["batch_index"].item()] += response["text_output"].reshape(-1)[0]
-    assert [text.decode() for text in texts] == alone
-    assert outcome.num_finals == 1
-
-
 def test_a_deadline_ends_a_text_with_what_it_has(server: Server) -> None:
     inputs = text_inputs("Once", 1500, ignore_eos=True, return_finish_reason=True)
     outcome = ask(server.grpc, "text", inputs, timeout=700_000)

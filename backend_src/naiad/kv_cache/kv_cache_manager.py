@@ -145,15 +145,14 @@ class KVCacheManager:
         sequence.block_table.extend(self._take_block() for _ in range(num_new))
         return min(num_tokens, len(sequence.block_table) * self._block_size)
 
-    def trim(self, sequence: Sequence) -> int:
-        """Take back the blocks behind those of the known tokens, which drafts have had; how many."""
+    def trim(self, sequence: Sequence) -> None:
+        """Take back the blocks behind those of the known tokens: they were for drafts."""
         table = sequence.block_table
         num_kept = self.num_blocks_for(sequence.num_tokens)
         surplus = table[num_kept:]
         del table[num_kept:]
         for block_id in reversed(surplus):
-            self._pool.release(block_id, keep=False)
-        return len(surplus)
+            self._pool.release(block_id)
 
     def publish(self, sequence: Sequence, num_tokens: int) -> None:
         """The step that starts now computes the sequence up to `num_tokens`: let others find it.

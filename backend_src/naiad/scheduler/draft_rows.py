@@ -45,11 +45,16 @@ def add_drafts(
     num_step_tokens = sum(row.num_scheduled_tokens for row in rows)
     drafts = speculator.drafts(sequences, num_left, budget.num_drafts_left, num_step_tokens)
     for place, sequence, draft in zip(places, sequences, drafts, strict=True):
+        kept: list[int] = []
         if draft:
             num_tokens = sequence.num_tokens
             num_held = kv_cache.extend(sequence, num_tokens + len(draft)) - num_tokens
             kept = draft[: budget.take_drafts(num_held)]
+        if kept:
             tenants.of(sequence).num_served_tokens += len(kept)
             row = rows[place]
             num_scheduled_tokens = row.num_scheduled_tokens + len(kept)
             rows[place] = replace(row, num_scheduled_tokens=num_scheduled_tokens, draft_token_ids=tuple(kept))
+        else:
+            # A model that drafts may have taken blocks for drafts it did not get to.
+            kv_cache.trim(sequence)

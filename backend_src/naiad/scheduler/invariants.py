@@ -22,6 +22,7 @@ def check_invariants(scheduler: Scheduler, scheduled: SchedulerOutput | None = N
     rows = scheduled.scheduled if scheduled is not None else []
     ends = {row.sequence.sequence_id: _known_end(row) for row in rows}
     _check_blocks(scheduler, ends)
+    _check_blocks_of_drafts(scheduler, {row.sequence.sequence_id for row in rows if row.draft_token_ids})
     if scheduled is not None:
         _check_step(scheduler, scheduled)
 
@@ -72,6 +73,13 @@ def _check_blocks(scheduler: Scheduler, ends: dict[int, int]) -> None:
     for sequence in scheduler.running:
         num_written = ends.get(sequence.sequence_id, sequence.num_computed_tokens)
         _check_written_blocks_are_own(scheduler, sequence, num_written)
+
+
+def _check_blocks_of_drafts(scheduler: Scheduler, drafting: set[int]) -> None:
+    for sequence in scheduler.running:
+        if sequence.sequence_id not in drafting:
+            num_needed = scheduler.kv_cache.num_blocks_for(sequence.num_tokens)
+            assert len(sequence.block_table) <= num_needed, "blocks for drafts were not given back"
 
 
 def _check_written_blocks_are_own(scheduler: Scheduler, sequence: Sequence, num_written: int) -> None:

@@ -151,6 +151,7 @@ class Scheduler:
                 sequence.token_ids += token_ids
                 if num_drafts and self.speculator is not None:
                     self.speculator.judged(sequence, num_drafts, num_accepted)
+                    self.kv_cache.trim(sequence)
 
     def _secure_blocks(self) -> bool:
         """Let every running sequence have blocks for its known tokens; others give way.
@@ -167,8 +168,6 @@ class Scheduler:
                 sequence, num_tokens
             ):
                 index += 1
-                continue
-            if sum(self.kv_cache.trim(each) for each in self.running):
                 continue
             assert len(self.running) > 1, "a sequence alone does not fit the KV cache"
             victim = choose_for_blocks(self.running, self.tenants, self.limits.max_num_seqs)
