@@ -158,5 +158,8 @@ class GuessingDrafter(TextDrafter):
             text.append(self._rng.randrange(50) if is_wrong else next_token(text))
         return text[sequence.num_tokens :]
 
+    def num_read(self, sequence: Sequence) -> int:
+        return sequence.num_tokens
+
     def forget(self, sequence: Sequence) -> None:
         self.live.discard(sequence.sequence_id)

@@ -15,7 +15,7 @@ from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.speculation.draft_slots import DraftSlots
 from naiad.speculation.drafter import Drafter
-from naiad.speculation.model_drafter import ModelDrafter
+from naiad.speculation.model_drafter import MAX_CAUGHT_UP_TOKENS, ModelDrafter
 from naiad.speculation.ngram_drafter import NGramDrafter
 from naiad.speculation.policy import SpeculationPolicy, StepCost
 from naiad.speculation.speculator import Speculator
@@ -61,7 +61,8 @@ def make_drafter(config: EngineConfig, model_runner: ModelRunner, kv_cache: KVCa
     """
     if model_runner.draft_runner is not None:
         slots = DraftSlots(kv_cache) if config.drafter == "draft_model" else None
-        return ModelDrafter(model_runner.draft_runner, kv_cache, slots)
+        num_read = min(MAX_CAUGHT_UP_TOKENS, model_runner.token_budget.num_tokens)
+        return ModelDrafter(model_runner.draft_runner, kv_cache, slots, num_read)
     drafters: dict[str, Callable[[], Drafter]] = {"ngram": NGramDrafter, "suffix": SuffixDrafter}
     return drafters[config.drafter]() if config.drafter in drafters else None
 

@@ -246,6 +246,9 @@ class Engine:
             output.finish_reason = stop.finish_reason
             output.stop_reason = stop.stop_reason
         if output.finish_reason is not None:
+            num_kept = sequence.num_prompt_tokens + live.num_sent_tokens if output.is_cut else num_known
+            self._scheduler.drop_behind(sequence, num_kept, num_new)
+            output.num_accepted_tokens = sequence.num_accepted_tokens
             self._leave(sequence)
         elif not output.token_ids:
             return None

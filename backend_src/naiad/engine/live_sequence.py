@@ -19,10 +19,15 @@ class TextState(Protocol):
 
 @dataclass(slots=True)
 class LiveSequence:
-    """A sequence, its text, and what was asked for besides tokens, token by token."""
+    """A sequence, its text, and what was asked for besides tokens, token by token.
+
+    Attributes:
+        num_sent_tokens: output tokens that were given out.
+    """
 
     sequence: Sequence
     text: TextState | None
+    num_sent_tokens: int = 0
     _log_probs: list[TokenLogProbs] = field(default_factory=list)
     _generation_logits: list[bytes] = field(default_factory=list)
     _context_logits: list[bytes] = field(default_factory=list)
@@ -63,6 +68,7 @@ class LiveSequence:
                 stop_reason=chunk.stop_reason or "",
                 num_cached_tokens=num_cached,
             )
+        self.num_sent_tokens += len(output.token_ids)
         if output.token_ids or is_last:
             self._add_details(output)
         if is_last or output.is_cut:

@@ -97,6 +97,12 @@ class Speculator:
         for place in range(num_accepted_tokens):
             self.totals.accepted_at[place] += 1
 
+    def dropped(self, sequence: Sequence, start: int, end: int) -> None:
+        """Of the drafts that were just judged, the accepted ones at [start, end) come after a text's end."""
+        sequence.num_accepted_tokens -= end - start
+        for place in range(start, end):
+            self.totals.accepted_at[place] -= 1
+
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
         self._states.pop(sequence.sequence_id, None)
