@@ -27,7 +27,7 @@ from naiad.config.engine_config import DRAFTERS
 from naiad.engine import Engine, build_engine
 from naiad.model_runner import ModelRunner
 from naiad.sequence import EngineRequest, SamplingParams
-from naiad.speculation.policy import StepCost
+from naiad.speculation.step_cost import StepCost
 
 # Drafts cost nothing beside their verification; so the formula has it.
 _FREE = ("ngram", "suffix")
@@ -70,7 +70,7 @@ def main() -> int:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     prompts = {kind: [_encode(tokenizer, text) for text in texts] for kind, texts in PROMPTS.items()}
     plain = _engine(model_dir, args)
-    step_cost = StepCost(ModelRunner(_config(model_dir, args)).measure_step_costs())
+    step_cost = StepCost(*ModelRunner(_config(model_dir, args)).measure_step_costs())
     rows = []
     for drafter in args.drafters:
         for num_tokens in args.num_speculative_tokens:

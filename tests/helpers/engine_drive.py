@@ -18,8 +18,9 @@ from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams, Sequence, TextContext
 from naiad.speculation.drafter import Drafter, TextDrafter
-from naiad.speculation.policy import SpeculationPolicy, StepCost
+from naiad.speculation.policy import SpeculationPolicy
 from naiad.speculation.speculator import Speculator
+from naiad.speculation.step_cost import StepCost
 
 
 class CheckedScheduler(Scheduler):

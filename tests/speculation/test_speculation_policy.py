@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolicy, StepCost
+from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolicy
+from naiad.speculation.step_cost import StepCost
 
 FLAT = StepCost([(1, 1.0), (100_000, 1.0)])
 # As on a CPU: a window of 8 costs 1.35 times a single token.
@@ -295,12 +296,34 @@ def test_an_impossible_window_is_our_bug(num_draft: int, num_accepted: int) -> N
         AcceptanceState().update(num_draft, num_accepted)
 
 
-def test_costs_are_straight_between_measurements_and_never_fall() -> None:
-    cost = StepCost([(2, 1.0), (4, 3.0), (8, 2.0)])
-    assert cost(np.array([1, 2, 3, 4, 6, 8, 16])).tolist() == [1, 1, 2, 3, 3, 3, 6]
+def test_where_attention_is_dear_a_long_context_gets_fewer() -> None:
+    """Each token of context costs 1 ms for one token, 2 ms for two and 5 ms for five."""
+    cost = StepCost([(1, 1.0), (64, 1.0)], [(1, 1e-3), (5, 5e-3)], num_context=100)
+    policy = SpeculationPolicy(cost, probe_share=0.0)
+
+    def num_drafts(*contexts: int) -> list[int]:
+        rows = [DraftRow(state_with(0.8), 4, num_context=context) for context in contexts]
+        return policy.plan(rows, len(rows))
+
+    assert num_drafts(50) == num_drafts(100) == [4]
+    numbers = [num_drafts(context)[0] for context in (100, 500, 1000, 2000, 9000)]
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[-1] == 0
+    assert sum(num_drafts(100, 9000)) < sum(num_drafts(100, 100))
 
 
-@pytest.mark.parametrize("measured", [[(2, 1.0), (1, 2.0)], [(1, 1.0), (1, 2.0)], [(0, 1.0)], [(1, 0.0)]])
-def test_measurements_that_can_not_be_are_our_bug(measured: list[tuple[int, float]]) -> None:
-    with pytest.raises(AssertionError):
-        StepCost(measured)
+def test_a_probe_is_paid_for_with_what_attention_adds() -> None:
+    cost = StepCost([(1, 1.0), (64, 1.0)], [(1, 0.0), (2, 1e-2)])
+    policy = SpeculationPolicy(cost, probe_share=0.01)
+    row = DraftRow(state_with(0.0), 4, num_context=1000)
+    num_steps = next(step for step in range(5000) if policy.plan([row], 1) == [1])
+    assert num_steps == pytest.approx(1000, abs=2)
+
+
+def test_a_model_whose_passes_attend_dearly_drafts_less() -> None:
+    passes = StepCost([(1, 0.1), (64, 0.1)], [(1, 1e-3)])
+    policy = SpeculationPolicy(FLAT, probe_share=0.0, pass_cost=passes)
+    rows = [DraftRow(state_with(0.8), 8, 0, 100, num_context=context) for context in (0, 200, 2000)]
+    numbers = [policy.plan([row], 1)[0] for row in rows]
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[0] > numbers[1] > numbers[2] == 0
