@@ -20,8 +20,7 @@ def test_tokens_and_latencies_are_counted(server: Server) -> None:
         "vllm:time_to_first_token_seconds_count": 1,
         "vllm:time_per_output_token_seconds_count": NEW_TOKENS - 1,
     }
-    eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="active") == 0)
-    before = {name: server.metric(name, **LLM) for name in names}
+    before = {name: server.settled(name, **LLM) for name in names}
     inputs = llm_inputs([100 + i for i in range(PROMPT_TOKENS)], NEW_TOKENS, ignore_eos=True)
     assert not ask(server.grpc, "llm", inputs).errors
 
@@ -34,8 +33,8 @@ def test_tokens_and_latencies_are_counted(server: Server) -> None:
 def test_sums_and_buckets_of_the_histograms_agree(server: Server) -> None:
     assert not ask(server.grpc, "llm", llm_inputs([1, 2, 3], 3, ignore_eos=True)).errors
     for name in ("vllm:time_to_first_token_seconds", "vllm:time_per_output_token_seconds"):
-        eventually(lambda name=name: server.metric(f"{name}_count", **LLM) > 0)
-        assert server.metric(f"{name}_bucket", le="+Inf", **LLM) == server.metric(f"{name}_count", **LLM)
+        count = server.settled(f"{name}_count", **LLM)
+        assert server.metric(f"{name}_bucket", le="+Inf", **LLM) == count > 0
         assert server.metric(f"{name}_sum", **LLM) > 0
 
 
@@ -43,6 +42,7 @@ def test_gauges_of_the_reference_are_there_and_return_to_rest(server: Server) ->
     for kind in ("active", "scheduled", "context", "waiting"):
         eventually(lambda kind=kind: server.metric("nv_trt_llm_request_metrics", request_type=kind) == 0)
     assert server.metric("nv_trt_llm_request_metrics", request_type="max") == 32
+    assert server.settled("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="fraction") == 0
     blocks = {
         kind: server.metric("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type=kind)
         for kind in ("max", "free", "used", "tokens_per", "fraction")

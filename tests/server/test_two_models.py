@@ -54,7 +54,7 @@ def test_each_has_its_own_limits(both: Server) -> None:
 
 def test_metrics_are_labelled_apart(both: Server) -> None:
     def generated(model: str) -> float:
-        return both.metric("vllm:generation_tokens_total", model=model, version="1")
+        return both.settled("vllm:generation_tokens_total", model=model, version="1")
 
     before = {model: generated(model) for model in ("llm", "second_llm")}
     assert not ask(both.grpc, "second_llm", llm_inputs([5, 6], 9, ignore_eos=True)).errors
