@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from helpers.fake_metrics import FakeFamilies
@@ -7,6 +8,7 @@ from naiad.outputs import EngineStats, MemoryUse, Timings
 from naiad.sequence import FinishReason
 from naiad.triton_server.metrics import Metrics
 from naiad.triton_server.observations import Ended, ObservationBatch
+from naiad.triton_server.request_metrics import WRITING_S, RequestMetrics
 
 
 def ended() -> Ended:
@@ -147,7 +149,18 @@ def test_buckets_and_labels_are_the_references() -> None:
     assert {1, 2.5, 5, 60} < set(families.find("vllm:e2e_request_latency_seconds").buckets or [])
 
 
-def test_latencies_are_observed_once_a_token() -> None:
+def test_observations_that_there_is_no_time_for_wait_for_the_next_round() -> None:
+    families = FakeFamilies()
+    ticks = itertools.count()
+    metrics = RequestMetrics(families, "llm", "1", 2048, lambda: WRITING_S / 3.5 * next(ticks))
+    between = families.find("vllm:time_per_output_token_seconds")
+    metrics.update(EngineStats(), ObservationBatch(inter_token_s=[1, 2, 3, 4, 5]))
+    assert between.observed == [1, 2, 3]
+    metrics.update(EngineStats(), ObservationBatch(inter_token_s=[6]))
+    assert between.observed == [1, 2, 3, 4, 5, 6]
+
+
+def test_latencies_are_observed_one_by_one() -> None:
     families = FakeFamilies()
     metrics = Metrics(families, "llm", "1", 2048)
     metrics.update(EngineStats(), ObservationBatch(first_token_s=[0.5], inter_token_s=[0.1, 0.1]))

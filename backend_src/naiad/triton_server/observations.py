@@ -39,7 +39,7 @@ class Ended:
 
 @dataclass(slots=True)
 class ObservationBatch:
-    """Seconds from arrival to first token, and between tokens (one entry a token), and who ended."""
+    """Seconds from arrival to first token, and between tokens (the mean of a response), and who ended."""
 
     first_token_s: list[float] = field(default_factory=list)
     inter_token_s: list[float] = field(default_factory=list)
@@ -80,8 +80,7 @@ class Observations:
             if previous_s is None:
                 self._batch.first_token_s.append(stream.last_token_s - stream.arrival_s)
             else:
-                each_s = (stream.last_token_s - previous_s) / num_tokens
-                self._batch.inter_token_s.extend([each_s] * num_tokens)
+                self._batch.inter_token_s.append((stream.last_token_s - previous_s) / num_tokens)
 
     def begin(self, requests: Iterable[EngineRequest], num_sequences: int) -> None:
         """These are handed to the engine; each prompt was asked for `num_sequences` sequences."""
