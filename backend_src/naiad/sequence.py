@@ -161,6 +161,7 @@ class Sequence:
         offered_token_ids: the client's guess at how the output begins.
         num_draft_tokens, num_accepted_tokens: of all steps so far.
         num_cached_tokens: of the prompt, from the prefix cache; of one with a donor the donor's.
+        first_scheduled_s, first_token_s, last_token_s: by the clock of `arrival_s`; 0 = not yet.
     """
 
     sequence_id: int
@@ -178,6 +179,9 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    first_scheduled_s: float = 0.0
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)
 

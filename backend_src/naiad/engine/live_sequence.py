@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from naiad.outputs import ModelOutput, RequestOutput, ScheduledSequence, TokenLogProbs
+from naiad.outputs import ModelOutput, RequestOutput, ScheduledSequence, TokenLogProbs, timings_of
 from naiad.sequence import Sequence
 from naiad.tokenization.text_stream import TextChunk
 
@@ -74,6 +74,7 @@ class LiveSequence:
         if is_last or output.is_cut:
             output.num_draft_tokens = self.sequence.num_draft_tokens
             output.num_accepted_tokens = self.sequence.num_accepted_tokens
+            output.timings = timings_of(self.sequence)
         return output
 
     def _add_details(self, output: RequestOutput) -> None:
