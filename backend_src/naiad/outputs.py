@@ -124,7 +124,10 @@ class RequestOutput(msgspec.Struct, array_like=True):
         generation_logits: one for each of `token_ids`, if asked for: little-endian float32
             `[vocab_size]`.
         num_draft_tokens, num_accepted_tokens: of all steps so far.
-        timings: on the last output of each sequence that the engine had taken; None = it refused it.
+        timings: on the last output of each sequence that the engine had taken, and on all if asked
+            for; None = it refused it.
+        num_blocks, num_reused_blocks: of the KV cache, that the sequence holds, and those of them
+            that were there when it came; where `timings` is.
     """
 
     sequence_id: int
@@ -144,6 +147,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     timings: Timings | None = None
+    num_blocks: int = 0
+    num_reused_blocks: int = 0
 
 
 def timings_of(sequence: Sequence) -> Timings:

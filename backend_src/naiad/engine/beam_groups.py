@@ -164,6 +164,7 @@ class BeamGroups:
 
     def _end(self, group: BeamGroup, beams: list[Beam], reason: FinishReason | None) -> list[RequestOutput]:
         first = group.beams[0]
+        num_blocks = len(first.block_table)
         self._remove(group)
         results = [*beams, *[_NO_RESULT] * (len(group.request.sequence_ids) - len(beams))]
         outputs = [
@@ -172,6 +173,7 @@ class BeamGroups:
         ]
         for output in outputs:
             output.num_cached_tokens, output.timings = first.num_cached_tokens, timings_of(first)
+            output.num_blocks, output.num_reused_blocks = num_blocks, first.num_reused_blocks
         return outputs
 
     def _output(

@@ -71,10 +71,12 @@ class LiveSequence:
         self.num_sent_tokens += len(output.token_ids)
         if output.token_ids or is_last:
             self._add_details(output)
-        if is_last or output.is_cut:
+        if is_last or output.is_cut or self.sequence.params.returns_perf_metrics:
             output.num_draft_tokens = self.sequence.num_draft_tokens
             output.num_accepted_tokens = self.sequence.num_accepted_tokens
             output.timings = timings_of(self.sequence)
+            output.num_blocks = len(self.sequence.block_table)
+            output.num_reused_blocks = self.sequence.num_reused_blocks
         return output
 
     def _add_details(self, output: RequestOutput) -> None:

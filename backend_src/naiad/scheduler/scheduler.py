@@ -292,6 +292,7 @@ class Scheduler:
         if sequence.num_preemptions == 0:
             # What siblings and beams take from each other is no hit of the cache.
             sequence.num_cached_tokens = num_cached_tokens if donor is None else donor.num_cached_tokens
+            sequence.num_reused_blocks = num_cached_tokens // self.kv_cache.block_size
         sequence.status = SequenceStatus.RUNNING
         self._newcomers.add(sequence.sequence_id)
         bisect.insort(self.running, sequence, key=rank_key)

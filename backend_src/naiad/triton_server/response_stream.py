@@ -251,4 +251,6 @@ def merged(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         num_draft_tokens=second.num_draft_tokens,
         num_accepted_tokens=second.num_accepted_tokens,
         timings=second.timings,
+        num_blocks=second.num_blocks,
+        num_reused_blocks=second.num_reused_blocks,
     )
