@@ -86,7 +86,7 @@ def test_gauges_of_steps_and_memory() -> None:
         ("inflight_batcher", "paused_requests", 2),
         ("inflight_batcher", "micro_batch_id", 0),
         ("general", "iteration_counter", 9),
-        ("general", "timestamp", 1700000000),
+        ("general", "timestamp", 1700000000_000_000),
         ("runtime_memory", "cpu", 5),
         ("runtime_memory", "gpu", 6),
         ("runtime_memory", "pinned", 7),

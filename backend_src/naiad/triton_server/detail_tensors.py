@@ -47,8 +47,9 @@ def perf_tensors(wishes: OutputWishes, chunk: RequestOutput) -> Tensors:
     Returns:
         With return_perf_metrics, `[1, 1]` each: arrival_time_ns, first_scheduled_time_ns,
         first_token_time_ns and last_token_time_ns int64, nanoseconds of the machine's monotonic
-        clock, 0 = not yet; kv_cache_alloc_total_blocks, kv_cache_reused_blocks (those that were
-        there) and kv_cache_alloc_new_blocks (the others) int32; total_draft_tokens and
+        clock, 0 = not yet; kv_cache_reused_blocks int32, those that were there, and, as the
+        reference counts, kv_cache_alloc_total_blocks and kv_cache_alloc_new_blocks int32, both the
+        others; total_draft_tokens and
         total_accepted_draft_tokens int32, acceptance_rate float32, the one over the other, 0
         without drafts. Without it the last three on the last chunk of a sequence that had drafts.
     """
@@ -59,7 +60,7 @@ def perf_tensors(wishes: OutputWishes, chunk: RequestOutput) -> Tensors:
         tensors["total_accepted_draft_tokens"] = np.array([[accepted]], dtype=np.int32)
         tensors["acceptance_rate"] = _float32([accepted / drafted if drafted else 0.0])[None]
     if wishes.perf_metrics:
-        timings, reused = chunk.timings or Timings(), chunk.num_reused_blocks
+        timings = chunk.timings or Timings()
         for name, seconds in (
             ("arrival", timings.arrival_s),
             ("first_scheduled", timings.first_scheduled_s),
@@ -67,12 +68,13 @@ def perf_tensors(wishes: OutputWishes, chunk: RequestOutput) -> Tensors:
             ("last_token", timings.last_token_s),
         ):
             tensors[f"{name}_time_ns"] = np.array([[round(seconds * 1e9)]], dtype=np.int64)
-        for name, num_blocks in (
-            ("alloc_total", chunk.num_blocks),
-            ("reused", reused),
-            ("alloc_new", max(0, chunk.num_blocks - reused)),
+        num_new = max(0, chunk.num_blocks - chunk.num_reused_blocks)
+        for name, num in (
+            ("alloc_total", num_new),
+            ("alloc_new", num_new),
+            ("reused", chunk.num_reused_blocks),
         ):
-            tensors[f"kv_cache_{name}_blocks"] = np.array([[num_blocks]], dtype=np.int32)
+            tensors[f"kv_cache_{name}_blocks"] = np.array([[num]], dtype=np.int32)
     return tensors
 
 

@@ -51,7 +51,7 @@ GAUGES: dict[tuple[str, str], dict[str, Read]] = {
         "paused_requests": lambda s: s.num_paused,
     },
     ("nv_trt_llm_general_metrics", "general_type"): {
-        "timestamp": lambda s: s.timestamp_s,
+        "timestamp": lambda s: s.timestamp_s * 1_000_000,
         "iteration_counter": lambda s: s.total_steps,
     },
     ("vllm:num_requests_running", ""): {"": lambda s: s.num_running},
