@@ -92,6 +92,8 @@ def test_greedy_rule_of_the_reference(fields: dict[str, Any], expected: float) -
         ),
         ({"num_draft_tokens": -1}, "num_draft_tokens = -1"),
         ({"pad_id": 1000}, "pad_id = 1000"),
+        ({"decoder_input_ids": np.array([[2, 3]], dtype=np.int32)}, "decoder_input_ids is not supported"),
+        ({"decoder_input_lengths": 2}, "decoder_input_lengths is not supported"),
     ],
 )
 def test_bad_field_is_named_with_its_value(tensors: dict[str, Any], named: str) -> None:
@@ -136,6 +138,7 @@ def test_max_tokens_beyond_the_window_is_clamped() -> None:
         {"return_perf_metrics": False},
         {"draft_input_ids": np.zeros((1, 0), dtype=np.int32)},
         {"guided_decoding_guide": b""},
+        {"decoder_input_ids": np.array([[2]], dtype=np.int32), "decoder_input_lengths": 1},
         {"lora_task_id": 0},
     ],
 )

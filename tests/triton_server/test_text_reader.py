@@ -55,6 +55,12 @@ def context(outputs: dict[str, Any], row: int = 0) -> dict[str, Any]:
     return decoded
 
 
+def test_there_is_a_placeholder_for_encoder_decoder_models(reader: TextReader) -> None:
+    outputs = reader.read(source("a", "a longer text"))
+    assert outputs["DECODER_INPUT_ID"].shape == (2, 1)
+    assert outputs["REQUEST_DECODER_INPUT_LEN"].tolist() == [[1], [1]]
+
+
 def test_rows_are_padded_to_the_longest(reader: TextReader, tokenizer: Tokenizer) -> None:
     outputs = reader.read(source("a", "a longer text"))
     ids, lengths = outputs["INPUT_ID"], outputs["REQUEST_INPUT_LEN"]

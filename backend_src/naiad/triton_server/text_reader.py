@@ -139,6 +139,9 @@ class TextReader:
                     for words in stop_words
                 ]
             ),
+            # Read by chains that are made for encoder-decoder models too.
+            "DECODER_INPUT_ID": np.full((num_rows, 1), pad_id, dtype=np.int32),
+            "REQUEST_DECODER_INPUT_LEN": np.ones((num_rows, 1), dtype=np.int32),
             "OUT_END_ID": self._id_column(tensors.get("END_ID"), self._tokenizer.eos_id, num_rows),
             "OUT_PAD_ID": self._id_column(tensors.get("PAD_ID"), self._tokenizer.pad_id, num_rows),
             "text_context": np.array(

@@ -84,7 +84,7 @@ class TextRequestReader:
         made = {
             LLM_NAMES.get(name, name): value for name, value in tensors.items() if name not in TOKENIZER_NAMES
         }
-        made |= {TOKENIZED_NAMES[name]: value for name, value in tokenized.items()}
+        made |= {inner: tokenized[name] for name, inner in TOKENIZED_NAMES.items()}
         return read_request(ReadSource(source.request_id, source.timeout_us, parameters, made), limits)
 
 
