@@ -14,12 +14,14 @@ _ids = count(1)
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
-def draft_sequence(prompt: list[int], output: list[int] | None = None, salt: str = "") -> Sequence:
+def draft_sequence(
+    prompt: list[int], output: list[int] | None = None, salt: str = "", num_candidates: int = 0
+) -> Sequence:
     return Sequence(
         sequence_id=next(_ids),
         token_ids=[*prompt, *(output or [])],
         num_prompt_tokens=len(prompt),
-        params=SamplingParams(max_tokens=1000),
+        params=SamplingParams(max_tokens=1000, num_candidates=num_candidates),
         arrival_s=0.0,
         cache_salt=salt,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.raw_grpc import Stream, ask, llm_inputs, text_inputs
+from helpers.raw_grpc import Stream, ask, text_inputs
 from helpers.served import WAYS, served
 from helpers.server import Server, eventually, start_server
 
@@ -60,8 +60,12 @@ def test_a_crowd_gets_its_tokens_and_one_final_each(drafting: Server) -> None:
 
 
 def test_a_cancel_gives_all_blocks_back(drafting: Server) -> None:
-    stream = Stream(drafting.grpc, "llm", llm_inputs([5, 6, 5, 6, 5], 1500, ignore_eos=True))
+    name = "vllm:spec_decode_num_draft_tokens_total"
+    before = drafting.settled(name)
+    stream = Stream(drafting.grpc, "ensemble", text_inputs(f"{REPEATING}.", 1500, ignore_eos=True))
     assert stream.got_response.wait(60)
+    # Windows are open all the time now.
+    eventually(lambda: drafting.metric(name) > before + 20)
     stream.cancel()
     eventually(lambda: drafting.used_blocks() == 0)
 

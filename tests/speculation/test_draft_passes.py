@@ -119,7 +119,19 @@ def test_a_probe_puts_aside_what_reading_costs() -> None:
                 return number
         raise AssertionError("it is never tried")
 
-    assert first_probe(0) < first_probe(100) < first_probe(1000)
+    assert first_probe(0) < first_probe(8) < first_probe(16)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_a_model_that_was_wrong_is_tried_again_however_far_behind(num_rows: int) -> None:
+    """What it has to read grows with each step in which it is not asked."""
+    policy = SpeculationPolicy(GENTLE, pass_cost=DRAFT)
+    states = [state_with(0.02) for _ in range(num_rows)]
+    for num_unread in range(20, 2000):
+        rows = [costly(state, 8, num_unread, num_left=1000) for state in states]
+        if any(policy.plan(rows, num_rows)):
+            break
+    assert 100 < num_unread < 1500
 
 
 def test_a_model_whose_passes_attend_dearly_drafts_less() -> None:

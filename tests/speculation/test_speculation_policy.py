@@ -196,3 +196,13 @@ def test_a_probe_is_paid_for_with_what_attention_adds() -> None:
     row = DraftRow(state_with(0.0), 4, num_context=1000)
     num_steps = next(step for step in range(5000) if policy.plan([row], 1) == [1])
     assert num_steps == pytest.approx(1000, abs=2)
+
+
+def test_drawing_dearly_brings_fewer_drafts() -> None:
+    cost = StepCost([(1, 1.0), (64, 1.0)], drawn_s=0.3)
+    policy = SpeculationPolicy(cost, probe_share=0.0)
+    greedy, drawn = (
+        policy.plan([DraftRow(state_with(0.7), 8, is_drawn=is_drawn)], 1)[0] for is_drawn in (False, True)
+    )
+    assert greedy == 8
+    assert 0 < drawn < 8

@@ -205,6 +205,26 @@ def test_settings_out_of_range_are_refused(max_shared_tokens: int, min_chance: f
         SuffixDrafter(max_shared_tokens, min_chance)
 
 
+def test_outputs_that_end_together_are_taken_in_over_several_steps() -> None:
+    drafter = SuffixDrafter()
+    ended = [draft_sequence([1], [10 * number + 1000, *range(4095)]) for number in range(3)]
+    for sequence in ended:
+        drafter.forget(sequence)
+    assert drafter._shared.num_tokens == 4097
+    for num_outputs in (2, 3, 3):
+        drafter.propose([], [])
+        assert drafter._shared.num_tokens == num_outputs * 4097
+    drafter.forget(draft_sequence([1], list(range(4000)), num_candidates=2))
+    assert drafter._shared.num_tokens == 3 * 4097
+
+
+def test_many_tenants_with_little_text_have_few_automata() -> None:
+    drafter = SuffixDrafter(max_shared_tokens=1600)
+    for number in range(300):
+        drafter.forget(draft_sequence([1], [2], salt=str(number)))
+    assert sum(bool(drafter._shared.parts(str(number))) for number in range(300)) == 100
+
+
 def test_sequences_share_nothing_while_they_live() -> None:
     drafter = SuffixDrafter()
     other = draft_sequence([9], [1, 2, 3, 4])

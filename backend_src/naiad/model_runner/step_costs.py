@@ -11,6 +11,9 @@ from naiad.sequence import SamplingParams, Sequence
 
 _NUM_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _CONTEXT_TOKENS = 256
+# Where reading the weights is the limit for longer.
+_NUM_TOKENS_ON_CUDA = (*_NUM_TOKENS, 128, 256)
+_NUM_DRAWN = 8
 # What a longer context adds is measured for as many tokens as a window of drafts may have.
 _WINDOWS = (1, 2, 4, 8, 16)
 _LONG_CONTEXT_TOKENS = 2048
@@ -23,15 +26,17 @@ class MeasuredCosts(NamedTuple):
         seconds: (tokens, seconds) with a short context, fewest tokens first.
         context: (tokens, seconds that each further token of context adds).
         num_context: tokens of the short one.
+        drawn_s: seconds more for each token that is drawn.
     """
 
     seconds: list[tuple[int, float]]
     context: list[tuple[int, float]]
     num_context: int
+    drawn_s: float
 
 
 def measure_step_costs(
-    run: Callable[[SchedulerOutput], object], max_model_len: int, block_size: int
+    run: Callable[[SchedulerOutput], object], max_model_len: int, block_size: int, *, is_cuda: bool
 ) -> MeasuredCosts:
     """Time steps.
 
@@ -39,16 +44,21 @@ def measure_step_costs(
         run: computes a step; writes to `probed_blocks`.
         max_model_len: no longer is the text.
         block_size: tokens in a block.
+        is_cuda: whether on a CUDA device.
     """
+    sizes = _NUM_TOKENS_ON_CUDA if is_cuda else _NUM_TOKENS
     short, long = (min(num, max_model_len) for num in (_CONTEXT_TOKENS, _LONG_CONTEXT_TOKENS))
     seconds = {
-        num: best_seconds(run, _verifying_step(short, num, block_size)) for num in _NUM_TOKENS if num <= short
+        num: best_seconds(run, _verifying_step(short, num, block_size)) for num in sizes if num <= short
     }
     context = []
     for num in _WINDOWS if long > short else ():
         added_s = best_seconds(run, _verifying_step(long, num, block_size)) - seconds[num]
         context.append((num, max(0.0, added_s) / (long - short)))
-    return MeasuredCosts(list(seconds.items()), context, short)
+    num_drawn = max(num for num in seconds if num <= _NUM_DRAWN)
+    drawing_s = best_seconds(run, _verifying_step(short, num_drawn, block_size, temperature=1.0))
+    drawn_s = max(0.0, drawing_s - seconds[num_drawn]) / num_drawn
+    return MeasuredCosts(list(seconds.items()), context, short, drawn_s)
 
 
 def probed_blocks(max_model_len: int, block_size: int) -> list[int]:
@@ -56,13 +66,15 @@ def probed_blocks(max_model_len: int, block_size: int) -> list[int]:
     return list(range(-(-min(_LONG_CONTEXT_TOKENS, max_model_len) // block_size)))
 
 
-def _verifying_step(context: int, num_tokens: int, block_size: int) -> SchedulerOutput:
+def _verifying_step(
+    context: int, num_tokens: int, block_size: int, temperature: float = 0.0
+) -> SchedulerOutput:
     num_known = context - num_tokens + 1
     sequence = Sequence(
         sequence_id=-1,
         token_ids=[0] * num_known,
         num_prompt_tokens=num_known,
-        params=SamplingParams(max_tokens=num_tokens),
+        params=SamplingParams(max_tokens=num_tokens, temperature=temperature),
         arrival_s=0.0,
         block_table=probed_blocks(context, block_size),
     )

@@ -13,6 +13,11 @@ from naiad.speculation.step_cost import StepCost
 
 # What was seen of a sequence counts so much less with each window: about the last twenty count.
 _MEMORY = 0.95
+# And so much less with each step in which a draft model was not asked: after some hundred steps it is
+# as if little had been seen.
+_FADING = 0.996
+# A draft model that is further behind than this reads nothing for a probe.
+_MAX_PROBE_UNREAD = 17
 
 
 @dataclass(slots=True)
@@ -42,6 +47,11 @@ class AcceptanceState:
         self.num_judged = _MEMORY * self.num_judged + num_judged
         self.num_accepted = _MEMORY * self.num_accepted + num_accepted_tokens
 
+    def fade(self) -> None:
+        """Trust a little less in what was seen; to be called for a step without draft tokens."""
+        self.num_judged = 2.0 + (self.num_judged - 2.0) * _FADING
+        self.num_accepted = 1.0 + (self.num_accepted - 1.0) * _FADING
+
 
 class DraftRow(NamedTuple):
     """What decides about one sequence's draft tokens in a step.
@@ -54,6 +64,7 @@ class DraftRow(NamedTuple):
             sequence; −1: no model is needed, its draft is there already.
         num_left: tokens it may still make, ≥ 1.
         num_context: its known tokens; more cost more to attend to.
+        is_drawn: whether its tokens are drawn: at each place of its draft too.
     """
 
     state: AcceptanceState
@@ -61,6 +72,7 @@ class DraftRow(NamedTuple):
     num_unread: int = -1
     num_left: int = 1
     num_context: int = 0
+    is_drawn: bool = False
 
 
 class SpeculationPolicy:
@@ -72,8 +84,9 @@ class SpeculationPolicy:
 
     What they cost. The step's seconds by its number of tokens were measured: flat while reading the
     weights is the limit, rising with each token when arithmetic is. Draft tokens cost what they add
-    at the place of the curve where the other tokens of the step have led, and what attention over
-    their sequence's context adds for windows of one more. Prompts in the same step
+    at the place of the curve where the other tokens of the step have led, what attention over
+    their sequence's context adds for windows of one more, and what drawing a token costs where the
+    sequence's are drawn. Prompts in the same step
     are not their business otherwise: what those cost is spent in any case. Where a model drafts,
     its j-th pass computes all rows that get j tokens or more, and a pass was measured likewise.
 
@@ -88,7 +101,9 @@ class SpeculationPolicy:
     Finding out. A sequence that gets none would never show that it has become predictable. So each
     puts aside a small share of its step time, and when that pays for one draft token it gets it. At
     most this share is lost where speculation does not pay, besides what is lost before the first
-    windows have told so.
+    windows have told so. Where a draft model would have to read all that came since it was last
+    asked, no share is enough: there what was seen of it fades instead, until it is tried again like
+    a new one.
 
     The same calls give the same answers: nothing is drawn, no clock is read.
     """
@@ -126,6 +141,8 @@ class SpeculationPolicy:
         places = np.arange(1, num_places + 1)
         contexts = np.array([row.num_context for row in rows])
         windows_s = self._step_cost.of_context(np.arange(1, num_places + 2), contexts[:, None])
+        is_drawn = np.array([row.is_drawn for row in rows])
+        windows_s = windows_s + self._step_cost.drawn_s * is_drawn[:, None] * np.arange(1, num_places + 2)
         plain_s = float(self._step_cost(np.array(len(rows)))) + float(windows_s[:, 0].sum())
         reading_s = self._reading_s(rows)
         rates = np.array([row.state.rate for row in rows])
@@ -139,9 +156,12 @@ class SpeculationPolicy:
         # As far as probes may go too.
         costs = self._step_cost(num_step_tokens + np.arange(gains.size + len(rows) + 1))
         outputs = len(rows) + np.concatenate(([0.0], np.cumsum(gains[order])))
-        added_s = costs[: gains.size + 1] - costs[0] + self._passes_s(rows, row_numbers[order])
+        added_s = costs[: gains.size + 1] - costs[0]
         added_s[1:] += np.cumsum(np.diff(windows_s).ravel()[is_usable][order])
         num_drafts = int(np.argmax((outputs / (plain_s + added_s))[: num_room + 1]))
+        if num_drafts and self._pass_cost is not None:
+            added_s += self._passes_s(rows, row_numbers[order])
+            num_drafts = int(np.argmax((outputs / (plain_s + added_s))[: num_room + 1]))
         counts: list[int] = np.bincount(row_numbers[order[:num_drafts]], minlength=len(rows)).tolist()
         probing_s = reading_s + self._attending_s(rows) + windows_s[:, 1] - windows_s[:, 0]
         self._probe(rows, counts, costs, plain_s, probing_s, num_room)
@@ -208,6 +228,10 @@ class SpeculationPolicy:
             if count or not row.num_most:
                 continue
             state, has_pass = row.state, row.num_unread >= 0
+            if row.num_unread > 0:
+                state.fade()
+            if row.num_unread > _MAX_PROBE_UNREAD:
+                continue
             extra_s = float(costs[num_drafts + 1] - costs[num_drafts] + probing_s[number])
             if has_pass:
                 extra_s += float(pass_s[num_drafting + 1] - pass_s[num_drafting])

@@ -10,6 +10,8 @@ from naiad.speculation.suffix_automaton import SuffixAutomaton
 END = -1
 
 _NUM_PARTS = 4
+# No more automata than one for so many tokens of the bound: each takes memory beside its tokens.
+_TOKENS_A_PART = 16
 
 
 class SharedOutputs:
@@ -29,6 +31,7 @@ class SharedOutputs:
         """
         self._max_tokens = max_tokens
         self._max_part_tokens = max_tokens // _NUM_PARTS
+        self._max_parts = max(_NUM_PARTS, max_tokens // _TOKENS_A_PART)
         self._numbers = count()
         self._parts: dict[str, dict[int, SuffixAutomaton]] = {}
         # Part → tenant, by the age of the part's newest output, the oldest first.
@@ -65,7 +68,7 @@ class SharedOutputs:
         self._tenants.pop(number, None)
         self._tenants[number] = salt
         self._num_tokens += num_tokens
-        while self._num_tokens > self._max_tokens:
+        while self._num_tokens > self._max_tokens or len(self._tenants) > self._max_parts:
             self._drop_oldest()
         return parts[number]
 

@@ -77,6 +77,7 @@ class Speculator:
                 self._states.setdefault(sequence.sequence_id, AcceptanceState()),
                 len(draft),
                 num_context=sequence.num_tokens,
+                is_drawn=sequence.params.temperature > 0 and sequence.params.top_k != 1,
             )
             for sequence, draft in zip(sequences, drafts, strict=True)
         ]

@@ -16,6 +16,9 @@ class StepCost:
     never cost less: where it was measured so, it was noise.
 
     What a sequence's context adds beyond that of the measured steps is known for each token of it.
+
+    Attributes:
+        drawn_s: seconds more for each token that is drawn instead of the best.
     """
 
     def __init__(
@@ -23,6 +26,7 @@ class StepCost:
         measured: Iterable[tuple[int, float]],
         context: Iterable[tuple[int, float]] = (),
         num_context: int = 0,
+        drawn_s: float = 0.0,
     ) -> None:
         """Take measurements.
 
@@ -31,6 +35,7 @@ class StepCost:
             context: (tokens of one sequence in the step, seconds that each token of its context
                 costs), likewise; none: context costs nothing.
             num_context: tokens of context in `measured`.
+            drawn_s: seconds more for each token that is drawn instead of the best.
         """
         tokens, seconds = zip(*measured, strict=True)
         self._tokens = np.array(tokens, dtype=np.float64)
@@ -41,6 +46,7 @@ class StepCost:
         self._window = np.array(window, dtype=np.float64)
         self._each_s = np.maximum.accumulate(np.array(each_s, dtype=np.float64))
         self._num_context = num_context
+        self.drawn_s = drawn_s
 
     def __call__(self, num_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Seconds of steps with so many tokens."""

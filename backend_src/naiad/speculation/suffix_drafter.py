@@ -6,6 +6,7 @@ one for earlier outputs, counts that choose, and drafts only as long as they are
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 from naiad.errors import ConfigError
@@ -16,6 +17,8 @@ from naiad.speculation.suffix_automaton import ROOT, Follower, SuffixAutomaton
 
 # A longer match says little more, and so many tokens are read again when outputs have come.
 MAX_MATCH = 32
+# Outputs that wait to be taken in.
+_MAX_ENDED = 256
 
 
 class SuffixDrafter(TextDrafter):
@@ -45,6 +48,16 @@ class SuffixDrafter(TextDrafter):
         self._shared = SharedOutputs(max_shared_tokens)
         self._min_chance = min_chance
         self._readers: dict[int, _Reader] = {}
+        # Outputs that have ended, as far as this step has not taken them in.
+        self._ended: deque[tuple[str, list[int]]] = deque(maxlen=_MAX_ENDED)
+        self._num_left = MAX_READ_TOKENS
+
+    def propose(self, sequences: list[Sequence], num_tokens: list[int]) -> list[list[int]]:
+        """See `Drafter`."""
+        self._num_left = MAX_READ_TOKENS
+        while self._ended and self._num_left > 0:
+            self._share(*self._ended.popleft())
+        return super().propose(sequences, num_tokens)
 
     def guess(self, sequence: Sequence, num_tokens: int) -> list[int]:
         """See `TextDrafter`. Costs O(1) amortised a token that is new since the last call."""
@@ -60,9 +73,23 @@ class SuffixDrafter(TextDrafter):
         return 0 if reader is None else reader.num_tokens
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Drafter`. The output's end, `MAX_READ_TOKENS`, is held for the tenant's later sequences."""
+        """See `Drafter`. The output's end, `MAX_READ_TOKENS`, is held for the tenant's later sequences.
+
+        Where many end together the later ones are taken in with the next steps, and of very many
+        only the last. Beams say nearly the same and are not held.
+        """
         self._readers.pop(sequence.sequence_id, None)
-        self._shared.add(sequence.cache_salt, sequence.output_token_ids[-MAX_READ_TOKENS:])
+        if sequence.params.num_candidates:
+            return
+        output = sequence.token_ids[sequence.num_prompt_tokens :][-MAX_READ_TOKENS:]
+        if self._num_left > 0 and not self._ended:
+            self._share(sequence.cache_salt, output)
+        else:
+            self._ended.append((sequence.cache_salt, output))
+
+    def _share(self, salt: str, output: list[int]) -> None:
+        self._num_left -= len(output)
+        self._shared.add(salt, output)
 
 
 class _Match(NamedTuple):
