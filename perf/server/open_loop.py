@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc.aio as triton
-from tritonclient.utils import InferenceServerException
+from perf.server.load import llm_inputs, responses
+
+from naiad.errors import InternalError
 
 _CONNECTIONS = 8
 
@@ -42,13 +43,16 @@ class Answer:
     """What became of a request; seconds since it was due.
 
     Attributes:
-        first_token_s: None: no token came.
+        sent_s: how late the generator was.
+        first_token_s, last_token_s: None: no token came.
         end_s: until the last response, or the error.
         error: "" = it was served whole.
     """
 
     arrival: Arrival
+    sent_s: float = 0.0
     first_token_s: float | None = None
+    last_token_s: float | None = None
     end_s: float = 0.0
     num_tokens: int = 0
     error: str = ""
@@ -57,6 +61,21 @@ class Answer:
     def is_refused(self) -> bool:
         """Whether the server would not take it."""
         return bool(self.error) and "queue is full" in self.error
+
+    @property
+    def inter_token_s(self) -> float | None:
+        """Mean time from a token to the next; None for less than two tokens."""
+        if self.first_token_s is None or self.last_token_s is None or self.num_tokens < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (self.num_tokens - 1)
+
+    def take(self, num_tokens: int, now_s: float) -> None:
+        """Count a response's tokens that came `now_s` after the request was due."""
+        if num_tokens:
+            self.num_tokens += num_tokens
+            self.last_token_s = now_s
+            if self.first_token_s is None:
+                self.first_token_s = now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +110,6 @@ def poisson(shape: Shape, vocab_size: int, seed: int) -> list[Arrival]:
 def run(url: str, arrivals: Sequence[Arrival]) -> list[Answer]:
     """Send everything when it is due and wait for all answers."""
     return asyncio.run(_run(url, sorted(arrivals, key=lambda arrival: arrival.due_s)))
-
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    """A percentile in 1 … 99 of at least one value."""
-    if len(values) == 1:
-        return values[0]
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 @dataclass(slots=True)
@@ -151,40 +163,17 @@ async def _run(url: str, arrivals: Sequence[Arrival]) -> list[Answer]:
 
 async def _send(client: Any, arrival: Arrival, start_s: float) -> Answer:
     await asyncio.sleep(max(0.0, start_s + arrival.due_s - time.perf_counter()))
-    answer = Answer(arrival)
     due_s = start_s + arrival.due_s
+    answer = Answer(arrival, sent_s=time.perf_counter() - due_s)
+    inputs = llm_inputs(arrival.prompt_token_ids, arrival.num_tokens)
+    if arrival.tenant:
+        inputs["cache_salt"] = np.array([[arrival.tenant.encode()]], dtype=np.object_)
     try:
-        async for result, error in client.stream_infer(_requests(arrival)):
-            if error is not None:
-                answer.error = str(error)
-                break
-            tokens = result.as_numpy("output_ids")
-            if tokens is not None and tokens.size:
-                answer.num_tokens += tokens.size
-                if answer.first_token_s is None:
-                    answer.first_token_s = time.perf_counter() - due_s
-    except InferenceServerException as error:
+        async for result in responses(client, "llm", inputs):
+            answer.take(result.as_numpy("output_ids").size, time.perf_counter() - due_s)
+    except InternalError as error:
         answer.error = str(error)
     answer.end_s = time.perf_counter() - due_s
     if not answer.error and answer.num_tokens != arrival.num_tokens:
         answer.error = f"{answer.num_tokens} tokens instead of {arrival.num_tokens}"
     return answer
-
-
-async def _requests(arrival: Arrival) -> AsyncIterator[dict[str, Any]]:
-    values = {
-        "input_ids": np.array([arrival.prompt_token_ids], dtype=np.int32),
-        "input_lengths": np.array([[len(arrival.prompt_token_ids)]], dtype=np.int32),
-        "request_output_len": np.array([[arrival.num_tokens]], dtype=np.int32),
-        "streaming": np.array([[True]]),
-        "ignore_eos": np.array([[True]]),
-    }
-    if arrival.tenant:
-        values["cache_salt"] = np.array([[arrival.tenant.encode()]], dtype=np.object_)
-    names = {"b": "BOOL", "i": "INT32", "O": "BYTES"}
-    inputs = []
-    for name, value in values.items():
-        tensor = triton.InferInput(name, list(value.shape), names[value.dtype.kind])
-        tensor.set_data_from_numpy(value)
-        inputs.append(tensor)
-    yield {"model_name": "llm", "inputs": inputs}
