@@ -17,13 +17,13 @@ class Panel:
     Attributes:
         xlabel, ylabel: with units.
         lines: label → x and y.
-        level: a horizontal line, e.g. a limit; None: none.
+        level: label and height of a horizontal line; None: none.
     """
 
     xlabel: str
     ylabel: str
     lines: Mapping[str, Line]
-    level: float | None = None
+    level: tuple[str, float] | None = None
 
 
 def save_panels(name: str, title: str, panels: Sequence[Panel]) -> str:
@@ -44,7 +44,8 @@ def save_panels(name: str, title: str, panels: Sequence[Panel]) -> str:
         for label, (x, y) in panel.lines.items():
             axes.plot(x, y, "o-", label=label, markersize=4)
         if panel.level is not None:
-            axes.axhline(panel.level, color="grey", linewidth=0.8)
+            label, height = panel.level
+            axes.axhline(height, color="grey", linewidth=0.8, label=label)
         axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel, ylim=(0, None))
         axes.grid(alpha=0.3)
         axes.legend()

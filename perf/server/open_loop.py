@@ -117,14 +117,15 @@ class Summary:
     """Figures of one run.
 
     Attributes:
-        goodput: tokens per second of requests that were served whole, over the time from the
-            first due request to the last answer.
+        span_s: from the first due request to the last answer.
+        goodput: tokens per second of requests that were served whole, over that time.
     """
 
     num_sent: int
     num_served: int
     num_refused: int
     num_failed: int
+    span_s: float
     goodput: float
     first_token_s: list[float] = field(default_factory=list)
     refusal_s: list[float] = field(default_factory=list)
@@ -140,6 +141,7 @@ def summarize(answers: Sequence[Answer]) -> Summary:
         num_served=len(served),
         num_refused=len(refused),
         num_failed=len(answers) - len(served) - len(refused),
+        span_s=span_s,
         goodput=sum(answer.num_tokens for answer in served) / span_s,
         first_token_s=[answer.first_token_s for answer in served if answer.first_token_s is not None],
         refusal_s=[answer.end_s for answer in refused],

@@ -137,7 +137,10 @@ def _plot(turns: Sequence[Mapping[str, Timing]]) -> str:
     return save_panels(
         "triton-share",
         f"the server's share, {batch} streams",
-        [Panel("turn", "all new tokens/s", speed), Panel("turn", "of the engine in process", shares, 1.0)],
+        [
+            Panel("turn", "all new tokens/s", speed),
+            Panel("turn", "of the engine in process", shares, ("engine", 1.0)),
+        ],
     )
 
 
