@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from naiad.cli.throughput import Prompts, Work
+if TYPE_CHECKING:
+    # Its torch takes seconds to import; load generators have no use for it.
+    from naiad.cli.throughput import Prompts, Work
 
 _WORDS = (
     *("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world"),
@@ -39,3 +41,8 @@ def word_prompts(work: Work, first_ids: list[int], word_ids: list[int], seed: in
     draw = random.Random(f"{work.batch} {seed}")
     num_words = work.prompt_tokens - len(first_ids)
     return [first_ids + draw.choices(word_ids, k=num_words) for _ in range(work.batch)]
+
+
+def word_text(num_words: int, draw: random.Random) -> str:
+    """A text of so many random words: about as many tokens."""
+    return " ".join(draw.choices(_WORDS, k=num_words))

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc.aio as triton
+from perf.common.token_times import TokenTimes
 from perf.server.load import llm_inputs, responses
 
 from naiad.errors import InternalError
@@ -44,38 +45,21 @@ class Answer:
 
     Attributes:
         sent_s: how late the generator was.
-        first_token_s, last_token_s: None: no token came.
+        times: of its tokens, since it was due.
         end_s: until the last response, or the error.
         error: "" = it was served whole.
     """
 
     arrival: Arrival
     sent_s: float = 0.0
-    first_token_s: float | None = None
-    last_token_s: float | None = None
+    times: TokenTimes = field(default_factory=TokenTimes)
     end_s: float = 0.0
-    num_tokens: int = 0
     error: str = ""
 
     @property
     def is_refused(self) -> bool:
         """Whether the server would not take it."""
         return bool(self.error) and "queue is full" in self.error
-
-    @property
-    def inter_token_s(self) -> float | None:
-        """Mean time from a token to the next; None for less than two tokens."""
-        if self.first_token_s is None or self.last_token_s is None or self.num_tokens < 2:
-            return None
-        return (self.last_token_s - self.first_token_s) / (self.num_tokens - 1)
-
-    def take(self, num_tokens: int, now_s: float) -> None:
-        """Count a response's tokens that came `now_s` after the request was due."""
-        if num_tokens:
-            self.num_tokens += num_tokens
-            self.last_token_s = now_s
-            if self.first_token_s is None:
-                self.first_token_s = now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +126,8 @@ def summarize(answers: Sequence[Answer]) -> Summary:
         num_refused=len(refused),
         num_failed=len(answers) - len(served) - len(refused),
         span_s=span_s,
-        goodput=sum(answer.num_tokens for answer in served) / span_s,
-        first_token_s=[answer.first_token_s for answer in served if answer.first_token_s is not None],
+        goodput=sum(answer.times.num_tokens for answer in served) / span_s,
+        first_token_s=[answer.times.first_s for answer in served if answer.times.first_s is not None],
         refusal_s=[answer.end_s for answer in refused],
     )
 
@@ -172,10 +156,10 @@ async def _send(client: Any, arrival: Arrival, start_s: float) -> Answer:
         inputs["cache_salt"] = np.array([[arrival.tenant.encode()]], dtype=np.object_)
     try:
         async for result in responses(client, "llm", inputs):
-            answer.take(result.as_numpy("output_ids").size, time.perf_counter() - due_s)
+            answer.times.take(result.as_numpy("output_ids").size, time.perf_counter() - due_s)
     except InternalError as error:
         answer.error = str(error)
     answer.end_s = time.perf_counter() - due_s
-    if not answer.error and answer.num_tokens != arrival.num_tokens:
-        answer.error = f"{answer.num_tokens} tokens instead of {arrival.num_tokens}"
+    if not answer.error and answer.times.num_tokens != arrival.num_tokens:
+        answer.error = f"{answer.times.num_tokens} tokens instead of {arrival.num_tokens}"
     return answer

@@ -82,10 +82,11 @@ class Limits:
 
     def allow(self, answer: Answer) -> bool:
         """Whether the request was served whole, and in time."""
-        if answer.error or answer.first_token_s is None:
+        if answer.error or answer.times.first_s is None:
             return False
-        is_steady = answer.inter_token_s is None or answer.inter_token_s <= self.inter_token_s
-        return is_steady and answer.first_token_s <= self.first_token_s
+        inter_s = answer.times.inter_token_s
+        is_steady = inter_s is None or inter_s <= self.inter_token_s
+        return is_steady and answer.times.first_s <= self.first_token_s
 
 
 def figures(answers: Sequence[Answer], limits: Limits, duration_s: float) -> dict[str, Any]:
@@ -97,7 +98,11 @@ def figures(answers: Sequence[Answer], limits: Limits, duration_s: float) -> dic
         duration_s: of the arrivals; rates are over this time or until the last answer, if that is longer.
     """
     summary = summarize(answers)
-    inter = [each.inter_token_s for each in answers if not each.error and each.inter_token_s is not None]
+    inter = [
+        inter_s
+        for answer in answers
+        if not answer.error and (inter_s := answer.times.inter_token_s) is not None
+    ]
     row: dict[str, Any] = {
         "sent": summary.num_sent,
         "served": summary.num_served,

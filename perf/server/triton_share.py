@@ -134,14 +134,11 @@ def _plot(turns: Sequence[Mapping[str, Timing]]) -> str:
     speed = {name: (numbers, [turn[name].output_tokens_per_s for turn in turns]) for name in turns[0]}
     shares = {f"{name}, asked ≥ {asked:g}": (numbers, _shares(turns, name)) for name, asked in ASKED.items()}
     batch = next(iter(turns[0].values())).batch
-    return save_panels(
-        "triton-share",
-        f"the server's share, {batch} streams",
-        [
-            Panel("turn", "all new tokens/s", speed),
-            Panel("turn", "of the engine in process", shares, ("engine", 1.0)),
-        ],
-    )
+    panels = [
+        Panel("turn", "all new tokens/s", speed),
+        Panel("turn", "of the engine in process", shares, ("engine", 1.0)),
+    ]
+    return save_panels("triton-share", f"the server's share, {batch} streams", panels)
 
 
 def _parse() -> argparse.Namespace:

@@ -20,7 +20,7 @@ def answer(due_s: float, sent_s: float, times_s: list[float], error: str = "") -
     """Times count from the moment it was due."""
     result = Answer(Arrival(due_s, [1], len(times_s)), sent_s=sent_s, error=error)
     for time_s in times_s:
-        result.take(1, time_s)
+        result.times.take(1, time_s)
     result.end_s = times_s[-1] if times_s else sent_s
     return result
 
