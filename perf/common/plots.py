@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from perf.common.report import plot_path
 
+_MAX_COLUMNS = 3
+
 Line = tuple[Sequence[float], Sequence[float]]
 
 
@@ -27,20 +29,23 @@ class Panel:
 
 
 def save_panels(name: str, title: str, panels: Sequence[Panel]) -> str:
-    """Plot panels side by side.
+    """Plot panels side by side, three in a row.
 
     Args:
         name: of the measurement.
         title: above all panels.
-        panels: from left to right.
+        panels: from left to right, then down.
 
     Returns:
         The file's name.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.8 * len(panels), 4), layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    num_columns = min(len(panels), _MAX_COLUMNS)
+    num_rows = -(-len(panels) // num_columns)
+    figure = Figure(figsize=(4.8 * num_columns, 4 * num_rows), layout="constrained")
+    for number, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(num_rows, num_columns, number)
         for label, (x, y) in panel.lines.items():
             axes.plot(x, y, "o-", label=label, markersize=4)
         if panel.level is not None:
