@@ -8,14 +8,14 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from naiad.cli.complete_directory import exclusive_lock, fill_directory, is_complete
 from naiad.cli.server_files import package_directory
 from naiad.config.model_location import default_model_dir
-from naiad.errors import StartupError
+from naiad.errors import InternalError, StartupError
 
 # The newest wheel that carries a perf_analyzer for glibc 2.36.
 _WHEEL = "tritonclient==2.50.0"
@@ -30,6 +30,7 @@ _LIBRARIES = {
     "libcrypto.so.3": ("libcrypto-", "libssl3"),
 }
 _ERROR_TAIL_CHARS = 600
+_RUN_TIMEOUT_S = 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,25 @@ class Tool:
 
     program: Path
     environment: Mapping[str, str]
+
+    def run(self, options: Sequence[str]) -> None:
+        """Run it to its end.
+
+        Raises:
+            InternalError: it failed; holds the end of what it said.
+        """
+        done = subprocess.run(
+            [str(self.program), *options],
+            env=dict(self.environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_RUN_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode:
+            said = done.stdout.strip()[-_ERROR_TAIL_CHARS:]
+            raise InternalError(f"{self.program.name} ended with {done.returncode}: {said}")
 
 
 def perf_analyzer() -> Tool:

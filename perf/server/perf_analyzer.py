@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,6 @@ from naiad.cli.fetch_model import resolve_model
 from naiad.errors import InternalError, StartupError
 
 _PERCENTS = (50, 90, 99)
-_TIMEOUT_S = 600
 _NS_PER_S = 1e9
 
 Row = dict[str, Any]
@@ -87,23 +85,13 @@ def run_level(tool: Tool, url: str, level: tuple[str, float, int], args: argpars
     with tempfile.TemporaryDirectory(prefix="naiad-perf-") as folder:
         data, export = Path(folder) / "input.json", Path(folder) / "export.json"
         data.write_text(json.dumps({"data": _inputs(level, args)}))
-        command = [
-            *(str(tool.program), "-m", args.served_model, "-u", url, "-i", "grpc", "--async", "--streaming"),
-            *("--input-data", str(data), "--profile-export-file", str(export)),
-            *("--request-count", str(num_requests), *option),
-        ]
-        done = subprocess.run(
-            command,
-            env=dict(tool.environment),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
+        tool.run(
+            [
+                *("-m", args.served_model, "-u", url, "-i", "grpc", "--async", "--streaming"),
+                *("--input-data", str(data), "--profile-export-file", str(export)),
+                *("--request-count", str(num_requests), *option),
+            ]
         )
-        if done.returncode or not export.is_file():
-            raise InternalError(
-                f"perf_analyzer ended with {done.returncode}: {done.stdout[-600:]}{done.stderr}"
-            )
         exported = json.loads(export.read_text())["experiments"][0]["requests"]
     return {"by": kind, "level": value} | figures(exported, args.output_tokens)
 
