@@ -28,6 +28,7 @@ from naiad_client import Client, ServerError
 # gRPC's own threads would stop all other users while one waits.
 grpc_gevent.init_gevent()
 
+_PAUSE_AFTER_ERROR_S = 1.0
 _draw = random.SystemRandom()
 
 
@@ -41,7 +42,12 @@ def add_arguments(parser: Any) -> None:
     add("--model", default="ensemble", help="a text model")
     add("--prompt-words", type=int, default=64, metavar="N", help="about as many tokens")
     add("--max-tokens", type=int, default=32, metavar="N", help="each answer has exactly so many")
-    add("--shape", choices=("steady", "ramp"), default="steady", help="all users at once, or in 4 steps")
+    add(
+        "--shape",
+        choices=("steady", "ramp"),
+        default="steady",
+        help="all at once, or in 4 steps over --run-time",
+    )
 
 
 class Shape(LoadTestShape):
@@ -89,6 +95,8 @@ class StreamUser(User):
         except (ServerError, requests.RequestException) as failure:
             error = failure
         self._fire("request", time.perf_counter() - start_s, times.num_tokens, error)
+        if error is not None:
+            time.sleep(_PAUSE_AFTER_ERROR_S)
 
     def _fire(self, name: str, seconds: float, length: int = 0, error: Exception | None = None) -> None:
         self.environment.events.request.fire(
