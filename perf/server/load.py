@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
+import grpc
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc.aio as triton
@@ -68,7 +69,7 @@ async def responses(client: Any, model: str, inputs: Mapping[str, npt.NDArray[An
                 raise InternalError(str(error))
             if result.get_response().outputs:
                 yield result
-    except InferenceServerException as error:
+    except (InferenceServerException, grpc.RpcError) as error:
         raise InternalError(str(error)) from error
 
 
