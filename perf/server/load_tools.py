@@ -56,7 +56,7 @@ class Tool:
             check=False,
         )
         if done.returncode:
-            said = done.stdout.strip()[-_ERROR_TAIL_CHARS:]
+            said = error_of(done.stdout)
             raise InternalError(f"{self.program.name} ended with {done.returncode}: {said}")
 
 
@@ -97,6 +97,12 @@ def genai_perf() -> Tool:
     path = f"{analyzer.program.parent}:{analyzer.environment.get('PATH', '')}"
     # Its tokenizer is a directory here: nothing is to be looked for on a hub.
     return Tool(program, {**analyzer.environment, "PATH": path, "HF_HUB_OFFLINE": "1"})
+
+
+def error_of(output: str) -> str:
+    """What a program said of its failure: perf_analyzer lets pages of help follow."""
+    lines = [line for line in output.splitlines() if line.lower().startswith("error")]
+    return lines[0] if lines else output.strip()[-_ERROR_TAIL_CHARS:]
 
 
 def missing_libraries(listing: str) -> list[str]:

@@ -78,9 +78,10 @@ def run_level(tool: Tool, url: str, level: tuple[str, float, int], args: argpars
         InternalError: it failed, or an answer is not whole.
     """
     kind, value, num_requests = level
+    # A rate's range ends at 1 unless told.
     option = {
         "concurrency": ["--concurrency-range", f"{value:g}"],
-        "rate": ["--request-rate-range", f"{value:g}"],
+        "rate": ["--request-rate-range", f"{value:g}:{value:g}:1"],
     }[kind]
     with tempfile.TemporaryDirectory(prefix="naiad-perf-") as folder:
         data, export = Path(folder) / "input.json", Path(folder) / "export.json"

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from perf.server.load_tools import missing_libraries
+from perf.server.load_tools import error_of, missing_libraries
 from perf.server.perf_analyzer import figures
 
 from naiad.errors import InternalError
@@ -48,3 +48,15 @@ def test_libraries_that_are_missing_are_named() -> None:
 """
 
     assert missing_libraries(listing) == ["libb64.so.0d", "libcudart.so.12"]
+
+
+@pytest.mark.parametrize(
+    ("output", "error"),
+    [
+        ("read\nError: no such rate\nUsage: …\n --version", "Error: no such rate"),
+        ("error: no server\n", "error: no server"),
+        ("Killed\n", "Killed"),
+    ],
+)
+def test_the_error_is_found_before_the_help(output: str, error: str) -> None:
+    assert error_of(output) == error
