@@ -92,6 +92,15 @@ class ModelOutput:
     candidates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
 
 
+class Timings(msgspec.Struct, array_like=True, frozen=True):
+    """When what happened to a sequence: seconds of the machine's monotonic clock; 0 = it did not."""
+
+    arrival_s: float = 0.0
+    first_scheduled_s: float = 0.0
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+
+
 class RequestOutput(msgspec.Struct, array_like=True):
     """What one step adds to one sequence, as it leaves the engine.
 
@@ -115,6 +124,10 @@ class RequestOutput(msgspec.Struct, array_like=True):
         generation_logits: one for each of `token_ids`, if asked for: little-endian float32
             `[vocab_size]`.
         num_draft_tokens, num_accepted_tokens: of all steps so far.
+        timings: on the last output of each sequence that the engine had taken, and on all if asked
+            for; None = it refused it.
+        num_blocks, num_reused_blocks: of the KV cache, that the sequence holds, and those of them
+            that were there when it came; where `timings` is.
     """
 
     sequence_id: int
@@ -133,9 +146,21 @@ class RequestOutput(msgspec.Struct, array_like=True):
     generation_logits: list[bytes] = []
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    timings: Timings | None = None
+    num_blocks: int = 0
+    num_reused_blocks: int = 0
 
 
-def error_output(sequence_id: int, status: Status, message: str) -> RequestOutput:
+def timings_of(sequence: Sequence) -> Timings:
+    """What is known of a sequence until now."""
+    return Timings(
+        sequence.arrival_s, sequence.first_scheduled_s, sequence.first_token_s, sequence.last_token_s
+    )
+
+
+def error_output(
+    sequence_id: int, status: Status, message: str, timings: Timings | None = None
+) -> RequestOutput:
     """The last output of a sequence that ends with an error."""
     return RequestOutput(
         sequence_id,
@@ -143,14 +168,25 @@ def error_output(sequence_id: int, status: Status, message: str) -> RequestOutpu
         finish_reason=FinishReason.ERROR,
         error_status=status,
         error_message=message,
+        timings=timings,
     )
+
+
+class MemoryUse(msgspec.Struct, array_like=True, frozen=True):
+    """Bytes that the engine's process holds; pinned ones are the processor's, for transfers to a GPU."""
+
+    cpu_bytes: int = 0
+    gpu_bytes: int = 0
+    pinned_bytes: int = 0
 
 
 class EngineStats(msgspec.Struct, array_like=True):
     """Gauges and running totals of the engine after a step.
 
-    Queried and hit tokens are those that the prefix cache was asked for and had. Accepted draft
-    tokens are told by their place in the draft.
+    Totals have names that begin with `total_`. Queried and hit tokens are those that the prefix cache
+    was asked for and had. Accepted draft tokens are told by their place in the draft. Paused
+    sequences wait again after a preemption. `num_context_tokens` are the prompt tokens that the last
+    step computed; `timestamp_s` is Unix time.
     """
 
     num_running: int = 0
@@ -171,3 +207,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     total_draft_tokens: int = 0
     total_accepted_tokens_at: list[int] = []
     total_draft_failures: int = 0
+    num_paused: int = 0
+    num_context_tokens: int = 0
+    timestamp_s: int = 0
+    memory: MemoryUse = MemoryUse()

@@ -56,6 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         priority: smaller is served first.
         num_candidates: > 0: a beam. Nothing is drawn; the so many best tokens are chosen from.
         num_draft_tokens: draft tokens in a step, at most; −1 = as many as the engine's ceiling.
+        returns_perf_metrics: every output tells times and blocks.
     """
 
     max_tokens: int
@@ -79,6 +80,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     num_candidates: int = 0
     num_draft_tokens: int = -1
+    returns_perf_metrics: bool = False
 
     @property
     def has_penalties(self) -> bool:
@@ -161,6 +163,8 @@ class Sequence:
         offered_token_ids: the client's guess at how the output begins.
         num_draft_tokens, num_accepted_tokens: of all steps so far.
         num_cached_tokens: of the prompt, from the prefix cache; of one with a donor the donor's.
+        num_reused_blocks: full blocks that were there when it first came.
+        first_scheduled_s, first_token_s, last_token_s: by the clock of `arrival_s`; 0 = not yet.
     """
 
     sequence_id: int
@@ -177,7 +181,11 @@ class Sequence:
     num_accepted_tokens: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_reused_blocks: int = 0
     num_preemptions: int = 0
+    first_scheduled_s: float = 0.0
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)
 

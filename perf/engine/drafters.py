@@ -22,7 +22,8 @@ from perf.common.report import write_report
 from naiad.sequence import SamplingParams, Sequence
 from naiad.speculation.drafter import MAX_READ_TOKENS, TextDrafter
 from naiad.speculation.ngram_drafter import NGramDrafter
-from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolicy, StepCost
+from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolicy
+from naiad.speculation.step_cost import StepCost
 from naiad.speculation.suffix_automaton import MAX_COUNT
 from naiad.speculation.suffix_drafter import SuffixDrafter
 

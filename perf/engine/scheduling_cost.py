@@ -23,8 +23,9 @@ from naiad.scheduler.policies import PriorityFirst
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import SamplingParams, Sequence
-from naiad.speculation.policy import SpeculationPolicy, StepCost
+from naiad.speculation.policy import SpeculationPolicy
 from naiad.speculation.speculator import Speculator
+from naiad.speculation.step_cost import StepCost
 
 _BLOCK_SIZE = 64
 _PROMPT_TOKENS = 100

@@ -2,10 +2,11 @@
 
     python -m perf.engine.speculation [--drafters draft_model --draft-model DIR]
 
-Two kinds of prompts: answers that copy from the prompt (corrections, quotes, JSON), and free chat,
-which is also tried in a full batch. Engines take turns on each prompt, A B A B; greedy tokens must be
-the same, or no figure is shown. The plot has beside what was measured what the formula of Leviathan et
-al. (arXiv 2211.17192) gives for the acceptance of the first draft token and the cost of a step.
+Kinds of prompts: answers that copy from the prompt (corrections, quotes, JSON); free chat, also in a full
+batch; and free chat behind a long text, where attention makes drafts dearer. Engines take turns on each
+prompt, A B A B; greedy tokens must be the same, or no figure is shown. The plot has beside what was
+measured what the formula of Leviathan et al. (arXiv 2211.17192) gives for the acceptance of the first
+draft token and the cost of a step.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 import secrets
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,10 +29,13 @@ from naiad.config.engine_config import DRAFTERS
 from naiad.engine import Engine, build_engine
 from naiad.model_runner import ModelRunner
 from naiad.sequence import EngineRequest, SamplingParams
-from naiad.speculation.policy import StepCost
+from naiad.speculation.policy import SpeculationPolicy
+from naiad.speculation.step_cost import StepCost
 
 # Drafts cost nothing beside their verification; so the formula has it.
 _FREE = ("ngram", "suffix")
+# As if drafts cost nothing.
+_FLAT = [(1, 1.0), (1 << 16, 1.0)]
 _LETTER = (
     "Dear Ms Novak, thank you for your order of 12 oak chairs and 3 round tables. We have recieved the "
     "payment on the 4th of May. The goods will be delivered to 18 Harbour Street on the 21st of May "
@@ -47,6 +52,14 @@ _CODE = (
     "def surface(width, height, depth):\n"
     "    return 2 * (area(width, height) + area(width, depth) + area(height, depth))\n"
 )
+
+
+def _long_text() -> str:
+    """About 2,500 tokens."""
+    docs = Path(__file__).parents[2] / "docs"
+    return "\n".join((docs / name).read_text() for name in ("scheduling.md", "speculation.md"))[:10_000]
+
+
 PROMPTS = {
     "copying": (
         f"Correct the spelling of this letter and change nothing else:\n\n{_LETTER}",
@@ -60,6 +73,13 @@ PROMPTS = {
         "Write a short story about a lighthouse keeper and a lost whale.",
         "Give me advice on learning to play the piano as an adult.",
     ),
+    "long chat": tuple(
+        f"{_long_text()}\n\n{question}"
+        for question in (
+            "Leave this text aside. Write a short story about a lighthouse keeper.",
+            "Leave this text aside. Why is the sky blue?",
+        )
+    ),
 }
 
 
@@ -70,11 +90,13 @@ def main() -> int:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     prompts = {kind: [_encode(tokenizer, text) for text in texts] for kind, texts in PROMPTS.items()}
     plain = _engine(model_dir, args)
-    step_cost = StepCost(ModelRunner(_config(model_dir, args)).measure_step_costs())
+    step_cost = StepCost(*ModelRunner(_config(model_dir, args)).measure_step_costs())
     rows = []
     for drafter in args.drafters:
         for num_tokens in args.num_speculative_tokens:
             drafting = _engine(model_dir, args, drafter, num_tokens)
+            if args.all_drafts and drafting._scheduler.speculator is not None:
+                drafting._scheduler.speculator._policy = SpeculationPolicy(StepCost(_FLAT))
             for kind, batch in _measurements(num_tokens, args):
                 row = _compare(plain, drafting, prompts[kind], batch, args)
                 if row is None:
@@ -103,6 +125,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--num-speculative-tokens", nargs="+", type=int, default=[1, 2, 4, 8, 16], metavar="K"
     )
+    parser.add_argument(
+        "--all-drafts",
+        action="store_true",
+        help="try every draft, whether it pays or not: for its acceptance",
+    )
     parser.add_argument("--output-tokens", type=int, default=120, metavar="N")
     parser.add_argument("--full-batch", type=int, default=32, metavar="N")
     parser.add_argument("--repeats", type=int, default=2, metavar="N")
@@ -113,7 +140,7 @@ def _measurements(num_speculative_tokens: int, args: argparse.Namespace) -> list
     """Kinds of prompts and batch sizes; all of them where most drafts can be lost."""
     measurements = [("copying", 1)]
     if num_speculative_tokens == max(args.num_speculative_tokens):
-        measurements += [("free chat", 1), ("free chat", args.full_batch)]
+        measurements += [("free chat", 1), ("long chat", 1), ("free chat", args.full_batch)]
     return measurements
 
 
@@ -239,7 +266,8 @@ def _plot(rows: list[dict[str, Any]]) -> str:
         axes.grid(alpha=0.3)
         axes.legend()
     figure.suptitle("answers that copy from the prompt, batch 1")
-    path = plot_path("speculation")
+    name = "speculation" if all(row["drafter"] in _FREE for row in rows) else "speculation-models"
+    path = plot_path(name)
     figure.savefig(path, dpi=120)
     return path.name
 

@@ -31,7 +31,7 @@ _GROUPING = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
 def exported() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
     """Series → its labels; label → the values it has."""
     families = FakeFamilies()
-    Metrics(families, "llm", "1")
+    Metrics(families, "llm", "1", 2048)
     series: dict[str, set[str]] = {name: {"model", "version"} | labels for name, labels in SERVERS.items()}
     values: dict[str, set[str]] = {"reason": REASONS}
     for name, metric in families.metrics:

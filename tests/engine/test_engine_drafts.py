@@ -6,17 +6,17 @@ import random
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
 
+from helpers.drafting_engines import write_first_layers
 from naiad.config import EngineConfig
 from naiad.engine import Engine, build_engine
 from naiad.sequence import EngineRequest, SamplingParams
-from naiad.speculation.ngram_drafter import NGramDrafter
-from naiad.speculation.policy import SpeculationPolicy, StepCost
-from naiad.speculation.speculator import Speculator
-from naiad.speculation.suffix_drafter import SuffixDrafter
+from naiad.speculation.policy import SpeculationPolicy
+from naiad.speculation.step_cost import StepCost
 
 BLOCK_BYTES = 16 * 46080
 TEXTS = (
@@ -33,6 +33,7 @@ SAMPLING: tuple[dict[str, float], ...] = (
     {"temperature": 0.9, "top_k": 20, "min_p": 0.02},
 )
 NUM_REQUESTS, NUM_TOKENS = 32, 24
+NUM_LAYERS, NUM_DRAFT_LAYERS = 30, 24
 
 
 @lru_cache(maxsize=1)
@@ -47,7 +48,9 @@ def requests(model_dir: Path) -> list[EngineRequest]:
     return made
 
 
-def make_engine(model_dir: Path, num_blocks: int) -> Engine:
+def make_engine(
+    model_dir: Path, num_blocks: int, num_block_bytes: int = BLOCK_BYTES, **settings: Any
+) -> Engine:
     return build_engine(
         EngineConfig(
             model_dir=str(model_dir),
@@ -55,9 +58,29 @@ def make_engine(model_dir: Path, num_blocks: int) -> Engine:
             max_num_seqs=NUM_REQUESTS,
             max_num_batched_tokens=64,
             block_size=16,
-            kv_cache_bytes=num_blocks * BLOCK_BYTES,
+            kv_cache_bytes=num_blocks * num_block_bytes,
+            **settings,
         )
     )
+
+
+def make_drafting_engine(
+    model_dir: Path, draft_dir: Callable[[], Path], num_blocks: int, drafter: str, num_tokens: int
+) -> Engine:
+    """All drafts are tried, as if they cost nothing."""
+    settings: dict[str, Any] = {"drafter": drafter, "num_speculative_tokens": num_tokens}
+    num_block_bytes = BLOCK_BYTES
+    if drafter == "self":
+        settings["num_draft_layers"] = NUM_DRAFT_LAYERS
+    elif drafter == "draft_model":
+        settings["draft_model"] = str(draft_dir())
+        num_block_bytes += BLOCK_BYTES * NUM_DRAFT_LAYERS // NUM_LAYERS
+    engine = make_engine(model_dir, num_blocks, num_block_bytes, **settings)
+    assert engine._scheduler.kv_cache.num_blocks == num_blocks
+    speculator = engine._scheduler.speculator
+    assert speculator is not None
+    speculator._policy = SpeculationPolicy(StepCost([(1, 1.0), (1 << 16, 1.0)]))
+    return engine
 
 
 def run(engine: Engine, asked: list[EngineRequest], cancelled: dict[int, int]) -> dict[int, list[int]]:
@@ -74,6 +97,13 @@ def run(engine: Engine, asked: list[EngineRequest], cancelled: dict[int, int]) -
             engine.abort(sequence_id)
     assert engine.stats().num_used_blocks == 0
     return tokens
+
+
+@pytest.fixture(scope="module")
+def draft_dir(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """Writes the draft model, once, for those who want it."""
+    target = tmp_path_factory.mktemp("draft") / "model"
+    return lru_cache(lambda: write_first_layers(default_model_dir, target, NUM_DRAFT_LAYERS))
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +124,21 @@ def expected(default_model_dir: Path, plain: Engine) -> Callable[[int], dict[int
     [
         (4, 8, 8),
         *(
-            pytest.param(num_tokens, batch, NUM_REQUESTS, marks=pytest.mark.slow)
-            for num_tokens in (1, 2, 3, 8, 16)
-            for batch in (1, 8, 32)
+            pytest.param(num_tokens, batch, num_requests, marks=pytest.mark.slow)
+            for num_tokens, batch, num_requests in (
+                *((1, 32, 32), (2, 8, 16), (3, 1, 8)),
+                *((8, 8, 16), (16, 1, 8), (16, 32, 32)),
+            )
         ),
     ],
 )
-@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+@pytest.mark.parametrize(
+    "drafter",
+    ["ngram", "suffix", *(pytest.param(each, marks=pytest.mark.slow) for each in ("draft_model", "self"))],
+)
 def test_drafts_change_no_token(
     default_model_dir: Path,
+    draft_dir: Callable[[], Path],
     expected: Callable[[int], dict[int, list[int]]],
     drafter: str,
     num_speculative_tokens: int,
@@ -110,11 +146,7 @@ def test_drafts_change_no_token(
     num_requests: int,
     num_blocks: int,
 ) -> None:
-    engine = make_engine(default_model_dir, num_blocks)
-    # All drafts are tried, as if they cost nothing.
-    policy = SpeculationPolicy(StepCost([(1, 1.0), (1 << 16, 1.0)]))
-    source = NGramDrafter() if drafter == "ngram" else SuffixDrafter()
-    engine._scheduler.speculator = Speculator(source, policy, num_speculative_tokens)
+    engine = make_drafting_engine(default_model_dir, draft_dir, num_blocks, drafter, num_speculative_tokens)
     asked = requests(default_model_dir)[:num_requests]
     draw = random.Random(f"{drafter} {num_speculative_tokens} {batch}")
     for start in range(0, len(asked), batch):

@@ -17,8 +17,9 @@ from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.model_runner import ModelRunner
 from naiad.scheduler.step_budget import SchedulerLimits
-from naiad.speculation.policy import SpeculationPolicy, StepCost
+from naiad.speculation.policy import SpeculationPolicy
 from naiad.speculation.speculator import Speculator
+from naiad.speculation.step_cost import StepCost
 
 BLOCK = 16
 

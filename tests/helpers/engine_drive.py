@@ -18,8 +18,9 @@ from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams, Sequence, TextContext
 from naiad.speculation.drafter import Drafter, TextDrafter
-from naiad.speculation.policy import SpeculationPolicy, StepCost
+from naiad.speculation.policy import SpeculationPolicy
 from naiad.speculation.speculator import Speculator
+from naiad.speculation.step_cost import StepCost
 
 
 class CheckedScheduler(Scheduler):
@@ -157,6 +158,9 @@ class GuessingDrafter(TextDrafter):
             is_wrong = self._rng.random() < self._error_rate
             text.append(self._rng.randrange(50) if is_wrong else next_token(text))
         return text[sequence.num_tokens :]
+
+    def num_read(self, sequence: Sequence) -> int:
+        return sequence.num_tokens
 
     def forget(self, sequence: Sequence) -> None:
         self.live.discard(sequence.sequence_id)

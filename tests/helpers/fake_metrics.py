@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
 class FakeMetric:
     """Remembers its value."""
 
-    def __init__(self, labels: dict[str, str], buckets: list[float] | None = None) -> None:
+    def __init__(
+        self, log: Callable[[], None], labels: dict[str, str], buckets: list[float] | None = None
+    ) -> None:
         self.labels, self.buckets = labels, buckets
+        self._log = log
         self.value = 0.0
         self.writes = 0
         self.observed: list[float] = []
@@ -17,28 +21,32 @@ class FakeMetric:
     def set(self, value: float) -> None:
         self.value = value
         self.writes += 1
+        self._log()
 
     def increment(self, value: float) -> None:
         assert value >= 0
         self.value += value
         self.writes += 1
+        self._log()
 
     def observe(self, value: float) -> None:
         self.observed.append(value)
+        self._log()
 
 
 class FakeFamilies:
-    """Makes metrics and remembers them, and the kind of each family."""
+    """Makes metrics and remembers them, the kind of each family, and in which order they were written."""
 
     def __init__(self) -> None:
         self.kinds: dict[str, str] = {}
         self.metrics: list[tuple[str, FakeMetric]] = []
+        self.order: list[str] = []
 
     def __call__(self, name: str, description: str, kind: str) -> Any:
         self.kinds[name] = kind
 
         def make(**arguments: Any) -> FakeMetric:
-            metric = FakeMetric(**arguments)
+            metric = FakeMetric(lambda: self.order.append(name), **arguments)
             self.metrics.append((name, metric))
             return metric
 

@@ -6,7 +6,7 @@ import zlib
 from dataclasses import dataclass
 
 from naiad.errors import InternalError
-from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput, TokenLogProbs
+from naiad.outputs import MemoryUse, ModelOutput, ScheduledSequence, SchedulerOutput, TokenLogProbs
 from naiad.sequence import Sequence
 
 
@@ -102,6 +102,9 @@ class FakeRunner:
                 result.log_probs[sequence_id] = [TokenLogProbs(-float(place)) for place in places]
             if params.returns_generation_logits:
                 result.generation_logits[sequence_id] = [bytes([place]) for place in places]
+
+    def memory_use(self) -> MemoryUse:
+        return MemoryUse(cpu_bytes=1)
 
     def clear_blocks(self, block_ids: list[int]) -> None:
         self.cleared.append(block_ids)

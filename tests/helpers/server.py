@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+SETTLED_S = 1.0
 READY = re.compile(r"ready: http=(\S+) grpc=(\S+) metrics=(\S+)")
 
 
@@ -56,6 +57,19 @@ class Server:
             ):
                 return float(line.rsplit(" ", 1)[1])
         raise AssertionError(f"no metric {name} {labels}")
+
+    def settled(self, name: str, **labels: str) -> float:
+        """The value of a metric when nothing writes to it any more: unchanged for a while.
+
+        What a request brings is written a moment after its last response.
+        """
+        value, since_s = self.metric(name, **labels), time.monotonic()
+        while time.monotonic() - since_s < SETTLED_S:
+            time.sleep(0.05)
+            now = self.metric(name, **labels)
+            if now != value:
+                value, since_s = now, time.monotonic()
+        return value
 
     def used_blocks(self) -> float:
         """KV cache blocks in use."""

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,7 @@ QUICK = [
     (FP8_CACHE, 90, "cache"),
 ]
 ALL = [(shape, capability, op) for shape in SHAPES for capability in shape.capabilities for op in shape.ops]
+OLDEST_TRITON = "3.6.0"
 MATRIX_KERNELS = {
     *("short_attention_kernel", "long_attention_kernel", "w4a16_kernel", "byte_kernel"),
     *("_lora_shrink_kernel", "_lora_expand_kernel"),
@@ -58,6 +62,24 @@ def test_kernels_compile_and_fit(shape: ServedShape, capability: int, op: str) -
 @pytest.mark.parametrize(("shape", "capability", "op"), ALL, ids=case_id)
 def test_every_served_shape_compiles_and_fits(shape: ServedShape, capability: int, op: str) -> None:
     assert_fits(compile_launches(launches(shape, op), capability), shape)
+
+
+@pytest.mark.slow
+def test_the_oldest_triton_compiles_all_of_it_too(tmp_path: Path) -> None:
+    """The rest of this file once more, with the oldest release that pyproject.toml allows."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path)]
+    subprocess.run([*pip, f"triton=={OLDEST_TRITON}"], check=True)
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    ran = subprocess.run(
+        [*pytest_, "-k", "not oldest"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
+
+
+def test_the_oldest_triton_is_what_is_allowed() -> None:
+    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'"triton>={OLDEST_TRITON.rpartition(".")[0]}"' in pyproject
 
 
 def test_the_page_has_rows_for_every_shape_and_gpu() -> None:

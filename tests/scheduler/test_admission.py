@@ -9,9 +9,13 @@ from naiad.sequence import EngineRequest, SamplingParams, TextContext
 LIMITS = AdmissionLimits(max_model_len=8, vocab_size=100, max_num_seqs=4, num_blocks=6, block_size=4)
 
 
-def make_request(prompt: list[int], max_tokens: int = 1, text: TextContext | None = None) -> EngineRequest:
+def make_request(
+    prompt: list[int], max_tokens: int = 1, text: TextContext | None = None, draft: tuple[int, ...] = ()
+) -> EngineRequest:
     params = SamplingParams(max_tokens=max_tokens)
-    return EngineRequest(sequence_id=1, prompt_token_ids=prompt, params=params, text=text)
+    return EngineRequest(
+        sequence_id=1, prompt_token_ids=prompt, params=params, text=text, draft_token_ids=draft
+    )
 
 
 def test_longest_prompt_and_greatest_id_pass() -> None:
@@ -25,6 +29,8 @@ def test_longest_prompt_and_greatest_id_pass() -> None:
         (make_request([1] * 8), "input_ids has 8 tokens: expected at most 7"),
         (make_request([1, 100]), "token id 100: expected ids in"),
         (make_request([-1, 5]), "token id -1: expected ids in"),
+        (make_request([1], draft=(5, 100)), "draft_input_ids contains the token id 100: expected ids in"),
+        (make_request([1], draft=(-1, 5)), "draft_input_ids contains the token id -1"),
         (make_request([1], max_tokens=0), "max_tokens = 0"),
         (make_request([1], text=TextContext(stop_strings=("a", ""))), "stop_strings has an empty entry"),
         (make_request([1], text=TextContext(prompt_tail_ids=(1, 100))), "prompt_tail_ids contains .* 100"),

@@ -62,3 +62,14 @@ def test_a_step_costs_no_more_than_its_budget() -> None:
         # One token may be begun with less than its cost left.
         whole = limits.max_num_batched_tokens * (1 + limits.context_cost * limits.max_num_batched_tokens / 2)
         assert cost <= whole + 1 + limits.context_cost * 3_000
+
+
+def test_drafts_late_in_a_text_cost_more_and_leave_no_debt() -> None:
+    limits = SchedulerLimits(8, 128, context_cost=1 / 2000)
+    budget = StepBudget(limits)
+    # The whole step's cost is that of 132 tokens without context; there a token costs twice as much.
+    assert budget.take_drafts(2_000, 20) == 20
+    assert budget.num_drafts_left == 132 - 40
+    assert StepBudget(limits).take_drafts(20_000, 100) == 12
+    assert [budget.take_drafts(0, 1000), budget.take_drafts(0, 1)] == [132 - 40, 0]
+    assert budget.take_drafts(0, -3) == 0

@@ -128,10 +128,10 @@ def test_texts_and_scores_of_the_ensemble(
     inputs = texts(**search, **FOR_ALL, exclude_input_in_output=is_excluded)
     response = only_response(ask(server.grpc, "ensemble", inputs))
     beams, scores = oracle.search(PROMPT, search)
-    said = [each.decode() for each in response["text_output"][0].tolist()]
+    said = [each.decode() for each in response["text_output"].tolist()]
     begin = "" if is_excluded else PROMPT
     assert said == [begin + tokenizer.decode(beam) for beam in beams]
-    assert response["text_output"].shape == (1, search["beam_width"])
+    assert response["text_output"].shape == (search["beam_width"],)
     assert response["cum_log_probs"][0].tolist() == pytest.approx(scores, abs=1e-3)
 
 
@@ -170,7 +170,7 @@ def test_fewer_beams(server: Server, oracle: Oracle, tokenizer: Any) -> None:
     beams, _ = oracle.search(PROMPT, SEARCHES[0])
     inputs = texts(**SEARCHES[0], num_return_sequences=2)
     response = only_response(ask(server.grpc, "ensemble", inputs))
-    assert [each.decode() for each in response["text_output"][0]] == [
+    assert [each.decode() for each in response["text_output"]] == [
         tokenizer.decode(beam) for beam in beams[:2]
     ]
     best = only_response(
@@ -196,7 +196,7 @@ def test_two_rows(server: Server, oracle: Oracle, tokenizer: Any, model: str) ->
         if model == "llm":
             assert beams_of(response) == beams
         else:
-            said = [each.decode() for each in response["text_output"][0]]
+            said = [each.decode() for each in response["text_output"]]
             assert said == [tokenizer.decode(beam) for beam in beams]
 
 
@@ -211,13 +211,13 @@ def stacked(values: list[Any]) -> Any:
 
 def test_a_stop_string_cuts_each_text(server: Server) -> None:
     whole = only_response(ask(server.grpc, "ensemble", texts(beam_width=3, stop_token_ids=[])))
-    wholes = [each.decode() for each in whole["text_output"][0]]
+    wholes = [each.decode() for each in whole["text_output"]]
     stop = wholes[0][6:9]
     for is_excluded, begin in ((True, ""), (False, PROMPT)):
         more = {"stop_words": [stop], "exclude_input_in_output": is_excluded, "stop_token_ids": []}
         inputs = texts(beam_width=3, return_finish_reason=True, **more)
         response = only_response(ask(server.grpc, "ensemble", inputs))
-        said = [each.decode() for each in response["text_output"][0]]
+        said = [each.decode() for each in response["text_output"]]
         assert said == [begin + text.partition(stop)[0] for text in wholes]
         assert (response["finish_reason"].item(), response["stop_reason"].item()) == (b"stop", stop.encode())
 
@@ -228,7 +228,7 @@ def test_beams_beside_other_requests(server: Server, oracle: Oracle, tokenizer: 
     searches = [Stream(server.grpc, "ensemble", texts(**SEARCHES[0])) for _ in range(3)]
     beams, _ = oracle.search(PROMPT, SEARCHES[0])
     for search in searches:
-        said = only_response(search.join())["text_output"][0].tolist()
+        said = only_response(search.join())["text_output"].tolist()
         assert [each.decode() for each in said] == [tokenizer.decode(beam) for beam in beams]
     assert [other.join().text for other in others] == [alone] * 3
 

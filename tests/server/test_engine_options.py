@@ -99,4 +99,4 @@ def test_nothing_is_taken_from_the_prefix_cache(shortest: Server, way: str) -> N
         for _ in range(2)
     ]
     assert counts == [0, 0]
-    assert shortest.metric("vllm:prefix_cache_hits_total") == 0
+    assert shortest.settled("vllm:prefix_cache_hits_total") == 0

@@ -93,7 +93,7 @@ class Controlled:
         return {label for line in lines for label in line.split(",")}
 
     def generated(self, version: str) -> float:
-        return self.server.metric("vllm:generation_tokens_total", model="llm", version=version)
+        return self.server.settled("vllm:generation_tokens_total", model="llm", version=version)
 
     def metrics_text(self) -> str:
         with urllib.request.urlopen(f"http://{self.server.metrics}/metrics", timeout=10) as answer:

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
 from helpers.drafting_engines import write_first_layers
 from helpers.served import served
 from helpers.server import Server, eventually, run_serve, start_server
 from helpers.tiny_repository import tiny_checkpoint
 
+POISON = " zebra"
 PROMPT = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve,"
 SETTINGS = ("--dtype", "float32", "--max-model-len", "2048", "--num-speculative-tokens", "4")
 
 
 @pytest.fixture(scope="module")
 def draft_dir(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_first_layers(default_model_dir, tmp_path_factory.mktemp("draft") / "model", 1)
+    """The first layer, for which one token is not a number."""
+    made = write_first_layers(default_model_dir, tmp_path_factory.mktemp("draft") / "model", 1)
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    tensors = load_file(made / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    tensors["lm_head.weight"] = embedding.clone()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_model_dir)
+    embedding[tokenizer(POISON)["input_ids"][-1]] = torch.nan
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    return made
 
 
 @pytest.fixture(scope="module", params=["draft_model", "self"])
@@ -43,7 +58,17 @@ def test_tokens_are_those_without_drafts(drafting: Server, sampling: dict[str, f
     assert plain.all("total_draft_tokens") == []
     assert drafted.end("total_draft_tokens") > 0
     eventually(lambda: drafting.metric("vllm:spec_decode_num_draft_tokens_total") > 0)
-    assert drafting.metric("naiad_draft_failures_total") == 0
+    assert drafting.settled("naiad_draft_failures_total") == 0
+
+
+def test_a_draft_model_that_fails_for_a_text_costs_its_drafts_only(drafting: Server) -> None:
+    before = drafting.settled("naiad_draft_failures_total")
+    fields = {"max_tokens": 20, "ignore_eos": True}
+    prompt = f"{POISON} and {PROMPT}"
+    plain = served(drafting, "grpc", prompt, num_draft_tokens=0, **fields)
+    assert served(drafting, "grpc", prompt, **fields).text == plain.text
+    num_failures = drafting.settled("naiad_draft_failures_total") - before
+    assert num_failures == ("--draft-model" in str(drafting.process.args))
 
 
 def test_a_draft_model_that_does_not_fit_is_refused(default_model_dir: Path, tmp_path: Path) -> None:

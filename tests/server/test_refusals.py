@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.raw_grpc import Stream, ask, llm_inputs, text_inputs
-from helpers.server import Server
+from helpers.server import Server, eventually
 from naiad.tokenization import pack_word_list
 
 VOCABULARY = 49152
@@ -66,7 +66,7 @@ def test_text_is_refused(
     assert len(outcome.errors) == 1
     assert message in outcome.errors[0]
     assert (outcome.num_finals, outcome.responses) == (1, [])
-    assert server.used_blocks() == 0
+    eventually(lambda: server.used_blocks() == 0)
 
 
 LLM_CASES: list[tuple[dict[str, Any], str]] = [

@@ -72,10 +72,9 @@ def test_metrics_count_drafts_by_place(drafting: Server) -> None:
     def by_place() -> list[float]:
         return [drafting.metric(f"{name}_per_pos_total", position=str(place)) for place in range(4)]
 
-    before = drafting.metric(f"{name}_total")
+    before = drafting.settled(f"{name}_total")
     served(drafting, "grpc", REPEATING, max_tokens=30, ignore_eos=True)
-    # Each is read by a request of its own, and they are written while it is read.
-    eventually(lambda: before < drafting.metric(f"{name}_total") == sum(by_place()))
+    eventually(lambda: before < drafting.settled(f"{name}_total") == sum(by_place()))
     places = by_place()
     assert places == sorted(places, reverse=True)
     assert drafting.metric("vllm:spec_decode_num_draft_tokens_total") >= sum(places)

@@ -103,7 +103,7 @@ def test_unary_beams_come_together(trtllm: Server, model: str) -> None:
     made = infer(trtllm, model, UNARY | {"beam_width": 2})
     streamed = ask(trtllm.grpc, "ensemble", UNARY | {"beam_width": 2, "stream": False})
     assert made["text_output"].tolist() == streamed.responses[0]["text_output"].tolist()
-    assert made["text_output"].shape == (1, 2)
+    assert made["text_output"].shape == (2,)
 
 
 @pytest.mark.parametrize("model", ["unary_ensemble", "unary_tensorrt_llm_bls", "unary_tensorrt_llm"])

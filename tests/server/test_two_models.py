@@ -1,9 +1,10 @@
-"""Two models of one repository in one server: each has its own engine, limits and metrics."""
+"""Two models in one server: each has its own engine, memory, limits and metrics."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,18 +14,23 @@ from helpers.server import Server, eventually, start_repository
 from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
 
 PREFIXES = ("", "second_")
+BUDGETS = {"llm": 200_000_000, "second_llm": 1_000_000}
+# A block has 64 tokens, each with keys and values in float32.
+BLOCK_BYTES = {"llm": 64 * 2 * 30 * 3 * 64 * 4, "second_llm": 64 * 2 * 3 * 2 * 10 * 4}
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two random models with different limits."""
+def both(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two models with different limits."""
     folder = tmp_path_factory.mktemp("two_models")
-    checkpoints = [tiny_checkpoint(folder / f"checkpoint{seed}", seed) for seed in (1, 2)]
-    create_repository(folder / "repository", checkpoints[0], "--max-num-seqs", "8")
-    add_to_repository(
-        folder / "repository", checkpoints[1], "second", "--max-num-seqs", "4", "--max-model-len", "1024"
-    )
-    running = start_repository("--model-repository", str(folder / "repository"))
+    tiny = tiny_checkpoint(folder / "tiny")
+    repository = folder / "repository"
+    budgets = {model: ("--kv-cache-bytes", str(budget)) for model, budget in BUDGETS.items()}
+    limits = ("--max-num-seqs", "8", "--max-model-len", "2048")
+    create_repository(repository, default_model_dir, *limits, *budgets["llm"])
+    limits = ("--max-num-seqs", "4", "--max-model-len", "1024")
+    add_to_repository(repository, tiny, "second", *limits, *budgets["second_llm"])
+    running = start_repository("--model-repository", str(repository))
     yield running
     assert running.stop() == 0, "\n".join(running.lines[-40:])
 
@@ -46,15 +52,31 @@ def test_both_answer_with_their_own_model(both: Server) -> None:
 
 
 def test_each_has_its_own_limits(both: Server) -> None:
-    prompt = [7] * 1500
+    prompt = [7] * 1100
     assert not ask(both.grpc, "llm", llm_inputs(prompt, 1)).errors
     (refused,) = ask(both.grpc, "second_llm", llm_inputs(prompt, 1)).errors
     assert "1024" in refused
 
 
+def test_each_has_its_own_memory(both: Server) -> None:
+    def blocks(model: str, kind: str) -> float:
+        return both.metric("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type=kind, model=model)
+
+    for model, budget in BUDGETS.items():
+        assert blocks(model, "max") == budget // BLOCK_BYTES[model]
+    # More than the small one has in all.
+    stream = Stream(both.grpc, "llm", llm_inputs([7, 8] * 500, 60, ignore_eos=True))
+    assert stream.got_response.wait(60)
+    eventually(lambda: blocks("llm", "used") == 16)
+    assert blocks("second_llm", "used") == 0
+    outcome = greedy(both, "second_")
+    assert (outcome.errors, outcome.num_finals) == ([], 1)
+    assert stream.join(60).num_finals == 1
+
+
 def test_metrics_are_labelled_apart(both: Server) -> None:
     def generated(model: str) -> float:
-        return both.metric("vllm:generation_tokens_total", model=model, version="1")
+        return both.settled("vllm:generation_tokens_total", model=model, version="1")
 
     before = {model: generated(model) for model in ("llm", "second_llm")}
     assert not ask(both.grpc, "second_llm", llm_inputs([5, 6], 9, ignore_eos=True)).errors
@@ -68,7 +90,7 @@ def test_a_killed_engine_leaves_the_other_unharmed(both: Server) -> None:
     expected = greedy(both, "").text
     stub = engine_of(both, "llm").parent()
     streams = {
-        prefix: Stream(both.grpc, f"{prefix}ensemble", text_inputs("Story", 600, ignore_eos=True))
+        prefix: Stream(both.grpc, f"{prefix}ensemble", text_inputs("Story", 150, ignore_eos=True))
         for prefix in PREFIXES
     }
     assert all(stream.got_response.wait(60) for stream in streams.values())

@@ -15,8 +15,9 @@ from naiad.outputs import ModelOutput, SchedulerOutput
 from naiad.sequence import Sequence
 from naiad.speculation.draft_slots import DraftSlots
 from naiad.speculation.model_drafter import ModelDrafter
-from naiad.speculation.policy import SpeculationPolicy, StepCost
+from naiad.speculation.policy import SpeculationPolicy
 from naiad.speculation.speculator import Speculator
+from naiad.speculation.step_cost import StepCost
 
 FLAT = StepCost([(1, 1.0), (100_000, 1.0)])
 DEAR = StepCost([(1, 2.0)])

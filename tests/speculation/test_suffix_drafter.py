@@ -179,6 +179,15 @@ def test_a_long_prompt_is_taken_in_over_several_calls(drafter: Drafter) -> None:
     assert [drafter.guess(sequence, 3) for _ in range(4)] == [[], [], [], [1010, 1011, 1012]]
 
 
+@pytest.mark.parametrize("drafter", [NGramDrafter(), SuffixDrafter()], ids=["ngram", "suffix"])
+def test_long_prompts_that_come_together_are_taken_in_one_after_the_other(drafter: Drafter) -> None:
+    """Beside them a text that is in step is drafted for at once."""
+    long = [draft_sequence([*range(MAX_READ_TOKENS - 5), *range(number, number + 5)]) for number in (0, 100)]
+    short = draft_sequence([7, 8, 9, 7, 8])
+    guesses = [drafter.propose([long[0], short, long[1]], [2, 1, 2]) for _ in range(2)]
+    assert guesses == [[[5, 6], [9], []], [[5, 6], [9], [105, 106]]]
+
+
 def test_fewer_tokens_than_before_are_our_bug() -> None:
     drafter = SuffixDrafter()
     sequence = draft_sequence([1, 2, 3])

@@ -1,18 +1,34 @@
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 from helpers.fake_metrics import FakeFamilies
-from naiad.outputs import EngineStats
+from naiad.outputs import EngineStats, MemoryUse, Timings
+from naiad.sequence import FinishReason
 from naiad.triton_server.metrics import Metrics
-from naiad.triton_server.observations import LatencyBatch
+from naiad.triton_server.observations import Ended, ObservationBatch
+from naiad.triton_server.request_metrics import WRITING_S, RequestMetrics
+
+
+def ended() -> Ended:
+    return Ended(
+        reason=FinishReason.LENGTH,
+        latency_s=20.0,
+        timings=Timings(1.0, 2.0, 6.0, 14.0),
+        num_prompt_tokens=5,
+        num_output_tokens=7,
+        num_sequences=2,
+    )
 
 
 def test_gauges_say_what_the_reference_says() -> None:
     families = FakeFamilies()
-    metrics = Metrics(families, "llm", "1")
+    metrics = Metrics(families, "llm", "1", 2048)
     stats = EngineStats(
         num_running=3, num_waiting=2, num_blocks=10, num_used_blocks=4, block_size=64, max_num_seqs=8
     )
-    metrics.update(stats, LatencyBatch())
+    metrics.update(stats, ObservationBatch())
     requests = {
         key: families.find("nv_trt_llm_request_metrics", key).value for key in ("active", "max", "waiting")
     }
@@ -30,29 +46,129 @@ def test_gauges_say_what_the_reference_says() -> None:
 
 def test_unchanged_values_are_not_written_again() -> None:
     families = FakeFamilies()
-    metrics = Metrics(families, "llm", "1")
+    metrics = Metrics(families, "llm", "1", 2048)
     for _ in range(3):
-        metrics.update(EngineStats(num_running=3), LatencyBatch())
+        metrics.update(EngineStats(num_running=3), ObservationBatch())
     assert families.find("nv_trt_llm_request_metrics", "scheduled").writes == 1
 
 
-def test_counters_go_on_when_the_engine_starts_again() -> None:
+def test_who_sees_no_active_request_sees_whole_counters() -> None:
     families = FakeFamilies()
-    metrics = Metrics(families, "llm", "1")
-    for total in (5, 9, 2, 4):
-        metrics.update(EngineStats(total_generation_tokens=total), LatencyBatch())
-    assert families.find("vllm:generation_tokens_total").value == 9 + 4
+    metrics = Metrics(families, "llm", "1", 2048)
+    metrics.update(EngineStats(num_running=1), ObservationBatch())
+    families.order.clear()
+    metrics.update(EngineStats(total_generation_tokens=4), ObservationBatch(ended=[ended()]))
+    gauges = {"nv_trt_llm_request_metrics", "vllm:num_requests_running"}
+    assert gauges < set(families.order)
+    first_gauge = min(families.order.index(name) for name in gauges)
+    for name in ("vllm:generation_tokens_total", "vllm:request_success_total", "vllm:request_params_n"):
+        assert families.order.index(name) < first_gauge
 
 
-def test_latencies_are_observed_once_a_token() -> None:
+def test_gauges_of_steps_and_memory() -> None:
     families = FakeFamilies()
-    metrics = Metrics(families, "llm", "1")
-    metrics.update(EngineStats(), LatencyBatch(first_token_s=[0.5], inter_token_s=[0.1, 0.1]))
+    stats = EngineStats(
+        num_running=3,
+        num_context_seqs=1,
+        num_paused=2,
+        num_context_tokens=70,
+        total_steps=9,
+        total_hit_tokens=130,
+        block_size=64,
+        timestamp_s=1700000000,
+        memory=MemoryUse(5, 6, 7),
+    )
+    Metrics(families, "llm", "1", 2048).update(stats, ObservationBatch())
+    values = {(name, *metric.labels.values()): metric.value for name, metric in families.metrics}
+    for family, label, value in (
+        ("inflight_batcher", "total_context_tokens", 70),
+        ("inflight_batcher", "generation_requests", 2),
+        ("inflight_batcher", "paused_requests", 2),
+        ("inflight_batcher", "micro_batch_id", 0),
+        ("general", "iteration_counter", 9),
+        ("general", "timestamp", 1700000000_000_000),
+        ("runtime_memory", "cpu", 5),
+        ("runtime_memory", "gpu", 6),
+        ("runtime_memory", "pinned", 7),
+        ("kv_cache_block", "reused", 2),
+    ):
+        assert values[f"nv_trt_llm_{family}_metrics", "llm", "1", label] == value
+
+
+def test_gauges_of_vllm() -> None:
+    families = FakeFamilies()
+    stats = EngineStats(num_running=3, num_waiting=2, num_blocks=10, num_used_blocks=4)
+    Metrics(families, "llm", "1", 2048).update(stats, ObservationBatch())
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc")
+    assert [families.find(f"vllm:{name}").value for name in names] == [3, 2, 0.4, 0.4]
+    assert families.find("vllm:num_requests_running").labels == {"model": "llm", "version": "1"}
+
+
+def observed(families: FakeFamilies) -> dict[str, list[float]]:
+    return {name: metric.observed for name, metric in families.metrics if metric.observed}
+
+
+def test_a_request_is_observed_at_its_end() -> None:
+    families = FakeFamilies()
+    Metrics(families, "llm", "1", 2048).update(EngineStats(), ObservationBatch(ended=[ended()]))
+    assert observed(families) == {
+        "vllm:e2e_request_latency_seconds": [20.0],
+        "vllm:request_queue_time_seconds": [1.0],
+        "vllm:request_inference_time_seconds": [12.0],
+        "vllm:request_prefill_time_seconds": [4.0],
+        "vllm:request_decode_time_seconds": [8.0],
+        "vllm:request_prompt_tokens": [5],
+        "vllm:request_generation_tokens": [7],
+        "vllm:request_params_n": [2],
+        "nv_llm_input_token_len": [5],
+        "nv_llm_output_token_len": [7],
+    }
+
+
+def test_only_what_had_a_token_is_observed_but_every_end_is_counted() -> None:
+    families = FakeFamilies()
+    waited = replace(ended(), timings=Timings(1.0), num_output_tokens=0, reason=FinishReason.TIMEOUT)
+    sibling = replace(ended(), num_sequences=0, reason=FinishReason.STOP)
+    batch = ObservationBatch(ended=[waited, ended(), sibling, ended()])
+    Metrics(families, "llm", "1", 2048).update(EngineStats(), batch)
+    assert len(families.find("vllm:request_prompt_tokens").observed) == 3
+    assert families.find("vllm:request_params_n").observed == [2, 2]
+    reasons = ("stop", "length", "abort", "error", "timeout")
+    ends = [families.find("vllm:request_success_total", reason).value for reason in reasons]
+    assert ends == [1, 2, 0, 0, 1]
+
+
+def test_buckets_and_labels_are_the_references() -> None:
+    families = FakeFamilies()
+    Metrics(families, "llm", "1", 130)
+    lengths = families.find("nv_llm_output_token_len")
+    assert lengths.labels == {"model": "llm", "version": "1", "response_metric_type": "total_output_tokens"}
+    assert lengths.buckets == [10, 50, 100, 500, 1000]
+    assert families.find("vllm:request_prompt_tokens").buckets == [1, 2, 5, 10, 20, 50, 100]
+    assert families.find("vllm:request_params_n").buckets == [1, 2, 5, 10, 20]
+    assert {1, 2.5, 5, 60} < set(families.find("vllm:e2e_request_latency_seconds").buckets or [])
+
+
+def test_observations_that_there_is_no_time_for_wait_for_the_next_round() -> None:
+    families = FakeFamilies()
+    ticks = itertools.count()
+    metrics = RequestMetrics(families, "llm", "1", 2048, lambda: WRITING_S / 3.5 * next(ticks))
+    between = families.find("vllm:time_per_output_token_seconds")
+    metrics.update(EngineStats(), ObservationBatch(inter_token_s=[1, 2, 3, 4, 5]))
+    assert between.observed == [1, 2, 3]
+    metrics.update(EngineStats(), ObservationBatch(inter_token_s=[6]))
+    assert between.observed == [1, 2, 3, 4, 5, 6]
+
+
+def test_latencies_are_observed_one_by_one() -> None:
+    families = FakeFamilies()
+    metrics = Metrics(families, "llm", "1", 2048)
+    metrics.update(EngineStats(), ObservationBatch(first_token_s=[0.5], inter_token_s=[0.1, 0.1]))
     assert families.find("vllm:time_to_first_token_seconds").observed == [0.5]
     assert families.find("vllm:time_per_output_token_seconds").observed == [0.1, 0.1]
 
 
 def test_failures_of_the_draft_model_are_counted() -> None:
     families = FakeFamilies()
-    Metrics(families, "llm", "1").update(EngineStats(total_draft_failures=2), LatencyBatch())
+    Metrics(families, "llm", "1", 2048).update(EngineStats(total_draft_failures=2), ObservationBatch())
     assert families.find("naiad_draft_failures_total").value == 2

@@ -102,7 +102,7 @@ def finished(sender: FakeSender) -> list[dict[str, Any]]:
 
 
 def texts_of(responses: list[dict[str, Any]]) -> list[str]:
-    assert all(each["text_output"].shape == (1, 1) for each in responses)
+    assert all(each["text_output"].shape == (1,) for each in responses)
     return [each["text_output"].item().decode() for each in responses]
 
 

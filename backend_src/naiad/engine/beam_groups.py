@@ -9,7 +9,7 @@ import msgspec
 
 from naiad.engine.live_sequence import TextState
 from naiad.errors import NaiadError, NoTokenPossibleError
-from naiad.outputs import ModelOutput, RequestOutput, TokenLogProbs, error_output
+from naiad.outputs import ModelOutput, RequestOutput, TokenLogProbs, error_output, timings_of
 from naiad.sampling.beam_search import Beam, BeamRules, BeamSearch, Candidate
 from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import EngineRequest, FinishReason, Sequence, SequenceStatus, TextContext
@@ -121,8 +121,9 @@ class BeamGroups:
     def fail(self, sequence_id: int, error: NaiadError) -> list[RequestOutput]:
         """End a search with an error for each id."""
         group = self._groups[sequence_id]
+        timings = timings_of(group.beams[0])
         self._remove(group)
-        return [error_output(each, error.status, str(error)) for each in group.request.sequence_ids]
+        return [error_output(each, error.status, str(error), timings) for each in group.request.sequence_ids]
 
     def _continue(self, group: BeamGroup, parents: list[int]) -> None:
         """Give each running beam of the search a sequence that continues its parent's."""
@@ -155,34 +156,31 @@ class BeamGroups:
             arrival_s=donor.arrival_s,
             cache_salt=donor.cache_salt,
             donor=donor,
+            first_scheduled_s=donor.first_scheduled_s,
+            first_token_s=donor.first_token_s,
         )
         self._scheduler.add(sequence)
         return sequence
 
     def _end(self, group: BeamGroup, beams: list[Beam], reason: FinishReason | None) -> list[RequestOutput]:
-        num_cached_tokens = group.beams[0].num_cached_tokens
+        first = group.beams[0]
+        num_blocks = len(first.block_table)
         self._remove(group)
         results = [*beams, *[_NO_RESULT] * (len(group.request.sequence_ids) - len(beams))]
-        return [
-            self._output(group.request, sequence_id, beam, reason, num_cached_tokens)
+        outputs = [
+            self._output(group.request, sequence_id, beam, reason)
             for sequence_id, beam in zip(group.request.sequence_ids, results, strict=True)
         ]
+        for output in outputs:
+            output.num_cached_tokens, output.timings = first.num_cached_tokens, timings_of(first)
+            output.num_blocks, output.num_reused_blocks = num_blocks, first.num_reused_blocks
+        return outputs
 
     def _output(
-        self,
-        request: EngineRequest,
-        sequence_id: int,
-        beam: Beam,
-        reason: FinishReason | None,
-        num_cached_tokens: int,
+        self, request: EngineRequest, sequence_id: int, beam: Beam, reason: FinishReason | None
     ) -> RequestOutput:
         num_kept = len(beam.token_ids) - beam.is_stopped
-        output = RequestOutput(
-            sequence_id,
-            list(beam.token_ids[:num_kept]),
-            num_cached_tokens=num_cached_tokens,
-            cum_log_prob=beam.score,
-        )
+        output = RequestOutput(sequence_id, list(beam.token_ids[:num_kept]), cum_log_prob=beam.score)
         output.finish_reason = reason or (FinishReason.STOP if beam.is_stopped else FinishReason.LENGTH)
         if reason is None and beam.is_stopped:
             output.stop_reason = str(beam.token_ids[-1])

@@ -15,10 +15,11 @@ from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.speculation.draft_slots import DraftSlots
 from naiad.speculation.drafter import Drafter
-from naiad.speculation.model_drafter import ModelDrafter
+from naiad.speculation.model_drafter import MAX_CAUGHT_UP_TOKENS, ModelDrafter
 from naiad.speculation.ngram_drafter import NGramDrafter
-from naiad.speculation.policy import SpeculationPolicy, StepCost
+from naiad.speculation.policy import SpeculationPolicy
 from naiad.speculation.speculator import Speculator
+from naiad.speculation.step_cost import StepCost
 from naiad.speculation.suffix_drafter import SuffixDrafter
 from naiad.tokenization.same_tokens import check_same_tokens
 from naiad.tokenization.text_stream import TextStream
@@ -61,14 +62,15 @@ def make_drafter(config: EngineConfig, model_runner: ModelRunner, kv_cache: KVCa
     """
     if model_runner.draft_runner is not None:
         slots = DraftSlots(kv_cache) if config.drafter == "draft_model" else None
-        return ModelDrafter(model_runner.draft_runner, kv_cache, slots)
+        num_read = min(MAX_CAUGHT_UP_TOKENS, model_runner.token_budget.num_tokens)
+        return ModelDrafter(model_runner.draft_runner, kv_cache, slots, num_read)
     drafters: dict[str, Callable[[], Drafter]] = {"ngram": NGramDrafter, "suffix": SuffixDrafter}
     return drafters[config.drafter]() if config.drafter in drafters else None
 
 
 def _draft_policy(drafter: Drafter | None, model_runner: ModelRunner) -> SpeculationPolicy:
     # The start does not wait for measurements that only clients' own drafts would use.
-    costs = _FLAT_COSTS if drafter is None else model_runner.measure_step_costs()
+    step_cost = StepCost(_FLAT_COSTS) if drafter is None else StepCost(*model_runner.measure_step_costs())
     runner = model_runner.draft_runner
-    pass_cost = None if runner is None else StepCost(runner.measure_step_costs())
-    return SpeculationPolicy(StepCost(costs), pass_cost=pass_cost)
+    pass_cost = None if runner is None else StepCost(*runner.measure_step_costs())
+    return SpeculationPolicy(step_cost, pass_cost=pass_cost)

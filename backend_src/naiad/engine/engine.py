@@ -10,9 +10,17 @@ import msgspec
 from naiad.engine.beam_groups import BeamGroups
 from naiad.engine.deadlines import Deadlines
 from naiad.engine.live_sequence import LiveSequence, TextState
+from naiad.engine.step_record import StepRecord
 from naiad.engine.step_runner import StepRunner, VocabularyInfo
 from naiad.errors import InternalError, NaiadError, UnavailableError
-from naiad.outputs import EngineStats, ModelOutput, RequestOutput, ScheduledSequence, error_output
+from naiad.outputs import (
+    EngineStats,
+    ModelOutput,
+    RequestOutput,
+    ScheduledSequence,
+    error_output,
+    timings_of,
+)
 from naiad.sampling.noise import sibling_seed
 from naiad.sampling.stop_checker import first_stop
 from naiad.scheduler.admission import AdmissionLimits
@@ -25,7 +33,6 @@ from naiad.sequence import (
     SequenceStatus,
     TextContext,
 )
-from naiad.speculation.speculator import DraftTotals
 
 
 class Engine:
@@ -65,9 +72,7 @@ class Engine:
         # Of sequences that have ended besides the one that was asked about.
         self._late: list[RequestOutput] = []
         self._deadlines = Deadlines(lambda each: each in self._live or each in self._beams)
-        self._total_steps = 0
-        self._total_prompt_tokens = 0
-        self._total_generation_tokens = 0
+        self._record = StepRecord(model_runner.memory_use)
 
     @property
     def max_model_len(self) -> int:
@@ -161,39 +166,18 @@ class Engine:
         """Compute one step: at most one output for each sequence."""
         outputs, self._late = self._late + self._expire(), []
         scheduled = self._scheduler.schedule()
+        self._record.begin_step(scheduled.scheduled, self._clock())
         result = self._model_runner.run(scheduled) if scheduled.scheduled else ModelOutput({})
+        self._record.end_step(scheduled.scheduled, result, self._clock())
         self._scheduler.update(scheduled, result)
         for row in scheduled.scheduled:
             outputs += self._outputs_of(row, result)
         self._deadlines.forget_ended(len(self._live) + len(self._beams))
-        self._total_steps += 1
         return outputs
 
     def stats(self) -> EngineStats:
         """Gauges and totals now."""
-        scheduler, kv_cache = self._scheduler, self._scheduler.kv_cache
-        speculator = scheduler.speculator
-        drafts = speculator.totals if speculator is not None else DraftTotals()
-        return EngineStats(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            num_blocks=kv_cache.num_blocks,
-            num_used_blocks=kv_cache.num_used_blocks,
-            block_size=kv_cache.block_size,
-            max_num_seqs=scheduler.limits.max_num_seqs,
-            num_waiting_tokens=self.num_waiting_tokens,
-            num_context_seqs=sum(s.num_computed_tokens < s.num_prompt_tokens for s in scheduler.running),
-            total_preemptions=scheduler.num_preemptions,
-            total_steps=self._total_steps,
-            total_queried_tokens=kv_cache.num_queried_tokens,
-            total_hit_tokens=kv_cache.num_hit_tokens,
-            total_prompt_tokens=self._total_prompt_tokens,
-            total_generation_tokens=self._total_generation_tokens,
-            total_drafts=drafts.num_drafts,
-            total_draft_tokens=drafts.num_draft_tokens,
-            total_accepted_tokens_at=drafts.accepted_at.copy(),
-            total_draft_failures=speculator.num_failures if speculator is not None else 0,
-        )
+        return self._record.stats(self._scheduler)
 
     def _outputs_of(self, row: ScheduledSequence, result: ModelOutput) -> list[RequestOutput]:
         sequence_id = row.sequence.sequence_id
@@ -220,8 +204,8 @@ class Engine:
             return self._beams.fail(sequence_id, error)
         outputs = self._beams.take(sequence_id, result) if row.samples else []
         if outputs:
-            self._total_prompt_tokens += row.sequence.num_prompt_tokens
-            self._total_generation_tokens += sum(len(output.token_ids) for output in outputs)
+            self._record.num_prompt_tokens += row.sequence.num_prompt_tokens
+            self._record.num_generation_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
 
     def _take_new_tokens(self, live: LiveSequence, result: ModelOutput) -> RequestOutput | None:
@@ -233,19 +217,22 @@ class Engine:
         num_new = len(result.sampled_token_ids[sequence.sequence_id])
         num_before = sequence.num_tokens - num_new
         if num_before == sequence.num_prompt_tokens:
-            self._total_prompt_tokens += sequence.num_prompt_tokens
+            self._record.num_prompt_tokens += sequence.num_prompt_tokens
         stop, num_known = first_stop(sequence, num_before)
         num_output = num_known - num_before - (stop is not None and not stop.keeps_token)
         token_ids = sequence.token_ids[num_before : num_before + num_output]
         live.take_token_details(result, num_output)
         output = live.output(token_ids, is_last=stop is not None)
-        self._total_generation_tokens += len(output.token_ids)
+        self._record.num_generation_tokens += len(output.token_ids)
         if output.is_cut:
             output.finish_reason = FinishReason.STOP
         elif stop is not None:
             output.finish_reason = stop.finish_reason
             output.stop_reason = stop.stop_reason
         if output.finish_reason is not None:
+            num_kept = sequence.num_prompt_tokens + live.num_sent_tokens if output.is_cut else num_known
+            self._scheduler.drop_behind(sequence, num_kept, num_new)
+            output.num_accepted_tokens = sequence.num_accepted_tokens
             self._leave(sequence)
         elif not output.token_ids:
             return None
@@ -275,13 +262,14 @@ class Engine:
         """End a sequence from outside; tokens held back are sent."""
         output = live.output([], is_last=True)
         output.finish_reason = reason
-        self._total_generation_tokens += len(output.token_ids)
+        self._record.num_generation_tokens += len(output.token_ids)
         self._leave(live.sequence)
         return output
 
     def _fail(self, live: LiveSequence, error: NaiadError) -> RequestOutput:
         self._leave(live.sequence)
-        return error_output(live.sequence.sequence_id, error.status, str(error))
+        sequence = live.sequence
+        return error_output(sequence.sequence_id, error.status, str(error), timings_of(sequence))
 
     def _leave(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)

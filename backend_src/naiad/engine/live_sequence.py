@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from naiad.outputs import ModelOutput, RequestOutput, ScheduledSequence, TokenLogProbs
+from naiad.outputs import ModelOutput, RequestOutput, ScheduledSequence, TokenLogProbs, timings_of
 from naiad.sequence import Sequence
 from naiad.tokenization.text_stream import TextChunk
 
@@ -19,10 +19,15 @@ class TextState(Protocol):
 
 @dataclass(slots=True)
 class LiveSequence:
-    """A sequence, its text, and what was asked for besides tokens, token by token."""
+    """A sequence, its text, and what was asked for besides tokens, token by token.
+
+    Attributes:
+        num_sent_tokens: output tokens that were given out.
+    """
 
     sequence: Sequence
     text: TextState | None
+    num_sent_tokens: int = 0
     _log_probs: list[TokenLogProbs] = field(default_factory=list)
     _generation_logits: list[bytes] = field(default_factory=list)
     _context_logits: list[bytes] = field(default_factory=list)
@@ -63,11 +68,15 @@ class LiveSequence:
                 stop_reason=chunk.stop_reason or "",
                 num_cached_tokens=num_cached,
             )
+        self.num_sent_tokens += len(output.token_ids)
         if output.token_ids or is_last:
             self._add_details(output)
-        if is_last or output.is_cut:
+        if is_last or output.is_cut or self.sequence.params.returns_perf_metrics:
             output.num_draft_tokens = self.sequence.num_draft_tokens
             output.num_accepted_tokens = self.sequence.num_accepted_tokens
+            output.timings = timings_of(self.sequence)
+            output.num_blocks = len(self.sequence.block_table)
+            output.num_reused_blocks = self.sequence.num_reused_blocks
         return output
 
     def _add_details(self, output: RequestOutput) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from naiad.outputs import ModelOutput, SchedulerOutput
+from naiad.outputs import MemoryUse, ModelOutput, SchedulerOutput
 
 
 class VocabularyInfo(Protocol):
@@ -32,6 +32,9 @@ class StepRunner(Protocol):
 
     def run(self, output: SchedulerOutput) -> ModelOutput:
         """Compute the rows: for each that samples an id or an error; other rows may fail too."""
+
+    def memory_use(self) -> MemoryUse:
+        """What the process holds now."""
 
     def clear_blocks(self, block_ids: list[int]) -> None:
         """Overwrite what a failed row has left in KV blocks: nothing of it may reach others."""

@@ -77,7 +77,7 @@ class EngineClient:
             config: of the engine.
             socket_path: where the process listens, in a directory of mode 0700.
             on_outputs: called by the dispatcher thread with each message of the engine; after a
-                loss with empty stats.
+                loss with empty stats, and after a restart with the first of the new engine.
             on_lost: called by the dispatcher thread once per loss, when nothing more will come
                 for any sequence submitted so far; the restart follows.
             command: instead of `python -m naiad.engine_process`.
@@ -277,4 +277,5 @@ class EngineClient:
                 logger.error("the engine can not start again: %s", error)
             else:
                 logger.warning("the engine serves again")
+                self._on_outputs([], self.info.stats)
                 return

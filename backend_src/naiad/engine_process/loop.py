@@ -27,7 +27,7 @@ from naiad.engine_process.protocol import (
 )
 from naiad.engine_process.queue_gate import QueueGate, QueueLimits
 from naiad.errors import NaiadError, StartupError
-from naiad.outputs import EngineStats, RequestOutput, error_output
+from naiad.outputs import EngineStats, RequestOutput, Timings, error_output
 from naiad.sequence import EngineRequest, FinishReason
 
 EXIT_START_FAILED = 3
@@ -119,7 +119,7 @@ class EngineLoop:
     def fail_all(self) -> None:
         """Answer every live sequence with an error, without asking the engine for anything."""
         for door, sequence_id in list(self._engine_ids):
-            self._outbox[door].append(error_output(sequence_id, "INTERNAL", "the engine failed"))
+            self._outbox[door].append(error_output(sequence_id, "INTERNAL", "the engine failed", Timings()))
         for door, outputs in self._outbox.items():
             if outputs:
                 self._keeper.send(door, StepDone(outputs, door.last_stats or EngineStats()))
@@ -190,7 +190,7 @@ class EngineLoop:
         engine_id = self._engine_ids.get((door, sequence_id))
         if engine_id is not None:
             # Answered here, so that it is answered also when no step follows.
-            cancelled = RequestOutput(engine_id, [], finish_reason=FinishReason.CANCELLED)
+            cancelled = RequestOutput(engine_id, [], finish_reason=FinishReason.CANCELLED, timings=Timings())
             self._route(self._engine.abort(engine_id) or cancelled)
 
     def _stop_serving(self, timeout_s: float) -> None:
@@ -204,8 +204,9 @@ class EngineLoop:
         if self._sequences:
             logger.warning("%d sequences end with an error: %s", len(self._sequences), message)
         for engine_id in list(self._sequences):
-            self._engine.abort(engine_id)
-            self._route(error_output(engine_id, "UNAVAILABLE", message))
+            ended = self._engine.abort(engine_id)
+            timings = ended.timings if ended is not None else Timings()
+            self._route(error_output(engine_id, "UNAVAILABLE", message, timings))
 
     def _route(self, output: RequestOutput) -> None:
         key = self._sequences.get(output.sequence_id)

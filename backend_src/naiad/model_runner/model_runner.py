@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import torch
 
 from naiad.config import EngineConfig, ModelConfig
@@ -18,6 +19,7 @@ from naiad.model_runner.kv_pool import KVPool, num_pool_blocks
 from naiad.model_runner.paged_model import PagedModel
 from naiad.model_runner.token_budget import CUDA_BUDGET, TokenBudget, measure_token_budget, probe_steps
 from naiad.models import load_model
+from naiad.outputs import MemoryUse
 from naiad_kernels.paged_attention.layout import CacheLayout
 
 
@@ -66,6 +68,14 @@ class ModelRunner(PagedModel):
             layout = self._cache_layout(models[1].config, config.block_size)
             self.draft_runner = PagedModel(models[1], pools[1], layout, longest)
         self.token_budget = self._choose_budget(config)
+
+    def memory_use(self) -> MemoryUse:
+        """What the process holds now."""
+        is_cuda = self.device.type == "cuda"
+        return MemoryUse(
+            cpu_bytes=psutil.Process().memory_info().rss,
+            gpu_bytes=torch.cuda.memory_reserved(self.device) if is_cuda else 0,
+        )
 
     def _allocate_pools(self, config: EngineConfig, shapes: list[ModelConfig]) -> list[KVPool]:
         """A pool for each model, of the same number of blocks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 
@@ -10,10 +10,10 @@ from naiad.config import ModelConfig
 from naiad.errors import InternalError, NaiadError
 from naiad.model_runner.context_logits import context_logits
 from naiad.model_runner.kv_pool import KVPool
-from naiad.model_runner.step_costs import measure_step_costs, probed_blocks
+from naiad.model_runner.step_costs import MeasuredCosts, measure_step_costs, probed_blocks
 from naiad.model_runner.step_inputs import StepInputs, build_step_inputs
 from naiad.models import LlamaModel
-from naiad.outputs import ModelOutput, SchedulerOutput
+from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
 from naiad.sampling.sampler import Sampler
 from naiad.sampling.verification import sampled_views, verify
 from naiad_kernels.paged_attention.layout import CacheLayout
@@ -52,7 +52,8 @@ class PagedModel:
         Returns:
             A token for every sequence with `samples`, or an error for every sequence whose
             numbers are not finite or to which no token is possible; the others are untouched by
-            it. Log-probabilities and logits for sequences that ask for them.
+            it. No draft makes a row fail. Log-probabilities and logits for sequences that ask
+            for them.
         """
         if not output.scheduled:
             return ModelOutput({})
@@ -62,7 +63,28 @@ class PagedModel:
         errors = _rows_not_finite(hidden, inputs)
         context = context_logits(inputs, hidden, self._model.logits, errors)
         sampled = self._sample(inputs, hidden, errors)
-        return replace(sampled, errors={**errors, **sampled.errors}, context_logits=context)
+        result = replace(sampled, errors={**errors, **sampled.errors}, context_logits=context)
+        failed = [row for row in inputs.rows if row.draft_token_ids and row.sequence.sequence_id in errors]
+        if failed:
+            self._run_without_drafts(failed, result)
+        return result
+
+    def _run_without_drafts(self, rows: list[ScheduledSequence], result: ModelOutput) -> None:
+        """Compute failed rows again: what is not finite may come from a draft.
+
+        Attention multiplies what it masks by 0, so the known tokens before a draft may show it too.
+        """
+        size = self._layout.block_size
+        known_rows = []
+        for row in rows:
+            num_known, table = row.num_scheduled_tokens - len(row.draft_token_ids), row.sequence.block_table
+            places = range(row.start + num_known, row.start + row.num_scheduled_tokens)
+            self.clear_slots([table[place // size] * size + place % size for place in places])
+            known_rows.append(replace(row, num_scheduled_tokens=num_known, draft_token_ids=()))
+            del result.errors[row.sequence.sequence_id]
+        again = self.run(SchedulerOutput(known_rows))
+        for field in fields(ModelOutput):
+            getattr(result, field.name).update(getattr(again, field.name))
 
     def _sample(self, inputs: StepInputs, hidden: torch.Tensor, errors: dict[int, NaiadError]) -> ModelOutput:
         """New tokens of the rows that sample and have not failed."""
@@ -91,8 +113,8 @@ class PagedModel:
         """Set single slots to 0, block × block_size + offset each."""
         self._pool.zero_slots(slots)
 
-    def measure_step_costs(self) -> list[tuple[int, float]]:
-        """(tokens, seconds) of steps, few tokens first; takes about two seconds on a CPU."""
+    def measure_step_costs(self) -> MeasuredCosts:
+        """Time steps; takes about three seconds on a CPU."""
         costs = measure_step_costs(self.run, self.max_model_len, self._layout.block_size)
         self.clear_blocks(probed_blocks(self.max_model_len, self._layout.block_size))
         return costs

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from naiad.sampling.raw_logits import best_token_ids
+from naiad.sampling.sampled_row import SampledRow
 from naiad.sampling.sampler_output import SamplerOutput
-from naiad.sequence import Sequence
 
 
 def normalize(logits: Tensor, indices: list[int]) -> None:
@@ -24,7 +25,9 @@ def normalize(logits: Tensor, indices: list[int]) -> None:
         logits[index] = logits[index].log_softmax(dim=1)
 
 
-def add_candidates(logits: Tensor, rows: list[Sequence], indices: list[int], output: SamplerOutput) -> None:
+def add_candidates(
+    logits: Tensor, rows: Sequence[SampledRow], indices: list[int], output: SamplerOutput
+) -> None:
     """Replace the beams' sampled ids by their candidates: the best of the possible tokens.
 
     Args:

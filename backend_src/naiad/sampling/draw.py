@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from naiad.sampling.filters import Filters, kept_threshold
 from naiad.sampling.noise import gumbel_noise, noise_key
-from naiad.sequence import SamplingParams, Sequence
+from naiad.sampling.sampled_row import SampledRow
+from naiad.sequence import SamplingParams
 
 # Best tokens looked at before a whole row is sorted; seldom do the filters keep more.
 _MIN_CANDIDATES = 256
@@ -28,7 +30,9 @@ def is_greedy(params: SamplingParams) -> bool:
     return params.temperature == 0 or params.top_k == 1
 
 
-def draw(logits: Tensor, best: Tensor, rows: list[Sequence], drawn: list[int], token_ids: Tensor) -> None:
+def draw(
+    logits: Tensor, best: Tensor, rows: Sequence[SampledRow], drawn: list[int], token_ids: Tensor
+) -> None:
     """Draw for some rows the best of logit / temperature + noise.
 
     Args:
@@ -73,7 +77,7 @@ class _Rows:
     filters: Filters
 
     @classmethod
-    def of(cls, rows: list[Sequence], indices: list[int], logits: Tensor, best: Tensor) -> _Rows:
+    def of(cls, rows: Sequence[SampledRow], indices: list[int], logits: Tensor, best: Tensor) -> _Rows:
         """Gather the rows `indices` and their parameters."""
         device = logits.device
         params = [rows[index].params for index in indices]

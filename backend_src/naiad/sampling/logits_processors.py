@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from naiad.sampling.masks import AllowedTokens, BadWords, MinTokens
 from naiad.sampling.penalties import CountPenalties, LogitBias, RepetitionPenalty
-from naiad.sequence import SamplingParams, Sequence
+from naiad.sampling.sampled_row import SampledRow
+from naiad.sequence import SamplingParams
 
 
 class LogitsProcessor(Protocol):
@@ -18,7 +19,7 @@ class LogitsProcessor(Protocol):
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether a row with these parameters is changed; asked in every step, so keep it short."""
 
-    def apply(self, logits: Tensor, rows: Mapping[int, Sequence]) -> None:
+    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
         """Change some rows in place, each as if it were alone.
 
         Args:
@@ -38,7 +39,9 @@ LOGITS_PROCESSORS: tuple[LogitsProcessor, ...] = (
 )
 
 
-def apply_processors(processors: Iterable[LogitsProcessor], logits: Tensor, rows: list[Sequence]) -> None:
+def apply_processors(
+    processors: Iterable[LogitsProcessor], logits: Tensor, rows: Sequence[SampledRow]
+) -> None:
     """Apply each processor to the rows that ask for it, in place.
 
     Args:

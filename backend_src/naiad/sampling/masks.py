@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from naiad.sampling.param_tensors import ById, excluded_mask
-from naiad.sequence import SamplingParams, Sequence
+from naiad.sampling.sampled_row import SampledRow
+from naiad.sequence import SamplingParams
 
 
 class BadWords:
@@ -21,7 +22,7 @@ class BadWords:
         """Whether there are any."""
         return bool(params.bad_words)
 
-    def apply(self, logits: Tensor, rows: Mapping[int, Sequence]) -> None:
+    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
         """Mask, in place."""
         _exclude(logits, {index: _completing(row) for index, row in rows.items()})
 
@@ -33,7 +34,7 @@ class MinTokens:
         """Whether both are set."""
         return params.min_tokens > 0 and bool(params.stop_token_ids)
 
-    def apply(self, logits: Tensor, rows: Mapping[int, Sequence]) -> None:
+    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
         """Mask, in place."""
         short = {i: row for i, row in rows.items() if row.num_output_tokens < row.params.min_tokens}
         _exclude(logits, {index: row.params.stop_token_ids for index, row in short.items()})
@@ -46,14 +47,14 @@ class AllowedTokens:
         """Whether there are any."""
         return bool(params.allowed_token_ids)
 
-    def apply(self, logits: Tensor, rows: Mapping[int, Sequence]) -> None:
+    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
         """Mask, in place."""
         for index, row in rows.items():
             mask = excluded_mask(ById(row.params.allowed_token_ids), logits.shape[1], logits.device)
             logits[index].masked_fill_(mask, float("-inf"))
 
 
-def _completing(row: Sequence) -> Iterable[int]:
+def _completing(row: SampledRow) -> Iterable[int]:
     """The ids with which the next token would complete a bad word."""
     known = row.token_ids
     for word in row.params.bad_words:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from naiad.sampling.param_tensors import ById, bias_tensors
-from naiad.sequence import SamplingParams, Sequence
+from naiad.sampling.sampled_row import SampledRow
+from naiad.sequence import SamplingParams
 
 
 class LogitBias:
@@ -19,7 +20,7 @@ class LogitBias:
         """Whether there are any."""
         return bool(params.logit_bias)
 
-    def apply(self, logits: Tensor, rows: Mapping[int, Sequence]) -> None:
+    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
         """Add, in place."""
         for index, row in rows.items():
             token_ids, values = bias_tensors(ById(row.params.logit_bias), logits.device)
@@ -36,7 +37,7 @@ class RepetitionPenalty:
         """Whether it is on."""
         return params.repetition_penalty != 1
 
-    def apply(self, logits: Tensor, rows: Mapping[int, Sequence]) -> None:
+    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
         """Penalize, in place; an id that occurs twice is written twice, with the same value."""
         row_indices, token_ids = _places(logits, {index: row.token_ids for index, row in rows.items()})
         penalty = _of_rows(logits, {index: row.params.repetition_penalty for index, row in rows.items()})
@@ -52,7 +53,7 @@ class CountPenalties:
         """Whether one of them is on."""
         return params.presence_penalty != 0 or params.frequency_penalty != 0
 
-    def apply(self, logits: Tensor, rows: Mapping[int, Sequence]) -> None:
+    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
         """Subtract, in place."""
         row_indices, token_ids = _places(logits, {index: row.output_token_ids for index, row in rows.items()})
         vocab_size = logits.shape[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from naiad.errors import InternalError
 from naiad.outputs import TokenLogProbs
+from naiad.sampling.sampled_row import SampledRow
 from naiad.sampling.sampler_output import SamplerOutput
-from naiad.sequence import Sequence
 
 NOT_FINITE = "the model's output for this request is not finite"
 # Logits whose logarithms are made at once: bounds the memory, and stays in the cache on a CPU.
@@ -32,11 +33,11 @@ class RawLogits:
         logits: [len(rows), vocab_size] float32, a copy.
     """
 
-    rows: list[Sequence]
+    rows: Sequence[SampledRow]
     logits: Tensor
 
     @classmethod
-    def of(cls, logits: Tensor, rows: list[Sequence]) -> RawLogits | None:
+    def of(cls, logits: Tensor, rows: Sequence[SampledRow]) -> RawLogits | None:
         """Copy the rows that ask; None if there are none."""
         indices = [index for index, row in enumerate(rows) if _asks(row)]
         if not indices:
@@ -116,5 +117,5 @@ def _in_order(values: Tensor, token_ids: Tensor, num: int) -> Tensor:
     return 0x7FFFFFFF - (best & 0xFFFFFFFF)
 
 
-def _asks(row: Sequence) -> bool:
+def _asks(row: SampledRow) -> bool:
     return row.params.num_log_probs >= 0 or row.params.returns_generation_logits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from naiad.sampling.candidates import add_candidates, normalize
 from naiad.sampling.draw import draw, is_greedy
 from naiad.sampling.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, apply_processors
 from naiad.sampling.raw_logits import NOT_FINITE, RawLogits
+from naiad.sampling.sampled_row import SampledRow
 from naiad.sampling.sampler_output import SamplerOutput
-from naiad.sequence import SamplingParams, Sequence
+from naiad.sequence import SamplingParams
 
 
 class Sampler:
@@ -35,7 +36,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._processors = tuple(processors)
 
-    def sample(self, logits: Tensor, rows: list[Sequence]) -> SamplerOutput:
+    def sample(self, logits: Tensor, rows: Sequence[SampledRow]) -> SamplerOutput:
         """Sample the token that follows each sequence's known tokens.
 
         Args:
@@ -70,7 +71,7 @@ class Sampler:
         return output
 
     def _output(
-        self, rows: list[Sequence], best: Tensor, usable: list[bool], token_ids: list[int]
+        self, rows: Sequence[SampledRow], best: Tensor, usable: list[bool], token_ids: list[int]
     ) -> SamplerOutput:
         output = SamplerOutput()
         for index, (row, token_id) in enumerate(zip(rows, token_ids, strict=True)):
@@ -84,7 +85,7 @@ class Sampler:
                 output.sampled_token_ids[row.sequence_id] = token_id
         return output
 
-    def _why_unusable(self, row: Sequence, best: float) -> NaiadError:
+    def _why_unusable(self, row: SampledRow, best: float) -> NaiadError:
         is_changed = any(processor.applies_to(row.params) for processor in self._processors)
         return NoTokenPossibleError() if best == -math.inf and is_changed else InternalError(NOT_FINITE)
 

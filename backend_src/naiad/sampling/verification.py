@@ -11,37 +11,31 @@ noise, with that of the Gumbel coupling (Daliri, Musco, Suresh, arXiv 2408.07978
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from naiad.outputs import ModelOutput, ScheduledSequence
+from naiad.sampling.sampled_row import DraftedRow, SampledRow
 from naiad.sampling.sampler_output import SamplerOutput
-from naiad.sequence import Sequence
 
 
-def sampled_views(rows: Iterable[ScheduledSequence]) -> list[list[Sequence]]:
+def sampled_views(rows: Iterable[ScheduledSequence]) -> list[list[SampledRow]]:
     """Of each row the sequences to sample for: as it is, and as if its first 1, 2, … drafts were known.
 
     Those of rows with drafts have ids of their own, which are negative.
     """
-    views: list[list[Sequence]] = []
+    views: list[list[SampledRow]] = []
     next_id = -1
     for row in rows:
         sequence, drafts = row.sequence, list(row.draft_token_ids)
         if not drafts:
             views.append([sequence])
             continue
-        views.append(
-            [
-                replace(sequence, sequence_id=next_id - n, token_ids=sequence.token_ids + drafts[:n])
-                for n in range(len(drafts) + 1)
-            ]
-        )
+        views.append([DraftedRow(next_id - n, sequence, drafts[:n]) for n in range(len(drafts) + 1)])
         next_id -= len(drafts) + 1
     return views
 
 
 def verify(
-    rows: Iterable[ScheduledSequence], views: Iterable[list[Sequence]], sampled: SamplerOutput
+    rows: Iterable[ScheduledSequence], views: Iterable[list[SampledRow]], sampled: SamplerOutput
 ) -> ModelOutput:
     """Keep of each row the accepted drafts and the token behind them.
 
@@ -69,7 +63,7 @@ def verify(
     return output
 
 
-def _agreed(drafts: tuple[int, ...], views: list[Sequence], sampled: SamplerOutput) -> list[int]:
+def _agreed(drafts: tuple[int, ...], views: list[SampledRow], sampled: SamplerOutput) -> list[int]:
     """The ids of the first view and of those all of whose drafts were sampled."""
     kept = [views[0].sequence_id]
     for draft, view in zip(drafts, views[1:], strict=True):

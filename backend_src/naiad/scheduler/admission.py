@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -41,11 +42,8 @@ class AdmissionLimits:
                 f"input_ids has {len(token_ids)} tokens: expected at most {self.max_model_len - 1}, "
                 f"as prompt and output together may have {self.max_model_len}"
             )
-        for token_id in (min(token_ids), max(token_ids)):
-            if not 0 <= token_id < self.vocab_size:
-                raise InvalidRequestError(
-                    f"input_ids contains the token id {token_id}: expected ids in [0, {self.vocab_size})"
-                )
+        self._check_ids("input_ids", token_ids)
+        self._check_ids("draft_input_ids", request.draft_token_ids)
         if request.params.max_tokens < 1:
             raise InvalidRequestError(f"max_tokens = {request.params.max_tokens}: expected at least 1")
         if request.text is not None:
@@ -63,10 +61,14 @@ class AdmissionLimits:
     def _check_text(self, text: TextContext) -> None:
         if "" in text.stop_strings:
             raise InvalidRequestError("stop_strings has an empty entry: expected at least one character each")
-        for token_id in text.prompt_tail_ids:
+        self._check_ids("prompt_tail_ids", text.prompt_tail_ids)
+
+    def _check_ids(self, field: str, token_ids: Sequence[int]) -> None:
+        """Refuse ids that the model does not have."""
+        for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
             if not 0 <= token_id < self.vocab_size:
                 raise InvalidRequestError(
-                    f"prompt_tail_ids contains the id {token_id}: expected ids in [0, {self.vocab_size})"
+                    f"{field} contains the token id {token_id}: expected ids in [0, {self.vocab_size})"
                 )
 
     def _check_beams(self, request: EngineRequest) -> None:

@@ -49,7 +49,7 @@ def add_drafts(
         if draft:
             num_tokens = sequence.num_tokens
             num_held = kv_cache.extend(sequence, num_tokens + len(draft)) - num_tokens
-            kept = draft[: budget.take_drafts(num_held)]
+            kept = draft[: budget.take_drafts(num_tokens, num_held)]
         if kept:
             tenants.of(sequence).num_served_tokens += len(kept)
             row = rows[place]

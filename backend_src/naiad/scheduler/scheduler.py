@@ -153,6 +153,21 @@ class Scheduler:
                     self.speculator.judged(sequence, num_drafts, num_accepted)
                     self.kv_cache.trim(sequence)
 
+    def drop_behind(self, sequence: Sequence, num_tokens: int, num_new: int) -> None:
+        """Forget what a sequence that ends has behind its end; drafts there were not accepted.
+
+        Args:
+            sequence: the one; to be removed next.
+            num_tokens: known tokens up to the end.
+            num_new: known tokens that the last step has brought.
+        """
+        num_dropped = sequence.num_tokens - num_tokens
+        if num_dropped:
+            del sequence.token_ids[num_tokens:]
+            sequence.num_computed_tokens = min(sequence.num_computed_tokens, num_tokens)
+            if self.speculator is not None:
+                self.speculator.dropped(sequence, max(0, num_new - num_dropped), num_new - 1)
+
     def _secure_blocks(self) -> bool:
         """Let every running sequence have blocks for its known tokens; others give way.
 
@@ -277,6 +292,7 @@ class Scheduler:
         if sequence.num_preemptions == 0:
             # What siblings and beams take from each other is no hit of the cache.
             sequence.num_cached_tokens = num_cached_tokens if donor is None else donor.num_cached_tokens
+            sequence.num_reused_blocks = num_cached_tokens // self.kv_cache.block_size
         sequence.status = SequenceStatus.RUNNING
         self._newcomers.add(sequence.sequence_id)
         bisect.insort(self.running, sequence, key=rank_key)

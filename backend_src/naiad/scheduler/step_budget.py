@@ -58,7 +58,7 @@ class StepBudget:
 
     @property
     def num_drafts_left(self) -> int:
-        """Draft tokens that `take_drafts` would give at most."""
+        """Draft tokens that `take_drafts` would give at most, of a sequence without context."""
         return max(0, min(self._tokens_left, int(self._cost_left)))
 
     def take(self, start: int, num_missing: int) -> int:
@@ -75,11 +75,15 @@ class StepBudget:
         self._cost_left -= cost
         return num_tokens
 
-    def take_drafts(self, num_tokens: int) -> int:
-        """Of so many draft tokens those that still fit; each costs what a prompt's token costs."""
-        num_tokens = min(max(0, num_tokens), self.num_drafts_left)
+    def take_drafts(self, start: int, num_tokens: int) -> int:
+        """Of so many draft tokens behind `start` others those that still fit.
+
+        Each costs what a prompt's token costs there.
+        """
+        each = 1 + self._context_cost * start
+        num_tokens = max(0, min(num_tokens, self._tokens_left, int(self._cost_left / each)))
         self._tokens_left -= num_tokens
-        self._cost_left -= num_tokens
+        self._cost_left -= num_tokens * each
         return num_tokens
 
     def _chunk_cost(self, start: int, num_tokens: int) -> float:

@@ -11,7 +11,12 @@ from naiad.sequence import Sequence
 
 
 class WaitingQueue:
-    """Each tenant's sequences by rank; members can leave from anywhere."""
+    """Each tenant's sequences by rank; members can leave from anywhere.
+
+    Attributes:
+        num_tokens: known ones of all members.
+        num_paused: members that have been preempted.
+    """
 
     def __init__(self, tenants: Tenants) -> None:
         """Start empty."""
@@ -19,6 +24,7 @@ class WaitingQueue:
         self._lines: dict[str, list[Sequence]] = {}
         self._num_sequences = 0
         self.num_tokens = 0
+        self.num_paused = 0
 
     def __len__(self) -> int:
         """How many wait."""
@@ -35,6 +41,7 @@ class WaitingQueue:
         bisect.insort(line, sequence, key=rank_key)
         self._num_sequences += 1
         self.num_tokens += sequence.num_tokens
+        self.num_paused += sequence.num_preemptions > 0
 
     def first(self, is_ready: Callable[[Sequence], bool], max_num_seqs: int) -> Sequence | None:
         """The next one that is ready; stays in the queue.
@@ -60,3 +67,4 @@ class WaitingQueue:
             del self._lines[sequence.cache_salt]
         self._num_sequences -= 1
         self.num_tokens -= sequence.num_tokens
+        self.num_paused -= sequence.num_preemptions > 0

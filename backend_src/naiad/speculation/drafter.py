@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol
 
+from naiad.config.engine_config import MAX_SPECULATIVE_TOKENS
 from naiad.sequence import Sequence
 
-# A drafter that reads the text takes in so many tokens a call at most: a long prompt must not
-# hold up the other sequences of a step.
+# A drafter that reads the text takes in about so many tokens of texts that are far behind in a step:
+# long prompts must not hold up the other sequences.
 MAX_READ_TOKENS = 4096
+# Tokens that a step adds at most, accepted drafts and the one behind them: who misses no more is in step.
+MAX_IN_STEP = MAX_SPECULATIVE_TOKENS + 1
 
 
 class Drafter(Protocol):
@@ -65,8 +68,13 @@ class TextDrafter(ABC):
     def guess(self, sequence: Sequence, num_tokens: int) -> list[int]:
         """At most `num_tokens` ids that may follow the known tokens; see `Drafter.propose`.
 
-        With `num_tokens` = 0 tokens are only taken in, as may be done while a prompt is computed.
+        Takes in `MAX_READ_TOKENS` new tokens at most; with `num_tokens` = 0 it does only that, as may
+        be done while a prompt is computed.
         """
+
+    @abstractmethod
+    def num_read(self, sequence: Sequence) -> int:
+        """Tokens of it that are taken in."""
 
     @abstractmethod
     def forget(self, sequence: Sequence) -> None:
@@ -77,5 +85,15 @@ class TextDrafter(ABC):
         return 0
 
     def propose(self, sequences: list[Sequence], num_tokens: list[int]) -> list[list[int]]:
-        """See `Drafter`."""
-        return [self.guess(sequence, num) for sequence, num in zip(sequences, num_tokens, strict=True)]
+        """See `Drafter`. Who is far behind when others have read much in this call waits for the next."""
+        num_left = MAX_READ_TOKENS
+        drafts: list[list[int]] = []
+        for sequence, num in zip(sequences, num_tokens, strict=True):
+            num_new = sequence.num_tokens - self.num_read(sequence)
+            if num_new > MAX_IN_STEP:
+                if num_left <= 0:
+                    drafts.append([])
+                    continue
+                num_left -= num_new
+            drafts.append(self.guess(sequence, num))
+        return drafts

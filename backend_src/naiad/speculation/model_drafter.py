@@ -8,15 +8,15 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from naiad.config.engine_config import MAX_SPECULATIVE_TOKENS
 from naiad.errors import InternalError
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
 from naiad.sequence import SamplingParams, Sequence
 from naiad.speculation.draft_slots import DraftSlots
+from naiad.speculation.drafter import MAX_IN_STEP
 
-# Tokens that a step adds at most, accepted drafts and the one behind them: who misses no more is in step.
-_IN_STEP = MAX_SPECULATIVE_TOKENS + 1
+# That texts which are far behind read in a step.
+MAX_CAUGHT_UP_TOKENS = 256
 # Steps in succession with a pass that raises, before the draft model is not asked any more.
 _MAX_RAISED = 3
 
@@ -91,7 +91,7 @@ class ModelDrafter:
         runner: DraftRunner,
         kv_cache: KVCacheManager,
         slots: DraftSlots | None,
-        max_caught_up_tokens: int = 256,
+        max_caught_up_tokens: int = MAX_CAUGHT_UP_TOKENS,
     ) -> None:
         """Draft for no sequence yet.
 
@@ -165,7 +165,7 @@ class ModelDrafter:
             return ScheduledSequence(view, num_text - 1, 1, True), 0
         start, end = self._slots.missing(sequence)
         num_read = 0
-        if num_known - start > _IN_STEP:
+        if num_known - start > MAX_IN_STEP:
             num_read = min(end - start, num_left)
             end = start + num_read
         if end == start:
@@ -181,7 +181,9 @@ class ModelDrafter:
         """
         try:
             output = self._runner.run(SchedulerOutput(rows))
-        except RuntimeError:  # torch's own
+        except AssertionError:
+            raise  # our own bug
+        except Exception:  # noqa: BLE001 — torch's, a kernel's that does not compile, …: not the target's
             self._give_up(rows, drafting)
             return []
         going_on = []

@@ -48,16 +48,25 @@ class NGramDrafter(TextDrafter):
         period = len(token_ids) - start
         return [token_ids[start + place % period] for place in range(num_tokens)]
 
+    def num_read(self, sequence: Sequence) -> int:
+        """See `TextDrafter`."""
+        index = self._indexes.get(sequence.sequence_id)
+        return 0 if index is None else index.num_tokens
+
     def forget(self, sequence: Sequence) -> None:
         """See `Drafter`."""
         self._indexes.pop(sequence.sequence_id, None)
 
 
 class _NGramIndex:
-    """Where the n-grams of one text went on last."""
+    """Where the n-grams of one text went on last.
+
+    Attributes:
+        num_tokens: of the text, taken in.
+    """
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
-        self._num_tokens = 0
+        self.num_tokens = 0
         # The last tokens as the digits of one number: equal numbers are equal n-grams.
         self._tail = 0
         self._tail_mask = _mask(sizes[0])
@@ -65,16 +74,16 @@ class _NGramIndex:
 
     def read(self, token_ids: list[int]) -> bool:
         """Take in new tokens, n-grams with the token that follows them; whether that were all."""
-        assert len(token_ids) >= self._num_tokens, "known tokens never get fewer"
+        assert len(token_ids) >= self.num_tokens, "known tokens never get fewer"
         tail, tail_mask = self._tail, self._tail_mask
-        end = min(len(token_ids), self._num_tokens + MAX_READ_TOKENS)
-        for place in range(self._num_tokens, end):
+        end = min(len(token_ids), self.num_tokens + MAX_READ_TOKENS)
+        for place in range(self.num_tokens, end):
             for size, mask, table in self._tables:
                 if place >= size:
                     table[tail & mask] = place
             tail = (tail << _TOKEN_BITS | token_ids[place]) & tail_mask
         self._tail = tail
-        self._num_tokens = end
+        self.num_tokens = end
         return end == len(token_ids)
 
     def find(self) -> int | None:

@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from naiad.speculation.step_cost import StepCost
+
 # What was seen of a sequence counts so much less with each window: about the last twenty count.
 _MEMORY = 0.95
-
-
-class StepCost:
-    """Seconds that a step takes, by its tokens.
-
-    Measured at a few numbers of tokens and straight between them. Before the first it is the
-    first's; beyond the last it grows in proportion, as where arithmetic is the limit. More tokens
-    never cost less: where it was measured so, it was noise.
-    """
-
-    def __init__(self, measured: Iterable[tuple[int, float]]) -> None:
-        """Take measurements.
-
-        Args:
-            measured: (tokens, seconds), in ascending order of tokens; both > 0.
-        """
-        tokens, seconds = zip(*measured, strict=True)
-        self._tokens = np.array(tokens, dtype=np.float64)
-        self._seconds = np.maximum.accumulate(np.array(seconds, dtype=np.float64))
-        assert (np.diff(self._tokens, prepend=0.0) > 0).all(), "tokens do not ascend from 1"
-        assert self._seconds[0] > 0, "a step takes time"
-
-    def __call__(self, num_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Seconds of steps with so many tokens."""
-        seconds = np.interp(num_tokens, self._tokens, self._seconds)
-        seconds *= np.maximum(num_tokens / self._tokens[-1], 1)
-        return seconds
 
 
 @dataclass(slots=True)
@@ -79,12 +53,14 @@ class DraftRow(NamedTuple):
         num_unread: known tokens that the draft model has to read before its first pass for the
             sequence; −1: no model is needed, its draft is there already.
         num_left: tokens it may still make, ≥ 1.
+        num_context: its known tokens; more cost more to attend to.
     """
 
     state: AcceptanceState
     num_most: int
     num_unread: int = -1
     num_left: int = 1
+    num_context: int = 0
 
 
 class SpeculationPolicy:
@@ -96,13 +72,15 @@ class SpeculationPolicy:
 
     What they cost. The step's seconds by its number of tokens were measured: flat while reading the
     weights is the limit, rising with each token when arithmetic is. Draft tokens cost what they add
-    at the place of the curve where the other tokens of the step have led. Prompts in the same step
+    at the place of the curve where the other tokens of the step have led, and what attention over
+    their sequence's context adds for windows of one more. Prompts in the same step
     are not their business otherwise: what those cost is spent in any case. Where a model drafts,
     its j-th pass computes all rows that get j tokens or more, and a pass was measured likewise.
 
     What pays. Maximal is (tokens that come out) / (seconds of the step without prompts + seconds
-    added). Of all ways to share out n draft tokens of free drafters the best takes the n likeliest, so
-    one pass over all tokens in order of a**j finds the maximum for every shape of the curve. A full
+    added). Of all ways to share out n draft tokens of free drafters the best takes the n likeliest,
+    contexts being alike, so one pass over all tokens in order of a**j finds the maximum for every
+    shape of the curve. A full
     batch, where a draft token costs as much as one that is certain, gets none. A draft model reads
     the known tokens of a sequence only if that is paid back by what its drafts may bring until the
     sequence ends.
@@ -145,13 +123,15 @@ class SpeculationPolicy:
         num_places = max((row.num_most for row in rows), default=0)
         if num_places == 0:
             return [0] * len(rows)
-        plain_s = float(self._step_cost(np.array(len(rows))))
+        places = np.arange(1, num_places + 1)
+        contexts = np.array([row.num_context for row in rows])
+        windows_s = self._step_cost.of_context(np.arange(1, num_places + 2), contexts[:, None])
+        plain_s = float(self._step_cost(np.array(len(rows)))) + float(windows_s[:, 0].sum())
         reading_s = self._reading_s(rows)
         rates = np.array([row.state.rate for row in rows])
         most = np.array([row.num_most for row in rows])
         num_left = np.array([row.num_left for row in rows])
         most[reading_s * (1 - rates) > num_left * rates * plain_s / len(rows)] = 0
-        places = np.arange(1, num_places + 1)
         is_usable = (places <= most[:, None]).ravel()
         gains = (rates[:, None] ** places).ravel()[is_usable]
         row_numbers = np.repeat(np.arange(len(rows)), num_places)[is_usable]
@@ -160,9 +140,11 @@ class SpeculationPolicy:
         costs = self._step_cost(num_step_tokens + np.arange(gains.size + len(rows) + 1))
         outputs = len(rows) + np.concatenate(([0.0], np.cumsum(gains[order])))
         added_s = costs[: gains.size + 1] - costs[0] + self._passes_s(rows, row_numbers[order])
+        added_s[1:] += np.cumsum(np.diff(windows_s).ravel()[is_usable][order])
         num_drafts = int(np.argmax((outputs / (plain_s + added_s))[: num_room + 1]))
         counts: list[int] = np.bincount(row_numbers[order[:num_drafts]], minlength=len(rows)).tolist()
-        self._probe(rows, counts, costs, plain_s, reading_s, num_room)
+        probing_s = reading_s + self._attending_s(rows) + windows_s[:, 1] - windows_s[:, 0]
+        self._probe(rows, counts, costs, plain_s, probing_s, num_room)
         return counts
 
     def _reading_s(self, rows: list[DraftRow]) -> npt.NDArray[np.float64]:
@@ -171,6 +153,12 @@ class SpeculationPolicy:
             return np.zeros(len(rows))
         num_unread = np.array([max(0, row.num_unread) for row in rows])
         return self._pass_cost(1 + num_unread) - self._pass_cost(np.ones(1, dtype=np.int64))
+
+    def _attending_s(self, rows: list[DraftRow]) -> npt.NDArray[np.float64]:
+        """Seconds that each row's context adds to a pass of the draft model."""
+        if self._pass_cost is None:
+            return np.zeros(len(rows))
+        return self._pass_cost.of_context(np.array(1), np.array([row.num_context for row in rows]))
 
     def _pass_s(self, num_rows: int) -> npt.NDArray[np.float64]:
         """Seconds of passes of the draft model with 0 to `num_rows` rows."""
@@ -188,6 +176,7 @@ class SpeculationPolicy:
         if self._pass_cost is None:
             return np.zeros(taken.size + 1)
         pass_s = self._pass_s(len(rows)).tolist()
+        context_s = self._attending_s(rows).tolist()
         num_tokens = [0] * len(rows)
         num_rows_at: list[int] = []
         added_s = [0.0]
@@ -199,7 +188,7 @@ class SpeculationPolicy:
                 continue
             num_rows_at += [0] * (place + 1 - len(num_rows_at))
             num_rows_at[place] += 1
-            added_s.append(pass_s[num_rows_at[place]] - pass_s[num_rows_at[place] - 1])
+            added_s.append(pass_s[num_rows_at[place]] - pass_s[num_rows_at[place] - 1] + context_s[number])
         return np.cumsum(added_s)
 
     def _probe(
@@ -208,7 +197,7 @@ class SpeculationPolicy:
         counts: list[int],
         costs: npt.NDArray[np.float64],
         plain_s: float,
-        reading_s: npt.NDArray[np.float64],
+        probing_s: npt.NDArray[np.float64],
         num_room: int,
     ) -> None:
         """Give one token to rows that have none and have put aside what it costs."""
@@ -219,9 +208,9 @@ class SpeculationPolicy:
             if count or not row.num_most:
                 continue
             state, has_pass = row.state, row.num_unread >= 0
-            extra_s = float(costs[num_drafts + 1] - costs[num_drafts])
+            extra_s = float(costs[num_drafts + 1] - costs[num_drafts] + probing_s[number])
             if has_pass:
-                extra_s += float(pass_s[num_drafting + 1] - pass_s[num_drafting] + reading_s[number])
+                extra_s += float(pass_s[num_drafting + 1] - pass_s[num_drafting])
             state.credit_s += self._probe_share * plain_s / len(rows)
             if state.credit_s >= extra_s and num_drafts < num_room:
                 counts[number] = 1

@@ -73,7 +73,11 @@ class Speculator:
         if drafter is not None and drafter.is_free:
             _propose(drafter, sequences, wanted, without, drafts)
         rows = [
-            DraftRow(self._states.setdefault(sequence.sequence_id, AcceptanceState()), len(draft))
+            DraftRow(
+                self._states.setdefault(sequence.sequence_id, AcceptanceState()),
+                len(draft),
+                num_context=sequence.num_tokens,
+            )
             for sequence, draft in zip(sequences, drafts, strict=True)
         ]
         if drafter is None or drafter.is_free:
@@ -82,7 +86,9 @@ class Speculator:
             for index in without:
                 num_unread = drafter.num_unread(sequences[index])
                 if num_unread is not None:
-                    rows[index] = DraftRow(rows[index].state, wanted[index], num_unread, num_left[index])
+                    rows[index] = rows[index]._replace(
+                        num_most=wanted[index], num_unread=num_unread, num_left=num_left[index]
+                    )
             counts = self._policy.plan(rows, num_step_tokens, num_room)
             _propose(drafter, sequences, counts, [index for index in without if counts[index]], drafts)
         return [draft[:count] for draft, count in zip(drafts, counts, strict=True)]
@@ -96,6 +102,12 @@ class Speculator:
         self.totals.num_draft_tokens += num_draft_tokens
         for place in range(num_accepted_tokens):
             self.totals.accepted_at[place] += 1
+
+    def dropped(self, sequence: Sequence, start: int, end: int) -> None:
+        """Of the drafts that were just judged, the accepted ones at [start, end) come after a text's end."""
+        sequence.num_accepted_tokens -= end - start
+        for place in range(start, end):
+            self.totals.accepted_at[place] -= 1
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""

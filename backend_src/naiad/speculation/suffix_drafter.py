@@ -54,6 +54,11 @@ class SuffixDrafter(TextDrafter):
         match = reader.read(sequence.token_ids, self._shared.parts(sequence.cache_salt))
         return [] if match is None else _follow_up(match, num_tokens, self._min_chance)
 
+    def num_read(self, sequence: Sequence) -> int:
+        """See `TextDrafter`."""
+        reader = self._readers.get(sequence.sequence_id)
+        return 0 if reader is None else reader.num_tokens
+
     def forget(self, sequence: Sequence) -> None:
         """See `Drafter`. The output's end, `MAX_READ_TOKENS`, is held for the tenant's later sequences."""
         self._readers.pop(sequence.sequence_id, None)
@@ -75,6 +80,11 @@ class _Reader:
         self._own = SuffixAutomaton()
         # By part. Without the parts: what is dropped is not kept alive from here.
         self._cursors: dict[int, _Cursor] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens taken in."""
+        return self._own.num_tokens
 
     def read(self, token_ids: list[int], parts: dict[int, SuffixAutomaton]) -> _Match | None:
         """Take in new tokens, and parts that came or went; None if not all could be taken in."""

@@ -37,7 +37,8 @@ def chunk_outputs(
         skip_special_tokens: special tokens make no text.
 
     Returns:
-        OUTPUT [B, k] of strings, and what is passed on; None for a probe.
+        OUTPUT, one string after the other without a batch dimension, as the reference's clients
+        read it (`[0]` is the text); and what is passed on. None for a probe.
 
     Raises:
         InvalidRequestError: the tensors do not fit together, or an id is negative.
@@ -62,4 +63,4 @@ def chunk_outputs(
         ]
     text = np.array([text.encode() for text in texts], dtype=np.object_)
     passed_on = {name: value for name, value in tensors.items() if name not in _CONSUMED}
-    return {"OUTPUT": text.reshape(tensors["TOKENS_BATCH"].shape[0], -1)} | passed_on
+    return {"OUTPUT": text} | passed_on

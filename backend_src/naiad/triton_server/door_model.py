@@ -18,9 +18,9 @@ from naiad.tokenization import Tokenizer
 from naiad.triton_server import pb
 from naiad.triton_server.housekeeper import Housekeeper
 from naiad.triton_server.llm_service import LLMService
-from naiad.triton_server.metrics import LatencyMetrics
 from naiad.triton_server.model_parameters import read_bool, read_count, refuse_unknown_keys
 from naiad.triton_server.request_limits import ModelLimits
+from naiad.triton_server.request_metrics import RequestMetrics
 from naiad.triton_server.request_shape import RequestShape
 from naiad.triton_server.response_stream import Sender
 from naiad.triton_server.text_reader import TextReader
@@ -125,7 +125,7 @@ class DoorModel(ABC):
         self._housekeeper = Housekeeper(
             self._service,
             self._instance.metrics_lock(version),
-            lambda: LatencyMetrics(pb.metric_family, name, version),
+            lambda: RequestMetrics(pb.metric_family, name, version, self._own_limits.max_model_len),
         )
 
     def _draw_first_id(self, num_sequences: int) -> int:

@@ -9,13 +9,13 @@ from typing import Protocol
 from naiad.engine_process import FileLock
 from naiad.outputs import EngineStats
 from naiad.triton_server.llm_service import LLMService
-from naiad.triton_server.observations import LatencyBatch
+from naiad.triton_server.observations import ObservationBatch
 
 
 class WrittenMetrics(Protocol):
     """What a model shows on the metrics port."""
 
-    def update(self, stats: EngineStats, latencies: LatencyBatch) -> None:
+    def update(self, stats: EngineStats, batch: ObservationBatch) -> None:
         """Write what changed."""
 
     def delete(self) -> None:

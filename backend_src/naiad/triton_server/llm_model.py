@@ -81,7 +81,7 @@ class LLMModel:
             self._number_lock.release()
             raise
         info = self._client.info
-        self._service.stats = info.stats
+        self._service.take_outputs([], info.stats)
         self._limits = ModelLimits(
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
@@ -95,7 +95,7 @@ class LLMModel:
         self._housekeeper = Housekeeper(
             self._service,
             self._instance.metrics_lock(version),
-            lambda: Metrics(pb.metric_family, name, version),
+            lambda: Metrics(pb.metric_family, name, version, info.max_model_len),
         )
         self._ack_reader = threading.Thread(target=self._read_acks, name="naiad-acks", daemon=True)
         self._ack_reader.start()

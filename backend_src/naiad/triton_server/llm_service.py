@@ -28,6 +28,7 @@ from naiad.sequence import EngineRequest, FinishReason
 from naiad.triton_server.beam_response import BeamRow
 from naiad.triton_server.client_watch import ROUND_S, streams_to_poll, streams_to_probe
 from naiad.triton_server.joined_row import JoinedRow
+from naiad.triton_server.lasting_stats import LastingStats
 from naiad.triton_server.observations import Observations
 from naiad.triton_server.request_limits import ModelLimits
 from naiad.triton_server.request_reader import GenerateRequest, RequestSource, StopRequest
@@ -79,7 +80,12 @@ class LLMService:
         self._streams: dict[int, tuple[ResponseStream, StreamRow]] = {}
         self._senders = SenderPool(NUM_SENDERS, self._flush)
         self.observations = Observations()
-        self.stats = EngineStats()
+        self._stats = LastingStats()
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's numbers; totals go on when it starts again."""
+        return self._stats.now()
 
     def accept(self, source: RequestSource, sender: Sender, limits: ModelLimits) -> None:
         """Answer a request: rows go to the engine, a bad request gets its error and FINAL. Never raises."""
@@ -99,7 +105,10 @@ class LLMService:
 
     def take_outputs(self, outputs: Iterable[RequestOutput], stats: EngineStats) -> None:
         """Give each output to its stream."""
-        self.stats = stats
+        outputs = list(outputs)
+        # First: who reads the stats is to find what they say of requests among the observations.
+        self.observations.take_outputs(outputs)
+        self._stats.take(stats)
         touched: dict[int, ResponseStream] = {}
         for output in outputs:
             with self._lock:
@@ -129,6 +138,8 @@ class LLMService:
 
     def engine_lost(self, sequence_ids: Collection[int] | None = None) -> None:
         """An engine process ended: open streams of these sequences (None: all) get an error and FINAL."""
+        self.observations.lose(sequence_ids)
+        self._stats.lose()
         with self._lock:
             ids = self._streams.keys() if sequence_ids is None else self._streams.keys() & sequence_ids
             lost = {id(stream): stream for stream, _ in map(self._streams.__getitem__, ids)}
@@ -188,9 +199,12 @@ class LLMService:
         with self._lock:
             for row in rows:
                 self._streams.update(dict.fromkeys(row.sequence_ids, (stream, row)))
+        asked = _engine_requests(request, rows)
+        self.observations.begin(asked, request.wishes.num_return_sequences)
         try:
-            self._engine.submit(_engine_requests(request, rows))
+            self._engine.submit(asked)
         except Exception as error:  # noqa: BLE001 — the border: a request that is registered ends by its stream
+            self.observations.forget(asked)
             # The loss of the engine may have failed the stream already: a stream has one end.
             stream.fail(error if isinstance(error, NaiadError) else self._internal_error(error))
             self._senders.schedule(stream)

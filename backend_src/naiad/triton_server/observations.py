@@ -1,28 +1,76 @@
-"""Latencies as the senders saw them, kept until the housekeeping thread writes them to metrics."""
+"""What happened to requests, kept until the housekeeping thread writes it to metrics."""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
+from naiad.outputs import RequestOutput, Timings
+from naiad.sequence import EngineRequest, FinishReason
 from naiad.triton_server.response_stream import ResponseStream
 
 
 @dataclass(slots=True)
-class LatencyBatch:
-    """Seconds from arrival to first token, and between tokens (one entry a token)."""
+class Ended:
+    """One sequence, or one search, that the engine had taken and that has ended.
+
+    Attributes:
+        reason: why; a search's is its best text's.
+        latency_s: from its arrival at the model.
+        timings: the engine's; without an arrival nothing is known.
+        num_output_tokens: new tokens, of a search those of all its texts.
+        num_sequences: how many its prompt was asked for; 0 on all but the first of them.
+    """
+
+    reason: FinishReason
+    latency_s: float
+    timings: Timings
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_sequences: int
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has had a token."""
+        return self.timings.first_token_s > 0 or self.num_output_tokens > 0
+
+
+@dataclass(slots=True)
+class ObservationBatch:
+    """Seconds from arrival to first token, and between tokens (the mean of a response), and who ended."""
 
     first_token_s: list[float] = field(default_factory=list)
     inter_token_s: list[float] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A sequence, or a search of several ids, that has not ended."""
+
+    arrival_s: float
+    num_prompt_tokens: int
+    num_sequences: int
+    num_open_ids: int
+    num_output_tokens: int = 0
+    reason: FinishReason | None = None
 
 
 class Observations:
     """Filled by several threads, emptied by one."""
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start empty.
+
+        Args:
+            clock: seconds; latencies are told by it.
+        """
+        self._clock = clock
         self._lock = threading.Lock()
-        self._batch = LatencyBatch()
+        self._batch = ObservationBatch()
+        self._open: dict[int, _Open] = {}
 
     def add_tokens(self, stream: ResponseStream, num_tokens: int, previous_s: float | None) -> None:
         """A stream has just sent this many tokens; `previous_s` is when it last had."""
@@ -32,11 +80,66 @@ class Observations:
             if previous_s is None:
                 self._batch.first_token_s.append(stream.last_token_s - stream.arrival_s)
             else:
-                each_s = (stream.last_token_s - previous_s) / num_tokens
-                self._batch.inter_token_s.extend([each_s] * num_tokens)
+                self._batch.inter_token_s.append((stream.last_token_s - previous_s) / num_tokens)
 
-    def take(self) -> LatencyBatch:
+    def begin(self, requests: Iterable[EngineRequest], num_sequences: int) -> None:
+        """These are handed to the engine; each prompt was asked for `num_sequences` sequences."""
+        now_s = self._clock()
+        with self._lock:
+            for request in requests:
+                ids, num_tokens = request.sequence_ids, len(request.prompt_token_ids)
+                if request.beam is not None:
+                    search = _Open(now_s, num_tokens, num_sequences, len(ids))
+                    self._open.update(dict.fromkeys(ids, search))
+                    continue
+                for index, sequence_id in enumerate(ids):
+                    self._open[sequence_id] = _Open(now_s, num_tokens, 0 if index else num_sequences, 1)
+
+    def take_outputs(self, outputs: Iterable[RequestOutput]) -> None:
+        """The engine said this."""
+        now_s = self._clock()
+        with self._lock:
+            for output in outputs:
+                known = self._open.get(output.sequence_id)
+                if known is None:
+                    continue
+                known.num_output_tokens += len(output.token_ids)
+                if output.finish_reason is not None:
+                    del self._open[output.sequence_id]
+                    self._end(known, output.finish_reason, output.timings, now_s)
+
+    def lose(self, sequence_ids: Collection[int] | None = None) -> None:
+        """Nothing more will come for these (None: all)."""
+        now_s = self._clock()
+        with self._lock:
+            ids = self._open.keys() if sequence_ids is None else self._open.keys() & sequence_ids
+            for known in [self._open.pop(sequence_id) for sequence_id in list(ids)]:
+                self._end(known, FinishReason.ERROR, Timings(), now_s)
+
+    def forget(self, requests: Iterable[EngineRequest]) -> None:
+        """The engine did not take these."""
+        with self._lock:
+            for request in requests:
+                for sequence_id in request.sequence_ids:
+                    self._open.pop(sequence_id, None)
+
+    def take(self) -> ObservationBatch:
         """What came since the last call."""
         with self._lock:
-            taken, self._batch = self._batch, LatencyBatch()
+            taken, self._batch = self._batch, ObservationBatch()
         return taken
+
+    def _end(self, known: _Open, reason: FinishReason, timings: Timings | None, now_s: float) -> None:
+        known.num_open_ids -= 1
+        known.reason = known.reason or reason
+        if known.num_open_ids or timings is None:
+            return
+        ended = Ended(
+            reason=known.reason,
+            latency_s=now_s - known.arrival_s,
+            timings=timings,
+            num_prompt_tokens=known.num_prompt_tokens,
+            num_output_tokens=known.num_output_tokens,
+            num_sequences=known.num_sequences,
+        )
+        self._batch.ended.append(ended)

@@ -30,6 +30,7 @@ class OutputWishes:
     num_log_probs: int
     context_logits: bool
     generation_logits: bool
+    perf_metrics: bool
     num_return_sequences: int
     beam_width: int = 1
 
@@ -56,6 +57,7 @@ def read_wishes(scalars: Mapping[str, Scalar | None]) -> OutputWishes:
         num_log_probs=int(scalars.get("num_log_probs") or 0),
         context_logits=bool(scalars.get("return_context_logits")),
         generation_logits=bool(scalars.get("return_generation_logits")),
+        perf_metrics=bool(scalars.get("return_perf_metrics")),
         num_return_sequences=int(scalars.get("num_return_sequences") or beam_width),
         beam_width=beam_width,
     )

@@ -77,6 +77,7 @@ SERVED = (
     Field("num_log_probs", int, 0, MAX_LOG_PROBS),
     Field("return_context_logits", bool),
     Field("return_generation_logits", bool),
+    Field("return_perf_metrics", bool),
     Field("num_draft_tokens", int, 0, INT32_MAX),
     Field("stop", bool),
 )

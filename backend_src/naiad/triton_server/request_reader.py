@@ -45,6 +45,7 @@ _OF_THE_WHOLE_REQUEST = (
     "num_log_probs",
     "return_context_logits",
     "return_generation_logits",
+    "return_perf_metrics",
     "num_return_sequences",
     "beam_width",
 )

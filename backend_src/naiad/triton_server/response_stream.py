@@ -250,4 +250,7 @@ def merged(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         generation_logits=first.generation_logits + second.generation_logits,
         num_draft_tokens=second.num_draft_tokens,
         num_accepted_tokens=second.num_accepted_tokens,
+        timings=second.timings,
+        num_blocks=second.num_blocks,
+        num_reused_blocks=second.num_reused_blocks,
     )

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from naiad.outputs import RequestOutput
 from naiad.triton_server.beam_response import BeamRow, beam_tensors
-from naiad.triton_server.detail_tensors import detail_tensors
+from naiad.triton_server.detail_tensors import detail_tensors, perf_tensors
 from naiad.triton_server.output_wishes import OutputWishes
 from naiad.triton_server.response_stream import ResponseStream, StreamRow, Tensors
 
@@ -65,7 +65,7 @@ def _wished_tensors(wishes: OutputWishes, num_prompt_tokens: int, chunk: Request
         tensors["num_output_tokens"] = _int32(len(chunk.token_ids))
     if wishes.num_cached_tokens:
         tensors["num_cached_tokens"] = _int32(chunk.num_cached_tokens)
-    return tensors
+    return tensors | perf_tensors(wishes, chunk)
 
 
 def probe_tensors(stream: ResponseStream, row: StreamRow, chunk: RequestOutput) -> Tensors:

@@ -56,6 +56,7 @@ def read_sampling_params(
         num_log_probs=wishes.num_engine_log_probs,
         returns_context_logits=wishes.context_logits,
         returns_generation_logits=wishes.generation_logits,
+        returns_perf_metrics=wishes.perf_metrics,
     )
 
 

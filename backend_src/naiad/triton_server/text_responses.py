@@ -34,7 +34,7 @@ class TextResponses:
         text = outputs.pop("OUTPUT")
         if self._accumulates and stream.request.streaming:
             row.text += text.item().decode()
-            text = np.array([[row.text.encode()]], dtype=np.object_)
+            text = np.array([row.text.encode()], dtype=np.object_)
         return {"text_output": text} | outputs
 
     def text_of(self, stream: ResponseStream, row: StreamRow, chunk: RequestOutput) -> str:

@@ -16,7 +16,6 @@ NOT_SERVED: Mapping[str, tuple[float, ...]] = {
     "runtime_top_p_min": (),
     "runtime_top_p_decay": (),
     "runtime_top_p_reset_ids": (),
-    "return_perf_metrics": (0,),
     "decoder_input_ids": (),
     "decoder_input_lengths": (),
     "encoder_input_features": (),

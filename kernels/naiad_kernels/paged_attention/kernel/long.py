@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from naiad_kernels.paged_attention.kernel.tile import MAX_TREE_ROWS, attend_range, load_tree_masks
+from naiad_kernels.paged_attention.kernel.tile import MAX_TREE_ROWS, attend_range
 
 
 @triton.jit
@@ -87,7 +87,9 @@ def long_attention_kernel(
     position = tl.load(seq_lens_ptr + seq) - query_len
     end = position + tl.minimum(first_of_tile + TILE_TOKENS, query_len)
     visible_to_all = position + first_of_tile + 1
-    tree_masks = load_tree_masks(tree_masks_ptr, token_ids, is_row)
+    tree_masks = None
+    if tree_masks_ptr is not None:
+        tree_masks = tl.load(tree_masks_ptr + token_ids, mask=is_row, other=0)
     if tree_masks is not None:
         visible_to_all = tl.where(query_len <= MAX_TREE_ROWS, position, visible_to_all)
     accumulated, _, row_sum = attend_range(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from naiad_kernels.paged_attention.kernel.tile import attend_range, load_tree_masks
+from naiad_kernels.paged_attention.kernel.tile import attend_range
 
 MAX_SPLITS = tl.constexpr(64)
 
@@ -80,7 +80,9 @@ def short_attention_kernel(
 
     end = tl.minimum(begin + split_size, seq_len)
     first_position = seq_len - query_len
-    tree_masks = load_tree_masks(tree_masks_ptr, token_ids, is_row)
+    tree_masks = None
+    if tree_masks_ptr is not None:
+        tree_masks = tl.load(tree_masks_ptr + token_ids, mask=is_row, other=0)
     end_for_all = first_position + (1 if tree_masks is None else 0)
     visible_to_all = tl.maximum(tl.minimum(end, end_for_all) - begin, 0)
     accumulated, row_max, row_sum = attend_range(

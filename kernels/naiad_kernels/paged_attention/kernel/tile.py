@@ -20,15 +20,6 @@ SCALE_UP = tl.constexpr(64.0)
 
 
 @triton.jit
-def load_tree_masks(tree_masks_ptr, token_ids, is_row):
-    """The rows' tree masks, or None."""
-    if tree_masks_ptr is None:
-        return None
-    else:
-        return tl.load(tree_masks_ptr + token_ids, mask=is_row, other=0)
-
-
-@triton.jit
 def cache_rows(
     table_ptr,  # [blocks of the sequence] int32
     kv_head,

@@ -1,0 +1,90 @@
+"""What the engine's steps have done so far, in numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from naiad.outputs import EngineStats, MemoryUse, ModelOutput, ScheduledSequence
+from naiad.scheduler.scheduler import Scheduler
+from naiad.speculation.speculator import DraftTotals
+
+
+class StepRecord:
+    """Counts, and notes on sequences when what happened to them.
+
+    Attributes:
+        num_prompt_tokens: of the sequences that have got a token.
+        num_generation_tokens: sent.
+    """
+
+    def __init__(self, memory_use: Callable[[], MemoryUse]) -> None:
+        """Start from zero.
+
+        Args:
+            memory_use: what the process holds now.
+        """
+        self.num_prompt_tokens = 0
+        self.num_generation_tokens = 0
+        self._num_steps = 0
+        self._num_context_tokens = 0
+        self._memory_use = memory_use
+        self._memory = MemoryUse()
+        self._timestamp_s = 0
+
+    def begin_step(self, rows: Iterable[ScheduledSequence], now_s: float) -> None:
+        """These rows are about to be computed."""
+        self._num_steps += 1
+        self._num_context_tokens = 0
+        for row in rows:
+            sequence = row.sequence
+            if not sequence.first_scheduled_s:
+                sequence.first_scheduled_s = now_s
+            if row.start < sequence.num_prompt_tokens:
+                self._num_context_tokens += min(
+                    row.num_scheduled_tokens, sequence.num_prompt_tokens - row.start
+                )
+
+    def end_step(self, rows: Iterable[ScheduledSequence], result: ModelOutput, now_s: float) -> None:
+        """These rows have been computed, with this result."""
+        for row in rows:
+            sequence = row.sequence
+            if row.samples and sequence.sequence_id not in result.errors:
+                sequence.last_token_s = now_s
+                sequence.first_token_s = sequence.first_token_s or now_s
+
+    def stats(self, scheduler: Scheduler) -> EngineStats:
+        """Gauges and totals now."""
+        self._look_at_memory()
+        kv_cache, speculator = scheduler.kv_cache, scheduler.speculator
+        drafts = speculator.totals if speculator is not None else DraftTotals()
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_waiting_tokens=scheduler.waiting.num_tokens,
+            num_blocks=kv_cache.num_blocks,
+            num_used_blocks=kv_cache.num_used_blocks,
+            block_size=kv_cache.block_size,
+            max_num_seqs=scheduler.limits.max_num_seqs,
+            num_context_seqs=sum(s.num_computed_tokens < s.num_prompt_tokens for s in scheduler.running),
+            total_preemptions=scheduler.num_preemptions,
+            total_steps=self._num_steps,
+            total_queried_tokens=kv_cache.num_queried_tokens,
+            total_hit_tokens=kv_cache.num_hit_tokens,
+            total_prompt_tokens=self.num_prompt_tokens,
+            total_generation_tokens=self.num_generation_tokens,
+            total_drafts=drafts.num_drafts,
+            total_draft_tokens=drafts.num_draft_tokens,
+            total_accepted_tokens_at=drafts.accepted_at.copy(),
+            total_draft_failures=speculator.num_failures if speculator is not None else 0,
+            num_paused=scheduler.waiting.num_paused,
+            num_context_tokens=self._num_context_tokens if scheduler.running else 0,
+            timestamp_s=self._timestamp_s,
+            memory=self._memory,
+        )
+
+    def _look_at_memory(self) -> None:
+        """Asking costs more than a step should pay, so it is done once a second."""
+        now_s = int(time.time())
+        if now_s != self._timestamp_s:
+            self._timestamp_s, self._memory = now_s, self._memory_use()

@@ -1,0 +1,57 @@
+"""Seconds that steps take, from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+
+class StepCost:
+    """Seconds that a step takes, by its tokens.
+
+    Measured at a few numbers of tokens and straight between them. Before the first it is the
+    first's; beyond the last it grows in proportion, as where arithmetic is the limit. More tokens
+    never cost less: where it was measured so, it was noise.
+
+    What a sequence's context adds beyond that of the measured steps is known for each token of it.
+    """
+
+    def __init__(
+        self,
+        measured: Iterable[tuple[int, float]],
+        context: Iterable[tuple[int, float]] = (),
+        num_context: int = 0,
+    ) -> None:
+        """Take measurements.
+
+        Args:
+            measured: (tokens, seconds), in ascending order of tokens; both > 0.
+            context: (tokens of one sequence in the step, seconds that each token of its context
+                costs), likewise; none: context costs nothing.
+            num_context: tokens of context in `measured`.
+        """
+        tokens, seconds = zip(*measured, strict=True)
+        self._tokens = np.array(tokens, dtype=np.float64)
+        self._seconds = np.maximum.accumulate(np.array(seconds, dtype=np.float64))
+        assert (np.diff(self._tokens, prepend=0.0) > 0).all(), "tokens do not ascend from 1"
+        assert self._seconds[0] > 0, "a step takes time"
+        window, each_s = zip(*context, strict=True) if context else ((1,), (0.0,))
+        self._window = np.array(window, dtype=np.float64)
+        self._each_s = np.maximum.accumulate(np.array(each_s, dtype=np.float64))
+        self._num_context = num_context
+
+    def __call__(self, num_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Seconds of steps with so many tokens."""
+        seconds = np.interp(num_tokens, self._tokens, self._seconds)
+        seconds *= np.maximum(num_tokens / self._tokens[-1], 1)
+        return seconds
+
+    def of_context(
+        self, num_tokens: npt.NDArray[np.int64], num_context: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """Seconds that sequences with so many tokens in a step add by contexts longer than measured."""
+        beyond = np.maximum(num_context - self._num_context, 0)
+        seconds = np.interp(num_tokens, self._window, self._each_s)
+        return np.multiply(seconds, beyond, dtype=np.float64)
