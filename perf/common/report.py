@@ -33,6 +33,15 @@ def print_table(timings: Mapping[int, Mapping[str, Timing]], rival: str) -> None
             )
 
 
+def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table of figures: one line a row, one column a key of the first."""
+    columns = list(rows[0])
+    cells = [columns, *([f"{row[name]}" for name in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
 def write_results(
     name: str, settings: Mapping[str, Any], timings: Mapping[int, Mapping[str, Timing]]
 ) -> Path:

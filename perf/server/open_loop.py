@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc.aio as triton
-from tritonclient.utils import InferenceServerException
+from perf.common.token_times import TokenTimes
+from perf.server.load import llm_inputs, responses
+
+from naiad.errors import InternalError
 
 _CONNECTIONS = 8
 
@@ -42,15 +44,16 @@ class Answer:
     """What became of a request; seconds since it was due.
 
     Attributes:
-        first_token_s: None: no token came.
+        sent_s: how late the generator was.
+        times: of its tokens, since it was due.
         end_s: until the last response, or the error.
         error: "" = it was served whole.
     """
 
     arrival: Arrival
-    first_token_s: float | None = None
+    sent_s: float = 0.0
+    times: TokenTimes = field(default_factory=TokenTimes)
     end_s: float = 0.0
-    num_tokens: int = 0
     error: str = ""
 
     @property
@@ -93,26 +96,20 @@ def run(url: str, arrivals: Sequence[Arrival]) -> list[Answer]:
     return asyncio.run(_run(url, sorted(arrivals, key=lambda arrival: arrival.due_s)))
 
 
-def percentile(values: Sequence[float], percent: int) -> float:
-    """A percentile in 1 … 99 of at least one value."""
-    if len(values) == 1:
-        return values[0]
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
-
-
 @dataclass(slots=True)
 class Summary:
     """Figures of one run.
 
     Attributes:
-        goodput: tokens per second of requests that were served whole, over the time from the
-            first due request to the last answer.
+        span_s: from the first due request to the last answer.
+        goodput: tokens per second of requests that were served whole, over that time.
     """
 
     num_sent: int
     num_served: int
     num_refused: int
     num_failed: int
+    span_s: float
     goodput: float
     first_token_s: list[float] = field(default_factory=list)
     refusal_s: list[float] = field(default_factory=list)
@@ -128,8 +125,9 @@ def summarize(answers: Sequence[Answer]) -> Summary:
         num_served=len(served),
         num_refused=len(refused),
         num_failed=len(answers) - len(served) - len(refused),
-        goodput=sum(answer.num_tokens for answer in served) / span_s,
-        first_token_s=[answer.first_token_s for answer in served if answer.first_token_s is not None],
+        span_s=span_s,
+        goodput=sum(answer.times.num_tokens for answer in served) / span_s,
+        first_token_s=[answer.times.first_s for answer in served if answer.times.first_s is not None],
         refusal_s=[answer.end_s for answer in refused],
     )
 
@@ -151,40 +149,17 @@ async def _run(url: str, arrivals: Sequence[Arrival]) -> list[Answer]:
 
 async def _send(client: Any, arrival: Arrival, start_s: float) -> Answer:
     await asyncio.sleep(max(0.0, start_s + arrival.due_s - time.perf_counter()))
-    answer = Answer(arrival)
     due_s = start_s + arrival.due_s
+    answer = Answer(arrival, sent_s=time.perf_counter() - due_s)
+    inputs = llm_inputs(arrival.prompt_token_ids, arrival.num_tokens)
+    if arrival.tenant:
+        inputs["cache_salt"] = np.array([[arrival.tenant.encode()]], dtype=np.object_)
     try:
-        async for result, error in client.stream_infer(_requests(arrival)):
-            if error is not None:
-                answer.error = str(error)
-                break
-            tokens = result.as_numpy("output_ids")
-            if tokens is not None and tokens.size:
-                answer.num_tokens += tokens.size
-                if answer.first_token_s is None:
-                    answer.first_token_s = time.perf_counter() - due_s
-    except InferenceServerException as error:
+        async for result in responses(client, "llm", inputs):
+            answer.times.take(result.as_numpy("output_ids").size, time.perf_counter() - due_s)
+    except InternalError as error:
         answer.error = str(error)
     answer.end_s = time.perf_counter() - due_s
-    if not answer.error and answer.num_tokens != arrival.num_tokens:
-        answer.error = f"{answer.num_tokens} tokens instead of {arrival.num_tokens}"
+    if not answer.error and answer.times.num_tokens != arrival.num_tokens:
+        answer.error = f"{answer.times.num_tokens} tokens instead of {arrival.num_tokens}"
     return answer
-
-
-async def _requests(arrival: Arrival) -> AsyncIterator[dict[str, Any]]:
-    values = {
-        "input_ids": np.array([arrival.prompt_token_ids], dtype=np.int32),
-        "input_lengths": np.array([[len(arrival.prompt_token_ids)]], dtype=np.int32),
-        "request_output_len": np.array([[arrival.num_tokens]], dtype=np.int32),
-        "streaming": np.array([[True]]),
-        "ignore_eos": np.array([[True]]),
-    }
-    if arrival.tenant:
-        values["cache_salt"] = np.array([[arrival.tenant.encode()]], dtype=np.object_)
-    names = {"b": "BOOL", "i": "INT32", "O": "BYTES"}
-    inputs = []
-    for name, value in values.items():
-        tensor = triton.InferInput(name, list(value.shape), names[value.dtype.kind])
-        tensor.set_data_from_numpy(value)
-        inputs.append(tensor)
-    yield {"model_name": "llm", "inputs": inputs}

@@ -13,8 +13,9 @@ import argparse
 import sys
 from typing import Any
 
+from perf.common.percentile import percentile
 from perf.common.report import write_report
-from perf.server.open_loop import Shape, Summary, percentile, poisson, run, summarize
+from perf.server.open_loop import Shape, Summary, poisson, run, summarize
 from perf.server.serve_process import naiad_serve
 
 from naiad.cli.fetch_model import resolve_model
@@ -28,12 +29,11 @@ def main() -> int:
     args = _parse()
     model_dir = resolve_model(args.model)
     vocab_size = ModelConfig.from_directory(model_dir).vocab_size
-    options = ["--max-num-seqs", str(args.max_num_seqs), "--max-queued-requests", str(args.max_queued)]
-    with naiad_serve(model_dir, options) as url:
-        rows = _loads(url, args, vocab_size)
-    fair_options = ["--max-num-seqs", str(args.max_num_seqs)]
-    with naiad_serve(model_dir, fair_options) as url:
-        fair_rows = _tenants(url, args, vocab_size, rate=rows[0]["saturated_rate"])
+    options = ["--model", str(model_dir), "--max-num-seqs", str(args.max_num_seqs)]
+    with naiad_serve([*options, "--max-queued-requests", str(args.max_queued)]) as server:
+        rows = _loads(server.grpc, args, vocab_size)
+    with naiad_serve(options) as server:
+        fair_rows = _tenants(server.grpc, args, vocab_size, rate=rows[0]["saturated_rate"])
     print("written:", write_report("overload", vars(args), rows + fair_rows))
     return int(any(row["failed"] for row in rows + fair_rows))
 

@@ -2,52 +2,68 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 
-_READY = re.compile(r"ready: .*\bgrpc=(\S+)")
+_READY = re.compile(r"ready: http=(\S+) grpc=(\S+) metrics=(\S+)")
 _STOP_TIMEOUT_S = 60
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """HOST:PORT of a server's endpoints."""
+
+    http: str
+    grpc: str
+    metrics: str
+
+
 @contextmanager
-def naiad_serve(model_dir: Path, options: Sequence[str]) -> Iterator[str]:
-    """Start the server, give HOST:PORT of its gRPC endpoint, stop it with SIGTERM.
+def naiad_serve(options: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Served]:
+    """Start the server, give its endpoints, stop it with SIGTERM.
 
     Args:
-        model_dir: what it serves.
-        options: further options of `naiad serve`.
+        options: of `naiad serve`, but the ports.
+        environment: what is set beside the variables of this process.
 
     Raises:
         RuntimeError: it ended before it was ready; holds its last lines.
     """
     command = [
-        *(sys.executable, "-m", "naiad.cli.main", "serve", "--model", str(model_dir)),
+        *(sys.executable, "-m", "naiad.cli.main", "serve"),
         *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options),
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | (environment or {}),
+    )
     try:
-        url = _wait_until_ready(process)
+        served = _wait_until_ready(process)
         # A full pipe would stop the server.
         threading.Thread(target=deque, args=(process.stdout, 0), daemon=True).start()
-        yield url
+        yield served
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         process.wait(_STOP_TIMEOUT_S)
 
 
-def _wait_until_ready(process: subprocess.Popen[str]) -> str:
+def _wait_until_ready(process: subprocess.Popen[str]) -> Served:
     last_lines: deque[str] = deque(maxlen=20)
     assert process.stdout is not None
     for line in process.stdout:
         last_lines.append(line)
         if match := _READY.search(line):
-            return match.group(1)
+            return Served(*match.groups())
     raise RuntimeError("naiad serve ended before it was ready:\n" + "".join(last_lines))

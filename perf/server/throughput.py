@@ -9,15 +9,14 @@ The server is `naiad serve`, started here on free ports and stopped at the end.
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from perf.common.report import print_table, write_results
 from perf.common.transformers_generate import transformers_generate
-from perf.server.load import ensemble_generate, llm_generate
+from perf.common.word_prompts import single_token_words, word_prompts
+from perf.server.load import llm_generate, text_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
@@ -25,11 +24,6 @@ from naiad.cli.fetch_model import resolve_model
 from naiad.cli.throughput import Generate, Prompts, Timing, Work, engine_generate, load_engine, measure
 from naiad.config import EngineConfig
 
-_WORDS = (
-    *("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world"),
-    *("school", "state", "family", "student", "group", "country", "problem", "hand", "part", "place"),
-    *("case", "week", "company", "system", "program", "question", "work", "number", "night"),
-)
 _NUM_CHECKED_TOKENS = 16
 
 Contestant = Callable[[Prompts, int], object]
@@ -44,15 +38,17 @@ def main() -> int:
     config = EngineConfig(model_dir=str(model_dir), dtype=args.dtype, max_num_seqs=max(batches))
     engine, dtype = load_engine(config)
     in_process = engine_generate(engine)
-    options = ["--dtype", dtype, "--max-num-seqs", str(max(batches))]
+    options = ["--model", str(model_dir), "--dtype", dtype, "--max-num-seqs", str(max(batches))]
     timings: dict[int, dict[str, Timing]] = {}
-    with naiad_serve(model_dir, options) as url:
-        served = llm_generate(url)
+    with naiad_serve(options) as server:
+        served = llm_generate(server.grpc)
         contestants: dict[str, Contestant] = {
             "transformers": transformers_generate(model_dir, dtype),
             "engine": in_process,
             "llm": served,
-            "ensemble": ensemble_generate(url, partial(tokenizer.decode, skip_special_tokens=True)),
+            "ensemble": text_generate(
+                server.grpc, "ensemble", partial(tokenizer.decode, skip_special_tokens=True)
+            ),
         }
         for batch in batches:
             work = Work(batch, args.prompt_tokens, args.output_tokens)
@@ -64,33 +60,6 @@ def main() -> int:
     settings = vars(args) | {"model": model_dir.name, "dtype": dtype}
     print("written:", write_results("server", settings, timings))
     return 0
-
-
-def single_token_words(tokenizer: Any) -> list[int]:
-    """Ids of common words that are one token after a space.
-
-    Raises:
-        RuntimeError: the tokenizer has too few of them to make prompts.
-    """
-    encoded = [tokenizer.encode(f" {word}", add_special_tokens=False) for word in _WORDS]
-    ids = [token_ids[0] for token_ids in encoded if len(token_ids) == 1]
-    if len(ids) < 4:
-        raise RuntimeError("this tokenizer splits common words: no prompts of an exact length can be made")
-    return ids
-
-
-def word_prompts(work: Work, first_ids: list[int], word_ids: list[int], seed: int) -> Prompts:
-    """Prompts of whole words, so that text and ids are the same prompt.
-
-    Args:
-        work: how many, how long.
-        first_ids: what the tokenizer puts before every text.
-        word_ids: drawn from.
-        seed: other prompts for another seed.
-    """
-    draw = random.Random(f"{work.batch} {seed}")
-    num_words = work.prompt_tokens - len(first_ids)
-    return [first_ids + draw.choices(word_ids, k=num_words) for _ in range(work.batch)]
 
 
 def _is_same(in_process: Generate, served: Generate, prompts: Prompts, dtype: str) -> bool:

@@ -42,6 +42,10 @@ _MAKE = re.compile(r"\bmake ([a-z][a-z-]*)")
 _MODULE = re.compile(r"(?<![\w./-])(?:naiad|naiad_kernels|naiad_client|perf)(?:\.[A-Za-z_]\w*)+")
 _PATH = re.compile(r"[\w.-]+(?:/[\w.*-]+)+/?|[\w-]+\.(?:py|md|toml)")
 _IDENTIFIER = re.compile(r"[A-Za-z]\w*")
+# `locust --help` answers before it has read the file.
+_PRINT_LOCUST_OPTIONS = (
+    "from locust.argument_parser import get_parser; import perf.server.locustfile; get_parser().print_help()"
+)
 _COMMANDS = {
     "serve": ("-m", "naiad.cli.main", "serve", "--help"),
     **{
@@ -52,6 +56,7 @@ _COMMANDS = {
     "throughput": ("-m", "naiad.cli.main", "bench", "throughput", "--help"),
     "naiad": ("-m", "naiad.cli.main", "--help"),
     "naiad_client": ("-m", "naiad_client", "--help"),
+    "locust": ("-c", _PRINT_LOCUST_OPTIONS),
 }
 _COMMAND_OF_LINE = (
     (re.compile(r"\bnaiad serve\b|\bmake serve\b|\"naiad\", \"serve\""), "serve"),
@@ -62,6 +67,7 @@ _COMMAND_OF_LINE = (
     ),
     (re.compile(r"\bnaiad bench throughput\b"), "throughput"),
     (re.compile(r"-m naiad_client\b"), "naiad_client"),
+    (re.compile(r"\blocust -f "), "locust"),
 )
 _SOURCES = ("backend_src", "kernels", "client", "model_repository", "perf", "tests")
 

@@ -1,0 +1,30 @@
+"""A row of a stream whose tokens do not travel together."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from naiad.outputs import RequestOutput
+from naiad.triton_server.response_stream import StreamRow
+
+
+@dataclass(slots=True)
+class EachTokenRow(StreamRow):
+    """A row that never merges and never waits for an acknowledgement: one response a token."""
+
+    later: deque[RequestOutput] = field(default_factory=deque)
+
+    def add(self, output: RequestOutput) -> None:
+        """Keep it behind what is not sent yet."""
+        self.later.append(output)
+        self._refill()
+
+    def may_send(self, is_streaming: bool) -> bool:
+        """Whether there is something to send."""
+        self._refill()
+        return self.pending is not None and not self.is_finished
+
+    def _refill(self) -> None:
+        if self.pending is None and self.later:
+            self.pending = self.later.popleft()

@@ -1,0 +1,29 @@
+"""The `llm` model on `fast_engine`, with and without what makes late tokens travel together."""
+
+from __future__ import annotations
+
+from perf.server.each_token_row import EachTokenRow
+
+from naiad.engine_process import client
+from naiad.triton_server import llm_service
+from naiad.triton_server.llm_model import LLMModel
+
+
+def fast_llm_model(tokens_per_s: float, *, coalesces: bool) -> type[LLMModel]:
+    """The `llm` model with this engine; for the model.py of a repository.
+
+    Args:
+        tokens_per_s: of all sequences together.
+        coalesces: whether late tokens travel together, as they do in service.
+    """
+    command = [
+        *client.default_command()[:1],
+        "-m",
+        "perf.server.fast_engine",
+        "--tokens-per-s",
+        str(tokens_per_s),
+    ]
+    client.default_command = lambda: command
+    if not coalesces:
+        llm_service.StreamRow = EachTokenRow
+    return LLMModel
