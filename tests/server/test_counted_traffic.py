@@ -133,8 +133,7 @@ def observe(found: Metrics, label: str, num_prompt_tokens: int, num_output_token
 
 def metrics_of(server: Server) -> Metrics:
     """The same of the metrics port, when nobody writes any more."""
-    for model in ("llm", "text"):
-        server.settled("vllm:request_success_total", model=model, finished_reason="abort")
+    server.settled("vllm:generation_tokens_total")
     with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     found = Metrics()
