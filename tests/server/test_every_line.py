@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -13,13 +15,16 @@ from tritonclient.utils import InferenceServerException
 
 from helpers.contract_models import INTERNAL, MESSAGES, MODELS, PAIRED, VALUES, Messages, Model
 from helpers.contract_page import Row
+from helpers.doc_names import ROOT
 from helpers.raw_grpc import Outcome, ask
 from helpers.server import Server, start_repository
 from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
-from naiad.triton_server.text_request import TOKENIZER_NAMES
+from naiad.triton_server.text_request import LLM_NAMES, TOKENIZER_NAMES
 
 # As the tokenizer's errors call its tensors.
 TEXT_NAMES = {inner: outer for outer, inner in TOKENIZER_NAMES.items()}
+# `llm` takes parameters in the names of the text level.
+LLM_TEXT_NAMES = {inner: outer for outer, inner in LLM_NAMES.items()}
 # What needs several responses.
 REFUSED_UNARY = dict.fromkeys(("stream", "streaming"), "Streaming is only supported in decoupled mode.")
 
@@ -219,3 +224,76 @@ def test_refusals_of_unary_models_carry_their_status(lines: Server) -> None:
         client.infer("unary_tensorrt_llm_bls", [tensor])
     client.close()
     assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def scalar_cases() -> list[Any]:
+    """What is one value may be a parameter instead of a tensor."""
+    models = {"ensemble", "llm", "vllm_model"}
+    return [
+        case
+        for case in cases("served")
+        if case.values[0].name in models and case.values[1].dims == "[1]" and not is_needed(*case.values)
+    ]
+
+
+def is_needed(model: Model, row: Row) -> bool:
+    return row.name == "sampling_parameters" or row.name in model.base()
+
+
+@pytest.mark.parametrize(("model", "row"), scalar_cases())
+def test_a_scalar_may_be_a_parameter(lines: Server, model: Model, row: Row) -> None:
+    values = dict(VALUES.get(row.name, {row.name: 1}))
+    if row.name == "messages":
+        model = Messages(model.name, model.section)
+    kinds: dict[str, Any] = {"BOOL": bool, "FP32": float, "STRING": str}
+    told = {LLM_TEXT_NAMES.get(row.name, row.name): kinds.get(row.kind, int)(values.pop(row.name))}
+    outcome = ask(lines.grpc, model.name, model.tensors(model.base() | values), parameters=told)
+    assert (outcome.errors, outcome.num_finals) == ([], 1)
+
+
+SERVED_BY_VLLM: dict[str, Any] = {
+    **{"n": 2, "max_tokens": 3, "min_tokens": 1, "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1},
+    **{"seed": -1, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+    **{"stop": ["e"], "stop_token_ids": [5], "bad_words": ["e"], "allowed_token_ids": [5, 6]},
+    **{"logit_bias": {"5": 1.5}, "include_stop_str_in_output": True, "ignore_eos": True, "logprobs": 2},
+    **{"priority": 1, "num_draft_tokens": 1},
+}
+REFUSED_BY_VLLM: dict[str, Any] = {
+    **{"best_of": 3, "prompt_logprobs": 1, "detokenize": False, "skip_special_tokens": False},
+    **{
+        "spaces_between_special_tokens": False,
+        "truncate_prompt_tokens": 5,
+        "guided_decoding": {"json": "{}"},
+    },
+    **{"structured_outputs": {"regex": "a"}, "lora_name": "alpaca", "use_beam_search": True},
+    **{"length_penalty": 0.5, "early_stopping": True, "logits_processors": ["x"], "extra_args": {"a": 1}},
+    "flat_logprobs": True,
+}
+
+
+def ask_vllm(server: Server, sampling: dict[str, Any]) -> Outcome:
+    outcome = by_grpc(server, MODELS[4], {"sampling_parameters": json.dumps(sampling)})
+    assert outcome.num_finals == 1
+    return outcome
+
+
+def test_the_page_names_every_sampling_parameter() -> None:
+    section = (ROOT / "docs" / "compatibility.md").read_text().partition("`sampling_parameters` knows")[2]
+    served, _, refused = section.partition("Any other key")[0].partition("Refused by name")
+    assert set(re.findall(r"`(\w+)`", served)) - {"stream"} == SERVED_BY_VLLM.keys()
+    assert set(re.findall(r"`(\w+)`", refused)) - {"n"} == REFUSED_BY_VLLM.keys()
+
+
+@pytest.mark.parametrize("key", SERVED_BY_VLLM)
+def test_a_sampling_parameter_is_taken_also_as_a_string(lines: Server, key: str) -> None:
+    value = SERVED_BY_VLLM[key]
+    assert ask_vllm(lines, {key: value}).errors == []
+    if not isinstance(value, list | dict):
+        assert ask_vllm(lines, {key: str(value)}).errors == []
+
+
+@pytest.mark.parametrize("key", REFUSED_BY_VLLM)
+def test_a_sampling_parameter_that_is_not_served_is_refused_by_name(lines: Server, key: str) -> None:
+    (error,) = ask_vllm(lines, {key: REFUSED_BY_VLLM[key]}).errors
+    assert error.startswith("Error generating stream: ")
+    assert key in error
