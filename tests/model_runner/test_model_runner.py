@@ -235,3 +235,13 @@ def test_cuda_without_a_device_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="device = 'cuda'"):
         make_runner(tmp_path, device="cuda")
+
+
+def test_memory_is_that_of_the_process(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path)
+    runner = make_runner(tmp_path, kv_cache_bytes=4_000_000)
+    before = runner.memory_use()
+    held = torch.ones(32 << 20, dtype=torch.uint8)
+    after = runner.memory_use()
+    assert after.cpu_bytes - before.cpu_bytes > len(held) // 2
+    assert (after.gpu_bytes, after.pinned_bytes) == (0, 0)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
-from helpers.server import Server, start_repository
+from helpers.server import Server, eventually, start_repository
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
 KINDS = ("length", "stop", "string", "refused", "cancelled", "timeout", "beams")
@@ -133,12 +133,17 @@ def observe(found: Metrics, label: str, num_prompt_tokens: int, num_output_token
 
 def metrics_of(server: Server) -> Metrics:
     """The same of the metrics port, when nobody writes any more."""
-    for model in ("llm", "text"):
-        server.settled("vllm:request_success_total", model=model, finished_reason="abort")
+    server.settled("vllm:generation_tokens_total")
+    return metrics_now(server)
+
+
+def metrics_now(server: Server) -> Metrics:
     with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     found = Metrics()
-    for name, labels, value in re.findall(r"^((?:vllm:|nv_llm_)\w+)\{(.*)\} (\S+)$", text, re.MULTILINE):
+    for name, labels, value in re.findall(
+        r"^((?:vllm:|nv_llm_)\w+_(?:total|count|sum))\{(.*)\} (\S+)$", text, re.MULTILINE
+    ):
         known = dict(re.findall(r'(\w+)="([^"]*)"', labels))
         if "le" not in known and "position" not in known:
             found[name, known["model"], known.get("finished_reason", "")] = round(float(value))
@@ -184,3 +189,21 @@ def test_clients_that_go_away_count_what_the_engine_had_made(tiny: Server) -> No
     assert after[key] - before[key] == 8
     key = ("vllm:generation_tokens_total", "llm", "")
     assert num_seen <= after[key] - before[key] < 8 * 4000
+
+
+def test_counters_go_on_when_the_engine_is_killed(tiny: Server) -> None:
+    stream = Stream(tiny.grpc, "llm", llm_inputs([5, 6, 7], 4000, ignore_eos=True))
+    assert stream.got_response.wait(60)
+    before = metrics_now(tiny)
+    tiny.processes("naiad.engine_process")[0].kill()
+    outcome = stream.join(30)
+    assert (len(outcome.errors), outcome.num_finals) == (1, 1)
+    lost = metrics_of(tiny)
+    # Before anybody asks anything the new engine is seen, and no total has fallen.
+    eventually(lambda: tiny.metric("nv_trt_llm_request_metrics", request_type="max") == 8, 30)
+    assert all(lost[key] >= value for key, value in before.items())
+    ends = ("vllm:request_success_total", "llm", "error")
+    assert lost[ends] - before[ends] == 1
+    assert not ask(tiny.grpc, "llm", llm_inputs([5, 6], 9, ignore_eos=True)).errors
+    key = ("vllm:generation_tokens_total", "llm", "")
+    assert metrics_of(tiny)[key] - lost[key] == 9

@@ -55,12 +55,60 @@ def test_gauges_of_the_reference_are_there_and_return_to_rest(server: Server) ->
     assert blocks["tokens_per"] == 64
 
 
+GAUGES = {
+    "nv_trt_llm_request_metrics": ("request_type", "active max scheduled context waiting"),
+    "nv_trt_llm_runtime_memory_metrics": ("memory_type", "cpu gpu pinned"),
+    "nv_trt_llm_kv_cache_block_metrics": (
+        "kv_cache_block_type",
+        "max free used tokens_per reused fraction",
+    ),
+    "nv_trt_llm_inflight_batcher_metrics": (
+        "inflight_batcher_specific_metric",
+        "total_context_tokens generation_requests micro_batch_id paused_requests",
+    ),
+    "nv_trt_llm_general_metrics": ("general_type", "timestamp iteration_counter"),
+}
+HISTOGRAMS = {
+    "nv_llm_input_token_len": "10 50 100 500 1000",
+    "nv_llm_output_token_len": "10 50 100 500 1000",
+    "vllm:time_to_first_token_seconds": "0.001 0.02 0.25 10",
+    "vllm:time_per_output_token_seconds": "0.01 0.2 2.5",
+    "vllm:e2e_request_latency_seconds": "1 2.5 60",
+    "vllm:request_queue_time_seconds": "1 60",
+    "vllm:request_inference_time_seconds": "1 60",
+    "vllm:request_prefill_time_seconds": "1 60",
+    "vllm:request_decode_time_seconds": "1 60",
+    "vllm:request_prompt_tokens": "1 2 5 10 1000 2000",
+    "vllm:request_generation_tokens": "1 2 5 10 1000 2000",
+    "vllm:request_params_n": "1 2 5 10 20",
+}
+
+
+def test_families_have_the_references_labels_and_buckets(server: Server) -> None:
+    for name, (label, values) in GAUGES.items():
+        for value in values.split():
+            assert server.metric(name, **LLM, **{label: value}) >= 0
+    for name, buckets in HISTOGRAMS.items():
+        for bucket in buckets.split():
+            assert server.metric(f"{name}_bucket", **LLM, le=bucket) >= 0
+    for way in ("input", "output"):
+        kind = {"response_metric_type": f"total_{way}_tokens"}
+        assert server.metric(f"nv_llm_{way}_token_len_count", **LLM, **kind) >= 0
+    for reason in ("stop", "length", "abort", "error", "timeout"):
+        assert server.metric("vllm:request_success_total", **LLM, finished_reason=reason) >= 0
+    for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert server.metric(f"vllm:{gauge}", **LLM) >= 0
+    assert server.metric("nv_trt_llm_runtime_memory_metrics", memory_type="cpu") > 1e8
+    assert server.metric("nv_trt_llm_general_metrics", general_type="timestamp") > 1.7e9
+
+
 def test_every_metric_is_explained(server: Server) -> None:
     with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
         text = answer.read().decode()
-    for name in ("nv_trt_llm_request_metrics", "vllm:prompt_tokens_total"):
+    kinds = dict.fromkeys(GAUGES, "gauge") | dict.fromkeys(HISTOGRAMS, "histogram")
+    for name, kind in (kinds | {"vllm:request_success_total": "counter"}).items():
         assert f"# HELP {name} " in text
-        assert f"# TYPE {name} " in text
+        assert f"# TYPE {name} {kind}\n" in text
 
 
 def test_what_the_dashboard_and_the_alerts_speak_of_is_there(server: Server) -> None:

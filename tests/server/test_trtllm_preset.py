@@ -152,3 +152,26 @@ def test_a_unary_deadline_is_kept(trtllm: Server) -> None:
     inputs = {**UNARY, "max_tokens": 4000, "return_finish_reason": True}
     made = infer(trtllm, "unary_ensemble", inputs, timeout=300_000)
     assert made["finish_reason"].item() == b"timeout"
+
+
+def infer_body(**inputs: Any) -> dict[str, Any]:
+    """As KServe's HTTP protocol has it."""
+    kinds = {str: "BYTES", bool: "BOOL", int: "INT32"}
+    tensors = [
+        {"name": name, "shape": [1, 1], "datatype": kinds[type(value)], "data": [value]}
+        for name, value in inputs.items()
+    ]
+    return {"inputs": tensors}
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_http_infer_is_for_unary_models(trtllm: Server, model: str) -> None:
+    expected = ask(trtllm.grpc, "ensemble", text_inputs(PROMPT, 12, ignore_eos=True)).text
+    status, text = trtllm.post(f"/v2/models/unary_{model}/infer", infer_body(**UNARY))
+    assert status == 200
+    outputs = {each["name"]: each for each in json.loads(text)["outputs"]}
+    assert outputs["text_output"]["data"] == [expected]
+    assert outputs["text_output"]["datatype"] == "BYTES"
+    status, text = trtllm.post(f"/v2/models/{model}/infer", infer_body(**UNARY))
+    assert status == 501
+    assert "decoupled" in text

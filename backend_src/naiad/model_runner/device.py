@@ -11,6 +11,7 @@ import torch
 
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError, StartupError
+from naiad.outputs import MemoryUse
 from naiad_kernels.linear.half_weight import has_fbgemm
 from naiad_kernels.linear.onednn import computes_in_bfloat16
 
@@ -55,6 +56,15 @@ def default_kv_cache_bytes(device: torch.device) -> int:
         free_bytes, _ = torch.cuda.mem_get_info(device)
         return int(free_bytes * _CUDA_KV_SHARE)
     return min(_MAX_DEFAULT_KV_BYTES, int(psutil.virtual_memory().available) // 4)
+
+
+def memory_use(device: torch.device) -> MemoryUse:
+    """What this process holds now; of a GPU's memory what torch has taken for it."""
+    cpu_bytes = psutil.Process().memory_info().rss
+    if device.type != "cuda":
+        return MemoryUse(cpu_bytes)
+    pinned_bytes = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+    return MemoryUse(cpu_bytes, torch.cuda.memory_reserved(device), pinned_bytes)
 
 
 def check_memory(

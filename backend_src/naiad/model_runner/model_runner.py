@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import psutil
 import torch
 
 from naiad.config import EngineConfig, ModelConfig
@@ -10,6 +9,7 @@ from naiad.errors import ConfigError
 from naiad.model_runner.device import (
     check_memory,
     default_kv_cache_bytes,
+    memory_use,
     resolve_device,
     resolve_dtype,
     use_physical_cores,
@@ -71,11 +71,7 @@ class ModelRunner(PagedModel):
 
     def memory_use(self) -> MemoryUse:
         """What the process holds now."""
-        is_cuda = self.device.type == "cuda"
-        return MemoryUse(
-            cpu_bytes=psutil.Process().memory_info().rss,
-            gpu_bytes=torch.cuda.memory_reserved(self.device) if is_cuda else 0,
-        )
+        return memory_use(self.device)
 
     def _allocate_pools(self, config: EngineConfig, shapes: list[ModelConfig]) -> list[KVPool]:
         """A pool for each model, of the same number of blocks."""

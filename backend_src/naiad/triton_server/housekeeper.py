@@ -63,4 +63,6 @@ class Housekeeper:
             if self._metrics is None and self._lock.try_take():
                 self._metrics = self._make_metrics()
             if self._metrics is not None:
-                self._metrics.update(self._service.stats, self._service.observations.take())
+                # The stats first: what they count of requests is among the observations by then.
+                stats = self._service.stats
+                self._metrics.update(stats, self._service.observations.take())

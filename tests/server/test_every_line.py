@@ -1,0 +1,299 @@
+"""Every line of the compatibility page's tables, sent to a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from helpers.contract_models import INTERNAL, MESSAGES, MODELS, PAIRED, VALUES, Messages, Model
+from helpers.contract_page import Row
+from helpers.doc_names import ROOT
+from helpers.raw_grpc import Outcome, ask
+from helpers.server import Server, start_repository
+from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
+from naiad.triton_server.text_request import LLM_NAMES, TOKENIZER_NAMES
+
+# As the tokenizer's errors call its tensors.
+TEXT_NAMES = {inner: outer for outer, inner in TOKENIZER_NAMES.items()}
+# `llm` takes parameters in the names of the text level.
+LLM_TEXT_NAMES = {inner: outer for outer, inner in LLM_NAMES.items()}
+# What needs several responses.
+REFUSED_UNARY = dict.fromkeys(("stream", "streaming"), "Streaming is only supported in decoupled mode.")
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The models of all presets in one server."""
+    folder = tmp_path_factory.mktemp("every_line")
+    checkpoint, repository = tiny_checkpoint(folder / "checkpoint"), folder / "repository"
+    create_repository(repository, checkpoint)
+    create_repository(folder / "vllm", checkpoint, "--preset", "vllm")
+    shutil.copytree(folder / "vllm" / "vllm_model", repository / "vllm_model")
+    add_to_repository(repository, checkpoint, "unary", "--preset", "trtllm", "--no-decoupled")
+    running = start_repository("--model-repository", str(repository))
+    yield running
+    assert running.stop() == 0, "\n".join(running.lines[-40:])
+
+
+def cases(status: str) -> list[Any]:
+    return [
+        pytest.param(model, row, id=f"{model.name}-{row.name}")
+        for model in MODELS
+        for row in model.inputs
+        if row.status == status and row.name not in INTERNAL | PAIRED
+    ]
+
+
+def by_grpc(server: Server, model: Model, more: dict[str, Any]) -> Outcome:
+    outcome = ask(server.grpc, model.name, model.tensors(model.base() | more))
+    assert outcome.num_finals == 1
+    return outcome
+
+
+def by_http(server: Server, model: Model, values: dict[str, Any]) -> tuple[int, str]:
+    """As JSON, which has no tensors of several dimensions: a list is a row."""
+    arrays = model.tensors(model.base() | values)
+    body = {name: [_json(item) for item in array.reshape(-1).tolist()] for name, array in arrays.items()}
+    return server.post(f"/v2/models/{model.name}/generate_stream", body)
+
+
+def _json(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def asks_by_http(model: Model, values: dict[str, Any]) -> bool:
+    """Each line of a section goes by gRPC to one model and as JSON, if it fits, to another."""
+    fits = all(array.ndim == 1 + model.has_rows for array in model.tensors(values).values())
+    return fits and (model.name == "text" or not model.is_decoupled)
+
+
+@pytest.mark.parametrize(("model", "row"), cases("refused"))
+def test_what_is_called_refused_is_refused_by_name(lines: Server, model: Model, row: Row) -> None:
+    values = {row.name: row.filled(model.has_rows)}
+    expected = f"{TEXT_NAMES.get(row.name, row.name)} is not supported"
+    if asks_by_http(model, values):
+        status, text = by_http(lines, model, values)
+        assert status == 400
+        assert expected in text
+    else:
+        outcome = by_grpc(lines, model, values)
+        assert [expected in error for error in outcome.errors] == [True]
+        assert outcome.responses == []
+
+
+@pytest.mark.parametrize(
+    ("model", "row"), [case for case in cases("refused") if "means off" in case.values[1].note]
+)
+def test_the_value_that_means_off_is_taken(lines: Server, model: Model, row: Row) -> None:
+    value = np.zeros_like(row.filled(model.has_rows))
+    assert by_grpc(lines, model, {row.name: value}).errors == []
+
+
+@pytest.mark.parametrize(("model", "row"), cases("served"))
+def test_what_is_called_served_is_taken(lines: Server, model: Model, row: Row) -> None:
+    values = VALUES.get(row.name, {row.name: 1})
+    if row.name == "messages":
+        model = Messages(model.name, model.section, model.is_decoupled)
+    error = REFUSED_UNARY.get(row.name, "") if not model.is_decoupled else ""
+    if asks_by_http(model, values):
+        status, text = by_http(lines, model, values)
+        assert status == (400 if error else 200), text
+        assert error in text
+    else:
+        outcome = by_grpc(lines, model, values)
+        assert [error in each for each in outcome.errors] == [True] * bool(error)
+        assert bool(outcome.responses) == (not error)
+
+
+def wishes(model: Model) -> dict[str, Any]:
+    return {
+        row.name: True for row in model.inputs if row.name.startswith("return_") and row.status == "served"
+    }
+
+
+# Outputs that only some requests have → what to send for them.
+OCCASIONS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+    (("sequence_index",), {"num_return_sequences": 2}),
+    (("top_log_prob_ids", "top_log_probs"), {"num_log_probs": 2}),
+]
+# Whether anything is drafted is the engine's own choice.
+DRAFTED = {"acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"}
+
+
+def sent(server: Server, model: Model, more: dict[str, Any]) -> dict[str, Any]:
+    """Output → its type, of all responses."""
+    outcome = by_grpc(server, model, more)
+    assert outcome.errors == []
+    return {name: array.dtype for response in outcome.responses for name, array in response.items()}
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_outputs_have_the_types_of_the_page_and_come_when_asked_for(lines: Server, model: Model) -> None:
+    rows = {row.name: row for row in model.rows if row.is_output and row.status == "served"}
+    occasional = {name: more for names, more in OCCASIONS for name in names if name in rows}
+    wished = wishes(model)
+    found = sent(lines, model, wished)
+    assert {name: rows[name].dtype for name in found} == found
+    internal = {name for name, row in rows.items() if row.note == "internal"}
+    always = rows.keys() - occasional.keys() - internal - DRAFTED - {"batch_index"}
+    assert always - found.keys() == set()
+    if model.section == "llm":
+        assert not internal & found.keys()
+    if model.section not in ("tokenizer", "vllm_model"):
+        plain = sent(lines, model, {})
+        assert plain.keys() == {"llm": {"output_ids", "sequence_length"}}.get(model.section, {"text_output"})
+    for name, more in occasional.items():
+        if model.is_decoupled or name != "sequence_index":
+            assert sent(lines, model, more)[name] == rows[name].dtype
+
+
+GREEDY_OR_NOT = {
+    "absent": ({}, True),
+    "sent as 1": ({"temperature": 1.0}, True),
+    "filters off": ({"temperature": 1.0, "top_k": 0, "top_p": 0.0}, True),
+    "zero": ({"temperature": 0.0, "top_p": 1.0}, True),
+    "one candidate": ({"temperature": 5.0, "top_k": 1}, True),
+    "another temperature": ({"temperature": 5.0}, False),
+    "top_p sent as 1": ({"temperature": 1.0, "top_p": 1.0}, False),
+    "top_k": ({"top_k": 300}, False),
+}
+
+
+@pytest.mark.parametrize("case", GREEDY_OR_NOT)
+@pytest.mark.parametrize("model", [MODELS[0], MODELS[2], MODELS[3], MODELS[5]], ids=lambda model: model.name)
+def test_what_is_greedy(lines: Server, model: Model, case: str) -> None:
+    fields, is_greedy = GREEDY_OR_NOT[case]
+    names = {"top_k": "runtime_top_k", "top_p": "runtime_top_p", "max_tokens": "request_output_len"}
+    texts = []
+    for seed in (1, 2):
+        values = {"max_tokens": 20, "ignore_eos": True, "seed": seed, **fields}
+        if model.section == "llm":
+            values = {names.get(name, name): value for name, value in values.items()}
+        outcome = by_grpc(lines, model, values)
+        texts.append((outcome.errors, outcome.token_ids if model.section == "llm" else outcome.text))
+    assert (texts[0] == texts[1]) == is_greedy
+
+
+@pytest.mark.parametrize("model", [MODELS[0], MODELS[3], MODELS[5]], ids=lambda model: model.name)
+def test_text_or_messages_but_not_both(lines: Server, model: Model) -> None:
+    both = ask(lines.grpc, model.name, model.tensors(model.base() | {"messages": MESSAGES}))
+    neither = ask(lines.grpc, model.name, model.tensors({"max_tokens": 4}))
+    for outcome in (both, neither):
+        assert outcome.num_finals == 1
+        (error,) = outcome.errors
+        assert "text_input" in error
+        assert "messages" in error
+
+
+@pytest.mark.parametrize("model", ["ensemble", "llm", "text"])
+def test_a_tensor_wins_over_a_parameter_and_the_servers_own_are_passed_over(
+    lines: Server, model: str
+) -> None:
+    asked = next(each for each in MODELS if each.name == model)
+    own = {"sequence_start": True, "sequence_end": True}
+    seeded = asked.tensors(asked.base() | {"seed": 3, "temperature": 5.0})
+    plain = ask(lines.grpc, model, seeded)
+    told = ask(lines.grpc, model, seeded, parameters={"temperature": 0.1, "seed": 4, **own})
+    assert told.errors == []
+    assert (told.token_ids, told.text) == (plain.token_ids, plain.text)
+    refused = ask(lines.grpc, model, seeded, parameters={"surprise": 4})
+    assert ["surprise" in error for error in refused.errors] == [True]
+
+
+@pytest.mark.parametrize("model", ["llm", "text", "unary_tensorrt_llm", "unary_tensorrt_llm_bls"])
+def test_a_stop_wants_a_request_id(lines: Server, model: str) -> None:
+    asked = next(each for each in MODELS if each.name == model)
+    outcome = ask(lines.grpc, model, asked.tensors(asked.base() | {"stop": True}))
+    assert outcome.num_finals == 1
+    assert outcome.errors == ["A request id must be provided for request cancellation"]
+
+
+def test_refusals_of_unary_models_carry_their_status(lines: Server) -> None:
+    tensor = triton.InferInput("text_input", [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[b"Hello"]], dtype=np.object_))
+    client = triton.InferenceServerClient(lines.grpc)
+    with pytest.raises(InferenceServerException, match="max_tokens is missing") as raised:
+        client.infer("unary_tensorrt_llm_bls", [tensor])
+    client.close()
+    assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def scalar_cases() -> list[Any]:
+    """What is one value may be a parameter instead of a tensor."""
+    models = {"ensemble", "llm", "vllm_model"}
+    return [
+        case
+        for case in cases("served")
+        if case.values[0].name in models and case.values[1].dims == "[1]" and not is_needed(*case.values)
+    ]
+
+
+def is_needed(model: Model, row: Row) -> bool:
+    return row.name == "sampling_parameters" or row.name in model.base()
+
+
+@pytest.mark.parametrize(("model", "row"), scalar_cases())
+def test_a_scalar_may_be_a_parameter(lines: Server, model: Model, row: Row) -> None:
+    values = dict(VALUES.get(row.name, {row.name: 1}))
+    if row.name == "messages":
+        model = Messages(model.name, model.section)
+    kinds: dict[str, Any] = {"BOOL": bool, "FP32": float, "STRING": str}
+    told = {LLM_TEXT_NAMES.get(row.name, row.name): kinds.get(row.kind, int)(values.pop(row.name))}
+    outcome = ask(lines.grpc, model.name, model.tensors(model.base() | values), parameters=told)
+    assert (outcome.errors, outcome.num_finals) == ([], 1)
+
+
+SERVED_BY_VLLM: dict[str, Any] = {
+    **{"n": 2, "max_tokens": 3, "min_tokens": 1, "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1},
+    **{"seed": -1, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+    **{"stop": ["e"], "stop_token_ids": [5], "bad_words": ["e"], "allowed_token_ids": [5, 6]},
+    **{"logit_bias": {"5": 1.5}, "include_stop_str_in_output": True, "ignore_eos": True, "logprobs": 2},
+    **{"priority": 1, "num_draft_tokens": 1},
+}
+REFUSED_BY_VLLM: dict[str, Any] = {
+    **{"best_of": 3, "prompt_logprobs": 1, "detokenize": False, "skip_special_tokens": False},
+    **{
+        "spaces_between_special_tokens": False,
+        "truncate_prompt_tokens": 5,
+        "guided_decoding": {"json": "{}"},
+    },
+    **{"structured_outputs": {"regex": "a"}, "lora_name": "alpaca", "use_beam_search": True},
+    **{"length_penalty": 0.5, "early_stopping": True, "logits_processors": ["x"], "extra_args": {"a": 1}},
+    "flat_logprobs": True,
+}
+
+
+def ask_vllm(server: Server, sampling: dict[str, Any]) -> Outcome:
+    outcome = by_grpc(server, MODELS[4], {"sampling_parameters": json.dumps(sampling)})
+    assert outcome.num_finals == 1
+    return outcome
+
+
+def test_the_page_names_every_sampling_parameter() -> None:
+    section = (ROOT / "docs" / "compatibility.md").read_text().partition("`sampling_parameters` knows")[2]
+    served, _, refused = section.partition("Any other key")[0].partition("Refused by name")
+    assert set(re.findall(r"`(\w+)`", served)) - {"stream"} == SERVED_BY_VLLM.keys()
+    assert set(re.findall(r"`(\w+)`", refused)) - {"n"} == REFUSED_BY_VLLM.keys()
+
+
+@pytest.mark.parametrize("key", SERVED_BY_VLLM)
+def test_a_sampling_parameter_is_taken_also_as_a_string(lines: Server, key: str) -> None:
+    value = SERVED_BY_VLLM[key]
+    assert ask_vllm(lines, {key: value}).errors == []
+    if not isinstance(value, list | dict):
+        assert ask_vllm(lines, {key: str(value)}).errors == []
+
+
+@pytest.mark.parametrize("key", REFUSED_BY_VLLM)
+def test_a_sampling_parameter_that_is_not_served_is_refused_by_name(lines: Server, key: str) -> None:
+    (error,) = ask_vllm(lines, {key: REFUSED_BY_VLLM[key]}).errors
+    assert error.startswith("Error generating stream: ")
+    assert key in error
