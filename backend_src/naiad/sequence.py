@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 import msgspec
+
+# Of blocks of the prefix cache for which nothing else is asked; the reference's.
+DEFAULT_KV_PRIORITY = 35
 
 
 class FinishReason(str, enum.Enum):
@@ -118,6 +122,31 @@ class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
     stops_early: bool = False
 
 
+class KVRetention(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the blocks of a sequence shall stay in the prefix cache, beside others'.
+
+    Attributes:
+        ranges: of prompt tokens: the first, the one behind the last, the priority in [0, 100] and for
+            how many seconds it holds (infinity: until the block is taken).
+        decode_priority, decode_duration_s: the same for blocks with output.
+    """
+
+    ranges: tuple[tuple[int, int, int, float], ...] = ()
+    decode_priority: int = DEFAULT_KV_PRIORITY
+    decode_duration_s: float = math.inf
+
+    def of_tokens(self, start: int, end: int, num_prompt_tokens: int) -> tuple[int, float] | None:
+        """The greatest priority of the tokens [start, end) with its seconds; None: nothing is asked."""
+        asked = [
+            (priority, duration_s)
+            for first, behind, priority, duration_s in self.ranges
+            if first < min(end, num_prompt_tokens) and behind > start
+        ]
+        if end > num_prompt_tokens and self.decode_priority != DEFAULT_KV_PRIORITY:
+            asked.append((self.decode_priority, self.decode_duration_s))
+        return max(asked, default=None)
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One row as it is handed to the engine.
 
@@ -132,6 +161,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
             prompt is computed once.
         beam: the sequences are the results of one search, the best first; each has one output.
         draft_token_ids: the client's guess at how the output begins.
+        retention: of its blocks, once they are free.
     """
 
     sequence_id: int
@@ -143,6 +173,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     sibling_ids: tuple[int, ...] = ()
     beam: BeamParams | None = None
     draft_token_ids: tuple[int, ...] = ()
+    retention: KVRetention | None = None
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:
@@ -161,6 +192,7 @@ class Sequence:
         rank: the scheduler's order, smaller first; ties go to the smaller id.
         donor: a sequence with the same prompt, whose blocks this one takes over when it starts.
         offered_token_ids: the client's guess at how the output begins.
+        retention: of its blocks, once they are free.
         num_draft_tokens, num_accepted_tokens: of all steps so far.
         num_cached_tokens: of the prompt, from the prefix cache; of one with a donor the donor's.
         num_reused_blocks: full blocks that were there when it first came.
@@ -177,6 +209,7 @@ class Sequence:
     rank: float = 0.0
     donor: Sequence | None = None
     offered_token_ids: tuple[int, ...] = ()
+    retention: KVRetention | None = None
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_computed_tokens: int = 0

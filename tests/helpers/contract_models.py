@@ -101,6 +101,9 @@ VALUES: dict[str, dict[str, Any]] = {
     "cache_salt": {"cache_salt": "tenant"},
     "sampling_parameters": {"sampling_parameters": '{"temperature": "0.5", "n": 2, "stop": ["e"]}'},
 }
-PAIRED = {"embedding_bias_weights", "EMBEDDING_BIAS_WEIGHTS", "logit_bias_values"}
+RANGES = {"starts": [0, 2], "ends": [2, -1], "priorities": [90, 10], "durations_ms": [1000, -1]}
+RANGES = {f"retention_token_range_{name}": values for name, values in RANGES.items()}
+VALUES["retention_token_range_starts"] = RANGES
+PAIRED = {"embedding_bias_weights", "EMBEDDING_BIAS_WEIGHTS", "logit_bias_values", *list(RANGES)[1:]}
 # The first is made by the tokenizer; the second ends other requests.
 INTERNAL = {"text_context", "stop"}

@@ -57,7 +57,7 @@ class Row:
     def filled(self, has_rows: bool) -> Any:
         """A tensor that asks for something, of the smallest shape with two values where any number may be."""
         shape = [2 if dim.strip() == "-1" else int(dim) for dim in self.dims[1:-1].split(",")]
-        value = b"x" if self.kind == "STRING" else 1
+        value = b"x" if self.kind == "STRING" else 2
         return np.full([1, *shape] if has_rows else shape, value, dtype=self.dtype)
 
 

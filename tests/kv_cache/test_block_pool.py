@@ -63,8 +63,8 @@ def test_kept_blocks_are_taken_last_and_the_oldest_of_them_first() -> None:
     pool = BlockPool(4)
     for _ in range(4):
         pool.allocate()
-    pool.release(2, keep=True)
-    pool.release(0, keep=True)
+    pool.release(2, rank=0)
+    pool.release(0, rank=0)
     pool.release(3)
     assert [pool.allocate() for _ in range(3)] == [3, 2, 0]
 
@@ -73,30 +73,59 @@ def test_an_empty_pool_keeps_the_order_of_kept_blocks() -> None:
     pool = BlockPool(4)
     for _ in range(4):
         pool.allocate()
-    pool.release(2, keep=True)
+    pool.release(2, rank=0)
     pool.release(3)
-    pool.release(0, keep=True)
+    pool.release(0, rank=0)
     pool.release(1)
     assert pool.free_block_ids() == [1, 3, 2, 0]
 
 
-@given(st.integers(1, 9), st.lists(st.tuples(st.sampled_from("arkR"), st.integers(0, 8))))
+def test_kept_blocks_are_taken_by_rank() -> None:
+    pool = BlockPool(5)
+    for _ in range(5):
+        pool.allocate()
+    for block_id, rank in ((0, 50), (1, 7), (2, 50), (3, 7)):
+        pool.release(block_id, rank)
+    pool.rerank(0, 7)
+    pool.release(4)
+    assert pool.free_block_ids() == [4, 1, 3, 0, 2]
+    assert [pool.allocate() for _ in range(5)] == [4, 1, 3, 0, 2]
+
+
+@given(
+    st.integers(1, 9),
+    st.lists(st.tuples(st.sampled_from("arkRs"), st.integers(0, 8), st.sampled_from((0, 35, 100)))),
+)
 def test_free_list_and_counts_agree_after_any_operations(
-    num_blocks: int, steps: list[tuple[str, int]]
+    num_blocks: int, steps: list[tuple[str, int, int]]
 ) -> None:
+    """Beside a plain list of (rank, when it was freed); what is not kept is only told apart from it."""
     pool = BlockPool(num_blocks)
     counts = [0] * num_blocks
-    for step, number in steps:
+    kept: dict[int, tuple[int, int]] = {}
+    for now, (step, number, rank) in enumerate(steps):
         block_id = number % num_blocks
         if step == "a" and pool.num_free:
-            counts[pool.allocate()] += 1
+            has_unkept = len(kept) < pool.num_free
+            taken = pool.allocate()
+            assert taken not in kept if has_unkept else taken == min(kept, key=kept.__getitem__)
+            counts[taken] += 1
+            kept.pop(taken, None)
         elif step in "rk" and counts[block_id]:
-            pool.release(block_id, keep=step == "k")
+            pool.release(block_id, rank if step == "k" else None)
             counts[block_id] -= 1
+            if step == "k" and not counts[block_id]:
+                kept[block_id] = rank, now
         elif step == "R":
             pool.retain(block_id)
             counts[block_id] += 1
+            kept.pop(block_id, None)
+        elif step == "s" and block_id in kept:
+            pool.rerank(block_id, rank)
+            kept[block_id] = rank, now
         assert [pool.ref_count(index) for index in range(num_blocks)] == counts
         free = [index for index, count in enumerate(counts) if count == 0]
-        assert sorted(pool.free_block_ids()) == free
+        order = pool.free_block_ids()
+        assert sorted(order) == free
         assert pool.num_free == len(free)
+        assert order[len(free) - len(kept) :] == sorted(kept, key=kept.__getitem__)

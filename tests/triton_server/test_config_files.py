@@ -13,7 +13,11 @@ from naiad.triton_server.request_fields import SERVED
 from naiad.triton_server.unserved_fields import NOT_SERVED
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
-LLM_READS = {
+RETENTION = {
+    *(f"retention_token_range_{name}" for name in ("starts", "ends", "priorities", "durations_ms")),
+    *("retention_decode_priority", "retention_decode_duration_ms"),
+}
+LLM_READS = RETENTION | {
     *("input_ids", "input_lengths", "text_context", "cache_salt", "stop_words_list", "stop_token_ids"),
     *("bad_words_list", "embedding_bias", "logit_bias_ids", "logit_bias_values", "allowed_token_ids"),
     "draft_input_ids",
@@ -72,7 +76,7 @@ def test_ensemble_hands_every_input_of_llm_and_the_detokenizer_on() -> None:
     """What only direct users of `llm` send has no name at the text level."""
     ensemble = load("ensemble")
     steps = {step.model_name: step for step in ensemble.ensemble_scheduling.step}
-    served = (LLM_READS | LLM_SERVED) - {"stop", "draft_input_ids"}
+    served = (LLM_READS | LLM_SERVED) - {"stop", "draft_input_ids"} - RETENTION
     assert served - set(steps["llm"].input_map) == set()
     assert {each.name for each in load("detokenizer").input} == set(steps["detokenizer"].input_map)
     assert {each.name for each in load("detokenizer").output} == set(steps["detokenizer"].output_map)

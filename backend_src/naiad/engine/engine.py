@@ -136,6 +136,7 @@ class Engine:
             cache_salt=request.cache_salt,
             donor=donor,
             offered_token_ids=request.draft_token_ids,
+            retention=request.retention,
         )
 
     def _add_sequence(self, request: EngineRequest, sequence: Sequence) -> None:

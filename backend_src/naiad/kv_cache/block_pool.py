@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
+from collections.abc import Iterator
+
 # So many blocks have to come back before the free list is sorted again: it is long.
 _TIDY_AFTER = 64
 
@@ -12,9 +16,9 @@ class BlockPool:
     The free list is doubly linked through two arrays, so that a free block that still holds
     reusable KV can be taken from the middle. Blocks without such KV stand in front and are a
     stack: what was freed last is taken first, which keeps the used blocks at the pool's low end,
-    where one contiguous range of ids covers them. Blocks kept for reuse stand behind them, the one
-    that was freed longest ago first. When the last block comes back the front is sorted again,
-    so that no crowded hour scatters the ids for ever.
+    where one contiguous range of ids covers them. Blocks kept for reuse stand behind them by rank,
+    and of one rank the one that was freed longest ago first. When the last block comes back the
+    front is sorted again, so that no crowded hour scatters the ids for ever.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -26,8 +30,14 @@ class BlockPool:
         self._head = num_blocks
         self._next = [0] * (num_blocks + 1)
         self._previous = [0] * (num_blocks + 1)
-        self._kept: set[int] = set()
-        self._link(list(range(num_blocks)))
+        # Behind the head a node for each rank that was ever used, in front of the blocks kept with it.
+        self._ranks: list[int] = []
+        self._rank_nodes: list[int] = []
+        self._next[self._head] = self._previous[self._head] = self._head
+        for block_id in reversed(range(num_blocks)):
+            self._insert(block_id, self._head)
+        self._num_free = num_blocks
+        self._num_untidy = 0
 
     @property
     def num_blocks(self) -> int:
@@ -46,6 +56,8 @@ class BlockPool:
     def allocate(self) -> int:
         """Take a free block for one owner. The caller has looked at `num_free`."""
         block_id = self._next[self._head]
+        while block_id > self._head:
+            block_id = self._next[block_id]
         assert block_id != self._head, "no free block"
         self._unlink(block_id)
         self._ref_counts[block_id] = 1
@@ -57,51 +69,75 @@ class BlockPool:
             self._unlink(block_id)
         self._ref_counts[block_id] += 1
 
-    def release(self, block_id: int, keep: bool = False) -> None:
+    def release(self, block_id: int, rank: int | None = None) -> None:
         """Take one owner away; the last one frees the block.
 
         Args:
             block_id: has an owner.
-            keep: its KV may be wanted again: take it only when nothing else is free.
+            rank: its KV may be wanted again: take it only when nothing without a rank is free, and
+                nothing of a smaller one.
         """
         assert self._ref_counts[block_id] > 0, "the block is free already"
         self._ref_counts[block_id] -= 1
         if self._ref_counts[block_id]:
             return
-        before = self._previous[self._head] if keep else self._head
-        after = self._next[before]
-        self._next[before] = self._previous[after] = block_id
-        self._previous[block_id], self._next[block_id] = before, after
+        self._insert(block_id, self._head if rank is None else self._last_of(rank))
         self._num_free += 1
-        if keep:
-            self._kept.add(block_id)
-        else:
-            self._num_untidy += 1
+        self._num_untidy += rank is None
         if self._num_free == self._num_blocks and self._num_untidy >= min(_TIDY_AFTER, self._num_blocks):
-            free = self.free_block_ids()
-            num_front = self._num_blocks - len(self._kept)
-            self._link(sorted(free[:num_front]) + free[num_front:])
+            self._tidy()
+
+    def rerank(self, block_id: int, rank: int) -> None:
+        """Keep a free block with another rank, as if it had been freed now."""
+        assert self._ref_counts[block_id] == 0, "the block is not free"
+        self._unlink(block_id)
+        self._insert(block_id, self._last_of(rank))
+        self._num_free += 1
 
     def free_block_ids(self) -> list[int]:
         """The free list in the order of allocation; O(free blocks)."""
-        block_ids = []
-        block_id = self._next[self._head]
-        while block_id != self._head:
-            block_ids.append(block_id)
-            block_id = self._next[block_id]
-        return block_ids
+        return [node for node in self._nodes() if node < self._head]
 
-    def _link(self, block_ids: list[int]) -> None:
-        """Make all blocks free, in this order."""
-        before = self._head
-        for block_id in [*block_ids, self._head]:
-            self._next[before], self._previous[block_id] = block_id, before
-            before = block_id
-        self._num_free = self._num_blocks
+    def _nodes(self) -> Iterator[int]:
+        """Free blocks, and the nodes of the ranks, in order."""
+        node = self._next[self._head]
+        while node != self._head:
+            yield node
+            node = self._next[node]
+
+    def _tidy(self) -> None:
+        """Sort the blocks that are not kept."""
+        front = sorted(itertools.takewhile(lambda node: node < self._head, self._nodes()))
+        for block_id in front:
+            self._remove(block_id)
+        for block_id in reversed(front):
+            self._insert(block_id, self._head)
         self._num_untidy = 0
 
-    def _unlink(self, block_id: int) -> None:
-        before, after = self._previous[block_id], self._next[block_id]
+    def _last_of(self, rank: int) -> int:
+        """The last node of a rank, which may be that of the rank itself."""
+        place = bisect.bisect_left(self._ranks, rank)
+        if place == len(self._ranks) or self._ranks[place] != rank:
+            node = len(self._next)
+            self._next.append(0)
+            self._previous.append(0)
+            self._insert(node, self._previous[self._node_at(place)])
+            self._ranks.insert(place, rank)
+            self._rank_nodes.insert(place, node)
+        return self._previous[self._node_at(place + 1)]
+
+    def _node_at(self, place: int) -> int:
+        return self._rank_nodes[place] if place < len(self._rank_nodes) else self._head
+
+    def _insert(self, node: int, before: int) -> None:
+        after = self._next[before]
+        self._next[before] = self._previous[after] = node
+        self._previous[node], self._next[node] = before, after
+
+    def _remove(self, node: int) -> None:
+        before, after = self._previous[node], self._next[node]
         self._next[before], self._previous[after] = after, before
+
+    def _unlink(self, block_id: int) -> None:
+        self._remove(block_id)
         self._num_free -= 1
-        self._kept.discard(block_id)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from naiad.kv_cache.block_pool import BlockPool
 from naiad.kv_cache.prefix_cache import BlockName, CachedBlock, PrefixCache
+from naiad.kv_cache.retention import BlockRetention
 from naiad.sequence import Sequence
 
 
@@ -21,11 +25,25 @@ class KVCacheManager:
             that are in them. Whoever drafts writes it; a block that gets other tokens has 0.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache | None = None) -> None:
-        """Manage `num_blocks` blocks of `block_size` tokens; None: nothing is ever reused."""
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix_cache: PrefixCache | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Manage blocks.
+
+        Args:
+            num_blocks: all there are.
+            block_size: tokens in each.
+            prefix_cache: None: nothing is ever reused.
+            clock: seconds; priorities of blocks end by it.
+        """
         self._pool = BlockPool(num_blocks)
         self._block_size = block_size
         self._prefix_cache = prefix_cache
+        self._retention = BlockRetention(block_size, clock)
         # Of each sequence with blocks: its full blocks as the prefix cache knows them.
         self._chains: dict[int, list[CachedBlock]] = {}
         self._copies: list[tuple[int, int]] = []
@@ -182,10 +200,16 @@ class KVCacheManager:
         return [block_id for block_id in sequence.block_table if self._pool.ref_count(block_id) == 1]
 
     def free(self, sequence: Sequence) -> None:
-        """Take all blocks back; of those kept for reuse, the last one is the first to go."""
+        """Take all blocks back; of those kept for reuse, the last one is the first to go.
+
+        Unless the sequence's client wants some of them kept longer, or less long, than others'.
+        """
         cache = self._prefix_cache
+        if cache is not None:
+            self._retention.take(sequence)
         for block_id in reversed(sequence.block_table):
-            self._pool.release(block_id, keep=cache is not None and block_id in cache)
+            is_kept = cache is not None and block_id in cache
+            self._pool.release(block_id, self._retention.priority(block_id) if is_kept else None)
         sequence.block_table.clear()
         self._chains.pop(sequence.sequence_id, None)
 
@@ -215,8 +239,13 @@ class KVCacheManager:
         sequence.block_table.extend(self._take_block() for _ in range(num_new))
 
     def _take_block(self) -> int:
+        for ended in self._retention.pop_ended():
+            is_kept = self._prefix_cache is not None and ended in self._prefix_cache
+            if is_kept and self._pool.ref_count(ended) == 0:
+                self._pool.rerank(ended, self._retention.priority(ended))
         block_id = self._pool.allocate()
         self.draft_fills[block_id] = 0
+        self._retention.forget(block_id)
         if self._prefix_cache is not None:
             self._prefix_cache.evict(block_id)
         return block_id

@@ -289,6 +289,7 @@ def _engine_requests(request: GenerateRequest, rows: list[StreamRow]) -> list[En
             cache_salt=asked.cache_salt,
             beam=asked.beam,
             draft_token_ids=asked.draft_token_ids,
+            retention=asked.retention,
         )
         for index, asked in enumerate(request.rows)
     ]

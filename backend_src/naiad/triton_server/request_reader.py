@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from naiad.errors import InvalidRequestError
-from naiad.sequence import BeamParams, SamplingParams, TextContext
+from naiad.sequence import BeamParams, KVRetention, SamplingParams, TextContext
 from naiad.triton_server.beam_fields import read_beam_params, without_drawing
 from naiad.triton_server.logit_fields import check_token_ids, read_offered_token_ids
 from naiad.triton_server.output_wishes import OutputWishes, check_logits_size, read_wishes
@@ -24,6 +24,7 @@ from naiad.triton_server.request_fields import (
     split_rows,
 )
 from naiad.triton_server.request_limits import MAX_CACHE_SALT_BYTES, MAX_TIMEOUT_US, ModelLimits
+from naiad.triton_server.retention_fields import read_retention
 from naiad.triton_server.sampling_fields import read_sampling_params
 from naiad.triton_server.text_context_field import read_text_context
 from naiad.triton_server.unserved_fields import refuse_unserved
@@ -79,6 +80,7 @@ class RequestRow:
     cache_salt: str
     beam: BeamParams | None = None
     draft_token_ids: tuple[int, ...] = ()
+    retention: KVRetention | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +203,7 @@ def _read_row(
         cache_salt=salt,
         beam=beam,
         draft_token_ids=drafts,
+        retention=read_retention(tensors),
     )
 
 

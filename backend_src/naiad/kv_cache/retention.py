@@ -1,0 +1,58 @@
+"""How long blocks of the prefix cache shall stay, as clients ask."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from naiad.sequence import DEFAULT_KV_PRIORITY, Sequence
+
+
+class BlockRetention:
+    """Priorities of blocks that differ from the default, and when they end."""
+
+    def __init__(self, block_size: int, clock: Callable[[], float]) -> None:
+        """Know of none.
+
+        Args:
+            block_size: tokens in a block.
+            clock: seconds.
+        """
+        self._block_size = block_size
+        self._clock = clock
+        # Block → priority and when it ends.
+        self._asked: dict[int, tuple[int, float]] = {}
+        self._ends: list[tuple[float, int]] = []
+
+    def take(self, sequence: Sequence) -> None:
+        """What a sequence that gives its blocks back asks for them; others' wishes stay where it has none."""
+        retention, size = sequence.retention, self._block_size
+        if retention is None:
+            return
+        for index, block_id in enumerate(sequence.block_table):
+            asked = retention.of_tokens(index * size, (index + 1) * size, sequence.num_prompt_tokens)
+            if asked is None:
+                continue
+            priority, duration_s = asked
+            end_s = self._clock() + duration_s
+            self._asked[block_id] = priority, end_s
+            if end_s < float("inf"):
+                heapq.heappush(self._ends, (end_s, block_id))
+
+    def priority(self, block_id: int) -> int:
+        """Blocks of a smaller one are taken first."""
+        return self._asked.get(block_id, (DEFAULT_KV_PRIORITY, 0.0))[0]
+
+    def forget(self, block_id: int) -> None:
+        """The block gets other tokens."""
+        self._asked.pop(block_id, None)
+
+    def pop_ended(self) -> list[int]:
+        """Blocks whose time is over; they have the default again."""
+        ended = []
+        while self._ends and self._ends[0][0] <= self._clock():
+            end_s, block_id = heapq.heappop(self._ends)
+            if self._asked.get(block_id, (0, 0.0))[1] == end_s:
+                del self._asked[block_id]
+                ended.append(block_id)
+        return ended
