@@ -140,7 +140,7 @@ class KVRetention(msgspec.Struct, frozen=True, kw_only=True):
         asked = [
             (priority, duration_s)
             for first, behind, priority, duration_s in self.ranges
-            if first < min(end, num_prompt_tokens) and behind > start
+            if max(first, start) < min(behind, end, num_prompt_tokens)
         ]
         if end > num_prompt_tokens and self.decode_priority != DEFAULT_KV_PRIORITY:
             asked.append((self.decode_priority, self.decode_duration_s))
