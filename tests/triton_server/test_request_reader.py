@@ -8,7 +8,6 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
-from naiad.tokenization import pack_word_list
 from naiad.triton_server.request_fields import SERVED, read_scalars
 from naiad.triton_server.request_reader import GenerateRequest, StopRequest, read_request
 
@@ -197,62 +196,12 @@ def test_forwarded_headers_are_allowed_when_configured() -> None:
         read_request(llm_source(parameters={"x-trace": "1"}), LIMITS)
 
 
-def test_rows_have_their_own_prompts_and_stop_words() -> None:
-    words = np.stack([pack_word_list([[7, 8]]), pack_word_list([[9, 1]])])
-    source = FakeSource(
-        {
-            "input_ids": np.array([[1, 2, 3], [4, 5, 0]], dtype=np.int32),
-            "input_lengths": np.array([[3], [2]], dtype=np.int32),
-            "request_output_len": np.array([[4], [4]], dtype=np.int32),
-            "stop_words_list": words,
-        }
-    )
-    rows = read(source).rows
-    assert [row.prompt_token_ids for row in rows] == [[1, 2, 3], [4, 5]]
-    assert [row.params.stop_sequences for row in rows] == [((7, 8),), ((9, 1),)]
-
-
-def two_rows(**tensors: Any) -> FakeSource:
-    columns = {name: np.array([[value] for value in values]) for name, values in tensors.items()}
-    source = FakeSource(
-        {
-            "input_ids": np.array([[1], [4]], dtype=np.int32),
-            "input_lengths": np.array([[1], [1]], dtype=np.int32),
-            "request_output_len": np.array([[4], [5]], dtype=np.int32),
-        }
-    )
-    source.inputs |= columns
-    return source
-
-
-def test_rows_have_their_own_sampling() -> None:
-    rows = read(two_rows(temperature=[0.5, 0.0], end_id=[7, -1])).rows
-    assert [row.params.max_tokens for row in rows] == [4, 5]
-    assert [row.params.temperature for row in rows] == [0.5, 0.0]
-    assert [row.params.stop_token_ids for row in rows] == [(2, 7), (2,)]
-
-
-def test_one_bad_row_refuses_the_request() -> None:
-    with pytest.raises(InvalidRequestError, match=r"temperature = -1.0"):
-        read_request(two_rows(temperature=[0.5, -1.0]), LIMITS)
-
-
-def test_rows_can_not_disagree_on_streaming() -> None:
-    with pytest.raises(InvalidRequestError, match="stream differs between the rows"):
-        read_request(two_rows(streaming=[True, False]), LIMITS)
-
-
 def test_new_scalars_reach_the_row() -> None:
     request = read(llm_source(min_p=0.25, priority=-100, cache_salt=b"tenant"))
     row = request.rows[0]
     assert (row.params.min_p, row.params.priority, row.cache_salt) == (0.25, -100, "tenant")
     assert read(llm_source()).rows[0].cache_salt == ""
     assert read(llm_source(parameters={"cache_salt": "t", "min_p": 0.5})).rows[0].cache_salt == "t"
-
-
-def test_rows_have_their_own_salts() -> None:
-    rows = read(two_rows(cache_salt=[b"a", b""])).rows
-    assert [row.cache_salt for row in rows] == ["a", ""]
 
 
 def test_ignore_eos_keeps_only_what_was_asked_for() -> None:
@@ -304,6 +253,23 @@ def test_a_bound_is_allowed_as_float32_too(name: str, bound: float) -> None:
     beyond = np.nextafter(in_float32, np.float32(-math.inf if bound <= 0.01 else math.inf))
     with pytest.raises(InvalidRequestError, match=f"^{name} = "):
         read_scalars({tensor: beyond}, {})
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_the_references_client_says_streaming_twice(is_streaming: bool) -> None:
+    twice = llm_source(streaming=is_streaming)
+    twice.sent_parameters["Streaming"] = is_streaming
+    assert read(twice).streaming is is_streaming
+    once = llm_source()
+    once.sent_parameters["Streaming"] = is_streaming
+    assert read(once).streaming is is_streaming
+
+
+def test_of_a_stop_nothing_else_is_read() -> None:
+    """The reference's client fills the required tensors with what no request could have."""
+    source = llm_source([0], stop=True, request_output_len=0, input_lengths=0)
+    source.request_id = "7"
+    assert read_request(source, LIMITS) == StopRequest("7")
 
 
 def test_drafts_reach_the_row() -> None:

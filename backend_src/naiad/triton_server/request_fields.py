@@ -82,6 +82,8 @@ SERVED = (
     Field("stop", bool),
 )
 
+# Parameters by which the reference's client says a field once more → the field's name.
+ALIASES = {"Streaming": "stream"}
 _SERVERS_OWN_PARAMETERS = re.compile(r"id|timeout|sequence_\w+|triton_\w+|binary_data_output")
 
 T = TypeVar("T")
@@ -103,6 +105,9 @@ def read_scalars(tensors: Mapping[str, Array], parameters: Mapping[str, Any]) ->
         InvalidRequestError: names field, value and what is allowed.
     """
     values: dict[str, Scalar] = {}
+    for alias, name in ALIASES.items():
+        if alias in parameters:
+            parameters = {name: parameters[alias], **parameters}
     for field in SERVED:
         tensor = tensors.get(field.tensor or field.name)
         if tensor is not None:

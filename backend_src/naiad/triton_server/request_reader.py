@@ -14,6 +14,7 @@ from naiad.triton_server.beam_fields import read_beam_params, without_drawing
 from naiad.triton_server.logit_fields import check_token_ids, read_offered_token_ids
 from naiad.triton_server.output_wishes import OutputWishes, check_logits_size, read_wishes
 from naiad.triton_server.request_fields import (
+    ALIASES,
     SERVED,
     Array,
     Scalar,
@@ -31,7 +32,9 @@ from naiad.triton_server.unserved_fields import refuse_unserved
 
 # What each model of the ensemble reads; a parameter reaches all of its steps.
 TEXT_PARAMETERS = frozenset({"text_input", "messages", "stop_words", "bad_words"})
-KNOWN_PARAMETERS = frozenset(field.name for field in SERVED) | TEXT_PARAMETERS | {"cache_salt"}
+KNOWN_PARAMETERS = (
+    frozenset(field.name for field in SERVED) | TEXT_PARAMETERS | {"cache_salt"} | ALIASES.keys()
+)
 
 # What a client can only wish for the request, not for a row of it.
 _OF_THE_WHOLE_REQUEST = (
@@ -117,11 +120,11 @@ def read_request(source: RequestSource, limits: ModelLimits) -> GenerateRequest 
     refuse_unknown_parameters(parameters, KNOWN_PARAMETERS, limits.forwarded_headers)
     refuse_unserved(tensors)
     refuse_unserved(parameters)
+    if asks_to_stop(tensors, parameters):
+        return stop_request(source.request_id)
     by_row = split_rows(tensors, required(tensors, "input_lengths").shape[0])
     scalars = [read_scalars(row, parameters) for row in by_row]
     common = {name: _same_in_all_rows(name, scalars) for name in _OF_THE_WHOLE_REQUEST}
-    if common["stop"]:
-        return stop_request(source.request_id)
     wishes = read_wishes(common)
     if not limits.is_decoupled:
         _check_has_one_response(bool(common["stream"]), len(by_row), wishes)
@@ -140,6 +143,13 @@ def read_request(source: RequestSource, limits: ModelLimits) -> GenerateRequest 
         exclude_input=limits.exclude_input_in_output if exclude_input is None else bool(exclude_input),
         wishes=wishes,
     )
+
+
+def asks_to_stop(tensors: Mapping[str, Array], parameters: Mapping[str, Any]) -> bool:
+    """Whether all rows say `stop`. Such a request needs nothing else, and nothing else of it is read."""
+    if "stop" in tensors:
+        return bool(tensors["stop"].all())
+    return parameters.get("stop") is True
 
 
 def stop_request(request_id: str) -> StopRequest:

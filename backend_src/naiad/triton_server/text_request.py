@@ -12,6 +12,7 @@ from naiad.triton_server.request_reader import (
     GenerateRequest,
     RequestSource,
     StopRequest,
+    asks_to_stop,
     read_request,
     stop_request,
 )
@@ -77,7 +78,7 @@ class TextRequestReader:
             InvalidRequestError: one bad row refuses the whole request.
         """
         tensors, parameters = source.tensors(), source.parameters()
-        if _asks_to_stop(tensors, parameters):
+        if asks_to_stop(tensors, parameters):
             return stop_request(source.request_id)
         texts = {TOKENIZER_NAMES[name]: value for name, value in tensors.items() if name in TOKENIZER_NAMES}
         tokenized = self._texts.read(ReadSource(source.request_id, source.timeout_us, parameters, texts))
@@ -86,10 +87,3 @@ class TextRequestReader:
         }
         made |= {inner: tokenized[name] for name, inner in TOKENIZED_NAMES.items()}
         return read_request(ReadSource(source.request_id, source.timeout_us, parameters, made), limits)
-
-
-def _asks_to_stop(tensors: Mapping[str, Array], parameters: Mapping[str, Any]) -> bool:
-    """Such a request needs no text."""
-    if "stop" in tensors:
-        return bool(tensors["stop"].all())
-    return parameters.get("stop") is True

@@ -1,0 +1,121 @@
+"""Responses of the vLLM backend's shape."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers.tiny_tokenizers import tiny_tokenizer, write_tokenizer
+from helpers.triton_server_doubles import FakeSender
+from helpers.vllm_requests import make_reader, read
+from naiad.outputs import RequestOutput, TokenLogProbs
+from naiad.sequence import FinishReason
+from naiad.tokenization import Tokenizer
+from naiad.triton_server.joined_row import JoinedRow
+from naiad.triton_server.response_stream import ResponseStream, StreamRow
+from naiad.triton_server.text_responses import TextResponses
+from naiad.triton_server.vllm_request import VLLMRequest, VLLMRequestReader
+from naiad.triton_server.vllm_responses import VLLMResponses
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return Tokenizer.from_directory(write_tokenizer(tmp_path, tiny_tokenizer("byte_level")))
+
+
+@pytest.fixture
+def reader(tokenizer: Tokenizer) -> VLLMRequestReader:
+    return make_reader(tokenizer)
+
+
+@pytest.fixture
+def responses(tokenizer: Tokenizer) -> VLLMResponses:
+    texts = TextResponses(tokenizer.table, skip_special_tokens=True, accumulates=False)
+    return VLLMResponses(texts, tokenizer.table)
+
+
+def stream_of(request: VLLMRequest, row: StreamRow) -> ResponseStream:
+    return ResponseStream(request, FakeSender(), [row], has_detokenizer=False)
+
+
+ALL = dict.fromkeys(
+    (
+        "return_finish_reason",
+        "return_cumulative_logprob",
+        "return_logprobs",
+        "return_num_input_tokens",
+        "return_num_output_tokens",
+        "return_num_cached_tokens",
+    ),
+    True,
+)
+
+
+def output(tokenizer: Tokenizer, sequence_id: int, text: str, reason: FinishReason | None) -> RequestOutput:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return RequestOutput(
+        sequence_id,
+        ids,
+        tokenizer.prompt_tail(tokenizer.encode("The quick", add_special_tokens=True)),
+        finish_reason=reason,
+        log_probs=[TokenLogProbs(-0.5, [each + 1, each], [-0.25, -0.5]) for each in ids],
+        cum_log_prob=-0.5 * len(ids),
+    )
+
+
+def test_a_response_has_vllms_outputs(
+    reader: VLLMRequestReader, responses: VLLMResponses, tokenizer: Tokenizer
+) -> None:
+    request, row = read(reader, {"logprobs": 2}, stream=True, **ALL), StreamRow(0, 1)
+    made = responses.build(stream_of(request, row), row, output(tokenizer, 1, " fox", None))
+    (token_id, *_) = ids = tokenizer.encode(" fox", add_special_tokens=False)
+    assert {name: (str(value.dtype), value.shape) for name, value in made.items()} == {
+        "text_output": ("object", (1,)),
+        "finish_reason": ("object", (1,)),
+        "stop_reason": ("object", (1,)),
+        "cumulative_logprob": ("float32", (1,)),
+        "logprobs": ("object", (1,)),
+        "num_input_tokens": ("uint32", (1,)),
+        "num_output_tokens": ("uint32", (1,)),
+        "num_cached_tokens": ("int32", (1,)),
+    }
+    assert (made["text_output"].item(), made["finish_reason"].item()) == (b" fox", b"None")
+    assert made["num_output_tokens"].item() == len(ids)
+    assert made["cumulative_logprob"].item() == -0.5 * len(ids)
+    shown = json.loads(made["logprobs"].item())
+    assert len(shown) == len(ids)
+    assert list(shown[0]) == [str(token_id), str(token_id + 1)]
+    text = tokenizer.table.visible_bytes(token_id, skip_special_tokens=False).decode()
+    assert shown[0][str(token_id)] == {"logprob": -0.5, "rank": 2, "decoded_token": text}
+    assert shown[0][str(token_id + 1)]["rank"] == 1
+
+
+def test_log_probs_that_nobody_asked_for_are_null(
+    reader: VLLMRequestReader, responses: VLLMResponses, tokenizer: Tokenizer
+) -> None:
+    request, row = read(reader, return_logprobs=True), StreamRow(0, 1)
+    made = responses.build(stream_of(request, row), row, output(tokenizer, 1, " fox", FinishReason.STOP))
+    assert made["logprobs"].item() == b"null"
+    assert made["text_output"].item() == b"The quick fox"
+
+
+def test_all_sequences_have_one_response(
+    reader: VLLMRequestReader, responses: VLLMResponses, tokenizer: Tokenizer
+) -> None:
+    request = read(reader, {"n": 2}, return_finish_reason=True, return_num_output_tokens=True)
+    row = JoinedRow(0, 1, sibling_ids=(2,))
+    for sequence_id, text, reason in (
+        (2, " dog", FinishReason.STOP),
+        (1, " brown", None),
+        (1, " fox", FinishReason.LENGTH),
+    ):
+        assert not row.may_send(is_streaming=False)
+        row.add(output(tokenizer, sequence_id, text, reason))
+    assert row.may_send(is_streaming=False)
+    assert row.pending is not None
+    made = responses.build(stream_of(request, row), row, row.pending)
+    assert made["text_output"].tolist() == [b"The quick brown fox", b"The quick dog"]
+    assert made["finish_reason"].tolist() == [b"length", b"stop"]
+    assert made["num_output_tokens"].shape == (2,)
