@@ -11,7 +11,8 @@ from helpers.server import Server, start_server
 @pytest.fixture(scope="session")
 def server(default_model_dir: Path) -> Iterator[Server]:
     """The default model in float32, shared by the tests that leave it as they found it."""
-    running = start_server(default_model_dir, "--dtype", "float32", "--max-model-len", "2048")
+    measured = ("--max-num-batched-tokens", "0")
+    running = start_server(default_model_dir, "--dtype", "float32", "--max-model-len", "2048", *measured)
     yield running
     assert running.stop() == 0, "\n".join(running.lines[-40:])
 

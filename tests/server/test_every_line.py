@@ -227,17 +227,17 @@ def test_refusals_of_unary_models_carry_their_status(lines: Server) -> None:
 
 
 def scalar_cases() -> list[Any]:
-    """What is one value may be a parameter instead of a tensor."""
+    """What is one value and has a name at the text level may be a parameter instead of a tensor."""
     models = {"ensemble", "llm", "vllm_model"}
     return [
         case
         for case in cases("served")
-        if case.values[0].name in models and case.values[1].dims == "[1]" and not is_needed(*case.values)
+        if case.values[0].name in models and case.values[1].dims == "[1]" and not is_tensor(*case.values)
     ]
 
 
-def is_needed(model: Model, row: Row) -> bool:
-    return row.name == "sampling_parameters" or row.name in model.base()
+def is_tensor(model: Model, row: Row) -> bool:
+    return row.name.startswith("retention_") or row.name == "sampling_parameters" or row.name in model.base()
 
 
 @pytest.mark.parametrize(("model", "row"), scalar_cases())

@@ -247,9 +247,7 @@ class LLMService:
 
     def _flush(self, stream: ResponseStream) -> None:
         try:
-            before_s = stream.last_token_s
-            num_tokens = stream.flush(self._shape.build, probe_tensors)
-            self.observations.add_tokens(stream, num_tokens, before_s)
+            stream.flush(self._shape.build, probe_tensors)
         except Exception as error:  # noqa: BLE001 — the border: a response that can not be sent ends its own stream
             self._log_error(f"naiad: sending a response failed with {type(error).__name__}: {error}")
             self._abort_rest(stream)

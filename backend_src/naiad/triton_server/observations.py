@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 from naiad.outputs import RequestOutput, Timings
 from naiad.sequence import EngineRequest, FinishReason
-from naiad.triton_server.response_stream import ResponseStream
+
+# Gaps between tokens that wait to be written: some seconds of writing.
+MAX_GAPS = 2000
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ class Ended:
 
 @dataclass(slots=True)
 class ObservationBatch:
-    """Seconds from arrival to first token, and between tokens (the mean of a response), and who ended."""
+    """Seconds from arrival to first token, and to each further token, and who ended."""
 
     first_token_s: list[float] = field(default_factory=list)
     inter_token_s: list[float] = field(default_factory=list)
@@ -55,6 +57,7 @@ class _Open:
     num_sequences: int
     num_open_ids: int
     num_output_tokens: int = 0
+    last_token_s: float | None = None
     reason: FinishReason | None = None
 
 
@@ -71,16 +74,6 @@ class Observations:
         self._lock = threading.Lock()
         self._batch = ObservationBatch()
         self._open: dict[int, _Open] = {}
-
-    def add_tokens(self, stream: ResponseStream, num_tokens: int, previous_s: float | None) -> None:
-        """A stream has just sent this many tokens; `previous_s` is when it last had."""
-        if not num_tokens or stream.last_token_s is None:
-            return
-        with self._lock:
-            if previous_s is None:
-                self._batch.first_token_s.append(stream.last_token_s - stream.arrival_s)
-            else:
-                self._batch.inter_token_s.append((stream.last_token_s - previous_s) / num_tokens)
 
     def begin(self, requests: Iterable[EngineRequest], num_sequences: int) -> None:
         """These are handed to the engine; each prompt was asked for `num_sequences` sequences."""
@@ -103,7 +96,7 @@ class Observations:
                 known = self._open.get(output.sequence_id)
                 if known is None:
                     continue
-                known.num_output_tokens += len(output.token_ids)
+                self._take_tokens(known, len(output.token_ids), now_s)
                 if output.finish_reason is not None:
                     del self._open[output.sequence_id]
                     self._end(known, output.finish_reason, output.timings, now_s)
@@ -128,6 +121,21 @@ class Observations:
         with self._lock:
             taken, self._batch = self._batch, ObservationBatch()
         return taken
+
+    def _take_tokens(self, known: _Open, num_tokens: int, now_s: float) -> None:
+        """Each token counts, but where more come than can be written: there an output counts once."""
+        if num_tokens:
+            known.num_output_tokens += num_tokens
+            num_gaps = num_tokens
+            if known.last_token_s is None:
+                self._batch.first_token_s.append(now_s - known.arrival_s)
+                num_gaps -= 1
+                known.last_token_s = now_s
+            if num_gaps:
+                each_s = (now_s - known.last_token_s) / num_gaps
+                is_crowded = len(self._batch.inter_token_s) >= MAX_GAPS
+                self._batch.inter_token_s += [each_s] * (1 if is_crowded else num_gaps)
+            known.last_token_s = now_s
 
     def _end(self, known: _Open, reason: FinishReason, timings: Timings | None, now_s: float) -> None:
         known.num_open_ids -= 1

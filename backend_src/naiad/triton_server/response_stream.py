@@ -101,12 +101,10 @@ class ResponseStream:
     sender: Sender
     rows: list[StreamRow]
     has_detokenizer: bool
-    arrival_s: float = field(default_factory=time.monotonic)
     error: NaiadError | None = None
     error_since_s: float = 0.0
     last_sent_s: float = field(default_factory=time.monotonic)
     last_polled_s: float = 0.0
-    last_token_s: float | None = None
     is_closed: bool = False
     is_cancelling: bool = False
     is_probe_due: bool = False
@@ -174,33 +172,24 @@ class ResponseStream:
             and not self.is_waiting_for_acks
         )
 
-    def flush(self, build: ResponseBuilder, build_probe: ResponseBuilder) -> int:
-        """Send what may be sent now. Runs in the stream's one sender thread.
-
-        Returns:
-            New tokens sent.
-        """
-        num_tokens = 0
-        while True:
+    def flush(self, build: ResponseBuilder, build_probe: ResponseBuilder) -> None:
+        """Send what may be sent now. Runs in the stream's one sender thread."""
+        final = False
+        while not final:
             with self.lock:
                 step = self._next(build, build_probe)
             if step is None:
-                return num_tokens
-            tensors, tokens, final = step
+                return
+            tensors, final = step
             self.last_sent_s = time.monotonic()
-            if tokens:
-                self.last_token_s = self.last_sent_s
-            num_tokens += tokens
             if final and self.error is not None:
                 self.sender.send_error(self.error)
             else:
                 self.sender.send(tensors, final=final)
-            if final:
-                return num_tokens
 
     def _next(
         self, build: ResponseBuilder, build_probe: ResponseBuilder
-    ) -> tuple[Tensors | None, int, bool] | None:
+    ) -> tuple[Tensors | None, bool] | None:
         if self.is_closed:
             return None
         if self.error is not None:
@@ -208,7 +197,7 @@ class ResponseStream:
             if self.is_waiting_for_acks and waited_s < ERROR_PATIENCE_S:
                 return None
             self.is_closed = True
-            return None, 0, True
+            return None, True
         for row in self.rows:
             if row.may_send(self.request.streaming) and (self._has_started or not row.never_started):
                 return self._take(row, build)
@@ -216,10 +205,10 @@ class ResponseStream:
             self.is_probe_due = False
             row = next(row for row in self.rows if not row.is_finished)
             row.outstanding += 1
-            return build_probe(self, row, RequestOutput(row.sequence_id, [])), 0, False
+            return build_probe(self, row, RequestOutput(row.sequence_id, [])), False
         return None
 
-    def _take(self, row: StreamRow, build: ResponseBuilder) -> tuple[Tensors, int, bool]:
+    def _take(self, row: StreamRow, build: ResponseBuilder) -> tuple[Tensors, bool]:
         chunk = row.pending
         assert chunk is not None
         row.pending = None
@@ -229,7 +218,7 @@ class ResponseStream:
         row.num_sent_chunks += 1
         if self.has_detokenizer:
             row.outstanding += 1
-        return tensors, len(chunk.token_ids), self.is_closed
+        return tensors, self.is_closed
 
 
 def merged(first: RequestOutput, second: RequestOutput) -> RequestOutput:
