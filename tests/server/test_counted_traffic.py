@@ -114,7 +114,7 @@ def seen(asked: Asked, outcome: Outcome) -> Metrics:
                 found["vllm:request_params_n_count", label, ""] += 1
                 num_asked = asked.inputs["num_return_sequences"]
                 found["vllm:request_params_n_sum", label, ""] += num_asked
-    found["vllm:time_to_first_token_seconds_count", label, ""] = bool(tokens.total())
+        found["vllm:time_to_first_token_seconds_count", label, ""] += tokens[index] > 0
     return found
 
 

@@ -8,7 +8,7 @@ from naiad.outputs import EngineStats, MemoryUse, Timings
 from naiad.sequence import FinishReason
 from naiad.triton_server.metrics import Metrics
 from naiad.triton_server.observations import Ended, ObservationBatch
-from naiad.triton_server.request_metrics import WRITING_S, RequestMetrics
+from naiad.triton_server.request_metrics import MANY_GAPS, MOST_GAPS, WRITING_S, RequestMetrics
 
 
 def ended() -> Ended:
@@ -154,16 +154,27 @@ def test_observations_that_there_is_no_time_for_wait_for_the_next_round() -> Non
     ticks = itertools.count()
     metrics = RequestMetrics(families, "llm", "1", 2048, lambda: WRITING_S / 3.5 * next(ticks))
     between = families.find("vllm:time_per_output_token_seconds")
-    metrics.update(EngineStats(), ObservationBatch(inter_token_s=[1, 2, 3, 4, 5]))
-    assert between.observed == [1, 2, 3]
-    metrics.update(EngineStats(), ObservationBatch(inter_token_s=[6]))
-    assert between.observed == [1, 2, 3, 4, 5, 6]
+    metrics.update(EngineStats(), ObservationBatch(gaps=[(1, 2), (2, 1), (3, 2)]))
+    assert between.observed == [1, 1, 2]
+    metrics.update(EngineStats(), ObservationBatch(gaps=[(6, 1)]))
+    assert between.observed == [1, 1, 2, 3, 3, 6]
+
+
+def test_gaps_that_can_never_be_written_are_left_out() -> None:
+    """No time at all: of an output of many tokens in a crowd one is kept, and of very many the newest."""
+    families = FakeFamilies()
+    ticks = itertools.count()
+    metrics = RequestMetrics(families, "llm", "1", 2048, lambda: 2 * WRITING_S * next(ticks))
+    metrics.update(EngineStats(), ObservationBatch(gaps=[(1.0, MANY_GAPS), (2.0, 50)]))
+    assert list(metrics._gaps_s) == [1.0] * MANY_GAPS + [2.0]
+    metrics.update(EngineStats(), ObservationBatch(gaps=[(3.0, 1)] * MOST_GAPS))
+    assert list(metrics._gaps_s) == [3.0] * MOST_GAPS
 
 
 def test_latencies_are_observed_one_by_one() -> None:
     families = FakeFamilies()
     metrics = Metrics(families, "llm", "1", 2048)
-    metrics.update(EngineStats(), ObservationBatch(first_token_s=[0.5], inter_token_s=[0.1, 0.1]))
+    metrics.update(EngineStats(), ObservationBatch(first_token_s=[0.5], gaps=[(0.1, 2)]))
     assert families.find("vllm:time_to_first_token_seconds").observed == [0.5]
     assert families.find("vllm:time_per_output_token_seconds").observed == [0.1, 0.1]
 

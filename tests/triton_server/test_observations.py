@@ -7,7 +7,7 @@ import pytest
 from naiad.outputs import EngineStats, RequestOutput, Timings, error_output
 from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams
 from naiad.triton_server.lasting_stats import LastingStats
-from naiad.triton_server.observations import MAX_GAPS, Ended, Observations
+from naiad.triton_server.observations import Ended, Observations
 
 TIMINGS = Timings(1.0, 2.0, 3.0, 4.0)
 
@@ -49,15 +49,7 @@ def test_gaps_are_of_tokens_whether_they_are_streamed_or_not(observations: Obser
     observations.take_outputs([RequestOutput(1, [9, 10])])
     observations.take_outputs([last(1, 11)])
     batch = observations.take()
-    assert (batch.first_token_s, batch.inter_token_s) == ([2.0], [0.5, 0.5, 1.0])
-
-
-def test_a_crowds_gaps_are_counted_once_an_output(observations: Observations) -> None:
-    observations.begin([request(1), request(2)], 1)
-    observations.take_outputs([RequestOutput(1, [8] * (MAX_GAPS + 1)), RequestOutput(2, [8])])
-    observations.take_outputs([RequestOutput(1, [9, 10, 11]), RequestOutput(2, [9, 10])])
-    batch = observations.take()
-    assert (len(batch.first_token_s), len(batch.inter_token_s)) == (2, MAX_GAPS + 2)
+    assert (batch.first_token_s, batch.gaps) == ([2.0], [(0.5, 2), (1.0, 1)])
 
 
 def test_siblings_are_told_apart_and_their_number_once(observations: Observations) -> None:

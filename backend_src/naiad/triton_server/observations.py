@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from naiad.outputs import RequestOutput, Timings
 from naiad.sequence import EngineRequest, FinishReason
 
-# Gaps between tokens that wait to be written: some seconds of writing.
-MAX_GAPS = 2000
-
 
 @dataclass(slots=True)
 class Ended:
@@ -41,10 +38,16 @@ class Ended:
 
 @dataclass(slots=True)
 class ObservationBatch:
-    """Seconds from arrival to first token, and to each further token, and who ended."""
+    """What is new.
+
+    Attributes:
+        first_token_s: seconds from arrival to the first token.
+        gaps: seconds from a token to the next, and for how many tokens of one output.
+        ended: who has ended.
+    """
 
     first_token_s: list[float] = field(default_factory=list)
-    inter_token_s: list[float] = field(default_factory=list)
+    gaps: list[tuple[float, int]] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
 
 
@@ -123,19 +126,17 @@ class Observations:
         return taken
 
     def _take_tokens(self, known: _Open, num_tokens: int, now_s: float) -> None:
-        """Each token counts, but where more come than can be written: there an output counts once."""
-        if num_tokens:
-            known.num_output_tokens += num_tokens
-            num_gaps = num_tokens
-            if known.last_token_s is None:
-                self._batch.first_token_s.append(now_s - known.arrival_s)
-                num_gaps -= 1
-                known.last_token_s = now_s
-            if num_gaps:
-                each_s = (now_s - known.last_token_s) / num_gaps
-                is_crowded = len(self._batch.inter_token_s) >= MAX_GAPS
-                self._batch.inter_token_s += [each_s] * (1 if is_crowded else num_gaps)
+        if not num_tokens:
+            return
+        known.num_output_tokens += num_tokens
+        num_gaps = num_tokens
+        if known.last_token_s is None:
+            self._batch.first_token_s.append(now_s - known.arrival_s)
             known.last_token_s = now_s
+            num_gaps -= 1
+        if num_gaps:
+            self._batch.gaps.append(((now_s - known.last_token_s) / num_gaps, num_gaps))
+        known.last_token_s = now_s
 
     def _end(self, known: _Open, reason: FinishReason, timings: Timings | None, now_s: float) -> None:
         known.num_open_ids -= 1

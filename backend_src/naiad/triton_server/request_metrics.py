@@ -27,6 +27,9 @@ LENGTH_BUCKETS_TOKENS = [10.0, 50.0, 100.0, 500.0, 1000.0]
 # Of a round of the one thread that also asks for clients: an observation is an IPC round trip, 0.15 to
 # 0.3 ms on a busy machine of two cores, and a response brings one.
 WRITING_S = 0.01
+# Where so many seconds between tokens wait to be written, an output of several tokens counts once; of
+# more than the second number the oldest are dropped. A write takes a fifth of a millisecond.
+MANY_GAPS, MOST_GAPS = 1000, 5000
 
 # vLLM has no word for a deadline.
 REASONS = {
@@ -66,8 +69,9 @@ class RequestMetrics:
             clock: seconds.
         """
         self._clock = clock
-        # (histogram, value) still to be written.
+        # (histogram, value) still to be written, and seconds between tokens, which can be too many.
         self._queue: deque[tuple[str, float]] = deque()
+        self._gaps_s: deque[float] = deque()
         self._family = family
         self._labels = {"model": model, "version": version}
         self._families: list[Any] = []
@@ -113,12 +117,14 @@ class RequestMetrics:
             if ended.has_begun:
                 self._queue += _values_of(ended).items()
         self._queue += (("time_to_first_token_seconds", seconds) for seconds in batch.first_token_s)
-        self._queue += (("time_per_output_token_seconds", seconds) for seconds in batch.inter_token_s)
+        for each_s, num_tokens in batch.gaps:
+            self._gaps_s += [each_s] * (num_tokens if len(self._gaps_s) < MANY_GAPS else 1)
         self._observe()
 
     def delete(self) -> None:
         """Take the metrics off the port; Triton keeps an unloaded model's otherwise."""
         self._queue.clear()
+        self._gaps_s.clear()
         self._histograms.clear()
         self._ends.clear()
         self._families.clear()
@@ -128,6 +134,10 @@ class RequestMetrics:
         while self._queue and self._clock() < end_s:
             name, value = self._queue.popleft()
             self._histograms[name].observe(value)
+        while len(self._gaps_s) > MOST_GAPS:
+            self._gaps_s.popleft()
+        while self._gaps_s and self._clock() < end_s:
+            self._histograms["time_per_output_token_seconds"].observe(self._gaps_s.popleft())
 
     def _histogram(self, name: str, description: str, buckets: list[float], **labels: str) -> Any:
         made = self._add(name, description, "histogram")
