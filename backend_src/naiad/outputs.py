@@ -59,11 +59,13 @@ class TokenLogProbs(msgspec.Struct, array_like=True, frozen=True):
         log_prob: of the new token.
         top_token_ids: the best tokens, best first.
         top_log_probs: theirs.
+        rank: of the new token among all, 1 = the best; 0: not told (beams).
     """
 
     log_prob: float
     top_token_ids: list[int] = []
     top_log_probs: list[float] = []
+    rank: int = 0
 
 
 @dataclass(slots=True, frozen=True)

@@ -45,6 +45,7 @@ def test_log_probs_are_those_of_the_models_own_logits() -> None:
         assert output.sampled_token_ids[n] == 11
         assert found.log_prob == pytest.approx(float(expected[n, 11]), abs=1e-5)
         assert found.top_token_ids == in_order(logits[n])[:5]
+        assert found.rank == 1 + sum(float(each) > float(logits[n, 11]) for each in logits[n])
         assert found.top_log_probs == pytest.approx(expected[n, found.top_token_ids].tolist(), abs=1e-5)
 
 

@@ -60,7 +60,7 @@ def output(tokenizer: Tokenizer, sequence_id: int, text: str, reason: FinishReas
         ids,
         tokenizer.prompt_tail(tokenizer.encode("The quick", add_special_tokens=True)),
         finish_reason=reason,
-        log_probs=[TokenLogProbs(-0.5, [each + 1, each], [-0.25, -0.5]) for each in ids],
+        log_probs=[TokenLogProbs(-0.5, [each + 1, each], [-0.25, -0.5], 2) for each in ids],
         cum_log_prob=-0.5 * len(ids),
     )
 

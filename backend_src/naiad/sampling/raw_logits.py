@@ -65,15 +65,17 @@ class RawLogits:
         raw = self.logits[torch.tensor(asking, device=self.logits.device)]
         token_ids = [output.sampled_token_ids[row.sequence_id] for row in rows]
         table = raw.log_softmax(dim=1)
-        chosen = table.gather(1, torch.tensor(token_ids, device=raw.device).unsqueeze(1)).squeeze(1)
+        places = torch.tensor(token_ids, device=raw.device).unsqueeze(1)
+        chosen = table.gather(1, places).squeeze(1)
+        ranks = (raw > raw.gather(1, places)).sum(dim=1) + 1
         num_top = min(max(row.params.num_log_probs for row in rows), raw.shape[1])
         top_ids = best_token_ids(raw, num_top)
         top_log_probs = table.gather(1, top_ids).tolist()
-        found = zip(rows, chosen.tolist(), top_ids.tolist(), top_log_probs, strict=True)
-        for row, log_prob, ids, their_log_probs in found:
+        found = zip(rows, chosen.tolist(), top_ids.tolist(), top_log_probs, ranks.tolist(), strict=True)
+        for row, log_prob, ids, their_log_probs, rank in found:
             num = row.params.num_log_probs
             if math.isfinite(log_prob):
-                log_probs = TokenLogProbs(log_prob, ids[:num], their_log_probs[:num])
+                log_probs = TokenLogProbs(log_prob, ids[:num], their_log_probs[:num], rank)
                 output.log_probs[row.sequence_id] = log_probs
             else:
                 del output.sampled_token_ids[row.sequence_id]

@@ -61,13 +61,13 @@ class VLLMResponses:
 
     def _entries(self, token_id: int, log_probs: TokenLogProbs) -> dict[int, dict[str, Any]]:
         best = list(zip(log_probs.top_token_ids, log_probs.top_log_probs, strict=True))
-        # The new token goes first. Its rank is known among the best ones only.
-        entries = {token_id: self._entry(token_id, log_probs.log_prob, None)}
+        # The new token goes first.
+        entries = {token_id: self._entry(token_id, log_probs.log_prob, log_probs.rank)}
         for rank, (each, log_prob) in enumerate(best, 1):
             entries[each] = self._entry(each, log_prob, rank)
         return entries
 
-    def _entry(self, token_id: int, log_prob: float, rank: int | None) -> dict[str, Any]:
+    def _entry(self, token_id: int, log_prob: float, rank: int) -> dict[str, Any]:
         text = self._table.visible_bytes(token_id, skip_special_tokens=False).decode(errors="replace")
         return {"logprob": log_prob, "rank": rank, "decoded_token": text}
 
