@@ -93,3 +93,14 @@ def test_who_needs_no_poll_gets_none() -> None:
     streams[1].is_closed = True
     streams[2].fail(InternalError("x"))
     assert streams_to_poll([*streams, *new_streams(1, has_detokenizer=True)]) == []
+
+
+def test_who_streams_and_has_begun_is_asked_after_a_longer_silence() -> None:
+    """Its tokens come with every step, however long that is, and are acknowledged."""
+    request = read_request(llm_source(streaming=True), LIMITS)
+    assert isinstance(request, GenerateRequest)
+    waiting, flowing = (ResponseStream(request, FakeSender(), [StreamRow(0, i)], True) for i in range(2))
+    flowing.rows[0].num_sent_chunks = 1
+    for silent_s, expected in ((0.07, [waiting]), (0.59, [waiting]), (0.61, [waiting, flowing])):
+        waiting.last_sent_s = flowing.last_sent_s = NOW_S - silent_s
+        assert sorted(streams_to_probe([waiting, flowing], NOW_S), key=id) == sorted(expected, key=id)

@@ -8,6 +8,10 @@ from naiad.sequence import Sequence
 from naiad.speculation.drafter import Drafter
 from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolicy
 
+# Free drafters take some time for each sequence. Where at least so many have drafts and none of them
+# pays, so many steps go without.
+_CROWD, _REST = 8, 7
+
 
 @dataclass(slots=True)
 class DraftTotals:
@@ -41,6 +45,8 @@ class Speculator:
         self._policy = policy
         self._num_speculative_tokens = num_speculative_tokens
         self._states: dict[int, AcceptanceState] = {}
+        # Steps in which a free drafter is not asked if there are so many sequences.
+        self._num_resting, self._crowd = 0, 0
         self.totals = DraftTotals(accepted_at=[0] * num_speculative_tokens)
 
     @property
@@ -70,7 +76,7 @@ class Speculator:
         drafts = [_offered(sequence, num) for sequence, num in zip(sequences, wanted, strict=True)]
         without = [index for index, draft in enumerate(drafts) if wanted[index] > 0 and not draft]
         drafter = self._drafter
-        if drafter is not None and drafter.is_free:
+        if drafter is not None and drafter.is_free and not self._rests(len(sequences)):
             _propose(drafter, sequences, wanted, without, drafts)
         rows = [
             DraftRow(
@@ -83,6 +89,8 @@ class Speculator:
         ]
         if drafter is None or drafter.is_free:
             counts = self._policy.plan(rows, num_step_tokens, num_room)
+            if any(drafts) and not any(counts) and len(sequences) >= _CROWD:
+                self._num_resting, self._crowd = _REST, len(sequences)
         else:
             for index in without:
                 num_unread = drafter.num_unread(sequences[index])
@@ -93,6 +101,14 @@ class Speculator:
             counts = self._policy.plan(rows, num_step_tokens, num_room)
             _propose(drafter, sequences, counts, [index for index in without if counts[index]], drafts)
         return [draft[:count] for draft, count in zip(drafts, counts, strict=True)]
+
+    def _rests(self, num_sequences: int) -> bool:
+        """Whether the drafter is not asked in this step, because of late nothing has paid in such a crowd."""
+        if not self._num_resting or num_sequences < self._crowd:
+            self._num_resting = 0
+            return False
+        self._num_resting -= 1
+        return True
 
     def judged(self, sequence: Sequence, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Take in how many of a row's drafts the target agreed with."""

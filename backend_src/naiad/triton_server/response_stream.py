@@ -153,6 +153,11 @@ class ResponseStream:
         return any(row.pending is not None or row.num_sent_chunks for row in self.rows)
 
     @property
+    def has_sent(self) -> bool:
+        """Whether the client has had a response."""
+        return any(row.num_sent_chunks for row in self.rows)
+
+    @property
     def _has_started(self) -> bool:
         return any(
             row.num_sent_chunks or (row.pending is not None and not row.never_started) for row in self.rows

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from helpers.draft_costs import FLAT, PROPORTIONAL
+from helpers.drafts import draft_sequence
+from naiad.sequence import Sequence
+from naiad.speculation.drafter import TextDrafter
+from naiad.speculation.policy import SpeculationPolicy
+from naiad.speculation.speculator import Speculator
+from naiad.speculation.step_cost import StepCost
+
+
+class CountingDrafter(TextDrafter):
+    """Has a draft for everybody, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def guess(self, sequence: Sequence, num_tokens: int) -> list[int]:
+        self.num_asked += 1
+        return [1] * num_tokens
+
+    def num_read(self, sequence: Sequence) -> int:
+        return sequence.num_tokens
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+
+def times_asked(cost: StepCost, crowds: list[int]) -> list[int]:
+    """How many sequences the drafter was asked about, step by step, of crowds of these sizes."""
+    drafter = CountingDrafter()
+    speculator = Speculator(drafter, SpeculationPolicy(cost, probe_share=0.0), 4)
+    everybody = [draft_sequence([1, 2], [3]) for _ in range(max(crowds))]
+    asked = []
+    for size in crowds:
+        before = drafter.num_asked
+        speculator.drafts(everybody[:size], [9] * size, 1000, size)
+        asked.append(drafter.num_asked - before)
+    return asked
+
+
+def test_in_a_crowd_where_nothing_pays_the_drafter_rests() -> None:
+    assert times_asked(PROPORTIONAL, [16] * 17) == [16, *[0] * 7] * 2 + [16]
+
+
+def test_a_smaller_crowd_is_asked_at_once_and_a_larger_one_not() -> None:
+    assert times_asked(PROPORTIONAL, [16, 17, 12, 13, 3, 3]) == [16, 0, 12, 0, 3, 3]
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_few_are_always_asked(size: int) -> None:
+    assert times_asked(PROPORTIONAL, [size] * 4) == [size] * 4
+
+
+def test_where_drafts_pay_nobody_rests() -> None:
+    assert times_asked(FLAT, [16] * 4) == [16] * 4
