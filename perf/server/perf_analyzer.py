@@ -190,7 +190,7 @@ def _parse() -> argparse.Namespace:
         help="levels, closed loop",
     )
     add(
-        "--rates", type=_numbers, default=[0.5, 1, 2, 3], metavar="R,…", help="requests/s, Poisson, open loop"
+        "--rates", type=_numbers, default=[0.5, 1, 2, 3], metavar="R,…", help="requests/s at equal intervals, open loop"
     )
     add(
         "--requests-per-user",
