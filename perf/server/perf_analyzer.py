@@ -189,9 +189,7 @@ def _parse() -> argparse.Namespace:
         metavar="N,…",
         help="levels, closed loop",
     )
-    add(
-        "--rates", type=_numbers, default=[0.5, 1, 2, 3], metavar="R,…", help="requests/s at equal intervals, open loop"
-    )
+    add("--rates", type=_numbers, default=[0.5, 1, 2, 3], metavar="R,…", help="requests/s, open loop")
     add(
         "--requests-per-user",
         type=float,
