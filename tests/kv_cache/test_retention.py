@@ -72,6 +72,16 @@ def test_what_shall_stay_outlives_what_came_later(clock: Clock) -> None:
     assert found(cache, 1000) == 2
 
 
+def test_long_durations_do_not_pile_up(clock: Clock) -> None:
+    cache = make_cache(clock, num_blocks=4)
+    for number in range(500):
+        run_once(cache, 1000 + 100 * (number % 3), retention=whole(90, 1e6 + number))
+    assert len(cache._retention._ends) <= 2 * 4 + 64 + 2
+    clock.now_s += 2e6
+    run_once(cache, 9000)
+    assert cache._retention._ends == []
+
+
 def test_what_nobody_needs_goes_first(clock: Clock) -> None:
     cache = make_cache(clock)
     run_once(cache, 1000)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 
 from naiad.sequence import DEFAULT_KV_PRIORITY, Sequence
+
+_MANY_ENDS = 64
 
 
 class BlockRetention:
@@ -36,8 +39,10 @@ class BlockRetention:
             priority, duration_s = asked
             end_s = self._clock() + duration_s
             self._asked[block_id] = priority, end_s
-            if end_s < float("inf"):
+            if end_s < math.inf:
                 heapq.heappush(self._ends, (end_s, block_id))
+        if len(self._ends) > 2 * len(self._asked) + _MANY_ENDS:
+            self._forget_ends()
 
     def priority(self, block_id: int) -> int:
         """Blocks of a smaller one are taken first."""
@@ -46,6 +51,11 @@ class BlockRetention:
     def forget(self, block_id: int) -> None:
         """The block gets other tokens."""
         self._asked.pop(block_id, None)
+
+    def _forget_ends(self) -> None:
+        """Drop what was asked anew since, or for other tokens: long durations must not pile up."""
+        self._ends = [(end_s, block_id) for block_id, (_, end_s) in self._asked.items() if end_s < math.inf]
+        heapq.heapify(self._ends)
 
     def pop_ended(self) -> list[int]:
         """Blocks whose time is over; they have the default again."""

@@ -114,7 +114,7 @@ class PagedModel:
         self._pool.zero_slots(slots)
 
     def measure_step_costs(self) -> MeasuredCosts:
-        """Time steps; takes about three seconds on a CPU."""
+        """Time steps; takes some seconds on a CPU."""
         is_cuda = self._layout.device.type == "cuda"
         costs = measure_step_costs(self.run, self.max_model_len, self._layout.block_size, is_cuda=is_cuda)
         self.clear_blocks(probed_blocks(self.max_model_len, self._layout.block_size))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from naiad.speculation.drafter import MAX_IN_STEP
 from naiad.speculation.step_cost import StepCost
 
 # What was seen of a sequence counts so much less with each window: about the last twenty count.
@@ -16,8 +17,6 @@ _MEMORY = 0.95
 # And so much less with each step in which a draft model was not asked: after some hundred steps it is
 # as if little had been seen.
 _FADING = 0.996
-# A draft model that is further behind than this reads nothing for a probe.
-_MAX_PROBE_UNREAD = 17
 
 
 @dataclass(slots=True)
@@ -230,7 +229,7 @@ class SpeculationPolicy:
             state, has_pass = row.state, row.num_unread >= 0
             if row.num_unread > 0:
                 state.fade()
-            if row.num_unread > _MAX_PROBE_UNREAD:
+            if row.num_unread > MAX_IN_STEP:  # it would read for long and then guess one token
                 continue
             extra_s = float(costs[num_drafts + 1] - costs[num_drafts] + probing_s[number])
             if has_pass:
