@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,20 +46,30 @@ class Harness:
         self.sender = FakeSender()
 
     def run(self, source: FakeSource, *outputs: RequestOutput) -> list[dict[str, Any]]:
-        """Everything that the request's client got."""
+        """Everything that the request's client got; a stream has sent each output before the next comes."""
         self.service.accept(source, self.sender, LIMITS)
-        self.service.take_outputs(outputs, EngineStats())
+        is_streaming = "streaming" in source.inputs
+        for number, each in enumerate(outputs, 1):
+            self.service.take_outputs([each], EngineStats())
+            if is_streaming:
+                self._wait_for(partial(self._has_sent, number))
         self.finish()
         assert [str(error) for error in self.sender.errors] == []
         return self.sender.responses
 
     def finish(self) -> None:
         """Wait for FINAL, then end the threads."""
-        end_s = time.monotonic() + 5
-        while not self.sender.num_finals:
-            assert time.monotonic() < end_s, "no FINAL"
-            time.sleep(0.002)
+        self._wait_for(lambda: self.sender.num_finals > 0)
         self.service.close()
+
+    def _has_sent(self, num_responses: int) -> bool:
+        return len(self.sender.responses) >= num_responses
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < end_s, "waited in vain"
+            time.sleep(0.002)
 
 
 def joined(responses: list[dict[str, Any]], name: str, axis: int) -> Any:
@@ -111,16 +123,24 @@ def test_streamed_details_add_up_to_the_unstreamed_ones() -> None:
     )
     streamed = Harness().run(llm_source(streaming=True, **ASK_ALL), *outputs)
     (whole,) = Harness().run(llm_source(**ASK_ALL), *outputs)
-    axes = {
-        "output_log_probs": 2,
-        "top_log_prob_ids": 1,
-        "top_log_probs": 1,
-        "context_logits": 1,
-        "generation_logits": 2,
-    }
+    axes = {"output_log_probs": 2, "top_log_prob_ids": 1, "top_log_probs": 1, "generation_logits": 2}
     for name, axis in axes.items():
         assert joined(streamed, name, axis).tolist() == whole[name].tolist()
     assert streamed[-1]["cum_log_probs"].tolist() == whole["cum_log_probs"].tolist() == [[-21.0]]
+
+
+def test_context_logits_come_with_the_first_and_the_last_response() -> None:
+    context = b"".join(logits(1, 2, 3))
+    outputs = (
+        output(1, 10, context_logits=context),
+        output(1, 11),
+        output(1, 12, finish=FinishReason.STOP),
+    )
+    streamed = Harness().run(llm_source(streaming=True, return_context_logits=True), *outputs)
+    assert ["context_logits" in response for response in streamed] == [True, False, True]
+    first, last = (streamed[place]["context_logits"] for place in (0, 2))
+    assert first.tolist() == last.tolist()
+    assert first[0, :, 0].tolist() == [1, 2, 3]
 
 
 def test_a_last_response_without_tokens_has_empty_details() -> None:

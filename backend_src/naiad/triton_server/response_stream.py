@@ -54,6 +54,8 @@ class StreamRow:
         sequence_id: the engine's.
         sequence_index: which of the sequences from the row's prompt, from 0.
         text: all that was sent, where each response holds all of it.
+        context_logits: of the prompt; sent with the first chunk and once more with the last, which
+            is the one that the reference's client reads.
     """
 
     index: int
@@ -64,6 +66,7 @@ class StreamRow:
     is_finished: bool = False
     num_sent_chunks: int = 0
     text: str = ""
+    context_logits: bytes = b""
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:
@@ -218,6 +221,9 @@ class ResponseStream:
         assert chunk is not None
         row.pending = None
         row.is_finished = chunk.finish_reason is not None
+        row.context_logits = row.context_logits or chunk.context_logits
+        if row.is_finished:
+            chunk.context_logits = row.context_logits
         self.is_closed = all(each.is_finished for each in self.rows)
         tensors = build(self, row, chunk)
         row.num_sent_chunks += 1
