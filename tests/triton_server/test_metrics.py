@@ -160,6 +160,14 @@ def test_observations_that_there_is_no_time_for_wait_for_the_next_round() -> Non
     assert between.observed == [1, 1, 2, 3, 3, 6]
 
 
+def test_who_has_more_time_writes_more() -> None:
+    families = FakeFamilies()
+    ticks = itertools.count()
+    metrics = RequestMetrics(families, "llm", "1", 2048, lambda: WRITING_S / 3.5 * next(ticks))
+    metrics.update(EngineStats(), ObservationBatch(gaps=[(1, 50)]), 20 * WRITING_S)
+    assert families.find("vllm:time_per_output_token_seconds").observed == [1] * 50
+
+
 def test_gaps_that_can_never_be_written_are_left_out() -> None:
     """No time at all: of an output of many tokens in a crowd one is kept, and of very many the newest."""
     families = FakeFamilies()

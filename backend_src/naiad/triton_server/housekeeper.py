@@ -10,13 +10,14 @@ from naiad.engine_process import FileLock
 from naiad.outputs import EngineStats
 from naiad.triton_server.llm_service import LLMService
 from naiad.triton_server.observations import ObservationBatch
+from naiad.triton_server.request_metrics import IDLE_WRITING_S, WRITING_S
 
 
 class WrittenMetrics(Protocol):
     """What a model shows on the metrics port."""
 
-    def update(self, stats: EngineStats, batch: ObservationBatch) -> None:
-        """Write what changed."""
+    def update(self, stats: EngineStats, batch: ObservationBatch, writing_s: float) -> None:
+        """Write what changed, in about so many seconds."""
 
     def delete(self) -> None:
         """Take the metrics off the port."""
@@ -65,4 +66,5 @@ class Housekeeper:
             if self._metrics is not None:
                 # The stats first: what they count of requests is among the observations by then.
                 stats = self._service.stats
-                self._metrics.update(stats, self._service.observations.take())
+                writing_s = WRITING_S if self._service.open_streams() else IDLE_WRITING_S
+                self._metrics.update(stats, self._service.observations.take(), writing_s)

@@ -13,7 +13,7 @@ from typing import Any
 
 from naiad.outputs import EngineStats
 from naiad.triton_server.observations import ObservationBatch
-from naiad.triton_server.request_metrics import MetricFamilyFactory, RequestMetrics
+from naiad.triton_server.request_metrics import WRITING_S, MetricFamilyFactory, RequestMetrics
 
 Read = Callable[[EngineStats], float]
 
@@ -103,7 +103,7 @@ class Metrics:
         self._num_places = 0
         self._requests = RequestMetrics(family, model, version, max_model_len)
 
-    def update(self, stats: EngineStats, batch: ObservationBatch) -> None:
+    def update(self, stats: EngineStats, batch: ObservationBatch, writing_s: float = WRITING_S) -> None:
         """Write what changed.
 
         Gauges come last: who sees no active request sees the counters of all that have been.
@@ -111,6 +111,7 @@ class Metrics:
         Args:
             stats: totals never fall.
             batch: what happened to requests since the last call.
+            writing_s: seconds for observations.
         """
         self._add_places(len(stats.total_accepted_tokens_at))
         for counter in self._counters:
@@ -118,7 +119,7 @@ class Metrics:
             if total > counter.value:
                 counter.metric.increment(total - counter.value)
                 counter.value = total
-        self._requests.update(stats, batch)
+        self._requests.update(stats, batch, writing_s)
         for gauge in self._gauges:
             value = gauge.read(stats)
             if value != gauge.value:

@@ -27,6 +27,8 @@ LENGTH_BUCKETS_TOKENS = [10.0, 50.0, 100.0, 500.0, 1000.0]
 # Of a round of the one thread that also asks for clients: an observation is an IPC round trip, 0.15 to
 # 0.3 ms on a busy machine of two cores, and a response brings one.
 WRITING_S = 0.01
+# Likewise, when nobody is to be asked for; a round that a new request waits for.
+IDLE_WRITING_S = 0.2
 # Where so many seconds between tokens wait to be written, an output of several tokens counts once; of
 # more than the second number the oldest are dropped. A write takes a fifth of a millisecond.
 MANY_GAPS, MOST_GAPS = 1000, 5000
@@ -104,10 +106,12 @@ class RequestMetrics:
             for reason, name in REASONS.items()
         }
 
-    def update(self, _stats: EngineStats, batch: ObservationBatch) -> None:
-        """Write what came, observations as far as there is time; the rest goes first at the next call.
+    def update(self, _stats: EngineStats, batch: ObservationBatch, writing_s: float = WRITING_S) -> None:
+        """Write what came; the engine's own numbers are those of the model that owns it.
 
-        The engine's own numbers are those of the model that owns it.
+        Args:
+            batch: what happened to requests since the last call.
+            writing_s: seconds for observations; what is left goes first at the next call.
         """
         for reason in REASONS:
             num_ended = sum(ended.reason is reason for ended in batch.ended)
@@ -119,7 +123,7 @@ class RequestMetrics:
         self._queue += (("time_to_first_token_seconds", seconds) for seconds in batch.first_token_s)
         for each_s, num_tokens in batch.gaps:
             self._gaps_s += [each_s] * (num_tokens if len(self._gaps_s) < MANY_GAPS else 1)
-        self._observe()
+        self._observe(writing_s)
 
     def delete(self) -> None:
         """Take the metrics off the port; Triton keeps an unloaded model's otherwise."""
@@ -129,8 +133,8 @@ class RequestMetrics:
         self._ends.clear()
         self._families.clear()
 
-    def _observe(self) -> None:
-        end_s = self._clock() + WRITING_S
+    def _observe(self, writing_s: float) -> None:
+        end_s = self._clock() + writing_s
         while self._queue and self._clock() < end_s:
             name, value = self._queue.popleft()
             self._histograms[name].observe(value)
