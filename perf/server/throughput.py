@@ -35,10 +35,19 @@ def main() -> int:
     model_dir = resolve_model(args.model)
     batches = [int(part) for part in args.concurrency.split(",")]
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    config = EngineConfig(model_dir=str(model_dir), dtype=args.dtype, max_num_seqs=max(batches))
+    # What one contestant has computed must not help the next.
+    config = EngineConfig(
+        model_dir=str(model_dir),
+        dtype=args.dtype,
+        max_num_seqs=max(batches),
+        enable_prefix_caching=False,
+    )
     engine, dtype = load_engine(config)
     in_process = engine_generate(engine)
-    options = ["--model", str(model_dir), "--dtype", dtype, "--max-num-seqs", str(max(batches))]
+    options = [
+        *("--model", str(model_dir), "--dtype", dtype, "--max-num-seqs", str(max(batches))),
+        *("--enable-prefix-caching", "false"),
+    ]
     timings: dict[int, dict[str, Timing]] = {}
     with naiad_serve(options) as server:
         served = llm_generate(server.grpc)

@@ -44,11 +44,20 @@ def main() -> int:
     model_dir = resolve_model(args.model)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     decode = partial(tokenizer.decode, skip_special_tokens=True)
-    config = EngineConfig(model_dir=str(model_dir), dtype=args.dtype, max_num_seqs=args.concurrency)
+    # What one contestant has computed must not help the next.
+    config = EngineConfig(
+        model_dir=str(model_dir),
+        dtype=args.dtype,
+        max_num_seqs=args.concurrency,
+        enable_prefix_caching=False,
+    )
     engine, dtype = load_engine(config)
     work = Work(args.concurrency, args.prompt_tokens, args.output_tokens)
     make_prompts = partial(word_prompts, work, tokenizer.encode(""), single_token_words(tokenizer))
-    options = ["--model", str(model_dir), "--dtype", dtype, "--max-num-seqs", str(args.concurrency)]
+    options = [
+        *("--model", str(model_dir), "--dtype", dtype, "--max-num-seqs", str(args.concurrency)),
+        *("--enable-prefix-caching", "false"),
+    ]
     with naiad_serve(options) as server:
         contestants: Contestants = {
             "engine": engine_generate(engine),
@@ -79,7 +88,7 @@ def _take_settings_of_engine_process() -> None:
 
 
 def _prompts_of_turn(make_prompts: Callable[[str], Prompts], turn: int, seed: int) -> Prompts:
-    """No prompt is used twice in a run: no cache can help."""
+    """No turn has the prompts of another."""
     return make_prompts(f"{turn} {seed}")
 
 

@@ -19,6 +19,7 @@ from naiad.engine_process.protocol import (
     Drain,
     Ready,
     StepDone,
+    StopServing,
     encode_frame,
 )
 from naiad.sequence import FinishReason
@@ -133,6 +134,16 @@ def test_draining_engine_refuses_new_sequences(served: Served) -> None:
     recorder.wait_finished(1, 2)
     assert recorder.outputs[2][-1].error_status == "UNAVAILABLE"
     assert recorder.reason(1) is FinishReason.LENGTH
+
+
+def test_a_refusal_says_nothing_of_the_engine(door: RawDoor) -> None:
+    """It overtakes what the engine's thread says, so numbers in it could be older ones that stay."""
+    door.send(StopServing(600.0))
+    door.send(AddRequests([make_request(1, first_id=4)]))
+    message = door.receive()
+    assert isinstance(message, StepDone)
+    assert [output.error_status for output in message.outputs] == ["UNAVAILABLE"]
+    assert message.stats is None
 
 
 def test_door_that_does_not_read_holds_nobody_up(served: Served, door: RawDoor) -> None:

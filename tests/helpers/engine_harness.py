@@ -61,11 +61,12 @@ class Recorder:
         self.num_losses = 0
         self._changed = threading.Condition()
 
-    def on_outputs(self, outputs: list[RequestOutput], stats: EngineStats) -> None:
+    def on_outputs(self, outputs: list[RequestOutput], stats: EngineStats | None) -> None:
         with self._changed:
             for output in outputs:
                 self.outputs.setdefault(output.sequence_id, []).append(output)
-            self.stats.append(stats)
+            if stats is not None:
+                self.stats.append(stats)
             self._changed.notify_all()
 
     def on_lost(self) -> None:

@@ -115,6 +115,16 @@ def test_of_a_text_each_range_has_its_own(clock: Clock) -> None:
     assert cache.pool.free_block_ids() == [given, others[1], others[0], others[3], others[2], kept]
 
 
+def test_a_text_that_is_known_keeps_the_block_that_is_found(clock: Clock) -> None:
+    """Its last token is computed again, into a block of its own that nobody will find."""
+    cache = make_cache(clock)
+    run_once(cache, 1000)
+    run_once(cache, 1000, retention=whole(90))
+    for number in range(10):
+        run_once(cache, 2000 + 100 * number)
+    assert found(cache, 1000) == 2
+
+
 def test_those_who_ask_for_nothing_change_nothing(clock: Clock) -> None:
     cache = make_cache(clock)
     run_once(cache, 1000, retention=whole(90))

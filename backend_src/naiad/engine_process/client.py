@@ -65,7 +65,7 @@ class EngineClient:
         self,
         config: EngineConfig,
         socket_path: Path,
-        on_outputs: Callable[[list[RequestOutput], EngineStats], None],
+        on_outputs: Callable[[list[RequestOutput], EngineStats | None], None],
         on_lost: Callable[[], None],
         *,
         command: Sequence[str] | None = None,

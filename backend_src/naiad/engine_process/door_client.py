@@ -78,7 +78,7 @@ class DoorClient:
         self,
         directory: Path,
         model: str,
-        on_outputs: Callable[[list[RequestOutput], EngineStats], None],
+        on_outputs: Callable[[list[RequestOutput], EngineStats | None], None],
         on_lost: Callable[[list[int]], None],
         on_stop: Callable[[str], None],
     ) -> None:

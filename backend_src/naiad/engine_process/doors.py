@@ -267,7 +267,7 @@ class DoorKeeper:
             for request in requests
             for sequence_id in request.sequence_ids
         ]
-        self.send(door, StepDone(refusals, door.last_stats or EngineStats()))
+        self.send(door, StepDone(refusals, None))
 
     def _close(self, door: Door) -> None:
         if door.is_owner:

@@ -79,10 +79,15 @@ class StartFailed(msgspec.Struct, tag="failed", frozen=True):
 
 
 class StepDone(msgspec.Struct, tag="step", frozen=True):
-    """Everything one step (or one intake) has to say."""
+    """Everything one step (or one intake) has to say.
+
+    Attributes:
+        outputs: of sequences of this door.
+        stats: None: refusals, of which the engine has not heard; what was told before holds.
+    """
 
     outputs: list[RequestOutput]
-    stats: EngineStats
+    stats: EngineStats | None
 
 
 EngineMessage = Ready | StartFailed | StepDone | StopRequests

@@ -205,13 +205,24 @@ class KVCacheManager:
         Unless the sequence's client wants some of them kept longer, or less long, than others'.
         """
         cache = self._prefix_cache
-        if cache is not None:
-            self._retention.take(sequence)
+        if cache is not None and sequence.retention is not None:
+            self._keep_as_asked(cache, sequence)
         for block_id in reversed(sequence.block_table):
             is_kept = cache is not None and block_id in cache
             self._pool.release(block_id, self._retention.priority(block_id) if is_kept else None)
         sequence.block_table.clear()
         self._chains.pop(sequence.sequence_id, None)
+
+    def _keep_as_asked(self, cache: PrefixCache, sequence: Sequence) -> None:
+        # A block of the same tokens that was known before is the one that will be found.
+        found = [*sequence.block_table]
+        for index, known in enumerate(self._chains.get(sequence.sequence_id, ())):
+            if cache.has(known):
+                found[index] = known.block_id
+        self._retention.take(sequence, found)
+        for block_id in set(found).difference(sequence.block_table):
+            if self._pool.ref_count(block_id) == 0:
+                self._pool.rerank(block_id, self._retention.priority(block_id))
 
     def _shared(self, sequence: Sequence) -> tuple[list[CachedBlock], int]:
         """Blocks that the prefix cache has for the sequence, and the tokens it was asked about."""

@@ -65,6 +65,10 @@ class PrefixCache:
         """Whether the block may be found."""
         return block_id in self._by_block_id
 
+    def has(self, block: CachedBlock) -> bool:
+        """Whether this very block may still be found: its place can have other tokens by now."""
+        return self._by_block_id.get(block.block_id) is block
+
     def match(
         self, token_ids: Sequence[int], salt: str, max_tokens: int, names: list[BlockName] | None = None
     ) -> list[CachedBlock]:

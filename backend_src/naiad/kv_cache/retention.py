@@ -27,12 +27,16 @@ class BlockRetention:
         self._asked: dict[int, tuple[int, float]] = {}
         self._ends: list[tuple[float, int]] = []
 
-    def take(self, sequence: Sequence) -> None:
-        """What a sequence that gives its blocks back asks for them; others' wishes stay where it has none."""
+    def take(self, sequence: Sequence, block_ids: list[int]) -> None:
+        """What a sequence that gives its blocks back asks; others' wishes stay where it has none.
+
+        Args:
+            sequence: asks for something.
+            block_ids: by which its tokens will be found, from its first.
+        """
         retention, size = sequence.retention, self._block_size
-        if retention is None:
-            return
-        for index, block_id in enumerate(sequence.block_table):
+        assert retention is not None
+        for index, block_id in enumerate(block_ids):
             asked = retention.of_tokens(index * size, (index + 1) * size, sequence.num_prompt_tokens)
             if asked is None:
                 continue

@@ -146,7 +146,7 @@ class DoorModel(ABC):
             eos_token_ids=tuple(info.eos_token_ids),
         )
 
-    def _take_outputs(self, outputs: list[RequestOutput], stats: EngineStats) -> None:
+    def _take_outputs(self, outputs: list[RequestOutput], stats: EngineStats | None) -> None:
         self._service.take_outputs(outputs, stats)
 
     def _lost(self, sequence_ids: list[int]) -> None:

@@ -110,7 +110,7 @@ class LLMModel:
         self._client.start()
         self._acks = AckReceiver(instance.ack_socket)
 
-    def _take_outputs(self, outputs: list[RequestOutput], stats: EngineStats) -> None:
+    def _take_outputs(self, outputs: list[RequestOutput], stats: EngineStats | None) -> None:
         self._service.take_outputs(outputs, stats)
 
     def _engine_lost(self) -> None:

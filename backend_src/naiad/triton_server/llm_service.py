@@ -103,12 +103,13 @@ class LLMService:
         except Exception as error:  # noqa: BLE001 — the border: this request fails, its neighbours do not
             sender.send_error(self._internal_error(error))
 
-    def take_outputs(self, outputs: Iterable[RequestOutput], stats: EngineStats) -> None:
-        """Give each output to its stream."""
+    def take_outputs(self, outputs: Iterable[RequestOutput], stats: EngineStats | None) -> None:
+        """Give each output to its stream; without stats those that were told before hold."""
         outputs = list(outputs)
         # First: who reads the stats is to find what they say of requests among the observations.
         self.observations.take_outputs(outputs)
-        self._stats.take(stats)
+        if stats is not None:
+            self._stats.take(stats)
         touched: dict[int, ResponseStream] = {}
         for output in outputs:
             with self._lock:
