@@ -6,6 +6,8 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, FakeSender, llm_source
 from naiad.errors import InternalError
+from naiad.outputs import RequestOutput
+from naiad.sequence import FinishReason
 from naiad.triton_server.client_watch import (
     MAX_POLLS,
     MAX_PROBES,
@@ -15,6 +17,7 @@ from naiad.triton_server.client_watch import (
     streams_to_probe,
 )
 from naiad.triton_server.request_reader import GenerateRequest, read_request
+from naiad.triton_server.request_shape import RequestShape
 from naiad.triton_server.response_stream import ResponseStream, StreamRow
 
 NOW_S = 1000.0
@@ -104,3 +107,12 @@ def test_who_streams_and_has_begun_is_asked_after_a_longer_silence() -> None:
     for silent_s, expected in ((0.07, [waiting]), (0.59, [waiting]), (0.61, [waiting, flowing])):
         waiting.last_sent_s = flowing.last_sent_s = NOW_S - silent_s
         assert sorted(streams_to_probe([waiting, flowing], NOW_S), key=id) == sorted(expected, key=id)
+
+
+def test_an_end_that_is_on_its_way_is_not_replaced_by_an_error() -> None:
+    (stream,) = new_streams(1, has_detokenizer=False)
+    stream.push(stream.rows[0], RequestOutput(0, [5], finish_reason=FinishReason.LENGTH), None)
+    build = RequestShape().build
+    assert stream._next(build, build) is not None
+    stream.fail(InternalError("x"))
+    assert stream.error is None

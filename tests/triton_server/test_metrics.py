@@ -8,7 +8,13 @@ from naiad.outputs import EngineStats, MemoryUse, Timings
 from naiad.sequence import FinishReason
 from naiad.triton_server.metrics import Metrics
 from naiad.triton_server.observations import Ended, ObservationBatch
-from naiad.triton_server.request_metrics import MANY_GAPS, MOST_GAPS, WRITING_S, RequestMetrics
+from naiad.triton_server.request_metrics import (
+    MANY_GAPS,
+    MOST_GAPS,
+    MOST_OBSERVATIONS,
+    WRITING_S,
+    RequestMetrics,
+)
 
 
 def ended() -> Ended:
@@ -152,31 +158,37 @@ def test_buckets_and_labels_are_the_references() -> None:
 def test_observations_that_there_is_no_time_for_wait_for_the_next_round() -> None:
     families = FakeFamilies()
     ticks = itertools.count()
-    metrics = RequestMetrics(families, "llm", "1", 2048, lambda: WRITING_S / 3.5 * next(ticks))
+    metrics = RequestMetrics(families, "llm", "1", 2048, lambda: WRITING_S / 5.5 * next(ticks))
     between = families.find("vllm:time_per_output_token_seconds")
-    metrics.update(EngineStats(), ObservationBatch(gaps=[(1, 2), (2, 1), (3, 2)]))
-    assert between.observed == [1, 1, 2]
-    metrics.update(EngineStats(), ObservationBatch(gaps=[(6, 1)]))
-    assert between.observed == [1, 1, 2, 3, 3, 6]
+    assert metrics.update(EngineStats(), ObservationBatch(gaps=[(1, 2), (2, 3), (3, 2)]))
+    assert between.observed == [1, 1, 2, 2, 2]
+    assert not metrics.update(EngineStats(), ObservationBatch(gaps=[(6, 1)]))
+    assert between.observed == [1, 1, 2, 2, 2, 3, 3, 6]
 
 
-def test_who_has_more_time_writes_more() -> None:
+def test_gaps_between_tokens_have_half_of_the_time() -> None:
     families = FakeFamilies()
     ticks = itertools.count()
-    metrics = RequestMetrics(families, "llm", "1", 2048, lambda: WRITING_S / 3.5 * next(ticks))
-    metrics.update(EngineStats(), ObservationBatch(gaps=[(1, 50)]), 20 * WRITING_S)
-    assert families.find("vllm:time_per_output_token_seconds").observed == [1] * 50
+    metrics = RequestMetrics(families, "llm", "1", 2048, lambda: WRITING_S / 8.5 * next(ticks))
+    assert metrics.update(EngineStats(), ObservationBatch(first_token_s=[1.0] * 50, gaps=[(1, 50)]))
+    num_first, num_between = (
+        len(families.find(f"vllm:{name}").observed)
+        for name in ("time_to_first_token_seconds", "time_per_output_token_seconds")
+    )
+    assert abs(num_first - num_between) <= 1 <= num_first
 
 
-def test_gaps_that_can_never_be_written_are_left_out() -> None:
+def test_what_can_never_be_written_is_left_out() -> None:
     """No time at all: of an output of many tokens in a crowd one is kept, and of very many the newest."""
     families = FakeFamilies()
     ticks = itertools.count()
     metrics = RequestMetrics(families, "llm", "1", 2048, lambda: 2 * WRITING_S * next(ticks))
     metrics.update(EngineStats(), ObservationBatch(gaps=[(1.0, MANY_GAPS), (2.0, 50)]))
-    assert list(metrics._gaps_s) == [1.0] * MANY_GAPS + [2.0]
+    assert [seconds for _, seconds in metrics._gaps] == [1.0] * MANY_GAPS + [2.0]
     metrics.update(EngineStats(), ObservationBatch(gaps=[(3.0, 1)] * MOST_GAPS))
-    assert list(metrics._gaps_s) == [3.0] * MOST_GAPS
+    assert [seconds for _, seconds in metrics._gaps] == [3.0] * MOST_GAPS
+    metrics.update(EngineStats(), ObservationBatch(first_token_s=[1.0] * (MOST_OBSERVATIONS + 1)))
+    assert len(metrics._queue) == MOST_OBSERVATIONS
 
 
 def test_latencies_are_observed_one_by_one() -> None:

@@ -147,14 +147,45 @@ REFUSALS: list[tuple[Any, str]] = [
     ({"skip_special_tokens": False}, "skip_special_tokens = False is not supported"),
     ({"use_beam_search": True}, "use_beam_search = True is not supported"),
     ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens = 4 is not supported"),
+    ("[" * 100_000, "sampling_parameters is not JSON"),
+    ({"ignore_eos": "[" * 100_000}, "ignore_eos = '[[["),
+    ({"use_beam_search": "[" * 100_000}, "use_beam_search = '[[["),
+    ({"stop_token_ids": "[" * 100_000}, "stop_token_ids = '[[["),
+    ('{"temperature": 1' + "0" * 400 + "}", "temperature = 1000"),
+    ('{"max_tokens": 1' + "0" * 400 + "}", "max_tokens = 1000"),
+    ('{"max_tokens": 1' + "0" * 5000 + "}", "sampling_parameters is not JSON: Integer value out of range"),
+    ({"max_tokens": "1" + "0" * 5000}, "max_tokens = '1000"),
+    ('{"seed": -1' + "0" * 400 + "}", "seed = -1000"),
+    ('{"logit_bias": {"8": 1' + "0" * 400 + "}}", "logit_bias = 1000"),
+    ({"logit_bias": {"9" * 400: 1}}, "logit_bias"),
+    ({"allowed_token_ids": [10**400]}, "allowed_token_ids"),
 ]
 
 
-@pytest.mark.parametrize(("sampling", "message"), REFUSALS, ids=[case[1] for case in REFUSALS])
+@pytest.mark.parametrize(("sampling", "message"), REFUSALS, ids=[case[1][:60] for case in REFUSALS])
 def test_what_is_wrong_is_named(reader: VLLMRequestReader, sampling: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         reader.read(source(sampling), LIMITS)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("stop", "words"),
+    [
+        ("[INST]", ("[INST]",)),
+        ("[", ("[",)),
+        ("[1, 2]", ("[1, 2]",)),
+        ('["a", "[b"]', ("a", "[b")),
+        ("[]", ()),
+        ("null", ("null",)),
+    ],
+)
+def test_a_text_that_is_no_list_is_a_stop_word(
+    reader: VLLMRequestReader, stop: str, words: tuple[str, ...]
+) -> None:
+    (row,) = read(reader, {"stop": stop}).rows
+    assert row.text is not None
+    assert row.text.stop_strings == words
 
 
 def test_what_asks_for_nothing_is_taken(reader: VLLMRequestReader) -> None:

@@ -10,14 +10,13 @@ from naiad.engine_process import FileLock
 from naiad.outputs import EngineStats
 from naiad.triton_server.llm_service import LLMService
 from naiad.triton_server.observations import ObservationBatch
-from naiad.triton_server.request_metrics import IDLE_WRITING_S, WRITING_S
 
 
 class WrittenMetrics(Protocol):
     """What a model shows on the metrics port."""
 
-    def update(self, stats: EngineStats, batch: ObservationBatch, writing_s: float) -> None:
-        """Write what changed, in about so many seconds."""
+    def update(self, stats: EngineStats, batch: ObservationBatch) -> bool:
+        """Write what changed; whether there was too little time for all of it."""
 
     def delete(self) -> None:
         """Take the metrics off the port."""
@@ -58,13 +57,14 @@ class Housekeeper:
         self._lock.release()
 
     def _run(self) -> None:
-        pause_s = 0.0
-        while not self._stopping.wait(pause_s):
+        while not self._stopping.is_set():
             pause_s = self._service.housekeep()
             if self._metrics is None and self._lock.try_take():
                 self._metrics = self._make_metrics()
             if self._metrics is not None:
                 # The stats first: what they count of requests is among the observations by then.
                 stats = self._service.stats
-                writing_s = WRITING_S if self._service.open_streams() else IDLE_WRITING_S
-                self._metrics.update(stats, self._service.observations.take(), writing_s)
+                has_more = self._metrics.update(stats, self._service.observations.take())
+                if has_more and not self._service.open_streams():
+                    continue
+            self._service.rest(pause_s)

@@ -8,7 +8,6 @@ one housekeeping thread.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -25,9 +24,8 @@ from naiad.errors import (
 )
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
-from naiad.triton_server.beam_response import BeamRow
 from naiad.triton_server.client_watch import ROUND_S, streams_to_poll, streams_to_probe
-from naiad.triton_server.joined_row import JoinedRow
+from naiad.triton_server.engine_requests import engine_requests, new_stream_rows
 from naiad.triton_server.lasting_stats import LastingStats
 from naiad.triton_server.observations import Observations
 from naiad.triton_server.request_limits import ModelLimits
@@ -78,6 +76,7 @@ class LLMService:
         self._log_error = log_error
         self._lock = threading.Lock()
         self._streams: dict[int, tuple[ResponseStream, StreamRow]] = {}
+        self._is_idle = threading.Event()
         self._senders = SenderPool(NUM_SENDERS, self._flush)
         self.observations = Observations()
         self._stats = LastingStats()
@@ -123,6 +122,8 @@ class LLMService:
             if stream.error is not None:
                 self._abort_rest(stream)
             self._senders.schedule(stream)
+        if stats is not None and not (stats.num_running or stats.num_waiting or self._streams):
+            self._is_idle.set()
 
     def take_acks(self, acks: Iterable[Ack]) -> None:
         """The detokenizer has dealt with chunks, and says whether their client is still there."""
@@ -181,6 +182,11 @@ class LLMService:
                 self._abort_rest(stream)
         return ROUND_S
 
+    def rest(self, seconds: float) -> None:
+        """Wait until the next round; less long when nothing runs any more: its numbers are complete."""
+        self._is_idle.wait(seconds)
+        self._is_idle.clear()
+
     def open_streams(self) -> list[ResponseStream]:
         """Streams whose FINAL has not been sent."""
         with self._lock:
@@ -194,13 +200,13 @@ class LLMService:
         self._senders.close()
 
     def _start(self, request: GenerateRequest, sender: Sender) -> None:
-        rows = self._new_stream_rows(request)
+        rows = new_stream_rows(request, self._draw_first_id)
         has_detokenizer = self._shape.has_detokenizer and request.rows[0].text is not None
         stream = ResponseStream(request, sender, rows, has_detokenizer)
         with self._lock:
             for row in rows:
                 self._streams.update(dict.fromkeys(row.sequence_ids, (stream, row)))
-        asked = _engine_requests(request, rows)
+        asked = engine_requests(request, rows)
         self.observations.begin(asked, request.wishes.num_return_sequences)
         try:
             self._engine.submit(asked)
@@ -213,25 +219,6 @@ class LLMService:
         if stream.is_cancelling:
             # The abort may have come before the rows.
             self._abort_rest(stream)
-
-    def _new_stream_rows(self, request: GenerateRequest) -> list[StreamRow]:
-        """One for each sequence or search, those of a row side by side, their ids rising.
-
-        Nobody can guess an id: who acknowledges a chunk of it speaks for its client.
-        """
-        num_sequences = request.wishes.num_sequences
-        ids = itertools.count(self._draw_first_id(len(request.rows) * num_sequences))
-        if request.wishes.beam_width > 1 or request.joins_sequences:
-            row_kind = BeamRow if request.wishes.beam_width > 1 else JoinedRow
-            return [
-                row_kind(index, next(ids), sibling_ids=tuple(itertools.islice(ids, num_sequences - 1)))
-                for index in range(len(request.rows))
-            ]
-        return [
-            StreamRow(index, next(ids), sequence_index)
-            for index in range(len(request.rows))
-            for sequence_index in range(num_sequences)
-        ]
 
     def _internal_error(self, error: Exception) -> NaiadError:
         """What the client is told of a failure of ours; the log has the rest."""
@@ -271,24 +258,5 @@ class LLMService:
             for row in stream.rows:
                 for sequence_id in row.sequence_ids:
                     self._streams.pop(sequence_id, None)
-
-
-def _engine_requests(request: GenerateRequest, rows: list[StreamRow]) -> list[EngineRequest]:
-    """One for each row of the request, its further sequences as siblings of the first."""
-    num_sequences = request.wishes.num_sequences
-    ids = [sequence_id for row in rows for sequence_id in row.sequence_ids]
-    return [
-        EngineRequest(
-            sequence_id=ids[index * num_sequences],
-            sibling_ids=tuple(ids[index * num_sequences + 1 : (index + 1) * num_sequences]),
-            prompt_token_ids=asked.prompt_token_ids,
-            params=asked.params,
-            text=asked.text,
-            timeout_s=request.timeout_s,
-            cache_salt=asked.cache_salt,
-            beam=asked.beam,
-            draft_token_ids=asked.draft_token_ids,
-            retention=asked.retention,
-        )
-        for index, asked in enumerate(request.rows)
-    ]
+            if not self._streams:
+                self._is_idle.set()

@@ -13,7 +13,7 @@ from typing import Any
 
 from naiad.outputs import EngineStats
 from naiad.triton_server.observations import ObservationBatch
-from naiad.triton_server.request_metrics import WRITING_S, MetricFamilyFactory, RequestMetrics
+from naiad.triton_server.request_metrics import MetricFamilyFactory, RequestMetrics
 
 Read = Callable[[EngineStats], float]
 
@@ -103,7 +103,7 @@ class Metrics:
         self._num_places = 0
         self._requests = RequestMetrics(family, model, version, max_model_len)
 
-    def update(self, stats: EngineStats, batch: ObservationBatch, writing_s: float = WRITING_S) -> None:
+    def update(self, stats: EngineStats, batch: ObservationBatch) -> bool:
         """Write what changed.
 
         Gauges come last: who sees no active request sees the counters of all that have been.
@@ -111,7 +111,9 @@ class Metrics:
         Args:
             stats: totals never fall.
             batch: what happened to requests since the last call.
-            writing_s: seconds for observations.
+
+        Returns:
+            Whether observations are left that there was no time to write.
         """
         self._add_places(len(stats.total_accepted_tokens_at))
         for counter in self._counters:
@@ -119,12 +121,13 @@ class Metrics:
             if total > counter.value:
                 counter.metric.increment(total - counter.value)
                 counter.value = total
-        self._requests.update(stats, batch, writing_s)
+        has_more = self._requests.update(stats, batch)
         for gauge in self._gauges:
             value = gauge.read(stats)
             if value != gauge.value:
                 gauge.metric.set(value)
                 gauge.value = value
+        return has_more
 
     def delete(self) -> None:
         """Take the metrics off the port; Triton keeps an unloaded model's otherwise."""

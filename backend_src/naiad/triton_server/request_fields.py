@@ -218,7 +218,7 @@ def _checked(field: Field, value: Any) -> Scalar:
     if field.kind is int and not isinstance(value, int):
         raise InvalidRequestError(f"{field.name} = {_shown(value)}: expected a whole number")
     value = _bound_meant(field, value)
-    if not math.isfinite(value) or not field.minimum <= value <= field.maximum:
+    if not field.minimum <= value <= field.maximum or not math.isfinite(value):
         raise InvalidRequestError(f"{field.name} = {_shown(value)}: expected {_bounds(field)}")
     return field.kind(value)
 

@@ -27,11 +27,14 @@ LENGTH_BUCKETS_TOKENS = [10.0, 50.0, 100.0, 500.0, 1000.0]
 # Of a round of the one thread that also asks for clients: an observation is an IPC round trip, 0.15 to
 # 0.3 ms on a busy machine of two cores, and a response brings one.
 WRITING_S = 0.01
-# Likewise, when nobody is to be asked for; a round that a new request waits for.
-IDLE_WRITING_S = 0.2
 # Where so many seconds between tokens wait to be written, an output of several tokens counts once; of
 # more than the second number the oldest are dropped. A write takes a fifth of a millisecond.
 MANY_GAPS, MOST_GAPS = 1000, 5000
+# Likewise of the others: those of some thousand requests.
+MOST_OBSERVATIONS = 50_000
+_BETWEEN_TOKENS = "time_per_output_token_seconds"
+
+Pending = deque[tuple[str, float]]
 
 # vLLM has no word for a deadline.
 REASONS = {
@@ -71,9 +74,9 @@ class RequestMetrics:
             clock: seconds.
         """
         self._clock = clock
-        # (histogram, value) still to be written, and seconds between tokens, which can be too many.
-        self._queue: deque[tuple[str, float]] = deque()
-        self._gaps_s: deque[float] = deque()
+        # (histogram, value) still to be written; those of seconds between tokens can be too many.
+        self._queue: Pending = deque(maxlen=MOST_OBSERVATIONS)
+        self._gaps: Pending = deque(maxlen=MOST_GAPS)
         self._family = family
         self._labels = {"model": model, "version": version}
         self._families: list[Any] = []
@@ -82,7 +85,7 @@ class RequestMetrics:
             name: self._histogram(f"vllm:{name}", description, buckets)
             for name, description, buckets in (
                 ("time_to_first_token_seconds", "Seconds to first token", FIRST_TOKEN_BUCKETS_S),
-                ("time_per_output_token_seconds", "Seconds per token", INTER_TOKEN_BUCKETS_S),
+                (_BETWEEN_TOKENS, "Seconds per token", INTER_TOKEN_BUCKETS_S),
                 ("e2e_request_latency_seconds", "Seconds from arrival to end", REQUEST_BUCKETS_S),
                 ("request_queue_time_seconds", "Seconds until first computed", REQUEST_BUCKETS_S),
                 ("request_inference_time_seconds", "Seconds from then to last token", REQUEST_BUCKETS_S),
@@ -106,12 +109,13 @@ class RequestMetrics:
             for reason, name in REASONS.items()
         }
 
-    def update(self, _stats: EngineStats, batch: ObservationBatch, writing_s: float = WRITING_S) -> None:
-        """Write what came; the engine's own numbers are those of the model that owns it.
+    def update(self, _stats: EngineStats, batch: ObservationBatch) -> bool:
+        """Write what came, observations as far as there is time; the rest goes first at the next call.
 
-        Args:
-            batch: what happened to requests since the last call.
-            writing_s: seconds for observations; what is left goes first at the next call.
+        The engine's own numbers are those of the model that owns it.
+
+        Returns:
+            Whether something is left.
         """
         for reason in REASONS:
             num_ended = sum(ended.reason is reason for ended in batch.ended)
@@ -122,26 +126,26 @@ class RequestMetrics:
                 self._queue += _values_of(ended).items()
         self._queue += (("time_to_first_token_seconds", seconds) for seconds in batch.first_token_s)
         for each_s, num_tokens in batch.gaps:
-            self._gaps_s += [each_s] * (num_tokens if len(self._gaps_s) < MANY_GAPS else 1)
-        self._observe(writing_s)
+            self._gaps += [(_BETWEEN_TOKENS, each_s)] * (num_tokens if len(self._gaps) < MANY_GAPS else 1)
+        end_s = self._clock() + WRITING_S
+        # Each of the two has half of the time, and what the other leaves.
+        self._observe(self._queue, end_s - WRITING_S / 2)
+        self._observe(self._gaps, end_s)
+        self._observe(self._queue, end_s)
+        return bool(self._queue or self._gaps)
 
     def delete(self) -> None:
         """Take the metrics off the port; Triton keeps an unloaded model's otherwise."""
         self._queue.clear()
-        self._gaps_s.clear()
+        self._gaps.clear()
         self._histograms.clear()
         self._ends.clear()
         self._families.clear()
 
-    def _observe(self, writing_s: float) -> None:
-        end_s = self._clock() + writing_s
-        while self._queue and self._clock() < end_s:
-            name, value = self._queue.popleft()
+    def _observe(self, pending: Pending, end_s: float) -> None:
+        while pending and self._clock() < end_s:
+            name, value = pending.popleft()
             self._histograms[name].observe(value)
-        while len(self._gaps_s) > MOST_GAPS:
-            self._gaps_s.popleft()
-        while self._gaps_s and self._clock() < end_s:
-            self._histograms["time_per_output_token_seconds"].observe(self._gaps_s.popleft())
 
     def _histogram(self, name: str, description: str, buckets: list[float], **labels: str) -> Any:
         made = self._add(name, description, "histogram")

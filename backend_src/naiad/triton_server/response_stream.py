@@ -132,7 +132,7 @@ class ResponseStream:
             self._fail(error)
 
     def _fail(self, error: NaiadError) -> None:
-        if self.error is None:
+        if self.error is None and not self.is_closed:
             self.error = error
             self.error_since_s = time.monotonic()
 
@@ -188,16 +188,17 @@ class ResponseStream:
                 step = self._next(build, build_probe)
             if step is None:
                 return
-            tensors, final = step
+            said, final = step
             self.last_sent_s = time.monotonic()
-            if final and self.error is not None:
-                self.sender.send_error(self.error)
+            if isinstance(said, NaiadError):
+                self.sender.send_error(said)
             else:
-                self.sender.send(tensors, final=final)
+                self.sender.send(said, final=final)
 
     def _next(
         self, build: ResponseBuilder, build_probe: ResponseBuilder
-    ) -> tuple[Tensors | None, bool] | None:
+    ) -> tuple[Tensors | NaiadError, bool] | None:
+        """What to send now, and whether it is the last; None: nothing yet."""
         if self.is_closed:
             return None
         if self.error is not None:
@@ -205,7 +206,7 @@ class ResponseStream:
             if self.is_waiting_for_acks and waited_s < ERROR_PATIENCE_S:
                 return None
             self.is_closed = True
-            return None, True
+            return self.error, True
         for row in self.rows:
             if row.may_send(self.request.streaming) and (self._has_started or not row.never_started):
                 return self._take(row, build)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +13,8 @@ from naiad.triton_server.request_fields import INT32_MAX, Array, decoded, num_ut
 
 DEFAULT_MAX_TOKENS = 16
 
-_decode_json = msgspec.json.Decoder().decode
+_decoder = msgspec.json.Decoder()
+_TRUTHS = {"true": True, "false": False}
 
 
 def read_sampling_parameters(tensor: Array | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,8 +32,8 @@ def read_sampling_parameters(tensor: Array | None, parameters: Mapping[str, Any]
         return sent
     text = decoded("sampling_parameters", tensor.item())
     try:
-        read = _decode_json(text) if text.strip() else {}
-    except msgspec.DecodeError as error:
+        read = _json(text) if text.strip() else {}
+    except ValueError as error:
         raise InvalidRequestError(f"sampling_parameters is not JSON: {error}") from None
     if not isinstance(read, dict):
         raise InvalidRequestError("sampling_parameters: expected a JSON object")
@@ -93,17 +93,29 @@ def _as_row(name: str, value: Any) -> Array:
     return np.array([items])
 
 
+def _json(text: str) -> Any:
+    """What a JSON text says.
+
+    Raises:
+        ValueError: it is none, or nested too deeply.
+    """
+    try:
+        return _decoder.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
 def _parsed(name: str, value: Any, kind: type[Any], expected: str) -> Any:
     """A value of this kind, or the text of one."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value.lower()) if kind is bool else kind(value)
-        except ValueError:
-            raise _refusal(name, value, expected) from None
-    if kind is int and isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+    try:
+        if isinstance(value, str):
+            value = _TRUTHS[value.strip().lower()] if kind is bool else kind(value)
+        if kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+    except (KeyError, ValueError, OverflowError):
+        raise _refusal(name, value, expected) from None
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
         raise _refusal(name, value, expected)
     return value
@@ -153,8 +165,8 @@ def _listed(name: str, value: Any, kind: type[Any], expected: str) -> list[Any]:
     """A list, or the JSON text of one."""
     if isinstance(value, str):
         try:
-            value = _decode_json(value)
-        except msgspec.DecodeError:
+            value = _json(value)
+        except ValueError:
             raise _refusal(name, value, expected) from None
     if not isinstance(value, list):
         raise _refusal(name, value, expected)
@@ -171,19 +183,31 @@ def _ids(field: str) -> Callable[[str, Any], dict[str, Any]]:
 
 def _words(field: str) -> Callable[[str, Any], dict[str, Any]]:
     def read(name: str, value: Any) -> dict[str, Any]:
-        is_one = isinstance(value, str) and not value.lstrip().startswith("[")
-        words = [value] if is_one else _listed(name, value, str, "a list of strings")
+        if isinstance(value, str):
+            words = _written_list(value)
+        else:
+            words = _listed(name, value, str, "a list of strings")
         return {field: words} if words else {}
 
     return read
+
+
+def _written_list(text: str) -> list[str]:
+    """The strings of a JSON list of strings; any other text is a word itself, as "[INST]" is."""
+    try:
+        words = _json(text)
+    except ValueError:
+        return [text]
+    is_list = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    return words if is_list else [text]
 
 
 def _logit_bias(name: str, value: Any) -> dict[str, Any]:
     expected = "an object of token ids and numbers"
     if isinstance(value, str):
         try:
-            value = _decode_json(value)
-        except msgspec.DecodeError:
+            value = _json(value)
+        except ValueError:
             raise _refusal(name, value, expected) from None
     if not isinstance(value, dict):
         raise _refusal(name, value, expected)
@@ -246,7 +270,7 @@ def _check_is_off(name: str, value: Any) -> None:
     meant = value
     if isinstance(value, str) and value:
         try:
-            meant = json.loads(value.lower())
+            meant = _json(value.lower())
         except ValueError:
             meant = value
     if meant is not None and not any(type(meant) is type(each) and meant == each for each in off):
