@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,11 +76,11 @@ def write_report(name: str, settings: Mapping[str, Any], results: Sequence[Mappi
         "commit": _commit(),
         "machine": machine(),
         "settings": dict(settings),
-        "results": list(results),
+        "results": [{name: _figure(value) for name, value in row.items()} for row in results],
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{now:%Y-%m-%d-%H%M%S}-{name}.json"
-    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     return path.relative_to(ROOT)
 
 
@@ -87,6 +88,11 @@ def plot_path(name: str) -> Path:
     """Where a measurement's newest plot belongs."""
     RESULTS.mkdir(exist_ok=True)
     return RESULTS / f"{name}.png"
+
+
+def _figure(value: Any) -> Any:
+    """None for what there is no figure of: JSON has no NaN."""
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _commit() -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import transformers
+from perf.common.arguments import at_least
 from perf.common.report import plot_path, write_report
 
 from naiad.cli.fetch_model import resolve_model
@@ -130,7 +131,7 @@ def _parse() -> argparse.Namespace:
         action="store_true",
         help="try every draft, whether it pays or not: for its acceptance",
     )
-    parser.add_argument("--output-tokens", type=int, default=120, metavar="N")
+    parser.add_argument("--output-tokens", type=at_least(2), default=120, metavar="N")
     parser.add_argument("--full-batch", type=int, default=32, metavar="N")
     parser.add_argument("--repeats", type=int, default=2, metavar="N")
     return parser.parse_args()

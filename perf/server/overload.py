@@ -10,6 +10,7 @@ another tenant that sends little, and then floods.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import Any
 
@@ -20,6 +21,7 @@ from perf.server.serve_process import naiad_serve
 
 from naiad.cli.fetch_model import resolve_model
 from naiad.config import ModelConfig
+from naiad.errors import InternalError
 
 _LOADS = (0.5, 1.0, 2.0, 3.0)
 
@@ -68,7 +70,10 @@ def _saturated_rate(url: str, args: argparse.Namespace, vocab_size: int) -> floa
     shape = Shape(1000.0, num_requests / 1000.0, args.prompt_tokens, args.output_tokens)
     run(url, poisson(shape, vocab_size, seed=1)[:2])
     arrivals = poisson(shape, vocab_size, seed=2)[:num_requests]
-    return summarize(run(url, arrivals)).goodput / args.output_tokens
+    summary = summarize(run(url, arrivals))
+    if summary.num_failed or not summary.num_served:
+        raise InternalError(f"{summary.num_failed} requests failed, {summary.num_served} were served")
+    return summary.goodput / args.output_tokens
 
 
 def _tenants(url: str, args: argparse.Namespace, vocab_size: int, rate: float) -> list[dict[str, Any]]:
@@ -82,6 +87,7 @@ def _tenants(url: str, args: argparse.Namespace, vocab_size: int, rate: float) -
         answers = run(url, arrivals)
         summary = summarize([answer for answer in answers if answer.arrival.tenant == "quiet"])
         row = {"tenant": "quiet", "is": name, **_figures(summary)}
+        row["failed"] = summarize(answers).num_failed
         print(
             f"quiet tenant {name:<22} ttft p50 {row['ttft_p50_s']} s, p90 {row['ttft_p90_s']} s "
             f"({row['served']} served)",
@@ -92,7 +98,7 @@ def _tenants(url: str, args: argparse.Namespace, vocab_size: int, rate: float) -
 
 
 def _figures(summary: Summary) -> dict[str, Any]:
-    first, refusal = summary.first_token_s or [0.0], summary.refusal_s or [0.0]
+    first, refusal = summary.first_token_s or [math.nan], summary.refusal_s or [math.nan]
     return {
         "sent": summary.num_sent,
         "served": summary.num_served,

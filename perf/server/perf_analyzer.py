@@ -94,6 +94,8 @@ def run_level(tool: Tool, url: str, level: tuple[str, float, int], args: argpars
             ]
         )
         exported = json.loads(export.read_text())["experiments"][0]["requests"]
+    if len(exported) < num_requests:
+        raise InternalError(f"{len(exported)} of {num_requests} requests were answered")
     return {"by": kind, "level": value} | figures(exported, args.output_tokens)
 
 

@@ -56,7 +56,8 @@ def main() -> int:
                 parser.error(f"no request of the trace comes in {args.duration_s:g} s at speed {speed:g}")
             limits = Limits(args.slo_ttft_s, args.slo_itl_s)
             row = figures(run(server.grpc, arrivals), limits, args.duration_s)
-            results.append({"speed": speed, "offered/s": round(len(arrivals) / args.duration_s, 2)} | row)
+            offered = {"speed": speed, "offered/s": round(len(arrivals) / args.duration_s, 2)}
+            results.append(offered | {"clipped": num_clipped} | row)
             print(f"speed {speed:g}: {num_clipped} of {len(arrivals)} clipped to {window} tokens", flush=True)
     print(
         f"prompts × {args.prompt_scale:g}, outputs × {args.output_scale:g}; good: first token within "

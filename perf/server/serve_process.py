@@ -56,7 +56,11 @@ def naiad_serve(options: Sequence[str], environment: Mapping[str, str] | None = 
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        process.wait(_STOP_TIMEOUT_S)
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
 
 
 def _wait_until_ready(process: subprocess.Popen[str]) -> Served:

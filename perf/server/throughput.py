@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from perf.common.arguments import at_least
 from perf.common.report import print_table, write_results
 from perf.common.transformers_generate import transformers_generate
 from perf.common.word_prompts import single_token_words, word_prompts
@@ -89,7 +90,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     parser.add_argument("--concurrency", default="1,8,32", metavar="N,…")
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
-    parser.add_argument("--output-tokens", type=int, default=128, metavar="N", help="at least 2")
+    parser.add_argument("--output-tokens", type=at_least(2), default=128, metavar="N")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="the median is reported")
     return parser.parse_args()
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from perf.common.arguments import at_least
 from perf.common.plots import Panel, save_panels
 from perf.common.report import print_rows, write_report
 from perf.common.word_prompts import single_token_words, word_prompts
@@ -158,7 +159,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     parser.add_argument("--concurrency", type=int, default=32, metavar="N")
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
-    parser.add_argument("--output-tokens", type=int, default=128, metavar="N", help="at least 2")
+    parser.add_argument("--output-tokens", type=at_least(2), default=128, metavar="N")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="turns")
     return parser.parse_args()
 

@@ -53,6 +53,7 @@ def test_logits_are_asked_of_the_engine() -> None:
     ("prompt_length", "sent"),
     [
         (1024, {"return_context_logits": True}),
+        (512, {"return_context_logits": True, "streaming": True}),
         (3, {"return_generation_logits": True, "request_output_len": 1024}),
         (3, {"return_generation_logits": True, "request_output_len": 64, "num_return_sequences": 16}),
         (24, {"return_context_logits": True, "return_generation_logits": True, "request_output_len": 1000}),
@@ -69,6 +70,7 @@ def test_256_mib_of_logits_are_allowed(prompt_length: int, sent: dict[str, Any])
     ("prompt_length", "sent", "num_positions"),
     [
         (1025, {"return_context_logits": True}, 1025),
+        (513, {"return_context_logits": True, "streaming": True}, 1026),
         (3, {"return_generation_logits": True, "request_output_len": 1025}, 1025),
         (3, {"return_generation_logits": True, "request_output_len": 65, "num_return_sequences": 16}, 1040),
         (

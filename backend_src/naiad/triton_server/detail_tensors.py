@@ -20,8 +20,8 @@ def detail_tensors(wishes: OutputWishes, num_prompt_tokens: int, chunk: RequestO
         With return_log_probs: output_log_probs [1, 1, n] and cum_log_probs [1, 1] float32. With
         num_log_probs = N: top_log_prob_ids int32 and top_log_probs float32 [1, n, N]. With
         return_generation_logits: generation_logits [1, 1, n, V] float32, if n > 0. With
-        return_context_logits: context_logits [1, num_prompt_tokens, V] float32, on the chunk
-        that has them.
+        return_context_logits: context_logits [1, num_prompt_tokens, V] float32, on chunks that
+        have them: a row's first and last.
     """
     tensors: Tensors = {}
     if wishes.log_probs:

@@ -63,20 +63,24 @@ def read_wishes(scalars: Mapping[str, Scalar | None]) -> OutputWishes:
     )
 
 
-def check_logits_size(wishes: OutputWishes, lengths: Sequence[tuple[int, int]], vocab_size: int) -> None:
+def check_logits_size(
+    wishes: OutputWishes, lengths: Sequence[tuple[int, int]], vocab_size: int, *, is_streaming: bool
+) -> None:
     """Refuse a request whose logits would be too many.
 
     Args:
         wishes: what it wants.
         lengths: of each row the prompt's tokens and the new ones at most.
         vocab_size: logits of one position.
+        is_streaming: whether its answer comes in several responses.
 
     Raises:
         InvalidRequestError: names the bytes that it would take.
     """
     num_positions = 0
     if wishes.context_logits:
-        num_positions += sum(num_prompt_tokens for num_prompt_tokens, _ in lengths)
+        num_times = 2 if is_streaming else 1  # with the first response and with the last
+        num_positions += num_times * sum(num_prompt_tokens for num_prompt_tokens, _ in lengths)
     if wishes.generation_logits:
         num_positions += wishes.num_return_sequences * sum(max_tokens for _, max_tokens in lengths)
     num_bytes = num_positions * vocab_size * _BYTES_PER_LOGIT

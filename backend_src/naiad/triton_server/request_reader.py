@@ -133,7 +133,7 @@ def read_request(source: RequestSource, limits: ModelLimits) -> GenerateRequest 
         for row, values in zip(by_row, scalars, strict=True)
     ]
     lengths = [(len(row.prompt_token_ids), row.params.max_tokens) for row in rows]
-    check_logits_size(wishes, lengths, limits.vocab_size)
+    check_logits_size(wishes, lengths, limits.vocab_size, is_streaming=bool(common["stream"]))
     exclude_input = common["exclude_input_in_output"]
     return GenerateRequest(
         request_id=source.request_id,
