@@ -6,13 +6,15 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, FakeSender, llm_source
 from naiad.errors import InternalError
-from naiad.outputs import RequestOutput
+from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import FinishReason
 from naiad.triton_server.client_watch import (
+    LONGEST_S,
     MAX_POLLS,
     MAX_PROBES,
     PROBE_PERIOD_S,
     ROUND_S,
+    StepPace,
     streams_to_poll,
     streams_to_probe,
 )
@@ -83,11 +85,40 @@ def test_direct_streams_take_turns() -> None:
     streams = new_streams(3 * MAX_POLLS, has_detokenizer=False)
     polled = []
     for number in range(3):
-        batch = streams_to_poll(streams)
+        batch = streams_to_poll(streams, NOW_S)
         for stream in batch:
             stream.last_polled_s = NOW_S + number
         polled += batch
     assert polled == streams
+
+
+def test_nobody_is_asked_twice_in_a_step() -> None:
+    pace = StepPace()
+    pace.take(EngineStats(total_steps=1, num_running=2), NOW_S)
+    assert pace.period_s == 0
+    pace.take(EngineStats(total_steps=3, num_running=2), NOW_S + 0.4)
+    assert pace.period_s == pytest.approx(0.2)
+    direct = new_streams(1, has_detokenizer=False)
+    direct[0].last_polled_s = NOW_S
+    assert streams_to_poll(direct, NOW_S + 0.19, pace.period_s) == []
+    assert streams_to_poll(direct, NOW_S + 0.21, pace.period_s) == direct
+    silent = new_streams(1, has_detokenizer=True)
+    silent[0].last_sent_s = NOW_S
+    assert streams_to_probe(silent, NOW_S + 0.19, pace.period_s) == []
+    assert streams_to_probe(silent, NOW_S + 0.21, pace.period_s) == silent
+
+
+def test_the_pace_is_that_of_steps_that_follow_each_other() -> None:
+    pace = StepPace()
+    pace.take(EngineStats(total_steps=1, num_running=1), NOW_S)
+    pace.take(EngineStats(total_steps=2), NOW_S + 9)
+    assert pace.period_s == LONGEST_S
+    pace.take(EngineStats(total_steps=3, num_running=1), NOW_S + 10)  # the engine had rested
+    assert pace.period_s == 0
+    pace.take(EngineStats(total_steps=4, num_running=1), NOW_S + 10.125)
+    assert pace.period_s == pytest.approx(0.125)
+    pace.take(EngineStats(total_steps=2, num_running=1), NOW_S + 11)  # another engine
+    assert pace.period_s == 0
 
 
 def test_who_needs_no_poll_gets_none() -> None:
@@ -95,7 +126,7 @@ def test_who_needs_no_poll_gets_none() -> None:
     streams[0].is_cancelling = True
     streams[1].is_closed = True
     streams[2].fail(InternalError("x"))
-    assert streams_to_poll([*streams, *new_streams(1, has_detokenizer=True)]) == []
+    assert streams_to_poll([*streams, *new_streams(1, has_detokenizer=True)], NOW_S) == []
 
 
 def test_who_streams_and_has_begun_is_asked_after_a_longer_silence() -> None:

@@ -7,7 +7,8 @@ So a probe is needed only where nothing was sent for a while: for one that strea
 longer while, as each step brings it a token, and the steps of a crowd are long. Both cost time that
 the engine would use: on two busy cores about 1 ms a probe and 0.1 ms a poll, all processes together.
 So a round asks only so many clients, those first that have waited longest: 400 probes and 1,600 polls
-a second at most, which is 32 silent clients each 80 ms.
+a second at most, which is 32 silent clients each 80 ms. And nobody is asked again before the engine has
+made a step, after which it can end a sequence; of steps longer than `LONGEST_S` so long at most.
 """
 
 from __future__ import annotations
@@ -15,26 +16,63 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
+from naiad.outputs import EngineStats
 from naiad.triton_server.response_stream import ResponseStream
 
 ROUND_S = 0.02
 PROBE_PERIOD_S = 0.06
 STREAMING_PROBE_PERIOD_S = 0.6
+LONGEST_S = 0.25
 MAX_PROBES = 8
 MAX_POLLS = 32
 # Blocks are held by sequences that have begun, so their clients are asked more often in a crowd.
 _BEGUN_WEIGHT = 4
 
 
-def streams_to_poll(streams: Iterable[ResponseStream]) -> list[ResponseStream]:
-    """Direct streams whose turn it is: the next `MAX_POLLS`, those first that were not asked for longest."""
-    direct = [stream for stream in streams if stream.wants_poll]
+class StepPace:
+    """How long the engine's steps take now."""
+
+    def __init__(self) -> None:
+        """Nothing is known: as if they took no time."""
+        self._told = EngineStats()
+        self._told_at_s = 0.0
+        self._step_s = 0.0
+
+    def take(self, stats: EngineStats, now_s: float) -> None:
+        """The engine said this."""
+        num_steps = stats.total_steps - self._told.total_steps
+        if num_steps == 0:
+            return
+        had_work = self._told.num_running + self._told.num_waiting > 0
+        # What came behind a rest, or from an engine that was started again, tells nothing.
+        self._step_s = (now_s - self._told_at_s) / num_steps if had_work and num_steps > 0 else 0.0
+        self._told, self._told_at_s = stats, now_s
+
+    @property
+    def period_s(self) -> float:
+        """Seconds of the last step, at most `LONGEST_S`."""
+        return min(self._step_s, LONGEST_S)
+
+
+def streams_to_poll(
+    streams: Iterable[ResponseStream], now_s: float, step_s: float = 0.0
+) -> list[ResponseStream]:
+    """Direct streams whose turn it is: the next `MAX_POLLS`, those first that were not asked for longest.
+
+    Args:
+        streams: all that are open.
+        now_s: by the monotonic clock.
+        step_s: nobody is asked more often.
+    """
+    direct = [stream for stream in streams if stream.wants_poll and now_s - stream.last_polled_s >= step_s]
     return heapq.nsmallest(MAX_POLLS, direct, key=lambda stream: stream.last_polled_s)
 
 
-def streams_to_probe(streams: Iterable[ResponseStream], now_s: float) -> list[ResponseStream]:
-    """Silent streams before a detokenizer whose turn it is: the next `MAX_PROBES`."""
-    silent = [stream for stream in streams if stream.wants_probe(now_s, _period_s(stream))]
+def streams_to_probe(
+    streams: Iterable[ResponseStream], now_s: float, step_s: float = 0.0
+) -> list[ResponseStream]:
+    """Silent streams before a detokenizer whose turn it is: the next `MAX_PROBES`; arguments as above."""
+    silent = [stream for stream in streams if stream.wants_probe(now_s, max(_period_s(stream), step_s))]
     return heapq.nlargest(MAX_PROBES, silent, key=lambda stream: _urgency(stream, now_s))
 
 

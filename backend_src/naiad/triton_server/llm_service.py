@@ -24,7 +24,7 @@ from naiad.errors import (
 )
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
-from naiad.triton_server.client_watch import ROUND_S, streams_to_poll, streams_to_probe
+from naiad.triton_server.client_watch import ROUND_S, StepPace, streams_to_poll, streams_to_probe
 from naiad.triton_server.engine_requests import engine_requests, new_stream_rows
 from naiad.triton_server.lasting_stats import LastingStats
 from naiad.triton_server.observations import Observations
@@ -80,6 +80,7 @@ class LLMService:
         self._senders = SenderPool(NUM_SENDERS, self._flush)
         self.observations = Observations()
         self._stats = LastingStats()
+        self._pace = StepPace()
 
     @property
     def stats(self) -> EngineStats:
@@ -109,6 +110,7 @@ class LLMService:
         self.observations.take_outputs(outputs)
         if stats is not None:
             self._stats.take(stats)
+            self._pace.take(stats, time.monotonic())
         touched: dict[int, ResponseStream] = {}
         for output in outputs:
             with self._lock:
@@ -133,10 +135,11 @@ class LLMService:
             if found is None:
                 continue
             stream, row = found
-            stream.acknowledge(row, ack.num_chunks)
+            has_waited = stream.acknowledge(row, ack.num_chunks)
             if ack.is_cancelled:
                 self._cancel(stream)
-            self._senders.schedule(stream)
+            if has_waited:
+                self._senders.schedule(stream)
 
     def engine_lost(self, sequence_ids: Collection[int] | None = None) -> None:
         """An engine process ended: open streams of these sequences (None: all) get an error and FINAL."""
@@ -167,11 +170,11 @@ class LLMService:
         """
         now_s = time.monotonic()
         streams = self.open_streams()
-        for stream in streams_to_poll(streams):
+        for stream in streams_to_poll(streams, now_s, self._pace.period_s):
             stream.last_polled_s = now_s
             if stream.sender.is_cancelled():
                 self._cancel(stream)
-        for stream in streams_to_probe(streams, now_s):
+        for stream in streams_to_probe(streams, now_s, self._pace.period_s):
             stream.is_probe_due = True
             self._senders.schedule(stream)
         for stream in streams:

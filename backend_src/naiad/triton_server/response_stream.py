@@ -136,10 +136,11 @@ class ResponseStream:
             self.error = error
             self.error_since_s = time.monotonic()
 
-    def acknowledge(self, row: StreamRow, num_chunks: int) -> None:
-        """The detokenizer has dealt with chunks of this row."""
+    def acknowledge(self, row: StreamRow, num_chunks: int) -> bool:
+        """The detokenizer has dealt with chunks of this row; whether something has waited for that."""
         with self.lock:
             row.outstanding = max(0, row.outstanding - num_chunks)
+            return row.pending is not None or self.error is not None
 
     def live_sequence_ids(self) -> list[int]:
         """Sequences that have not ended."""
