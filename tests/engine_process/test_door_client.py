@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.engine_harness import Recorder, fake_command, make_request, wait_until
-from helpers.fake_engine_child import REFUSED_ID, SLOW_ID
+from helpers.fake_engine_child import HELD_ID, REFUSED_ID, SLOW_ID, let_go
 from naiad.config import EngineConfig
 from naiad.engine_process import DoorClient, EngineClient
 from naiad.errors import InternalError, UnavailableError
@@ -133,15 +133,17 @@ def test_a_lost_engine_is_told_once_and_the_next_one_serves(visit: Visit, start_
 
 
 def test_the_newest_engine_takes_what_is_new_and_the_old_ends_its_own(
-    visit: Visit, start_owner: StartOwner
+    visit: Visit, start_owner: StartOwner, socket_dir: Path
 ) -> None:
     old = start_owner("llm.0.engine")
     visitor = visit()
     visitor.wait_until_served()
-    visitor.client.submit([make_request(1, SLOW_ID, max_tokens=300)])
+    visitor.client.submit([make_request(1, HELD_ID)])
     visitor.recorder.wait_started(1)
     start_owner("llm.1.engine")
     wait_until(lambda: sum(each.info is not None for each in list(visitor.client._connections.values())) == 2)
+    assert visitor.recorder.reason(1) is None
+    let_go(socket_dir)
     old.close(timeout_s=20)
     visitor.recorder.wait_finished(1)
     assert visitor.recorder.reason(1) is FinishReason.LENGTH

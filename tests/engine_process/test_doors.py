@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.engine_harness import RawDoor, Recorder, make_request
-from helpers.fake_engine_child import FAILING_ID, SLOW_ID
+from helpers.fake_engine_child import FAILING_ID, HELD_ID, SLOW_ID, let_go
 from naiad.engine_process import EngineClient
 from naiad.engine_process.protocol import (
     MAX_FRAME_BYTES,
@@ -65,12 +65,14 @@ def test_doors_may_use_the_same_sequence_ids(served: Served, door: RawDoor) -> N
     assert recorder.token_ids(1) == [10, 11, 12]
 
 
-def test_abort_reaches_only_the_doors_own_sequence(served: Served, door: RawDoor) -> None:
+def test_abort_reaches_only_the_doors_own_sequence(served: Served, door: RawDoor, socket_dir: Path) -> None:
     client, recorder = served
-    client.submit([make_request(1, SLOW_ID, max_tokens=30)])
+    client.submit([make_request(1, HELD_ID)])
+    recorder.wait_started(1)
     door.send(AddRequests([make_request(1, SLOW_ID, max_tokens=10**6)]))
     door.send(Abort([1]))
     tokens_until_finished(door, 1)
+    let_go(socket_dir)
     recorder.wait_finished(1)
     assert recorder.reason(1) is FinishReason.LENGTH
 
@@ -125,14 +127,16 @@ def test_only_the_owner_may_end_the_engine(served: Served, door: RawDoor) -> Non
     assert recorder.reason(1) is FinishReason.LENGTH
 
 
-def test_draining_engine_refuses_new_sequences(served: Served) -> None:
+def test_draining_engine_refuses_new_sequences(served: Served, socket_dir: Path) -> None:
     client, recorder = served
-    client.submit([make_request(1, SLOW_ID, max_tokens=200)])
+    client.submit([make_request(1, HELD_ID)])
     recorder.wait_started(1)
     client._child.send(encode_frame(Drain()))  # type: ignore[union-attr]
     client._child.send(encode_frame(AddRequests([make_request(2, first_id=4)])))  # type: ignore[union-attr]
-    recorder.wait_finished(1, 2)
+    recorder.wait_finished(2)
     assert recorder.outputs[2][-1].error_status == "UNAVAILABLE"
+    let_go(socket_dir)
+    recorder.wait_finished(1)
     assert recorder.reason(1) is FinishReason.LENGTH
 
 

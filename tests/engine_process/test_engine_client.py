@@ -114,7 +114,7 @@ def test_refused_requests_take_no_room(served: Served) -> None:
 
 
 def test_request_that_can_not_be_encoded_leaves_nothing_behind(make_client: MakeClient) -> None:
-    client, recorder = make_client(watchdog_s=0.5)
+    client, recorder = make_client(watchdog_s=1.0)
     client.start()
     with pytest.raises(InternalError, match="can not be sent to the engine"):
         client.submit([make_request(1, first_id=4), make_request(2, first_id=2**64)])
@@ -160,7 +160,7 @@ def test_start_that_takes_too_long_is_an_error_and_leaves_no_process(
     with pytest.raises(StartupError, match="not get ready in time"):
         client.start()
     assert client.pid is None
-    assert not (socket_dir / "engine.sock").exists()
+    assert not (socket_dir / "llm.engine").exists()
 
 
 def test_command_that_does_not_exist_is_an_error(socket_dir: Path) -> None:

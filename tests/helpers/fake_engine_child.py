@@ -22,6 +22,13 @@ FAILING_ID = 901
 STUCK_ID = 902
 SLOW_ID = 903
 LAST_ID = 904  # what an aborted sequence had held back
+HELD_ID = 905  # goes on until `let_go`, slowly
+_LET_GO = "let-go"
+
+
+def let_go(model_dir: Path) -> None:
+    """End sequences that are held, as if they had all of their tokens."""
+    (model_dir / _LET_GO).touch()
 
 
 class FakeModel:
@@ -33,7 +40,8 @@ class FakeEngine:
     max_model_len = 64
     model_config = FakeModel()
 
-    def __init__(self) -> None:
+    def __init__(self, model_dir: Path) -> None:
+        self._let_go = model_dir / _LET_GO
         self._live: dict[int, EngineRequest] = {}
         self._num_done: dict[int, int] = {}
         self._num_steps = 0
@@ -65,14 +73,17 @@ class FakeEngine:
             raise RuntimeError("a secret detail")
         if STUCK_ID in firsts:
             time.sleep(60)
-        if SLOW_ID in firsts:
+        if firsts & {SLOW_ID, HELD_ID}:
             time.sleep(0.005)
         return [self._advance(sequence_id, request) for sequence_id, request in list(self._live.items())]
 
     def _advance(self, sequence_id: int, request: EngineRequest) -> RequestOutput:
         token_id = request.prompt_token_ids[0] + self._num_done[sequence_id]
         self._num_done[sequence_id] += 1
-        is_last = self._num_done[sequence_id] == request.params.max_tokens
+        if request.prompt_token_ids[0] == HELD_ID:
+            is_last = self._let_go.exists()
+        else:
+            is_last = self._num_done[sequence_id] == request.params.max_tokens
         if is_last:
             del self._live[sequence_id]
         return RequestOutput(sequence_id, [token_id], finish_reason=FinishReason.LENGTH if is_last else None)
@@ -94,7 +105,7 @@ def build(behaviour: str, model_dir: str) -> FakeEngine:
             flag.unlink()
             raise ModelError("not this time")
         flag.touch()
-    return FakeEngine()
+    return FakeEngine(Path(model_dir))
 
 
 def main() -> None:

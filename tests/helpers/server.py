@@ -14,11 +14,12 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 SETTLED_S = 1.0
+Read = TypeVar("Read")
 READY = re.compile(r"ready: http=(\S+) grpc=(\S+) metrics=(\S+)")
 
 
@@ -63,13 +64,7 @@ class Server:
 
         What a request brings is written a moment after its last response.
         """
-        value, since_s = self.metric(name, **labels), time.monotonic()
-        while time.monotonic() - since_s < SETTLED_S:
-            time.sleep(0.05)
-            now = self.metric(name, **labels)
-            if now != value:
-                value, since_s = now, time.monotonic()
-        return value
+        return settled(lambda: self.metric(name, **labels))
 
     def used_blocks(self) -> float:
         """KV cache blocks in use."""
@@ -123,7 +118,7 @@ def run_serve(options: Sequence[str], timeout_s: float = 60) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 10) -> float:
+def eventually(condition: Callable[[], bool], timeout_s: float = 30) -> float:
     """Wait until it holds; the seconds it took."""
     start = time.monotonic()
     while not condition():
@@ -131,6 +126,37 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 10) -> float:
             raise AssertionError(f"did not happen within {timeout_s} s")
         time.sleep(0.01)
     return time.monotonic() - start
+
+
+def settled(read: Callable[[], Read]) -> Read:
+    """What is read once it has not changed for a while."""
+    value, since_s = read(), time.monotonic()
+    while time.monotonic() - since_s < SETTLED_S:
+        time.sleep(0.05)
+        now = read()
+        if now != value:
+            value, since_s = now, time.monotonic()
+    return value
+
+
+def reached(read: Callable[[], Read], expected: Read, timeout_s: float = 30) -> Read:
+    """What is read once it has been as expected, or in vain was waited for, and has settled."""
+    give_up_s = time.monotonic() + timeout_s
+    while read() != expected and time.monotonic() < give_up_s:
+        time.sleep(0.05)
+    return settled(read)
+
+
+def gone(processes: Sequence[psutil.Process]) -> bool:
+    """Whether all have ended; a zombie has."""
+    return not any(_is_alive(process) for process in processes)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _read(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 
 from naiad.errors import NaiadError
 from naiad.sequence import EngineRequest
+from naiad.triton_server.llm_service import NUM_SENDERS, LLMService
 from naiad.triton_server.request_limits import ModelLimits
+from naiad.triton_server.response_stream import StreamRow
 
 LIMITS = ModelLimits(max_model_len=100, vocab_size=1000, eos_token_ids=(2,), exclude_input_in_output=False)
 
@@ -99,3 +102,24 @@ class CountedIds:
     def __call__(self, num_sequences: int) -> int:
         self._next_id += num_sequences
         return self._next_id - num_sequences
+
+
+class _Marker:
+    """Goes through a sender's queue as a stream does."""
+
+    is_closed = False
+
+    def __init__(self, number: int) -> None:
+        self.rows = [StreamRow(0, number)]
+        self.was_seen = threading.Event()
+
+    def flush(self, *_: object) -> None:
+        self.was_seen.set()
+
+
+def let_senders_finish(service: LLMService) -> None:
+    """Wait until what was to be sent by now has been sent, or has been left for later."""
+    markers = [_Marker(number) for number in range(NUM_SENDERS)]
+    for marker in markers:
+        service._senders.schedule(marker)  # type: ignore[arg-type]
+    assert all(marker.was_seen.wait(30) for marker in markers), "a sender does not come to an end"

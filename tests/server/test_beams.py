@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -245,11 +244,16 @@ def is_idle(server: Server) -> bool:
     return active == 0 and server.used_blocks() == 0
 
 
+def num_steps(server: Server) -> float:
+    return server.metric("nv_trt_llm_general_metrics", general_type="iteration_counter")
+
+
 @pytest.mark.parametrize("model", ["llm", "ensemble"])
 def test_a_client_that_goes_away_ends_the_search(server: Server, tokenizer: Any, model: str) -> None:
     more = {"beam_width": 4, "ignore_eos": True, "early_stopping": False}
     inputs = direct(tokenizer.encode(PROMPT)) if model == "llm" else texts()
     inputs |= more | {"request_output_len" if model == "llm" else "max_tokens": 1500}
+    eventually(lambda: is_idle(server))
     stream = Stream(server.grpc, model, inputs)
     eventually(lambda: server.used_blocks() > 0)
     stream.cancel()
@@ -263,11 +267,12 @@ def test_stop_and_deadline_give_the_beams_so_far(server: Server, tokenizer: Any,
     long |= {"stop_token_ids": []}
     inputs = direct(tokenizer.encode(PROMPT)) if model == "llm" else texts()
     inputs |= long | {"request_output_len" if model == "llm" else "max_tokens": 1500}
+    eventually(lambda: is_idle(server))
+    before = num_steps(server)
     stream = Stream(server.grpc, model, inputs, request_id="search")
-    eventually(lambda: server.used_blocks() > 0)
-    threading.Event().wait(0.5)
+    eventually(lambda: num_steps(server) > before + 5)
     ask(server.grpc, "llm", llm_inputs([5], 1, stop=True), request_id="search")
-    ends = {b"cancelled": stream.join(), b"timeout": ask(server.grpc, model, inputs, timeout=1_000_000)}
+    ends = {b"cancelled": stream.join(), b"timeout": ask(server.grpc, model, inputs, timeout=1_500_000)}
     for reason, outcome in ends.items():
         assert (outcome.errors, outcome.num_finals) == ([], 1)
         told = [response for response in outcome.responses if "finish_reason" in response]

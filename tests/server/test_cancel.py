@@ -14,12 +14,18 @@ import pytest
 from helpers.raw_grpc import Stream, ask, llm_inputs, text_inputs
 from helpers.server import Server, eventually
 
-LONG = [1000 + i % 3000 for i in range(1500)]
-LONG_TEXT = "The quick brown fox jumps over the lazy dog. " * 120
+LONG = [1000 + i % 3000 for i in range(1900)]
+LONG_TEXT = "The quick brown fox jumps over the lazy dog. " * 185
 
 
-def free_again(server: Server, timeout_s: float = 5) -> float:
-    return eventually(lambda: server.used_blocks() == 0, timeout_s)
+@pytest.fixture(autouse=True)
+def idle(server: Server) -> None:
+    """Blocks that are in use are then a test's own."""
+    free_again(server)
+
+
+def free_again(server: Server) -> float:
+    return eventually(lambda: server.used_blocks() == 0, 30)
 
 
 @pytest.mark.parametrize("model", ["llm", "ensemble", "text"])
@@ -46,7 +52,7 @@ def test_cancel_in_prefill(server: Server, model: str) -> None:
 @pytest.mark.parametrize("model", ["llm", "ensemble", "text"])
 def test_cancel_while_queued(server: Server, model: str) -> None:
     busy = [Stream(server.grpc, "llm", llm_inputs([5], 1900, ignore_eos=True)) for _ in range(32)]
-    eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="scheduled") == 32, 30)
+    eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="scheduled") == 32, 60)
     inputs = llm_inputs([1, 2, 3], 50) if model == "llm" else text_inputs("Once upon a time", 50)
     queued = Stream(server.grpc, model, inputs)
     eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="waiting") == 1)
@@ -66,6 +72,7 @@ def test_http_disconnect(server: Server) -> None:
         connection = http.client.HTTPConnection(server.http, timeout=30)
         connection.request("POST", f"/v2/models/{path}/generate_stream", json.dumps(body))
         connection.getresponse().read(20)
+        eventually(lambda: server.used_blocks() > 0)
         connection.close()
         free_again(server)
 

@@ -13,20 +13,16 @@ import psutil
 import pytest
 
 from helpers.raw_grpc import Outcome, Stream, ask, text_inputs
-from helpers.server import Server, eventually, start_server
+from helpers.server import Server, eventually, gone, start_server
 from naiad.cli.shared_memory import mapped_regions
 
-EXIT_TIMEOUT_S = 2
+EXIT_TIMEOUT_S = 3
 STREAMING = (True, False)
 MODELS = ("ensemble", "text")
 
 
 def story(number: int, is_streaming: bool) -> dict[str, Any]:
     return text_inputs(f"Story {number}", 4000, ignore_eos=True) | {"stream": is_streaming}
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    return all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in processes)
 
 
 def refused(server: Server) -> Outcome:
@@ -51,27 +47,27 @@ def test_signal_under_load(default_model_dir: Path, number: signal.Signals) -> N
     server.process.send_signal(number)
     late = refused(server)
     refused_s = time.monotonic() - start_s
-    outcomes = [stream.join(20) for stream in streams]
+    is_early = not any(stream.has_ended for stream in streams)
+    outcomes = [stream.join(30) for stream in streams]
     answered_s = time.monotonic() - start_s
-    code = server.process.wait(20)
+    code = server.process.wait(30)
     stopped_s = time.monotonic() - start_s
     print(f"refused {refused_s:.2f} s, answered {answered_s:.2f} s, stopped {stopped_s:.2f} s")
 
     assert code == 0, "\n".join(server.lines[-20:])
     assert (late.num_finals, late.responses) == (1, [])
     assert "the server is shutting down" in late.errors[0]
+    assert is_early
     for outcome in outcomes:
         assert (outcome.num_finals, len(outcome.errors), outcome.call_error) == (1, 1, "")
-        assert "did not finish in 2 s before the server stopped" in outcome.errors[0]
-    assert refused_s < 1
-    assert EXIT_TIMEOUT_S < answered_s < EXIT_TIMEOUT_S + 2
-    assert stopped_s < 10
-    assert gone(children)
+        assert "did not finish in 3 s before the server stopped" in outcome.errors[0]
+    assert answered_s > EXIT_TIMEOUT_S
+    eventually(lambda: gone(children))
     assert regions.isdisjoint(os.listdir("/dev/shm"))
 
 
 def test_stop_while_requests_keep_coming(default_model_dir: Path) -> None:
-    server = start_server(default_model_dir, "--dtype", "float32", "--exit-timeout-s", "1")
+    server = start_server(default_model_dir, "--dtype", "float32", "--exit-timeout-s", "2")
     outcomes: list[tuple[float, Outcome]] = []
 
     def keep_asking() -> None:
@@ -88,14 +84,13 @@ def test_stop_while_requests_keep_coming(default_model_dir: Path) -> None:
         assert stream.got_response.wait(60)
         start_s = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        code = server.process.wait(20)
+        code = server.process.wait(30)
         stopped_s = time.monotonic() - start_s
         for asker in askers:
             asker.result()
     print(f"stopped {stopped_s:.2f} s, longest answer {max(seconds for seconds, _ in outcomes):.2f} s")
     assert code == 0, "\n".join(server.lines[-20:])
-    assert stopped_s < 10
-    assert "did not finish in 1 s" in stream.join(5).errors[0]
+    assert "did not finish in 2 s" in stream.join(5).errors[0]
     assert any("shutting down" in outcome.errors[0] for _, outcome in outcomes if outcome.errors)
     # Once the models are unloaded, the server itself refuses, and without a FINAL.
     unfinished = [outcome for _, outcome in outcomes if outcome.num_finals != 1]

@@ -34,7 +34,7 @@ class Queue:
     """Requests behind one that holds the only slot until `open`."""
 
     def __init__(self, server: Server, pool: ThreadPoolExecutor) -> None:
-        self.finished: list[int] = []
+        self._started_ns: dict[int, int] = {}
         self._server, self._pool = server, pool
         self._asked: list[Future[None]] = []
         self._busy = Stream(server.grpc, "llm", llm_inputs([5], 1900, ignore_eos=True))
@@ -48,15 +48,16 @@ class Queue:
         return self._server.metric("nv_trt_llm_request_metrics", request_type="waiting")
 
     def open(self) -> list[int]:
-        """The lengths of the prompts, in the order in which they were served."""
+        """The lengths of the prompts, in the order in which they got the slot."""
         self._busy.cancel()
         for each in self._asked:
             each.result()
-        return self.finished
+        return sorted(self._started_ns, key=lambda length: self._started_ns[length])
 
     def _ask(self, way: str, num_prompt_tokens: int, **fields: int) -> None:
-        served(self._server, way, [7] * num_prompt_tokens, max_tokens=3, ignore_eos=True, **fields)
-        self.finished.append(num_prompt_tokens)
+        wishes = {"max_tokens": 3, "ignore_eos": True, "return_perf_metrics": True}
+        answer = served(self._server, way, [7] * num_prompt_tokens, **wishes, **fields)
+        self._started_ns[num_prompt_tokens] = answer.end("first_scheduled_time_ns")
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import pytest
 
 from helpers.raw_grpc import Stream, ask, text_inputs
 from helpers.served import served
-from helpers.server import Server, eventually, start_server
+from helpers.server import Server, eventually, gone, start_server
+from naiad.cli.shared_memory import mapped_regions
 
 TWO = text_inputs("Hello", 4, ignore_eos=True)
 
@@ -36,14 +37,6 @@ def seeded_text(server: Server) -> str:
     return served(server, "generate", "Once upon a time", max_tokens=24, **sampling).text
 
 
-def gone(processes: list[psutil.Process]) -> bool:
-    return all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in processes)
-
-
-def shm_files() -> set[str]:
-    return set(os.listdir("/dev/shm"))
-
-
 def test_killed_engine_ends_streams_with_an_error_and_comes_back(own_server: Server) -> None:
     engine, seeded = own_server.processes("naiad.engine_process")[0], seeded_text(own_server)
     streams = [
@@ -53,16 +46,14 @@ def test_killed_engine_ends_streams_with_an_error_and_comes_back(own_server: Ser
     ]
     for stream in streams:
         assert stream.got_response.wait(60)
-    killed_s = time.monotonic()
     engine.send_signal(signal.SIGKILL)
     outcomes = [stream.join(10) for stream in streams]
-    assert time.monotonic() - killed_s < 4
     for outcome in outcomes:
         assert (len(outcome.errors), outcome.num_finals) == (1, 1)
         assert "engine" in outcome.errors[0]
     refused = ask(own_server.grpc, "ensemble", TWO)
     assert "restart" in refused.errors[0]
-    eventually(lambda: serves(own_server), 20)
+    eventually(lambda: serves(own_server), 60)
     assert seeded_text(own_server) == seeded
 
 
@@ -75,7 +66,7 @@ def test_killed_stub_makes_naiad_serve_restart_the_server(own_server: Server, mo
     ]
     assert stubs
     stubs[0].send_signal(signal.SIGKILL)
-    eventually(lambda: gone(server_before), 15)
+    eventually(lambda: gone(server_before))
     eventually(lambda: serves(own_server), 60)
     assert seeded_text(own_server) == seeded
 
@@ -91,21 +82,22 @@ def test_killing_any_parent_leaves_no_engine_process(own_server: Server, victim:
         next(p for p in everything if p.name() == "tritonserver").kill()
     else:
         engine.parent().kill()
-    eventually(lambda: gone([engine]), 5)
+    eventually(lambda: gone([engine]))
     if victim == "supervisor":
-        eventually(lambda: gone(everything), 30)
+        eventually(lambda: gone(everything))
 
 
 def test_stopping_leaves_no_process_and_nothing_in_shared_memory(default_model_dir: Path) -> None:
-    before = shm_files()
     server = start_server(default_model_dir, "--dtype", "float32")
     children = psutil.Process(server.process.pid).children(recursive=True)
     assert serves(server)
+    regions = mapped_regions([child.pid for child in children])
+    assert regions
     start_s = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - start_s < 10
-    assert gone(children)
-    assert shm_files() - before == set()
+    assert time.monotonic() - start_s < 25  # nothing runs: it does not wait for the exit timeout, 30 s
+    eventually(lambda: gone(children), 5)
+    assert regions.isdisjoint(os.listdir("/dev/shm"))
 
 
 def test_sigterm_lets_running_streams_finish(own_server: Server) -> None:

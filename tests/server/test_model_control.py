@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -129,7 +130,7 @@ def test_unloading_gives_everything_back_and_loading_serves_again(controlled: Co
         controlled.unload()
         eventually(lambda: controlled.stubs() == controlled.engines() == [], 30)
         assert controlled.sockets() == set()
-        assert held.isdisjoint(os.listdir("/dev/shm"))
+        eventually(functools.partial(are_unmapped, held))
         assert "nv_trt_llm_request_metrics{" not in controlled.metrics_text()
         assert NOT_LOADED.search(controlled.sentence().errors[0])
         controlled.load()
@@ -166,7 +167,8 @@ def test_a_reload_takes_new_settings_and_lets_streams_of_the_old_end(controlled:
     eventually(lambda: "nv_trt_llm_request_metrics{" in controlled.metrics_text(), 10)
     eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="max") == 5, 10)
     of_the_door = len({"number", "metrics"})
-    assert len(controlled.sockets()) == len({"acks", "engine", "number", "metrics"}) + of_the_door
+    num_sockets = len({"acks", "engine", "number", "metrics"}) + of_the_door
+    eventually(lambda: len(controlled.sockets()) == num_sockets)
 
 
 def test_a_failed_reload_leaves_the_old_one_serving(controlled: Controlled) -> None:
@@ -182,7 +184,7 @@ def test_a_failed_reload_leaves_the_old_one_serving(controlled: Controlled) -> N
         controlled.edit(parameter(key, bad), parameter(key, good))
         assert whole(stream.join(60))
         assert controlled.sentence().text == text
-        assert (controlled.engines(), controlled.sockets()) == (engines, sockets)
+        eventually(lambda: (controlled.engines(), controlled.sockets()) == (engines, sockets))
 
 
 def test_a_new_version_serves_beside_the_old(controlled: Controlled) -> None:
@@ -202,6 +204,10 @@ def test_a_new_version_serves_beside_the_old(controlled: Controlled) -> None:
     assert whole(controlled.sentence())
     eventually(lambda: controlled.generated("2") - before[1] == 9 + TOKENS, 10)
     eventually(lambda: controlled.generated("1") - before[0] == 9, 10)
+
+
+def are_unmapped(regions: set[str]) -> bool:
+    return regions.isdisjoint(os.listdir("/dev/shm"))
 
 
 class Traffic:
@@ -242,7 +248,7 @@ def test_loading_and_unloading_under_traffic(controlled: Controlled, num_rounds:
             controlled.unload()
             # The old instance of a reload is in no index, and may end a little later.
             eventually(lambda: controlled.stubs() == controlled.engines() == [], 30)
-            assert held.isdisjoint(os.listdir("/dev/shm"))
+            eventually(functools.partial(are_unmapped, held))
             sizes.append(tritonserver.memory_info().rss)
             controlled.load()
     finally:

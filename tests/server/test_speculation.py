@@ -65,7 +65,7 @@ def test_a_cancel_gives_all_blocks_back(drafting: Server) -> None:
     stream = Stream(drafting.grpc, "ensemble", text_inputs(f"{REPEATING}.", 1500, ignore_eos=True))
     assert stream.got_response.wait(60)
     # Windows are open all the time now.
-    eventually(lambda: drafting.metric(name) > before + 20)
+    eventually(lambda: drafting.metric(name) > before + 20, 60)
     stream.cancel()
     eventually(lambda: drafting.used_blocks() == 0)
 

@@ -45,7 +45,7 @@ def test_http_generate_stream_gives_the_same_text_in_pieces(server: Server) -> N
     body = {"messages": PARIS, "max_tokens": 20, "stream": True}
     _, text = server.post("/v2/models/ensemble/generate_stream", body)
     pieces = [json.loads(line[6:])["text_output"] for line in text.splitlines() if line.startswith("data: ")]
-    assert len(pieces) > 2
+    assert len(pieces) > 1
     assert "".join(pieces) == "The capital of France is Paris."
 
 

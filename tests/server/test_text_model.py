@@ -70,23 +70,30 @@ def test_http_says_the_same(server: Server) -> None:
     assert (status, json.loads(text)["text_output"]) == (200, "The capital of France is Paris.")
     _, text = server.post("/v2/models/text/generate_stream", body | {"stream": True})
     pieces = [json.loads(line[6:])["text_output"] for line in text.splitlines() if line.startswith("data: ")]
-    assert len(pieces) > 2
+    assert len(pieces) > 1
     assert "".join(pieces) == "The capital of France is Paris."
 
 
 def test_one_instance_serves_many_at_once(server: Server) -> None:
     prompts = [f"Count from {number}:" for number in range(16)]
     alone = [ask(server.grpc, "text", text_inputs(each, 8, ignore_eos=True)).text for each in prompts[:2]]
-    streams = [Stream(server.grpc, "text", text_inputs(each, 8, ignore_eos=True)) for each in prompts]
-    eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="scheduled") > 8)
-    outcomes = [stream.join() for stream in streams]
-    assert [outcome.text for outcome in outcomes[:2]] == alone
+    others = [
+        Stream(server.grpc, "text", text_inputs(each, 1500, ignore_eos=True), request_id="others")
+        for each in prompts[2:]
+    ]
+    eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="scheduled") == 14, 30)
+    streams = [Stream(server.grpc, "text", text_inputs(each, 8, ignore_eos=True)) for each in prompts[:2]]
+    assert [stream.join().text for stream in streams] == alone
+    assert not any(other.has_ended for other in others)
+    ask(server.grpc, "text", {"stop": True}, request_id="others")
+    outcomes = [stream.join() for stream in streams + others]
     assert all((outcome.errors, outcome.num_finals) == ([], 1) for outcome in outcomes)
+    assert all(outcome.text for outcome in outcomes)
 
 
 def test_a_deadline_ends_a_text_with_what_it_has(server: Server) -> None:
     inputs = text_inputs("Once", 1500, ignore_eos=True, return_finish_reason=True)
-    outcome = ask(server.grpc, "text", inputs, timeout=700_000)
+    outcome = ask(server.grpc, "text", inputs, timeout=1_500_000)
     assert (outcome.errors, outcome.num_finals) == ([], 1)
     assert list(chunks(outcome, "finish_reason"))[-1].item() == b"timeout"
     assert outcome.text

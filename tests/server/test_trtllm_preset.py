@@ -120,7 +120,12 @@ def test_unary_models_refuse_what_needs_several_responses(trtllm: Server, model:
 
 
 def test_unary_requests_are_batched_in_flight(trtllm: Server) -> None:
-    inputs = {**UNARY, "max_tokens": 200}
+    def metric(name: str, **labels: str) -> float:
+        return trtllm.metric(name, model="unary_tensorrt_llm", **labels)
+
+    expected = infer(trtllm, "unary_tensorrt_llm_bls", UNARY)["text_output"].item().decode()
+    num_before = trtllm.settled("vllm:generation_tokens_total", model="unary_tensorrt_llm")
+    inputs = {**UNARY, "max_tokens": 4000}
     client = triton.InferenceServerClient(trtllm.grpc)
     answers: list[Any] = []
     for _ in range(8):
@@ -130,16 +135,20 @@ def test_unary_requests_are_batched_in_flight(trtllm: Server) -> None:
             tensors.append(triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
             tensors[-1].set_data_from_numpy(array)
         client.async_infer(
-            "unary_tensorrt_llm_bls", tensors, lambda result, error: answers.append(error or result)
+            "unary_tensorrt_llm_bls",
+            tensors,
+            lambda result, error: answers.append(error or result),
+            request_id="stop-me",
         )
-    eventually(
-        lambda: (
-            trtllm.metric("nv_trt_llm_request_metrics", request_type="scheduled", model="unary_tensorrt_llm")
-            > 2
-        )
-    )
+    eventually(lambda: metric("nv_trt_llm_request_metrics", request_type="scheduled") == 8)
+    eventually(lambda: metric("vllm:generation_tokens_total") > num_before + 8 * 40)
+    assert answers == []
+    infer(trtllm, "unary_tensorrt_llm_bls", {"stop": True}, request_id="stop-me")
     eventually(lambda: len(answers) == 8, 60)
-    assert len({answer.as_numpy("text_output").item() for answer in answers}) == 1
+    texts = sorted((answer.as_numpy("text_output").item().decode() for answer in answers), key=len)
+    assert texts[-1].startswith(expected)
+    # A text may have been stopped within a character.
+    assert all(texts[-1].startswith(text.rstrip("\ufffd")) for text in texts)
 
 
 def test_a_unary_stop_has_an_empty_answer(trtllm: Server) -> None:
@@ -150,7 +159,7 @@ def test_a_unary_stop_has_an_empty_answer(trtllm: Server) -> None:
 
 def test_a_unary_deadline_is_kept(trtllm: Server) -> None:
     inputs = {**UNARY, "max_tokens": 4000, "return_finish_reason": True}
-    made = infer(trtllm, "unary_ensemble", inputs, timeout=300_000)
+    made = infer(trtllm, "unary_ensemble", inputs, timeout=1_000_000)
     assert made["finish_reason"].item() == b"timeout"
 
 

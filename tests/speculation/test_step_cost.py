@@ -8,7 +8,7 @@ from naiad.speculation.step_cost import StepCost
 
 def test_costs_are_straight_between_measurements_and_never_fall() -> None:
     cost = StepCost([(2, 1.0), (4, 3.0), (8, 2.0)])
-    assert cost(np.array([1, 2, 3, 4, 6, 8, 16])).tolist() == [1, 1, 2, 3, 3, 3, 6]
+    assert cost(np.array([1, 2, 3, 4, 6, 8, 16])).tolist() == [1, 1, 1.5, 2, 2, 2, 4]
 
 
 @pytest.mark.parametrize("measured", [[(2, 1.0), (1, 2.0)], [(1, 1.0), (1, 2.0)], [(0, 1.0)], [(1, 0.0)]])

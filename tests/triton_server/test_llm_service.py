@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from helpers.triton_server_doubles import LIMITS, CountedIds, FakeDoor, FakeSender, FakeSource, llm_source
+from helpers.triton_server_doubles import (
+    LIMITS,
+    CountedIds,
+    FakeDoor,
+    FakeSender,
+    FakeSource,
+    let_senders_finish,
+    llm_source,
+)
 from naiad.engine_process import Ack, Instance
 from naiad.errors import UnavailableError
 from naiad.outputs import EngineStats, RequestOutput
@@ -43,7 +51,7 @@ def harness() -> Iterator[Harness]:
     made.service.close()
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "did not happen"
@@ -136,7 +144,7 @@ def test_late_chunks_travel_together_when_the_window_is_full(harness: Harness) -
         eventually(lambda n=token - 9: len(sender.responses) == n)
     for token in (12, 13, 14):
         harness.say(RequestOutput(1, [token], window_ids=[token - 1]))
-    time.sleep(0.05)
+    let_senders_finish(harness.service)
     assert len(sender.responses) == 2
     harness.ack(1)
     eventually(lambda: len(sender.responses) == 3)
@@ -163,7 +171,7 @@ def test_error_waits_for_outstanding_chunks(harness: Harness) -> None:
         1, [], finish_reason=FinishReason.ERROR, error_status="INTERNAL", error_message="bad row"
     )
     harness.say(failed)
-    time.sleep(0.05)
+    let_senders_finish(harness.service)
     assert sender.num_finals == 0
     harness.ack(1)
     eventually(lambda: sender.num_finals == 1)

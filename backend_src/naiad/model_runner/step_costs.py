@@ -46,17 +46,19 @@ def measure_step_costs(
         block_size: tokens in a block.
         is_cuda: whether on a CUDA device.
     """
-    sizes = _NUM_TOKENS_ON_CUDA if is_cuda else _NUM_TOKENS
     short, long = (min(num, max_model_len) for num in (_CONTEXT_TOKENS, _LONG_CONTEXT_TOKENS))
-    seconds = {
-        num: best_seconds(run, _verifying_step(short, num, block_size)) for num in sizes if num <= short
-    }
-    context = []
-    for num in _WINDOWS if long > short else ():
-        added_s = best_seconds(run, _verifying_step(long, num, block_size)) - seconds[num]
-        context.append((num, max(0.0, added_s) / (long - short)))
-    num_drawn = max(num for num in seconds if num <= _NUM_DRAWN)
-    drawing_s = best_seconds(run, _verifying_step(short, num_drawn, block_size, temperature=1.0))
+    sizes = [num for num in (_NUM_TOKENS_ON_CUDA if is_cuda else _NUM_TOKENS) if num <= short]
+    windows = _WINDOWS if long > short else ()
+    num_drawn = max(num for num in sizes if num <= _NUM_DRAWN)
+    steps = [_verifying_step(short, num, block_size) for num in sizes]
+    steps += [_verifying_step(long, num, block_size) for num in windows]
+    steps.append(_verifying_step(short, num_drawn, block_size, temperature=1.0))
+    *measured, drawing_s = best_seconds(run, steps)
+    seconds = dict(zip(sizes, measured, strict=False))
+    context = [
+        (num, max(0.0, long_s - seconds[num]) / (long - short))
+        for num, long_s in zip(windows, measured[len(sizes) :], strict=True)
+    ]
     drawn_s = max(0.0, drawing_s - seconds[num_drawn]) / num_drawn
     return MeasuredCosts(list(seconds.items()), context, short, drawn_s)
 

@@ -76,8 +76,7 @@ def measure_token_budget(
         long: likewise.
     """
     run(short)
-    short_s = best_seconds(run, short)
-    long_s = best_seconds(run, long)
+    short_s, long_s = best_seconds(run, [short, long])
     token_s = short_s / short.num_scheduled_tokens
     num_tokens = int(_TARGET_STEP_S / token_s)
     num_tokens -= num_tokens % _BUDGET_MULTIPLE
@@ -91,15 +90,19 @@ def _context(step: SchedulerOutput) -> int:
     return step.scheduled[0].sequence.num_tokens
 
 
-def best_seconds(run: Callable[[SchedulerOutput], object], step: SchedulerOutput) -> float:
-    """What a step takes when nothing disturbs it."""
-    # The best of several: another program's moment on the CPU must not shrink every later step.
-    best_s = float("inf")
-    give_up_s = time.perf_counter() + _PROBE_TIME_S
+def best_seconds(run: Callable[[SchedulerOutput], object], steps: list[SchedulerOutput]) -> list[float]:
+    """What each step takes when nothing disturbs it."""
+    # The best of several: another program's moment on the CPU must not shrink every later step. They
+    # take turns, because it may last as long as all probes of one.
+    best_s = [float("inf")] * len(steps)
+    spent_s = [0.0] * len(steps)
     for _ in range(_MAX_PROBES):
-        start_s = time.perf_counter()
-        if start_s > give_up_s:
-            break
-        run(step)
-        best_s = min(best_s, time.perf_counter() - start_s)
+        for index, step in enumerate(steps):
+            if spent_s[index] > _PROBE_TIME_S:
+                continue
+            start_s = time.perf_counter()
+            run(step)
+            took_s = time.perf_counter() - start_s
+            best_s[index] = min(best_s[index], took_s)
+            spent_s[index] += took_s
     return best_s

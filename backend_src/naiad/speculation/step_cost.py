@@ -12,8 +12,8 @@ class StepCost:
     """Seconds that a step takes, by its tokens.
 
     Measured at a few numbers of tokens and straight between them. Before the first it is the
-    first's; beyond the last it grows in proportion, as where arithmetic is the limit. More tokens
-    never cost less: where it was measured so, it was noise.
+    first's; beyond the last it grows in proportion, as where arithmetic is the limit. Fewer tokens
+    never cost more: where it was measured so, another program had the machine.
 
     What a sequence's context adds beyond that of the measured steps is known for each token of it.
 
@@ -39,9 +39,9 @@ class StepCost:
         """
         tokens, seconds = zip(*measured, strict=True)
         self._tokens = np.array(tokens, dtype=np.float64)
-        self._seconds = np.maximum.accumulate(np.array(seconds, dtype=np.float64))
+        self._seconds = np.minimum.accumulate(np.array(seconds, dtype=np.float64)[::-1])[::-1]
         assert (np.diff(self._tokens, prepend=0.0) > 0).all(), "tokens do not ascend from 1"
-        assert self._seconds[0] > 0, "a step takes time"
+        assert min(seconds) > 0, "a step takes time"
         window, each_s = zip(*context, strict=True) if context else ((1,), (0.0,))
         self._window = np.array(window, dtype=np.float64)
         self._each_s = np.maximum.accumulate(np.array(each_s, dtype=np.float64))
