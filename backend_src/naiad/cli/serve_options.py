@@ -96,6 +96,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         help="size of the KV cache; 0: chosen by the memory that is free at start",
     )
     add(
+        "--kv-cache-memory-fraction",
+        type=float,
+        metavar="F",
+        help="of a GPU's memory so much may be in use, 0 < F ≤ 1; the KV cache gets what weights and the "
+        "largest step leave of it, unless --kv-cache-bytes says its size",
+    )
+    add(
         "--enable-prefix-caching",
         choices=("true", "false"),
         help="use the KV of earlier prompts and outputs again",

@@ -16,8 +16,6 @@ from naiad_kernels.linear.half_weight import has_fbgemm
 from naiad_kernels.linear.onednn import computes_in_bfloat16
 
 _GIB = 1024**3
-_MAX_DEFAULT_KV_BYTES = 2 * _GIB
-_CUDA_KV_SHARE = 0.85
 # Fusing and reordering weights holds one matrix twice for a moment.
 _LOADING_OVERHEAD = 1.1
 
@@ -48,14 +46,6 @@ def use_physical_cores() -> None:
     """
     cores = min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0)), _cgroup_cores())
     torch.set_num_threads(max(1, min(cores, torch.get_num_threads())))
-
-
-def default_kv_cache_bytes(device: torch.device) -> int:
-    """Bytes for the KV cache when none are configured; call it after the weights are loaded."""
-    if device.type == "cuda":
-        free_bytes, _ = torch.cuda.mem_get_info(device)
-        return int(free_bytes * _CUDA_KV_SHARE)
-    return min(_MAX_DEFAULT_KV_BYTES, int(psutil.virtual_memory().available) // 4)
 
 
 def memory_use(device: torch.device) -> MemoryUse:

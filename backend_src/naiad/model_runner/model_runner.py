@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
 from naiad.model_runner.device import (
     check_memory,
-    default_kv_cache_bytes,
     memory_use,
     resolve_device,
     resolve_dtype,
@@ -16,9 +17,11 @@ from naiad.model_runner.device import (
 )
 from naiad.model_runner.draft_choice import draft_model_config, num_draft_layers
 from naiad.model_runner.kv_pool import KVPool, num_pool_blocks
+from naiad.model_runner.largest_steps import largest_steps
 from naiad.model_runner.paged_model import PagedModel
+from naiad.model_runner.pool_size import CudaMemory, default_cpu_bytes, measured_bytes
 from naiad.model_runner.token_budget import CUDA_BUDGET, TokenBudget, measure_token_budget, probe_steps
-from naiad.models import load_model
+from naiad.models import LlamaModel, load_model
 from naiad.outputs import MemoryUse
 from naiad_kernels.paged_attention.layout import CacheLayout
 
@@ -55,7 +58,7 @@ class ModelRunner(PagedModel):
         check_memory(checkpoints, self.dtype, self.device)
         with torch.inference_mode():
             models = [load_model(each, shape, self.dtype, self.device) for each, shape in checkpoints]
-            pools = self._allocate_pools(config, [model.config for model in models])
+            pools = self._allocate_pools(config, models)
         self.num_blocks = pools[0].num_blocks
         limit = target.max_position_embeddings
         longest = min(config.max_model_len or limit, limit, self.num_blocks * config.block_size)
@@ -73,9 +76,10 @@ class ModelRunner(PagedModel):
         """What the process holds now."""
         return memory_use(self.device)
 
-    def _allocate_pools(self, config: EngineConfig, shapes: list[ModelConfig]) -> list[KVPool]:
+    def _allocate_pools(self, config: EngineConfig, models: list[LlamaModel]) -> list[KVPool]:
         """A pool for each model, of the same number of blocks."""
-        kv_cache_bytes = config.kv_cache_bytes or default_kv_cache_bytes(self.device)
+        shapes = [model.config for model in models]
+        kv_cache_bytes = config.kv_cache_bytes or self._choose_kv_cache_bytes(config, models)
         num_blocks = num_pool_blocks(config, shapes, self.dtype, kv_cache_bytes)
         try:
             return [KVPool(each, num_blocks, config.block_size, self.dtype, self.device) for each in shapes]
@@ -83,6 +87,24 @@ class ModelRunner(PagedModel):
             raise ConfigError(
                 "kv_cache_bytes", kv_cache_bytes, f"a size that fits in memory ({error})"
             ) from error
+
+    def _choose_kv_cache_bytes(self, config: EngineConfig, models: list[LlamaModel]) -> int:
+        if self.device.type == "cpu":
+            return default_cpu_bytes()
+        rehearsal = partial(self._rehearse, config, models)
+        return measured_bytes(CudaMemory(self.device), config.kv_cache_memory_fraction, rehearsal)
+
+    def _rehearse(self, config: EngineConfig, models: list[LlamaModel]) -> None:
+        """Compute the largest steps of each model, over a pool of one block."""
+        num_tokens = max(config.max_num_batched_tokens or CUDA_BUDGET.num_tokens, config.max_num_seqs)
+        for model in models:
+            limit = model.config.max_position_embeddings
+            longest = min(config.max_model_len or limit, limit)
+            pool = KVPool(model.config, 1, config.block_size, self.dtype, self.device)
+            layout = self._cache_layout(model.config, config.block_size)
+            paged_model = PagedModel(model, pool, layout, longest)
+            for step in largest_steps(config, num_tokens, longest):
+                paged_model.run(step)
 
     def _cache_layout(self, model_config: ModelConfig, block_size: int) -> CacheLayout:
         return CacheLayout(
