@@ -1,15 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import psutil
 import pytest
 
-from helpers.tiny_models import make_tiny_model
-from naiad.config import EngineConfig
 from naiad.errors import ConfigError
-from naiad.model_runner import ModelRunner
-from naiad.model_runner.largest_steps import largest_steps
 from naiad.model_runner.pool_size import bytes_left, default_cpu_bytes, measured_bytes
 
 GIB = 1 << 30
@@ -59,26 +53,3 @@ def test_on_a_cpu_a_quarter_of_what_is_available(
     real = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: real._replace(available=available))
     assert default_cpu_bytes() == expected
-
-
-@pytest.mark.parametrize(("num_tokens", "max_model_len"), [(64, 200), (64, 40), (9, 5), (4, 300)])
-def test_the_largest_steps_fill_the_budget(num_tokens: int, max_model_len: int) -> None:
-    config = EngineConfig(model_dir="m", max_num_seqs=4, num_speculative_tokens=3)
-    prompts, texts = largest_steps(config, num_tokens, max_model_len)
-    assert prompts.num_scheduled_tokens == num_tokens
-    assert texts.num_scheduled_tokens == 4 * min(4, num_tokens // 4)
-    for row in texts.scheduled:
-        assert row.start + row.num_scheduled_tokens == max_model_len
-    for row in (*prompts.scheduled, *texts.scheduled):
-        assert len(row.sequence.block_table) * config.block_size >= row.start + row.num_scheduled_tokens
-
-
-def test_a_rehearsal_computes_every_row_over_one_block(tmp_path: Path) -> None:
-    make_tiny_model(tmp_path)
-    config = EngineConfig(model_dir=str(tmp_path), dtype="float32", block_size=16, max_num_seqs=4)
-    runner = ModelRunner(config)
-    prompts, texts = largest_steps(config, 100, runner.max_model_len)
-    read = runner.run(prompts)
-    assert (len(read.context_logits), read.errors) == (1, {})
-    drawn = runner.run(texts)
-    assert (set(drawn.sampled_token_ids), drawn.errors) == ({0, 1, 2, 3}, {})

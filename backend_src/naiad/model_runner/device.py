@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -46,6 +46,16 @@ def use_physical_cores() -> None:
     """
     cores = min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0)), _cgroup_cores())
     torch.set_num_threads(max(1, min(cores, torch.get_num_threads())))
+
+
+def compile_count(device: torch.device) -> Callable[[], int]:
+    """Begin to count the kernels that are compiled from now on; none ever is on a CPU."""
+    if device.type == "cpu":
+        return lambda: 0
+    from naiad_kernels.compile_counter import CompileCounter
+
+    counter = CompileCounter()
+    return lambda: counter.num_compiled
 
 
 def memory_use(device: torch.device) -> MemoryUse:

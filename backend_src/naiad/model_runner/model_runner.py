@@ -10,6 +10,7 @@ from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
 from naiad.model_runner.device import (
     check_memory,
+    compile_count,
     memory_use,
     resolve_device,
     resolve_dtype,
@@ -17,9 +18,9 @@ from naiad.model_runner.device import (
 )
 from naiad.model_runner.draft_choice import draft_model_config, num_draft_layers
 from naiad.model_runner.kv_pool import KVPool, num_pool_blocks
-from naiad.model_runner.largest_steps import largest_steps
 from naiad.model_runner.paged_model import PagedModel
 from naiad.model_runner.pool_size import CudaMemory, default_cpu_bytes, measured_bytes
+from naiad.model_runner.rehearsal import every_kind_of_step, largest_steps
 from naiad.model_runner.token_budget import CUDA_BUDGET, TokenBudget, measure_token_budget, probe_steps
 from naiad.models import LlamaModel, load_model
 from naiad.outputs import MemoryUse
@@ -71,6 +72,12 @@ class ModelRunner(PagedModel):
             layout = self._cache_layout(models[1].config, config.block_size)
             self.draft_runner = PagedModel(models[1], pools[1], layout, longest)
         self.token_budget = self._choose_budget(config)
+        self._count_compiles = compile_count(self.device)
+
+    @property
+    def num_late_compiles(self) -> int:
+        """Kernels that were compiled since the start, while somebody waited: none should be."""
+        return self._count_compiles()
 
     def memory_use(self) -> MemoryUse:
         """What the process holds now."""
@@ -79,7 +86,7 @@ class ModelRunner(PagedModel):
     def _allocate_pools(self, config: EngineConfig, models: list[LlamaModel]) -> list[KVPool]:
         """A pool for each model, of the same number of blocks."""
         shapes = [model.config for model in models]
-        kv_cache_bytes = config.kv_cache_bytes or self._choose_kv_cache_bytes(config, models)
+        kv_cache_bytes = self._choose_kv_cache_bytes(config, models)
         num_blocks = num_pool_blocks(config, shapes, self.dtype, kv_cache_bytes)
         try:
             return [KVPool(each, num_blocks, config.block_size, self.dtype, self.device) for each in shapes]
@@ -90,12 +97,15 @@ class ModelRunner(PagedModel):
 
     def _choose_kv_cache_bytes(self, config: EngineConfig, models: list[LlamaModel]) -> int:
         if self.device.type == "cpu":
-            return default_cpu_bytes()
+            return config.kv_cache_bytes or default_cpu_bytes()
         rehearsal = partial(self._rehearse, config, models)
+        if config.kv_cache_bytes:
+            rehearsal()
+            return config.kv_cache_bytes
         return measured_bytes(CudaMemory(self.device), config.kv_cache_memory_fraction, rehearsal)
 
     def _rehearse(self, config: EngineConfig, models: list[LlamaModel]) -> None:
-        """Compute the largest steps of each model, over a pool of one block."""
+        """Compute every kind of step and the largest of each model, over a pool of one block."""
         num_tokens = max(config.max_num_batched_tokens or CUDA_BUDGET.num_tokens, config.max_num_seqs)
         for model in models:
             limit = model.config.max_position_embeddings
@@ -103,7 +113,7 @@ class ModelRunner(PagedModel):
             pool = KVPool(model.config, 1, config.block_size, self.dtype, self.device)
             layout = self._cache_layout(model.config, config.block_size)
             paged_model = PagedModel(model, pool, layout, longest)
-            for step in largest_steps(config, num_tokens, longest):
+            for step in every_kind_of_step(layout, longest) + largest_steps(config, num_tokens, longest):
                 paged_model.run(step)
 
     def _cache_layout(self, model_config: ModelConfig, block_size: int) -> CacheLayout:

@@ -91,6 +91,17 @@ def plan_device_step(
     )
 
 
+def distinct_query_lens(layout: CacheLayout) -> list[int]:
+    """Query tokens of a sequence, one number for each variant of the kernels that any number runs."""
+    most_rows, group_size = _MAX_SHORT_ROWS[layout.dtype.itemsize], layout.group_size
+    lens = {1, max(1, most_rows // group_size) + 1}
+    rows = most_rows
+    while rows >= group_size:
+        lens.add(rows // group_size)
+        rows //= 2
+    return sorted(lens)
+
+
 def _runs(
     query_lens: Sequence[int],
     seq_lens: Sequence[int],

@@ -1,16 +1,36 @@
-"""The steps that need the most memory."""
+"""Steps that are computed before anybody waits: every kind there is, and the largest.
+
+All tokens of all their sequences lie in block 0.
+"""
 
 from __future__ import annotations
 
 from naiad.config import EngineConfig
 from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.sequence import SamplingParams, Sequence
+from naiad_kernels.paged_attention.device_step import distinct_query_lens
+from naiad_kernels.paged_attention.layout import CacheLayout
+
+
+def every_kind_of_step(layout: CacheLayout, max_model_len: int) -> list[SchedulerOutput]:
+    """Together they launch every variant of the kernels that any step does.
+
+    Args:
+        layout: of the pool.
+        max_model_len: of a sequence, at most.
+    """
+    drawing = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
+    # As long as can be: a context that is read in one piece does not need its parts merged.
+    sequence = _in_block_0(0, [0] * max_model_len, layout.block_size, drawing)
+    return [
+        SchedulerOutput([ScheduledSequence(sequence, max_model_len - length, length, samples=True)])
+        for length in distinct_query_lens(layout)
+        if length <= max_model_len
+    ]
 
 
 def largest_steps(config: EngineConfig, num_tokens: int, max_model_len: int) -> list[SchedulerOutput]:
     """Two: nothing but prompts whose logits are asked for; as many long texts with drafts as may run.
-
-    All tokens of all sequences lie in block 0.
 
     Args:
         config: says how many sequences may run, with how many drafts.
