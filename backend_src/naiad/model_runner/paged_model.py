@@ -11,7 +11,7 @@ from naiad.errors import InternalError, NaiadError
 from naiad.model_runner.context_logits import context_logits
 from naiad.model_runner.kv_pool import KVPool
 from naiad.model_runner.step_costs import MeasuredCosts, measure_step_costs, probed_blocks
-from naiad.model_runner.step_inputs import StepInputs, build_step_inputs
+from naiad.model_runner.step_inputs import StepInputs, build_step_inputs, sampled_places
 from naiad.models import LlamaModel
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
 from naiad.sampling.sampler import Sampler
@@ -88,16 +88,14 @@ class PagedModel:
 
     def _sample(self, inputs: StepInputs, hidden: torch.Tensor, errors: dict[int, NaiadError]) -> ModelOutput:
         """New tokens of the rows that sample and have not failed."""
-        chosen = [
-            (end, row)
-            for end, row in zip(inputs.ends, inputs.rows, strict=True)
-            if row.samples and row.sequence.sequence_id not in errors
-        ]
-        if not chosen:
+        rows = [row for row in inputs.rows if row.samples and row.sequence.sequence_id not in errors]
+        if not rows:
             return ModelOutput({})
-        rows = [row for _, row in chosen]
-        places = [place for end, row in chosen for place in range(end - 1 - len(row.draft_token_ids), end)]
-        logits = self._model.logits(hidden.index_select(0, torch.tensor(places, device=self._layout.device)))
+        places = inputs.sampled_places
+        if errors:
+            kept = sampled_places(inputs.rows, inputs.ends, errors)
+            places = torch.tensor(kept, device=self._layout.device)
+        logits = self._model.logits(hidden.index_select(0, places))
         views = sampled_views(rows)
         sampled = self._sampler.sample(logits, [view for row_views in views for view in row_views])
         return verify(rows, views, sampled)

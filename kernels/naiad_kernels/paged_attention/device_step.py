@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from naiad_kernels.paged_attention.layout import CacheLayout, tree_masks
+from naiad_kernels.staging import Staging
 
 # Query rows (tokens × heads of a KV head) up to which one program takes a whole sequence's, by
 # bytes of an element; more float32 rows do not fit its registers.
 _MAX_SHORT_ROWS = {2: 64, 4: 16}
-# Elements of 4 bytes in the 16 bytes whose alignment a compiled kernel may rely on.
-_ALIGNMENT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +68,22 @@ def plan_device_step(
     block_tables: Sequence[Sequence[int]],
     layout: CacheLayout,
     trees: Sequence[Sequence[int] | None] | None = None,
+    staging: Staging | None = None,
 ) -> DeviceStep:
-    """Arguments as for `plan_attention`; one copy to the device, which nobody waits for."""
+    """Arguments as for `plan_attention`; without `staging`, a copy of its own to the device."""
     counts = [layout.blocks_for(length) for length in seq_lens]
     width = max(counts)
     tables: list[int] = []
     for table, count in zip(block_tables, counts, strict=True):
         assert len(table) >= count, (table, count)
         tables += [*table[:count], *[0] * (width - count)]
-    starts = itertools.accumulate(query_lens, initial=0)
-    lists = [tables, list(seq_lens), list(starts)]
+    lists = [tables, list(seq_lens), list(itertools.accumulate(query_lens, initial=0))]
     if trees is not None:
         lists.append(tree_masks(query_lens, trees))
-    parts = _to_device(lists, layout.device)
+    sent = staging or Staging(Staging.bytes_for([], [len(each) for each in lists]), layout.device)
+    parts = [sent.put(each, torch.int32) for each in lists]
+    if staging is None:
+        sent.send()
     return DeviceStep(
         block_tables=parts[0].view(len(counts), width),
         seq_lens=parts[1],
@@ -128,18 +130,3 @@ def _runs(
         for first, end, is_short in borders
         if first < end
     )
-
-
-def _to_device(lists: Sequence[list[int]], device: torch.device) -> list[torch.Tensor]:
-    """Int32 vectors in one copy, each begun at an aligned address: others need kernels of their own."""
-    packed: list[int] = []
-    places = []
-    for values in lists:
-        places.append((len(packed), len(packed) + len(values)))
-        packed += values + [0] * (-len(values) % _ALIGNMENT)
-    tensor = torch.tensor(packed, dtype=torch.int32)
-    if device.type == "cuda":
-        # From pageable memory the copy would wait for the GPU's stream.
-        tensor = tensor.pin_memory()
-    tensor = tensor.to(device, non_blocking=True)
-    return [tensor[begin:end] for begin, end in places]
