@@ -1,4 +1,4 @@
-"""Integers of a step on their way to a GPU."""
+"""Numbers of a step on their way to a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 # Compiled kernels rely on it: a tensor that begins elsewhere would need kernels of its own.
 _ALIGNMENT_BYTES = 16
+_NUMPY_KINDS = {torch.int64: "i8", torch.int32: "i4", torch.float64: "f8"}
 
 
 class Staging:
@@ -30,21 +31,21 @@ class Staging:
         self._end = 0
 
     @staticmethod
-    def bytes_for(num_int64: Sequence[int], num_int32: Sequence[int]) -> int:
-        """Of lists of so many numbers each."""
-        sizes = [8 * num for num in num_int64] + [4 * num for num in num_int32]
+    def bytes_for(num_wide: Sequence[int], num_narrow: Sequence[int]) -> int:
+        """Of lists of so many numbers each, of eight and of four bytes."""
+        sizes = [8 * num for num in num_wide] + [4 * num for num in num_narrow]
         return sum(_aligned(size) for size in sizes)
 
-    def put(self, values: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def put(self, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
         """The tensor that holds the values after `send`: `[len(values)]` on the device.
 
         Args:
             values: in range of `dtype`.
-            dtype: int64 or int32.
+            dtype: int64, int32 or float64.
         """
         begin, end = self._end, self._end + len(values) * dtype.itemsize
         assert end <= len(self._numbers), "more is put than there was said to be"
-        self._numbers[begin:end].view(f"i{dtype.itemsize}")[:] = values
+        self._numbers[begin:end].view(_NUMPY_KINDS[dtype])[:] = values
         self._end = _aligned(end)
         return self._target[begin:end].view(dtype)
 

@@ -9,9 +9,14 @@ CPU = torch.device("cpu")
 
 
 def test_lists_become_tensors_of_one_buffer_with_aligned_beginnings() -> None:
-    lists = [([5], torch.int32), ([1, -(1 << 40), 3], torch.int64), ([], torch.int32), ([7, -8], torch.int32)]
+    lists = [
+        ([5], torch.int32),
+        ([1, -(1 << 40), 3], torch.int64),
+        ([], torch.int32),
+        ([-0.5], torch.float64),
+    ]
     target = torch.full((256,), 9, dtype=torch.uint8)
-    staging = Staging(Staging.bytes_for([3], [1, 0, 2]), CPU, target)
+    staging = Staging(Staging.bytes_for([3, 1], [1, 0]), CPU, target)
     tensors = [staging.put(values, dtype) for values, dtype in lists]
     assert target.eq(9).all()
     staging.send()

@@ -14,14 +14,15 @@ import torch
 from torch.nn import functional as F
 
 from naiad.config import ModelConfig
-from naiad.models.layers import ForwardBatch, load_linear, rope_frequencies
+from naiad.models.layers import ForwardBatch, add_and_norm, load_linear, rope_frequencies
 from naiad.models.weights import Checkpoint
 from naiad_kernels.linear import LinearWeight, linear, prepare_linear
 from naiad_kernels.paged_attention import paged_attention
 from naiad_kernels.rms_norm import rms_norm
-from naiad_kernels.rotary import rotary, rotary_angles
+from naiad_kernels.rotary import rotary_angles
+from naiad_kernels.rotary_store_kv import HeadNorm, rotary_store_kv
 from naiad_kernels.silu_and_mul import silu_and_mul
-from naiad_kernels.store_kv import LayerCache, store_kv
+from naiad_kernels.store_kv import LayerCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,12 @@ class DecoderLayer:
     """One layer's weights; qkv and gate_up are fused projections.
 
     Attributes:
-        qk_norm: `[num_heads + num_kv_heads, head_dim]`, or None.
+        qk_norm: of every query and key head, or None.
     """
 
     input_norm: torch.Tensor
     qkv: LinearWeight
-    qk_norm: torch.Tensor | None
+    qk_norm: HeadNorm | None
     attention_output: LinearWeight
     post_attention_norm: torch.Tensor
     gate_up: LinearWeight
@@ -79,13 +80,16 @@ class LlamaModel:
         """
         hidden = F.embedding(batch.token_ids, self._embedding)
         angles = rotary_angles(batch.positions, self._frequencies, hidden.dtype)
-        for layer, cache in zip(self._layers, caches, strict=True):
-            normed = rms_norm(hidden, layer.input_norm, self.config.rms_norm_eps)
+        eps = self.config.rms_norm_eps
+        normed = rms_norm(hidden, self._layers[0].input_norm, eps)
+        next_norms = [*(layer.input_norm for layer in self._layers[1:]), self._final_norm]
+        for layer, cache, next_norm in zip(self._layers, caches, next_norms, strict=True):
             attended = self._attention(layer, normed, batch, cache, angles)
-            hidden = linear(attended, layer.attention_output, residual=hidden)
-            normed = rms_norm(hidden, layer.post_attention_norm, self.config.rms_norm_eps)
-            hidden = linear(silu_and_mul(linear(normed, layer.gate_up)), layer.down, residual=hidden)
-        return rms_norm(hidden, self._final_norm, self.config.rms_norm_eps)
+            norm = layer.post_attention_norm
+            normed, hidden = add_and_norm(attended, layer.attention_output, hidden, norm, eps)
+            gated = silu_and_mul(linear(normed, layer.gate_up))
+            normed, hidden = add_and_norm(gated, layer.down, hidden, next_norm, eps)
+        return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[num_rows, hidden_size]` of `forward` to `[num_rows, vocab_size]` float32."""
@@ -100,16 +104,9 @@ class LlamaModel:
         angles: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         """`[num_tokens, hidden_size]` to `[num_tokens, num_heads * head_dim]`."""
-        config = self.config
-        num_rotated = config.num_heads + config.num_kv_heads
         # [num_tokens, heads of queries, keys and values, head_dim]
-        heads = linear(normed, layer.qkv).view(len(normed), -1, config.head_dim)
-        rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]
-        if layer.qk_norm is not None:
-            rotated = rms_norm(rotated, layer.qk_norm, config.rms_norm_eps)
-        rotated = rotary(rotated, *angles)
-        query, key = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
-        store_kv(key, value, cache, batch.slots)
+        heads = linear(normed, layer.qkv).view(len(normed), -1, self.config.head_dim)
+        query = rotary_store_kv(heads, angles, layer.qk_norm, cache, batch.slots)
         return paged_attention(query, cache, batch.attention)
 
 
@@ -143,7 +140,8 @@ def _load_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> Deco
     )
 
 
-def _load_qk_norm(config: ModelConfig, checkpoint: Checkpoint, attention: str) -> torch.Tensor:
+def _load_qk_norm(config: ModelConfig, checkpoint: Checkpoint, attention: str) -> HeadNorm:
     query = checkpoint.take(f"{attention}.q_norm.weight", (config.head_dim,))
     key = checkpoint.take(f"{attention}.k_norm.weight", (config.head_dim,))
-    return torch.cat((query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)))
+    weight = torch.cat((query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)))
+    return HeadNorm(weight, config.rms_norm_eps)
