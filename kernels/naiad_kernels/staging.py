@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 # Compiled kernels rely on it: a tensor that begins elsewhere would need kernels of its own.
@@ -48,6 +49,27 @@ class Staging:
         self._numbers[begin:end].view(_NUMPY_KINDS[dtype])[:] = values
         self._end = _aligned(end)
         return self._target[begin:end].view(dtype)
+
+    def put_table(
+        self, lines: Sequence[Sequence[int]], counts: Sequence[int], shape: tuple[int, int]
+    ) -> torch.Tensor:
+        """Like `put`, of int32 lines with zeros behind: `shape` on the device.
+
+        Args:
+            lines: no more than the table has.
+            counts: how many numbers of each are put.
+            shape: lines and columns of the table.
+        """
+        num_bytes = shape[0] * shape[1] * torch.int32.itemsize
+        begin, end = self._end, self._end + num_bytes
+        assert end <= len(self._numbers), "more is put than there was said to be"
+        table = self._numbers[begin:end].view(np.int32).reshape(shape)
+        table.fill(0)
+        for place, line, count in zip(table, lines, counts, strict=False):
+            assert len(line) >= count, (line, count)
+            place[:count] = line[:count]
+        self._end = _aligned(end)
+        return self._target[begin:end].view(torch.int32).view(shape)
 
     def send(self) -> None:
         """Copy everything that was put, behind what the device has been told to do before."""

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from naiad.model_runner import step_inputs
-from naiad.model_runner.step_inputs import StepInputs, build_step_inputs
+from naiad.model_runner.step_inputs import StepRows, build_step_inputs
+from naiad.models import ForwardBatch
 from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.sequence import SamplingParams, Sequence
 from naiad_kernels.paged_attention import AttentionPlan
@@ -34,13 +35,13 @@ ROWS = [row(1, 0, 20), row(2, 33, 34), replace(row(3, 4, 5), samples=False), row
 
 
 def test_tokens_positions_and_slots_of_a_step() -> None:
-    inputs = build_step_inputs(SchedulerOutput(ROWS), LAYOUT)
+    batch, inputs = build_step_inputs(SchedulerOutput(ROWS), LAYOUT)
     assert [each.sequence.sequence_id for each in inputs.rows] == [2, 3, 4, 1]
     assert inputs.ends == [1, 2, 5, 25]
-    assert inputs.batch.token_ids.tolist() == [33, 4, 15, 90, 91, *range(20)]
-    assert inputs.batch.positions.tolist() == [33, 4, 15, 16, 17, *range(20)]
-    assert inputs.batch.slots.blocks.tolist() == [22, 30, 40, 41, 41, *[10] * 16, *[11] * 4]
-    assert inputs.batch.slots.offsets.tolist() == [1, 4, 15, 0, 1, *range(16), *range(4)]
+    assert batch.token_ids.tolist() == [33, 4, 15, 90, 91, *range(20)]
+    assert batch.positions.tolist() == [33, 4, 15, 16, 17, *range(20)]
+    assert batch.slots.blocks.tolist() == [22, 30, 40, 41, 41, *[10] * 16, *[11] * 4]
+    assert batch.slots.offsets.tolist() == [1, 4, 15, 0, 1, *range(16), *range(4)]
     assert inputs.sampled_places.tolist() == [0, 2, 3, 4, 24]
 
 
@@ -60,14 +61,14 @@ def test_a_gpu_gets_the_same_numbers_in_one_copy(monkeypatch: pytest.MonkeyPatch
     staged = build_step_inputs(SchedulerOutput(ROWS), LAYOUT)
     assert len(sent) == 1
     assert numbers(staged) == numbers(plain)
-    step = staged.batch.attention.device_step
+    step = staged[0].attention.device_step
     assert step is not None
     assert step.seq_lens.tolist() == [34, 5, 18, 20]
     assert step.query_start_loc.tolist() == [0, 1, 2, 5, 25]
     assert step.block_tables.tolist() == [[20, 21, 22], [30, 0, 0], [40, 41, 0], [10, 11, 0]]
 
 
-def numbers(inputs: StepInputs) -> list[list[int]]:
-    batch = inputs.batch
+def numbers(step: tuple[ForwardBatch, StepRows]) -> list[list[int]]:
+    batch, inputs = step
     tensors = (batch.token_ids, batch.positions, batch.slots.blocks, batch.slots.offsets)
     return [tensor.tolist() for tensor in (*tensors, inputs.sampled_places)]

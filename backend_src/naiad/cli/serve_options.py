@@ -103,6 +103,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         "largest step leave of it, unless --kv-cache-bytes says its size",
     )
     add(
+        "--cuda-graphs",
+        choices=("true", "false"),
+        help="on CUDA: capture steps of few tokens at start and replay them",
+    )
+    add(
         "--enable-prefix-caching",
         choices=("true", "false"),
         help="use the KV of earlier prompts and outputs again",

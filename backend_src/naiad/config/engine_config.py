@@ -37,6 +37,7 @@ class EngineConfig:
         kv_cache_memory_fraction: of a GPU's memory so much may be in use, 0 < f ≤ 1: the KV cache gets
             what is left of it when weights and the largest step are there. kv_cache_bytes, if it is
             not 0, goes before it. On a CPU, where it means nothing, only the default is taken.
+        cuda_graphs: on CUDA, steps of few tokens are captured at start, for a number of sizes, and replayed.
         enable_prefix_caching: KV of earlier prompts and outputs is used again.
         scheduling_policy: "priority", "fcfs" or "shortest_prompt".
         priority_aging_ms: time of waiting that makes up for one unit of priority, or for a
@@ -62,6 +63,7 @@ class EngineConfig:
     block_size: int = 64
     kv_cache_bytes: int = 0
     kv_cache_memory_fraction: float = DEFAULT_KV_FRACTION
+    cuda_graphs: bool = True
     enable_prefix_caching: bool = True
     scheduling_policy: str = "priority"
     priority_aging_ms: int = 10_000

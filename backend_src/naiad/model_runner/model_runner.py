@@ -17,6 +17,8 @@ from naiad.model_runner.device import (
     use_physical_cores,
 )
 from naiad.model_runner.draft_choice import draft_model_config, num_draft_layers
+from naiad.model_runner.graph_buckets import Buckets
+from naiad.model_runner.graphed_model import cuda_capture
 from naiad.model_runner.kv_pool import KVPool, num_pool_blocks
 from naiad.model_runner.paged_model import PagedModel
 from naiad.model_runner.pool_size import CudaMemory, default_cpu_bytes, measured_bytes
@@ -24,6 +26,7 @@ from naiad.model_runner.rehearsal import every_kind_of_step, largest_steps
 from naiad.model_runner.token_budget import CUDA_BUDGET, TokenBudget, measure_token_budget, probe_steps
 from naiad.models import LlamaModel, load_model
 from naiad.outputs import MemoryUse
+from naiad_kernels.paged_attention.device_step import max_short_len
 from naiad_kernels.paged_attention.layout import CacheLayout
 
 
@@ -59,18 +62,21 @@ class ModelRunner(PagedModel):
         check_memory(checkpoints, self.dtype, self.device)
         with torch.inference_mode():
             models = [load_model(each, shape, self.dtype, self.device) for each, shape in checkpoints]
-            pools = self._allocate_pools(config, models)
+            if num_layers:
+                models.append(models[0].first_layers(num_layers))
+            pools = self._allocate_pools(config, models, num_pools=len(checkpoints))
         self.num_blocks = pools[0].num_blocks
         limit = target.max_position_embeddings
         longest = min(config.max_model_len or limit, limit, self.num_blocks * config.block_size)
         super().__init__(models[0], pools[0], self._cache_layout(target, config.block_size), longest)
         if num_layers:
-            models.append(models[0].first_layers(num_layers))
             pools.append(pools[0].first_layers(num_layers))
         self.draft_runner: PagedModel | None = None
         if len(models) == 2:
             layout = self._cache_layout(models[1].config, config.block_size)
             self.draft_runner = PagedModel(models[1], pools[1], layout, longest)
+            self._capture_graphs(config, self.draft_runner)
+        self._capture_graphs(config, self)
         self.token_budget = self._choose_budget(config)
         self._count_compiles = compile_count(self.device)
 
@@ -83,9 +89,9 @@ class ModelRunner(PagedModel):
         """What the process holds now."""
         return memory_use(self.device)
 
-    def _allocate_pools(self, config: EngineConfig, models: list[LlamaModel]) -> list[KVPool]:
-        """A pool for each model, of the same number of blocks."""
-        shapes = [model.config for model in models]
+    def _allocate_pools(self, config: EngineConfig, models: list[LlamaModel], num_pools: int) -> list[KVPool]:
+        """A pool for each of the first models, of the same number of blocks; others share the first one."""
+        shapes = [model.config for model in models[:num_pools]]
         kv_cache_bytes = self._choose_kv_cache_bytes(config, models)
         num_blocks = num_pool_blocks(config, shapes, self.dtype, kv_cache_bytes)
         try:
@@ -104,8 +110,13 @@ class ModelRunner(PagedModel):
             return config.kv_cache_bytes
         return measured_bytes(CudaMemory(self.device), config.kv_cache_memory_fraction, rehearsal)
 
-    def _rehearse(self, config: EngineConfig, models: list[LlamaModel]) -> None:
-        """Compute every kind of step and the largest of each model, over a pool of one block."""
+    def _rehearse(self, config: EngineConfig, models: list[LlamaModel]) -> list[PagedModel]:
+        """Compute every kind of step and the largest of each model, over a pool of one block.
+
+        Returns:
+            What holds the memory that graphs take.
+        """
+        rehearsed = []
         num_tokens = max(config.max_num_batched_tokens or CUDA_BUDGET.num_tokens, config.max_num_seqs)
         for model in models:
             limit = model.config.max_position_embeddings
@@ -115,6 +126,17 @@ class ModelRunner(PagedModel):
             paged_model = PagedModel(model, pool, layout, longest)
             for step in every_kind_of_step(layout, longest) + largest_steps(config, num_tokens, longest):
                 paged_model.run(step)
+            self._capture_graphs(config, paged_model)
+            rehearsed.append(paged_model)
+        return rehearsed
+
+    def _capture_graphs(self, config: EngineConfig, paged_model: PagedModel) -> None:
+        if self.device.type == "cuda" and config.cuda_graphs:
+            num_drafts = config.num_speculative_tokens if config.drafter != "none" else 0
+            longest = paged_model.max_model_len
+            layout = self._cache_layout(paged_model.model_config, config.block_size)
+            query_len = min(1 + num_drafts, longest, max_short_len(layout))
+            paged_model.capture_graphs(Buckets.of(config.max_num_seqs, query_len, longest), cuda_capture())
 
     def _cache_layout(self, model_config: ModelConfig, block_size: int) -> CacheLayout:
         return CacheLayout(

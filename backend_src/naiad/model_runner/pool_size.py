@@ -53,19 +53,21 @@ def default_cpu_bytes() -> int:
     return min(_MAX_DEFAULT_CPU_BYTES, int(psutil.virtual_memory().available) // 4)
 
 
-def measured_bytes(memory: DeviceMemory, fraction: float, rehearse: Callable[[], None]) -> int:
+def measured_bytes(memory: DeviceMemory, fraction: float, rehearse: Callable[[], object]) -> int:
     """What a GPU has left for the KV cache.
 
     Args:
         memory: of the GPU, weights loaded.
         fraction: `kv_cache_memory_fraction`.
-        rehearse: computes the largest steps; torch keeps what they took.
+        rehearse: computes the largest steps; torch keeps what they took. Its result holds what will be
+            taken again.
 
     Raises:
         ConfigError: nothing is left.
     """
-    rehearse()
+    held = rehearse()
     used_bytes = memory.used_bytes()
+    del held
     memory.give_back()
     return bytes_left(fraction, memory.total_bytes(), used_bytes)
 

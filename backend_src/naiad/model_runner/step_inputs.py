@@ -16,8 +16,8 @@ from naiad_kernels.store_kv import Slots
 
 
 @dataclass(frozen=True, slots=True)
-class StepInputs:
-    """What the model reads, and which rows of its result belong to whom.
+class StepRows:
+    """Which rows of the model's result belong to whom.
 
     Attributes:
         rows: the step's sequences in the order of their tokens.
@@ -25,7 +25,6 @@ class StepInputs:
         sampled_places: [n] int64 on the device: the tokens that somebody samples behind, in order.
     """
 
-    batch: ForwardBatch
     rows: list[ScheduledSequence]
     ends: list[int]
     sampled_places: torch.Tensor
@@ -38,7 +37,7 @@ class StepTokens:
     Attributes:
         token_ids, positions: of each token.
         slots: block × block_size + offset of each.
-        ends: of each row, as in `StepInputs`.
+        ends: of each row, as in `StepRows`.
         query_lens, seq_lens: of each row: its tokens, and the cached ones with them.
     """
 
@@ -72,7 +71,7 @@ class StepTokens:
         return tokens
 
 
-def build_step_inputs(output: SchedulerOutput, layout: CacheLayout) -> StepInputs:
+def build_step_inputs(output: SchedulerOutput, layout: CacheLayout) -> tuple[ForwardBatch, StepRows]:
     """Order the sequences as attention wants them and flatten their tokens.
 
     Every token's block must be in its sequence's `block_table` already.
@@ -93,7 +92,7 @@ def build_step_inputs(output: SchedulerOutput, layout: CacheLayout) -> StepInput
     if staging is not None:
         staging.send()
     batch = ForwardBatch(token_ids, positions, Slots.from_slot_mapping(slots, layout.block_size), attention)
-    return StepInputs(batch, rows, tokens.ends, place_tensor)
+    return batch, StepRows(rows, tokens.ends, place_tensor)
 
 
 def is_staged(layout: CacheLayout) -> bool:
@@ -108,7 +107,7 @@ def sampled_places(
 
     Args:
         rows: of the step.
-        ends: of the rows, as in `StepInputs`.
+        ends: of the rows, as in `StepRows`.
         failed: sequence ids that are left out.
     """
     return [

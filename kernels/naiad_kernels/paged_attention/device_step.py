@@ -72,36 +72,84 @@ def plan_device_step(
 ) -> DeviceStep:
     """Arguments as for `plan_attention`; without `staging`, a copy of its own to the device."""
     counts = [layout.blocks_for(length) for length in seq_lens]
-    width = max(counts)
-    tables: list[int] = []
-    for table, count in zip(block_tables, counts, strict=True):
-        assert len(table) >= count, (table, count)
-        tables += [*table[:count], *[0] * (width - count)]
-    lists = [tables, list(seq_lens), list(itertools.accumulate(query_lens, initial=0))]
+    shape = (len(counts), max(counts))
+    lists = [list(seq_lens), list(itertools.accumulate(query_lens, initial=0))]
     if trees is not None:
         lists.append(tree_masks(query_lens, trees))
-    sent = staging or Staging(Staging.bytes_for([], [len(each) for each in lists]), layout.device)
+    sizes = [shape[0] * shape[1], *(len(each) for each in lists)]
+    sent = staging or Staging(Staging.bytes_for([], sizes), layout.device)
+    tables = sent.put_table(block_tables, counts, shape)
     parts = [sent.put(each, torch.int32) for each in lists]
     if staging is None:
         sent.send()
     return DeviceStep(
-        block_tables=parts[0].view(len(counts), width),
-        seq_lens=parts[1],
-        query_start_loc=parts[2],
+        block_tables=tables,
+        seq_lens=parts[0],
+        query_start_loc=parts[1],
         runs=_runs(query_lens, seq_lens, layout, trees or [None] * len(counts)),
-        tree_masks=parts[3] if trees is not None else None,
+        tree_masks=parts[2] if trees is not None else None,
+    )
+
+
+def padded_run(layout: CacheLayout, num_seqs: int, query_len: int, seq_len: int) -> Run:
+    """So many sequences with so many tokens each, no more than `max_short_len`, as upper bounds."""
+    assert query_len <= max_short_len(layout), (query_len, layout)
+    return Run(
+        first_seq=0,
+        num_seqs=num_seqs,
+        num_tokens=num_seqs * query_len,
+        max_query_len=query_len,
+        max_seq_len=seq_len,
+        is_short=True,
+        has_trees=False,
+    )
+
+
+def plan_padded_step(
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
+    layout: CacheLayout,
+    run: Run,
+    staging: Staging,
+) -> DeviceStep:
+    """A step that is computed by the launches of its upper bounds, sequences in any order.
+
+    Args:
+        query_lens: of the sequences there are, no more than `run` has; the others have no tokens.
+        seq_lens: as for `plan_attention`.
+        block_tables: likewise.
+        layout: likewise.
+        run: from `padded_run`.
+        staging: takes the step to the device.
+    """
+    counts = [layout.blocks_for(length) for length in seq_lens]
+    num_empty = run.num_seqs - len(seq_lens)
+    starts = list(itertools.accumulate([*query_lens, *[0] * num_empty], initial=0))
+    return DeviceStep(
+        block_tables=staging.put_table(
+            block_tables, counts, (run.num_seqs, layout.blocks_for(run.max_seq_len))
+        ),
+        seq_lens=staging.put([*seq_lens, *[0] * num_empty], torch.int32),
+        query_start_loc=staging.put(starts, torch.int32),
+        runs=(run,),
     )
 
 
 def distinct_query_lens(layout: CacheLayout) -> list[int]:
     """Query tokens of a sequence, one number for each variant of the kernels that any number runs."""
     most_rows, group_size = _MAX_SHORT_ROWS[layout.dtype.itemsize], layout.group_size
-    lens = {1, max(1, most_rows // group_size) + 1}
+    lens = {1, max_short_len(layout) + 1}
     rows = most_rows
     while rows >= group_size:
         lens.add(rows // group_size)
         rows //= 2
     return sorted(lens)
+
+
+def max_short_len(layout: CacheLayout) -> int:
+    """Query tokens of a sequence that one program takes; one at least, however many heads it has."""
+    return max(1, _MAX_SHORT_ROWS[layout.dtype.itemsize] // layout.group_size)
 
 
 def _runs(
@@ -113,8 +161,8 @@ def _runs(
     """One query token first, then the short ones that follow, then all the rest."""
     num_seqs = len(query_lens)
     singles = next((i for i, length in enumerate(query_lens) if length > 1), num_seqs)
-    max_short_len = _MAX_SHORT_ROWS[layout.dtype.itemsize] // layout.group_size
-    longs = next((i for i in range(singles, num_seqs) if query_lens[i] > max_short_len), num_seqs)
+    most = max_short_len(layout)
+    longs = next((i for i in range(singles, num_seqs) if query_lens[i] > most), num_seqs)
     borders = ((0, singles, True), (singles, longs, True), (longs, num_seqs, False))
     return tuple(
         Run(
