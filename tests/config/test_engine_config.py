@@ -40,6 +40,11 @@ def test_a_share_of_a_gpus_memory_is_refused_on_a_cpu() -> None:
         EngineConfig(model_dir="m", kv_cache_memory_fraction=0.5)
 
 
+def test_batch_invariance_is_refused_on_a_cpu() -> None:
+    with pytest.raises(ConfigError, match=r"^batch_invariant = True: expected false: a CPU's products"):
+        EngineConfig(model_dir="m", batch_invariant=True)
+
+
 @pytest.mark.parametrize("unset", ["", "${block_size}"])
 def test_unset_parameter_keeps_the_default(unset: str) -> None:
     assert EngineConfig.from_parameters({"model_dir": "m", "block_size": unset}).block_size == 64

@@ -79,7 +79,7 @@ def first_logits(runner: ModelRunner, num_steps: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("settings", [{}, {"cuda_graphs": False}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"cuda_graphs": False}, {"batch_invariant": True}], ids=str)
 def test_no_step_after_the_start_compiles_anything(
     directory: Path, dtype: str, settings: dict[str, Any]
 ) -> None:
@@ -88,7 +88,7 @@ def test_no_step_after_the_start_compiles_anything(
     assert runner.num_late_compiles == 0
 
 
-@pytest.mark.parametrize("settings", [{"cuda_graphs": False}, {}], ids=str)
+@pytest.mark.parametrize("settings", [{"cuda_graphs": False}, {}, {"batch_invariant": True}], ids=str)
 def test_logits_are_the_cpus(directory: Path, settings: dict[str, Any]) -> None:
     expected = first_logits(make_runner(directory, device="cpu"), 20)
     actual = first_logits(make_runner(directory, drafter="ngram", **settings), 20)
@@ -118,3 +118,41 @@ def test_the_cache_fills_the_share_that_is_asked_for(directory: Path) -> None:
     free_bytes, _ = torch.cuda.mem_get_info()
     # A block, and what allocations are rounded up to.
     assert total_bytes - free_bytes <= wanted_bytes + (32 << 20)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_text_alone_has_the_logits_it_has_in_a_batch(directory: Path, dtype: str) -> None:
+    alone = text_logits(make_runner(directory, dtype=dtype, batch_invariant=True), [50, 1, 1, 1], 0)
+    among = text_logits(make_runner(directory, dtype=dtype, batch_invariant=True), [30, 3, 17, 1, 1, 1], 9)
+    assert alone == among
+
+
+def text_logits(runner: ModelRunner, nums_tokens: list[int], num_others: int) -> list[bytes]:
+    """A text's logits at each new token: its tokens in such steps, with so many prompts beside it."""
+    params = SamplingParams(max_tokens=20, returns_generation_logits=True)
+    text = Sequence(99, [7 * n % 90 for n in range(50)], 50, params, 0.0, block_table=[390, 12, 391, 1])
+    found = []
+    for num_tokens in nums_tokens:
+        rows = [
+            ScheduledSequence(
+                text,
+                text.num_computed_tokens,
+                num_tokens,
+                text.num_computed_tokens + num_tokens == text.num_tokens,
+            )
+        ]
+        for index in range(num_others):
+            other = Sequence(
+                index,
+                [index] * (3 + 20 * index),
+                3,
+                params,
+                0.0,
+                block_table=[*range(20 + 14 * index, 34 + 14 * index)],
+            )
+            rows.insert(index // 2, ScheduledSequence(other, 0, other.num_tokens, True))
+        output = runner.run(SchedulerOutput(rows))
+        text.num_computed_tokens += num_tokens
+        text.token_ids += output.sampled_token_ids.get(99, [])
+        found += output.generation_logits.get(99, [])
+    return found

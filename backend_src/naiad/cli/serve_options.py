@@ -108,6 +108,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         help="on CUDA: capture steps of few tokens at start and replay them",
     )
     add(
+        "--batch-invariant",
+        choices=("true", "false"),
+        help="on CUDA: a request's logits are the same to the last bit in any batch; slower",
+    )
+    add(
         "--enable-prefix-caching",
         choices=("true", "false"),
         help="use the KV of earlier prompts and outputs again",

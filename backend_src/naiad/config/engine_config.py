@@ -38,6 +38,8 @@ class EngineConfig:
             what is left of it when weights and the largest step are there. kv_cache_bytes, if it is
             not 0, goes before it. On a CPU, where it means nothing, only the default is taken.
         cuda_graphs: on CUDA, steps of few tokens are captured at start, for a number of sizes, and replayed.
+        batch_invariant: on CUDA, a request's logits are the same to the last bit whatever else is in its
+            steps; slower.
         enable_prefix_caching: KV of earlier prompts and outputs is used again.
         scheduling_policy: "priority", "fcfs" or "shortest_prompt".
         priority_aging_ms: time of waiting that makes up for one unit of priority, or for a
@@ -64,6 +66,7 @@ class EngineConfig:
     kv_cache_bytes: int = 0
     kv_cache_memory_fraction: float = DEFAULT_KV_FRACTION
     cuda_graphs: bool = True
+    batch_invariant: bool = False
     enable_prefix_caching: bool = True
     scheduling_policy: str = "priority"
     priority_aging_ms: int = 10_000
@@ -92,6 +95,9 @@ class EngineConfig:
             raise ConfigError("max_num_batched_tokens", budget, expected)
         if self.max_model_len and not 2 <= self.max_model_len <= 1 << 24:
             raise ConfigError("max_model_len", self.max_model_len, "0 (the checkpoint's) or 2 … 16777216")
+        if self.batch_invariant and self.device == "cpu":
+            expected = "false: a CPU's products depend on how many tokens a step has"
+            raise ConfigError("batch_invariant", self.batch_invariant, expected)
         self._check_kv_cache()
         self._check_queue()
         self._check_speculation()

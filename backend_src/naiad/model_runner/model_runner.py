@@ -27,7 +27,7 @@ from naiad.model_runner.token_budget import CUDA_BUDGET, TokenBudget, measure_to
 from naiad.models import LlamaModel, load_model
 from naiad.outputs import MemoryUse
 from naiad_kernels.paged_attention.device_step import max_short_len
-from naiad_kernels.paged_attention.layout import CacheLayout
+from naiad_kernels.paged_attention.layout import CacheLayout, fixed_split_for
 
 
 class ModelRunner(PagedModel):
@@ -61,19 +61,22 @@ class ModelRunner(PagedModel):
             checkpoints.append((config.draft_model, draft))
         check_memory(checkpoints, self.dtype, self.device)
         with torch.inference_mode():
-            models = [load_model(each, shape, self.dtype, self.device) for each, shape in checkpoints]
+            models = [
+                load_model(each, shape, self.dtype, self.device, config.batch_invariant)
+                for each, shape in checkpoints
+            ]
             if num_layers:
                 models.append(models[0].first_layers(num_layers))
             pools = self._allocate_pools(config, models, num_pools=len(checkpoints))
         self.num_blocks = pools[0].num_blocks
         limit = target.max_position_embeddings
         longest = min(config.max_model_len or limit, limit, self.num_blocks * config.block_size)
-        super().__init__(models[0], pools[0], self._cache_layout(target, config.block_size), longest)
+        super().__init__(models[0], pools[0], self._cache_layout(config, target), longest)
         if num_layers:
             pools.append(pools[0].first_layers(num_layers))
         self.draft_runner: PagedModel | None = None
         if len(models) == 2:
-            layout = self._cache_layout(models[1].config, config.block_size)
+            layout = self._cache_layout(config, models[1].config)
             self.draft_runner = PagedModel(models[1], pools[1], layout, longest)
             self._capture_graphs(config, self.draft_runner)
         self._capture_graphs(config, self)
@@ -122,7 +125,7 @@ class ModelRunner(PagedModel):
             limit = model.config.max_position_embeddings
             longest = min(config.max_model_len or limit, limit)
             pool = KVPool(model.config, 1, config.block_size, self.dtype, self.device)
-            layout = self._cache_layout(model.config, config.block_size)
+            layout = self._cache_layout(config, model.config)
             paged_model = PagedModel(model, pool, layout, longest)
             for step in every_kind_of_step(layout, longest) + largest_steps(config, num_tokens, longest):
                 paged_model.run(step)
@@ -134,18 +137,20 @@ class ModelRunner(PagedModel):
         if self.device.type == "cuda" and config.cuda_graphs:
             num_drafts = config.num_speculative_tokens if config.drafter != "none" else 0
             longest = paged_model.max_model_len
-            layout = self._cache_layout(paged_model.model_config, config.block_size)
+            layout = self._cache_layout(config, paged_model.model_config)
             query_len = min(1 + num_drafts, longest, max_short_len(layout))
             paged_model.capture_graphs(Buckets.of(config.max_num_seqs, query_len, longest), cuda_capture())
 
-    def _cache_layout(self, model_config: ModelConfig, block_size: int) -> CacheLayout:
+    def _cache_layout(self, config: EngineConfig, model_config: ModelConfig) -> CacheLayout:
+        limit = model_config.max_position_embeddings
         return CacheLayout(
             num_heads=model_config.num_heads,
             num_kv_heads=model_config.num_kv_heads,
             head_dim=model_config.head_dim,
-            block_size=block_size,
+            block_size=config.block_size,
             dtype=self.dtype,
             device=self.device,
+            fixed_split=fixed_split_for(limit) if config.batch_invariant else 0,
         )
 
     def _choose_budget(self, config: EngineConfig) -> TokenBudget:

@@ -30,7 +30,7 @@ def every_kind_of_step(layout: CacheLayout, max_model_len: int) -> list[Schedule
 
 
 def largest_steps(config: EngineConfig, num_tokens: int, max_model_len: int) -> list[SchedulerOutput]:
-    """Two: nothing but prompts whose logits are asked for; as many long texts with drafts as may run.
+    """Two: the ends of prompts whose logits are asked for; as many long texts with drafts as may run.
 
     Args:
         config: says how many sequences may run, with how many drafts.
@@ -41,8 +41,8 @@ def largest_steps(config: EngineConfig, num_tokens: int, max_model_len: int) -> 
     prompts = []
     for begin in range(0, num_tokens, max_model_len):
         length = min(max_model_len, num_tokens - begin)
-        sequence = _in_block_0(begin, [0] * length, config.block_size, asking)
-        prompts.append(ScheduledSequence(sequence, 0, length, samples=True))
+        sequence = _in_block_0(begin, [0] * max_model_len, config.block_size, asking)
+        prompts.append(ScheduledSequence(sequence, max_model_len - length, length, samples=True))
     drafts = (0,) * min(config.num_speculative_tokens, max_model_len - 1)
     drawing = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
     known = [0] * (max_model_len - len(drafts))

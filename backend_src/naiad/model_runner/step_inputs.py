@@ -10,6 +10,7 @@ import torch
 from naiad.models import ForwardBatch
 from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad_kernels.paged_attention import attention_sort_key, plan_attention
+from naiad_kernels.paged_attention.device_step import list_sizes
 from naiad_kernels.paged_attention.layout import CacheLayout
 from naiad_kernels.staging import Staging
 from naiad_kernels.store_kv import Slots
@@ -119,10 +120,10 @@ def sampled_places(
 
 
 def _staging_for(tokens: StepTokens, num_places: int, layout: CacheLayout) -> Staging:
-    num_tokens, num_seqs = len(tokens.token_ids), len(tokens.seq_lens)
-    num_table = num_seqs * layout.blocks_for(max(tokens.seq_lens))
-    sizes = [num_tokens, num_tokens, num_tokens, num_places]
-    return Staging(Staging.bytes_for(sizes, [num_table, num_seqs, num_seqs + 1]), layout.device)
+    num_tokens = len(tokens.token_ids)
+    sizes = list_sizes(tokens.query_lens, tokens.seq_lens, layout)
+    num_bytes = Staging.bytes_for([num_tokens, num_tokens, num_tokens, num_places], sizes)
+    return Staging(num_bytes, layout.device)
 
 
 def _on_host(values: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

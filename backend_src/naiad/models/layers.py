@@ -39,6 +39,7 @@ def load_linear(
     out_features: Sequence[int],
     in_features: int,
     has_bias: bool,
+    batch_invariant: bool,
 ) -> LinearWeight:
     """Take projections that read the same input and fuse them, one below the other.
 
@@ -48,13 +49,14 @@ def load_linear(
         out_features: of each.
         in_features: of all.
         has_bias: whether each has a bias.
+        batch_invariant: see `prepare_linear`.
     """
     sizes = list(zip(names, out_features, strict=True))
     matrix = torch.cat([checkpoint.take(f"{name}.weight", (size, in_features)) for name, size in sizes])
     bias = None
     if has_bias:
         bias = torch.cat([checkpoint.take(f"{name}.bias", (size,)) for name, size in sizes])
-    return prepare_linear(matrix, bias)
+    return prepare_linear(matrix, bias, batch_invariant=batch_invariant)
 
 
 def add_and_norm(

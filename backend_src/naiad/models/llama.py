@@ -45,8 +45,14 @@ class DecoderLayer:
 class LlamaModel:
     """Weights of a Llama-family checkpoint and the forward pass over a paged KV cache."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, device: torch.device) -> None:
-        """Take every tensor from the checkpoint.
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        batch_invariant: bool = False,
+    ) -> None:
+        """Take every tensor from the checkpoint; `batch_invariant` as for `prepare_linear`.
 
         Raises:
             ModelError: a tensor is missing, misshapen, unreadable or not part of the architecture.
@@ -54,13 +60,16 @@ class LlamaModel:
         self.config = config
         vocab_shape = (config.vocab_size, config.hidden_size)
         self._embedding = checkpoint.take("model.embed_tokens.weight", vocab_shape)
-        self._layers = [_load_layer(config, checkpoint, index) for index in range(config.num_layers)]
+        self._layers = [
+            _load_layer(config, checkpoint, index, batch_invariant) for index in range(config.num_layers)
+        ]
         self._final_norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
         if config.tie_word_embeddings:
             checkpoint.drop("lm_head.weight")
-            self._lm_head = prepare_linear(self._embedding)
+            head = self._embedding
         else:
-            self._lm_head = prepare_linear(checkpoint.take("lm_head.weight", vocab_shape))
+            head = checkpoint.take("lm_head.weight", vocab_shape)
+        self._lm_head = prepare_linear(head, batch_invariant=batch_invariant)
         checkpoint.finish()
         self._frequencies = rope_frequencies(config.rope, config.head_dim).to(device)
 
@@ -110,7 +119,9 @@ class LlamaModel:
         return paged_attention(query, cache, batch.attention)
 
 
-def _load_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> DecoderLayer:
+def _load_layer(
+    config: ModelConfig, checkpoint: Checkpoint, index: int, batch_invariant: bool
+) -> DecoderLayer:
     prefix = f"model.layers.{index}"
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -123,10 +134,11 @@ def _load_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> Deco
             [query_size, kv_size, kv_size],
             hidden,
             config.qkv_bias,
+            batch_invariant,
         ),
         qk_norm=_load_qk_norm(config, checkpoint, attention) if config.qk_norm else None,
         attention_output=load_linear(
-            checkpoint, [f"{attention}.o_proj"], [hidden], query_size, config.o_bias
+            checkpoint, [f"{attention}.o_proj"], [hidden], query_size, config.o_bias, batch_invariant
         ),
         post_attention_norm=checkpoint.take(f"{prefix}.post_attention_layernorm.weight", (hidden,)),
         gate_up=load_linear(
@@ -135,8 +147,9 @@ def _load_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> Deco
             [inner, inner],
             hidden,
             config.mlp_bias,
+            batch_invariant,
         ),
-        down=load_linear(checkpoint, [f"{mlp}.down_proj"], [hidden], inner, config.mlp_bias),
+        down=load_linear(checkpoint, [f"{mlp}.down_proj"], [hidden], inner, config.mlp_bias, batch_invariant),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from naiad_kernels.paged_attention.layout import CacheLayout, tree_masks
+from naiad_kernels.paged_attention.layout import MIN_SPLIT, CacheLayout, tree_masks
 from naiad_kernels.staging import Staging
 
 # Query rows (tokens × heads of a KV head) up to which one program takes a whole sequence's, by
@@ -31,6 +31,7 @@ class Run:
         max_seq_len: cached tokens of one.
         is_short: all query tokens of one sequence fit one program.
         has_trees: at least one has a tree.
+        min_split: keys of the parts that the contexts of short ones are read in, at least.
     """
 
     first_seq: int
@@ -40,6 +41,7 @@ class Run:
     max_seq_len: int
     is_short: bool
     has_trees: bool
+    min_split: int = MIN_SPLIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,9 @@ def plan_device_step(
     staging: Staging | None = None,
 ) -> DeviceStep:
     """Arguments as for `plan_attention`; without `staging`, a copy of its own to the device."""
+    if layout.fixed_split:
+        assert trees is None, "trees and a fixed order"
+        query_lens, seq_lens, block_tables = _pieces(query_lens, seq_lens, block_tables, layout)
     counts = [layout.blocks_for(length) for length in seq_lens]
     shape = (len(counts), max(counts))
     lists = [list(seq_lens), list(itertools.accumulate(query_lens, initial=0))]
@@ -91,18 +96,63 @@ def plan_device_step(
     )
 
 
+def list_sizes(query_lens: Sequence[int], seq_lens: Sequence[int], layout: CacheLayout) -> list[int]:
+    """How many int32 each list has that `plan_device_step` puts for a step without trees."""
+    num_lines = len(query_lens)
+    if layout.fixed_split:
+        size = max_short_len(layout)
+        num_lines = sum(-(-length // size) for length in query_lens)
+    return [num_lines * layout.blocks_for(max(seq_lens)), num_lines, num_lines + 1]
+
+
 def padded_run(layout: CacheLayout, num_seqs: int, query_len: int, seq_len: int) -> Run:
     """So many sequences with so many tokens each, no more than `max_short_len`, as upper bounds."""
     assert query_len <= max_short_len(layout), (query_len, layout)
+    num_tokens = num_seqs * query_len
+    if layout.fixed_split:
+        return _fixed_run(layout, num_seqs, num_tokens, seq_len)
     return Run(
         first_seq=0,
         num_seqs=num_seqs,
-        num_tokens=num_seqs * query_len,
+        num_tokens=num_tokens,
         max_query_len=query_len,
         max_seq_len=seq_len,
         is_short=True,
         has_trees=False,
     )
+
+
+def _fixed_run(layout: CacheLayout, num_seqs: int, num_tokens: int, seq_len: int) -> Run:
+    """All by the same code: a program is made for as many tokens as it can take, however many it gets."""
+    return Run(
+        first_seq=0,
+        num_seqs=num_seqs,
+        num_tokens=num_tokens,
+        max_query_len=max_short_len(layout),
+        max_seq_len=seq_len,
+        is_short=True,
+        has_trees=False,
+        min_split=layout.fixed_split,
+    )
+
+
+def _pieces(
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
+    layout: CacheLayout,
+) -> tuple[list[int], list[int], list[Sequence[int]]]:
+    """The sequences cut so that one program takes a piece; each piece is a sequence that ends there."""
+    size = max_short_len(layout)
+    lens: list[int] = []
+    ends: list[int] = []
+    tables: list[Sequence[int]] = []
+    for query_len, seq_len, table in zip(query_lens, seq_lens, block_tables, strict=True):
+        for begin in range(0, query_len, size):
+            lens.append(min(size, query_len - begin))
+            ends.append(seq_len - query_len + begin + lens[-1])
+            tables.append(table)
+    return lens, ends, tables
 
 
 def plan_padded_step(
@@ -138,6 +188,8 @@ def plan_padded_step(
 
 def distinct_query_lens(layout: CacheLayout) -> list[int]:
     """Query tokens of a sequence, one number for each variant of the kernels that any number runs."""
+    if layout.fixed_split:
+        return [1]
     most_rows, group_size = _MAX_SHORT_ROWS[layout.dtype.itemsize], layout.group_size
     lens = {1, max_short_len(layout) + 1}
     rows = most_rows
@@ -159,6 +211,8 @@ def _runs(
     trees: Sequence[Sequence[int] | None],
 ) -> tuple[Run, ...]:
     """One query token first, then the short ones that follow, then all the rest."""
+    if layout.fixed_split:
+        return (_fixed_run(layout, len(query_lens), sum(query_lens), max(seq_lens)),)
     num_seqs = len(query_lens)
     singles = next((i for i, length in enumerate(query_lens) if length > 1), num_seqs)
     most = max_short_len(layout)
