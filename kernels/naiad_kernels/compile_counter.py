@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from triton import knobs
-
 
 class CompileCounter:
     """Variants of kernels that this process compiled, or read compiled from triton-lang's cache.
@@ -17,6 +15,9 @@ class CompileCounter:
 
     def __init__(self) -> None:
         """Begin to count, beside whoever listens already."""
+        # Where no kernel runs, triton-lang is not loaded.
+        from triton import knobs
+
         self.num_compiled = 0
         self._next = knobs.runtime.jit_post_compile_hook
         knobs.runtime.jit_post_compile_hook = self._count

@@ -12,6 +12,7 @@ import torch
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError, StartupError
 from naiad.outputs import MemoryUse
+from naiad_kernels.compile_counter import CompileCounter
 from naiad_kernels.linear.half_weight import has_fbgemm
 from naiad_kernels.linear.onednn import computes_in_bfloat16
 
@@ -52,8 +53,6 @@ def compile_count(device: torch.device) -> Callable[[], int]:
     """Begin to count the kernels that are compiled from now on; none ever is on a CPU."""
     if device.type == "cpu":
         return lambda: 0
-    from naiad_kernels.compile_counter import CompileCounter
-
     counter = CompileCounter()
     return lambda: counter.num_compiled
 
