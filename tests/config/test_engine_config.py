@@ -17,6 +17,9 @@ from naiad.errors import ConfigError
         ("max_model_len", 1),
         ("block_size", 48),
         ("kv_cache_bytes", -1),
+        ("kv_cache_memory_fraction", 0.0),
+        ("kv_cache_memory_fraction", 1.5),
+        ("kv_cache_memory_fraction", float("nan")),
     ],
 )
 def test_value_that_can_not_work_is_refused_by_name(key: str, value: object) -> None:
@@ -25,8 +28,21 @@ def test_value_that_can_not_work_is_refused_by_name(key: str, value: object) -> 
 
 
 def test_parameters_become_fields() -> None:
-    config = EngineConfig.from_parameters({"model_dir": "m", "block_size": "32", "dtype": "float32"})
-    assert (config.block_size, config.dtype) == (32, "float32")
+    parameters = {"model_dir": "m", "block_size": "32", "device": "cuda", "kv_cache_memory_fraction": "0.5"}
+    config = EngineConfig.from_parameters(parameters)
+    assert (config.block_size, config.device, config.kv_cache_memory_fraction) == (32, "cuda", 0.5)
+
+
+def test_a_share_of_a_gpus_memory_is_refused_on_a_cpu() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^kv_cache_memory_fraction = 0\.5: expected 0\.9, the default: on a"
+    ):
+        EngineConfig(model_dir="m", kv_cache_memory_fraction=0.5)
+
+
+def test_batch_invariance_is_refused_on_a_cpu() -> None:
+    with pytest.raises(ConfigError, match=r"^batch_invariant = True: expected false: a CPU's products"):
+        EngineConfig(model_dir="m", batch_invariant=True)
 
 
 @pytest.mark.parametrize("unset", ["", "${block_size}"])
@@ -39,6 +55,10 @@ def test_unset_parameter_keeps_the_default(unset: str) -> None:
     [
         ({"model_dir": "m", "blocksize": "32"}, "blocksize = '32': expected one of the keys"),
         ({"model_dir": "m", "block_size": "many"}, "block_size = 'many': expected a whole number"),
+        (
+            {"model_dir": "m", "kv_cache_memory_fraction": "half"},
+            "kv_cache_memory_fraction = 'half': expected a number",
+        ),
         ({"block_size": "32"}, "model_dir"),
     ],
 )

@@ -3,8 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from naiad_kernels.paged_attention.device_step import DeviceStep, plan_device_step
-from naiad_kernels.paged_attention.layout import CacheLayout
+from naiad_kernels.paged_attention.device_step import (
+    DeviceStep,
+    distinct_query_lens,
+    list_sizes,
+    padded_run,
+    plan_device_step,
+)
+from naiad_kernels.paged_attention.layout import CacheLayout, fixed_split_for
 
 
 def plan(steps: list[tuple[int, int]], group_size: int = 4, dtype: torch.dtype = torch.float16) -> DeviceStep:
@@ -92,3 +98,27 @@ def test_what_is_no_tree_is_refused(tree: list[int]) -> None:
     length = 17 if len(tree) == 17 else 2
     with pytest.raises(AssertionError):
         plan_with_trees([(length, 20)], [tree])
+
+
+def test_a_fixed_order_cuts_sequences_into_pieces_of_one_run() -> None:
+    layout = CacheLayout(8, 2, 8, 16, torch.float16, torch.device("cpu"), fixed_split=512)
+    tables = [list(range(10 * i, 10 * i + 10)) for i in range(3)]
+    query_lens, seq_lens = [1, 35, 16], [17, 40, 16]
+    step = plan_device_step(query_lens, seq_lens, tables, layout)
+    assert step.query_start_loc.tolist() == [0, 1, 17, 33, 36, 52]
+    assert step.seq_lens.tolist() == [17, 21, 37, 40, 16]
+    assert step.block_tables[:, 0].tolist() == [0, 10, 10, 10, 20]
+    (run,) = step.runs
+    assert (run.num_seqs, run.num_tokens, run.max_query_len, run.max_seq_len) == (5, 52, 16, 40)
+    assert (run.is_short, run.min_split) == (True, 512)
+    assert list_sizes(query_lens, seq_lens, layout) == [5 * 3, 5, 6]
+    assert distinct_query_lens(layout) == [1]
+    padded = padded_run(layout, 4, 9, 5000)
+    assert (padded.num_tokens, padded.max_query_len, padded.min_split) == (36, 16, 512)
+
+
+@pytest.mark.parametrize(
+    ("max_seq_len", "expected"), [(1, 256), (16_384, 256), (16_385, 512), (131_072, 2048)]
+)
+def test_parts_of_a_fixed_size_cover_the_longest_sequence(max_seq_len: int, expected: int) -> None:
+    assert fixed_split_for(max_seq_len) == expected

@@ -55,15 +55,18 @@ def test_equals_the_three_ops(
     assert torch.equal(actual[1].nan_to_num(), expected[1].nan_to_num())
 
 
-def test_the_public_op_on_a_cpu() -> None:
-    case = Case((3, 1, 8), torch.float32, True, SLOTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_public_op_on_a_cpu(dtype: torch.dtype) -> None:
+    case = Case((3, 1, 8), dtype, True, SLOTS)
     actual, expected = case.caches(), case.caches()
     query = rotary_store_kv(case.heads, case.angles, HeadNorm(*case.norm), LayerCache(*actual), case.slots)
     expected_query = reference.rotary_store_kv(
         case.heads, case.angles, case.norm, LayerCache(*expected), case.slots
     )
-    assert torch.equal(query, expected_query)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    assert_close_to_reference(query, expected_query)
+    for cache, expected_cache in zip(actual, expected, strict=True):
+        assert torch.equal(cache.isnan(), expected_cache.isnan())
+        assert_close_to_reference(cache.nan_to_num(), expected_cache.nan_to_num())
 
 
 def test_padding_is_not_stored(interpret: Interpret) -> None:

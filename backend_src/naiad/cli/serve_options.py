@@ -96,6 +96,23 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         help="size of the KV cache; 0: chosen by the memory that is free at start",
     )
     add(
+        "--kv-cache-memory-fraction",
+        type=float,
+        metavar="F",
+        help="of a GPU's memory so much may be in use, 0 < F ≤ 1; the KV cache gets what weights and the "
+        "largest step leave of it, unless --kv-cache-bytes says its size",
+    )
+    add(
+        "--cuda-graphs",
+        choices=("true", "false"),
+        help="on CUDA: capture steps of few tokens at start and replay them",
+    )
+    add(
+        "--batch-invariant",
+        choices=("true", "false"),
+        help="on CUDA: a request's logits are the same to the last bit in any batch; slower",
+    )
+    add(
         "--enable-prefix-caching",
         choices=("true", "false"),
         help="use the KV of earlier prompts and outputs again",

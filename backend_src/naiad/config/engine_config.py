@@ -14,6 +14,7 @@ DEVICES = ("cpu", "cuda")
 SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
 DRAFTERS = ("none", "ngram", "suffix", "draft_model", "self")
 MAX_SPECULATIVE_TOKENS = 16
+DEFAULT_KV_FRACTION = 0.9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +33,13 @@ class EngineConfig:
             Never more than the KV cache holds.
         block_size: tokens in a KV cache block, a power of two in 16 … 128.
         kv_cache_bytes: size of the KV cache. 0: on a CPU a quarter of the memory that is
-            available at start, at most 2 GiB.
+            available at start, at most 2 GiB; on CUDA what kv_cache_memory_fraction leaves.
+        kv_cache_memory_fraction: of a GPU's memory so much may be in use, 0 < f ≤ 1: the KV cache gets
+            what is left of it when weights and the largest step are there. kv_cache_bytes, if it is
+            not 0, goes before it. On a CPU, where it means nothing, only the default is taken.
+        cuda_graphs: on CUDA, steps of few tokens are captured at start, for a number of sizes, and replayed.
+        batch_invariant: on CUDA, a request's logits are the same to the last bit whatever else is in its
+            steps; slower.
         enable_prefix_caching: KV of earlier prompts and outputs is used again.
         scheduling_policy: "priority", "fcfs" or "shortest_prompt".
         priority_aging_ms: time of waiting that makes up for one unit of priority, or for a
@@ -57,6 +64,9 @@ class EngineConfig:
     max_model_len: int = 0
     block_size: int = 64
     kv_cache_bytes: int = 0
+    kv_cache_memory_fraction: float = DEFAULT_KV_FRACTION
+    cuda_graphs: bool = True
+    batch_invariant: bool = False
     enable_prefix_caching: bool = True
     scheduling_policy: str = "priority"
     priority_aging_ms: int = 10_000
@@ -85,12 +95,25 @@ class EngineConfig:
             raise ConfigError("max_num_batched_tokens", budget, expected)
         if self.max_model_len and not 2 <= self.max_model_len <= 1 << 24:
             raise ConfigError("max_model_len", self.max_model_len, "0 (the checkpoint's) or 2 … 16777216")
+        if self.batch_invariant and self.device == "cpu":
+            expected = "false: a CPU's products depend on how many tokens a step has"
+            raise ConfigError("batch_invariant", self.batch_invariant, expected)
+        self._check_kv_cache()
+        self._check_queue()
+        self._check_speculation()
+
+    def _check_kv_cache(self) -> None:
         if self.block_size not in (16, 32, 64, 128):
             raise ConfigError("block_size", self.block_size, "16, 32, 64 or 128")
         if self.kv_cache_bytes < 0:
             raise ConfigError("kv_cache_bytes", self.kv_cache_bytes, "0 (auto) or a number of bytes")
-        self._check_queue()
-        self._check_speculation()
+        fraction = self.kv_cache_memory_fraction
+        if not 0 < fraction <= 1:
+            expected = "a share of the GPU's memory, 0 < f ≤ 1"
+            raise ConfigError("kv_cache_memory_fraction", fraction, expected)
+        if self.device == "cpu" and fraction != DEFAULT_KV_FRACTION:
+            expected = f"{DEFAULT_KV_FRACTION}, the default: on a CPU kv_cache_bytes sizes the KV cache"
+            raise ConfigError("kv_cache_memory_fraction", fraction, expected)
 
     def _check_queue(self) -> None:
         if self.scheduling_policy not in SCHEDULING_POLICIES:
@@ -129,7 +152,7 @@ class EngineConfig:
             ConfigError: for an unknown key or a value of the wrong type.
         """
         types = get_type_hints(cls)
-        values: dict[str, str | int | bool] = {}
+        values: dict[str, str | int | float | bool] = {}
         for key, text in parameters.items():
             if key not in types:
                 raise ConfigError(key, text, f"one of the keys {', '.join(field_names())}")
@@ -146,16 +169,12 @@ def field_names() -> list[str]:
     return [field.name for field in dataclasses.fields(EngineConfig)]
 
 
-def _parse(key: str, text: str, kind: type) -> str | int | bool:
+def _parse(key: str, text: str, kind: type) -> str | int | float | bool:
     if kind is bool:
         if text.lower() not in ("true", "false"):
             raise ConfigError(key, text, "true or false")
         return text.lower() == "true"
-    return _parse_int(key, text) if kind is int else text
-
-
-def _parse_int(key: str, text: str) -> int:
     try:
-        return int(text)
+        return kind(text)  # type: ignore[no-any-return]
     except ValueError:
-        raise ConfigError(key, text, "a whole number") from None
+        raise ConfigError(key, text, "a whole number" if kind is int else "a number") from None

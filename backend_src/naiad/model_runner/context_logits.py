@@ -6,12 +6,12 @@ from collections.abc import Callable, Container
 
 import torch
 
-from naiad.model_runner.step_inputs import StepInputs
+from naiad.model_runner.step_inputs import StepRows
 from naiad.sampling.raw_logits import float32_bytes
 
 
 def context_logits(
-    inputs: StepInputs,
+    inputs: StepRows,
     hidden: torch.Tensor,
     compute_logits: Callable[[torch.Tensor], torch.Tensor],
     failed: Container[int],

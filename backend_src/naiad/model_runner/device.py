@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -12,12 +12,11 @@ import torch
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError, StartupError
 from naiad.outputs import MemoryUse
+from naiad_kernels.compile_counter import CompileCounter
 from naiad_kernels.linear.half_weight import has_fbgemm
 from naiad_kernels.linear.onednn import computes_in_bfloat16
 
 _GIB = 1024**3
-_MAX_DEFAULT_KV_BYTES = 2 * _GIB
-_CUDA_KV_SHARE = 0.85
 # Fusing and reordering weights holds one matrix twice for a moment.
 _LOADING_OVERHEAD = 1.1
 
@@ -50,12 +49,12 @@ def use_physical_cores() -> None:
     torch.set_num_threads(max(1, min(cores, torch.get_num_threads())))
 
 
-def default_kv_cache_bytes(device: torch.device) -> int:
-    """Bytes for the KV cache when none are configured; call it after the weights are loaded."""
-    if device.type == "cuda":
-        free_bytes, _ = torch.cuda.mem_get_info(device)
-        return int(free_bytes * _CUDA_KV_SHARE)
-    return min(_MAX_DEFAULT_KV_BYTES, int(psutil.virtual_memory().available) // 4)
+def compile_count(device: torch.device) -> Callable[[], int]:
+    """Begin to count the kernels that are compiled from now on; none ever is on a CPU."""
+    if device.type == "cpu":
+        return lambda: 0
+    counter = CompileCounter()
+    return lambda: counter.num_compiled
 
 
 def memory_use(device: torch.device) -> MemoryUse:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
 from naiad.model_runner.device import (
     check_memory,
-    default_kv_cache_bytes,
+    compile_count,
     memory_use,
     resolve_device,
     resolve_dtype,
     use_physical_cores,
 )
 from naiad.model_runner.draft_choice import draft_model_config, num_draft_layers
+from naiad.model_runner.graph_buckets import Buckets
+from naiad.model_runner.graphed_model import cuda_capture
 from naiad.model_runner.kv_pool import KVPool, num_pool_blocks
 from naiad.model_runner.paged_model import PagedModel
+from naiad.model_runner.pool_size import CudaMemory, default_cpu_bytes, measured_bytes
+from naiad.model_runner.rehearsal import every_kind_of_step, largest_steps
 from naiad.model_runner.token_budget import CUDA_BUDGET, TokenBudget, measure_token_budget, probe_steps
-from naiad.models import load_model
+from naiad.models import LlamaModel, load_model
 from naiad.outputs import MemoryUse
-from naiad_kernels.paged_attention.layout import CacheLayout
+from naiad_kernels.paged_attention.device_step import max_short_len
+from naiad_kernels.paged_attention.layout import CacheLayout, fixed_split_for
 
 
 class ModelRunner(PagedModel):
@@ -54,28 +61,41 @@ class ModelRunner(PagedModel):
             checkpoints.append((config.draft_model, draft))
         check_memory(checkpoints, self.dtype, self.device)
         with torch.inference_mode():
-            models = [load_model(each, shape, self.dtype, self.device) for each, shape in checkpoints]
-            pools = self._allocate_pools(config, [model.config for model in models])
+            models = [
+                load_model(each, shape, self.dtype, self.device, config.batch_invariant)
+                for each, shape in checkpoints
+            ]
+            if num_layers:
+                models.append(models[0].first_layers(num_layers))
+            pools = self._allocate_pools(config, models, num_pools=len(checkpoints))
         self.num_blocks = pools[0].num_blocks
         limit = target.max_position_embeddings
         longest = min(config.max_model_len or limit, limit, self.num_blocks * config.block_size)
-        super().__init__(models[0], pools[0], self._cache_layout(target, config.block_size), longest)
+        super().__init__(models[0], pools[0], self._cache_layout(config, target), longest)
         if num_layers:
-            models.append(models[0].first_layers(num_layers))
             pools.append(pools[0].first_layers(num_layers))
         self.draft_runner: PagedModel | None = None
         if len(models) == 2:
-            layout = self._cache_layout(models[1].config, config.block_size)
+            layout = self._cache_layout(config, models[1].config)
             self.draft_runner = PagedModel(models[1], pools[1], layout, longest)
+            self._capture_graphs(config, self.draft_runner)
+        self._capture_graphs(config, self)
         self.token_budget = self._choose_budget(config)
+        self._count_compiles = compile_count(self.device)
+
+    @property
+    def num_late_compiles(self) -> int:
+        """Kernels that were compiled since the start, while somebody waited: none should be."""
+        return self._count_compiles()
 
     def memory_use(self) -> MemoryUse:
         """What the process holds now."""
         return memory_use(self.device)
 
-    def _allocate_pools(self, config: EngineConfig, shapes: list[ModelConfig]) -> list[KVPool]:
-        """A pool for each model, of the same number of blocks."""
-        kv_cache_bytes = config.kv_cache_bytes or default_kv_cache_bytes(self.device)
+    def _allocate_pools(self, config: EngineConfig, models: list[LlamaModel], num_pools: int) -> list[KVPool]:
+        """A pool for each of the first models, of the same number of blocks; others share the first one."""
+        shapes = [model.config for model in models[:num_pools]]
+        kv_cache_bytes = self._choose_kv_cache_bytes(config, models)
         num_blocks = num_pool_blocks(config, shapes, self.dtype, kv_cache_bytes)
         try:
             return [KVPool(each, num_blocks, config.block_size, self.dtype, self.device) for each in shapes]
@@ -84,14 +104,53 @@ class ModelRunner(PagedModel):
                 "kv_cache_bytes", kv_cache_bytes, f"a size that fits in memory ({error})"
             ) from error
 
-    def _cache_layout(self, model_config: ModelConfig, block_size: int) -> CacheLayout:
+    def _choose_kv_cache_bytes(self, config: EngineConfig, models: list[LlamaModel]) -> int:
+        if self.device.type == "cpu":
+            return config.kv_cache_bytes or default_cpu_bytes()
+        rehearsal = partial(self._rehearse, config, models)
+        if config.kv_cache_bytes:
+            rehearsal()
+            return config.kv_cache_bytes
+        return measured_bytes(CudaMemory(self.device), config.kv_cache_memory_fraction, rehearsal)
+
+    def _rehearse(self, config: EngineConfig, models: list[LlamaModel]) -> list[PagedModel]:
+        """Compute every kind of step and the largest of each model, over a pool of one block.
+
+        Returns:
+            What holds the memory that graphs take.
+        """
+        rehearsed = []
+        num_tokens = max(config.max_num_batched_tokens or CUDA_BUDGET.num_tokens, config.max_num_seqs)
+        for model in models:
+            limit = model.config.max_position_embeddings
+            longest = min(config.max_model_len or limit, limit)
+            pool = KVPool(model.config, 1, config.block_size, self.dtype, self.device)
+            layout = self._cache_layout(config, model.config)
+            paged_model = PagedModel(model, pool, layout, longest)
+            for step in every_kind_of_step(layout, longest) + largest_steps(config, num_tokens, longest):
+                paged_model.run(step)
+            self._capture_graphs(config, paged_model)
+            rehearsed.append(paged_model)
+        return rehearsed
+
+    def _capture_graphs(self, config: EngineConfig, paged_model: PagedModel) -> None:
+        if self.device.type == "cuda" and config.cuda_graphs:
+            num_drafts = config.num_speculative_tokens if config.drafter != "none" else 0
+            longest = paged_model.max_model_len
+            layout = self._cache_layout(config, paged_model.model_config)
+            query_len = min(1 + num_drafts, longest, max_short_len(layout))
+            paged_model.capture_graphs(Buckets.of(config.max_num_seqs, query_len, longest), cuda_capture())
+
+    def _cache_layout(self, config: EngineConfig, model_config: ModelConfig) -> CacheLayout:
+        limit = model_config.max_position_embeddings
         return CacheLayout(
             num_heads=model_config.num_heads,
             num_kv_heads=model_config.num_kv_heads,
             head_dim=model_config.head_dim,
-            block_size=block_size,
+            block_size=config.block_size,
             dtype=self.dtype,
             device=self.device,
+            fixed_split=fixed_split_for(limit) if config.batch_invariant else 0,
         )
 
     def _choose_budget(self, config: EngineConfig) -> TokenBudget:

@@ -9,9 +9,11 @@ import torch
 from naiad.config import ModelConfig
 from naiad.errors import InternalError, NaiadError
 from naiad.model_runner.context_logits import context_logits
+from naiad.model_runner.graph_buckets import Buckets
+from naiad.model_runner.graphed_model import Capture, GraphedModel
 from naiad.model_runner.kv_pool import KVPool
 from naiad.model_runner.step_costs import MeasuredCosts, measure_step_costs, probed_blocks
-from naiad.model_runner.step_inputs import StepInputs, build_step_inputs
+from naiad.model_runner.step_inputs import StepRows, build_step_inputs, sampled_places
 from naiad.models import LlamaModel
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
 from naiad.sampling.sampler import Sampler
@@ -44,6 +46,12 @@ class PagedModel:
         self._pool = pool
         self._layout = layout
         self._sampler = Sampler(model.config.vocab_size)
+        self._graphs: GraphedModel | None = None
+
+    @torch.inference_mode()
+    def capture_graphs(self, buckets: Buckets, capture: Capture) -> None:
+        """From now on replay steps that fit a bucket."""
+        self._graphs = GraphedModel(self._model, self._pool.layers, self._layout, buckets, capture)
 
     @torch.inference_mode()
     def run(self, output: SchedulerOutput) -> ModelOutput:
@@ -58,8 +66,7 @@ class PagedModel:
         if not output.scheduled:
             return ModelOutput({})
         self._pool.copy(output.block_copies)
-        inputs = build_step_inputs(output, self._layout)
-        hidden = self._model.forward(inputs.batch, self._pool.layers)
+        inputs, hidden = self._forward(output)
         errors = _rows_not_finite(hidden, inputs)
         context = context_logits(inputs, hidden, self._model.logits, errors)
         sampled = self._sample(inputs, hidden, errors)
@@ -68,6 +75,13 @@ class PagedModel:
         if failed:
             self._run_without_drafts(failed, result)
         return result
+
+    def _forward(self, output: SchedulerOutput) -> tuple[StepRows, torch.Tensor]:
+        replayed = self._graphs.forward(output) if self._graphs is not None else None
+        if replayed is not None:
+            return replayed
+        batch, rows = build_step_inputs(output, self._layout)
+        return rows, self._model.forward(batch, self._pool.layers)
 
     def _run_without_drafts(self, rows: list[ScheduledSequence], result: ModelOutput) -> None:
         """Compute failed rows again: what is not finite may come from a draft.
@@ -86,18 +100,16 @@ class PagedModel:
         for field in fields(ModelOutput):
             getattr(result, field.name).update(getattr(again, field.name))
 
-    def _sample(self, inputs: StepInputs, hidden: torch.Tensor, errors: dict[int, NaiadError]) -> ModelOutput:
+    def _sample(self, inputs: StepRows, hidden: torch.Tensor, errors: dict[int, NaiadError]) -> ModelOutput:
         """New tokens of the rows that sample and have not failed."""
-        chosen = [
-            (end, row)
-            for end, row in zip(inputs.ends, inputs.rows, strict=True)
-            if row.samples and row.sequence.sequence_id not in errors
-        ]
-        if not chosen:
+        rows = [row for row in inputs.rows if row.samples and row.sequence.sequence_id not in errors]
+        if not rows:
             return ModelOutput({})
-        rows = [row for _, row in chosen]
-        places = [place for end, row in chosen for place in range(end - 1 - len(row.draft_token_ids), end)]
-        logits = self._model.logits(hidden.index_select(0, torch.tensor(places, device=self._layout.device)))
+        places = inputs.sampled_places
+        if errors:
+            kept = sampled_places(inputs.rows, inputs.ends, errors)
+            places = torch.tensor(kept, device=self._layout.device)
+        logits = self._model.logits(hidden.index_select(0, places))
         views = sampled_views(rows)
         sampled = self._sampler.sample(logits, [view for row_views in views for view in row_views])
         return verify(rows, views, sampled)
@@ -121,7 +133,7 @@ class PagedModel:
         return costs
 
 
-def _rows_not_finite(hidden: torch.Tensor, inputs: StepInputs) -> dict[int, NaiadError]:
+def _rows_not_finite(hidden: torch.Tensor, inputs: StepRows) -> dict[int, NaiadError]:
     """Sequences with a token whose hidden state is not finite, sampled from or not."""
     if bool(torch.isfinite(hidden.sum(dtype=torch.float32))):
         return {}

@@ -10,8 +10,9 @@ import torch
 
 from naiad.config.model_config import RopeConfig
 from naiad.models.weights import Checkpoint
-from naiad_kernels.linear import LinearWeight, prepare_linear
+from naiad_kernels.linear import LinearWeight, linear, prepare_linear
 from naiad_kernels.paged_attention import AttentionPlan
+from naiad_kernels.rms_norm import add_rms_norm, rms_norm
 from naiad_kernels.store_kv import Slots
 
 
@@ -38,6 +39,7 @@ def load_linear(
     out_features: Sequence[int],
     in_features: int,
     has_bias: bool,
+    batch_invariant: bool,
 ) -> LinearWeight:
     """Take projections that read the same input and fuse them, one below the other.
 
@@ -47,13 +49,36 @@ def load_linear(
         out_features: of each.
         in_features: of all.
         has_bias: whether each has a bias.
+        batch_invariant: see `prepare_linear`.
     """
     sizes = list(zip(names, out_features, strict=True))
     matrix = torch.cat([checkpoint.take(f"{name}.weight", (size, in_features)) for name, size in sizes])
     bias = None
     if has_bias:
         bias = torch.cat([checkpoint.take(f"{name}.bias", (size,)) for name, size in sizes])
-    return prepare_linear(matrix, bias)
+    return prepare_linear(matrix, bias, batch_invariant=batch_invariant)
+
+
+def add_and_norm(
+    x: torch.Tensor, projection: LinearWeight, residual: torch.Tensor, norm: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A layer's projection, the sum with what went around the layer, and the norm that follows.
+
+    Args:
+        x: `[num_tokens, in_features]`.
+        projection: to the model's hidden size.
+        residual: `[num_tokens, hidden_size]`, not changed.
+        norm: `[hidden_size]`, weight.
+        eps: added to the mean square.
+
+    Returns:
+        The normalised sum, and the sum: `[num_tokens, hidden_size]` each.
+    """
+    if x.device.type == "cuda":
+        return add_rms_norm(linear(x, projection), residual, norm, eps)
+    # On a CPU the product adds for nothing.
+    total = linear(x, projection, residual=residual)
+    return rms_norm(total, norm, eps), total
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

@@ -14,14 +14,15 @@ import torch
 from torch.nn import functional as F
 
 from naiad.config import ModelConfig
-from naiad.models.layers import ForwardBatch, load_linear, rope_frequencies
+from naiad.models.layers import ForwardBatch, add_and_norm, load_linear, rope_frequencies
 from naiad.models.weights import Checkpoint
 from naiad_kernels.linear import LinearWeight, linear, prepare_linear
 from naiad_kernels.paged_attention import paged_attention
 from naiad_kernels.rms_norm import rms_norm
-from naiad_kernels.rotary import rotary, rotary_angles
+from naiad_kernels.rotary import rotary_angles
+from naiad_kernels.rotary_store_kv import HeadNorm, rotary_store_kv
 from naiad_kernels.silu_and_mul import silu_and_mul
-from naiad_kernels.store_kv import LayerCache, store_kv
+from naiad_kernels.store_kv import LayerCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,12 @@ class DecoderLayer:
     """One layer's weights; qkv and gate_up are fused projections.
 
     Attributes:
-        qk_norm: `[num_heads + num_kv_heads, head_dim]`, or None.
+        qk_norm: of every query and key head, or None.
     """
 
     input_norm: torch.Tensor
     qkv: LinearWeight
-    qk_norm: torch.Tensor | None
+    qk_norm: HeadNorm | None
     attention_output: LinearWeight
     post_attention_norm: torch.Tensor
     gate_up: LinearWeight
@@ -44,8 +45,14 @@ class DecoderLayer:
 class LlamaModel:
     """Weights of a Llama-family checkpoint and the forward pass over a paged KV cache."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, device: torch.device) -> None:
-        """Take every tensor from the checkpoint.
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        batch_invariant: bool = False,
+    ) -> None:
+        """Take every tensor from the checkpoint; `batch_invariant` as for `prepare_linear`.
 
         Raises:
             ModelError: a tensor is missing, misshapen, unreadable or not part of the architecture.
@@ -53,13 +60,16 @@ class LlamaModel:
         self.config = config
         vocab_shape = (config.vocab_size, config.hidden_size)
         self._embedding = checkpoint.take("model.embed_tokens.weight", vocab_shape)
-        self._layers = [_load_layer(config, checkpoint, index) for index in range(config.num_layers)]
+        self._layers = [
+            _load_layer(config, checkpoint, index, batch_invariant) for index in range(config.num_layers)
+        ]
         self._final_norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
         if config.tie_word_embeddings:
             checkpoint.drop("lm_head.weight")
-            self._lm_head = prepare_linear(self._embedding)
+            head = self._embedding
         else:
-            self._lm_head = prepare_linear(checkpoint.take("lm_head.weight", vocab_shape))
+            head = checkpoint.take("lm_head.weight", vocab_shape)
+        self._lm_head = prepare_linear(head, batch_invariant=batch_invariant)
         checkpoint.finish()
         self._frequencies = rope_frequencies(config.rope, config.head_dim).to(device)
 
@@ -79,13 +89,16 @@ class LlamaModel:
         """
         hidden = F.embedding(batch.token_ids, self._embedding)
         angles = rotary_angles(batch.positions, self._frequencies, hidden.dtype)
-        for layer, cache in zip(self._layers, caches, strict=True):
-            normed = rms_norm(hidden, layer.input_norm, self.config.rms_norm_eps)
+        eps = self.config.rms_norm_eps
+        normed = rms_norm(hidden, self._layers[0].input_norm, eps)
+        next_norms = [*(layer.input_norm for layer in self._layers[1:]), self._final_norm]
+        for layer, cache, next_norm in zip(self._layers, caches, next_norms, strict=True):
             attended = self._attention(layer, normed, batch, cache, angles)
-            hidden = linear(attended, layer.attention_output, residual=hidden)
-            normed = rms_norm(hidden, layer.post_attention_norm, self.config.rms_norm_eps)
-            hidden = linear(silu_and_mul(linear(normed, layer.gate_up)), layer.down, residual=hidden)
-        return rms_norm(hidden, self._final_norm, self.config.rms_norm_eps)
+            norm = layer.post_attention_norm
+            normed, hidden = add_and_norm(attended, layer.attention_output, hidden, norm, eps)
+            gated = silu_and_mul(linear(normed, layer.gate_up))
+            normed, hidden = add_and_norm(gated, layer.down, hidden, next_norm, eps)
+        return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[num_rows, hidden_size]` of `forward` to `[num_rows, vocab_size]` float32."""
@@ -100,20 +113,15 @@ class LlamaModel:
         angles: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         """`[num_tokens, hidden_size]` to `[num_tokens, num_heads * head_dim]`."""
-        config = self.config
-        num_rotated = config.num_heads + config.num_kv_heads
         # [num_tokens, heads of queries, keys and values, head_dim]
-        heads = linear(normed, layer.qkv).view(len(normed), -1, config.head_dim)
-        rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]
-        if layer.qk_norm is not None:
-            rotated = rms_norm(rotated, layer.qk_norm, config.rms_norm_eps)
-        rotated = rotary(rotated, *angles)
-        query, key = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
-        store_kv(key, value, cache, batch.slots)
+        heads = linear(normed, layer.qkv).view(len(normed), -1, self.config.head_dim)
+        query = rotary_store_kv(heads, angles, layer.qk_norm, cache, batch.slots)
         return paged_attention(query, cache, batch.attention)
 
 
-def _load_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> DecoderLayer:
+def _load_layer(
+    config: ModelConfig, checkpoint: Checkpoint, index: int, batch_invariant: bool
+) -> DecoderLayer:
     prefix = f"model.layers.{index}"
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -126,10 +134,11 @@ def _load_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> Deco
             [query_size, kv_size, kv_size],
             hidden,
             config.qkv_bias,
+            batch_invariant,
         ),
         qk_norm=_load_qk_norm(config, checkpoint, attention) if config.qk_norm else None,
         attention_output=load_linear(
-            checkpoint, [f"{attention}.o_proj"], [hidden], query_size, config.o_bias
+            checkpoint, [f"{attention}.o_proj"], [hidden], query_size, config.o_bias, batch_invariant
         ),
         post_attention_norm=checkpoint.take(f"{prefix}.post_attention_layernorm.weight", (hidden,)),
         gate_up=load_linear(
@@ -138,12 +147,14 @@ def _load_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> Deco
             [inner, inner],
             hidden,
             config.mlp_bias,
+            batch_invariant,
         ),
-        down=load_linear(checkpoint, [f"{mlp}.down_proj"], [hidden], inner, config.mlp_bias),
+        down=load_linear(checkpoint, [f"{mlp}.down_proj"], [hidden], inner, config.mlp_bias, batch_invariant),
     )
 
 
-def _load_qk_norm(config: ModelConfig, checkpoint: Checkpoint, attention: str) -> torch.Tensor:
+def _load_qk_norm(config: ModelConfig, checkpoint: Checkpoint, attention: str) -> HeadNorm:
     query = checkpoint.take(f"{attention}.q_norm.weight", (config.head_dim,))
     key = checkpoint.take(f"{attention}.k_norm.weight", (config.head_dim,))
-    return torch.cat((query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)))
+    weight = torch.cat((query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)))
+    return HeadNorm(weight, config.rms_norm_eps)

@@ -20,9 +20,9 @@ _MORE_CANDIDATES = 16
 # Logits whose noise is made at once: bounds the memory, and stays in the cache on a CPU.
 _MAX_NOISE = 1 << 18
 # Dividing by less would overflow; a token that is worse at all has no chance long before.
-_MIN_TEMPERATURE = 1e-30
+MIN_TEMPERATURE = 1e-30
 # More is infinite in float32; all tokens have the same chance long before.
-_MAX_TEMPERATURE = 1e38
+MAX_TEMPERATURE = 1e38
 
 
 def is_greedy(params: SamplingParams) -> bool:
@@ -43,7 +43,7 @@ def draw(
         token_ids: [num_rows] int64; those of `drawn` are overwritten.
     """
     vocab_size = logits.shape[1]
-    filtered = [index for index in drawn if _is_filtered(rows[index].params)]
+    filtered = [index for index in drawn if is_filtered(rows[index].params)]
     fewest = max([_MIN_CANDIDATES, *(2 * rows[i].params.top_k for i in filtered)])
     # Rows that may keep more than the candidates show are done again with more.
     for width in sorted({min(vocab_size, n) for n in (fewest, _MORE_CANDIDATES * fewest, vocab_size)}):
@@ -54,7 +54,7 @@ def draw(
             token_ids[row.indices] = chosen
             undecided += [index for index, ok in zip(part, is_decided, strict=True) if not ok]
         filtered = undecided
-    free = [index for index in drawn if not _is_filtered(rows[index].params)]
+    free = [index for index in drawn if not is_filtered(rows[index].params)]
     for part in _parts(free, vocab_size):
         row = _Rows.of(rows, part, logits, best)
         token_ids[row.indices] = _draw_free(row)
@@ -88,7 +88,7 @@ class _Rows:
             indices=index,
             logits=logits[index],
             best=best[index].unsqueeze(1),
-            temperature=temperature.clamp_(_MIN_TEMPERATURE, _MAX_TEMPERATURE).unsqueeze(1),
+            temperature=temperature.clamp_(MIN_TEMPERATURE, MAX_TEMPERATURE).unsqueeze(1),
             keys=torch.tensor(keys, device=device).unsqueeze(1),
             filters=Filters.of(params, logits.shape[1], device),
         )
@@ -129,5 +129,6 @@ def _draw_free(rows: _Rows) -> Tensor:
     return gumbel_noise(rows.keys, token_ids).add_(rows.scaled(rows.logits)).argmax(dim=1)
 
 
-def _is_filtered(params: SamplingParams) -> bool:
+def is_filtered(params: SamplingParams) -> bool:
+    """Whether not every token may be drawn."""
     return params.top_k > 0 or params.top_p < 1 or params.min_p > 0

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from naiad.errors import InternalError, NaiadError, NoTokenPossibleError
 from naiad.sampling.candidates import add_candidates, normalize
+from naiad.sampling.device_draw import draw_on_device
 from naiad.sampling.draw import draw, is_greedy
 from naiad.sampling.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, apply_processors
 from naiad.sampling.raw_logits import NOT_FINITE, RawLogits
@@ -58,11 +59,7 @@ class Sampler:
         apply_processors(self._processors, logits, rows)
         token_ids = _first_best(logits)
         best = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
-        # The maximum is NaN, +inf or -inf exactly if the row can not be used.
-        usable = best.isfinite().tolist()
-        drawn = [index for index, row in enumerate(rows) if usable[index] and _is_drawn(row.params)]
-        if drawn:
-            draw(logits, best, rows, drawn, token_ids)
+        usable = _draw(logits, best, rows, token_ids)
         output = self._output(rows, best, usable, token_ids.tolist())
         if raw is not None:
             raw.add_to(output)
@@ -92,6 +89,23 @@ class Sampler:
 
 def _is_drawn(params: SamplingParams) -> bool:
     return not params.num_candidates and not is_greedy(params)
+
+
+def _draw(logits: Tensor, best: Tensor, rows: Sequence[SampledRow], token_ids: Tensor) -> list[bool]:
+    """Overwrite the best token's id where one is drawn; says of each row whether it can be used."""
+    # The maximum is NaN, +inf or -inf exactly if the row can not be used.
+    is_usable = best.isfinite()
+    drawn = [index for index, row in enumerate(rows) if _is_drawn(row.params)]
+    if logits.device.type == "cuda":
+        if drawn:
+            draw_on_device(logits, best, rows, drawn, token_ids)
+        # Read when all is queued: a GPU that waits for the host does nothing.
+        return list(map(bool, is_usable.tolist()))
+    usable = [bool(each) for each in is_usable.tolist()]
+    drawn = [index for index in drawn if usable[index]]
+    if drawn:
+        draw(logits, best, rows, drawn, token_ids)
+    return usable
 
 
 def _first_best(logits: Tensor) -> Tensor:

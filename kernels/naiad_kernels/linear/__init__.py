@@ -28,6 +28,14 @@ class OneDNNWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedOrderWeight:
+    """A weight as it came, multiplied in an order that does not depend on the number of tokens."""
+
+    matrix: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class LinearWeight:
     """A weight matrix in the layout its device multiplies fastest.
 
@@ -35,21 +43,25 @@ class LinearWeight:
         data: the matrix and its bias, opaque outside this package.
     """
 
-    data: PlainWeight | OneDNNWeight | half_weight.HalfWeight
+    data: PlainWeight | OneDNNWeight | FixedOrderWeight | half_weight.HalfWeight
     in_features: int
     out_features: int
 
 
-def prepare_linear(matrix: torch.Tensor, bias: torch.Tensor | None = None) -> LinearWeight:
+def prepare_linear(
+    matrix: torch.Tensor, bias: torch.Tensor | None = None, *, batch_invariant: bool = False
+) -> LinearWeight:
     """Lay a weight out for `linear`; drop `matrix` afterwards unless it is needed elsewhere.
 
     Args:
         matrix: `[out_features, in_features]`, floating dtype, on the device it will run on.
         bias: `[out_features]`, same dtype, or None.
+        batch_invariant: on a GPU, a token's result shall not depend on the others, to the last bit.
     """
     out_features, in_features = matrix.shape
     assert bias is None or bias.shape == (out_features,), bias.shape
-    return LinearWeight(_lay_out(matrix, bias), in_features, out_features)
+    data = FixedOrderWeight(matrix.contiguous(), bias) if batch_invariant else _lay_out(matrix, bias)
+    return LinearWeight(data, in_features, out_features)
 
 
 def linear(x: torch.Tensor, weight: LinearWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -69,6 +81,11 @@ def linear(x: torch.Tensor, weight: LinearWeight, residual: torch.Tensor | None 
         return reference.linear(x, data.matrix, data.bias, residual)
     if isinstance(data, OneDNNWeight):
         return onednn.linear(x, data.matrix, data.bias, residual)
+    if isinstance(data, FixedOrderWeight):
+        from naiad_kernels.linear import fixed_order
+
+        product = fixed_order.linear(x, data.matrix, data.bias)
+        return product if residual is None else product.add_(residual)
     return half_weight.linear(x, data, residual)
 
 

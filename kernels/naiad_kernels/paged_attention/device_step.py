@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from naiad_kernels.paged_attention.layout import CacheLayout, tree_masks
+from naiad_kernels.paged_attention.layout import MIN_SPLIT, CacheLayout, tree_masks
+from naiad_kernels.staging import Staging
 
 # Query rows (tokens × heads of a KV head) up to which one program takes a whole sequence's, by
 # bytes of an element; more float32 rows do not fit its registers.
 _MAX_SHORT_ROWS = {2: 64, 4: 16}
-# Elements of 4 bytes in the 16 bytes whose alignment a compiled kernel may rely on.
-_ALIGNMENT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +31,7 @@ class Run:
         max_seq_len: cached tokens of one.
         is_short: all query tokens of one sequence fit one program.
         has_trees: at least one has a tree.
+        min_split: keys of the parts that the contexts of short ones are read in, at least.
     """
 
     first_seq: int
@@ -41,6 +41,7 @@ class Run:
     max_seq_len: int
     is_short: bool
     has_trees: bool
+    min_split: int = MIN_SPLIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +70,138 @@ def plan_device_step(
     block_tables: Sequence[Sequence[int]],
     layout: CacheLayout,
     trees: Sequence[Sequence[int] | None] | None = None,
+    staging: Staging | None = None,
 ) -> DeviceStep:
-    """Arguments as for `plan_attention`; one copy to the device, which nobody waits for."""
+    """Arguments as for `plan_attention`; without `staging`, a copy of its own to the device."""
+    if layout.fixed_split:
+        assert trees is None, "trees and a fixed order"
+        query_lens, seq_lens, block_tables = _pieces(query_lens, seq_lens, block_tables, layout)
     counts = [layout.blocks_for(length) for length in seq_lens]
-    width = max(counts)
-    tables: list[int] = []
-    for table, count in zip(block_tables, counts, strict=True):
-        assert len(table) >= count, (table, count)
-        tables += [*table[:count], *[0] * (width - count)]
-    starts = itertools.accumulate(query_lens, initial=0)
-    lists = [tables, list(seq_lens), list(starts)]
+    shape = (len(counts), max(counts))
+    lists = [list(seq_lens), list(itertools.accumulate(query_lens, initial=0))]
     if trees is not None:
         lists.append(tree_masks(query_lens, trees))
-    parts = _to_device(lists, layout.device)
+    sizes = [shape[0] * shape[1], *(len(each) for each in lists)]
+    sent = staging or Staging(Staging.bytes_for([], sizes), layout.device)
+    tables = sent.put_table(block_tables, counts, shape)
+    parts = [sent.put(each, torch.int32) for each in lists]
+    if staging is None:
+        sent.send()
     return DeviceStep(
-        block_tables=parts[0].view(len(counts), width),
-        seq_lens=parts[1],
-        query_start_loc=parts[2],
+        block_tables=tables,
+        seq_lens=parts[0],
+        query_start_loc=parts[1],
         runs=_runs(query_lens, seq_lens, layout, trees or [None] * len(counts)),
-        tree_masks=parts[3] if trees is not None else None,
+        tree_masks=parts[2] if trees is not None else None,
     )
+
+
+def list_sizes(query_lens: Sequence[int], seq_lens: Sequence[int], layout: CacheLayout) -> list[int]:
+    """How many int32 each list has that `plan_device_step` puts for a step without trees."""
+    num_lines = len(query_lens)
+    if layout.fixed_split:
+        size = max_short_len(layout)
+        num_lines = sum(-(-length // size) for length in query_lens)
+    return [num_lines * layout.blocks_for(max(seq_lens)), num_lines, num_lines + 1]
+
+
+def padded_run(layout: CacheLayout, num_seqs: int, query_len: int, seq_len: int) -> Run:
+    """So many sequences with so many tokens each, no more than `max_short_len`, as upper bounds."""
+    assert query_len <= max_short_len(layout), (query_len, layout)
+    num_tokens = num_seqs * query_len
+    if layout.fixed_split:
+        return _fixed_run(layout, num_seqs, num_tokens, seq_len)
+    return Run(
+        first_seq=0,
+        num_seqs=num_seqs,
+        num_tokens=num_tokens,
+        max_query_len=query_len,
+        max_seq_len=seq_len,
+        is_short=True,
+        has_trees=False,
+    )
+
+
+def _fixed_run(layout: CacheLayout, num_seqs: int, num_tokens: int, seq_len: int) -> Run:
+    """All by the same code: a program is made for as many tokens as it can take, however many it gets."""
+    return Run(
+        first_seq=0,
+        num_seqs=num_seqs,
+        num_tokens=num_tokens,
+        max_query_len=max_short_len(layout),
+        max_seq_len=seq_len,
+        is_short=True,
+        has_trees=False,
+        min_split=layout.fixed_split,
+    )
+
+
+def _pieces(
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
+    layout: CacheLayout,
+) -> tuple[list[int], list[int], list[Sequence[int]]]:
+    """The sequences cut so that one program takes a piece; each piece is a sequence that ends there."""
+    size = max_short_len(layout)
+    lens: list[int] = []
+    ends: list[int] = []
+    tables: list[Sequence[int]] = []
+    for query_len, seq_len, table in zip(query_lens, seq_lens, block_tables, strict=True):
+        for begin in range(0, query_len, size):
+            lens.append(min(size, query_len - begin))
+            ends.append(seq_len - query_len + begin + lens[-1])
+            tables.append(table)
+    return lens, ends, tables
+
+
+def plan_padded_step(
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
+    layout: CacheLayout,
+    run: Run,
+    staging: Staging,
+) -> DeviceStep:
+    """A step that is computed by the launches of its upper bounds, sequences in any order.
+
+    Args:
+        query_lens: of the sequences there are, no more than `run` has; the others have no tokens.
+        seq_lens: as for `plan_attention`.
+        block_tables: likewise.
+        layout: likewise.
+        run: from `padded_run`.
+        staging: takes the step to the device.
+    """
+    counts = [layout.blocks_for(length) for length in seq_lens]
+    num_empty = run.num_seqs - len(seq_lens)
+    starts = list(itertools.accumulate([*query_lens, *[0] * num_empty], initial=0))
+    return DeviceStep(
+        block_tables=staging.put_table(
+            block_tables, counts, (run.num_seqs, layout.blocks_for(run.max_seq_len))
+        ),
+        seq_lens=staging.put([*seq_lens, *[0] * num_empty], torch.int32),
+        query_start_loc=staging.put(starts, torch.int32),
+        runs=(run,),
+    )
+
+
+def distinct_query_lens(layout: CacheLayout) -> list[int]:
+    """Query tokens of a sequence, one number for each variant of the kernels that any number runs."""
+    if layout.fixed_split:
+        return [1]
+    most_rows, group_size = _MAX_SHORT_ROWS[layout.dtype.itemsize], layout.group_size
+    lens = {1, max_short_len(layout) + 1}
+    rows = most_rows
+    while rows >= group_size:
+        lens.add(rows // group_size)
+        rows //= 2
+    return sorted(lens)
+
+
+def max_short_len(layout: CacheLayout) -> int:
+    """Query tokens of a sequence that one program takes; one at least, however many heads it has."""
+    return max(1, _MAX_SHORT_ROWS[layout.dtype.itemsize] // layout.group_size)
 
 
 def _runs(
@@ -98,10 +211,12 @@ def _runs(
     trees: Sequence[Sequence[int] | None],
 ) -> tuple[Run, ...]:
     """One query token first, then the short ones that follow, then all the rest."""
+    if layout.fixed_split:
+        return (_fixed_run(layout, len(query_lens), sum(query_lens), max(seq_lens)),)
     num_seqs = len(query_lens)
     singles = next((i for i, length in enumerate(query_lens) if length > 1), num_seqs)
-    max_short_len = _MAX_SHORT_ROWS[layout.dtype.itemsize] // layout.group_size
-    longs = next((i for i in range(singles, num_seqs) if query_lens[i] > max_short_len), num_seqs)
+    most = max_short_len(layout)
+    longs = next((i for i in range(singles, num_seqs) if query_lens[i] > most), num_seqs)
     borders = ((0, singles, True), (singles, longs, True), (longs, num_seqs, False))
     return tuple(
         Run(
@@ -117,18 +232,3 @@ def _runs(
         for first, end, is_short in borders
         if first < end
     )
-
-
-def _to_device(lists: Sequence[list[int]], device: torch.device) -> list[torch.Tensor]:
-    """Int32 vectors in one copy, each begun at an aligned address: others need kernels of their own."""
-    packed: list[int] = []
-    places = []
-    for values in lists:
-        places.append((len(packed), len(packed) + len(values)))
-        packed += values + [0] * (-len(values) % _ALIGNMENT)
-    tensor = torch.tensor(packed, dtype=torch.int32)
-    if device.type == "cuda":
-        # From pageable memory the copy would wait for the GPU's stream.
-        tensor = tensor.pin_memory()
-    tensor = tensor.to(device, non_blocking=True)
-    return [tensor[begin:end] for begin, end in places]

@@ -9,6 +9,10 @@ import torch
 
 # Draft rows of a sequence with a tree.
 MAX_TREE_ROWS = 16
+# Parts that a context is read in, at most, and keys of a part that is as small as can be: enough
+# programs for one long sequence, and 3 % more memory traffic for the partial results of many.
+MAX_SPLITS = 64
+MIN_SPLIT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,9 @@ class CacheLayout:
         block_size: tokens in a block.
         dtype: of the query, and of a cache that is not quantized.
         device: of query and cache.
+        fixed_split: 0, or keys of every part that a context is read in, from `fixed_split_for`. Then
+            what a token attends to is summed, on a GPU, in an order that its place in its sequence
+            alone gives: batch and chunks do not show, to the last bit.
     """
 
     num_heads: int
@@ -28,6 +35,7 @@ class CacheLayout:
     block_size: int
     dtype: torch.dtype
     device: torch.device
+    fixed_split: int = 0
 
     @property
     def group_size(self) -> int:
@@ -42,6 +50,11 @@ class CacheLayout:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
+
+
+def fixed_split_for(max_seq_len: int) -> int:
+    """Keys of a part so that no more than `MAX_SPLITS` of them cover the longest sequence."""
+    return max(1, -(-max_seq_len // (MAX_SPLITS * MIN_SPLIT))) * MIN_SPLIT
 
 
 def tree_masks(query_lens: Sequence[int], trees: Sequence[Sequence[int] | None]) -> list[int]:

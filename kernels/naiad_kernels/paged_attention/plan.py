@@ -10,6 +10,7 @@ from naiad_kernels.paged_attention.chunks import ChunkGroup, plan_chunks
 from naiad_kernels.paged_attention.device_step import DeviceStep, plan_device_step
 from naiad_kernels.paged_attention.layout import CacheLayout, tree_masks
 from naiad_kernels.paged_attention.single import SingleGroup, plan_single
+from naiad_kernels.staging import Staging
 
 # Sequences whose padded sizes agree are computed together. Below these sizes padding is cheaper
 # than another group's ops.
@@ -46,6 +47,7 @@ def plan_attention(
     block_tables: Sequence[Sequence[int]],
     layout: CacheLayout,
     trees: Sequence[Sequence[int] | None] | None = None,
+    staging: Staging | None = None,
 ) -> AttentionPlan:
     """Group a step's sequences and build what each group needs.
 
@@ -57,13 +59,14 @@ def plan_attention(
         trees: for each sequence None, or what its query tokens, at most 16, see of each other: bit j
             of mask i is set if token j is token i or an ancestor of it, so j ≤ i. They all see the
             context before them. Without trees, and where None, they see those before them.
+        staging: for a CUDA device, what takes the plan there; None: a copy of its own does.
 
     Sequences should be sorted by `attention_sort_key`; those with one token must come first.
     """
     assert list(query_lens) == sorted(query_lens, key=lambda length: length > 1), query_lens
     keys = [attention_sort_key(n, t) for n, t in zip(query_lens, seq_lens, strict=True)]
     if layout.device.type == "cuda":
-        step = plan_device_step(query_lens, seq_lens, block_tables, layout, trees)
+        step = plan_device_step(query_lens, seq_lens, block_tables, layout, trees, staging)
         return AttentionPlan(num_tokens=sum(query_lens), singles=[], chunks=[], device_step=step)
     plan = AttentionPlan(num_tokens=sum(query_lens), singles=[], chunks=[])
     token = 0

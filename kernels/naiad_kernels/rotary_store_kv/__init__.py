@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from naiad_kernels.rotary_store_kv import reference
+from naiad_kernels.rotary_store_kv import cpu
 from naiad_kernels.store_kv import LayerCache, Slots
 
 __all__ = ["HeadNorm", "rotary_store_kv"]
@@ -42,7 +42,7 @@ def rotary_store_kv(
         slots: as for `store_kv`.
 
     Returns:
-        The queries, `[num_tokens, num_heads, head_dim]`, a new tensor.
+        The queries, `[num_tokens, num_heads, head_dim]`; they share no memory with `heads`.
     """
     cache.check(heads.dtype)
     num_kv_heads = cache.key.shape[1]
@@ -56,4 +56,4 @@ def rotary_store_kv(
         from naiad_kernels.rotary_store_kv import kernel
 
         return kernel.rotary_store_kv(heads, angles, (weight, eps), cache, slots)
-    return reference.rotary_store_kv(heads, angles, (weight, eps), cache, slots)
+    return cpu.rotary_store_kv(heads, angles, (weight, eps), cache, slots)

@@ -64,6 +64,6 @@ class Slots:
 
     @classmethod
     def from_slot_mapping(cls, slot_mapping: torch.Tensor, block_size: int) -> Slots:
-        """Split `slot_mapping` (`[num_tokens]` int64, block id × block_size + offset, all ≥ 0)."""
+        """Split `slot_mapping` (`[num_tokens]` int64, block id × block_size + offset; −1: padding)."""
         blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
         return cls(blocks, slot_mapping - blocks * block_size)

@@ -9,13 +9,11 @@ import triton
 
 from naiad_kernels.paged_attention.device_step import DeviceStep, Run
 from naiad_kernels.paged_attention.kernel.long import long_attention_kernel
-from naiad_kernels.paged_attention.kernel.short import MAX_SPLITS, merge_splits_kernel, short_attention_kernel
+from naiad_kernels.paged_attention.kernel.short import merge_splits_kernel, short_attention_kernel
 from naiad_kernels.paged_attention.kernel.tile_table import long_tile, short_tile
+from naiad_kernels.paged_attention.layout import MAX_SPLITS
 from naiad_kernels.store_kv import LayerCache
 
-# Keys of a split as long as MAX_SPLITS of them cover the sequence: enough programs for one long
-# sequence, and 3 % more memory traffic for the partial results of many.
-MIN_SPLIT = 256
 _TILE_SPLITS = 16
 _MIN_TILE_DIM = 16
 
@@ -35,9 +33,9 @@ def paged_attention(query: torch.Tensor, cache: LayerCache, step: DeviceStep) ->
     return out.flatten(1)
 
 
-def num_splits(max_seq_len: int) -> int:
+def num_splits(max_seq_len: int, min_split: int) -> int:
     """Splits that no sequence of at most this many tokens exceeds."""
-    return min(-(-max_seq_len // MIN_SPLIT), int(MAX_SPLITS))
+    return min(-(-max_seq_len // min_split), MAX_SPLITS)
 
 
 def _attend_short(
@@ -54,7 +52,7 @@ def _attend_short(
     num_rows = run.max_query_len * group_size
     tile = short_tile(query.element_size(), tile_dim, num_rows, cache.is_quantized)
     tree_masks = step.tree_masks if run.has_trees else None
-    splits = num_splits(run.max_seq_len)
+    splits = num_splits(run.max_seq_len, run.min_split)
     num_partials = run.num_tokens * num_heads * splits if splits > 1 else 0
     partial = torch.empty(num_partials * head_dim, dtype=torch.float32, device=query.device)
     partial_lse = torch.empty(num_partials, dtype=torch.float32, device=query.device)
@@ -63,7 +61,7 @@ def _attend_short(
         step.block_tables, step.seq_lens, step.query_start_loc, tree_masks, run.first_seq, splits,
         query.stride(0), query.stride(1), step.block_tables.stride(0), _scale_log2(head_dim),
         NUM_HEADS=num_heads, GROUP_SIZE=group_size, HEAD_DIM=head_dim, TILE_DIM=tile_dim,
-        BLOCK_SIZE=block_size, TILE_ROWS=tile.rows, TILE_KEYS=tile.keys, MIN_SPLIT=MIN_SPLIT,
+        BLOCK_SIZE=block_size, TILE_ROWS=tile.rows, TILE_KEYS=tile.keys, MIN_SPLIT=run.min_split,
         num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
         maxnreg=tile.max_registers,
     )  # fmt: skip
@@ -71,7 +69,7 @@ def _attend_short(
         merge_splits_kernel[(run.num_seqs * run.max_query_len, num_heads)](
             out, partial, partial_lse, step.seq_lens, step.query_start_loc,
             run.first_seq, run.max_query_len, splits,
-            NUM_HEADS=num_heads, HEAD_DIM=head_dim, TILE_DIM=tile_dim, MIN_SPLIT=MIN_SPLIT,
+            NUM_HEADS=num_heads, HEAD_DIM=head_dim, TILE_DIM=tile_dim, MIN_SPLIT=run.min_split,
             TILE_SPLITS=_TILE_SPLITS, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from naiad_kernels.paged_attention import layout
 from naiad_kernels.paged_attention.kernel.tile import attend_range
 
-MAX_SPLITS = tl.constexpr(64)
+MAX_SPLITS = tl.constexpr(layout.MAX_SPLITS)
 
 
 @triton.jit

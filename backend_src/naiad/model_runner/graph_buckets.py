@@ -1,0 +1,92 @@
+"""The sizes of the steps that are captured as graphs; a step is computed as the next greater one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# More tokens keep a GPU busy for longer than their launches take the host.
+_MAX_TOKENS = 512
+# A program for each part of the longest context is launched, whatever the contexts are.
+_SHORT_CONTEXT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """An upper bound of a step.
+
+    Attributes:
+        num_seqs: sequences.
+        query_len: tokens of one in the step.
+        max_seq_len: cached tokens of one, the step's included.
+    """
+
+    num_seqs: int
+    query_len: int
+    max_seq_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the whole step."""
+        return self.num_seqs * self.query_len
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """All of them: each number of sequences with each of the others, if that is not too much.
+
+    Attributes:
+        nums_seqs, query_lens, max_seq_lens: ascending.
+    """
+
+    nums_seqs: Sequence[int]
+    query_lens: Sequence[int]
+    max_seq_lens: Sequence[int]
+
+    @classmethod
+    def of(cls, max_num_seqs: int, max_query_len: int, max_model_len: int) -> Buckets:
+        """Those for an engine.
+
+        Args:
+            max_num_seqs: sequences of a step, at most.
+            max_query_len: tokens of a sequence in a step, at most: one and its drafts.
+            max_model_len: tokens of a sequence, at most.
+        """
+        most = min(max_num_seqs, _MAX_TOKENS)
+        # 1, 2, 3, 4, 6, 8, 12, …: no step is computed as one of twice its size.
+        sizes = sorted({num << shift for shift in range(10) for num in (2, 3)} | {1})
+        return cls(
+            nums_seqs=[size for size in sizes if size < most] + [most],
+            query_lens=sorted({1, max_query_len}),
+            max_seq_lens=sorted({min(_SHORT_CONTEXT, max_model_len), max_model_len}),
+        )
+
+    def all(self) -> list[Bucket]:
+        """The largest first: what the others need, they find in its memory."""
+        buckets = [
+            Bucket(num_seqs, query_len, max_seq_len)
+            for max_seq_len in self.max_seq_lens
+            for query_len in self.query_lens
+            for num_seqs in self.nums_seqs
+            if num_seqs * query_len <= _MAX_TOKENS
+        ]
+        return sorted(buckets, key=lambda each: (each.num_tokens, each.max_seq_len), reverse=True)
+
+    def smallest(self, num_seqs: int, query_len: int, max_seq_len: int) -> Bucket | None:
+        """The first that a step fits in; None: it is too large."""
+        bounds = [
+            _first_from(self.nums_seqs, num_seqs),
+            _first_from(self.query_lens, query_len),
+            _first_from(self.max_seq_lens, max_seq_len),
+        ]
+        if 0 in bounds:
+            return None
+        bucket = Bucket(*bounds)
+        return bucket if bucket.num_tokens <= _MAX_TOKENS else None
+
+
+def _first_from(ascending: Sequence[int], number: int) -> int:
+    """The first that is no less; 0: none is."""
+    index = bisect_left(ascending, number)
+    return ascending[index] if index < len(ascending) else 0

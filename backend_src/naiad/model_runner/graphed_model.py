@@ -1,0 +1,136 @@
+"""`GraphedModel`: steps of few tokens, captured once for each size and replayed.
+
+A replayed step costs the host one call, where its launches one by one cost more time than a GPU
+needs to compute a few tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from naiad.model_runner.graph_buckets import Bucket, Buckets
+from naiad.model_runner.step_inputs import StepRows, StepTokens, sampled_places
+from naiad.models import ForwardBatch, LlamaModel
+from naiad.outputs import SchedulerOutput
+from naiad_kernels.paged_attention import AttentionPlan
+from naiad_kernels.paged_attention.device_step import padded_run, plan_padded_step
+from naiad_kernels.paged_attention.layout import CacheLayout
+from naiad_kernels.staging import Staging
+from naiad_kernels.store_kv import LayerCache, Slots
+
+# Takes what is to be computed, returns what computes it again, over the same memory.
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+_PADDING_SLOT = -1
+
+
+def cuda_capture() -> Capture:
+    """Captures CUDA graphs that share the memory of what they compute on the way."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(compute: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            compute()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    return capture
+
+
+class GraphedModel:
+    """Graphs of a model's forward pass over one KV pool.
+
+    A step is padded to its bucket: tokens are added that are stored nowhere and that no sequence
+    has, and sequences without tokens. Lengths and blocks are read from memory, so they may change.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        caches: Sequence[LayerCache],
+        layout: CacheLayout,
+        buckets: Buckets,
+        capture: Capture,
+    ) -> None:
+        """Compute and capture a step of every bucket.
+
+        Args:
+            model: the weights.
+            caches: one for each layer; their memory is that of the graphs from now on.
+            layout: of the caches.
+            buckets: sizes.
+            capture: makes a graph.
+        """
+        self._model = model
+        self._caches = caches
+        self._layout = layout
+        self._buckets = buckets
+        every = buckets.all()
+        num_tokens = max(bucket.num_tokens for bucket in every)
+        device = layout.device
+        num_bytes = max(self._num_bytes(bucket) for bucket in every)
+        self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._hidden = torch.zeros(num_tokens, model.config.hidden_size, dtype=layout.dtype, device=device)
+        self._replays = {bucket: self._captured(bucket, capture) for bucket in every}
+
+    def forward(self, output: SchedulerOutput) -> tuple[StepRows, torch.Tensor] | None:
+        """Compute a step, if it fits a bucket.
+
+        Returns:
+            The step's rows and `[num_tokens, hidden_size]`, valid until the next call; None: the step
+            is too large.
+        """
+        rows = output.scheduled
+        query_len = max(row.num_scheduled_tokens for row in rows)
+        seq_len = max(row.start + row.num_scheduled_tokens for row in rows)
+        bucket = self._buckets.smallest(len(rows), query_len, seq_len)
+        if bucket is None:
+            return None
+        tokens = StepTokens.of(rows, self._layout.block_size)
+        places = sampled_places(rows, tokens.ends)
+        staging = self._staging(bucket)
+        self._put(staging, bucket, tokens, [row.sequence.block_table for row in rows])
+        place_tensor = staging.put(places, torch.int64)
+        staging.send()
+        self._replays[bucket]()
+        return StepRows(rows, tokens.ends, place_tensor), self._hidden[: len(tokens.token_ids)]
+
+    def _captured(self, bucket: Bucket, capture: Capture) -> Callable[[], None]:
+        staging = self._staging(bucket)
+        batch_of = self._put(staging, bucket, StepTokens([], [], [], [], [], []), [])
+        staging.send()
+
+        def compute() -> None:
+            hidden = self._model.forward(batch_of(), self._caches)
+            self._hidden[: bucket.num_tokens].copy_(hidden)
+
+        # What is made at the first call, kernels for one, can not be made while a graph is captured.
+        compute()
+        return capture(compute)
+
+    def _put(
+        self, staging: Staging, bucket: Bucket, tokens: StepTokens, tables: Sequence[Sequence[int]]
+    ) -> Callable[[], ForwardBatch]:
+        """Write a step; returns what reads it, once it is sent, as it is then."""
+        num_padded = bucket.num_tokens - len(tokens.token_ids)
+        token_ids = staging.put(tokens.token_ids + [0] * num_padded, torch.int64)
+        positions = staging.put(tokens.positions + [0] * num_padded, torch.int64)
+        slots = staging.put(tokens.slots + [_PADDING_SLOT] * num_padded, torch.int64)
+        layout = self._layout
+        run = padded_run(layout, bucket.num_seqs, bucket.query_len, bucket.max_seq_len)
+        step = plan_padded_step(tokens.query_lens, tokens.seq_lens, tables, layout, run, staging)
+        plan = AttentionPlan(num_tokens=bucket.num_tokens, singles=[], chunks=[], device_step=step)
+        return lambda: ForwardBatch(
+            token_ids, positions, Slots.from_slot_mapping(slots, layout.block_size), plan
+        )
+
+    def _staging(self, bucket: Bucket) -> Staging:
+        return Staging(self._num_bytes(bucket), self._layout.device, self._inputs)
+
+    def _num_bytes(self, bucket: Bucket) -> int:
+        # Three lists of the tokens, and the places that are sampled.
+        wide = [bucket.num_tokens] * 4
+        num_table = bucket.num_seqs * self._layout.blocks_for(bucket.max_seq_len)
+        return Staging.bytes_for(wide, [num_table, bucket.num_seqs, bucket.num_seqs + 1])

@@ -1,0 +1,89 @@
+"""How many bytes the KV cache gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import psutil
+import torch
+
+from naiad.errors import ConfigError
+
+_MAX_DEFAULT_CPU_BYTES = 2 << 30
+
+
+class DeviceMemory(Protocol):
+    """The memory of a GPU."""
+
+    def total_bytes(self) -> int:
+        """All there is."""
+
+    def used_bytes(self) -> int:
+        """What is in use by anybody, what torch keeps for later included."""
+
+    def give_back(self) -> None:
+        """Return what torch keeps for later."""
+
+
+class CudaMemory:
+    """That of a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Of `device`."""
+        self._device = device
+
+    def total_bytes(self) -> int:
+        """See `DeviceMemory`."""
+        return torch.cuda.mem_get_info(self._device)[1]
+
+    def used_bytes(self) -> int:
+        """See `DeviceMemory`."""
+        torch.cuda.synchronize(self._device)
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        return total_bytes - free_bytes
+
+    def give_back(self) -> None:
+        """See `DeviceMemory`."""
+        torch.cuda.empty_cache()
+
+
+def default_cpu_bytes() -> int:
+    """On a CPU; call it after the weights are loaded."""
+    return min(_MAX_DEFAULT_CPU_BYTES, int(psutil.virtual_memory().available) // 4)
+
+
+def measured_bytes(memory: DeviceMemory, fraction: float, rehearse: Callable[[], object]) -> int:
+    """What a GPU has left for the KV cache.
+
+    Args:
+        memory: of the GPU, weights loaded.
+        fraction: `kv_cache_memory_fraction`.
+        rehearse: computes the largest steps; torch keeps what they took. Its result holds what will be
+            taken again.
+
+    Raises:
+        ConfigError: nothing is left.
+    """
+    held = rehearse()
+    used_bytes = memory.used_bytes()
+    del held
+    memory.give_back()
+    return bytes_left(fraction, memory.total_bytes(), used_bytes)
+
+
+def bytes_left(fraction: float, total_bytes: int, used_bytes: int) -> int:
+    """What may be taken until so much of the memory is in use.
+
+    Raises:
+        ConfigError: it is already.
+    """
+    left_bytes = int(fraction * total_bytes) - used_bytes
+    if left_bytes <= 0:
+        raise ConfigError(
+            "kv_cache_memory_fraction",
+            fraction,
+            f"more than {used_bytes / total_bytes:.3f}: so much of the GPU's memory is in use with weights, "
+            "the largest step and other programs; raise it, free memory, or lower max_num_batched_tokens",
+        )
+    return left_bytes

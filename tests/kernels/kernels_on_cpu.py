@@ -1,0 +1,62 @@
+"""Lets a CPU compute what a GPU would: the kernels in the interpreter instead of the CPU's own ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import torch
+
+from naiad.model_runner import step_inputs
+from naiad.models import llama
+from naiad.sampling import sampler
+from naiad.sampling.device_draw import draw_on_device
+from naiad_kernels import gumbel_argmax, kept_threshold, rms_norm, rotary_store_kv, silu_and_mul
+from naiad_kernels.linear import LinearWeight, linear
+from naiad_kernels.paged_attention import AttentionPlan
+from naiad_kernels.paged_attention.device_step import plan_device_step
+from naiad_kernels.paged_attention.layout import CacheLayout
+from naiad_kernels.staging import Staging
+
+
+@contextmanager
+def kernels_on_cpu() -> Iterator[None]:
+    """In a process that interprets; for models in float32."""
+    from naiad_kernels.gumbel_argmax import kernel as gumbel_kernel
+    from naiad_kernels.kept_threshold import kernel as threshold_kernel
+    from naiad_kernels.rms_norm import kernel as rms_norm_kernel
+    from naiad_kernels.rotary_store_kv import kernel as rotary_kernel
+    from naiad_kernels.silu_and_mul import kernel as silu_kernel
+
+    def add_and_norm(
+        x: torch.Tensor, projection: LinearWeight, residual: torch.Tensor, norm: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return rms_norm_kernel.add_rms_norm(linear(x, projection), residual, norm, eps)
+
+    patches = [
+        (rms_norm.cpu, "rms_norm", rms_norm_kernel.rms_norm),
+        (rotary_store_kv.cpu, "rotary_store_kv", rotary_kernel.rotary_store_kv),
+        (silu_and_mul.cpu, "silu_and_mul", lambda x: silu_kernel.activate_and_mul(x, "silu")),
+        (gumbel_argmax.reference, "gumbel_argmax", gumbel_kernel.gumbel_argmax),
+        (kept_threshold.reference, "kept_threshold", threshold_kernel.kept_threshold),
+        (llama, "add_and_norm", add_and_norm),
+        (sampler, "draw", draw_on_device),
+        (step_inputs, "is_staged", lambda layout: True),
+        (step_inputs, "plan_attention", plan_attention),
+    ]
+    with ExitStack() as stack:
+        for module, name, replacement in patches:
+            stack.enter_context(mock.patch.object(module, name, replacement))
+        yield
+
+
+def plan_attention(
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
+    layout: CacheLayout,
+    staging: Staging | None = None,
+) -> AttentionPlan:
+    step = plan_device_step(query_lens, seq_lens, block_tables, layout, staging=staging)
+    return AttentionPlan(sum(query_lens), [], [], step)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kernel_interpreter import Interpret
+from kernels_on_cpu import kernels_on_cpu
+
+from helpers.tiny_models import make_tiny_model
+from naiad.config import EngineConfig
+from naiad.model_runner import ModelRunner
+from naiad.outputs import ScheduledSequence, SchedulerOutput
+from naiad.sequence import SamplingParams, Sequence
+
+BLOCK = 16
+LENGTHS = [1, 7, 20]
+
+
+def generate(directory: Path, through_kernels: bool) -> tuple[list[list[int]], list[np.ndarray]]:
+    """Prompts at once, then a token and two drafts for each in three steps: ids and their logits."""
+    config = EngineConfig(
+        model_dir=str(directory), dtype="float32", block_size=BLOCK, max_num_batched_tokens=64, max_num_seqs=4
+    )
+    runner = ModelRunner(config)
+    sequences = [
+        Sequence(
+            sequence_id=index,
+            token_ids=[(7 * index + 3 * n) % 90 for n in range(length)],
+            num_prompt_tokens=length,
+            params=SamplingParams(
+                max_tokens=20, temperature=0.7, top_p=0.8 + index / 10, returns_generation_logits=True
+            ),
+            arrival_s=0.0,
+            block_table=[9 - index, 3 + index, index],
+        )
+        for index, length in enumerate(LENGTHS)
+    ]
+    logits = []
+    with kernels_on_cpu() if through_kernels else nullcontext():
+        for drafts in ((), (4,), (5, 6)):
+            rows = [
+                ScheduledSequence(
+                    each,
+                    each.num_computed_tokens,
+                    each.num_tokens - each.num_computed_tokens + len(drafts),
+                    True,
+                    drafts,
+                )
+                for each in sequences
+            ]
+            output = runner.run(SchedulerOutput(rows))
+            assert output.errors == {}
+            for each in sequences:
+                each.num_computed_tokens = each.num_tokens
+                each.token_ids += output.sampled_token_ids[each.sequence_id]
+                logits += [np.frombuffer(part, "<f4") for part in output.generation_logits[each.sequence_id]]
+    return [each.output_token_ids for each in sequences], logits
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_a_gpus_way_through_the_model_is_the_cpus(
+    interpret: Interpret, tmp_path: Path, architecture: str
+) -> None:
+    make_tiny_model(tmp_path, architecture, num_hidden_layers=2)
+    expected_ids, expected_logits = generate(tmp_path, False)
+    ids, logits = interpret(generate, tmp_path, True)
+    assert ids == expected_ids
+    np.testing.assert_allclose(np.stack(logits), np.stack(expected_logits), atol=2e-4, rtol=0)

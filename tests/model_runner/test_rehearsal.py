@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helpers.tiny_models import make_tiny_model
+from naiad.config import EngineConfig
+from naiad.model_runner import ModelRunner
+from naiad.model_runner.rehearsal import every_kind_of_step, largest_steps
+from naiad.outputs import ModelOutput, SchedulerOutput
+
+
+@pytest.mark.parametrize(("num_tokens", "max_model_len"), [(64, 200), (64, 40), (9, 5), (4, 300)])
+def test_the_largest_steps_fill_the_budget(num_tokens: int, max_model_len: int) -> None:
+    config = EngineConfig(model_dir="m", max_num_seqs=4, num_speculative_tokens=3)
+    prompts, texts = largest_steps(config, num_tokens, max_model_len)
+    assert prompts.num_scheduled_tokens == num_tokens
+    assert texts.num_scheduled_tokens == 4 * min(4, num_tokens // 4)
+    for row in texts.scheduled:
+        assert row.start + row.num_scheduled_tokens == max_model_len
+    for row in (*prompts.scheduled, *texts.scheduled):
+        assert len(row.sequence.block_table) * config.block_size >= row.start + row.num_scheduled_tokens
+
+
+def test_a_rehearsal_computes_every_row_over_one_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tiny_model(tmp_path)
+    config = EngineConfig(model_dir=str(tmp_path), dtype="float32", block_size=16, max_num_seqs=4)
+    runner = ModelRunner(config)
+    seen: list[tuple[SchedulerOutput, ModelOutput]] = []
+    run = ModelRunner.run.__get__(runner)
+    monkeypatch.setattr(
+        "naiad.model_runner.paged_model.PagedModel.run",
+        lambda self, step: seen.append((step, run(step))),
+    )
+    runner._rehearse(config, [runner._model])
+    kinds = every_kind_of_step(runner._layout, runner.max_model_len)
+    assert [step.num_scheduled_tokens for step, _ in seen[:-2]] == [k.num_scheduled_tokens for k in kinds]
+    assert len(seen) == len(kinds) + 2
+    for step, result in seen:
+        assert result.errors == {}
+        assert set(result.sampled_token_ids) == {row.sequence.sequence_id for row in step.scheduled}
+    assert len(seen[-2][1].context_logits) == len(seen[-2][0].scheduled)
