@@ -90,7 +90,7 @@ def main() -> int:
     args = _parse()
     model_dir = str(resolve_model(args.model))
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
-    prompts = {kind: [_encode(tokenizer, text) for text in texts] for kind, texts in PROMPTS.items()}
+    prompts = {kind: [encode(tokenizer, text) for text in texts] for kind, texts in PROMPTS.items()}
     plain = _engine(model_dir, args)
     step_cost = StepCost(*ModelRunner(_config(model_dir, args)).measure_step_costs())
     rows = []
@@ -173,7 +173,8 @@ def _config(
     )
 
 
-def _encode(tokenizer: Any, text: str) -> list[int]:
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """A user's message as a prompt, by the checkpoint's chat template."""
     messages = [{"role": "user", "content": text}]
     ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     return ids

@@ -1,0 +1,63 @@
+"""How often draft models would say what the served model says: the acceptance of a first draft token.
+
+    python -m perf.engine.draft_agreement DIR …
+
+The served model writes greedy answers to the prompts of `perf.engine.speculation`; at each place of
+them each draft model's best token is compared with the answer's. Both run in `transformers`, float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+from perf.common.report import print_rows, write_report
+from perf.engine.speculation import PROMPTS, encode
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from naiad.cli.fetch_model import resolve_model
+
+
+@torch.inference_mode()
+def main() -> int:
+    """Compare, print, write."""
+    args = _parse()
+    model_dir = resolve_model(args.model)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    served, *drafts = (
+        AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        for directory in (model_dir, *args.draft_models)
+    )
+    rows = []
+    for kind in ("free chat", "copying"):
+        num_agreed, num_tokens = [0] * len(drafts), 0
+        for text in PROMPTS[kind]:
+            prompt = torch.tensor([encode(tokenizer, text)])
+            ids = served.generate(prompt, max_new_tokens=args.output_tokens, do_sample=False)
+            answer = ids[0, prompt.shape[1] :]
+            num_tokens += len(answer)
+            for number, draft in enumerate(drafts):
+                logits = draft(ids[:, :-1]).logits[0, prompt.shape[1] - 1 :]
+                num_agreed[number] += int((logits.argmax(-1) == answer).sum())
+        rows += [
+            {"prompts": kind, "draft model": directory, "tokens": num_tokens, "agreed": agreed / num_tokens}
+            for directory, agreed in zip(args.draft_models, num_agreed, strict=True)
+        ]
+    print_rows(rows)
+    print("written:", write_report("draft-agreement", vars(args), rows))
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
+    parser.add_argument("--output-tokens", type=int, default=48, metavar="N")
+    parser.add_argument("draft_models", nargs="+", metavar="DIR", help="of perf.engine.draft_copy")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
