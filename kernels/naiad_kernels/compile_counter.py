@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 
@@ -22,25 +21,6 @@ class CompileCounter:
         self._next = knobs.runtime.jit_post_compile_hook
         knobs.runtime.jit_post_compile_hook = self._count
 
-    def _count(
-        self,
-        *,
-        key: str,
-        repr: str,
-        fn: Any,
-        compile: Mapping[str, Any],
-        is_manual_warmup: bool,
-        already_compiled: bool,
-    ) -> bool | None:
+    def _count(self, **details: Any) -> Any:
         self.num_compiled += 1
-        if self._next is None:
-            return None
-        result: bool | None = self._next(
-            key=key,
-            repr=repr,
-            fn=fn,
-            compile=compile,
-            is_manual_warmup=is_manual_warmup,
-            already_compiled=already_compiled,
-        )
-        return result
+        return None if self._next is None else self._next(**details)

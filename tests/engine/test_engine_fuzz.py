@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache, sha256
 from naiad.sampling.beam_search import Beam
 from naiad.scheduler.policies import make_policy
-from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams
+from naiad.sequence import BeamParams, EngineRequest, FinishReason, KVRetention, SamplingParams
 from naiad.speculation.draft_slots import DraftSlots
 from naiad.speculation.drafter import Drafter
 from naiad.speculation.model_drafter import ModelDrafter
@@ -117,7 +118,14 @@ class _Fuzz:
             cache_salt=self.rng.choice(("", "", "a", "b")),
             sibling_ids=sibling_ids,
             beam=beam,
+            retention=self._retention() if self.rng.random() < 0.3 else None,
         )
+
+    def _retention(self) -> KVRetention:
+        start = self.rng.randint(0, 20)
+        end = start + self.rng.choice((1, 16, 1000))
+        duration_s = self.rng.choice((math.inf, 0.3, 5.0))
+        return KVRetention(ranges=((start, end, self.rng.choice((0, 50, 100)), duration_s),))
 
     def _beam(self, prompt: list[int], params: SamplingParams, width: int) -> BeamParams | None:
         """A search, if there may be one so wide."""

@@ -16,7 +16,15 @@ from naiad.scheduler.invariants import check_invariants
 from naiad.scheduler.policies import SchedulingPolicy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
-from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams, Sequence, TextContext
+from naiad.sequence import (
+    BeamParams,
+    EngineRequest,
+    FinishReason,
+    KVRetention,
+    SamplingParams,
+    Sequence,
+    TextContext,
+)
 from naiad.speculation.drafter import Drafter, TextDrafter
 from naiad.speculation.policy import SpeculationPolicy
 from naiad.speculation.speculator import Speculator
@@ -77,6 +85,7 @@ class EngineDrive:
         cache_salt: str = "",
         sibling_ids: tuple[int, ...] = (),
         beam: BeamParams | None = None,
+        retention: KVRetention | None = None,
     ) -> None:
         self.engine.add_request(
             EngineRequest(
@@ -88,6 +97,7 @@ class EngineDrive:
                 cache_salt=cache_salt,
                 sibling_ids=sibling_ids,
                 beam=beam,
+                retention=retention,
             )
         )
         for each in (sequence_id, *sibling_ids):

@@ -70,6 +70,13 @@ class Server:
         """KV cache blocks in use."""
         return self.metric("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="used")
 
+    def num_aborted(self) -> float:
+        """Sequences of any model that were cancelled; what has made all of its tokens is not among them."""
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        ends = [line for line in lines if line.startswith("vllm:request_success_total{")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in ends if 'finished_reason="abort"' in line)
+
     def processes(self, word: str) -> list[psutil.Process]:
         """Live descendants with this word in their command line."""
         found = []

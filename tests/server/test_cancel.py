@@ -34,8 +34,10 @@ def test_cancel_in_decode(server: Server, model: str) -> None:
     stream = Stream(server.grpc, model, inputs | {"ignore_eos": True})
     assert stream.got_response.wait(30)
     eventually(lambda: server.used_blocks() > 0)
+    num_before = server.num_aborted()
     stream.cancel()
     free_again(server)
+    eventually(lambda: server.num_aborted() == num_before + 1)
     assert len(stream.join().responses) < 1500
 
 
@@ -44,8 +46,10 @@ def test_cancel_in_prefill(server: Server, model: str) -> None:
     inputs = llm_inputs(LONG, 400) if model == "llm" else text_inputs(LONG_TEXT, 400)
     stream = Stream(server.grpc, model, inputs | {"ignore_eos": True})
     eventually(lambda: server.used_blocks() > 0)
+    num_before = server.num_aborted()
     stream.cancel()
     free_again(server)
+    eventually(lambda: server.num_aborted() == num_before + 1)
     assert stream.join().responses == []
 
 
@@ -73,8 +77,10 @@ def test_http_disconnect(server: Server) -> None:
         connection.request("POST", f"/v2/models/{path}/generate_stream", json.dumps(body))
         connection.getresponse().read(20)
         eventually(lambda: server.used_blocks() > 0)
+        num_before = server.num_aborted()
         connection.close()
         free_again(server)
+        eventually(lambda: server.num_aborted() == num_before + 1)  # noqa: B023 — done before the next
 
 
 @pytest.mark.parametrize("asked", ["llm", "text"])
@@ -100,6 +106,7 @@ def test_a_hundred_cancels_in_a_row(server: Server) -> None:
     """The wait printed holds the step that was running and the gauge's period of 50 ms."""
     draw = random.Random(7)
     waits_s = []
+    num_before = server.num_aborted()
     for number in range(100):
         model = ("llm", "ensemble")[number % 2]
         inputs = (
@@ -114,6 +121,7 @@ def test_a_hundred_cancels_in_a_row(server: Server) -> None:
     median_ms, max_ms = (round(1e3 * each(waits_s)) for each in (statistics.median, max))
     print(f"blocks free after a cancel: median {median_ms} ms, max {max_ms} ms")
     assert server.used_blocks() == 0
+    eventually(lambda: server.num_aborted() == num_before + 100)
 
 
 def test_acknowledging_guessed_sequences_cancels_nobody(server: Server) -> None:

@@ -66,8 +66,10 @@ def test_a_cancel_gives_all_blocks_back(drafting: Server) -> None:
     assert stream.got_response.wait(60)
     # Windows are open all the time now.
     eventually(lambda: drafting.metric(name) > before + 20, 60)
+    num_before = drafting.num_aborted()
     stream.cancel()
     eventually(lambda: drafting.used_blocks() == 0)
+    eventually(lambda: drafting.num_aborted() == num_before + 1)
 
 
 def test_metrics_count_drafts_by_place(drafting: Server) -> None:
