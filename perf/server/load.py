@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
@@ -10,6 +12,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc.aio as triton
+from perf.server.serve_process import Served
 from tritonclient.utils import InferenceServerException
 
 from naiad.cli.throughput import Generate, Prompts, check_counts
@@ -17,6 +20,7 @@ from naiad.errors import InternalError
 
 Inputs = dict[str, npt.NDArray[Any]]
 
+_COUNTED_AFTER_S = 5.0
 _DATATYPES = {"b": "BOOL", "i": "INT32", "O": "BYTES"}
 
 
@@ -32,14 +36,12 @@ def llm_inputs(prompt: list[int], num_tokens: int) -> Inputs:
 
 
 def text_inputs(text: str, num_tokens: int) -> Inputs:
-    """Tensors that ask `ensemble` or `text` for exactly so many tokens, streamed and counted."""
+    """Tensors that ask `ensemble` or `text` for exactly so many tokens, streamed."""
     return {
         "text_input": np.array([[text.encode()]], dtype=np.object_),
         "max_tokens": np.array([[num_tokens]], dtype=np.int32),
         "stream": np.array([[True]]),
         "ignore_eos": np.array([[True]]),
-        "return_num_input_tokens": np.array([[True]]),
-        "return_num_output_tokens": np.array([[True]]),
     }
 
 
@@ -88,21 +90,27 @@ def llm_generate(url: str) -> Generate:
 
 
 def text_generate(
-    url: str, model: str, decode: Callable[[list[int]], str]
+    server: Served, model: str, decode: Callable[[list[int]], str]
 ) -> Callable[[Prompts, int], list[str]]:
     """Ask a text model: prompts, number of new tokens → the text made of each prompt.
 
+    Texts tell no number of tokens, so the server's counters are checked: nobody else is to use it.
+
     Args:
-        url: HOST:PORT of the server's gRPC endpoint.
+        server: where to ask.
         model: "ensemble" or "text".
         decode: ids → text that the server's tokenizer turns into the same ids.
     """
 
     def generate(prompts: Prompts, num_tokens: int) -> list[str]:
-        return all_at_once(url, [stream_of(prompt, num_tokens) for prompt in prompts])
+        before = _token_totals(server)
+        texts = all_at_once(server.grpc, [stream_of(prompt, num_tokens) for prompt in prompts])
+        asked = [sum(len(prompt) for prompt in prompts), num_tokens * len(prompts)]
+        _check_totals(server, [a + b for a, b in zip(before, asked, strict=True)])
+        return texts
 
     def stream_of(prompt: list[int], num_tokens: int) -> Callable[[Any], Coroutine[Any, Any, str]]:
-        return lambda client: _text_stream(client, model, (decode(prompt), len(prompt)), num_tokens)
+        return lambda client: _text_stream(client, model, text_inputs(decode(prompt), num_tokens))
 
     return generate
 
@@ -124,16 +132,29 @@ async def _llm_stream(client: Any, prompt: list[int], num_tokens: int) -> list[i
     return ids
 
 
-async def _text_stream(client: Any, model: str, prompt: tuple[str, int], num_tokens: int) -> str:
-    text, num_prompt_tokens = prompt
+async def _text_stream(client: Any, model: str, inputs: Inputs) -> str:
     parts: list[bytes] = []
-    num_made = 0
-    async for result in responses(client, model, text_inputs(text, num_tokens)):
+    async for result in responses(client, model, inputs):
         parts += result.as_numpy("text_output").reshape(-1).tolist()
-        num_made += int(result.as_numpy("num_output_tokens").item())
-        num_read = int(result.as_numpy("num_input_tokens").item())
-        if num_read != num_prompt_tokens:
-            raise InternalError(f"the server read {num_read} prompt tokens instead of {num_prompt_tokens}")
-    if num_made != num_tokens:
-        raise InternalError(f"a stream made {num_made} tokens instead of {num_tokens}")
     return b"".join(parts).decode()
+
+
+def _token_totals(server: Served) -> list[float]:
+    """Tokens of prompts, and new ones, that the server has counted."""
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return [
+        sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+        for name in ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+    ]
+
+
+def _check_totals(server: Served, expected: list[float]) -> None:
+    """The counters are written soon after the last token."""
+    end_s = time.monotonic() + _COUNTED_AFTER_S
+    while (totals := _token_totals(server)) != expected:
+        if time.monotonic() > end_s:
+            raise InternalError(
+                f"the server has counted {totals} tokens of prompts and of texts instead of {expected}"
+            )
+        time.sleep(0.01)

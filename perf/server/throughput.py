@@ -57,7 +57,7 @@ def main() -> int:
             "engine": in_process,
             "llm": served,
             "ensemble": text_generate(
-                server.grpc, "ensemble", partial(tokenizer.decode, skip_special_tokens=True)
+                server, "ensemble", partial(tokenizer.decode, skip_special_tokens=True)
             ),
         }
         for batch in batches:

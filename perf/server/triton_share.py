@@ -62,9 +62,9 @@ def main() -> int:
     with naiad_serve(options) as server:
         contestants: Contestants = {
             "engine": engine_generate(engine),
-            "text": text_generate(server.grpc, "text", decode),
+            "text": text_generate(server, "text", decode),
             "llm": llm_generate(server.grpc),
-            "ensemble": text_generate(server.grpc, "ensemble", decode),
+            "ensemble": text_generate(server, "ensemble", decode),
         }
         if not _is_same(contestants, make_prompts("check"), decode, dtype):
             return 1

@@ -150,7 +150,8 @@ def test_late_chunks_travel_together_when_the_window_is_full(harness: Harness) -
     eventually(lambda: len(sender.responses) == 3)
     assert sender.responses[2]["output_ids"].tolist() == [[[12, 13, 14]]]
     assert sender.responses[2]["window_ids"].tolist() == [[11, 12, 13, 14]]
-    assert sender.responses[2]["num_emitted_tokens"].item() == 1
+    # All but the new ones are text already: left out.
+    assert "num_emitted_tokens" not in sender.responses[2]
 
 
 def test_last_chunk_does_not_wait_for_acknowledgements(harness: Harness) -> None:

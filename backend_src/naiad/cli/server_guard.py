@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from naiad.cli.shared_memory import mapped_regions, process_group, remove_regions
+from naiad.cli.shared_memory import last_change_s, mapped_regions, process_group, remove_regions
 from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory
 from naiad.errors import StartupError
 
@@ -29,6 +29,7 @@ ORDER_KILL = b"k"
 _PR_SET_PDEATHSIG = 1
 _CHECK_S = 0.2
 _LOOK_AT_MEMORY_S = 1.0
+_MAPPED_AFTER_S = 10.0
 _GROUP_END_S = 5.0
 
 
@@ -42,6 +43,8 @@ class Guard:
             command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
         )
         self._regions: set[str] = set()
+        self._last_change_s = 0.0
+        self._look_until_s = 0.0
 
     def terminate(self) -> None:
         """Ask the server to drain."""
@@ -56,7 +59,7 @@ class Guard:
         next_look_s = 0.0
         while self._server.poll() is None:
             if time.monotonic() >= next_look_s:
-                self._look_at_memory()
+                self._look_at_new_memory()
                 next_look_s = time.monotonic() + _LOOK_AT_MEMORY_S
             if not select.select([orders_fd], [], [], _CHECK_S)[0]:
                 continue
@@ -83,6 +86,14 @@ class Guard:
             remove_runtime_directory(runtime_directory(self._server.pid))
         code = self._server.poll()
         return 1 if code is None else code if code >= 0 else 128 - code
+
+    def _look_at_new_memory(self) -> None:
+        """Learn the names of regions that came: a region is mapped soon after it was made."""
+        change_s, now_s = last_change_s(), time.monotonic()
+        if change_s != self._last_change_s:
+            self._last_change_s, self._look_until_s = change_s, now_s + _MAPPED_AFTER_S
+        if now_s <= self._look_until_s:
+            self._look_at_memory()
 
     def _look_at_memory(self) -> None:
         self._regions |= mapped_regions(process_group(self._server.pid))

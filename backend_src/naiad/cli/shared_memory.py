@@ -39,6 +39,11 @@ def mapped_regions(pids: list[int], proc: Path = Path("/proc")) -> set[str]:
     return names
 
 
+def last_change_s(directory: Path = Path(_SHM)) -> float:
+    """When something last came into the directory, or went: seconds since the epoch."""
+    return directory.stat().st_mtime
+
+
 def remove_regions(names: set[str], directory: Path = Path(_SHM)) -> None:
     """Remove those that still are there."""
     for name in names:

@@ -15,15 +15,15 @@ class AckRouter:
         """Take the runtime directory, and the name of the `llm` model."""
         self._directory = directory
         self._model = model
-        self._senders: dict[Path, AckSender] = {}
+        self._senders: dict[int, AckSender] = {}
 
     def send(self, sequence_id: int, num_chunks: int, is_cancelled: bool) -> None:
         """Send; never blocks, never raises for an instance that is gone."""
-        path = Instance(self._directory, self._model, instance_number(sequence_id)).ack_socket
-        sender = self._senders.get(path)
+        number = instance_number(sequence_id)
+        sender = self._senders.get(number)
         if sender is None:
             self._forget_the_gone()
-            sender = self._senders[path] = AckSender(path)
+            sender = self._senders[number] = AckSender(self._path(number))
         sender.send(sequence_id, num_chunks, is_cancelled)
 
     def close(self) -> None:
@@ -33,5 +33,8 @@ class AckRouter:
         self._senders.clear()
 
     def _forget_the_gone(self) -> None:
-        for path in [path for path in self._senders if not path.exists()]:
-            self._senders.pop(path).close()
+        for number in [number for number in self._senders if not self._path(number).exists()]:
+            self._senders.pop(number).close()
+
+    def _path(self, number: int) -> Path:
+        return Instance(self._directory, self._model, number).ack_socket

@@ -33,7 +33,9 @@ def chunk_outputs(
 
     Args:
         table: the checkpoint's tokens.
-        tensors: without `window_ids` each row of TOKENS_BATCH is a text of its own.
+        tensors: without `window_ids` each row of TOKENS_BATCH is a text of its own. Beside it may be
+            left out: `num_emitted_tokens`, if the tokens of the window before those of TOKENS_BATCH are
+            text already; `max_chars`, if no text is cut off; `is_last`, if more follows.
         skip_special_tokens: special tokens make no text.
 
     Returns:
@@ -46,21 +48,26 @@ def chunk_outputs(
     if "window_ids" not in tensors:
         rows = split_beams(tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"])
         texts = [decode(table, row, skip_special_tokens) for row in rows]
-    elif tensors["window_ids"].size == 0 and not tensors["is_last"].item():
+    elif tensors["window_ids"].size == 0 and not _value(tensors, "is_last", 0):
         return None
     elif "beam_max_chars" in tensors:
         texts = decode_beams(table, tensors, skip_special_tokens)
     else:
+        num_before = tensors["window_ids"].size - tensors["TOKENS_BATCH"].size
         texts = [
             decode_chunk(
                 table,
                 tensors["window_ids"].reshape(-1).tolist(),
-                int(tensors["num_emitted_tokens"].item()),
-                max_chars=int(tensors["max_chars"].item()),
-                is_last=bool(tensors["is_last"].item()),
+                _value(tensors, "num_emitted_tokens", num_before),
+                max_chars=_value(tensors, "max_chars", -1),
+                is_last=bool(_value(tensors, "is_last", 0)),
                 skip_special_tokens=skip_special_tokens,
             )
         ]
     text = np.array([text.encode() for text in texts], dtype=np.object_)
     passed_on = {name: value for name, value in tensors.items() if name not in _CONSUMED}
     return {"OUTPUT": text} | passed_on
+
+
+def _value(tensors: Mapping[str, Array], name: str, default: int) -> int:
+    return int(tensors[name].item()) if name in tensors else default

@@ -20,6 +20,8 @@ from naiad.outputs import EngineStats
 from naiad.triton_server.response_stream import ResponseStream
 
 ROUND_S = 0.02
+# Nobody is there to ask; what changes meanwhile brings a round of its own.
+IDLE_ROUND_S = 0.5
 PROBE_PERIOD_S = 0.06
 STREAMING_PROBE_PERIOD_S = 0.6
 LONGEST_S = 0.25

@@ -21,7 +21,8 @@ from naiad.triton_server.request_fields import refuse_unknown_parameters, requir
 from naiad.triton_server.request_reader import KNOWN_PARAMETERS
 
 _KEYS = ("model_dir", "skip_special_tokens", "llm_model_name", "forwarded_headers")
-_OF_A_CHUNK = ("sequence_id", "window_ids", "num_emitted_tokens", "max_chars", "is_last")
+_REQUIRED_OF_A_CHUNK = ("sequence_id", "window_ids")
+_OPTIONAL_OF_A_CHUNK = ("num_emitted_tokens", "max_chars", "is_last")
 
 
 class DetokenizerModel:
@@ -80,10 +81,12 @@ def _check(tensors: pb.Tensors) -> None:
     """
     for name in ("TOKENS_BATCH", "SEQUENCE_LENGTH"):
         required(tensors, name)
-    if tensors.keys().isdisjoint(_OF_A_CHUNK):
+    if tensors.keys().isdisjoint(_REQUIRED_OF_A_CHUNK + _OPTIONAL_OF_A_CHUNK):
         return
-    for name in _OF_A_CHUNK:
-        num_rows = required(tensors, name).shape[0]
+    for name in _REQUIRED_OF_A_CHUNK:
+        required(tensors, name)
+    for name in (*_REQUIRED_OF_A_CHUNK, *(each for each in _OPTIONAL_OF_A_CHUNK if each in tensors)):
+        num_rows = tensors[name].shape[0]
         if num_rows != 1:
             raise InvalidRequestError(f"{name} has {num_rows} rows: expected 1")
         if name != "window_ids" and tensors[name].size != 1:

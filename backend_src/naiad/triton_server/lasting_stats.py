@@ -19,22 +19,23 @@ class LastingStats:
 
     def __init__(self) -> None:
         """Start from zero."""
-        # One assignment changes both, so that no reader sees a process counted twice or not at all.
-        self._state = EngineStats(), EngineStats()
+        self._of_the_ended = EngineStats()
+        self._now = EngineStats()
 
     def take(self, stats: EngineStats) -> None:
         """The process says this of itself."""
-        self._state = self._state[0], stats
+        ended = self._of_the_ended
+        totals = {name: _sum(getattr(ended, name), getattr(stats, name)) for name in _TOTALS}
+        self._now = msgspec.structs.replace(stats, **totals)
 
     def lose(self) -> None:
         """The process has ended; the next one counts from zero."""
-        self._state = self.now(), EngineStats()
+        self._of_the_ended = self._now
+        self.take(EngineStats())
 
     def now(self) -> EngineStats:
-        """The totals of all processes and the gauges of the last."""
-        ended, running = self._state
-        totals = {name: _sum(getattr(ended, name), getattr(running, name)) for name in _TOTALS}
-        return msgspec.structs.replace(running, **totals)
+        """The totals of all processes and the gauges of the last; the same object until they change."""
+        return self._now
 
 
 def _sum(one: int | list[int], other: int | list[int]) -> int | list[int]:

@@ -24,7 +24,13 @@ from naiad.errors import (
 )
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
-from naiad.triton_server.client_watch import ROUND_S, StepPace, streams_to_poll, streams_to_probe
+from naiad.triton_server.client_watch import (
+    IDLE_ROUND_S,
+    ROUND_S,
+    StepPace,
+    streams_to_poll,
+    streams_to_probe,
+)
 from naiad.triton_server.engine_requests import engine_requests, new_stream_rows
 from naiad.triton_server.lasting_stats import LastingStats
 from naiad.triton_server.observations import Observations
@@ -76,7 +82,7 @@ class LLMService:
         self._log_error = log_error
         self._lock = threading.Lock()
         self._streams: dict[int, tuple[ResponseStream, StreamRow]] = {}
-        self._is_idle = threading.Event()
+        self._has_news = threading.Event()
         self._senders = SenderPool(NUM_SENDERS, self._flush)
         self.observations = Observations()
         self._stats = LastingStats()
@@ -86,6 +92,11 @@ class LLMService:
     def stats(self) -> EngineStats:
         """The engine's numbers; totals go on when it starts again."""
         return self._stats.now()
+
+    @property
+    def _has_work(self) -> bool:
+        stats = self._stats.now()
+        return bool(self._streams or stats.num_running or stats.num_waiting)
 
     def accept(self, source: RequestSource, sender: Sender, limits: ModelLimits) -> None:
         """Answer a request: rows go to the engine, a bad request gets its error and FINAL. Never raises."""
@@ -106,6 +117,7 @@ class LLMService:
     def take_outputs(self, outputs: Iterable[RequestOutput], stats: EngineStats | None) -> None:
         """Give each output to its stream; without stats those that were told before hold."""
         outputs = list(outputs)
+        has_worked = self._has_work
         # First: who reads the stats is to find what they say of requests among the observations.
         self.observations.take_outputs(outputs)
         if stats is not None:
@@ -124,8 +136,8 @@ class LLMService:
             if stream.error is not None:
                 self._abort_rest(stream)
             self._senders.schedule(stream)
-        if stats is not None and not (stats.num_running or stats.num_waiting or self._streams):
-            self._is_idle.set()
+        if stats is not None and not (has_worked and self._has_work):
+            self._has_news.set()
 
     def take_acks(self, acks: Iterable[Ack]) -> None:
         """The detokenizer has dealt with chunks, and says whether their client is still there."""
@@ -145,6 +157,7 @@ class LLMService:
         """An engine process ended: open streams of these sequences (None: all) get an error and FINAL."""
         self.observations.lose(sequence_ids)
         self._stats.lose()
+        self._has_news.set()
         with self._lock:
             ids = self._streams.keys() if sequence_ids is None else self._streams.keys() & sequence_ids
             lost = {id(stream): stream for stream, _ in map(self._streams.__getitem__, ids)}
@@ -183,12 +196,12 @@ class LLMService:
             elif now_s - stream.last_sent_s > DEAD_DETOKENIZER_S and stream.is_waiting_for_acks:
                 stream.fail(UnavailableError("the detokenizer does not answer"))
                 self._abort_rest(stream)
-        return ROUND_S
+        return ROUND_S if self._has_work else IDLE_ROUND_S
 
     def rest(self, seconds: float) -> None:
-        """Wait until the next round; less long when nothing runs any more: its numbers are complete."""
-        self._is_idle.wait(seconds)
-        self._is_idle.clear()
+        """Wait until the next round; less long when work begins, or ends: its numbers are complete."""
+        self._has_news.wait(seconds)
+        self._has_news.clear()
 
     def open_streams(self) -> list[ResponseStream]:
         """Streams whose FINAL has not been sent."""
@@ -207,6 +220,8 @@ class LLMService:
         has_detokenizer = self._shape.has_detokenizer and request.rows[0].text is not None
         stream = ResponseStream(request, sender, rows, has_detokenizer)
         with self._lock:
+            if not self._streams:
+                self._has_news.set()
             for row in rows:
                 self._streams.update(dict.fromkeys(row.sequence_ids, (stream, row)))
         asked = engine_requests(request, rows)
@@ -262,4 +277,4 @@ class LLMService:
                 for sequence_id in row.sequence_ids:
                     self._streams.pop(sequence_id, None)
             if not self._streams:
-                self._is_idle.set()
+                self._has_news.set()

@@ -101,6 +101,7 @@ class Metrics:
         ]
         self._accepted_at = self._add(ACCEPTED_AT, "Accepted draft tokens by their place", "counter")
         self._num_places = 0
+        self._last_stats: EngineStats | None = None
         self._requests = RequestMetrics(family, model, version, max_model_len)
 
     def update(self, stats: EngineStats, batch: ObservationBatch) -> bool:
@@ -115,6 +116,8 @@ class Metrics:
         Returns:
             Whether observations are left that there was no time to write.
         """
+        if stats is self._last_stats:
+            return self._requests.update(stats, batch)
         self._add_places(len(stats.total_accepted_tokens_at))
         for counter in self._counters:
             total = counter.read(stats)
@@ -127,6 +130,7 @@ class Metrics:
             if value != gauge.value:
                 gauge.metric.set(value)
                 gauge.value = value
+        self._last_stats = stats
         return has_more
 
     def delete(self) -> None:

@@ -75,9 +75,6 @@ def probe_tensors(stream: ResponseStream, row: StreamRow, chunk: RequestOutput) 
         "sequence_length": _int32(0),
         "sequence_id": np.array([[chunk.sequence_id]], dtype=np.uint64),
         "window_ids": np.zeros((1, 0), dtype=np.int32),
-        "num_emitted_tokens": _int32(0),
-        "max_chars": _int32(-1),
-        "is_last": np.array([[False]]),
     }
 
 
@@ -86,16 +83,19 @@ def _detokenizer_tensors(
 ) -> Tensors:
     asked = stream.request.rows[row.index]
     window = asked.prompt_token_ids if is_echoing else chunk.window_ids
-    max_chars = chunk.num_chars if chunk.is_cut else -1
-    if is_echoing and chunk.is_cut and asked.text is not None:
-        max_chars += asked.text.num_prompt_chars
-    return {
+    tensors: Tensors = {
         "sequence_id": np.array([[row.sequence_id]], dtype=np.uint64),
         "window_ids": np.array([window + chunk.token_ids], dtype=np.int32),
-        "num_emitted_tokens": _int32(0 if is_echoing else len(window)),
-        "max_chars": _int32(max_chars),
-        "is_last": np.array([[chunk.finish_reason is not None]]),
     }
+    # Each tensor costs time on its way: those that would say what holds without them are left out.
+    if is_echoing:
+        tensors["num_emitted_tokens"] = _int32(0)
+    if chunk.is_cut:
+        num_before = asked.text.num_prompt_chars if is_echoing and asked.text is not None else 0
+        tensors["max_chars"] = _int32(num_before + chunk.num_chars)
+    if chunk.finish_reason is not None:
+        tensors["is_last"] = np.array([[True]])
+    return tensors
 
 
 def _int32(value: int) -> npt.NDArray[np.int32]:
