@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 import torch
 from perf.common.report import print_rows, write_report
@@ -29,6 +30,7 @@ def main() -> int:
         AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         for directory in (model_dir, *args.draft_models)
     )
+    names = [directory.resolve().name for directory in args.draft_models]
     rows = []
     for kind in ("free chat", "copying"):
         num_agreed, num_tokens = [0] * len(drafts), 0
@@ -41,11 +43,12 @@ def main() -> int:
                 logits = draft(ids[:, :-1]).logits[0, prompt.shape[1] - 1 :]
                 num_agreed[number] += int((logits.argmax(-1) == answer).sum())
         rows += [
-            {"prompts": kind, "draft model": directory, "tokens": num_tokens, "agreed": agreed / num_tokens}
-            for directory, agreed in zip(args.draft_models, num_agreed, strict=True)
+            {"prompts": kind, "draft model": name, "tokens": num_tokens, "agreed": round(agreed / num_tokens, 3)}
+            for name, agreed in zip(names, num_agreed, strict=True)
         ]
     print_rows(rows)
-    print("written:", write_report("draft-agreement", vars(args), rows))
+    settings = vars(args) | {"model": model_dir.name, "draft_models": names}
+    print("written:", write_report("draft-agreement", settings, rows))
     return 0
 
 
@@ -55,7 +58,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
     parser.add_argument("--output-tokens", type=int, default=48, metavar="N")
-    parser.add_argument("draft_models", nargs="+", metavar="DIR", help="of perf.engine.draft_copy")
+    parser.add_argument("draft_models", nargs="+", type=Path, metavar="DIR", help="of perf.engine.draft_copy")
     return parser.parse_args()
 
 

@@ -69,7 +69,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--layers", type=at_least(1), metavar="N", help="keep so many")
-    how.add_argument("--bits", type=at_least(2), metavar="N", help="2 … 16 for each weight")
+    how.add_argument("--bits", type=int, choices=range(2, 17), metavar="N", help="2 … 16 for each weight")
     parser.add_argument("destination", type=Path, metavar="DIR", help="must not exist")
     return parser.parse_args()
 
