@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from naiad.model_runner.graph_buckets import Bucket, Buckets
-from naiad.model_runner.step_inputs import StepRows, StepTokens, sampled_places
+from naiad.model_runner.step_inputs import SampledIds, StepRows, StepTokens, sampled_places
 from naiad.models import ForwardBatch, LlamaModel
 from naiad.outputs import SchedulerOutput
 from naiad_kernels.paged_attention import AttentionPlan
@@ -75,8 +75,14 @@ class GraphedModel:
         self._hidden = torch.zeros(num_tokens, model.config.hidden_size, dtype=layout.dtype, device=device)
         self._replays = {bucket: self._captured(bucket, capture) for bucket in every}
 
-    def forward(self, output: SchedulerOutput) -> tuple[StepRows, torch.Tensor] | None:
+    def forward(
+        self, output: SchedulerOutput, sampled: SampledIds | None = None
+    ) -> tuple[StepRows, torch.Tensor] | None:
         """Compute a step, if it fits a bucket.
+
+        Args:
+            output: the step.
+            sampled: by the last step, if ids may be unknown.
 
         Returns:
             The step's rows and `[num_tokens, hidden_size]`, valid until the next call; None: the step
@@ -88,12 +94,14 @@ class GraphedModel:
         bucket = self._buckets.smallest(len(rows), query_len, seq_len)
         if bucket is None:
             return None
-        tokens = StepTokens.of(rows, self._layout.block_size)
+        tokens = StepTokens.of(rows, self._layout.block_size, sampled)
         places = sampled_places(rows, tokens.ends)
         staging = self._staging(bucket)
-        self._put(staging, bucket, tokens, [row.sequence.block_table for row in rows])
+        batch_of = self._put(staging, bucket, tokens, [row.sequence.block_table for row in rows])
         place_tensor = staging.put(places, torch.int64)
         staging.send()
+        if sampled is not None and tokens.has_unknown:
+            sampled.fill(batch_of().token_ids)
         self._replays[bucket]()
         return StepRows(rows, tokens.ends, place_tensor), self._hidden[: len(tokens.token_ids)]
 
