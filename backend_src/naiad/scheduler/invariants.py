@@ -18,6 +18,7 @@ def check_invariants(scheduler: Scheduler, scheduled: SchedulerOutput | None = N
         scheduled: what `schedule` has just returned, to check that too.
     """
     _check_sequences(scheduler)
+    _check_under_way(scheduler)
     _check_tenants(scheduler)
     rows = scheduled.scheduled if scheduled is not None else []
     ends = {row.sequence.sequence_id: _known_end(row) for row in [*scheduler.ahead.scheduled, *rows]}
@@ -47,6 +48,13 @@ def _check_sequences(scheduler: Scheduler) -> None:
         assert not sequence.block_table, "a waiting sequence holds blocks"
 
 
+def _check_under_way(scheduler: Scheduler) -> None:
+    for row in scheduler.ahead.scheduled:
+        assert row.sequence.status is not SequenceStatus.WAITING, "a row that is under way lost its blocks"
+    for sequence in scheduler.leaving:
+        assert sequence.status is SequenceStatus.FINISHED
+
+
 def _ends_next(sequence: Sequence) -> bool:
     return sequence.num_output_tokens == sequence.params.max_tokens - 1
 
@@ -70,7 +78,6 @@ def _check_blocks(scheduler: Scheduler, ends: dict[int, int]) -> None:
         assert len(sequence.block_table) * kv_cache.block_size >= sequence.num_computed_tokens
         owners.update(sequence.block_table)
     for sequence in scheduler.leaving:
-        assert sequence.status is SequenceStatus.FINISHED
         owners.update(sequence.block_table)
     for block_id in range(pool.num_blocks):
         assert pool.ref_count(block_id) == owners[block_id], f"block {block_id} is counted wrongly"

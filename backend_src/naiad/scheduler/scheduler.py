@@ -220,6 +220,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to the queue; what the cache loses is computed again."""
         self._stop_running(sequence)
+        self.kv_cache.free(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_preemptions += 1
         sequence.status = SequenceStatus.WAITING
@@ -231,7 +232,6 @@ class Scheduler:
         assert self.running[index] is sequence, "the sequence does not run"
         del self.running[index]
         self.tenants.of(sequence).num_running -= 1
-        self.kv_cache.free(sequence)
 
     def _spend(self, budget: StepBudget, sequence: Sequence, rows: list[ScheduledSequence]) -> None:
         """Add a sequence's row, if the budget gives it any tokens."""
