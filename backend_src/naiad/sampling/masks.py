@@ -80,4 +80,6 @@ def _exclude(logits: Tensor, excluded: Mapping[int, Iterable[int]]) -> None:
         row_indices = staging.put([index for index, _ in places], torch.int64)
         token_ids = staging.put([token_id for _, token_id in places], torch.int64)
         staging.send()
-        logits[row_indices, token_ids] = float("-inf")
+        # A tensor of the device's: a number in its place would be copied there, and waited for.
+        excluded_logit = torch.full((), float("-inf"), device=logits.device)
+        logits.index_put_((row_indices, token_ids), excluded_logit)
