@@ -237,3 +237,18 @@ def test_stats_count_tokens_once() -> None:
     stats = drive.engine.stats()
     assert (stats.total_prompt_tokens, stats.total_generation_tokens) == (2, 2)
     assert stats.total_steps == len(drive.runner.steps)
+
+
+def test_beams_that_fail_together_leave_nothing_to_others() -> None:
+    drive = EngineDrive()
+    drive.add(1, PROMPT, SamplingParams(max_tokens=4), sibling_ids=(2, 3), beam=BeamParams())
+    drive.step()
+    drive.step()
+    running = {each.sequence_id: set(each.block_table) for each in drive.scheduler.running}
+    drive.runner.failing.update(running)
+    drive.step()
+    own = [blocks for each, blocks in running.items() if each != 1]
+    assert len(running) == 3
+    assert {block_id for cleared in drive.runner.cleared for block_id in cleared} >= set.union(
+        *own
+    ) - running[1]

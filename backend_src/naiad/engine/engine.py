@@ -19,6 +19,7 @@ from naiad.outputs import (
     ModelOutput,
     RequestOutput,
     ScheduledSequence,
+    SchedulerOutput,
     error_output,
     timings_of,
 )
@@ -176,9 +177,8 @@ class Engine:
         """Compute one step: at most one output for each sequence."""
         outputs, self._late = self._late + self._expire(), []
         scheduled, result = self._steps.take()
-        for row in scheduled.scheduled:
-            if isinstance(result.errors.get(row.sequence.sequence_id), InternalError):
-                self._model_runner.clear_blocks(self._scheduler.kv_cache.retract(row.sequence))
+        if result.errors:
+            self._clear_failed(scheduled, result)
         for row in scheduled.scheduled:
             outputs += self._outputs_of(row, result)
         self._deadlines.forget_ended(len(self._live) + len(self._beams))
@@ -187,6 +187,12 @@ class Engine:
     def stats(self) -> EngineStats:
         """Gauges and totals now."""
         return self._record.stats(self._scheduler)
+
+    def _clear_failed(self, scheduled: SchedulerOutput, result: ModelOutput) -> None:
+        """Before any of these blocks is free: nothing of a row that has failed may reach others."""
+        for row in scheduled.scheduled:
+            if isinstance(result.errors.get(row.sequence.sequence_id), InternalError):
+                self._model_runner.clear_blocks(self._scheduler.kv_cache.retract(row.sequence))
 
     def _outputs_of(self, row: ScheduledSequence, result: ModelOutput) -> list[RequestOutput]:
         sequence_id = row.sequence.sequence_id

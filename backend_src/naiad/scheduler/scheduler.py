@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import replace
-from functools import partial
 
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
@@ -118,7 +117,6 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step's work. Every row's blocks are there when it returns."""
-        self._newcomers.clear()
         has_preempted = self._secure_blocks()
         # Nobody comes where somebody had to go, unless all that are left wait for others.
         first = None if has_preempted and not all_wait(self.running) else self._first_waiting()
@@ -147,6 +145,7 @@ class Scheduler:
         if self.speculator is not None:
             add_drafts(self.speculator, self.kv_cache, self.tenants, budget, rows)
         self.tenants.pass_step(rows)
+        self._newcomers.clear()
         return SchedulerOutput(rows, self.kv_cache.take_copies())
 
     def schedule_ahead(self) -> SchedulerOutput | None:
@@ -163,11 +162,14 @@ class Scheduler:
         caller to remove. Those of sequences that have ended meanwhile change nothing.
         """
         errors, sampled = output.errors, output.sampled_token_ids
-        if scheduled is self.ahead:
-            self.ahead = SchedulerOutput()
-        for row in scheduled.scheduled:
+        rows, is_ahead = scheduled.scheduled, scheduled.is_ahead
+        if is_ahead:
+            rows = [row for row in rows if row.sequence.status is SequenceStatus.RUNNING]
+            if scheduled is self.ahead:
+                self.ahead = SchedulerOutput()
+        for row in rows:
             sequence = row.sequence
-            if sequence.status is SequenceStatus.FINISHED or (errors and sequence.sequence_id in errors):
+            if errors and sequence.sequence_id in errors:
                 continue
             num_drafts = len(row.draft_token_ids)
             sequence.num_computed_tokens += row.num_scheduled_tokens - num_drafts
@@ -179,7 +181,7 @@ class Scheduler:
                 if num_drafts and self.speculator is not None:
                     self.speculator.judged(sequence, num_drafts, num_accepted)
                     self.kv_cache.trim(sequence)
-            if scheduled.is_ahead:
+            if is_ahead:
                 # A block that ends with a token which was not known then.
                 self.kv_cache.publish(sequence, row.start + row.num_scheduled_tokens)
 
@@ -214,8 +216,7 @@ class Scheduler:
         """
         if self.waiting and self.running and all_wait(self.running):
             return min(self.waiting, key=rank_key)
-        is_ready = partial(can_start, newcomers=self._newcomers)
-        return self.waiting.first(is_ready, self.limits.max_num_seqs)
+        return self.waiting.first(lambda each: can_start(each, self._newcomers), self.limits.max_num_seqs)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to the queue; what the cache loses is computed again."""
