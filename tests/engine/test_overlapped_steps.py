@@ -7,7 +7,7 @@ import pytest
 from helpers.engine_drive import EngineDrive, solo_tokens
 from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.scheduler.policies import PriorityFirst
-from naiad.sequence import BeamParams, FinishReason, SamplingParams, TextContext
+from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams, TextContext
 from naiad.tokenization.text_stream import TextStream
 from naiad.tokenization.token_table import TokenTable
 
@@ -160,17 +160,25 @@ def test_no_step_overlaps_whose_ids_somebody_needs(asked: dict[str, float]) -> N
     assert rows_of(drive)[:4] == [[1, 2]] * 4
 
 
-def test_a_clients_own_draft_is_tried_as_it_is_otherwise() -> None:
-    from naiad.sequence import EngineRequest
-
-    drive = make_drive()
-    params = SamplingParams(max_tokens=5)
+@pytest.mark.parametrize("num_right", [0, 1, 2, 3])
+def test_steps_overlap_when_a_clients_own_draft_has_been_tried(num_right: int) -> None:
+    expected = solo_tokens(PROMPT, 9)
+    drive = make_drive(make_drafter=lambda *_: None)
+    draft = (*expected[:num_right], *[49] * (3 - num_right))
+    assert draft[num_right:] != tuple(expected[num_right:3]) or num_right == 3
     drive.engine.add_request(
-        EngineRequest(sequence_id=1, prompt_token_ids=PROMPT, params=params, draft_token_ids=(1, 2))
+        EngineRequest(
+            sequence_id=1,
+            prompt_token_ids=PROMPT,
+            params=SamplingParams(max_tokens=9),
+            draft_token_ids=draft,
+        )
     )
     drive.tokens[1] = []
     drive.run()
-    assert drive.tokens[1] == solo_tokens(PROMPT, 5)
+    assert drive.tokens[1] == expected
+    assert drive.engine.stats().total_accepted_tokens_at[:3] == [int(num < num_right) for num in range(3)]
+    assert drive.runner.num_overlapped > 2
 
 
 def test_beams_wait_for_each_other() -> None:

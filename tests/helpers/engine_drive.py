@@ -68,7 +68,7 @@ class EngineDrive:
         text_state: Callable[[TextContext], TextState] | None = None,
         prefix_cache: PrefixCache | None = None,
         policy: SchedulingPolicy | None = None,
-        make_drafter: Callable[[KVCacheManager, FakeRunner], Drafter] | None = None,
+        make_drafter: Callable[[KVCacheManager, FakeRunner], Drafter | None] | None = None,
         num_speculative_tokens: int = 4,
         overlaps: bool = False,
     ) -> None:
