@@ -39,10 +39,12 @@ class SchedulerOutput:
     Attributes:
         scheduled: a row for each sequence that computes something.
         block_copies: (from, to) KV blocks, to be copied in order before the rows are computed.
+        is_ahead: made while the step before was under way: last tokens may be unknown.
     """
 
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
+    is_ahead: bool = False
 
     @property
     def num_scheduled_tokens(self) -> int:

@@ -10,6 +10,8 @@ import msgspec
 
 # Of blocks of the prefix cache for which nothing else is asked; the reference's.
 DEFAULT_KV_PRIORITY = 35
+# In the place of a sampled id that is still on its way to the host; only while a step is made ahead.
+UNKNOWN_TOKEN = -1
 
 
 class FinishReason(str, enum.Enum):
@@ -193,6 +195,7 @@ class Sequence:
         donor: a sequence with the same prompt, whose blocks this one takes over when it starts.
         offered_token_ids: the client's guess at how the output begins.
         retention: of its blocks, once they are free.
+        runs_ahead: its next row may be computed before the host knows its last id.
         num_draft_tokens, num_accepted_tokens: of all steps so far.
         num_cached_tokens: of the prompt, from the prefix cache; of one with a donor the donor's.
         num_reused_blocks: full blocks that were there when it first came.
@@ -210,6 +213,7 @@ class Sequence:
     donor: Sequence | None = None
     offered_token_ids: tuple[int, ...] = ()
     retention: KVRetention | None = None
+    runs_ahead: bool = False
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_computed_tokens: int = 0

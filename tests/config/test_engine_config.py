@@ -55,6 +55,7 @@ def test_unset_parameter_keeps_the_default(unset: str) -> None:
     [
         ({"model_dir": "m", "blocksize": "32"}, "blocksize = '32': expected one of the keys"),
         ({"model_dir": "m", "block_size": "many"}, "block_size = 'many': expected a whole number"),
+        ({"model_dir": "m", "overlap_steps": "auto"}, "overlap_steps = 'auto': expected true or false"),
         (
             {"model_dir": "m", "kv_cache_memory_fraction": "half"},
             "kv_cache_memory_fraction = 'half': expected a number",

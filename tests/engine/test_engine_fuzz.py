@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -33,7 +34,7 @@ class _Asked:
 
 
 class _Fuzz:
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, overlaps: bool = False) -> None:
         self.rng = rng
         self.block_size = self.rng.choice((1, 2, 4))
         # Few prefixes and a poor digest, so that blocks are shared and digests collide.
@@ -47,8 +48,10 @@ class _Fuzz:
             budget=self.rng.choice((1, 2, 3, 5, 8, 16, 64)),
             prefix_cache=PrefixCache(self.block_size, digest) if digest else None,
             policy=make_policy(self.rng.choice(SCHEDULING_POLICIES), aging_s=1.0),
-            make_drafter=self._make_drafter if self.rng.random() < 0.6 else None,
+            # Where drafts are made no steps overlap.
+            make_drafter=self._make_drafter if self.rng.random() < (0.1 if overlaps else 0.6) else None,
             num_speculative_tokens=self.rng.randint(1, 16),
+            overlaps=overlaps,
         )
         self.prefixes = [[self.rng.randrange(50) for _ in range(12)] for _ in range(3)]
         self.asked: dict[int, _Asked] = {}
@@ -94,6 +97,7 @@ class _Fuzz:
             stop_token_ids=tuple(self.rng.sample(range(50), 1)) if self.rng.random() < 0.5 else (),
             priority=self.rng.choice((0, 0, 0, -2, 3)),
             num_draft_tokens=self.rng.choice((-1, -1, 0, 2)),
+            repetition_penalty=self.rng.choice((1.0,) * 19 + (1.1,)),
         )
         sequence_id = len(self.asked)
         sibling_ids = tuple(range(sequence_id + 1, sequence_id + self.rng.choice((1, 1, 1, 2, 4))))
@@ -142,6 +146,8 @@ class _Fuzz:
         drive = self.drive
         assert drive.finals.keys() == self.asked.keys()
         assert drive.engine.stats().num_used_blocks == 0
+        assert not drive.scheduler.leaving
+        assert not drive.runner.under_way
         if isinstance(self.drafter, GuessingDrafter):
             assert not self.drafter.live
         for sequence_id, asked in self.asked.items():
@@ -171,12 +177,11 @@ def _poor_digest(parent_digest: bytes, token_bytes: bytes) -> bytes:
     return bytes([sum(parent_digest + token_bytes) % 7])
 
 
-def _fuzz(seeds: range, num_operations: int) -> dict[str, int]:
+def _fuzz(seeds: range, num_operations: int, overlaps: bool) -> Counter[str]:
     """Totals over all runs, to show that what is tested happened."""
-    totals = {"preemptions": 0, "cached tokens": 0, "forks": 0, "searches": 0, "drafts": 0, "accepted": 0}
-    totals |= {"draft failures": 0}
+    totals: Counter[str] = Counter()
     for seed in seeds:
-        fuzz = _Fuzz(random.Random(seed))
+        fuzz = _Fuzz(random.Random(seed), overlaps)
         fuzz.run(num_operations)
         fuzz.check()
         stats = fuzz.drive.engine.stats()
@@ -186,26 +191,32 @@ def _fuzz(seeds: range, num_operations: int) -> dict[str, int]:
         totals["searches"] += fuzz.num_searches
         totals["drafts"] += stats.total_drafts
         totals["accepted"] += sum(stats.total_accepted_tokens_at)
-        totals["draft failures"] += stats.total_draft_failures
+        if overlaps:
+            totals["overlapped steps"] += fuzz.drive.runner.num_overlapped
+            totals["late ends"] += fuzz.drive.scheduler.num_late_ends
+        else:
+            totals["draft failures"] += stats.total_draft_failures
     return totals
 
 
-def test_random_operations() -> None:
-    totals = _fuzz(range(220), 150)
-    assert min(totals.values()) > 50, totals
+@pytest.mark.parametrize(("num_seeds", "fewest", "overlaps"), [(220, 50, False), (80, 20, True)])
+def test_random_operations(num_seeds: int, fewest: int, overlaps: bool) -> None:
+    totals = _fuzz(range(num_seeds), 150, overlaps)
+    assert min(totals.values()) > fewest, totals
 
 
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
-@given(st.randoms(use_true_random=False))
-def test_operations_that_hypothesis_draws(rng: random.Random) -> None:
-    fuzz = _Fuzz(rng)
+@given(st.randoms(use_true_random=False), st.booleans())
+def test_operations_that_hypothesis_draws(rng: random.Random, overlaps: bool) -> None:
+    fuzz = _Fuzz(rng, overlaps)
     fuzz.run(40)
     fuzz.check()
 
 
 @pytest.mark.slow
-def test_many_random_operations() -> None:
-    totals = _fuzz(range(1000, 2000), 600)
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_many_random_operations(overlaps: bool) -> None:
+    totals = _fuzz(range(1000, 2000), 600, overlaps)
     assert min(totals.values()) > 250, totals

@@ -32,7 +32,17 @@ from naiad.speculation.step_cost import StepCost
 
 
 class CheckedScheduler(Scheduler):
-    """Checks the invariants of each step before it is computed."""
+    """Checks the invariants of each step before it is computed.
+
+    Attributes:
+        num_late_ends: sequences that a step computed although they had ended.
+    """
+
+    num_late_ends = 0
+
+    def release(self, sequence: Sequence) -> None:
+        self.num_late_ends += sequence in self.leaving
+        super().release(sequence)
 
     def schedule(self) -> SchedulerOutput:
         scheduled = super().schedule()
@@ -58,8 +68,9 @@ class EngineDrive:
         text_state: Callable[[TextContext], TextState] | None = None,
         prefix_cache: PrefixCache | None = None,
         policy: SchedulingPolicy | None = None,
-        make_drafter: Callable[[KVCacheManager, FakeRunner], Drafter] | None = None,
+        make_drafter: Callable[[KVCacheManager, FakeRunner], Drafter | None] | None = None,
         num_speculative_tokens: int = 4,
+        overlaps: bool = False,
     ) -> None:
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}
@@ -73,7 +84,9 @@ class EngineDrive:
             policy_of_drafts = SpeculationPolicy(StepCost([(1, 1.0), (1000, 1.0)]))
             speculator = Speculator(drafter, policy_of_drafts, num_speculative_tokens)
         self.scheduler = CheckedScheduler(kv_cache, SchedulerLimits(max_num_seqs, budget), policy, speculator)
-        self.engine = Engine(self.scheduler, self.runner, text_state, clock=lambda: self.now)
+        self.engine = Engine(
+            self.scheduler, self.runner, text_state, clock=lambda: self.now, overlaps=overlaps
+        )
 
     def add(
         self,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from naiad.errors import InternalError
 from naiad.outputs import MemoryUse, ModelOutput, ScheduledSequence, SchedulerOutput, TokenLogProbs
-from naiad.sequence import Sequence
+from naiad.sequence import UNKNOWN_TOKEN, SamplingParams, Sequence
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class FakeRunner:
         cleared: block ids of each `clear_blocks`.
         num_copied_blocks: blocks copied before steps.
         steps: what was run, as (sequence id, tokens) lists.
+        under_way: steps whose results have not been taken, at most two at a time.
+        num_overlapped: steps that were launched while another was under way.
     """
 
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int = 10_000) -> None:
@@ -50,9 +53,34 @@ class FakeRunner:
         self.cleared: list[list[int]] = []
         self.num_copied_blocks = 0
         self.steps: list[list[tuple[int, int]]] = []
+        self.under_way: list[SchedulerOutput] = []
+        self.num_overlapped = 0
+        # What the last step has sampled: on a GPU the host may not know it yet.
+        self._newest: dict[int, int] = {}
         self._slots: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
 
+    def needs_ids(self, params: SamplingParams) -> bool:
+        asks = params.num_log_probs >= 0 or params.returns_context_logits or params.returns_generation_logits
+        return asks or params.has_penalties or params.num_candidates > 0
+
     def run(self, output: SchedulerOutput) -> ModelOutput:
+        return self.launch(output)()
+
+    def launch(self, output: SchedulerOutput) -> Callable[[], ModelOutput]:
+        """Computes at once, as seen from the device: in the order of the launches."""
+        assert len(self.under_way) < 2
+        self.num_overlapped += bool(self.under_way)
+        self.under_way.append(output)
+        result = self._run(output)
+        self._newest = {each: token_ids[-1] for each, token_ids in result.sampled_token_ids.items()}
+
+        def wait() -> ModelOutput:
+            assert self.under_way.pop(0) is output, "results are taken in the order of the launches"
+            return result
+
+        return wait
+
+    def _run(self, output: SchedulerOutput) -> ModelOutput:
         assert output.scheduled
         self.steps.append([(row.sequence.sequence_id, row.num_scheduled_tokens) for row in output.scheduled])
         for source, target in output.block_copies:
@@ -65,7 +93,7 @@ class FakeRunner:
             if sequence_id in self.failing:
                 result.errors[sequence_id] = InternalError("the row failed")
             elif row.samples:
-                text = [*row.sequence.token_ids, *row.draft_token_ids]
+                text = self._text(row)
                 assert self._read(row.sequence, len(text)) == text
                 num_candidates = row.sequence.params.num_candidates
                 if num_candidates:
@@ -79,6 +107,16 @@ class FakeRunner:
                 result.sampled_token_ids[sequence_id] = self._verified(text, len(row.draft_token_ids))
             self._add_details(row, result)
         return result
+
+    def _text(self, row: ScheduledSequence) -> list[int]:
+        """Known tokens and drafts; only the last known one may be on the device alone."""
+        text = [*row.sequence.token_ids, *row.draft_token_ids]
+        if row.sequence.token_ids[-1] == UNKNOWN_TOKEN:
+            assert not row.draft_token_ids
+            # That of a row which has failed is anything.
+            text[-1] = self._newest.get(row.sequence.sequence_id, 0)
+        assert UNKNOWN_TOKEN not in text
+        return text
 
     def _verified(self, text: list[int], num_drafts: int) -> list[int]:
         """The model's tokens at the drafts' places as long as they agree, and one more."""
@@ -122,7 +160,7 @@ class FakeRunner:
         return block_id * self.block_size + position % self.block_size
 
     def _write(self, row: ScheduledSequence) -> None:
-        text = [*row.sequence.token_ids, *row.draft_token_ids]
+        text = self._text(row)
         for position in range(row.start, row.start + row.num_scheduled_tokens):
             self._slots[self._slot(row.sequence, position)] = (position, text[position])
 

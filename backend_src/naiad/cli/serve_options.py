@@ -113,6 +113,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         help="on CUDA: a request's logits are the same to the last bit in any batch; slower",
     )
     add(
+        "--overlap-steps",
+        choices=("true", "false"),
+        help="on CUDA: launch a step before the host has the last one's ids, where nothing depends on them",
+    )
+    add(
         "--enable-prefix-caching",
         choices=("true", "false"),
         help="use the KV of earlier prompts and outputs again",

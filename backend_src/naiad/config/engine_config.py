@@ -40,6 +40,8 @@ class EngineConfig:
         cuda_graphs: on CUDA, steps of few tokens are captured at start, for a number of sizes, and replayed.
         batch_invariant: on CUDA, a request's logits are the same to the last bit whatever else is in its
             steps; slower.
+        overlap_steps: on CUDA, a step is launched before the last one's ids are on the host, where nothing
+            in it depends on them.
         enable_prefix_caching: KV of earlier prompts and outputs is used again.
         scheduling_policy: "priority", "fcfs" or "shortest_prompt".
         priority_aging_ms: time of waiting that makes up for one unit of priority, or for a
@@ -67,6 +69,7 @@ class EngineConfig:
     kv_cache_memory_fraction: float = DEFAULT_KV_FRACTION
     cuda_graphs: bool = True
     batch_invariant: bool = False
+    overlap_steps: bool = True
     enable_prefix_caching: bool = True
     scheduling_policy: str = "priority"
     priority_aging_ms: int = 10_000

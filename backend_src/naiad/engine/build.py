@@ -49,7 +49,9 @@ def build_engine(config: EngineConfig) -> Engine:
     drafter = make_drafter(config, model_runner, kv_cache)
     speculator = Speculator(drafter, _draft_policy(drafter, model_runner), config.num_speculative_tokens)
     scheduler = Scheduler(kv_cache, limits, policy, speculator)
-    return Engine(scheduler, model_runner, partial(TextStream, token_table))
+    # A CPU computes in the thread that launches.
+    overlaps = config.overlap_steps and config.device == "cuda"
+    return Engine(scheduler, model_runner, partial(TextStream, token_table), overlaps=overlaps)
 
 
 def make_drafter(config: EngineConfig, model_runner: ModelRunner, kv_cache: KVCacheManager) -> Drafter | None:

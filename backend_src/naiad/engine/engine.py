@@ -10,6 +10,7 @@ import msgspec
 from naiad.engine.beam_groups import BeamGroups
 from naiad.engine.deadlines import Deadlines
 from naiad.engine.live_sequence import LiveSequence, TextState
+from naiad.engine.step_queue import StepQueue
 from naiad.engine.step_record import StepRecord
 from naiad.engine.step_runner import StepRunner, VocabularyInfo
 from naiad.errors import InternalError, NaiadError, UnavailableError
@@ -18,12 +19,14 @@ from naiad.outputs import (
     ModelOutput,
     RequestOutput,
     ScheduledSequence,
+    SchedulerOutput,
     error_output,
     timings_of,
 )
 from naiad.sampling.noise import sibling_seed
 from naiad.sampling.stop_checker import first_stop
 from naiad.scheduler.admission import AdmissionLimits
+from naiad.scheduler.draft_rows import drop_behind
 from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import (
     EngineRequest,
@@ -44,6 +47,7 @@ class Engine:
         model_runner: StepRunner,
         text_state: Callable[[TextContext], TextState] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        overlaps: bool = False,
     ) -> None:
         """Join the parts.
 
@@ -53,6 +57,7 @@ class Engine:
             text_state: makes the text side of a request that has a TextContext; None = such
                 requests do not come.
             clock: seconds; deadlines are told by it.
+            overlaps: a step is launched before the last one's ids are known, where that can be foreseen.
         """
         kv_cache = scheduler.kv_cache
         self._scheduler = scheduler
@@ -73,6 +78,8 @@ class Engine:
         self._late: list[RequestOutput] = []
         self._deadlines = Deadlines(lambda each: each in self._live or each in self._beams)
         self._record = StepRecord(model_runner.memory_use)
+        self._overlaps = overlaps
+        self._steps = StepQueue(scheduler, model_runner, self._record, clock, overlaps)
 
     @property
     def max_model_len(self) -> int:
@@ -87,7 +94,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return self._scheduler.has_work or bool(self._late)
+        return self._scheduler.has_work or bool(self._late) or not self._steps.is_empty
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -144,11 +151,14 @@ class Engine:
         if request.text is not None:
             assert self._text_state is not None, "this engine has no tokenizer"
             text = self._text_state(request.text)
+        sequence.runs_ahead = self._overlaps and not self._model_runner.needs_ids(sequence.params)
         self._scheduler.add(sequence)
         self._live[sequence.sequence_id] = LiveSequence(sequence, text)
 
     def abort(self, sequence_id: int) -> RequestOutput | None:
-        """End a sequence now, with a search all of it; its blocks are free when this returns.
+        """End a sequence now, with a search all of it.
+
+        Its blocks are free when this returns, or as soon as a step that computes it is over.
 
         Returns:
             Its last output, which no step repeats; None if no such sequence lives.
@@ -166,11 +176,9 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Compute one step: at most one output for each sequence."""
         outputs, self._late = self._late + self._expire(), []
-        scheduled = self._scheduler.schedule()
-        self._record.begin_step(scheduled.scheduled, self._clock())
-        result = self._model_runner.run(scheduled) if scheduled.scheduled else ModelOutput({})
-        self._record.end_step(scheduled.scheduled, result, self._clock())
-        self._scheduler.update(scheduled, result)
+        scheduled, result = self._steps.take()
+        if result.errors:
+            self._clear_failed(scheduled, result)
         for row in scheduled.scheduled:
             outputs += self._outputs_of(row, result)
         self._deadlines.forget_ended(len(self._live) + len(self._beams))
@@ -180,13 +188,19 @@ class Engine:
         """Gauges and totals now."""
         return self._record.stats(self._scheduler)
 
+    def _clear_failed(self, scheduled: SchedulerOutput, result: ModelOutput) -> None:
+        """Before any of these blocks is free: nothing of a row that has failed may reach others."""
+        for row in scheduled.scheduled:
+            if isinstance(result.errors.get(row.sequence.sequence_id), InternalError):
+                self._model_runner.clear_blocks(self._scheduler.kv_cache.retract(row.sequence))
+
     def _outputs_of(self, row: ScheduledSequence, result: ModelOutput) -> list[RequestOutput]:
         sequence_id = row.sequence.sequence_id
         if row.sequence.status is SequenceStatus.FINISHED:
-            return []  # a beam whose search has ended with another of its rows
+            # Since the step was launched, or just now: a beam, with another row of its search.
+            self._scheduler.release(row.sequence)
+            return []
         error = result.errors.get(sequence_id)
-        if isinstance(error, InternalError):
-            self._model_runner.clear_blocks(self._scheduler.kv_cache.retract(row.sequence))
         if row.sequence.params.num_candidates:
             return self._beam_outputs(row, result, error)
         live = self._live[sequence_id]
@@ -232,7 +246,7 @@ class Engine:
             output.stop_reason = stop.stop_reason
         if output.finish_reason is not None:
             num_kept = sequence.num_prompt_tokens + live.num_sent_tokens if output.is_cut else num_known
-            self._scheduler.drop_behind(sequence, num_kept, num_new)
+            drop_behind(self._scheduler.speculator, sequence, num_kept, num_new)
             output.num_accepted_tokens = sequence.num_accepted_tokens
             self._leave(sequence)
         elif not output.token_ids:

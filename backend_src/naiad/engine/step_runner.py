@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from naiad.outputs import MemoryUse, ModelOutput, SchedulerOutput
+from naiad.sequence import SamplingParams
 
 
 class VocabularyInfo(Protocol):
@@ -30,8 +32,16 @@ class StepRunner(Protocol):
     def max_model_len(self) -> int:
         """Tokens of prompt and output together, at most."""
 
-    def run(self, output: SchedulerOutput) -> ModelOutput:
-        """Compute the rows: for each that samples an id or an error; other rows may fail too."""
+    def launch(self, output: SchedulerOutput) -> Callable[[], ModelOutput]:
+        """Begin to compute the rows; those of the last step may be under way.
+
+        Returns:
+            What waits for the result: for each row that samples an id or an error; other rows may fail
+            too. To be called once, in the order of the launches.
+        """
+
+    def needs_ids(self, params: SamplingParams) -> bool:
+        """Whether a row with these parameters can not be launched before its last id is known."""
 
     def memory_use(self) -> MemoryUse:
         """What the process holds now."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from naiad.kv_cache.block_pool import BlockPool
 from naiad.kv_cache.prefix_cache import BlockName, CachedBlock, PrefixCache
 from naiad.kv_cache.retention import BlockRetention
-from naiad.sequence import Sequence
+from naiad.sequence import UNKNOWN_TOKEN, Sequence
 
 
 class KVCacheManager:
@@ -184,6 +184,8 @@ class KVCacheManager:
         for index in range(len(chain), num_tokens // self._block_size):
             parent = chain[-1] if chain else None
             start, block_id = index * self._block_size, sequence.block_table[index]
+            if sequence.token_ids[start + self._block_size - 1] == UNKNOWN_TOKEN:
+                return
             chain.append(
                 self._prefix_cache.insert(parent, sequence.cache_salt, sequence.token_ids, start, block_id)
             )

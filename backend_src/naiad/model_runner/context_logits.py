@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 import torch
 
@@ -11,10 +11,7 @@ from naiad.sampling.raw_logits import float32_bytes
 
 
 def context_logits(
-    inputs: StepRows,
-    hidden: torch.Tensor,
-    compute_logits: Callable[[torch.Tensor], torch.Tensor],
-    failed: Container[int],
+    inputs: StepRows, hidden: torch.Tensor, compute_logits: Callable[[torch.Tensor], torch.Tensor]
 ) -> dict[int, bytes]:
     """Those of the prompt positions that the step computed.
 
@@ -22,7 +19,6 @@ def context_logits(
         inputs: the step.
         hidden: [num_tokens, hidden_size], what the model made of it.
         compute_logits: [n, hidden_size] to [n, vocab_size].
-        failed: sequence ids whose numbers are not finite; they get nothing.
 
     Returns:
         sequence_id → little-endian float32 [n, vocab_size] of the positions `start` … end of the
@@ -32,8 +28,7 @@ def context_logits(
     for end, row in zip(inputs.ends, inputs.rows, strict=True):
         sequence = row.sequence
         num_positions = min(row.num_scheduled_tokens, sequence.num_prompt_tokens - row.start)
-        asks = sequence.params.returns_context_logits and num_positions > 0
-        if asks and sequence.sequence_id not in failed:
+        if sequence.params.returns_context_logits and num_positions > 0:
             first = end - row.num_scheduled_tokens
             logits = compute_logits(hidden[first : first + num_positions])
             result[sequence.sequence_id] = float32_bytes(logits)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from naiad.model_runner.graph_buckets import Bucket, Buckets
-from naiad.model_runner.step_inputs import StepRows, StepTokens, sampled_places
+from naiad.model_runner.step_inputs import SampledIds, StepRows, StepTokens, sampled_places
 from naiad.models import ForwardBatch, LlamaModel
 from naiad.outputs import SchedulerOutput
 from naiad_kernels.paged_attention import AttentionPlan
@@ -75,8 +75,14 @@ class GraphedModel:
         self._hidden = torch.zeros(num_tokens, model.config.hidden_size, dtype=layout.dtype, device=device)
         self._replays = {bucket: self._captured(bucket, capture) for bucket in every}
 
-    def forward(self, output: SchedulerOutput) -> tuple[StepRows, torch.Tensor] | None:
+    def forward(
+        self, output: SchedulerOutput, sampled: SampledIds | None = None
+    ) -> tuple[StepRows, torch.Tensor] | None:
         """Compute a step, if it fits a bucket.
+
+        Args:
+            output: the step.
+            sampled: by the last step, if ids may be unknown.
 
         Returns:
             The step's rows and `[num_tokens, hidden_size]`, valid until the next call; None: the step
@@ -88,18 +94,20 @@ class GraphedModel:
         bucket = self._buckets.smallest(len(rows), query_len, seq_len)
         if bucket is None:
             return None
-        tokens = StepTokens.of(rows, self._layout.block_size)
+        tokens = StepTokens.of(rows, self._layout.block_size, sampled)
         places = sampled_places(rows, tokens.ends)
         staging = self._staging(bucket)
-        self._put(staging, bucket, tokens, [row.sequence.block_table for row in rows])
+        token_ids, _ = self._put(staging, bucket, tokens, [row.sequence.block_table for row in rows])
         place_tensor = staging.put(places, torch.int64)
         staging.send()
+        if sampled is not None and tokens.has_unknown:
+            sampled.fill(token_ids)
         self._replays[bucket]()
         return StepRows(rows, tokens.ends, place_tensor), self._hidden[: len(tokens.token_ids)]
 
     def _captured(self, bucket: Bucket, capture: Capture) -> Callable[[], None]:
         staging = self._staging(bucket)
-        batch_of = self._put(staging, bucket, StepTokens([], [], [], [], [], []), [])
+        _, batch_of = self._put(staging, bucket, StepTokens([], [], [], [], [], []), [])
         staging.send()
 
         def compute() -> None:
@@ -112,8 +120,8 @@ class GraphedModel:
 
     def _put(
         self, staging: Staging, bucket: Bucket, tokens: StepTokens, tables: Sequence[Sequence[int]]
-    ) -> Callable[[], ForwardBatch]:
-        """Write a step; returns what reads it, once it is sent, as it is then."""
+    ) -> tuple[torch.Tensor, Callable[[], ForwardBatch]]:
+        """Write a step; returns its ids, and what reads it, once it is sent, as it is then."""
         num_padded = bucket.num_tokens - len(tokens.token_ids)
         token_ids = staging.put(tokens.token_ids + [0] * num_padded, torch.int64)
         positions = staging.put(tokens.positions + [0] * num_padded, torch.int64)
@@ -122,7 +130,7 @@ class GraphedModel:
         run = padded_run(layout, bucket.num_seqs, bucket.query_len, bucket.max_seq_len)
         step = plan_padded_step(tokens.query_lens, tokens.seq_lens, tables, layout, run, staging)
         plan = AttentionPlan(num_tokens=bucket.num_tokens, singles=[], chunks=[], device_step=step)
-        return lambda: ForwardBatch(
+        return token_ids, lambda: ForwardBatch(
             token_ids, positions, Slots.from_slot_mapping(slots, layout.block_size), plan
         )
 

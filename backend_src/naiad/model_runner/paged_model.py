@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -13,14 +14,37 @@ from naiad.model_runner.graph_buckets import Buckets
 from naiad.model_runner.graphed_model import Capture, GraphedModel
 from naiad.model_runner.kv_pool import KVPool
 from naiad.model_runner.step_costs import MeasuredCosts, measure_step_costs, probed_blocks
-from naiad.model_runner.step_inputs import StepRows, build_step_inputs, sampled_places
+from naiad.model_runner.step_inputs import SampledIds, StepRows, build_step_inputs
 from naiad.models import LlamaModel
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
-from naiad.sampling.sampler import Sampler
+from naiad.sampling.sampled_row import SampledRow
+from naiad.sampling.sampler import QueuedSample, Sampler
+from naiad.sampling.sampler_output import SamplerOutput
 from naiad.sampling.verification import sampled_views, verify
+from naiad.sequence import SamplingParams
 from naiad_kernels.paged_attention.layout import CacheLayout
+from naiad_kernels.readback import Readback
 
 _NOT_FINITE = "the model computed numbers that are not finite for this request"
+
+
+@dataclass(frozen=True, slots=True)
+class _QueuedStep:
+    """A step that the device has been told to compute.
+
+    Attributes:
+        inputs: the step.
+        sums: [num_tokens] float32 of each token's hidden state: not finite if that is not.
+        context_logits: as in `ModelOutput`, of rows that have failed too.
+        views: of each row that samples, as `sampled_views` says.
+        sample: of the views; None if there are none.
+    """
+
+    inputs: StepRows
+    sums: Readback
+    context_logits: dict[int, bytes]
+    views: list[list[SampledRow]]
+    sample: QueuedSample | None
 
 
 class PagedModel:
@@ -47,40 +71,75 @@ class PagedModel:
         self._layout = layout
         self._sampler = Sampler(model.config.vocab_size)
         self._graphs: GraphedModel | None = None
+        self._sampled: SampledIds | None = None
 
     @torch.inference_mode()
     def capture_graphs(self, buckets: Buckets, capture: Capture) -> None:
         """From now on replay steps that fit a bucket."""
         self._graphs = GraphedModel(self._model, self._pool.layers, self._layout, buckets, capture)
 
-    @torch.inference_mode()
+    def needs_ids(self, params: SamplingParams) -> bool:
+        """Whether a row with these parameters, or what it asks for, waits until all its ids are known."""
+        asks = params.num_log_probs >= 0 or params.returns_context_logits or params.returns_generation_logits
+        return asks or params.num_candidates > 0 or self._sampler.reads_tokens(params)
+
     def run(self, output: SchedulerOutput) -> ModelOutput:
-        """Compute one step.
+        """Compute one step, see `launch`."""
+        return self.launch(output)() if output.scheduled else ModelOutput({})
+
+    @torch.inference_mode()
+    def launch(self, output: SchedulerOutput) -> Callable[[], ModelOutput]:
+        """Queue one step.
+
+        Args:
+            output: at least one row. The id of a row's last token may be unknown, if the step launched
+                last samples it and `needs_ids` is false of the row.
 
         Returns:
-            A token for every sequence with `samples`, or an error for every sequence whose
-            numbers are not finite or to which no token is possible; the others are untouched by
-            it. No draft makes a row fail. Log-probabilities and logits for sequences that ask
-            for them.
+            What waits for the result; to be called once. It is a token for every sequence with
+            `samples`, or an error for every sequence whose numbers are not finite or to which no
+            token is possible; the others are untouched by it. No draft makes a row fail.
+            Log-probabilities and logits for sequences that ask for them.
         """
-        if not output.scheduled:
-            return ModelOutput({})
         self._pool.copy(output.block_copies)
         inputs, hidden = self._forward(output)
-        errors = _rows_not_finite(hidden, inputs)
-        context = context_logits(inputs, hidden, self._model.logits, errors)
-        sampled = self._sample(inputs, hidden, errors)
-        result = replace(sampled, errors={**errors, **sampled.errors}, context_logits=context)
+        sums = Readback([hidden.sum(dim=1, dtype=torch.float32)])
+        context = context_logits(inputs, hidden, self._model.logits)
+        views = sampled_views(row for row in inputs.rows if row.samples)
+        sample = self._start_sampling(hidden, inputs, [view for row_views in views for view in row_views])
+        queued = _QueuedStep(inputs, sums, context, views, sample)
+        return lambda: self._finish(queued)
+
+    def _start_sampling(
+        self, hidden: torch.Tensor, inputs: StepRows, views: list[SampledRow]
+    ) -> QueuedSample | None:
+        if not views:
+            return None
+        logits = self._model.logits(hidden.index_select(0, inputs.sampled_places))
+        sample = self._sampler.start(logits, views)
+        sequence_ids = [view.sequence_id for view in views]
+        self._sampled = SampledIds(sequence_ids, sample.token_ids, self.model_config.vocab_size)
+        return sample
+
+    @torch.inference_mode()
+    def _finish(self, queued: _QueuedStep) -> ModelOutput:
+        inputs = queued.inputs
+        errors = _rows_not_finite(queued.sums, inputs)
+        sampled = SamplerOutput() if queued.sample is None else self._sampler.finish(queued.sample)
+        rows = [row for row in inputs.rows if row.samples]
+        output = verify(rows, queued.views, sampled, errors)
+        context = {each: logits for each, logits in queued.context_logits.items() if each not in errors}
+        result = replace(output, errors={**errors, **output.errors}, context_logits=context)
         failed = [row for row in inputs.rows if row.draft_token_ids and row.sequence.sequence_id in errors]
         if failed:
             self._run_without_drafts(failed, result)
         return result
 
     def _forward(self, output: SchedulerOutput) -> tuple[StepRows, torch.Tensor]:
-        replayed = self._graphs.forward(output) if self._graphs is not None else None
+        replayed = self._graphs.forward(output, self._sampled) if self._graphs is not None else None
         if replayed is not None:
             return replayed
-        batch, rows = build_step_inputs(output, self._layout)
+        batch, rows = build_step_inputs(output, self._layout, self._sampled)
         return rows, self._model.forward(batch, self._pool.layers)
 
     def _run_without_drafts(self, rows: list[ScheduledSequence], result: ModelOutput) -> None:
@@ -99,20 +158,6 @@ class PagedModel:
         again = self.run(SchedulerOutput(known_rows))
         for field in fields(ModelOutput):
             getattr(result, field.name).update(getattr(again, field.name))
-
-    def _sample(self, inputs: StepRows, hidden: torch.Tensor, errors: dict[int, NaiadError]) -> ModelOutput:
-        """New tokens of the rows that sample and have not failed."""
-        rows = [row for row in inputs.rows if row.samples and row.sequence.sequence_id not in errors]
-        if not rows:
-            return ModelOutput({})
-        places = inputs.sampled_places
-        if errors:
-            kept = sampled_places(inputs.rows, inputs.ends, errors)
-            places = torch.tensor(kept, device=self._layout.device)
-        logits = self._model.logits(hidden.index_select(0, places))
-        views = sampled_views(rows)
-        sampled = self._sampler.sample(logits, [view for row_views in views for view in row_views])
-        return verify(rows, views, sampled)
 
     @torch.inference_mode()
     def clear_blocks(self, block_ids: list[int]) -> None:
@@ -133,15 +178,16 @@ class PagedModel:
         return costs
 
 
-def _rows_not_finite(hidden: torch.Tensor, inputs: StepRows) -> dict[int, NaiadError]:
+def _rows_not_finite(sums: Readback, inputs: StepRows) -> dict[int, NaiadError]:
     """Sequences with a token whose hidden state is not finite, sampled from or not."""
-    if bool(torch.isfinite(hidden.sum(dtype=torch.float32))):
+    is_finite = torch.isfinite(sums.wait()[0])
+    if bool(is_finite.all()):
         return {}
-    is_finite = torch.isfinite(hidden).all(dim=1).tolist()
+    finite = is_finite.tolist()
     errors: dict[int, NaiadError] = {}
     start = 0
     for end, row in zip(inputs.ends, inputs.rows, strict=True):
-        if not all(is_finite[start:end]):
+        if not all(finite[start:end]):
             errors[row.sequence.sequence_id] = InternalError(_NOT_FINITE)
         start = end
     return errors

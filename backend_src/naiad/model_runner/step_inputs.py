@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from naiad.models import ForwardBatch
 from naiad.outputs import ScheduledSequence, SchedulerOutput
+from naiad.sequence import UNKNOWN_TOKEN
 from naiad_kernels.paged_attention import attention_sort_key, plan_attention
 from naiad_kernels.paged_attention.device_step import list_sizes
 from naiad_kernels.paged_attention.layout import CacheLayout
@@ -32,11 +33,37 @@ class StepRows:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledIds:
+    """What the last step has sampled: on the device, and perhaps not yet on the host.
+
+    Attributes:
+        sequence_ids: of each row that sampled.
+        token_ids: [num_rows] int64.
+        vocab_size: ids are below; what a row that fails has sampled may be anything.
+    """
+
+    sequence_ids: Sequence[int]
+    token_ids: torch.Tensor
+    vocab_size: int
+
+    def places(self) -> dict[int, int]:
+        """Sequence id → its row."""
+        return {sequence_id: place for place, sequence_id in enumerate(self.sequence_ids)}
+
+    def fill(self, token_ids: torch.Tensor) -> None:
+        """Overwrite those of a step's ids that say in which row they are: −1 − row."""
+        rows = (-1 - token_ids).clamp_min_(0)
+        sampled = self.token_ids.index_select(0, rows).clamp_(0, self.vocab_size - 1)
+        token_ids.copy_(torch.where(token_ids < 0, sampled, token_ids))
+
+
+@dataclass(frozen=True, slots=True)
 class StepTokens:
     """The tokens of some rows, one row after the other.
 
     Attributes:
-        token_ids, positions: of each token.
+        token_ids: of each token; −1 − row where the last step has sampled it (see `SampledIds`).
+        positions: of each token.
         slots: block × block_size + offset of each.
         ends: of each row, as in `StepRows`.
         query_lens, seq_lens: of each row: its tokens, and the cached ones with them.
@@ -49,14 +76,32 @@ class StepTokens:
     query_lens: list[int]
     seq_lens: list[int]
 
+    @property
+    def has_unknown(self) -> bool:
+        """Whether the last step has sampled some of them."""
+        return min(self.token_ids) < 0
+
     @classmethod
-    def of(cls, rows: Sequence[ScheduledSequence], block_size: int) -> StepTokens:
-        """Every token's block must be in its sequence's `block_table` already."""
+    def of(
+        cls, rows: Sequence[ScheduledSequence], block_size: int, sampled: SampledIds | None = None
+    ) -> StepTokens:
+        """Flatten the rows.
+
+        Args:
+            rows: every token's block must be in its sequence's `block_table` already.
+            block_size: tokens in a block.
+            sampled: by the last step, if ids may be unknown.
+        """
         tokens = cls([], [], [], [], [], [])
+        places: Mapping[int, int] = {}
         for row in rows:
             end = row.start + row.num_scheduled_tokens
             table = row.sequence.block_table
             tokens.token_ids.extend(row.sequence.token_ids[row.start : end])
+            if tokens.token_ids[-1] == UNKNOWN_TOKEN:
+                assert sampled is not None, "a token is neither known nor sampled"
+                places = places or sampled.places()
+                tokens.token_ids[-1] = -1 - places[row.sequence.sequence_id]
             tokens.token_ids.extend(row.draft_token_ids)
             tokens.positions.extend(range(row.start, end))
             tokens.slots.extend(
@@ -72,16 +117,21 @@ class StepTokens:
         return tokens
 
 
-def build_step_inputs(output: SchedulerOutput, layout: CacheLayout) -> tuple[ForwardBatch, StepRows]:
+def build_step_inputs(
+    output: SchedulerOutput, layout: CacheLayout, sampled: SampledIds | None = None
+) -> tuple[ForwardBatch, StepRows]:
     """Order the sequences as attention wants them and flatten their tokens.
 
-    Every token's block must be in its sequence's `block_table` already.
+    Args:
+        output: every token's block must be in its sequence's `block_table` already.
+        layout: of the cache.
+        sampled: by the last step, if ids may be unknown.
     """
     rows = sorted(
         output.scheduled,
         key=lambda row: attention_sort_key(row.num_scheduled_tokens, row.start + row.num_scheduled_tokens),
     )
-    tokens = StepTokens.of(rows, layout.block_size)
+    tokens = StepTokens.of(rows, layout.block_size, sampled)
     places = sampled_places(rows, tokens.ends)
     tables = [row.sequence.block_table for row in rows]
     staging = _staging_for(tokens, len(places), layout) if is_staged(layout) else None
@@ -92,6 +142,8 @@ def build_step_inputs(output: SchedulerOutput, layout: CacheLayout) -> tuple[For
     attention = plan_attention(tokens.query_lens, tokens.seq_lens, tables, layout, staging=staging)
     if staging is not None:
         staging.send()
+    if sampled is not None and tokens.has_unknown:
+        sampled.fill(token_ids)
     batch = ForwardBatch(token_ids, positions, Slots.from_slot_mapping(slots, layout.block_size), attention)
     return batch, StepRows(rows, tokens.ends, place_tensor)
 
@@ -101,20 +153,17 @@ def is_staged(layout: CacheLayout) -> bool:
     return layout.device.type == "cuda"
 
 
-def sampled_places(
-    rows: Sequence[ScheduledSequence], ends: Sequence[int], failed: Container[int] = ()
-) -> list[int]:
+def sampled_places(rows: Sequence[ScheduledSequence], ends: Sequence[int]) -> list[int]:
     """Of each row that samples the last known token and the drafts, as indices of the step's tokens.
 
     Args:
         rows: of the step.
         ends: of the rows, as in `StepRows`.
-        failed: sequence ids that are left out.
     """
     return [
         place
         for row, end in zip(rows, ends, strict=True)
-        if row.samples and row.sequence.sequence_id not in failed
+        if row.samples
         for place in range(end - 1 - len(row.draft_token_ids), end)
     ]
 

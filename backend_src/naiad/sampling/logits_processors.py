@@ -16,6 +16,10 @@ from naiad.sequence import SamplingParams
 class LogitsProcessor(Protocol):
     """One kind of change. It keeps nothing of a row: a row may be computed again."""
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether `apply` reads a row's `token_ids`: then no step runs ahead of the last one's ids."""
+
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether a row with these parameters is changed; asked in every step, so keep it short."""
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from naiad.sampling.param_tensors import ById, excluded_mask
 from naiad.sampling.sampled_row import SampledRow
 from naiad.sequence import SamplingParams
+from naiad_kernels.staging import Staging
 
 
 class BadWords:
@@ -17,6 +18,8 @@ class BadWords:
 
     As in transformers: the word may begin in the prompt.
     """
+
+    reads_tokens = True
 
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether there are any."""
@@ -30,6 +33,8 @@ class BadWords:
 class MinTokens:
     """The stop ids are impossible until there are `min_tokens` new tokens."""
 
+    reads_tokens = False
+
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether both are set."""
         return params.min_tokens > 0 and bool(params.stop_token_ids)
@@ -42,6 +47,8 @@ class MinTokens:
 
 class AllowedTokens:
     """Only `allowed_token_ids` are possible."""
+
+    reads_tokens = False
 
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether there are any."""
@@ -69,5 +76,10 @@ def _exclude(logits: Tensor, excluded: Mapping[int, Iterable[int]]) -> None:
     vocab_size = logits.shape[1]
     places = [(index, i) for index, token_ids in excluded.items() for i in token_ids if 0 <= i < vocab_size]
     if places:
-        row_indices, token_ids = torch.tensor(places, device=logits.device).unbind(1)
-        logits[row_indices, token_ids] = float("-inf")
+        staging = Staging(Staging.bytes_for([len(places)] * 2, []), logits.device)
+        row_indices = staging.put([index for index, _ in places], torch.int64)
+        token_ids = staging.put([token_id for _, token_id in places], torch.int64)
+        staging.send()
+        # A tensor of the device's: a number in its place would be copied there, and waited for.
+        excluded_logit = torch.full((), float("-inf"), device=logits.device)
+        logits.index_put_((row_indices, token_ids), excluded_logit)

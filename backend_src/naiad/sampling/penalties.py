@@ -16,6 +16,8 @@ from naiad.sequence import SamplingParams
 class LogitBias:
     """Adds the values of `logit_bias`."""
 
+    reads_tokens = False
+
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether there are any."""
         return bool(params.logit_bias)
@@ -33,6 +35,8 @@ class RepetitionPenalty:
     As in transformers.
     """
 
+    reads_tokens = True
+
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether it is on."""
         return params.repetition_penalty != 1
@@ -48,6 +52,8 @@ class RepetitionPenalty:
 
 class CountPenalties:
     """Each token of the output: subtract once for presence and per occurrence for frequency."""
+
+    reads_tokens = True
 
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether one of them is on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +18,30 @@ from naiad.sampling.raw_logits import NOT_FINITE, RawLogits
 from naiad.sampling.sampled_row import SampledRow
 from naiad.sampling.sampler_output import SamplerOutput
 from naiad.sequence import SamplingParams
+from naiad_kernels.readback import Readback
+
+
+@dataclass(slots=True, frozen=True)
+class QueuedSample:
+    """A pass that the device has been told to do.
+
+    Attributes:
+        rows: the sequence of each row.
+        token_ids: [num_rows] int64 on the device; of a row that fails, any.
+        best: [num_rows] float32, each row's greatest logit.
+        logits: [num_rows, vocab_size] float32, processed; kept only for beams.
+        raw: what rows ask for beside a token.
+        beams: indices of the rows that are beams.
+        readback: of `token_ids`, and of which rows can be used.
+    """
+
+    rows: Sequence[SampledRow]
+    token_ids: Tensor
+    best: Tensor
+    logits: Tensor | None
+    raw: RawLogits | None
+    beams: list[int]
+    readback: Readback
 
 
 class Sampler:
@@ -37,34 +62,49 @@ class Sampler:
         self._vocab_size = vocab_size
         self._processors = tuple(processors)
 
+    def reads_tokens(self, params: SamplingParams) -> bool:
+        """Whether a row with these parameters can be sampled only when all its ids are known."""
+        return any(each.reads_tokens and each.applies_to(params) for each in self._processors)
+
     def sample(self, logits: Tensor, rows: Sequence[SampledRow]) -> SamplerOutput:
-        """Sample the token that follows each sequence's known tokens.
+        """`finish` what is to `start`, if there are any rows."""
+        return self.finish(self.start(logits, rows)) if rows else SamplerOutput()
+
+    def start(self, logits: Tensor, rows: Sequence[SampledRow]) -> QueuedSample:
+        """Begin to sample the token that follows each sequence's known tokens.
 
         Args:
             logits: [num_rows, vocab_size] float32; overwritten.
-            rows: the sequence of each row, each with an id of its own.
-
-        Returns:
-            An id for each row and what it asks for beside it, or an error for rows with NaN or
-            +inf in their logits, or with no possible token at all. A beam without one has no
-            candidates: its search may go on.
+            rows: the sequence of each row, each with an id of its own; at least one.
         """
         assert logits.shape == (len(rows), self._vocab_size)
         assert logits.dtype == torch.float32
-        if not rows:
-            return SamplerOutput()
         raw = RawLogits.of(logits, rows)
         beams = [index for index, row in enumerate(rows) if row.params.num_candidates]
         normalize(logits, beams)
         apply_processors(self._processors, logits, rows)
         token_ids = _first_best(logits)
         best = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
-        usable = _draw(logits, best, rows, token_ids)
-        output = self._output(rows, best, usable, token_ids.tolist())
-        if raw is not None:
-            raw.add_to(output)
-        if beams:
-            add_candidates(logits, rows, beams, output)
+        # The maximum is NaN, +inf or -inf exactly if the row can not be used.
+        is_usable = best.isfinite()
+        _draw(logits, best, is_usable, rows, token_ids)
+        kept = logits if beams else None
+        return QueuedSample(rows, token_ids, best, kept, raw, beams, Readback([token_ids, is_usable]))
+
+    def finish(self, queued: QueuedSample) -> SamplerOutput:
+        """Wait for the tokens.
+
+        Returns:
+            An id for each row and what it asks for beside it, or an error for rows with NaN or
+            +inf in their logits, or with no possible token at all. A beam without one has no
+            candidates: its search may go on.
+        """
+        token_ids, usable = (each.tolist() for each in queued.readback.wait())
+        output = self._output(queued.rows, queued.best, usable, token_ids)
+        if queued.raw is not None:
+            queued.raw.add_to(output)
+        if queued.logits is not None:
+            add_candidates(queued.logits, queued.rows, queued.beams, output)
         return output
 
     def _output(
@@ -91,21 +131,19 @@ def _is_drawn(params: SamplingParams) -> bool:
     return not params.num_candidates and not is_greedy(params)
 
 
-def _draw(logits: Tensor, best: Tensor, rows: Sequence[SampledRow], token_ids: Tensor) -> list[bool]:
-    """Overwrite the best token's id where one is drawn; says of each row whether it can be used."""
-    # The maximum is NaN, +inf or -inf exactly if the row can not be used.
-    is_usable = best.isfinite()
+def _draw(
+    logits: Tensor, best: Tensor, is_usable: Tensor, rows: Sequence[SampledRow], token_ids: Tensor
+) -> None:
+    """Overwrite the best token's id where one is drawn."""
     drawn = [index for index, row in enumerate(rows) if _is_drawn(row.params)]
-    if logits.device.type == "cuda":
+    if drawn and logits.device.type == "cuda":
+        # For rows that can not be used too: a GPU that waits for the host does nothing.
+        draw_on_device(logits, best, rows, drawn, token_ids)
+    elif drawn:
+        usable = is_usable.tolist()
+        drawn = [index for index in drawn if usable[index]]
         if drawn:
-            draw_on_device(logits, best, rows, drawn, token_ids)
-        # Read when all is queued: a GPU that waits for the host does nothing.
-        return list(map(bool, is_usable.tolist()))
-    usable = [bool(each) for each in is_usable.tolist()]
-    drawn = [index for index in drawn if usable[index]]
-    if drawn:
-        draw(logits, best, rows, drawn, token_ids)
-    return usable
+            draw(logits, best, rows, drawn, token_ids)
 
 
 def _first_best(logits: Tensor) -> Tensor:

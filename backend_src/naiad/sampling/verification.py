@@ -10,7 +10,7 @@ noise, with that of the Gumbel coupling (Daliri, Musco, Suresh, arXiv 2408.07978
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from naiad.outputs import ModelOutput, ScheduledSequence
 from naiad.sampling.sampled_row import DraftedRow, SampledRow
@@ -35,7 +35,10 @@ def sampled_views(rows: Iterable[ScheduledSequence]) -> list[list[SampledRow]]:
 
 
 def verify(
-    rows: Iterable[ScheduledSequence], views: Iterable[list[SampledRow]], sampled: SamplerOutput
+    rows: Iterable[ScheduledSequence],
+    views: Iterable[list[SampledRow]],
+    sampled: SamplerOutput,
+    failed: Container[int] = (),
 ) -> ModelOutput:
     """Keep of each row the accepted drafts and the token behind them.
 
@@ -43,15 +46,20 @@ def verify(
         rows: all sample.
         views: from `sampled_views`.
         sampled: what was sampled for the views.
+        failed: sequence ids that get nothing.
 
     Returns:
         For each row one token more than were accepted. A view that failed ends its row's tokens,
         if there are any: the row will fail in the next step, when its turn has come.
     """
-    output = ModelOutput({}, candidates=sampled.candidates)
+    output = ModelOutput({})
     for row, row_views in zip(rows, views, strict=True):
         sequence_id, first_id = row.sequence.sequence_id, row_views[0].sequence_id
-        if first_id in sampled.errors:
+        if sequence_id in failed:
+            continue
+        if first_id in sampled.candidates:
+            output.candidates[sequence_id] = sampled.candidates[first_id]
+        elif first_id in sampled.errors:
             output.errors[sequence_id] = sampled.errors[first_id]
         elif first_id in sampled.sampled_token_ids:
             kept = _agreed(row.draft_token_ids, row_views, sampled)

@@ -8,6 +8,7 @@ from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import ScheduledSequence
 from naiad.scheduler.step_budget import StepBudget
 from naiad.scheduler.tenants import Tenants
+from naiad.sequence import Sequence
 from naiad.speculation.speculator import Speculator
 
 
@@ -58,3 +59,20 @@ def add_drafts(
         else:
             # A model that drafts may have taken blocks for drafts it did not get to.
             kv_cache.trim(sequence)
+
+
+def drop_behind(speculator: Speculator | None, sequence: Sequence, num_tokens: int, num_new: int) -> None:
+    """Forget what a sequence that ends has behind its end; drafts there were not accepted.
+
+    Args:
+        speculator: the scheduler's.
+        sequence: the one; to be removed next.
+        num_tokens: known tokens up to the end.
+        num_new: known tokens that the last step has brought.
+    """
+    num_dropped = sequence.num_tokens - num_tokens
+    if num_dropped:
+        del sequence.token_ids[num_tokens:]
+        sequence.num_computed_tokens = min(sequence.num_computed_tokens, num_tokens)
+        if speculator is not None:
+            speculator.dropped(sequence, max(0, num_new - num_dropped), num_new - 1)

@@ -18,9 +18,10 @@ def check_invariants(scheduler: Scheduler, scheduled: SchedulerOutput | None = N
         scheduled: what `schedule` has just returned, to check that too.
     """
     _check_sequences(scheduler)
+    _check_under_way(scheduler)
     _check_tenants(scheduler)
     rows = scheduled.scheduled if scheduled is not None else []
-    ends = {row.sequence.sequence_id: _known_end(row) for row in rows}
+    ends = {row.sequence.sequence_id: _known_end(row) for row in [*scheduler.ahead.scheduled, *rows]}
     _check_blocks(scheduler, ends)
     _check_blocks_of_drafts(scheduler, {row.sequence.sequence_id for row in rows if row.draft_token_ids})
     if scheduled is not None:
@@ -37,13 +38,25 @@ def _check_sequences(scheduler: Scheduler) -> None:
     assert scheduler.waiting.num_tokens == sum(s.num_tokens for s in scheduler.waiting)
     for sequence in scheduler.running:
         assert sequence.status is SequenceStatus.RUNNING
-        # A beam that waits for the others of its search misses nothing.
-        num_most = sequence.num_tokens - (sequence.params.num_candidates == 0)
-        assert 0 <= sequence.num_computed_tokens <= num_most
+        # A beam that waits for the others of its search misses nothing, nor does a text that is
+        # foreseen to end.
+        misses_nothing = sequence.params.num_candidates > 0 or _ends_next(sequence)
+        assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens - (not misses_nothing)
     for sequence in scheduler.waiting:
         assert sequence.status is SequenceStatus.WAITING
         assert sequence.num_computed_tokens == 0
         assert not sequence.block_table, "a waiting sequence holds blocks"
+
+
+def _check_under_way(scheduler: Scheduler) -> None:
+    for row in scheduler.ahead.scheduled:
+        assert row.sequence.status is not SequenceStatus.WAITING, "a row that is under way lost its blocks"
+    for sequence in scheduler.leaving:
+        assert sequence.status is SequenceStatus.FINISHED
+
+
+def _ends_next(sequence: Sequence) -> bool:
+    return sequence.num_output_tokens == sequence.params.max_tokens - 1
 
 
 def _check_tenants(scheduler: Scheduler) -> None:
@@ -64,6 +77,8 @@ def _check_blocks(scheduler: Scheduler, ends: dict[int, int]) -> None:
         assert len(set(sequence.block_table)) == len(sequence.block_table), "a block is twice in a table"
         assert len(sequence.block_table) * kv_cache.block_size >= sequence.num_computed_tokens
         owners.update(sequence.block_table)
+    for sequence in scheduler.leaving:
+        owners.update(sequence.block_table)
     for block_id in range(pool.num_blocks):
         assert pool.ref_count(block_id) == owners[block_id], f"block {block_id} is counted wrongly"
     free = pool.free_block_ids()
@@ -71,7 +86,8 @@ def _check_blocks(scheduler: Scheduler, ends: dict[int, int]) -> None:
     assert not owners.keys() & set(free), "a block is both free and held"
     assert len(free) + len(owners) == pool.num_blocks, "a block is lost"
     for sequence in scheduler.running:
-        num_written = ends.get(sequence.sequence_id, sequence.num_computed_tokens)
+        num_computed = sequence.num_computed_tokens
+        num_written = max(num_computed, ends.get(sequence.sequence_id, num_computed))
         _check_written_blocks_are_own(scheduler, sequence, num_written)
 
 

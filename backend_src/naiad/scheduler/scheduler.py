@@ -9,10 +9,13 @@ difference.
 from __future__ import annotations
 
 import bisect
+from dataclasses import replace
 
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
+from naiad.scheduler.donors import can_start
 from naiad.scheduler.draft_rows import add_drafts
+from naiad.scheduler.foresight import can_step
 from naiad.scheduler.policies import FirstComeFirstServed, SchedulingPolicy, rank_key
 from naiad.scheduler.preemption import all_wait, choose_for_blocks, choose_for_first, num_spare_blocks
 from naiad.scheduler.step_budget import SchedulerLimits, StepBudget
@@ -53,6 +56,10 @@ class Scheduler:
         self.waiting = WaitingQueue(self.tenants)
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        # Made by `schedule_ahead` and not over; without rows if there is none.
+        self.ahead = SchedulerOutput()
+        # Of those that have ended, the ones that `ahead` computes all the same.
+        self.leaving: set[Sequence] = set()
         # Whether tenants with more than their share had no rows in the last step.
         self._is_pausing = False
         # Ids of those that the step that is being made has admitted.
@@ -71,9 +78,13 @@ class Scheduler:
         self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """End a sequence, wherever it is, and free its blocks."""
+        """End a sequence, wherever it is, and free its blocks, unless a step that is under way has it."""
         if sequence.status is SequenceStatus.RUNNING:
             self._stop_running(sequence)
+            if any(row.sequence is sequence for row in self.ahead.scheduled):
+                self.leaving.add(sequence)
+            else:
+                self.kv_cache.free(sequence)
         else:
             assert sequence.status is SequenceStatus.WAITING
             self.waiting.remove(sequence)
@@ -81,6 +92,12 @@ class Scheduler:
         if self.speculator is not None:
             self.speculator.forget(sequence)
         sequence.status = SequenceStatus.FINISHED
+
+    def release(self, sequence: Sequence) -> None:
+        """Free the blocks of a sequence that has ended, if only a step kept them that is over now."""
+        if sequence in self.leaving:
+            self.leaving.remove(sequence)
+            self.kv_cache.free(sequence)
 
     def take_over(self, sequence: Sequence, donor: Sequence, token_id: int) -> None:
         """Let a running sequence go on where another one is, with a token of its own.
@@ -100,7 +117,6 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step's work. Every row's blocks are there when it returns."""
-        self._newcomers.clear()
         has_preempted = self._secure_blocks()
         # Nobody comes where somebody had to go, unless all that are left wait for others.
         first = None if has_preempted and not all_wait(self.running) else self._first_waiting()
@@ -129,16 +145,29 @@ class Scheduler:
         if self.speculator is not None:
             add_drafts(self.speculator, self.kv_cache, self.tenants, budget, rows)
         self.tenants.pass_step(rows)
+        self._newcomers.clear()
         return SchedulerOutput(rows, self.kv_cache.take_copies())
+
+    def schedule_ahead(self) -> SchedulerOutput | None:
+        """`schedule` while a step is under way that is foreseen; None: see `foresight.can_step`."""
+        if not can_step(self, self._first_waiting):
+            return None
+        self.ahead = replace(self.schedule(), is_ahead=True)
+        return self.ahead
 
     def update(self, scheduled: SchedulerOutput, output: ModelOutput) -> None:
         """Book a computed step: KV is in the cache, sampled ids are known tokens.
 
         Beams learn their next token elsewhere. Rows that failed are left as they are, for the
-        caller to remove.
+        caller to remove. Those of sequences that have ended meanwhile change nothing.
         """
         errors, sampled = output.errors, output.sampled_token_ids
-        for row in scheduled.scheduled:
+        rows, is_ahead = scheduled.scheduled, scheduled.is_ahead
+        if is_ahead:
+            rows = [row for row in rows if row.sequence.status is SequenceStatus.RUNNING]
+            if scheduled is self.ahead:
+                self.ahead = SchedulerOutput()
+        for row in rows:
             sequence = row.sequence
             if errors and sequence.sequence_id in errors:
                 continue
@@ -152,21 +181,9 @@ class Scheduler:
                 if num_drafts and self.speculator is not None:
                     self.speculator.judged(sequence, num_drafts, num_accepted)
                     self.kv_cache.trim(sequence)
-
-    def drop_behind(self, sequence: Sequence, num_tokens: int, num_new: int) -> None:
-        """Forget what a sequence that ends has behind its end; drafts there were not accepted.
-
-        Args:
-            sequence: the one; to be removed next.
-            num_tokens: known tokens up to the end.
-            num_new: known tokens that the last step has brought.
-        """
-        num_dropped = sequence.num_tokens - num_tokens
-        if num_dropped:
-            del sequence.token_ids[num_tokens:]
-            sequence.num_computed_tokens = min(sequence.num_computed_tokens, num_tokens)
-            if self.speculator is not None:
-                self.speculator.dropped(sequence, max(0, num_new - num_dropped), num_new - 1)
+            if is_ahead:
+                # A block that ends with a token which was not known then.
+                self.kv_cache.publish(sequence, row.start + row.num_scheduled_tokens)
 
     def _secure_blocks(self) -> bool:
         """Let every running sequence have blocks for its known tokens; others give way.
@@ -199,28 +216,12 @@ class Scheduler:
         """
         if self.waiting and self.running and all_wait(self.running):
             return min(self.waiting, key=rank_key)
-        return self.waiting.first(self._is_ready, self.limits.max_num_seqs)
-
-    def _is_ready(self, sequence: Sequence) -> bool:
-        """Whether it could start now: not one that will share what its donor has yet to compute.
-
-        What a donor that has just been admitted has from the prefix cache may be written in this
-        very step, and then it is too early to copy it.
-        """
-        donor = sequence.donor
-        return (
-            donor is None
-            or donor.status is not SequenceStatus.RUNNING
-            or sequence.num_preemptions > 0
-            or (
-                donor.num_computed_tokens >= sequence.num_tokens - 1
-                and donor.sequence_id not in self._newcomers
-            )
-        )
+        return self.waiting.first(lambda each: can_start(each, self._newcomers), self.limits.max_num_seqs)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to the queue; what the cache loses is computed again."""
         self._stop_running(sequence)
+        self.kv_cache.free(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_preemptions += 1
         sequence.status = SequenceStatus.WAITING
@@ -232,7 +233,6 @@ class Scheduler:
         assert self.running[index] is sequence, "the sequence does not run"
         del self.running[index]
         self.tenants.of(sequence).num_running -= 1
-        self.kv_cache.free(sequence)
 
     def _spend(self, budget: StepBudget, sequence: Sequence, rows: list[ScheduledSequence]) -> None:
         """Add a sequence's row, if the budget gives it any tokens."""

@@ -153,11 +153,11 @@ def _propose(
 
 
 def _offered(sequence: Sequence, num_tokens: int) -> list[int]:
-    """What the client's guess has next; nothing once the output has left it."""
+    """What the client's guess has next; nothing once the output has left it or is past its end."""
     offered, num_known = sequence.offered_token_ids, sequence.num_output_tokens
-    if num_tokens <= 0 or num_known >= len(offered):
-        return []
-    if tuple(sequence.output_token_ids) != offered[:num_known]:
+    if num_known >= len(offered) or tuple(sequence.output_token_ids) != offered[:num_known]:
         sequence.offered_token_ids = ()
+        return []
+    if num_tokens <= 0:
         return []
     return list(offered[num_known : num_known + num_tokens])
