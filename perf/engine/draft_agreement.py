@@ -43,7 +43,12 @@ def main() -> int:
                 logits = draft(ids[:, :-1]).logits[0, prompt.shape[1] - 1 :]
                 num_agreed[number] += int((logits.argmax(-1) == answer).sum())
         rows += [
-            {"prompts": kind, "draft model": name, "tokens": num_tokens, "agreed": round(agreed / num_tokens, 3)}
+            {
+                "prompts": kind,
+                "draft model": name,
+                "tokens": num_tokens,
+                "agreed": round(agreed / num_tokens, 3),
+            }
             for name, agreed in zip(names, num_agreed, strict=True)
         ]
     print_rows(rows)
