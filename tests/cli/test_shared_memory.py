@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from naiad.cli.shared_memory import mapped_regions, process_group, remove_regions
+from naiad.cli.shared_memory import last_change_s, mapped_regions, process_group, remove_regions
 
 REGION = "triton_python_backend_shm_region_0b0e"
 
@@ -39,3 +39,10 @@ def test_a_group_is_its_live_members(tmp_path: Path) -> None:
 
 def test_this_process_is_in_its_group() -> None:
     assert os.getpid() in process_group(os.getpgrp())
+
+
+def test_a_region_that_comes_changes_the_directory(tmp_path: Path) -> None:
+    os.utime(tmp_path, (1, 1))
+    before_s = last_change_s(tmp_path)
+    (tmp_path / REGION).touch()
+    assert last_change_s(tmp_path) > before_s

@@ -4,11 +4,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers.triton_server_doubles import LIMITS, CountedIds, FakeDoor, FakeSender, llm_source
+from helpers.triton_server_doubles import (
+    LIMITS,
+    CountedIds,
+    FakeDoor,
+    FakeSender,
+    let_senders_finish,
+    llm_source,
+)
 from naiad.errors import UnavailableError
 from naiad.outputs import EngineStats, RequestOutput, Timings
 from naiad.sequence import FinishReason
+from naiad.triton_server.client_watch import IDLE_ROUND_S, ROUND_S
 from naiad.triton_server.llm_service import LLMService
+
+NOW_S = 0.01
 
 
 @pytest.fixture
@@ -58,3 +68,33 @@ def test_a_request_that_no_engine_took_has_not_ended(service: LLMService, door: 
     service.accept(llm_source(), FakeSender(), LIMITS)
     service.engine_lost()
     assert reasons(service) == []
+
+
+def test_housekeeping_rests_until_work_begins_or_ends(service: LLMService) -> None:
+    assert service.housekeep() == IDLE_ROUND_S
+    service.accept(llm_source(), FakeSender(), LIMITS)
+    assert service.rest(NOW_S)  # a request has come
+    assert service.housekeep() == ROUND_S
+    service.take_outputs([RequestOutput(1, [10])], EngineStats(num_running=1, total_steps=1))
+    assert not service.rest(NOW_S)  # its steps are nothing new
+    service.take_outputs([RequestOutput(1, [], finish_reason=FinishReason.STOP)], EngineStats(total_steps=2))
+    assert service.rest(NOW_S)
+    let_senders_finish(service)
+    assert service.housekeep() == IDLE_ROUND_S
+
+
+@pytest.mark.parametrize("owns_engine", [True, False])
+def test_what_others_ask_is_work_of_the_owner_alone(door: FakeDoor, owns_engine: bool) -> None:
+    service = LLMService(door, pytest.fail, CountedIds(), owns_engine=owns_engine)
+    service.take_outputs([], EngineStats(num_running=1, total_steps=1))
+    assert service.rest(NOW_S)
+    assert service.housekeep() == (ROUND_S if owns_engine else IDLE_ROUND_S)
+    service.close()
+
+
+def test_the_loss_of_the_engine_is_shown_at_once(service: LLMService) -> None:
+    service.take_outputs([], EngineStats(num_running=1))
+    assert service.rest(NOW_S)
+    service.engine_lost()
+    assert service.rest(NOW_S)
+    assert service.housekeep() == IDLE_ROUND_S

@@ -119,7 +119,7 @@ class DoorModel(ABC):
             self._instance.directory, llm_name, self._take_outputs, self._lost, self._cancel
         )
         self._num_drawn_ids = 0
-        self._service = LLMService(self._door, pb.log_error, self._draw_first_id, shape)
+        self._service = LLMService(self._door, pb.log_error, self._draw_first_id, shape, owns_engine=False)
         # Where the engine serves already, no request is to come before it is found.
         self._door.start(_PATIENCE_S)
         self._housekeeper = Housekeeper(

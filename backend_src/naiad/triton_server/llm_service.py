@@ -67,6 +67,7 @@ class LLMService:
         log_error: Callable[[str], None],
         draw_first_id: Callable[[int], int],
         shape: RequestShape | None = None,
+        owns_engine: bool = True,
     ) -> None:
         """Start the sender threads.
 
@@ -75,8 +76,10 @@ class LLMService:
             log_error: takes a line.
             draw_first_id: number of a request's sequences → the id of the first; the others follow.
             shape: of requests and responses; None: `llm`'s.
+            owns_engine: it hears of every step, also of those of others' requests.
         """
         self._shape = shape or RequestShape()
+        self._owns_engine = owns_engine
         self._draw_first_id = draw_first_id
         self._engine = engine
         self._log_error = log_error
@@ -95,8 +98,9 @@ class LLMService:
 
     @property
     def _has_work(self) -> bool:
+        """Whether somebody is to be asked, or numbers change with each step."""
         stats = self._stats.now()
-        return bool(self._streams or stats.num_running or stats.num_waiting)
+        return bool(self._streams) or (self._owns_engine and stats.num_running + stats.num_waiting > 0)
 
     def accept(self, source: RequestSource, sender: Sender, limits: ModelLimits) -> None:
         """Answer a request: rows go to the engine, a bad request gets its error and FINAL. Never raises."""
@@ -198,10 +202,11 @@ class LLMService:
                 self._abort_rest(stream)
         return ROUND_S if self._has_work else IDLE_ROUND_S
 
-    def rest(self, seconds: float) -> None:
-        """Wait until the next round; less long when work begins, or ends: its numbers are complete."""
-        self._has_news.wait(seconds)
+    def rest(self, seconds: float) -> bool:
+        """Wait for the next round; true: it comes early, as work has begun or ended."""
+        has_news = self._has_news.wait(seconds)
         self._has_news.clear()
+        return has_news
 
     def open_streams(self) -> list[ResponseStream]:
         """Streams whose FINAL has not been sent."""
