@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_APART := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
-.PHONY: serve test test-all test-gpu memcheck-gpu check install lock clean
+.PHONY: serve test test-all test-gpu memcheck-gpu bench-gpu check install lock clean
 
 serve: .venv/.installed
 	exec $(BIN)/naiad serve $(ARGS)
@@ -35,6 +35,9 @@ memcheck-gpu: .venv/.installed
 	@command -v compute-sanitizer >/dev/null || { echo "naiad: error: compute-sanitizer is not on PATH: install the CUDA toolkit" >&2; exit 1; }
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --padding 4096 --error-exitcode 1 \
 		$(BIN)/python -m pytest -m gpu -k "not captured" $(or $(ARGS),tests/kernels)
+
+bench-gpu: .venv/.installed
+	$(BIN)/python -m perf.kernels.bench
 
 check: .venv/.installed
 	$(BIN)/ruff check .
