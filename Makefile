@@ -38,6 +38,7 @@ memcheck-gpu: .venv/.installed
 
 bench-gpu: .venv/.installed
 	$(BIN)/python -m perf.kernels.bench
+	$(BIN)/python -m perf.engine.whole_model --models llama-3-8b,default
 
 check: .venv/.installed
 	$(BIN)/ruff check .
