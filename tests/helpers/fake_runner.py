@@ -39,6 +39,7 @@ class FakeRunner:
         failing: sequence ids whose rows fail from now on.
         cleared: block ids of each `clear_blocks`.
         num_copied_blocks: blocks copied before steps.
+        num_late_compiles: what it says of itself.
         steps: what was run, as (sequence id, tokens) lists.
     """
 
@@ -49,6 +50,7 @@ class FakeRunner:
         self.failing: set[int] = set()
         self.cleared: list[list[int]] = []
         self.num_copied_blocks = 0
+        self.num_late_compiles = 0
         self.steps: list[list[tuple[int, int]]] = []
         self._slots: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
 

@@ -30,6 +30,10 @@ class StepRunner(Protocol):
     def max_model_len(self) -> int:
         """Tokens of prompt and output together, at most."""
 
+    @property
+    def num_late_compiles(self) -> int:
+        """Kernels that were compiled since the start: somebody waited for each."""
+
     def run(self, output: SchedulerOutput) -> ModelOutput:
         """Compute the rows: for each that samples an id or an error; other rows may fail too."""
 
