@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from perf.kernels.cases import Rival, Run, optional_module
@@ -101,13 +102,13 @@ def _transformers_paged(query: torch.Tensor, key: torch.Tensor, value: torch.Ten
 
     def run() -> torch.Tensor:
         keys, values = (part[index].transpose(0, 1)[None] for part in (flat_key, flat_value))
-        out, _ = sdpa_attention_forward(module, packed, keys, values, mask)  # type: ignore[arg-type]
+        out, _ = sdpa_attention_forward(module, packed, keys, values, mask)
         return out
 
     return run
 
 
-def _flash(flash: SimpleNamespace, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Run:
+def _flash(flash: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Run:
     # [num_seqs, seq_len, num_kv_heads, head_dim]; its mask is aligned to the last token.
     keys, values = (part.transpose(1, 2).contiguous() for part in (key, value))
     if query.shape[1] > 1:
@@ -116,9 +117,7 @@ def _flash(flash: SimpleNamespace, query: torch.Tensor, key: torch.Tensor, value
     return lambda: flash.flash_attn_with_kvcache(query, keys, values, cache_seqlens=lens, causal=True)
 
 
-def _flashinfer(
-    flashinfer: SimpleNamespace, step: EqualSequences, key: torch.Tensor, value: torch.Tensor
-) -> Run:
+def _flashinfer(flashinfer: Any, step: EqualSequences, key: torch.Tensor, value: torch.Tensor) -> Run:
     query = step.query
     num_seqs, query_len, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, _ = step.cache.key.shape

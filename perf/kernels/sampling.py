@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from perf.kernels.cases import Case, Rival, Run, equals, num_bytes, optional_module
+from perf.kernels.cases import Case, Rival, equals, num_bytes, optional_module
 from perf.kernels.sizes import Sizes
 
 from naiad_kernels.gumbel_argmax import gumbel_argmax
@@ -78,15 +78,18 @@ def _rivals(logits: torch.Tensor, is_filtered: bool) -> dict[str, Rival]:
         ordered[ordered.cumsum(1) - ordered > _TOP_P * ordered.sum(1, keepdim=True)] = 0
         return ids.gather(1, ordered.multinomial(1))[:, 0]
 
-    theirs: Run | None = None
-    if flashinfer and is_filtered:
-        sample = flashinfer.sampling.top_k_top_p_sampling_from_probs
-        theirs = lambda: sample(probs(), _TOP_K, _TOP_P)  # noqa: E731
-    elif flashinfer:
-        theirs = lambda: flashinfer.sampling.sampling_from_probs(probs())  # noqa: E731
+    def filtered_draw() -> torch.Tensor:
+        drawn: torch.Tensor = flashinfer.sampling.top_k_top_p_sampling_from_probs(probs(), _TOP_K, _TOP_P)
+        return drawn
+
+    def draw() -> torch.Tensor:
+        drawn: torch.Tensor = flashinfer.sampling.sampling_from_probs(probs())
+        return drawn
+
+    theirs = filtered_draw if is_filtered else draw
     return {
         "torch": Rival(sorted_draw if is_filtered else lambda: probs().multinomial(1)[:, 0], False),
-        "FlashInfer": Rival(theirs, False),
+        "FlashInfer": Rival(theirs if flashinfer else None, False),
     }
 
 
