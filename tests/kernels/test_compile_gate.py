@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from naiad_kernels.compile_gate.compiled import SHARED_MEMORY_BYTES, CompiledKernel, compile_launches
 from naiad_kernels.compile_gate.served import (
@@ -35,15 +36,21 @@ QUICK = [
 ]
 ALL = [(shape, capability, op) for shape in SHAPES for capability in shape.capabilities for op in shape.ops]
 OLDEST_TRITON = "3.6.0"
+# Bytes of a thread that may be spilled, by kernel, GPU and triton.
+SPILLED = {
+    # Two registers of 170, so that three programs fit a multiprocessor instead of two.
+    ("w4a16_kernel", 90, OLDEST_TRITON): 8,
+}
 MATRIX_KERNELS = {
     *("short_attention_kernel", "long_attention_kernel", "w4a16_kernel", "byte_kernel"),
-    *("_lora_shrink_kernel", "_lora_expand_kernel"),
+    *("_lora_shrink_kernel", "_lora_expand_kernel", "_fixed_order_linear_kernel"),
 }
 
 
 def assert_fits(compiled: list[CompiledKernel], shape: ServedShape) -> None:
     for each in compiled:
-        assert each.stack_bytes == 0, f"{shape.label}: spilled registers: {each}"
+        allowed = SPILLED.get((each.kernel, each.capability, triton.__version__), 0)
+        assert each.stack_bytes <= allowed, f"{shape.label}: spilled registers: {each}"
         assert each.shared_bytes <= SHARED_MEMORY_BYTES[each.capability], f"{shape.label}: {each}"
         needs_tensor_cores = each.kernel in MATRIX_KERNELS and shape.dtype != torch.float32
         assert (each.tensor_core_ops > 0) == needs_tensor_cores, f"{shape.label}: {each}"
