@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_APART := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
-.PHONY: serve test test-all check install lock clean
+.PHONY: serve test test-all test-gpu memcheck-gpu bench-gpu check install lock clean
 
 serve: .venv/.installed
 	exec $(BIN)/naiad serve $(ARGS)
@@ -19,11 +19,26 @@ serve: .venv/.installed
 # Tests with a server have the machine to themselves: some of them wait for things to happen in time.
 test: .venv/.installed
 	$(PYTEST_APART) -m "not slow and not gpu and not server" $(ARGS)
-	$(BIN)/python -m pytest -m "server and not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "server and not slow and not gpu" $(ARGS)
 
 test-all: .venv/.installed
 	$(PYTEST_APART) -m "not gpu and not server" $(ARGS)
-	$(BIN)/python -m pytest -m server $(ARGS)
+	$(BIN)/python -m pytest -m "server and not gpu" $(ARGS)
+
+# Needs an NVIDIA GPU; docs/gpu-status.md says what has been run on one.
+test-gpu: .venv/.installed
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+# Every tensor in an allocation of its own, so that what is read or written beside it is seen. Graphs can
+# not be captured then.
+memcheck-gpu: .venv/.installed
+	@command -v compute-sanitizer >/dev/null || { echo "naiad: error: compute-sanitizer is not on PATH: install the CUDA toolkit" >&2; exit 1; }
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --padding 4096 --error-exitcode 1 \
+		$(BIN)/python -m pytest -m gpu -k "not captured" $(or $(ARGS),tests/kernels)
+
+bench-gpu: .venv/.installed
+	$(BIN)/python -m perf.kernels.bench
+	$(BIN)/python -m perf.engine.whole_model --models llama-3-8b,default
 
 check: .venv/.installed
 	$(BIN)/ruff check .

@@ -189,8 +189,9 @@ class EngineStats(msgspec.Struct, array_like=True):
 
     Totals have names that begin with `total_`. Queried and hit tokens are those that the prefix cache
     was asked for and had. Accepted draft tokens are told by their place in the draft. Paused
-    sequences wait again after a preemption. `num_context_tokens` are the prompt tokens that the last
-    step computed; `timestamp_s` is Unix time.
+    sequences wait again after a preemption. Late compiles are kernels that were compiled since the
+    start. `num_context_tokens` are the prompt tokens that the last step computed; `timestamp_s` is
+    Unix time.
     """
 
     num_running: int = 0
@@ -211,6 +212,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     total_draft_tokens: int = 0
     total_accepted_tokens_at: list[int] = []
     total_draft_failures: int = 0
+    total_late_compiles: int = 0
     num_paused: int = 0
     num_context_tokens: int = 0
     timestamp_s: int = 0

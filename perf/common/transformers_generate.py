@@ -1,17 +1,22 @@
-"""`transformers` as a contestant: greedy `generate` of a padded batch, without an end of text."""
+"""`transformers` as a contestant: greedy `generate` and `generate_batch`, without an end of text."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 from naiad.cli.throughput import Generate, Prompts, check_counts
 
+# Its default.
+_PAGE_TOKENS = 256
+_MAX_BATCH_TOKENS = 8_192
+
 
 def transformers_generate(model_dir: Path, dtype: str) -> Generate:
-    """Load the checkpoint with `transformers`.
+    """Load the checkpoint with `transformers`, on the CPU.
 
     Args:
         model_dir: the checkpoint.
@@ -20,12 +25,22 @@ def transformers_generate(model_dir: Path, dtype: str) -> Generate:
     Returns:
         prompts of one length, number of new tokens → the new ids of each prompt.
     """
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype))
+    return padded_generate(load_transformers(model_dir, dtype, "cpu"))
+
+
+def load_transformers(model_dir: Path, dtype: str, device: str) -> Any:
+    """The model on a device; dtype as for `transformers_generate`."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype)).to(device)
     # The checkpoint's own sampling defaults and eos would make other tokens than asked for.
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+    return model
+
+
+def padded_generate(model: Any) -> Generate:
+    """Its `generate` of a padded batch; the result is that of `transformers_generate`."""
 
     def generate(prompts: Prompts, num_tokens: int) -> list[list[int]]:
-        input_ids = torch.tensor(prompts)
+        input_ids = torch.tensor(prompts, device=model.device)
         with torch.inference_mode():
             ids = model.generate(
                 input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=num_tokens
@@ -35,3 +50,32 @@ def transformers_generate(model_dir: Path, dtype: str) -> Generate:
         return made
 
     return generate
+
+
+def paged_generate_s(model: Any, prompts: Prompts, num_tokens: int) -> tuple[float, float]:
+    """Its `generate_batch`: continuous batching over a paged cache, by the times that it notes.
+
+    Args:
+        model: from `load_transformers`.
+        prompts: of one length.
+        num_tokens: new tokens of each.
+
+    Returns:
+        Seconds from the requests until each has its first token, and until each has all; what it
+        does before it takes requests is not counted.
+    """
+    length = len(prompts[0])
+    settings = ContinuousBatchingConfig(
+        num_blocks=len(prompts) * -(-(length + num_tokens + 1) // _PAGE_TOKENS) + 8,
+        max_batch_tokens=min(_MAX_BATCH_TOKENS, len(prompts) * length),
+    )
+    outputs = model.generate_batch(
+        prompts,
+        generation_config=GenerationConfig(do_sample=False, pad_token_id=0, max_new_tokens=num_tokens),
+        continuous_batching_config=settings,
+        record_timestamps=True,
+    ).values()
+    check_counts([output.generated_tokens for output in outputs], num_tokens)
+    begin_s = min(output.created_time for output in outputs)
+    first_s = max(output.timestamps[0] for output in outputs)
+    return first_s - begin_s, max(output.timestamps[-1] for output in outputs) - begin_s

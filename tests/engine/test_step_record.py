@@ -80,6 +80,12 @@ def test_who_was_preempted_and_waits_is_paused() -> None:
     assert drive.engine.stats().num_paused == 0
 
 
+def test_late_compiles_are_told(drive: EngineDrive) -> None:
+    assert drive.engine.stats().total_late_compiles == 0
+    drive.runner.num_late_compiles = 3
+    assert drive.engine.stats().total_late_compiles == 3
+
+
 def test_the_process_tells_its_memory_and_the_time(drive: EngineDrive) -> None:
     stats = drive.engine.stats()
     assert stats.memory.cpu_bytes == 1

@@ -40,6 +40,7 @@ class FakeRunner:
         failing: sequence ids whose rows fail from now on.
         cleared: block ids of each `clear_blocks`.
         num_copied_blocks: blocks copied before steps.
+        num_late_compiles: what it says of itself.
         steps: what was run, as (sequence id, tokens) lists.
         under_way: steps whose results have not been taken, at most two at a time.
         num_overlapped: steps that were launched while another was under way.
@@ -52,6 +53,7 @@ class FakeRunner:
         self.failing: set[int] = set()
         self.cleared: list[list[int]] = []
         self.num_copied_blocks = 0
+        self.num_late_compiles = 0
         self.steps: list[list[tuple[int, int]]] = []
         self.under_way: list[SchedulerOutput] = []
         self.num_overlapped = 0

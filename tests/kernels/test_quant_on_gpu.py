@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import pytest
 import torch
+from gpu_cases import DTYPES, GPU, captured, needs_float8
 from kernel_tolerances import assert_close_to_reference
 from quant_cases import fp8_layer, int4_layer, int8_layer
 
@@ -22,13 +23,8 @@ from naiad_kernels.quant_linear import (
 
 pytestmark = pytest.mark.gpu
 
-DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 NUM_TOKENS = [1, 7, 16, 17, 50, 300]
 LAYERS = [(4096, 512), (1000, 136), (576, 1536)]
-GPU = torch.device("cuda")
-needs_fp8 = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="FP8 needs sm_90"
-)
 Parts = TypeVar("Parts", W4Weight, ByteWeight, FP8Tokens)
 
 
@@ -64,7 +60,7 @@ def test_w8a16(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> N
     assert_close_to_reference(w8a16_linear(x.to(GPU), on_gpu(weight)).cpu(), expected)
 
 
-@needs_fp8
+@needs_float8
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 @pytest.mark.parametrize("layer", LAYERS)
@@ -79,7 +75,7 @@ def test_fp8(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> Non
     assert_close_to_reference(actual.cpu(), expected)
 
 
-@needs_fp8
+@needs_float8
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 def test_quantized_tokens(num_tokens: int, dtype: torch.dtype) -> None:
@@ -99,13 +95,23 @@ def test_a_product_is_the_same_every_time(num_tokens: int) -> None:
     assert all(torch.equal(w4a16_linear(x, weight), first) for _ in range(20))
 
 
+@needs_float8
+def test_a_captured_fp8_product_serves_other_activations() -> None:
+    x, weight = torch.randn(4, 1024).bfloat16().to(GPU), on_gpu(fp8_layer(1024, 256))
+
+    def product() -> torch.Tensor:
+        return fp8_linear(quantize_tokens(x), weight, torch.bfloat16)
+
+    graph, out = captured(product)
+    x.normal_()
+    graph.replay()
+    assert torch.equal(out, product())
+
+
 def test_a_captured_product_serves_other_activations() -> None:
     weight = on_gpu(repack_gptq(int4_layer(1024, 256, 128).as_gptq(), 128))
     x = torch.randn(4, 1024).half().to(GPU)
-    w4a16_linear(x, weight)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = w4a16_linear(x, weight)
+    graph, out = captured(lambda: w4a16_linear(x, weight))
     x.normal_()
     graph.replay()
     assert torch.equal(out, w4a16_linear(x, weight))

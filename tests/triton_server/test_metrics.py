@@ -199,7 +199,9 @@ def test_latencies_are_observed_one_by_one() -> None:
     assert families.find("vllm:time_per_output_token_seconds").observed == [0.1, 0.1]
 
 
-def test_failures_of_the_draft_model_are_counted() -> None:
+def test_what_only_naiad_counts() -> None:
     families = FakeFamilies()
-    Metrics(families, "llm", "1", 2048).update(EngineStats(total_draft_failures=2), ObservationBatch())
+    stats = EngineStats(total_draft_failures=2, total_late_compiles=3)
+    Metrics(families, "llm", "1", 2048).update(stats, ObservationBatch())
     assert families.find("naiad_draft_failures_total").value == 2
+    assert families.find("naiad_late_compiles_total").value == 3

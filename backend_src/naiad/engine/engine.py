@@ -77,7 +77,7 @@ class Engine:
         # Of sequences that have ended besides the one that was asked about.
         self._late: list[RequestOutput] = []
         self._deadlines = Deadlines(lambda each: each in self._live or each in self._beams)
-        self._record = StepRecord(model_runner.memory_use)
+        self._record = StepRecord(model_runner)
         self._overlaps = overlaps
         self._steps = StepQueue(scheduler, model_runner, self._record, clock, overlaps)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
+from naiad.engine.step_runner import StepRunner
 from naiad.outputs import EngineStats, MemoryUse, ModelOutput, ScheduledSequence
 from naiad.scheduler.scheduler import Scheduler
 from naiad.speculation.speculator import DraftTotals
@@ -18,17 +19,13 @@ class StepRecord:
         num_generation_tokens: sent.
     """
 
-    def __init__(self, memory_use: Callable[[], MemoryUse]) -> None:
-        """Start from zero.
-
-        Args:
-            memory_use: what the process holds now.
-        """
+    def __init__(self, runner: StepRunner) -> None:
+        """Start from zero; the runner is asked for its memory and for late compiles."""
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         self._num_steps = 0
         self._num_context_tokens = 0
-        self._memory_use = memory_use
+        self._runner = runner
         self._memory = MemoryUse()
         self._timestamp_s = 0
 
@@ -77,6 +74,7 @@ class StepRecord:
             total_draft_tokens=drafts.num_draft_tokens,
             total_accepted_tokens_at=drafts.accepted_at.copy(),
             total_draft_failures=speculator.num_failures if speculator is not None else 0,
+            total_late_compiles=self._runner.num_late_compiles,
             num_paused=scheduler.waiting.num_paused,
             num_context_tokens=self._num_context_tokens if scheduler.running else 0,
             timestamp_s=self._timestamp_s,
@@ -87,4 +85,4 @@ class StepRecord:
         """Asking costs more than a step should pay, so it is done once a second."""
         now_s = int(time.time())
         if now_s != self._timestamp_s:
-            self._timestamp_s, self._memory = now_s, self._memory_use()
+            self._timestamp_s, self._memory = now_s, self._runner.memory_use()

@@ -32,6 +32,10 @@ class StepRunner(Protocol):
     def max_model_len(self) -> int:
         """Tokens of prompt and output together, at most."""
 
+    @property
+    def num_late_compiles(self) -> int:
+        """Kernels that were compiled since the start: somebody waited for each."""
+
     def launch(self, output: SchedulerOutput) -> Callable[[], ModelOutput]:
         """Begin to compute the rows; those of the last step may be under way.
 

@@ -69,6 +69,7 @@ COUNTERS: dict[str, Read] = {
     "vllm:spec_decode_num_draft_tokens_total": lambda s: s.total_draft_tokens,
     "vllm:spec_decode_num_accepted_tokens_total": lambda s: sum(s.total_accepted_tokens_at),
     "naiad_draft_failures_total": lambda s: s.total_draft_failures,
+    "naiad_late_compiles_total": lambda s: s.total_late_compiles,
 }
 ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 

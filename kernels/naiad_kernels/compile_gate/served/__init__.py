@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from naiad_kernels.compile_gate.served.adapters import adapters
+from naiad_kernels.compile_gate.served.fixed_order import fixed_order
 from naiad_kernels.compile_gate.served.layer import attention, attention_launch, cache_ops, small_ops
 from naiad_kernels.compile_gate.served.quantised import (
     quantised_launch,
@@ -25,6 +26,7 @@ def launches(shape: ServedShape, op: str) -> Callable[[], object]:
         "attention": attention,
         "sampling": sampling,
         "adapters": adapters,
+        "fixed order": fixed_order,
         "quantised, one token": quantised_token,
         "quantised, many tokens": quantised_tokens,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -20,10 +21,14 @@ _EPS = 1e-5
 
 
 def attention_launch(
-    shape: ServedShape, query_lens: Sequence[int], seq_lens: Sequence[int], has_trees: bool = False
+    shape: ServedShape,
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    has_trees: bool = False,
+    fixed_split: int = 0,
 ) -> Callable[[], object]:
-    """The attention of a step with these lengths."""
-    layout = shape.layout()
+    """The attention of a step with these lengths; `fixed_split` as in its layout."""
+    layout = replace(shape.layout(), fixed_split=fixed_split)
     tables = [[0] * layout.blocks_for(length) for length in seq_lens]
     trees = [[1 << row for row in range(length)] for length in query_lens] if has_trees else None
     step = plan_device_step(query_lens, seq_lens, tables, layout, trees)

@@ -11,7 +11,7 @@ from naiad_kernels.paged_attention.layout import CacheLayout
 NUM_TOKENS = 4
 _CPU = torch.device("cpu")
 _QUANTISED_OPS = ("quantised, one token", "quantised, many tokens")
-OPS = ("small ops", "cache", "attention", "sampling", "adapters", *_QUANTISED_OPS)
+OPS = ("small ops", "cache", "attention", "sampling", "adapters", "fixed order", *_QUANTISED_OPS)
 # Layers' sizes are no part of what quantised products compile: one shape of each dtype stands for all.
 _QUANTISED = ("SmolLM2-135M float16 16", "Llama-3.1-8B bfloat16 64", "Llama-3.1-8B float32 64")
 
@@ -60,9 +60,11 @@ _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
 _INT8, _FP8 = torch.int8, torch.float8_e4m3fn
 SHAPES = (
     ServedShape("SmolLM2-135M", 9, 3, 64, 576, 1_536, 49_152, 16, _FP16),
+    ServedShape("SmolLM2-135M", 9, 3, 64, 576, 1_536, 49_152, 64, _BF16),
     ServedShape("SmolLM2-135M", 9, 3, 64, 576, 1_536, 49_152, 16, _FP32),
     ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 16, _BF16),
     ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 64, _BF16),
+    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 64, _FP16),
     ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 64, _FP32),
     ServedShape("Qwen2.5-7B", 28, 4, 128, 3_584, 18_944, 152_064, 128, _BF16),
     ServedShape("head_dim 80", 32, 32, 80, 2_560, 10_240, 51_200, 32, _BF16),

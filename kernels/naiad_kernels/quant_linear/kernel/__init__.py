@@ -36,8 +36,7 @@ def w4a16_linear(x: torch.Tensor, weight: W4Weight, plan: Plan | None = None) ->
         STEPS_PER_GROUP=min(SPAN, weight.group_size) // INPUTS_PER_STEP, IS_SPLIT=plan.is_split,
         TILE_ROWS=plan.tile.rows, TILE_COLUMNS=plan.tile.columns,
         num_warps=plan.tile.num_warps, num_stages=plan.tile.num_stages, enable_fp_fusion=True,
-        # Left alone, ptxas spills a float32 product's registers to fit more programs.
-        maxnreg=_MOST_REGISTERS if x.dtype == torch.float32 else None,
+        maxnreg=_max_registers(x.dtype),
     )  # fmt: skip
     if slabs is not None:
         _sum_slabs(out, slabs, None, None, weight.bias)
@@ -107,7 +106,7 @@ def _byte_linear(
         num_rows, in_features, out_features, plan.chunk_size, x.stride(0),
         IS_SPLIT=plan.is_split, TILE_ROWS=plan.tile.rows, TILE_COLUMNS=plan.tile.columns,
         TILE_INPUTS=plan.tile.inputs, num_warps=plan.tile.num_warps, num_stages=plan.tile.num_stages,
-        enable_fp_fusion=True,
+        enable_fp_fusion=True, maxnreg=_max_registers(x.dtype),
     )  # fmt: skip
     if slabs is not None:
         _sum_slabs(out, slabs, weight.scales, row_scales, weight.bias)
@@ -137,6 +136,11 @@ def _buffers(
         return out, None
     shape = (plan.num_chunks, len(x), out_features)
     return out, torch.empty(shape, dtype=torch.float32, device=x.device)
+
+
+def _max_registers(dtype: torch.dtype) -> int | None:
+    """Of a thread: left alone, ptxas spills a float32 product's registers to fit more programs."""
+    return _MOST_REGISTERS if dtype == torch.float32 else None
 
 
 def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:

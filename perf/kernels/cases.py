@@ -1,0 +1,94 @@
+"""What is measured: an op on a shape, how to tell that it is right, and who else computes it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Run = Callable[[], torch.Tensor]
+
+# Root mean square of the difference, relative to that of the values. What a kernel owes its reference
+# is asserted by tests; this finds a call that computes something else.
+_MAX_DIFFERENCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Somebody else's way.
+
+    Attributes:
+        run: None: it is not installed.
+        computes_the_same: its result is compared with ours.
+    """
+
+    run: Run | None
+    computes_the_same: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An op on a shape.
+
+    Attributes:
+        op, shape: what the table calls them.
+        run: ours.
+        check: of what `run` made; raises `WrongResultError`.
+        rivals: by name.
+        num_bytes: that must be read and written, each once; 0: no matter.
+        flops: that must be computed; 0: no matter.
+        logits_bytes: of the logits that are sampled from; 0: none.
+        target: a key of `TARGETS`, or "".
+    """
+
+    op: str
+    shape: str
+    run: Run
+    check: Callable[[torch.Tensor], None]
+    rivals: Mapping[str, Rival] = field(default_factory=dict)
+    num_bytes: int = 0
+    flops: int = 0
+    logits_bytes: int = 0
+    target: str = ""
+
+
+class WrongResultError(Exception):
+    """An op, or a rival that was asked for the same, made something else."""
+
+
+def assert_agrees(what: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Compare in float32.
+
+    Raises:
+        WrongResultError: the difference is more than rounding.
+    """
+    if not expected.is_floating_point():
+        if not torch.equal(actual.cpu(), expected.cpu()):
+            raise WrongResultError(f"{what}: other integers than expected")
+        return
+    difference = (actual.cpu().float() - expected.cpu().float()).square().mean().sqrt()
+    relative = float(difference / expected.cpu().float().square().mean().sqrt().clamp_min(1e-30))
+    most = _MAX_DIFFERENCE[expected.dtype]
+    if not relative <= most:
+        raise WrongResultError(
+            f"{what}: differs by {relative:.1e} of the values, expected at most {most:.0e}"
+        )
+
+
+def equals(what: str, expected: Run) -> Callable[[torch.Tensor], None]:
+    """A check against the whole result of a reference."""
+    return lambda actual: assert_agrees(what, actual, expected())
+
+
+def optional_module(name: str) -> Any:
+    """The module; None: it is not installed."""
+    return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
+
+
+def num_bytes(*tensors: torch.Tensor) -> int:
+    """Of all of them."""
+    return sum(each.numel() * each.element_size() for each in tensors)
