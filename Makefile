@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_APART := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
-.PHONY: serve test test-all check install lock clean
+.PHONY: serve test test-all test-gpu check install lock clean
 
 serve: .venv/.installed
 	exec $(BIN)/naiad serve $(ARGS)
@@ -24,6 +24,10 @@ test: .venv/.installed
 test-all: .venv/.installed
 	$(PYTEST_APART) -m "not gpu and not server" $(ARGS)
 	$(BIN)/python -m pytest -m server $(ARGS)
+
+# On a machine with an NVIDIA GPU.
+test-gpu: .venv/.installed
+	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 check: .venv/.installed
 	$(BIN)/ruff check .
