@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from naiad.config import EngineConfig, ModelConfig
-from naiad.errors import ConfigError
+from naiad.errors import ConfigError, StartupError
 from naiad.model_runner.device import (
     check_memory,
     compile_count,
@@ -108,10 +108,16 @@ class ModelRunner(PagedModel):
         if self.device.type == "cpu":
             return config.kv_cache_bytes or default_cpu_bytes()
         rehearsal = partial(self._rehearse, config, models)
-        if config.kv_cache_bytes:
-            rehearsal()
-            return config.kv_cache_bytes
-        return measured_bytes(CudaMemory(self.device), config.kv_cache_memory_fraction, rehearsal)
+        try:
+            if config.kv_cache_bytes:
+                rehearsal()
+                return config.kv_cache_bytes
+            return measured_bytes(CudaMemory(self.device), config.kv_cache_memory_fraction, rehearsal)
+        except torch.OutOfMemoryError as error:
+            raise StartupError(
+                "the largest step does not fit in the GPU's memory beside the weights: lower "
+                f"max_num_batched_tokens or max_num_seqs, or free memory ({error})"
+            ) from error
 
     def _rehearse(self, config: EngineConfig, models: list[LlamaModel]) -> list[PagedModel]:
         """Compute every kind of step and the largest of each model, over a pool of one block.
