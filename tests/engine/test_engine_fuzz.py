@@ -39,6 +39,8 @@ class _Fuzz:
         self.block_size = self.rng.choice((1, 2, 4))
         # Few prefixes and a poor digest, so that blocks are shared and digests collide.
         digest = self.rng.choice((sha256, _poor_digest, None))
+        # Where others than clients draft no steps overlap.
+        self.kinds = ("nobody",) * 5 * overlaps + ("guesses", "draft model", "first layers")
         self.error_rate = self.rng.choice((0.0, 0.2, 0.9))
         self.drafter: Drafter | None = None
         self.drive = EngineDrive(
@@ -48,8 +50,7 @@ class _Fuzz:
             budget=self.rng.choice((1, 2, 3, 5, 8, 16, 64)),
             prefix_cache=PrefixCache(self.block_size, digest) if digest else None,
             policy=make_policy(self.rng.choice(SCHEDULING_POLICIES), aging_s=1.0),
-            # Where drafts are made no steps overlap.
-            make_drafter=self._make_drafter if self.rng.random() < (0.1 if overlaps else 0.6) else None,
+            make_drafter=self._make_drafter if self.rng.random() < 0.6 else None,
             num_speculative_tokens=self.rng.randint(1, 16),
             overlaps=overlaps,
         )
@@ -57,8 +58,10 @@ class _Fuzz:
         self.asked: dict[int, _Asked] = {}
         self.num_searches = 0
 
-    def _make_drafter(self, kv_cache: KVCacheManager, target: FakeRunner) -> Drafter:
-        kind = self.rng.choice(("guesses", "draft model", "first layers"))
+    def _make_drafter(self, kv_cache: KVCacheManager, target: FakeRunner) -> Drafter | None:
+        kind = self.rng.choice(self.kinds)
+        if kind == "nobody":
+            return None
         if kind == "guesses":
             self.drafter = GuessingDrafter(self.rng, self.error_rate)
             return self.drafter
@@ -123,7 +126,13 @@ class _Fuzz:
             sibling_ids=sibling_ids,
             beam=beam,
             retention=self._retention() if self.rng.random() < 0.3 else None,
+            draft_token_ids=self._offer(prompt, params) if beam is None and self.rng.random() < 0.2 else (),
         )
+
+    def _offer(self, prompt: list[int], params: SamplingParams) -> tuple[int, ...]:
+        """A client's guess at the first tokens."""
+        right = solo_tokens(prompt, min(params.max_tokens, self.rng.randint(1, 5)))
+        return tuple(each if self.rng.random() >= self.error_rate else 49 for each in right)
 
     def _retention(self) -> KVRetention:
         start = self.rng.randint(0, 20)

@@ -260,3 +260,43 @@ def test_beams_that_fail_together_leave_nothing_to_others() -> None:
     assert {block_id for cleared in drive.runner.cleared for block_id in cleared} >= set.union(
         *own
     ) - running[1]
+
+
+@pytest.mark.parametrize("num_prompt", [5, 6, 7, 8])
+@pytest.mark.parametrize("num_right", [0, 1, 3])
+def test_only_known_tokens_of_a_row_with_drafts_are_published(num_prompt: int, num_right: int) -> None:
+    prompt = [7] * num_prompt
+    expected = solo_tokens(prompt, 6)
+    prefix_cache = PrefixCache(4)
+    drive = make_drive(make_drafter=lambda *_: None, prefix_cache=prefix_cache)
+    drive.add(1, [3], SamplingParams(max_tokens=20))
+    drive.step()
+    drive.engine.add_request(
+        EngineRequest(
+            sequence_id=2,
+            prompt_token_ids=prompt,
+            params=SamplingParams(max_tokens=6),
+            draft_token_ids=(*expected[:num_right], *[49] * (3 - num_right)),
+        )
+    )
+    drive.tokens[2] = []
+    while not drive.tokens[2]:
+        drive.step()
+    assert drive.tokens[2] == expected[: num_right + 1]
+    table = next(each.block_table for each in drive.scheduler.running if each.sequence_id == 2)
+    # In the next step, as when no step overlaps, the accepted ones are.
+    assert [block_id for block_id in table if block_id in prefix_cache] == table[: num_prompt // 4]
+    drive.run()
+    assert drive.tokens[2] == expected
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_blocks_that_only_failed_rows_share_are_cleared(overlaps: bool) -> None:
+    drive = EngineDrive(prefix_cache=PrefixCache(4), overlaps=overlaps)
+    # The second finds the blocks that the first writes in the same step.
+    for sequence_id in (1, 2):
+        drive.add(sequence_id, [1] * 9)
+    drive.runner.failing.update({1, 2})
+    drive.run()
+    assert [drive.reason(each) for each in (1, 2)] == [FinishReason.ERROR] * 2
+    assert drive.runner.num_written_slots == 0

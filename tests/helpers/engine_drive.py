@@ -99,6 +99,7 @@ class EngineDrive:
         sibling_ids: tuple[int, ...] = (),
         beam: BeamParams | None = None,
         retention: KVRetention | None = None,
+        draft_token_ids: tuple[int, ...] = (),
     ) -> None:
         self.engine.add_request(
             EngineRequest(
@@ -111,6 +112,7 @@ class EngineDrive:
                 sibling_ids=sibling_ids,
                 beam=beam,
                 retention=retention,
+                draft_token_ids=draft_token_ids,
             )
         )
         for each in (sequence_id, *sibling_ids):

@@ -143,6 +143,11 @@ class FakeRunner:
             if params.returns_generation_logits:
                 result.generation_logits[sequence_id] = [bytes([place]) for place in places]
 
+    @property
+    def num_written_slots(self) -> int:
+        """Slots that have not been cleared since they were written."""
+        return sum(slot is not None for slot in self._slots)
+
     def memory_use(self) -> MemoryUse:
         return MemoryUse(cpu_bytes=1)
 

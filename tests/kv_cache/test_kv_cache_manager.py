@@ -157,9 +157,19 @@ def test_a_failed_sequence_is_not_found() -> None:
     cache.publish(failed, 9)
     sharer = make_sequence(9)
     assert cache.admit(sharer) == 8
-    assert cache.retract(failed) == failed.block_table[2:]
+    assert cache.retract([failed]) == failed.block_table[2:]
     cache.free(failed)
     assert cache.admit(make_sequence(9)) == 0
+
+
+def test_what_only_failed_sequences_share_is_nobody_elses() -> None:
+    cache = make_cache()
+    failed = make_sequence(9)
+    cache.admit(failed)
+    cache.publish(failed, 9)
+    sharer = make_sequence(9)
+    cache.admit(sharer)
+    assert set(cache.retract([failed, sharer])) == {*failed.block_table, *sharer.block_table}
 
 
 def test_fork_shares_full_blocks_and_copies_the_last() -> None:

@@ -3,10 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
+from naiad.errors import StartupError
 from naiad.model_runner import ModelRunner
+from naiad.model_runner.paged_model import PagedModel
 from naiad.model_runner.rehearsal import every_kind_of_step, largest_steps
 from naiad.outputs import ModelOutput, SchedulerOutput
 
@@ -43,3 +46,41 @@ def test_a_rehearsal_computes_every_row_over_one_block(
         assert result.errors == {}
         assert set(result.sampled_token_ids) == {row.sequence.sequence_id for row in step.scheduled}
     assert len(seen[-2][1].context_logits) == len(seen[-2][0].scheduled)
+
+
+def test_the_largest_steps_come_after_every_capture_and_are_no_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tiny_model(tmp_path)
+    config = EngineConfig(model_dir=str(tmp_path), dtype="float32", block_size=16, max_num_seqs=4)
+    runner = ModelRunner(config)
+    captured: list[PagedModel] = []
+    computed: list[PagedModel] = []
+    monkeypatch.setattr(runner, "_capture_graphs", lambda _, paged_model: captured.append(paged_model))
+
+    def run(paged_model: PagedModel, step: SchedulerOutput) -> None:
+        # A capture would give back the memory that this takes, before anybody has measured it.
+        assert len(captured) == 2
+        computed.append(paged_model)
+
+    monkeypatch.setattr(PagedModel, "run", run)
+    assert runner._rehearse(config, [runner._model, runner._model.first_layers(1)]) == captured
+    assert len(set(computed)) == 2
+    assert set(computed).isdisjoint(captured)
+
+
+@pytest.mark.parametrize("kv_cache_bytes", [0, 1 << 26])
+def test_a_largest_step_that_does_not_fit_is_told_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_cache_bytes: int
+) -> None:
+    make_tiny_model(tmp_path)
+    config = EngineConfig(model_dir=str(tmp_path), dtype="float32", kv_cache_bytes=kv_cache_bytes)
+    runner = ModelRunner(config)
+
+    def rehearse(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(runner, "_rehearse", rehearse)
+    runner.device = torch.device("cuda")
+    with pytest.raises(StartupError, match="lower max_num_batched_tokens or max_num_seqs"):
+        runner._choose_kv_cache_bytes(config, [runner._model])

@@ -189,10 +189,14 @@ class Engine:
         return self._record.stats(self._scheduler)
 
     def _clear_failed(self, scheduled: SchedulerOutput, result: ModelOutput) -> None:
-        """Before any of these blocks is free: nothing of a row that has failed may reach others."""
-        for row in scheduled.scheduled:
-            if isinstance(result.errors.get(row.sequence.sequence_id), InternalError):
-                self._model_runner.clear_blocks(self._scheduler.kv_cache.retract(row.sequence))
+        """Before any of these blocks is free: nothing of rows that have failed may reach others."""
+        failed = [
+            row.sequence
+            for row in scheduled.scheduled
+            if isinstance(result.errors.get(row.sequence.sequence_id), InternalError)
+        ]
+        if failed:
+            self._model_runner.clear_blocks(self._scheduler.kv_cache.retract(failed))
 
     def _outputs_of(self, row: ScheduledSequence, result: ModelOutput) -> list[RequestOutput]:
         sequence_id = row.sequence.sequence_id

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from naiad.kv_cache.block_pool import BlockPool
 from naiad.kv_cache.prefix_cache import BlockName, CachedBlock, PrefixCache
@@ -190,16 +191,17 @@ class KVCacheManager:
                 self._prefix_cache.insert(parent, sequence.cache_salt, sequence.token_ids, start, block_id)
             )
 
-    def retract(self, sequence: Sequence) -> list[int]:
-        """The sequence has failed, nothing that it wrote is to be trusted: nobody may find it.
+    def retract(self, sequences: Iterable[Sequence]) -> list[int]:
+        """These have failed together, nothing that they wrote is to be trusted: nobody may find it.
 
         Returns:
-            Its blocks that nobody else holds: clear them before they are freed.
+            Their blocks that nobody else holds: clear them before they are freed.
         """
+        holders = Counter(block_id for sequence in sequences for block_id in sequence.block_table)
         if self._prefix_cache is not None:
-            for block_id in sequence.block_table:
+            for block_id in holders:
                 self._prefix_cache.evict(block_id)
-        return [block_id for block_id in sequence.block_table if self._pool.ref_count(block_id) == 1]
+        return [block_id for block_id, num in holders.items() if self._pool.ref_count(block_id) == num]
 
     def free(self, sequence: Sequence) -> None:
         """Take all blocks back; of those kept for reuse, the last one is the first to go.

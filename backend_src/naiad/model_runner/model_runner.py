@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from naiad.config import EngineConfig, ModelConfig
-from naiad.errors import ConfigError
+from naiad.errors import ConfigError, StartupError
 from naiad.model_runner.device import (
     check_memory,
     compile_count,
@@ -108,10 +108,16 @@ class ModelRunner(PagedModel):
         if self.device.type == "cpu":
             return config.kv_cache_bytes or default_cpu_bytes()
         rehearsal = partial(self._rehearse, config, models)
-        if config.kv_cache_bytes:
-            rehearsal()
-            return config.kv_cache_bytes
-        return measured_bytes(CudaMemory(self.device), config.kv_cache_memory_fraction, rehearsal)
+        try:
+            if config.kv_cache_bytes:
+                rehearsal()
+                return config.kv_cache_bytes
+            return measured_bytes(CudaMemory(self.device), config.kv_cache_memory_fraction, rehearsal)
+        except torch.OutOfMemoryError as error:
+            raise StartupError(
+                "the largest step does not fit in the GPU's memory beside the weights: lower "
+                f"max_num_batched_tokens or max_num_seqs, or free memory ({error})"
+            ) from error
 
     def _rehearse(self, config: EngineConfig, models: list[LlamaModel]) -> list[PagedModel]:
         """Compute every kind of step and the largest of each model, over a pool of one block.
@@ -119,19 +125,24 @@ class ModelRunner(PagedModel):
         Returns:
             What holds the memory that graphs take.
         """
-        rehearsed = []
-        num_tokens = max(config.max_num_batched_tokens or CUDA_BUDGET.num_tokens, config.max_num_seqs)
+        graphed: list[PagedModel] = []
+        eager: list[PagedModel] = []
         for model in models:
             limit = model.config.max_position_embeddings
             longest = min(config.max_model_len or limit, limit)
             pool = KVPool(model.config, 1, config.block_size, self.dtype, self.device)
             layout = self._cache_layout(config, model.config)
-            paged_model = PagedModel(model, pool, layout, longest)
+            graphed.append(PagedModel(model, pool, layout, longest))
+            self._capture_graphs(config, graphed[-1])
+            eager.append(PagedModel(model, pool, layout, longest))
+        num_tokens = max(config.max_num_batched_tokens or CUDA_BUDGET.num_tokens, config.max_num_seqs)
+        # After all captures: each begins by giving back what torch has kept of earlier steps.
+        for paged_model, model in zip(eager, models, strict=True):
+            layout = self._cache_layout(config, model.config)
+            longest = paged_model.max_model_len
             for step in every_kind_of_step(layout, longest) + largest_steps(config, num_tokens, longest):
                 paged_model.run(step)
-            self._capture_graphs(config, paged_model)
-            rehearsed.append(paged_model)
-        return rehearsed
+        return graphed
 
     def _capture_graphs(self, config: EngineConfig, paged_model: PagedModel) -> None:
         if self.device.type == "cuda" and config.cuda_graphs:

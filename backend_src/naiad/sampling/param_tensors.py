@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from naiad_kernels.staging import Staging
+
 T = TypeVar("T")
 # Each may take some bytes for every token of the vocabulary.
 _MAX_CACHED = 64
@@ -38,12 +40,16 @@ class ById(Generic[T]):
 def bias_tensors(key: ById[tuple[tuple[int, float], ...]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Ids [n] int64 and values [n] float32 of (id, value) pairs, at least one; not to be written."""
     token_ids, values = zip(*key.value, strict=True)
-    return torch.tensor(token_ids, device=device), torch.tensor(values, dtype=torch.float32, device=device)
+    staging = Staging(Staging.bytes_for([len(values)] * 2, []), device)
+    ids, wide = staging.put(token_ids, torch.int64), staging.put(values, torch.float64)
+    staging.send()
+    return ids, wide.float()
 
 
 @lru_cache(_MAX_CACHED)
 def excluded_mask(key: ById[tuple[int, ...]], vocab_size: int, device: torch.device) -> Tensor:
     """[vocab_size] bool: the ids that are not listed; not to be written."""
-    mask = torch.ones(vocab_size, dtype=torch.bool, device=device)
-    mask[torch.tensor(key.value, device=device)] = False
-    return mask
+    staging = Staging(Staging.bytes_for([len(key.value)], []), device)
+    token_ids = staging.put(key.value, torch.int64)
+    staging.send()
+    return torch.ones(vocab_size, dtype=torch.bool, device=device).index_fill_(0, token_ids, False)

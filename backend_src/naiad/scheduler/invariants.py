@@ -20,9 +20,8 @@ def check_invariants(scheduler: Scheduler, scheduled: SchedulerOutput | None = N
     _check_sequences(scheduler)
     _check_under_way(scheduler)
     _check_tenants(scheduler)
-    rows = scheduled.scheduled if scheduled is not None else []
-    ends = {row.sequence.sequence_id: _known_end(row) for row in [*scheduler.ahead.scheduled, *rows]}
-    _check_blocks(scheduler, ends)
+    rows = [*scheduler.ahead.scheduled, *(scheduled.scheduled if scheduled is not None else [])]
+    _check_blocks(scheduler, {row.sequence.sequence_id: _known_end(row) for row in rows})
     _check_blocks_of_drafts(scheduler, {row.sequence.sequence_id for row in rows if row.draft_token_ids})
     if scheduled is not None:
         _check_step(scheduler, scheduled)

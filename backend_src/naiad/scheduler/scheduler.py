@@ -183,7 +183,7 @@ class Scheduler:
                     self.kv_cache.trim(sequence)
             if is_ahead:
                 # A block that ends with a token which was not known then.
-                self.kv_cache.publish(sequence, row.start + row.num_scheduled_tokens)
+                self.kv_cache.publish(sequence, row.start + row.num_scheduled_tokens - num_drafts)
 
     def _secure_blocks(self) -> bool:
         """Let every running sequence have blocks for its known tokens; others give way.

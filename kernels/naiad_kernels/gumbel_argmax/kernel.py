@@ -82,7 +82,8 @@ def _best_of_row_kernel(
     row = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, TILE_TILES)
     scores = tl.load(tile_scores_ptr + row * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf"))
-    tile = tl.argmax(scores, axis=0)
+    # Among NaN, argmax may choose a place behind the last tile.
+    tile = tl.minimum(tl.argmax(scores, axis=0), num_tiles - 1)
     tl.store(out_ptr + row, tl.load(tile_ids_ptr + row * num_tiles + tile))
 
 
