@@ -85,6 +85,7 @@ def test_no_step_after_the_start_compiles_anything(
     directory: Path, dtype: str, settings: dict[str, Any]
 ) -> None:
     runner = make_runner(directory, dtype=dtype, drafter="ngram", **settings)
+    runner.end_start()
     first_logits(runner, 50)
     assert runner.num_late_compiles == 0
 

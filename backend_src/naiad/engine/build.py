@@ -50,7 +50,8 @@ def build_engine(config: EngineConfig) -> Engine:
     speculator = Speculator(drafter, _draft_policy(drafter, model_runner), config.num_speculative_tokens)
     scheduler = Scheduler(kv_cache, limits, policy, speculator)
     # A CPU computes in the thread that launches.
-    overlaps = config.overlap_steps and config.device == "cuda"
+    overlaps = config.overlap_steps and model_runner.device.type == "cuda"
+    model_runner.end_start()
     return Engine(scheduler, model_runner, partial(TextStream, token_table), overlaps=overlaps)
 
 

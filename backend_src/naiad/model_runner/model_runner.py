@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -81,6 +82,10 @@ class ModelRunner(PagedModel):
             self._capture_graphs(config, self.draft_runner)
         self._capture_graphs(config, self)
         self.token_budget = self._choose_budget(config)
+        self._count_compiles: Callable[[], int] = lambda: 0
+
+    def end_start(self) -> None:
+        """Kernels that are compiled from now on are late."""
         self._count_compiles = compile_count(self.device)
 
     @property
