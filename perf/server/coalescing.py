@@ -11,7 +11,6 @@ answering for a minute: then `naiad serve` restarts it, and the measurement ends
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import sys
 import tempfile
@@ -20,8 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perf.common.report import ROOT, print_rows, write_report
+from perf.common.report import print_rows, write_report
 from perf.common.word_prompts import single_token_words, word_prompts
+from perf.server.fast_repository import write_fast_repository
 from perf.server.load import all_at_once, responses, text_inputs
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
@@ -31,10 +31,6 @@ from naiad.cli.throughput import Work
 from naiad.errors import InternalError
 
 ASKED_RATIO = 3.0
-_MODEL = """from perf.server.fast_llm_model import fast_llm_model
-
-TritonPythonModel = fast_llm_model({tokens_per_s}, coalesces={coalesces})
-"""
 
 
 def main() -> int:
@@ -115,11 +111,8 @@ def _serve_options(
 ) -> tuple[list[str], dict[str, str]]:
     """Options and environment of a server with the fast engine in a repository of its own."""
     repository = folder / f"coalesces-{coalesces}"
-    shutil.copytree(ROOT / "model_repository", repository)
-    text = _MODEL.format(tokens_per_s=args.tokens_per_s, coalesces=coalesces)
-    (repository / "llm" / "1" / "model.py").write_text(text)
-    options = ["--model", str(model_dir), "--model-repository", str(repository)]
-    return options, {"PYTHONPATH": str(ROOT)}
+    environment = write_fast_repository(repository, args.tokens_per_s, coalesces=coalesces)
+    return ["--model", str(model_dir), "--model-repository", str(repository)], environment
 
 
 def _medians(turns: list[dict[str, float]]) -> dict[str, float]:

@@ -33,6 +33,8 @@ class FastEngine:
         self._tokens_per_s = tokens_per_s
         self._due_s = 0.0
         self._num_steps = 0
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
         self._live: dict[int, EngineRequest] = {}
         self._num_made: dict[int, int] = {}
 
@@ -43,6 +45,7 @@ class FastEngine:
 
     def add_request(self, request: EngineRequest) -> None:
         """Take all sequences of a request."""
+        self._num_prompt_tokens += len(request.prompt_token_ids)
         if not self._live:
             self._due_s = time.monotonic()
         for sequence_id in request.sequence_ids:
@@ -65,11 +68,18 @@ class FastEngine:
 
     def stats(self) -> EngineStats:
         """The gauges now."""
-        return EngineStats(num_running=len(self._live), max_num_seqs=1024, total_steps=self._num_steps)
+        return EngineStats(
+            num_running=len(self._live),
+            max_num_seqs=1024,
+            total_steps=self._num_steps,
+            total_prompt_tokens=self._num_prompt_tokens,
+            total_generation_tokens=self._num_generation_tokens,
+        )
 
     def _advance(self, sequence_id: int, request: EngineRequest) -> RequestOutput:
         number = self._num_made[sequence_id]
         self._num_made[sequence_id] += 1
+        self._num_generation_tokens += 1
         is_last = number + 1 == request.params.max_tokens
         if is_last:
             del self._live[sequence_id]

@@ -23,7 +23,9 @@ BLOCK = 16
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    make_tiny_model(path, hidden_size=96, head_dim=16, num_attention_heads=6, num_key_value_heads=2)
+    sizes = {"hidden_size": 96, "head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 2}
+    # Contexts so long that they are read in parts.
+    make_tiny_model(path, max_position_embeddings=2048, **sizes)
     return path
 
 
@@ -39,13 +41,13 @@ def make_runner(directory: Path, **settings: Any) -> ModelRunner:
 
 
 def random_step(chance: random.Random, runner: ModelRunner) -> SchedulerOutput:
-    """Sequences of any length, with and without drafts, drawn from or not, in blocks of their own."""
+    """Sequences of any length, the first perhaps long, with drafts or not, drawn or not, in own blocks."""
     free = list(range(min(400, runner.num_blocks)))
     has_prompts = chance.random() < 0.5
     rows = []
     for index in range(chance.randint(1, 12)):
         num_drafts = chance.choice([0, 0, 3, 8])
-        length = chance.randint(1, 200)
+        length = chance.randint(1, 200 if index else 1500)
         num_scheduled = chance.choice([1, length]) if has_prompts else 1
         sequence = Sequence(
             sequence_id=index,

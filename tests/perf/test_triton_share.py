@@ -4,6 +4,7 @@ from pathlib import Path
 
 from perf.server.each_token_row import EachTokenRow
 from perf.server.fast_engine import FastEngine
+from perf.server.processor_time import LOAD, OTHERS, REST, kind_of, medians, row_of
 from perf.server.triton_share import rows
 
 from naiad.cli.throughput import Timing
@@ -55,3 +56,21 @@ def test_a_row_of_single_tokens_keeps_their_order() -> None:
                 row.pending = None
 
     assert sent == [1, 2, 3, 4, 5, 6]
+
+
+def test_processor_time_is_told_by_process() -> None:
+    stub = ["/x/triton_python_backend_stub", "/r/detokenizer/1/model.py", "shm", "67108864"]
+    assert kind_of("triton_python_backend_stub", stub) == "detokenizer"
+    assert kind_of("tritonserver", ["/opt/bin/tritonserver", "--model-repository", "/r"]) == "tritonserver"
+    assert kind_of("python", ["python", "-m", "perf.server.fast_engine"]) == OTHERS
+
+
+def test_processor_time_is_shared_out_among_tokens() -> None:
+    spent = [{"tritonserver": 2.0, "text": 1.0, LOAD: 4.0}, {"tritonserver": 4.0, "text": 1.0, LOAD: 4.0}]
+    turns = [row_of("text", each, made=1000, rate=100.0) for each in spent]
+    turns.insert(1, row_of(REST, {"tritonserver": 0.02}, made=10, rate=1.0))
+
+    text, rest = medians(turns)
+
+    assert (text["server"], text["tritonserver"], text["text"], text[LOAD]) == (4.0, 3.0, 1.0, 4.0)
+    assert (rest["server"], rest["tokens/s"]) == (2.0, None)

@@ -87,15 +87,18 @@ def _detokenizer_tensors(
         "sequence_id": np.array([[row.sequence_id]], dtype=np.uint64),
         "window_ids": np.array([window + chunk.token_ids], dtype=np.int32),
     }
-    # Each tensor costs time on its way: those that would say what holds without them are left out.
-    if is_echoing:
-        tensors["num_emitted_tokens"] = _int32(0)
-    if chunk.is_cut:
-        num_before = asked.text.num_prompt_chars if is_echoing and asked.text is not None else 0
-        tensors["max_chars"] = _int32(num_before + chunk.num_chars)
-    if chunk.finish_reason is not None:
-        tensors["is_last"] = np.array([[True]])
-    return tensors
+    if chunk.finish_reason is None:
+        # Each tensor costs time on its way: those that would say what holds without them are left out.
+        assert not (is_echoing or chunk.is_cut)
+        return tensors
+    max_chars = chunk.num_chars if chunk.is_cut else -1
+    if is_echoing and chunk.is_cut and asked.text is not None:
+        max_chars += asked.text.num_prompt_chars
+    return tensors | {
+        "num_emitted_tokens": _int32(0 if is_echoing else len(window)),
+        "max_chars": _int32(max_chars),
+        "is_last": np.array([[True]]),
+    }
 
 
 def _int32(value: int) -> npt.NDArray[np.int32]:

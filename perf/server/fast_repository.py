@@ -1,0 +1,25 @@
+"""A model repository whose `llm` has the engine of `fast_engine`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from perf.common.report import ROOT
+
+_MODEL = """from perf.server.fast_llm_model import fast_llm_model
+
+TritonPythonModel = fast_llm_model({tokens_per_s}, coalesces={coalesces})
+"""
+
+
+def write_fast_repository(path: Path, tokens_per_s: float, *, coalesces: bool = True) -> dict[str, str]:
+    """Write it; the arguments are those of `fast_llm_model`.
+
+    Returns:
+        What the server's environment needs.
+    """
+    shutil.copytree(ROOT / "model_repository", path)
+    text = _MODEL.format(tokens_per_s=tokens_per_s, coalesces=coalesces)
+    (path / "llm" / "1" / "model.py").write_text(text)
+    return {"PYTHONPATH": str(ROOT)}

@@ -1,0 +1,146 @@
+"""What a token costs the server's processes, in processor time, behind an engine that only counts.
+
+    python -m perf.server.processor_time
+
+The real server with the real models streams each token of an engine that computes nothing, at a rate
+that all of them keep up with. `ensemble`, `text` and `llm` take turns; then nothing is asked for a while.
+Processor time says more than speed where other load comes and goes. What it leaves out: a real engine
+takes turns with these processes on the same cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+from perf.common.arguments import at_least
+from perf.common.report import print_rows, write_report
+from perf.common.word_prompts import single_token_words, word_prompts
+from perf.server.fast_repository import write_fast_repository
+from perf.server.load import llm_generate, text_generate
+from perf.server.serve_process import naiad_serve
+from transformers import AutoTokenizer
+
+from naiad.cli.fetch_model import resolve_model
+from naiad.cli.throughput import Work
+
+REST = "at rest, a second"
+LOAD, OTHERS = "load generator", "others"
+_STUB = re.compile(r"triton_python_backend_stub .*/(\w+)/\d+/model\.py")
+_COLUMNS = ("tritonserver", "llm", "tokenizer", "detokenizer", "text", OTHERS)
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    """Measure, print, write."""
+    args = _parse()
+    model_dir = resolve_model(args.model)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
+    num_tokens = round(args.tokens_per_s * args.seconds / args.concurrency)
+    work = Work(args.concurrency, 16, num_tokens)
+    make_prompts = partial(word_prompts, work, tokenizer.encode(""), single_token_words(tokenizer))
+    turns = []
+    with tempfile.TemporaryDirectory(prefix="naiad-perf-") as folder:
+        repository = Path(folder) / "repository"
+        environment = write_fast_repository(repository, args.tokens_per_s)
+        options = ["--model", str(model_dir), "--model-repository", str(repository)]
+        with naiad_serve(options, environment) as server:
+            contestants = {
+                "ensemble": text_generate(server, "ensemble", decode),
+                "text": text_generate(server, "text", decode),
+                "llm": llm_generate(server.grpc),
+                REST: lambda _prompts, _num_tokens: time.sleep(args.seconds),
+            }
+            for generate in contestants.values():
+                generate(make_prompts("warm up"), 8)
+            for turn in range(args.repeats):
+                for name, generate in contestants.items():
+                    prompts = make_prompts(f"{name} {turn}")
+                    before, began_s = processor_seconds(), time.perf_counter()
+                    generate(prompts, num_tokens)
+                    spent = processor_seconds() - before
+                    made = args.seconds if name == REST else num_tokens * args.concurrency
+                    rate = made / (time.perf_counter() - began_s)
+                    turns.append(row_of(name, spent, made, rate))
+    rows = medians(turns)
+    print("milliseconds of processor time a token")
+    print_rows(rows)
+    settings = vars(args) | {"model": model_dir.name}
+    print("written:", write_report("processor-time", settings, rows))
+    return 0
+
+
+def processor_seconds() -> Counter[str]:
+    """What this process and all below it have taken until now, by what they are."""
+    spent: Counter[str] = Counter()
+    here = psutil.Process()
+    for process in [here, *here.children(recursive=True)]:
+        try:
+            kind = LOAD if process == here else kind_of(process.name(), process.cmdline())
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        spent[kind] += times.user + times.system
+    return spent
+
+
+def kind_of(name: str, command: Sequence[str]) -> str:
+    """The model of a stub, "tritonserver", or `OTHERS`: the engine, `naiad serve` and its helpers."""
+    if match := _STUB.search(" ".join(command)):
+        return match[1]
+    return name if name == "tritonserver" else OTHERS
+
+
+def row_of(name: str, spent: Mapping[str, float], made: float, rate: float) -> Row:
+    """Milliseconds for each of what was made: tokens, or seconds of rest."""
+    shares = {kind: round(1e3 * spent.get(kind, 0.0) / made, 3) for kind in _COLUMNS}
+    load = round(1e3 * spent.get(LOAD, 0.0) / made, 3)
+    return {
+        "through": name,
+        "tokens/s": None if name == REST else round(rate, 1),
+        "server": round(sum(shares.values()), 3),
+        **shares,
+        LOAD: load,
+    }
+
+
+def medians(turns: Sequence[Row]) -> list[Row]:
+    """One row for each way, in the order of the turns."""
+    by_name: dict[str, list[Row]] = {}
+    for row in turns:
+        by_name.setdefault(row["through"], []).append(row)
+    return [
+        {
+            key: value if key == "through" or value is None else statistics.median(each[key] for each in rows)
+            for key, value in rows[0].items()
+        }
+        for rows in by_name.values()
+    ]
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
+    parser.add_argument("--tokens-per-s", type=float, default=400, metavar="N", help="of the engine")
+    parser.add_argument("--concurrency", type=at_least(1), default=32, metavar="N")
+    parser.add_argument("--seconds", type=float, default=10, metavar="S", help="of a turn")
+    parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="turns")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
