@@ -140,13 +140,17 @@ async def _text_stream(client: Any, model: str, inputs: Inputs) -> str:
 
 
 def _token_totals(server: Served) -> list[float]:
-    """Tokens of prompts, and new ones, that the server has counted."""
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return [
-        sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
-        for name in ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
-    ]
+    """Tokens of prompts, and new ones, that the server has counted; of all that was, once nothing runs."""
+    names = ("vllm:num_requests_running", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+    num_running, totals = 1.0, [0.0]
+    while num_running:
+        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        num_running, *totals = (
+            sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+            for name in names
+        )
+    return totals
 
 
 def _check_totals(server: Served, expected: list[float]) -> None:

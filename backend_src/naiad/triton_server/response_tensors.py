@@ -89,7 +89,8 @@ def _detokenizer_tensors(
     }
     if chunk.finish_reason is None:
         # Each tensor costs time on its way: those that would say what holds without them are left out.
-        assert not (is_echoing or chunk.is_cut)
+        assert not is_echoing, "unstreamed, and not the last"
+        assert not chunk.is_cut, "cut, and not the last"
         return tensors
     max_chars = chunk.num_chars if chunk.is_cut else -1
     if is_echoing and chunk.is_cut and asked.text is not None:
