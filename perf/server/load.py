@@ -103,10 +103,10 @@ def text_generate(
     """
 
     def generate(prompts: Prompts, num_tokens: int) -> list[str]:
-        before = _token_totals(server)
+        before = _totals_at_rest(server)
         texts = all_at_once(server.grpc, [stream_of(prompt, num_tokens) for prompt in prompts])
         asked = [sum(len(prompt) for prompt in prompts), num_tokens * len(prompts)]
-        _check_totals(server, [a + b for a, b in zip(before, asked, strict=True)])
+        _totals_at_rest(server, [a + b for a, b in zip(before, asked, strict=True)])
         return texts
 
     def stream_of(prompt: list[int], num_tokens: int) -> Callable[[Any], Coroutine[Any, Any, str]]:
@@ -139,26 +139,26 @@ async def _text_stream(client: Any, model: str, inputs: Inputs) -> str:
     return b"".join(parts).decode()
 
 
-def _token_totals(server: Served) -> list[float]:
-    """Tokens of prompts, and new ones, that the server has counted; of all that was, once nothing runs."""
+def _totals_at_rest(server: Served, expected: list[float] | None = None) -> list[float]:
+    """Tokens of prompts, and new ones, that the server has counted once nothing runs.
+
+    Raises:
+        InternalError: something runs on, or they do not become what is expected.
+    """
     names = ("vllm:num_requests_running", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
-    num_running, totals = 1.0, [0.0]
-    while num_running:
+    end_s = time.monotonic() + _COUNTED_AFTER_S
+    while True:
         with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         num_running, *totals = (
             sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
             for name in names
         )
-    return totals
-
-
-def _check_totals(server: Served, expected: list[float]) -> None:
-    """The counters are written soon after the last token."""
-    end_s = time.monotonic() + _COUNTED_AFTER_S
-    while (totals := _token_totals(server)) != expected:
+        if not num_running and expected in (None, totals):
+            return totals
         if time.monotonic() > end_s:
             raise InternalError(
-                f"the server has counted {totals} tokens of prompts and of texts instead of {expected}"
+                f"{num_running:g} sequences run, and the server has counted {totals} tokens of prompts and "
+                f"of texts; expected {expected or 'none to run'}"
             )
         time.sleep(0.01)

@@ -67,20 +67,20 @@ def test_cancel_while_queued(server: Server, model: str) -> None:
     free_again(server)
 
 
-def test_http_disconnect(server: Server) -> None:
-    for path in ("ensemble", "llm", "text"):
-        body = {"max_tokens": 1500, "text_input": "Once", "stream": True, "ignore_eos": True}
-        if path == "llm":
-            body = {"input_ids": [5, 6], "input_lengths": 2, "request_output_len": 1500, "streaming": True}
-            body["ignore_eos"] = True
-        connection = http.client.HTTPConnection(server.http, timeout=30)
-        connection.request("POST", f"/v2/models/{path}/generate_stream", json.dumps(body))
-        connection.getresponse().read(20)
-        eventually(lambda: server.used_blocks() > 0)
-        num_before = server.num_aborted()
-        connection.close()
-        free_again(server)
-        eventually(lambda: server.num_aborted() == num_before + 1)  # noqa: B023 — done before the next
+@pytest.mark.parametrize("model", ["ensemble", "llm", "text"])
+def test_http_disconnect(server: Server, model: str) -> None:
+    body = {"max_tokens": 1500, "text_input": "Once", "stream": True, "ignore_eos": True}
+    if model == "llm":
+        body = {"input_ids": [5, 6], "input_lengths": 2, "request_output_len": 1500, "streaming": True}
+        body["ignore_eos"] = True
+    connection = http.client.HTTPConnection(server.http, timeout=30)
+    connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(body))
+    connection.getresponse().read(20)
+    eventually(lambda: server.used_blocks() > 0)
+    num_before = server.num_aborted()
+    connection.close()
+    free_again(server)
+    eventually(lambda: server.num_aborted() == num_before + 1)
 
 
 @pytest.mark.parametrize("asked", ["llm", "text"])
