@@ -2,10 +2,11 @@
 
     python -m perf.server.triton_share
 
-All four get prompts of the same length at the same time and stream the same number of tokens. They
-take turns, A B C D A B C D, on a server that runs from the first turn to the last; each turn gives a
-ratio, and the medians of the ratios are what is asked for. The load generator shares the machine
-with the server, while the engine in process has it to itself.
+All four get prompts of the same length at the same time and stream the same number of tokens, from a
+server that runs from the first turn to the last. In a turn the engine in process runs before and behind
+each door, A B A C A D A, and a door's share is its speed over the mean of the two beside it: a machine that
+grows slower or faster meanwhile cancels out. The medians over the turns are what is asked for. The load
+generator shares the machine with the server, while the engine in process has it to itself.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import argparse
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import psutil
 from perf.common.arguments import at_least
 from perf.common.plots import Panel, save_panels
 from perf.common.report import print_rows, write_report
@@ -27,7 +31,7 @@ from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
 from naiad.cli.fetch_model import resolve_model
-from naiad.cli.throughput import Prompts, Timing, Work, engine_generate, load_engine, measure
+from naiad.cli.throughput import Prompts, Work, engine_generate, load_engine
 from naiad.config import EngineConfig
 from naiad.engine_process.child import child_environment
 
@@ -36,6 +40,32 @@ ASKED = {"text": 0.9, "llm": 0.9, "ensemble": 0.8}
 _NUM_CHECKED_TOKENS = 16
 
 Contestants = Mapping[str, Callable[[Prompts, int], Sequence[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """New tokens a second, prompts included in the time.
+
+    Attributes:
+        engine: in process, before the first door and behind each.
+        doors: each through the server, in their order.
+        stolen: part of the machine's time that its host gave to others.
+    """
+
+    engine: Sequence[float]
+    doors: Mapping[str, float]
+    stolen: float = 0.0
+
+    def share(self, name: str) -> float:
+        """Of the mean of the engine's two passes beside it."""
+        if name == "engine":
+            return 1.0
+        place = list(self.doors).index(name)
+        return self.doors[name] / statistics.mean(self.engine[place : place + 2])
+
+    def tokens_per_s(self, name: str) -> float:
+        """A door's, or the engine's on average."""
+        return self.doors[name] if name in self.doors else statistics.mean(self.engine)
 
 
 def main() -> int:
@@ -68,16 +98,17 @@ def main() -> int:
         }
         if not _is_same(contestants, make_prompts("check"), decode, dtype):
             return 1
-        turns = []
-        for turn in range(args.repeats):
-            make = partial(_prompts_of_turn, make_prompts, turn)
-            turns.append(measure(contestants, make, work, repeats=1))
+        turns: list[Turn] = []
+        for number in range(args.repeats):
+            turns.append(take_turn(contestants, make_prompts, work, number))
             print_rows(rows(turns[-1:]))
     results = rows(turns)
     print(f"medians of {args.repeats} turns:")
     print_rows(results)
     settings = vars(args) | {"model": model_dir.name, "dtype": dtype}
-    print("plot:", _plot(turns), "written:", write_report("triton-share", settings, results))
+    print(
+        "plot:", _plot(turns, args.concurrency), "written:", write_report("triton-share", settings, results)
+    )
     return 0
 
 
@@ -88,32 +119,56 @@ def _take_settings_of_engine_process() -> None:
         os.execve(sys.executable, sys.orig_argv, os.environ | {name: child_environment()[name]})
 
 
-def _prompts_of_turn(make_prompts: Callable[[str], Prompts], turn: int, seed: int) -> Prompts:
-    """No turn has the prompts of another."""
-    return make_prompts(f"{turn} {seed}")
+def take_turn(
+    contestants: Contestants, make_prompts: Callable[[str], Prompts], work: Work, number: int
+) -> Turn:
+    """The engine, a door, the engine, a door, …, the engine.
+
+    Args:
+        contestants: `engine` and the doors; no prompt is used twice.
+        make_prompts: seed → `work.batch` prompts.
+        work: of each pass.
+        number: of the turn.
+    """
+
+    def tokens_per_s(name: str, seed: str) -> float:
+        prompts = make_prompts(f"{number} {seed}")
+        start_s = time.perf_counter()
+        contestants[name](prompts, work.output_tokens)
+        return work.batch * work.output_tokens / (time.perf_counter() - start_s)
+
+    before = psutil.cpu_times()
+    engine = [tokens_per_s("engine", "engine")]
+    doors: dict[str, float] = {}
+    for name in contestants:
+        if name != "engine":
+            doors[name] = tokens_per_s(name, name)
+            engine.append(tokens_per_s("engine", f"engine after {name}"))
+    return Turn(engine, doors, _stolen(before, psutil.cpu_times()))
 
 
-def rows(turns: Sequence[Mapping[str, Timing]]) -> list[dict[str, Any]]:
-    """Medians over the turns, and of the turns' ratios to the engine in process."""
-    result = []
-    for name in turns[0]:
-        shares = _shares(turns, name)
+def _stolen(before: Any, after: Any) -> float:
+    """The part of the time that a virtual machine's host gave to others; 0 where it does not say so."""
+    spent = [new - old for new, old in zip(after, before, strict=True)]
+    return max(0.0, getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)) / max(sum(spent), 1e-9)
+
+
+def rows(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Medians over the turns, and of the turns' shares."""
+    result: list[dict[str, Any]] = []
+    for name in ("engine", *turns[0].doors):
+        shares = [turn.share(name) for turn in turns]
         result.append(
             {
                 "through": name,
-                "decode tokens/s": _median(turn[name].decode_tokens_per_s for turn in turns),
-                "all new tokens/s": _median(turn[name].output_tokens_per_s for turn in turns),
+                "all new tokens/s": _median(turn.tokens_per_s(name) for turn in turns),
                 "of the engine": round(statistics.median(shares), 3),
-                "least": round(min(shares), 3),
-                "most": round(max(shares), 3),
+                "turns": " ".join(f"{share:.2f}" for share in shares),
                 "asked": ASKED.get(name, 1.0),
+                "taken by the host": round(statistics.median(turn.stolen for turn in turns), 3),
             }
         )
     return result
-
-
-def _shares(turns: Sequence[Mapping[str, Timing]], name: str) -> list[float]:
-    return [turn[name].output_tokens_per_s / turn["engine"].output_tokens_per_s for turn in turns]
 
 
 def _median(values: Any) -> float:
@@ -139,11 +194,15 @@ def _is_same(
     return True
 
 
-def _plot(turns: Sequence[Mapping[str, Timing]]) -> str:
+def _plot(turns: Sequence[Turn], batch: int) -> str:
     numbers = list(range(1, len(turns) + 1))
-    speed = {name: (numbers, [turn[name].output_tokens_per_s for turn in turns]) for name in turns[0]}
-    shares = {f"{name}, asked ≥ {asked:g}": (numbers, _shares(turns, name)) for name, asked in ASKED.items()}
-    batch = next(iter(turns[0].values())).batch
+    speed = {
+        name: (numbers, [turn.tokens_per_s(name) for turn in turns]) for name in ("engine", *turns[0].doors)
+    }
+    shares = {
+        f"{name}, asked ≥ {asked:g}": (numbers, [turn.share(name) for turn in turns])
+        for name, asked in ASKED.items()
+    }
     panels = [
         Panel("turn", "all new tokens/s", speed),
         Panel("turn", "of the engine in process", shares, ("engine", 1.0)),

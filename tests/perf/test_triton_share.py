@@ -1,34 +1,51 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from perf.server.each_token_row import EachTokenRow
 from perf.server.fast_engine import FastEngine
 from perf.server.processor_time import LOAD, OTHERS, REST, kind_of, medians, row_of
-from perf.server.triton_share import rows
+from perf.server.triton_share import Turn, rows, take_turn
 
-from naiad.cli.throughput import Timing
+from naiad.cli.throughput import Prompts, Work
 from naiad.config import ModelConfig
 from naiad.outputs import RequestOutput
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams
 
 
-def timing(total_s: float) -> Timing:
-    return Timing(batch=4, prompt_tokens=1, output_tokens=10, first_token_s=1.0, total_s=total_s)
-
-
-def test_a_share_is_the_median_of_the_ratios_of_each_turn() -> None:
+def test_a_share_is_the_median_over_turns_of_what_lies_between_two_passes_of_the_engine() -> None:
     turns = [
-        {"engine": timing(10.0), "llm": timing(12.5)},
-        {"engine": timing(20.0), "llm": timing(40.0)},  # others used the machine
-        {"engine": timing(10.0), "llm": timing(10.0)},
+        Turn([100.0, 100.0, 100.0], {"llm": 80.0, "ensemble": 70.0}),
+        Turn([100.0, 50.0, 50.0], {"llm": 37.5, "ensemble": 40.0}),  # others used the machine
+        Turn([100.0, 100.0, 60.0], {"llm": 100.0, "ensemble": 72.0}, stolen=0.1),
     ]
 
-    engine, llm = rows(turns)
+    engine, llm, ensemble = rows(turns)
 
-    assert engine["of the engine"] == 1.0
-    assert (llm["of the engine"], llm["least"], llm["most"]) == (0.8, 0.5, 1.0)
-    assert llm["all new tokens/s"] == 3.2
+    assert (engine["of the engine"], engine["all new tokens/s"]) == (1.0, 86.7)
+    assert (llm["of the engine"], llm["turns"]) == (0.8, "0.80 0.50 1.00")
+    assert (ensemble["of the engine"], ensemble["all new tokens/s"]) == (0.8, 70.0)
+
+
+def test_in_a_turn_the_engine_runs_before_and_behind_each_door() -> None:
+    order = []
+
+    def contestant(name: str) -> Callable[[Prompts, int], list[Any]]:
+        def generate(prompts: Prompts, num_tokens: int) -> list[Any]:
+            order.append((name, prompts[0][0], num_tokens))
+            return []
+
+        return generate
+
+    contestants = {name: contestant(name) for name in ("engine", "text", "llm")}
+    turn = take_turn(contestants, lambda seed: [[hash(seed)]], Work(4, 1, 10), number=3)
+
+    assert [name for name, _, _ in order] == ["engine", "text", "engine", "llm", "engine"]
+    assert len({prompt for _, prompt, _ in order}) == len(order)
+    assert {num_tokens for _, _, num_tokens in order} == {10}
+    assert (len(turn.engine), list(turn.doors)) == (3, ["text", "llm"])
 
 
 def test_the_fast_engine_repeats_the_prompt_and_ends_once(default_model_dir: Path) -> None:
