@@ -7,7 +7,7 @@ from typing import Any
 from perf.server.each_token_row import EachTokenRow
 from perf.server.fast_engine import FastEngine
 from perf.server.processor_time import LOAD, OTHERS, REST, kind_of, medians, row_of
-from perf.server.triton_share import Turn, rows, take_turn
+from perf.server.triton_share import Turn, calm, rows, take_turn
 
 from naiad.cli.throughput import Prompts, Work
 from naiad.config import ModelConfig
@@ -27,6 +27,12 @@ def test_a_share_is_the_median_over_turns_of_what_lies_between_two_passes_of_the
     assert (engine["of the engine"], engine["all new tokens/s"]) == (1.0, 86.7)
     assert (llm["of the engine"], llm["turns"]) == (0.8, "0.80 0.50 1.00")
     assert (ensemble["of the engine"], ensemble["all new tokens/s"]) == (0.8, 70.0)
+
+
+def test_turns_in_which_the_host_took_the_processor_away_do_not_count() -> None:
+    turns = [Turn([1.0, 1.0], {"llm": 1.0}, stolen) for stolen in (0.0, 0.3, 0.05)]
+
+    assert calm(turns, 0.05) == [turns[0], turns[2]]
 
 
 def test_in_a_turn_the_engine_runs_before_and_behind_each_door() -> None:
