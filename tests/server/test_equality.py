@@ -15,13 +15,13 @@ from helpers.raw_grpc import Stream, ask, llm_inputs
 from helpers.served import WAYS, served
 from helpers.server import Server, eventually, start_server
 
-NUM_TOKENS = 64
+NUM_TOKENS = 48
 
 
 def make_prompts() -> list[list[int]]:
     draw = random.Random(11)
-    lengths = [1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 129, 500, 1000, 1499, 1500]
-    lengths += [draw.randrange(4, 400) for _ in range(32 - len(lengths))]
+    lengths = [1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 129, 500, 1500]
+    lengths += [draw.randrange(4, 120) for _ in range(32 - len(lengths))]
     return [[draw.randrange(3, 49000) for _ in range(length)] for length in lengths]
 
 
@@ -56,7 +56,7 @@ def test_all_at_once_equals_transformers(reference: PreTrainedModel, served_at_o
         assert_is_transformers_greedy(reference, prompt, tokens)
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_one_by_one_equals_all_at_once(server: Server, served_at_once: list[list[int]], every: int) -> None:
     alone = [ask(server.grpc, "llm", greedy(prompt)).token_ids for prompt in PROMPTS[::every]]
     assert alone == served_at_once[::every]

@@ -50,7 +50,7 @@ def test_http_generate_stream_gives_the_same_text_in_pieces(server: Server) -> N
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_streamed_unstreamed_and_decoded_text_agree(
     server: Server, tokenizer: AutoTokenizer, prompt: str, seed: int
 ) -> None:
