@@ -19,6 +19,7 @@ OTHERS_OPTIONS = frozenset(
         *("--build-arg", "--shm-size", "--no-cache-dir", "--extra-index-url"),
         *("--http-max-input-size", "--http-restricted-api", "--grpc-restricted-protocol"),
         *("--model-control-mode", "--trace-config", "--exit-timeout-secs", "--model-repository"),
+        *("--backend", "--tokenizer"),
     }
 )
 OTHERS_NAMES = frozenset(
@@ -31,6 +32,8 @@ OTHERS_NAMES = frozenset(
         "tensorrt_llm",
         "tensorrt_llm_bls",
         "inflight_batcher_llm",
+        "tool_choice",
+        "tool_calls",
     }
 )
 
