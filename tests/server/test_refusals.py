@@ -75,8 +75,8 @@ LLM_CASES: list[tuple[dict[str, Any], str]] = [
     ({"input_lengths": 0}, "the prompt is empty"),
     ({"input_lengths": 3}, "input_lengths = 3"),
     ({"stop_token_ids": [VOCABULARY]}, f"stop_token_ids holds {VOCABULARY}"),
-    ({"end_id": VOCABULARY}, f"end_id = {VOCABULARY}"),
-    ({"pad_id": VOCABULARY}, f"pad_id = {VOCABULARY}"),
+    ({"end_id": -2}, "end_id = -2"),
+    ({"pad_id": -2}, "pad_id = -2"),
     (
         {"bad_words_list": pack_word_list([[VOCABULARY]])[None]},
         f"bad_words_list holds {VOCABULARY}",

@@ -62,8 +62,8 @@ def test_greedy_rule_of_the_reference(fields: dict[str, Any], expected: float) -
         ({"presence_penalty": 1e6}, "presence_penalty = 1000000.0"),
         ({"frequency_penalty": float("nan")}, "frequency_penalty = nan"),
         ({"min_tokens": 5}, "min_tokens = 5"),
-        ({"end_id": 1000}, "end_id = 1000"),
         ({"end_id": -2}, "end_id = -2"),
+        ({"pad_id": -2}, "pad_id = -2"),
         ({"stop_token_ids": 1000}, "stop_token_ids holds 1000"),
         ({"input_lengths": 9}, "input_lengths = 9"),
         ({"beam_width": 17}, "beam_width = 17: expected a finite number ≥ 1 and ≤ 16"),
@@ -90,7 +90,6 @@ def test_greedy_rule_of_the_reference(fields: dict[str, Any], expected: float) -
             "draft_input_ids has 1 ids: expected none with beam_width = 2",
         ),
         ({"num_draft_tokens": -1}, "num_draft_tokens = -1"),
-        ({"pad_id": 1000}, "pad_id = 1000"),
         ({"decoder_input_ids": np.array([[2, 3]], dtype=np.int32)}, "decoder_input_ids is not supported"),
         ({"decoder_input_lengths": 2}, "decoder_input_lengths is not supported"),
     ],
@@ -152,6 +151,7 @@ def test_unserved_field_that_is_off_is_accepted(switched_off: dict[str, Any]) ->
         ({"temperature": "hot"}, "temperature = 'hot'"),
         ({"top_k": 1.5}, "top_k = 1.5"),
         ({"stream": 1}, "stream = 1"),
+        ({"accumulate_tokens": 1}, "accumulate_tokens = 1: expected true or false"),
         ({"seed": -1}, "seed = -1"),
         ({"seed": 2**64}, "seed = 18446744073709551616"),
         ({"timeout": "soon"}, "timeout = 'soon'"),
@@ -213,6 +213,18 @@ def test_ignore_eos_keeps_only_what_was_asked_for() -> None:
 def test_end_id_joins_the_checkpoints_list() -> None:
     assert read(llm_source(end_id=7)).rows[0].params.stop_token_ids == (2, 7)
     assert read(llm_source(end_id=-1)).rows[0].params.stop_token_ids == (2,)
+
+
+def test_ids_beyond_the_vocabulary_neither_end_nor_pad() -> None:
+    params = read(llm_source(end_id=1_048_576, pad_id=1_048_576)).rows[0].params
+    assert params.stop_token_ids == (2,)
+
+
+def test_accumulate_tokens_is_the_models_own_parameter() -> None:
+    plain = read(llm_source(seed=np.array([[1]], dtype=np.uint64)))
+    for value in (True, False):
+        source = llm_source(seed=np.array([[1]], dtype=np.uint64), parameters={"accumulate_tokens": value})
+        assert read(source) == plain
 
 
 def test_stop_needs_a_request_id() -> None:

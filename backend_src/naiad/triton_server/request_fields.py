@@ -84,6 +84,8 @@ SERVED = (
 
 # Parameters by which the reference's client says a field once more → the field's name.
 ALIASES = {"Streaming": "stream"}
+# Parameters that benchmarks send and the reference leaves alone: what a stream holds is the model's own.
+WITHOUT_EFFECT = (Field("accumulate_tokens", bool),)
 _SERVERS_OWN_PARAMETERS = re.compile(r"id|timeout|sequence_\w+|triton_\w+|binary_data_output")
 
 T = TypeVar("T")
@@ -114,6 +116,9 @@ def read_scalars(tensors: Mapping[str, Array], parameters: Mapping[str, Any]) ->
             values[field.name] = _checked(field, _only_value(field.name, tensor))
         elif field.name in parameters:
             values[field.name] = _checked(field, parameters[field.name])
+    for field in WITHOUT_EFFECT:
+        if field.name in parameters:
+            _checked(field, parameters[field.name])
     return values
 
 

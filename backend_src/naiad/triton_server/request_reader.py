@@ -16,6 +16,7 @@ from naiad.triton_server.output_wishes import OutputWishes, check_logits_size, r
 from naiad.triton_server.request_fields import (
     ALIASES,
     SERVED,
+    WITHOUT_EFFECT,
     Array,
     Scalar,
     read_scalars,
@@ -33,7 +34,10 @@ from naiad.triton_server.unserved_fields import refuse_unserved
 # What each model of the ensemble reads; a parameter reaches all of its steps.
 TEXT_PARAMETERS = frozenset({"text_input", "messages", "stop_words", "bad_words"})
 KNOWN_PARAMETERS = (
-    frozenset(field.name for field in SERVED) | TEXT_PARAMETERS | {"cache_salt"} | ALIASES.keys()
+    frozenset(field.name for field in (*SERVED, *WITHOUT_EFFECT))
+    | TEXT_PARAMETERS
+    | {"cache_salt"}
+    | ALIASES.keys()
 )
 
 # What a client can only wish for the request, not for a row of it.
