@@ -240,6 +240,14 @@ def test_unseeded_requests_draw_different_seeds() -> None:
     assert len(seeds) == 8
 
 
+def test_both_names_of_the_seed_must_agree() -> None:
+    seven, eight = (np.array([[seed]], dtype=np.uint64) for seed in (7, 8))
+    assert read(llm_source(random_seed=seven)).rows[0].params.seed == 7
+    assert read(llm_source(seed=seven, random_seed=seven)).rows[0].params.seed == 7
+    with pytest.raises(InvalidRequestError, match=r"^seed = 7 and random_seed = 8: expected one"):
+        read_request(llm_source(seed=seven, random_seed=eight), LIMITS)
+
+
 def test_both_names_of_the_least_length_must_agree() -> None:
     assert read(llm_source(min_tokens=3, min_length=3)).rows[0].params.min_tokens == 3
     assert read(llm_source(min_length=2)).rows[0].params.min_tokens == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -41,6 +42,7 @@ class Housekeeper:
         self._lock = lock
         self._make_metrics = make_metrics
         self._metrics: WrittenMetrics | None = None
+        self._server_pid = os.getppid()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="naiad-housekeeping", daemon=True)
         self._thread.start()
@@ -57,14 +59,18 @@ class Housekeeper:
         self._lock.release()
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and not self._is_left():
             pause_s = self._service.housekeep()
             if self._metrics is None and self._lock.try_take():
                 self._metrics = self._make_metrics()
-            if self._metrics is not None:
+            if self._metrics is not None and not self._is_left():
                 # The stats first: what they count of requests is among the observations by then.
                 stats = self._service.stats
                 has_more = self._metrics.update(stats, self._service.observations.take())
                 if has_more and not self._service.open_streams():
                     continue
             self._service.rest(pause_s)
+
+    def _is_left(self) -> bool:
+        """Whether the server has died. A call to it would then hang, with Python's lock, and so would we."""
+        return os.getppid() != self._server_pid

@@ -61,6 +61,7 @@ SERVED = (
     Field("frequency_penalty", float, -100, 100),
     Field("min_tokens", int, 0, INT32_MAX),
     Field("min_length", int, 0, INT32_MAX),
+    Field("random_seed", int, 0, UINT64_MAX),
     Field("ignore_eos", bool),
     Field("priority", int, -MAX_PRIORITY, MAX_PRIORITY),
     Field("num_return_sequences", int, 1, MAX_RETURN_SEQUENCES),

@@ -70,7 +70,7 @@ def _read_numbers(scalars: Mapping[str, Scalar], limits: ModelLimits, room: int)
         top_k=min(int(scalars.get("top_k", 0)), limits.vocab_size),
         top_p=top_p if top_p > 0 else 1.0,
         min_p=float(scalars.get("min_p", 0.0)),
-        seed=int(scalars["seed"]) if "seed" in scalars else secrets.randbits(64),
+        seed=_seed(scalars),
         repetition_penalty=float(scalars.get("repetition_penalty", 1.0)),
         presence_penalty=float(scalars.get("presence_penalty", 0.0)),
         frequency_penalty=float(scalars.get("frequency_penalty", 0.0)),
@@ -120,6 +120,16 @@ def _read_words(name: str, tensor: Array | None, max_words: int, max_tokens: int
 def _read_stop_sequences(tensor: Array | None) -> tuple[tuple[int, ...], ...]:
     words = _read_words("stop_words_list", tensor, MAX_STOP_WORDS, MAX_STOP_WORD_TOKENS)
     return tuple(tuple(word) for word in words)
+
+
+def _seed(scalars: Mapping[str, Scalar]) -> int:
+    """`random_seed` is another name of `seed`: the reference's until April 2025."""
+    sent = [int(scalars[name]) for name in ("seed", "random_seed") if name in scalars]
+    if len(set(sent)) > 1:
+        raise InvalidRequestError(
+            f"seed = {sent[0]} and random_seed = {sent[1]}: expected one of them, or the same value"
+        )
+    return sent[0] if sent else secrets.randbits(64)
 
 
 def _read_bad_words(tensor: Array | None, limits: ModelLimits) -> tuple[tuple[int, ...], ...]:

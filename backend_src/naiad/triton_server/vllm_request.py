@@ -12,7 +12,13 @@ from naiad.triton_server.request_fields import Array, decoded, refuse_unknown_pa
 from naiad.triton_server.request_limits import ModelLimits
 from naiad.triton_server.request_reader import GenerateRequest, RequestSource, StopRequest
 from naiad.triton_server.text_request import ReadSource, TextRequestReader
-from naiad.triton_server.vllm_sampling import KNOWN, as_rows, read_sampling_parameters, text_fields
+from naiad.triton_server.vllm_sampling import (
+    KNOWN,
+    as_rows,
+    in_clients_names,
+    read_sampling_parameters,
+    text_fields,
+)
 
 _FLAGS = ("stream", "exclude_input_in_output", "return_cumulative_logprob", "return_logprobs")
 _REFUSED = ("image", "embedding_request")
@@ -69,7 +75,8 @@ class VLLMRequestReader:
         if is_streaming and flags["exclude_input_in_output"] is False:
             raise InvalidRequestError("When streaming, `exclude_input_in_output` = False is not allowed.")
         sampling = read_sampling_parameters(tensors.get("sampling_parameters"), parameters)
-        made = as_rows(text_fields(sampling, is_streaming=is_streaming))
+        sampled = text_fields(sampling, is_streaming=is_streaming)
+        made = as_rows(sampled)
         made |= {name: tensor[None] for name, tensor in tensors.items() if name not in _OWN}
         is_echoing = not is_streaming and not flags["exclude_input_in_output"]
         # A text that was sent stands before the answer as it was sent; of messages it is what they make.
@@ -79,7 +86,10 @@ class VLLMRequestReader:
             made |= as_rows({"return_log_probs": True})
         others = {name: value for name, value in parameters.items() if name not in KNOWN | frozenset(_FLAGS)}
         others |= {"stream": is_streaming} if "stream" not in tensors else {}
-        request = self._texts.read(ReadSource(source.request_id, source.timeout_us, others, made), limits)
+        try:
+            request = self._texts.read(ReadSource(source.request_id, source.timeout_us, others, made), limits)
+        except InvalidRequestError as error:
+            raise in_clients_names(error, sampled) from None
         assert isinstance(request, GenerateRequest), "a stop that nobody asked for"
         return VLLMRequest(
             **{each.name: getattr(request, each.name) for each in fields(GenerateRequest)}
