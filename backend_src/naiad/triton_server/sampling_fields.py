@@ -64,13 +64,15 @@ def _read_numbers(scalars: Mapping[str, Scalar], limits: ModelLimits, room: int)
     """What the scalar fields say; at most `room` new tokens."""
     max_tokens = int(required(scalars, "max_tokens"))
     top_p = float(scalars.get("top_p", 0.0))
+    # The second is the name that the reference had for it until April 2025.
+    seed = _either(scalars, "seed", "random_seed")
     return SamplingParams(
         max_tokens=min(max_tokens, room),
         temperature=_temperature(scalars),
         top_k=min(int(scalars.get("top_k", 0)), limits.vocab_size),
         top_p=top_p if top_p > 0 else 1.0,
         min_p=float(scalars.get("min_p", 0.0)),
-        seed=_seed(scalars),
+        seed=secrets.randbits(64) if seed is None else seed,
         repetition_penalty=float(scalars.get("repetition_penalty", 1.0)),
         presence_penalty=float(scalars.get("presence_penalty", 0.0)),
         frequency_penalty=float(scalars.get("frequency_penalty", 0.0)),
@@ -80,14 +82,18 @@ def _read_numbers(scalars: Mapping[str, Scalar], limits: ModelLimits, room: int)
     )
 
 
-def _min_tokens(scalars: Mapping[str, Scalar], max_tokens: int) -> int:
-    """`min_length` is another name of `min_tokens`."""
-    sent = [scalars[name] for name in ("min_tokens", "min_length") if name in scalars]
+def _either(scalars: Mapping[str, Scalar], name: str, alias: str) -> int | None:
+    """A whole number that has two names; None when neither was sent."""
+    sent = [int(scalars[each]) for each in (name, alias) if each in scalars]
     if len(set(sent)) > 1:
         raise InvalidRequestError(
-            f"min_tokens = {sent[0]} and min_length = {sent[1]}: expected one of them, or the same value"
+            f"{name} = {sent[0]} and {alias} = {sent[1]}: expected one of them, or the same value"
         )
-    min_tokens = int(sent[0]) if sent else 0
+    return sent[0] if sent else None
+
+
+def _min_tokens(scalars: Mapping[str, Scalar], max_tokens: int) -> int:
+    min_tokens = _either(scalars, "min_tokens", "min_length") or 0
     if min_tokens > max_tokens:
         raise InvalidRequestError(f"min_tokens = {min_tokens}: expected at most max_tokens = {max_tokens}")
     return min_tokens
@@ -120,16 +126,6 @@ def _read_words(name: str, tensor: Array | None, max_words: int, max_tokens: int
 def _read_stop_sequences(tensor: Array | None) -> tuple[tuple[int, ...], ...]:
     words = _read_words("stop_words_list", tensor, MAX_STOP_WORDS, MAX_STOP_WORD_TOKENS)
     return tuple(tuple(word) for word in words)
-
-
-def _seed(scalars: Mapping[str, Scalar]) -> int:
-    """`random_seed` is another name of `seed`: the reference's until April 2025."""
-    sent = [int(scalars[name]) for name in ("seed", "random_seed") if name in scalars]
-    if len(set(sent)) > 1:
-        raise InvalidRequestError(
-            f"seed = {sent[0]} and random_seed = {sent[1]}: expected one of them, or the same value"
-        )
-    return sent[0] if sent else secrets.randbits(64)
 
 
 def _read_bad_words(tensor: Array | None, limits: ModelLimits) -> tuple[tuple[int, ...], ...]:

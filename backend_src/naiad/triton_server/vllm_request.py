@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -15,7 +16,6 @@ from naiad.triton_server.text_request import ReadSource, TextRequestReader
 from naiad.triton_server.vllm_sampling import (
     KNOWN,
     as_rows,
-    in_clients_names,
     read_sampling_parameters,
     text_fields,
 )
@@ -32,6 +32,15 @@ _PARAMETERS = frozenset(
         "return_num_cached_tokens",
     }
 )
+
+# Fields of the text level that have another name here.
+_CLIENTS_NAMES: Mapping[str, str] = {
+    "num_return_sequences": "n",
+    "stop_words": "stop",
+    "num_log_probs": "logprobs",
+    "logit_bias_ids": "logit_bias",
+    "logit_bias_values": "logit_bias",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +98,7 @@ class VLLMRequestReader:
         try:
             request = self._texts.read(ReadSource(source.request_id, source.timeout_us, others, made), limits)
         except InvalidRequestError as error:
-            raise in_clients_names(error, sampled) from None
+            raise _in_clients_names(error, sampled) from None
         assert isinstance(request, GenerateRequest), "a stop that nobody asked for"
         return VLLMRequest(
             **{each.name: getattr(request, each.name) for each in fields(GenerateRequest)}
@@ -99,6 +108,20 @@ class VLLMRequestReader:
             returns_cum_log_prob=bool(flags["return_cumulative_logprob"]),
             num_log_probs=request.wishes.num_log_probs if sampling.get("logprobs") is not None else None,
         )
+
+
+def _in_clients_names(error: InvalidRequestError, fields: Mapping[str, Any]) -> InvalidRequestError:
+    """The text level's error with the name that the client knows its field by.
+
+    Args:
+        error: begins with the field's name.
+        fields: that sampling parameters were made into, by `text_fields`.
+    """
+    message = str(error)
+    for field, name in _CLIENTS_NAMES.items():
+        if field in fields and re.match(rf"{field}\b", message):
+            return InvalidRequestError(name + message.removeprefix(field))
+    return error
 
 
 def _refuse_unserved(tensors: Mapping[str, Array]) -> None:

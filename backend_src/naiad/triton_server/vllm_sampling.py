@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -74,20 +73,6 @@ def text_fields(sent: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any
     if is_streaming and num_sequences > 1:
         raise InvalidRequestError(f"n = {num_sequences}: expected 1 with stream = true")
     return fields
-
-
-def in_clients_names(error: InvalidRequestError, fields: Mapping[str, Any]) -> InvalidRequestError:
-    """The text level's error with the name that the client knows its field by.
-
-    Args:
-        error: begins with the field's name.
-        fields: that sampling parameters were made into, by `text_fields`.
-    """
-    message = str(error)
-    for field, name in _CLIENTS_NAMES.items():
-        if field in fields and re.match(rf"{field}\b", message):
-            return InvalidRequestError(name + message.removeprefix(field))
-    return error
 
 
 def as_rows(fields: Mapping[str, Any]) -> dict[str, Array]:
@@ -257,15 +242,6 @@ _READERS: Mapping[str, Callable[[str, Any], dict[str, Any]]] = {
     "logprobs": _log_probs,
     "priority": _integer("priority"),
     "num_draft_tokens": _integer("num_draft_tokens"),
-}
-
-# Fields of the text level that have another name here.
-_CLIENTS_NAMES: Mapping[str, str] = {
-    "num_return_sequences": "n",
-    "stop_words": "stop",
-    "num_log_probs": "logprobs",
-    "logit_bias_ids": "logit_bias",
-    "logit_bias_values": "logit_bias",
 }
 
 # Not served: the values that ask for nothing, besides null.
