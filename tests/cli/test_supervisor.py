@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,6 +124,24 @@ def test_the_server_is_stopped_only_when_its_metrics_say_that_all_requests_have_
     supervised.wait_for("stopping")
     with pytest.raises(subprocess.TimeoutExpired):
         supervised.process.wait(2)
+    assert "drained" not in supervised.lines
+    (tmp_path / "done").touch()
+    assert supervised.wait() == 0
+    assert "drained" in supervised.lines
+
+
+def test_a_supervisor_that_was_stopped_for_a_moment_does_not_take_that_for_a_moment_without_requests(
+    start: Start, tmp_path: Path
+) -> None:
+    supervised = start("slow-exit", "busy-until", str(tmp_path / "done"))
+    supervised.wait_for("ready")
+    supervised.process.send_signal(signal.SIGTERM)
+    supervised.wait_for("stopping")
+    for _ in range(3):
+        supervised.process.send_signal(signal.SIGSTOP)
+        time.sleep(0.6)
+        supervised.process.send_signal(signal.SIGCONT)
+        time.sleep(0.1)
     assert "drained" not in supervised.lines
     (tmp_path / "done").touch()
     assert supervised.wait() == 0

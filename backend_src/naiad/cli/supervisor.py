@@ -30,7 +30,9 @@ _STOP_MARGIN_S = 2.0
 # From the engine's deadline until its errors must have been sent: a step may be long.
 _END_MARGIN_S = 5.0
 # Between the steps of an ensemble a request is not counted for a moment; the gauge is updated often.
-_SETTLE_S = 0.4
+# Looks are counted, not seconds: while this process was stopped, nobody looked.
+_NUM_IDLE_LOOKS = 8
+_LOOK_S = 0.05
 _BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _STABLE_S = 60.0
 
@@ -168,16 +170,16 @@ class Supervisor:
         timeout_s = self._plan.exit_timeout_s
         _say(f"stopping: new requests are refused, running ones have {timeout_s} s to finish")
         notice = StopNotice(server.runtime_directories(), timeout_s)
-        start_s = active_s = time.monotonic()
+        deadline_s = time.monotonic() + timeout_s + _END_MARGIN_S
+        num_idle_looks = 0
         try:
-            while server.poll() is None and time.monotonic() - active_s < _SETTLE_S:
+            while server.poll() is None and num_idle_looks < _NUM_IDLE_LOOKS:
                 notice.tell()
-                if num_active(self._plan.metrics_address) != 0:
-                    active_s = time.monotonic()
-                if time.monotonic() - start_s > timeout_s + _END_MARGIN_S:
+                num_idle_looks = num_idle_looks + 1 if num_active(self._plan.metrics_address) == 0 else 0
+                if time.monotonic() > deadline_s:
                     _say("some requests do not end: they are cut off")
                     return False
-                time.sleep(0.05)
+                time.sleep(_LOOK_S)
             return True
         finally:
             notice.close()
