@@ -6,7 +6,8 @@ All four get prompts of the same length at the same time and stream the same num
 server that runs from the first turn to the last. In a turn the engine in process runs before and behind
 each door, A B A C A D A, and a door's share is its speed over the mean of the two beside it: a machine that
 grows slower or faster meanwhile cancels out. The medians over the turns are what is asked for. The load
-generator shares the machine with the server, while the engine in process has it to itself.
+generator shares the machine with the server, while the engine in process has it to itself. Both get the
+same token budget of a step: one that each had measured for itself would differ by more than the doors do.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import psutil
 from perf.common.arguments import at_least
+from perf.common.awake import cores_kept_awake
 from perf.common.plots import Panel, save_panels
 from perf.common.report import print_rows, write_report
 from perf.common.word_prompts import single_token_words, word_prompts
@@ -81,6 +84,7 @@ def main() -> int:
         dtype=args.dtype,
         max_num_seqs=args.concurrency,
         enable_prefix_caching=False,
+        max_num_batched_tokens=args.max_num_batched_tokens,
     )
     engine, dtype = load_engine(config)
     work = Work(args.concurrency, args.prompt_tokens, args.output_tokens)
@@ -88,8 +92,9 @@ def main() -> int:
     options = [
         *("--model", str(model_dir), "--dtype", dtype, "--max-num-seqs", str(args.concurrency)),
         *("--enable-prefix-caching", "false"),
+        *("--max-num-batched-tokens", str(args.max_num_batched_tokens)),
     ]
-    with naiad_serve(options) as server:
+    with cores_kept_awake() if args.keep_awake else nullcontext(), naiad_serve(options) as server:
         contestants: Contestants = {
             "engine": engine_generate(engine),
             "text": text_generate(server, "text", decode),
@@ -231,6 +236,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=32, metavar="N")
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--output-tokens", type=at_least(2), default=128, metavar="N")
+    parser.add_argument("--max-num-batched-tokens", type=at_least(1), default=128, metavar="N")
+    parser.add_argument("--keep-awake", action="store_true", help="let no core sleep, on a shared host")
     parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="turns that count")
     limit = "a turn in which a virtual machine's host takes more than this part of the time does not count"
     parser.add_argument("--max-stolen", type=float, default=0.05, metavar="X", help=limit)

@@ -11,27 +11,36 @@ BLOCK = 16
 
 
 class Machine:
-    """Computes steps in known times, but for a while another program slows it down."""
+    """Computes steps in known times, but for a while something slows it down.
 
-    def __init__(self, slow_from: int, num_slow: int) -> None:
-        self.now_s = 0.0
+    Another program keeps this one waiting for a core; what slows the core itself costs processor time too.
+    """
+
+    def __init__(self, slow_from: int, num_slow: int, is_waiting: bool = False) -> None:
+        self.now_s = self.computed_s = 0.0
         self.num_runs = 0
         self._slow = range(slow_from, slow_from + num_slow)
+        self._is_waiting = is_waiting
 
     def perf_counter(self) -> float:
         return self.now_s
+
+    def thread_time(self) -> float:
+        return self.computed_s
 
     def run(self, step: SchedulerOutput) -> None:
         (row,) = step.scheduled
         seconds = 0.01 + 0.0005 * row.num_scheduled_tokens + 1e-6 * row.sequence.num_tokens
         seconds += 0.0002 * row.num_scheduled_tokens * (row.sequence.params.temperature > 0)
-        self.now_s += 10 * seconds if self.num_runs in self._slow else seconds
+        spent_s = 10 * seconds if self.num_runs in self._slow else seconds
+        self.now_s += spent_s
+        self.computed_s += seconds if self._is_waiting else spent_s
         self.num_runs += 1
 
 
-def measured_by(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> StepCost:
+def measured_by(machine: Machine, monkeypatch: pytest.MonkeyPatch, is_cuda: bool = False) -> StepCost:
     monkeypatch.setattr(token_budget, "time", machine)
-    return StepCost(*measure_step_costs(machine.run, 4096, BLOCK, is_cuda=False))
+    return StepCost(*measure_step_costs(machine.run, 4096, BLOCK, is_cuda=is_cuda))
 
 
 def test_a_slow_while_at_the_start_changes_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +60,24 @@ def test_what_is_measured_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None
     assert cost.drawn_s == pytest.approx(0.0002)
     short, long = (cost.of_context(1, num_tokens) for num_tokens in (256, 2048))
     assert (short, long) == (0, pytest.approx(1e-6 * (2048 - 256)))
+
+
+def test_on_a_cpu_waiting_for_a_core_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waiting() -> Machine:
+        return Machine(0, 1_000_000, is_waiting=True)
+
+    found, expected = (vars(measured_by(each, monkeypatch)) for each in (waiting(), Machine(0, 0)))
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-9), name
+    # A GPU's time passes while this thread waits for it.
+    assert measured_by(waiting(), monkeypatch, is_cuda=True).drawn_s == pytest.approx(0.002)
+
+
+def test_the_token_budget_is_the_same_beside_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets = []
+    for machine in (Machine(0, 0), Machine(0, 1_000_000, is_waiting=True)):
+        monkeypatch.setattr(token_budget, "time", machine)
+        budgets.append(token_budget.measure_token_budget(machine.run, *token_budget.probe_steps(4096, BLOCK)))
+    assert budgets[0] == budgets[1]
+    # 128 tokens take 74.1 ms.
+    assert budgets[0].num_tokens == 336

@@ -53,7 +53,7 @@ def measure_step_costs(
     steps = [_verifying_step(short, num, block_size) for num in sizes]
     steps += [_verifying_step(long, num, block_size) for num in windows]
     steps.append(_verifying_step(short, num_drawn, block_size, temperature=1.0))
-    *measured, drawing_s = best_seconds(run, steps)
+    *measured, drawing_s = best_seconds(run, steps, is_cuda=is_cuda)
     seconds = dict(zip(sizes, measured[: len(sizes)], strict=True))
     context = [
         (num, max(0.0, long_s - seconds[num]) / (long - short))
