@@ -13,13 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc.aio as triton
 from perf.server.serve_process import Served
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from naiad.cli.throughput import Generate, Prompts, check_counts
 from naiad.errors import InternalError
 
 Inputs = dict[str, npt.NDArray[Any]]
 
+_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _COUNTED_AFTER_S = 5.0
 _DATATYPES = {"b": "BOOL", "i": "INT32", "O": "BYTES"}
 
@@ -79,12 +81,10 @@ def llm_generate(url: str) -> Generate:
     """Ask the token model: prompts, number of new tokens → the new ids of each prompt."""
 
     def generate(prompts: Prompts, num_tokens: int) -> list[list[int]]:
-        made = all_at_once(url, [stream_of(prompt, num_tokens) for prompt in prompts])
+        streams = _undecoded(url, "llm", [llm_inputs(prompt, num_tokens) for prompt in prompts])
+        made = [[i for each in _arrays(stream, "output_ids") for i in each.tolist()] for stream in streams]
         check_counts(made, num_tokens)
         return made
-
-    def stream_of(prompt: list[int], num_tokens: int) -> Callable[[Any], Coroutine[Any, Any, list[int]]]:
-        return lambda client: _llm_stream(client, prompt, num_tokens)
 
     return generate
 
@@ -104,13 +104,12 @@ def text_generate(
 
     def generate(prompts: Prompts, num_tokens: int) -> list[str]:
         before = _totals_at_rest(server)
-        texts = all_at_once(server.grpc, [stream_of(prompt, num_tokens) for prompt in prompts])
+        inputs = [text_inputs(decode(prompt), num_tokens) for prompt in prompts]
+        streams = _undecoded(server.grpc, model, inputs)
+        texts = [_text(stream) for stream in streams]
         asked = [sum(len(prompt) for prompt in prompts), num_tokens * len(prompts)]
         _totals_at_rest(server, [a + b for a, b in zip(before, asked, strict=True)])
         return texts
-
-    def stream_of(prompt: list[int], num_tokens: int) -> Callable[[Any], Coroutine[Any, Any, str]]:
-        return lambda client: _text_stream(client, model, text_inputs(decode(prompt), num_tokens))
 
     return generate
 
@@ -125,18 +124,56 @@ def all_at_once(url: str, streams: list[Callable[[Any], Coroutine[Any, Any, Any]
     return asyncio.run(run())
 
 
-async def _llm_stream(client: Any, prompt: list[int], num_tokens: int) -> list[int]:
-    ids: list[int] = []
-    async for result in responses(client, "llm", llm_inputs(prompt, num_tokens)):
-        ids += result.as_numpy("output_ids").reshape(-1).tolist()
-    return ids
+def _text(messages: list[bytes]) -> str:
+    return b"".join(part for each in _arrays(messages, "text_output") for part in each.tolist()).decode()
 
 
-async def _text_stream(client: Any, model: str, inputs: Inputs) -> str:
-    parts: list[bytes] = []
-    async for result in responses(client, model, inputs):
-        parts += result.as_numpy("text_output").reshape(-1).tolist()
-    return b"".join(parts).decode()
+def _undecoded(url: str, model: str, asked: list[Inputs]) -> list[list[bytes]]:
+    """Ask for all of them at once, one stream each on one connection; the messages of each stream.
+
+    They are kept as they came: what a client makes of them is no part of what the server takes.
+
+    Raises:
+        InternalError: how a call broke.
+    """
+
+    async def run() -> list[list[bytes]]:
+        async with grpc.aio.insecure_channel(url) as channel:
+            call = channel.stream_stream(_STREAM, service_pb2.ModelInferRequest.SerializeToString)
+            return await asyncio.gather(*(stream(call, _request(model, inputs)) for inputs in asked))
+
+    async def stream(call: Any, request: Any) -> list[bytes]:
+        return [message async for message in call(iter([request]))]
+
+    try:
+        return asyncio.run(run())
+    except grpc.RpcError as error:
+        raise InternalError(str(error)) from error
+
+
+def _request(model: str, inputs: Inputs) -> Any:
+    request = service_pb2.ModelInferRequest(model_name=model)
+    for name, array in inputs.items():
+        request.inputs.add(name=name, datatype=_DATATYPES[array.dtype.kind], shape=array.shape)
+        raw = serialize_byte_tensor(array).item() if array.dtype.kind == "O" else array.tobytes()
+        request.raw_input_contents.append(raw)
+    return request
+
+
+def _arrays(messages: list[bytes], name: str) -> list[npt.NDArray[Any]]:
+    """That output of each response that has tensors, flat.
+
+    Raises:
+        InternalError: the server answered with an error.
+    """
+    arrays = []
+    for message in messages:
+        answer = service_pb2.ModelStreamInferResponse.FromString(message)
+        if answer.error_message:
+            raise InternalError(answer.error_message)
+        if answer.infer_response.outputs:
+            arrays.append(triton.InferResult(answer.infer_response).as_numpy(name).reshape(-1))
+    return arrays
 
 
 def _totals_at_rest(server: Served, expected: list[float] | None = None) -> list[float]:
