@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from naiad.errors import InternalError
+
 _LOOP = """
 import os, sys
 core, parent = map(int, sys.argv[1:])
@@ -24,16 +26,22 @@ def cores_kept_awake() -> Iterator[None]:
     """Let a loop of the lowest priority run on each core that this process may use.
 
     A virtual machine's host gives the cores that sleep to others, and is late to give them back: programs
-    that wake each other lose more by it than one that computes. Whoever wants a core has it before such a
-    loop does.
+    that wake each other lose more by it than one that computes. For a machine of one's own: a quota of
+    processor time is used up by it, and a core that shares its units with another one slows that down.
+
+    Raises:
+        InternalError: a loop ended by itself, so that its core slept.
     """
     loops = [
-        subprocess.Popen([sys.executable, "-c", _LOOP, str(core), str(os.getpid())])
+        subprocess.Popen([sys.executable, "-c", _LOOP, str(core), str(os.getpid())], start_new_session=True)
         for core in sorted(os.sched_getaffinity(0))
     ]
     try:
         yield
+        if any(loop.poll() is not None for loop in loops):
+            raise InternalError("a loop that should have kept a core awake ended by itself")
     finally:
         for loop in loops:
             loop.kill()
+        for loop in loops:
             loop.wait()

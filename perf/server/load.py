@@ -131,7 +131,7 @@ def _text(messages: list[bytes]) -> str:
 def _undecoded(url: str, model: str, asked: list[Inputs]) -> list[list[bytes]]:
     """Ask for all of them at once, one stream each on one connection; the messages of each stream.
 
-    They are kept as they came: what a client makes of them is no part of what the server takes.
+    They are kept as they came, so that a client's work takes the server no core while it streams.
 
     Raises:
         InternalError: how a call broke.

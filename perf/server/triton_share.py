@@ -8,6 +8,7 @@ each door, A B A C A D A, and a door's share is its speed over the mean of the t
 grows slower or faster meanwhile cancels out. The medians over the turns are what is asked for. The load
 generator shares the machine with the server, while the engine in process has it to itself. Both get the
 same token budget of a step: one that each had measured for itself would differ by more than the doors do.
+A budget that is set counts tokens alone, neither context nor running texts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from functools import partial
 from typing import Any
 
 import psutil
+import torch
 from perf.common.arguments import at_least
 from perf.common.awake import cores_kept_awake
 from perf.common.plots import Panel, save_panels
@@ -41,6 +43,7 @@ from naiad.engine_process.child import child_environment
 # The part of the engine's tokens per second that each is asked to keep.
 ASKED = {"text": 0.9, "llm": 0.9, "ensemble": 0.8}
 _NUM_CHECKED_TOKENS = 16
+_CPU_BUDGET = 128
 
 Contestants = Mapping[str, Callable[[Prompts, int], Sequence[Any]]]
 
@@ -78,13 +81,15 @@ def main() -> int:
     model_dir = resolve_model(args.model)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     decode = partial(tokenizer.decode, skip_special_tokens=True)
+    is_cuda = torch.cuda.is_available()
+    budget = args.max_num_batched_tokens or (0 if is_cuda else max(_CPU_BUDGET, args.concurrency))
     # What one contestant has computed must not help the next.
     config = EngineConfig(
         model_dir=str(model_dir),
         dtype=args.dtype,
         max_num_seqs=args.concurrency,
         enable_prefix_caching=False,
-        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_batched_tokens=budget,
     )
     engine, dtype = load_engine(config)
     work = Work(args.concurrency, args.prompt_tokens, args.output_tokens)
@@ -92,7 +97,7 @@ def main() -> int:
     options = [
         *("--model", str(model_dir), "--dtype", dtype, "--max-num-seqs", str(args.concurrency)),
         *("--enable-prefix-caching", "false"),
-        *("--max-num-batched-tokens", str(args.max_num_batched_tokens)),
+        *("--max-num-batched-tokens", str(budget)),
     ]
     with cores_kept_awake() if args.keep_awake else nullcontext(), naiad_serve(options) as server:
         contestants: Contestants = {
@@ -107,10 +112,11 @@ def main() -> int:
         while len(calm(taken, args.max_stolen)) < args.repeats and len(taken) < 3 * args.repeats:
             taken.append(take_turn(contestants, make_prompts, work, len(taken)))
             print_rows(rows(taken[-1:]))
-    return _report(calm(taken, args.max_stolen), len(taken), args, {"model": model_dir.name, "dtype": dtype})
+    settings = {"model": model_dir.name, "dtype": dtype, "token budget": budget}
+    return _report(calm(taken, args.max_stolen), len(taken), args, settings)
 
 
-def _report(turns: Sequence[Turn], num_taken: int, args: argparse.Namespace, more: dict[str, str]) -> int:
+def _report(turns: Sequence[Turn], num_taken: int, args: argparse.Namespace, more: dict[str, Any]) -> int:
     """Print, plot, write what counts; the exit code."""
     if not turns:
         print(f"no turn was calm: the host took more than {args.max_stolen:.0%} each time", file=sys.stderr)
@@ -236,7 +242,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=32, metavar="N")
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--output-tokens", type=at_least(2), default=128, metavar="N")
-    parser.add_argument("--max-num-batched-tokens", type=at_least(1), default=128, metavar="N")
+    budget = "of a step, everywhere; 0: 128 or as many as streams on a CPU, and on a GPU what it takes anyway"
+    parser.add_argument("--max-num-batched-tokens", type=at_least(0), default=0, metavar="N", help=budget)
     parser.add_argument("--keep-awake", action="store_true", help="let no core sleep, on a shared host")
     parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="turns that count")
     limit = "a turn in which a virtual machine's host takes more than this part of the time does not count"

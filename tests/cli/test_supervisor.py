@@ -142,10 +142,27 @@ def test_a_supervisor_that_was_stopped_for_a_moment_does_not_take_that_for_a_mom
         time.sleep(0.6)
         supervised.process.send_signal(signal.SIGCONT)
         time.sleep(0.1)
+    with pytest.raises(subprocess.TimeoutExpired):
+        supervised.process.wait(2)
     assert "drained" not in supervised.lines
     (tmp_path / "done").touch()
     assert supervised.wait() == 0
     assert "drained" in supervised.lines
+
+
+def test_requests_that_finished_while_the_supervisor_was_stopped_are_not_called_cut_off(
+    start: Start, tmp_path: Path
+) -> None:
+    supervised = start("slow-exit", "short", "busy-until", str(tmp_path / "done"))
+    supervised.wait_for("ready")
+    supervised.process.send_signal(signal.SIGTERM)
+    supervised.wait_for("stopping")
+    supervised.process.send_signal(signal.SIGSTOP)
+    (tmp_path / "done").touch()
+    time.sleep(3)  # the deadline is 2 s
+    supervised.process.send_signal(signal.SIGCONT)
+    assert supervised.wait() == 0
+    assert not any("cut off" in line for line in supervised.lines)
 
 
 def test_requests_that_do_not_finish_in_time_are_given_up(start: Start) -> None:

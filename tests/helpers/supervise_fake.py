@@ -1,4 +1,7 @@
-"""`supervise_fake.py HTTP_PORT RUNTIME_DIR BEHAVIOUR…`: the supervisor over the fake server."""
+"""`supervise_fake.py HTTP_PORT RUNTIME_DIR BEHAVIOUR…`: the supervisor over the fake server.
+
+`short`, and with `busy-for-ever`: requests get a second to finish.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def main() -> int:
         http_address=f"127.0.0.1:{port}",
         grpc_address="127.0.0.1:1",
         metrics_address=f"127.0.0.1:{port}",
-        exit_timeout_s=1 if "busy-for-ever" in words else 20,
+        exit_timeout_s=20 if {"busy-for-ever", "short"}.isdisjoint(words) else 1,
         is_verbose=False,
     )
     supervisor.SERVER_EXIT_TIMEOUT_S, supervisor._STOP_MARGIN_S, supervisor._END_MARGIN_S = 1, 1.0, 1.0

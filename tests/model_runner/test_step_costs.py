@@ -19,6 +19,7 @@ class Machine:
     def __init__(self, slow_from: int, num_slow: int, is_waiting: bool = False) -> None:
         self.now_s = self.computed_s = 0.0
         self.num_runs = 0
+        self.tick_s = 0.0
         self._slow = range(slow_from, slow_from + num_slow)
         self._is_waiting = is_waiting
 
@@ -26,7 +27,7 @@ class Machine:
         return self.now_s
 
     def thread_time(self) -> float:
-        return self.computed_s
+        return self.computed_s - self.computed_s % self.tick_s if self.tick_s else self.computed_s
 
     def run(self, step: SchedulerOutput) -> None:
         (row,) = step.scheduled
@@ -63,14 +64,22 @@ def test_what_is_measured_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_on_a_cpu_waiting_for_a_core_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def waiting() -> Machine:
-        return Machine(0, 1_000_000, is_waiting=True)
-
-    found, expected = (vars(measured_by(each, monkeypatch)) for each in (waiting(), Machine(0, 0)))
+    waiting = Machine(0, 1_000_000, is_waiting=True)
+    found, expected = (vars(measured_by(each, monkeypatch)) for each in (waiting, Machine(0, 0)))
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-9), name
-    # A GPU's time passes while this thread waits for it.
-    assert measured_by(waiting(), monkeypatch, is_cuda=True).drawn_s == pytest.approx(0.002)
+
+
+def test_a_gpus_time_passes_while_this_thread_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Machine(0, 1_000_000, is_waiting=True)
+    assert measured_by(waiting, monkeypatch, is_cuda=True).drawn_s == pytest.approx(0.002)
+
+
+def test_a_clock_of_coarse_ticks_makes_no_step_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(0, 0)
+    machine.tick_s = 1e6
+    exact = measured_by(Machine(0, 0), monkeypatch)
+    assert measured_by(machine, monkeypatch).drawn_s == pytest.approx(exact.drawn_s)
 
 
 def test_the_token_budget_is_the_same_beside_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +87,6 @@ def test_the_token_budget_is_the_same_beside_other_programs(monkeypatch: pytest.
     for machine in (Machine(0, 0), Machine(0, 1_000_000, is_waiting=True)):
         monkeypatch.setattr(token_budget, "time", machine)
         budgets.append(token_budget.measure_token_budget(machine.run, *token_budget.probe_steps(4096, BLOCK)))
-    assert budgets[0] == budgets[1]
     # 128 tokens take 74.1 ms.
-    assert budgets[0].num_tokens == 336
+    assert [budget.num_tokens for budget in budgets] == [336, 336]
+    assert budgets[1].context_cost == pytest.approx(budgets[0].context_cost)

@@ -68,7 +68,7 @@ def _probe_step(context: int, block_size: int) -> SchedulerOutput:
 def measure_token_budget(
     run: Callable[[SchedulerOutput], object], short: SchedulerOutput, long: SchedulerOutput
 ) -> TokenBudget:
-    """Tokens whose step takes about 200 ms on a CPU, a multiple of 16 in 32 … 2,048, and the context's cost.
+    """Tokens whose step takes 200 ms of processor time, a multiple of 16 in 32 … 2,048; what context adds.
 
     Args:
         run: computes a step; called once to warm up, then some times within three seconds.
@@ -99,8 +99,7 @@ def best_seconds(
         run: computes a step.
         steps: each is timed some times.
         is_cuda: whether a GPU computes. Else what counts is the processor time of this thread, which has
-            its part in all that is computed: while the server's other models start beside this one, the
-            clock on the wall was seen to say three times as much.
+            its part in all that is computed: the server's other models start beside this one.
     """
     clock = time.perf_counter if is_cuda else time.thread_time
     # The best of several: another program's moment on the CPU must not shrink every later step. They
@@ -111,8 +110,10 @@ def best_seconds(
         for index, step in enumerate(steps):
             if spent_s[index] > _PROBE_TIME_S:
                 continue
-            wall_s, start_s = time.perf_counter(), clock()
+            began_s, start_s = time.perf_counter(), clock()
             run(step)
-            best_s[index] = min(best_s[index], clock() - start_s)
-            spent_s[index] += time.perf_counter() - wall_s
+            step_s, wall_s = clock() - start_s, time.perf_counter() - began_s
+            # Some systems count a thread's time in ticks, of which a short step may see none.
+            best_s[index] = min(best_s[index], step_s or wall_s)
+            spent_s[index] += wall_s
     return best_s
