@@ -175,8 +175,9 @@ class Supervisor:
         try:
             while server.poll() is None and num_idle_looks < _NUM_IDLE_LOOKS:
                 notice.tell()
+                look_s = time.monotonic()
                 num_idle_looks = num_idle_looks + 1 if num_active(self._plan.metrics_address) == 0 else 0
-                if not num_idle_looks and time.monotonic() > deadline_s:
+                if not num_idle_looks and look_s > deadline_s:
                     _say("some requests do not end: they are cut off")
                     return False
                 time.sleep(_LOOK_S)
