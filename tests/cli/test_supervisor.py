@@ -74,6 +74,15 @@ def start(runtime_dir: Path) -> Iterator[Start]:
         each.process.wait()
 
 
+def assert_drains_only_after(supervised: Supervised, done: Path) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        supervised.process.wait(2)
+    assert "drained" not in supervised.lines
+    done.touch()
+    assert supervised.wait() == 0
+    assert "drained" in supervised.lines
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_drains_and_exits_with_0(start: Start, number: signal.Signals) -> None:
     supervised = start("slow-exit")
@@ -122,12 +131,7 @@ def test_the_server_is_stopped_only_when_its_metrics_say_that_all_requests_have_
     supervised.wait_for("ready")
     supervised.process.send_signal(signal.SIGTERM)
     supervised.wait_for("stopping")
-    with pytest.raises(subprocess.TimeoutExpired):
-        supervised.process.wait(2)
-    assert "drained" not in supervised.lines
-    (tmp_path / "done").touch()
-    assert supervised.wait() == 0
-    assert "drained" in supervised.lines
+    assert_drains_only_after(supervised, tmp_path / "done")
 
 
 def test_a_supervisor_that_was_stopped_for_a_moment_does_not_take_that_for_a_moment_without_requests(
@@ -142,12 +146,7 @@ def test_a_supervisor_that_was_stopped_for_a_moment_does_not_take_that_for_a_mom
         time.sleep(0.6)
         supervised.process.send_signal(signal.SIGCONT)
         time.sleep(0.1)
-    with pytest.raises(subprocess.TimeoutExpired):
-        supervised.process.wait(2)
-    assert "drained" not in supervised.lines
-    (tmp_path / "done").touch()
-    assert supervised.wait() == 0
-    assert "drained" in supervised.lines
+    assert_drains_only_after(supervised, tmp_path / "done")
 
 
 def test_requests_that_finished_while_the_supervisor_was_stopped_are_not_called_cut_off(
