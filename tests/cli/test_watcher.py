@@ -11,43 +11,47 @@ SILENCE = ProbeFailure("llm: no answer", is_silence=True)
 
 
 def test_one_error_is_not_enough() -> None:
-    verdict = Verdict(3, 0.0)
-    verdict.take(ERROR, 3, 1.0)
-    verdict.take(None, 3, 2.0)
-    verdict.take(ERROR, 3, 3.0)
+    verdict = Verdict(3)
+    verdict.take(ERROR, 3)
+    verdict.take(None, 3)
+    verdict.take(ERROR, 3)
     assert verdict.reason is None
 
 
 def test_two_errors_in_a_row_are() -> None:
-    verdict = Verdict(3, 0.0)
-    verdict.take(ERROR, 3, 1.0)
-    verdict.take(ERROR, 3, 1.5)
+    verdict = Verdict(3)
+    verdict.take(ERROR, 3)
+    verdict.take(ERROR, 3)
     assert verdict.reason == "llm: not healthy"
 
 
 def test_silence_while_all_stubs_live_is_a_busy_machine() -> None:
-    verdict = Verdict(3, 0.0)
-    for second in range(3, 60, 3):
-        verdict.take(SILENCE, 3, float(second))
+    verdict = Verdict(3)
+    for _ in range(16):
+        verdict.take(SILENCE, 3)
     assert verdict.reason is None
 
 
 def test_silence_with_a_stub_gone_is_death() -> None:
-    verdict = Verdict(3, 0.0)
-    verdict.take(SILENCE, 2, 3.0)
+    verdict = Verdict(3)
+    verdict.take(SILENCE, 2)
     assert verdict.reason == "llm: no answer; its process is gone"
 
 
 def test_silence_for_a_minute_is_death() -> None:
-    verdict = Verdict(3, 0.0)
-    verdict.take(SILENCE, 3, 61.0)
-    assert verdict.reason is not None
+    verdict = Verdict(3)
+    for _ in range(17):
+        assert verdict.reason is None
+        verdict.take(SILENCE, 3)
+    assert verdict.reason == "llm: no answer, 17 times in a row"
 
 
 def test_an_answer_starts_the_minute_again() -> None:
-    verdict = Verdict(3, 0.0)
-    verdict.take(None, 3, 50.0)
-    verdict.take(SILENCE, 3, 100.0)
+    verdict = Verdict(3)
+    for answer in (None, None):
+        verdict.take(answer, 3)
+        for _ in range(16):
+            verdict.take(SILENCE, 3)
     assert verdict.reason is None
 
 

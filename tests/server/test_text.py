@@ -118,6 +118,7 @@ def test_fields_work_as_parameters(server: Server) -> None:
     parameters = {"temperature": 0.8, "top_k": 20, "seed": 3, "stream": True, "exclude_input_in_output": True}
     plain = {"text_input": "Tell me", "max_tokens": 12}
     as_parameters = ask(server.grpc, "ensemble", plain, parameters=parameters).text
+    assert as_tensors
     assert as_parameters == as_tensors
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 from naiad.cli.probes import ProbeFailure
@@ -11,33 +10,35 @@ from naiad.cli.probes import ProbeFailure
 PERIOD_S = 2.0
 _RETRY_S = 0.5
 _ERRORS_UNTIL_DEAD = 2
-# A model may be slow for long while every process lives: a tokenizer with a queue of long texts.
-_PATIENCE_S = 60.0
+# A model may be slow for long while every process lives: a tokenizer with a queue of long texts. Probes
+# that waited are counted, about a minute of them, not seconds: a machine that stood still proves nothing.
+_SILENCES_UNTIL_DEAD = 17
 
 
 class Verdict:
     """Collects the outcome of each probe; `reason` is set when the server must be restarted."""
 
-    def __init__(self, num_stubs: int, now_s: float) -> None:
-        """Take the number of live stubs of the healthy server, and the time in s."""
+    def __init__(self, num_stubs: int) -> None:
+        """Take the number of live stubs of the healthy server."""
         self._num_stubs = num_stubs
         self._num_errors = 0
-        self._last_answer_s = now_s
+        self._num_silences = 0
         self.reason: str | None = None
 
-    def take(self, failure: ProbeFailure | None, num_stubs: int, now_s: float) -> None:
-        """An outcome, the stubs that live now, and the time in s."""
+    def take(self, failure: ProbeFailure | None, num_stubs: int) -> None:
+        """An outcome, and the stubs that live now."""
         if failure is None:
-            self._num_errors = 0
-            self._last_answer_s = now_s
+            self._num_errors = self._num_silences = 0
         elif not failure.is_silence:
             self._num_errors += 1
             if self._num_errors >= _ERRORS_UNTIL_DEAD:
                 self.reason = failure.reason
         elif num_stubs < self._num_stubs:
             self.reason = f"{failure.reason}; its process is gone"
-        elif now_s - self._last_answer_s > _PATIENCE_S:
-            self.reason = f"{failure.reason}, nor in the last {_PATIENCE_S:g} s"
+        else:
+            self._num_silences += 1
+            if self._num_silences >= _SILENCES_UNTIL_DEAD:
+                self.reason = f"{failure.reason}, {self._num_silences} times in a row"
 
 
 class Watcher:
@@ -47,7 +48,7 @@ class Watcher:
         """Start; the server must be healthy now."""
         self._probe = probe
         self._count_stubs = count_stubs
-        self._verdict = Verdict(count_stubs(), time.monotonic())
+        self._verdict = Verdict(count_stubs())
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
         self._thread.start()
@@ -71,5 +72,5 @@ class Watcher:
             failure = self._probe()
             if self._stopping.is_set():
                 return
-            self._verdict.take(failure, self._count_stubs(), time.monotonic())
+            self._verdict.take(failure, self._count_stubs())
             pause_s = PERIOD_S if failure is None else _RETRY_S
