@@ -1,12 +1,16 @@
-"""Cores that do not sleep while something is measured."""
+"""Cores that do not sleep while something is measured or tested.
+
+`python -m perf.common.awake COMMAND …` runs a command so.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 
 from naiad.errors import InternalError
 
@@ -45,3 +49,21 @@ def cores_kept_awake() -> Iterator[None]:
             loop.kill()
         for loop in loops:
             loop.wait()
+
+
+def main(command: Sequence[str]) -> int:
+    """Run it, with the cores kept awake unless its processor time is limited; its exit code."""
+    with nullcontext() if _has_quota() else cores_kept_awake():
+        return subprocess.run(command, check=False).returncode
+
+
+def _has_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> bool:
+    """Whether the container's processor time is limited, by either version of control groups."""
+    for name, unlimited in (("cpu.max", "max"), ("cpu/cpu.cfs_quota_us", "-1")):
+        with suppress(OSError):
+            return (cgroup / name).read_text(encoding="ascii").split()[0] != unlimited
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
