@@ -1,4 +1,4 @@
-"""Requests over gRPC streams, each token streamed; and the models of a server as contestants."""
+"""Requests over gRPC streams or server-sent events, each token streamed; a server's models as contestants."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc.aio as triton
 from perf.server.serve_process import Served
+from perf.server.sse_load import event_streams
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
@@ -77,12 +78,18 @@ async def responses(client: Any, model: str, inputs: Mapping[str, npt.NDArray[An
         raise InternalError(str(error)) from error
 
 
-def llm_generate(url: str) -> Generate:
-    """Ask the token model: prompts, number of new tokens → the new ids of each prompt."""
+def llm_generate(server: Served, protocol: str = "grpc") -> Generate:
+    """Ask the token model: prompts, number of new tokens → the new ids of each prompt.
+
+    Args:
+        server: where to ask.
+        protocol: one of `PROTOCOLS`.
+    """
+    answers = PROTOCOLS[protocol]
 
     def generate(prompts: Prompts, num_tokens: int) -> list[list[int]]:
-        streams = _undecoded(url, "llm", [llm_inputs(prompt, num_tokens) for prompt in prompts])
-        made = [[i for each in _arrays(stream, "output_ids") for i in each.tolist()] for stream in streams]
+        asked = [llm_inputs(prompt, num_tokens) for prompt in prompts]
+        made = answers(server, "llm", asked, "output_ids")
         check_counts(made, num_tokens)
         return made
 
@@ -90,7 +97,7 @@ def llm_generate(url: str) -> Generate:
 
 
 def text_generate(
-    server: Served, model: str, decode: Callable[[list[int]], str]
+    server: Served, model: str, decode: Callable[[list[int]], str], protocol: str = "grpc"
 ) -> Callable[[Prompts, int], list[str]]:
     """Ask a text model: prompts, number of new tokens → the text made of each prompt.
 
@@ -100,13 +107,14 @@ def text_generate(
         server: where to ask.
         model: "ensemble" or "text".
         decode: ids → text that the server's tokenizer turns into the same ids.
+        protocol: one of `PROTOCOLS`.
     """
+    answers = PROTOCOLS[protocol]
 
     def generate(prompts: Prompts, num_tokens: int) -> list[str]:
         before = _totals_at_rest(server)
         inputs = [text_inputs(decode(prompt), num_tokens) for prompt in prompts]
-        streams = _undecoded(server.grpc, model, inputs)
-        texts = [_text(stream) for stream in streams]
+        texts = [b"".join(parts).decode() for parts in answers(server, model, inputs, "text_output")]
         asked = [sum(len(prompt) for prompt in prompts), num_tokens * len(prompts)]
         _totals_at_rest(server, [a + b for a, b in zip(before, asked, strict=True)])
         return texts
@@ -124,8 +132,38 @@ def all_at_once(url: str, streams: list[Callable[[Any], Coroutine[Any, Any, Any]
     return asyncio.run(run())
 
 
-def _text(messages: list[bytes]) -> str:
-    return b"".join(part for each in _arrays(messages, "text_output") for part in each.tolist()).decode()
+def _grpc_answers(server: Served, model: str, asked: list[Inputs], name: str) -> list[list[Any]]:
+    """The values of that output in all responses of each stream, one after the other."""
+    streams = _undecoded(server.grpc, model, asked)
+    return [[value for each in _arrays(stream, name) for value in each.tolist()] for stream in streams]
+
+
+def _sse_answers(server: Served, model: str, asked: list[Inputs], name: str) -> list[list[Any]]:
+    """As above, over HTTP; texts as bytes."""
+    streams = event_streams(server.http, model, [_body(inputs) for inputs in asked])
+    return [[value for event in stream for value in _values(event[name])] for stream in streams]
+
+
+def _body(inputs: Inputs) -> dict[str, Any]:
+    """JSON of a request: one value alone, more as a list."""
+    values = {name: array.reshape(-1).tolist() for name, array in inputs.items()}
+    return {
+        name: each[0].decode() if isinstance(each[0], bytes) else each[0] if len(each) == 1 else each
+        for name, each in values.items()
+    }
+
+
+def _values(said: Any) -> list[Any]:
+    if isinstance(said, str):
+        return [said.encode()]
+    return said if isinstance(said, list) else [said]
+
+
+# How to ask: server, model, inputs of each request, name of an output → its values of each request.
+PROTOCOLS: dict[str, Callable[[Served, str, list[Inputs], str], list[list[Any]]]] = {
+    "grpc": _grpc_answers,
+    "sse": _sse_answers,
+}
 
 
 def _undecoded(url: str, model: str, asked: list[Inputs]) -> list[list[bytes]]:

@@ -60,7 +60,7 @@ def main() -> int:
             contestants = {
                 "ensemble": text_generate(server, "ensemble", decode),
                 "text": text_generate(server, "text", decode),
-                "llm": llm_generate(server.grpc),
+                "llm": llm_generate(server),
                 REST: lambda _prompts, _num_tokens: time.sleep(args.seconds),
             }
             for generate in contestants.values():

@@ -51,7 +51,7 @@ def main() -> int:
     ]
     timings: dict[int, dict[str, Timing]] = {}
     with naiad_serve(options) as server:
-        served = llm_generate(server.grpc)
+        served = llm_generate(server)
         contestants: dict[str, Contestant] = {
             "transformers": transformers_generate(model_dir, dtype),
             "engine": in_process,

@@ -31,7 +31,7 @@ from perf.common.awake import cores_kept_awake
 from perf.common.plots import Panel, save_panels
 from perf.common.report import print_rows, write_report
 from perf.common.word_prompts import single_token_words, word_prompts
-from perf.server.load import llm_generate, text_generate
+from perf.server.load import PROTOCOLS, llm_generate, text_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
@@ -102,9 +102,9 @@ def main() -> int:
     with cores_kept_awake() if args.keep_awake else nullcontext(), naiad_serve(options) as server:
         contestants: Contestants = {
             "engine": engine_generate(engine),
-            "text": text_generate(server, "text", decode),
-            "llm": llm_generate(server.grpc),
-            "ensemble": text_generate(server, "ensemble", decode),
+            "text": text_generate(server, "text", decode, args.protocol),
+            "llm": llm_generate(server, args.protocol),
+            "ensemble": text_generate(server, "ensemble", decode, args.protocol),
         }
         if not _is_same(contestants, make_prompts("check"), decode, dtype):
             return 1
@@ -244,6 +244,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--output-tokens", type=at_least(2), default=128, metavar="N")
     budget = "of a step, everywhere; 0: 128 or as many as streams on a CPU, and on a GPU what it takes anyway"
     parser.add_argument("--max-num-batched-tokens", type=at_least(0), default=0, metavar="N", help=budget)
+    protocol = "of the load generator, which shares the cores: by gRPC it takes four times the processor time"
+    parser.add_argument("--protocol", default="sse", choices=sorted(PROTOCOLS), help=protocol)
     parser.add_argument("--keep-awake", action="store_true", help="let no core sleep, on a shared host")
     parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="turns that count")
     limit = "a turn in which a virtual machine's host takes more than this part of the time does not count"
