@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -52,13 +53,33 @@ def cores_kept_awake() -> Iterator[None]:
 
 
 def main(command: Sequence[str]) -> int:
-    """Run it, with the cores kept awake unless its processor time is limited; its exit code."""
-    with nullcontext() if _has_quota() else cores_kept_awake():
-        return subprocess.run(command, check=False).returncode
+    """Run it with the cores kept awake, unless its time is limited; its exit code as a shell gives it."""
+    if not command:
+        print("usage: python -m perf.common.awake COMMAND …", file=sys.stderr)
+        return 2
+    code = 0
+    try:
+        with nullcontext() if _has_quota() else cores_kept_awake():
+            code = _run(command)
+    except InternalError as error:
+        # It ran, only not as fast as it might have.
+        print(f"perf.common.awake: {error}", file=sys.stderr)
+    return code if code >= 0 else 128 - code
+
+
+def _run(command: Sequence[str]) -> int:
+    # The command has Ctrl-C from the terminal too, and ends in its own time. It would inherit SIG_IGN.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    process = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    return process.wait()
 
 
 def _has_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> bool:
-    """Whether the container's processor time is limited, by either version of control groups."""
+    """Whether the container's processor time is limited, by either version of control groups.
+
+    A limit of a group below the one that the container sees as its root is not looked for.
+    """
     for name, unlimited in (("cpu.max", "max"), ("cpu/cpu.cfs_quota_us", "-1")):
         with suppress(OSError):
             return (cgroup / name).read_text(encoding="ascii").split()[0] != unlimited

@@ -139,9 +139,11 @@ def _grpc_answers(server: Served, model: str, asked: list[Inputs], name: str) ->
 
 
 def _sse_answers(server: Served, model: str, asked: list[Inputs], name: str) -> list[list[Any]]:
-    """As above, over HTTP; texts as bytes."""
+    """What `_grpc_answers` gives, over HTTP; texts as bytes."""
     streams = event_streams(server.http, model, [_body(inputs) for inputs in asked])
-    return [[value for event in stream for value in _values(event[name])] for stream in streams]
+    return [
+        [value for event in stream if name in event for value in _values(event[name])] for stream in streams
+    ]
 
 
 def _body(inputs: Inputs) -> dict[str, Any]:

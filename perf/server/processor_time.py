@@ -27,7 +27,7 @@ from perf.common.arguments import at_least
 from perf.common.report import print_rows, write_report
 from perf.common.word_prompts import single_token_words, word_prompts
 from perf.server.fast_repository import write_fast_repository
-from perf.server.load import llm_generate, text_generate
+from perf.server.load import PROTOCOLS, llm_generate, text_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
@@ -58,9 +58,9 @@ def main() -> int:
         options = ["--model", str(model_dir), "--model-repository", str(repository)]
         with naiad_serve(options, environment) as server:
             contestants = {
-                "ensemble": text_generate(server, "ensemble", decode),
-                "text": text_generate(server, "text", decode),
-                "llm": llm_generate(server),
+                "ensemble": text_generate(server, "ensemble", decode, args.protocol),
+                "text": text_generate(server, "text", decode, args.protocol),
+                "llm": llm_generate(server, args.protocol),
                 REST: lambda _prompts, _num_tokens: time.sleep(args.seconds),
             }
             for generate in contestants.values():
@@ -137,6 +137,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
     parser.add_argument("--tokens-per-s", type=float, default=400, metavar="N", help="of the engine")
     parser.add_argument("--concurrency", type=at_least(1), default=32, metavar="N")
+    parser.add_argument("--protocol", default="grpc", choices=sorted(PROTOCOLS), help="of the load generator")
     parser.add_argument("--seconds", type=float, default=10, metavar="S", help="of a turn")
     parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="turns")
     return parser.parse_args()

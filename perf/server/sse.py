@@ -1,4 +1,4 @@
-"""Server-sent events of `generate_stream`."""
+"""Server-sent events of `generate_stream`, each decoded when it comes; many at once and later: `sse_load`."""
 
 from __future__ import annotations
 

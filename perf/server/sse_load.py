@@ -1,4 +1,7 @@
-"""Streams of server-sent events, many at once, by a client that takes next to no processor time."""
+"""Streams of server-sent events, many at once, by a client that takes next to no processor time.
+
+For a user that looks at each event when it comes: `sse`.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,15 @@ def event_streams(url: str, model: str, bodies: Sequence[Mapping[str, Any]]) -> 
         InternalError: the server answered with an error, or not at all.
     """
     with selectors.DefaultSelector() as selector:
-        received = []
+        received: list[bytearray] = []
         try:
             for body in bodies:
                 connection = _send(url, model, json.dumps(body).encode())
                 received.append(bytearray())
                 selector.register(connection, selectors.EVENT_READ, received[-1])
             _receive(selector)
+        except OSError as error:
+            raise InternalError(f"a connection broke: {error}") from error
         finally:
             for key in list(selector.get_map().values()):
                 _hang_up(selector, key.fileobj)
@@ -52,7 +57,11 @@ def _send(url: str, model: str, body: bytes) -> socket.socket:
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     connection = socket.create_connection((host, int(port)), timeout=_SILENCE_S)
-    connection.sendall(head.encode() + body)
+    try:
+        connection.sendall(head.encode() + body)
+    except OSError:
+        connection.close()
+        raise
     return connection
 
 
@@ -90,9 +99,9 @@ def _events(raw: bytes) -> list[Event]:
     try:
         answer.begin()
         text = answer.read().decode()
-    except HTTPException as error:
+        events = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: ")]
+    except (HTTPException, ValueError) as error:
         raise InternalError(f"a stream broke: {type(error).__name__} after {len(raw)} bytes") from error
-    events = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: ")]
     error = next((event["error"] for event in events if "error" in event), None)
     if answer.status != 200 or error is not None:
         raise InternalError(f"HTTP {answer.status}: {error or text.strip()}")

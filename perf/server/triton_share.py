@@ -244,7 +244,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--output-tokens", type=at_least(2), default=128, metavar="N")
     budget = "of a step, everywhere; 0: 128 or as many as streams on a CPU, and on a GPU what it takes anyway"
     parser.add_argument("--max-num-batched-tokens", type=at_least(0), default=0, metavar="N", help=budget)
-    protocol = "of the load generator, which shares the cores: by gRPC it takes four times the processor time"
+    protocol = "of the load generator, which shares the cores: gRPC takes several times the processor time"
     parser.add_argument("--protocol", default="sse", choices=sorted(PROTOCOLS), help=protocol)
     parser.add_argument("--keep-awake", action="store_true", help="let no core sleep, on a shared host")
     parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="turns that count")

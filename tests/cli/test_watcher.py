@@ -38,7 +38,7 @@ def test_silence_with_a_stub_gone_is_death() -> None:
     assert verdict.reason == "llm: no answer; its process is gone"
 
 
-def test_silence_for_a_minute_is_death() -> None:
+def test_seventeen_silences_in_a_row_are_death() -> None:
     verdict = Verdict(3)
     for _ in range(17):
         assert verdict.reason is None
@@ -46,10 +46,10 @@ def test_silence_for_a_minute_is_death() -> None:
     assert verdict.reason == "llm: no answer, 17 times in a row"
 
 
-def test_an_answer_starts_the_minute_again() -> None:
+def test_an_answer_starts_the_count_again() -> None:
     verdict = Verdict(3)
-    for answer in (None, None):
-        verdict.take(answer, 3)
+    for _ in range(2):
+        verdict.take(None, 3)
         for _ in range(16):
             verdict.take(SILENCE, 3)
     assert verdict.reason is None

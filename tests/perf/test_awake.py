@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,12 +25,57 @@ def test_each_core_has_a_loop_of_the_lowest_priority_as_long_as_it_is_asked_for(
     assert gone(list(loops))
 
 
-def test_a_command_is_run_so_and_its_exit_code_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+_COUNT_LOOPS = """
+import os, psutil, sys
+others = [each for each in psutil.Process(os.getppid()).children() if each.pid != os.getpid()]
+sys.exit(sum(any("sched_setscheduler" in word for word in each.cmdline()) for each in others))
+"""
+
+
+def run_awake(*command: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "perf.common.awake", *command])
+
+
+@pytest.mark.parametrize("has_quota", [False, True])
+def test_a_command_runs_beside_the_loops_unless_time_is_limited(
+    monkeypatch: pytest.MonkeyPatch, has_quota: bool
+) -> None:
+    monkeypatch.setattr("perf.common.awake._has_quota", lambda: has_quota)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert main([sys.executable, "-c", _COUNT_LOOPS]) == (0 if has_quota else len(os.sched_getaffinity(0)))
+
+
+def test_a_command_that_a_signal_ended_has_the_code_that_a_shell_gives() -> None:
+    assert run_awake("bash", "-c", "kill -KILL $$").wait(30) == 128 + signal.SIGKILL
+
+
+def test_without_a_command_there_is_nothing_to_run() -> None:
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_the_command_end_as_it_wants_to(tmp_path: Path, number: signal.Signals) -> None:
+    begun = tmp_path / "begun"
+    script = f"trap 'sleep 1; exit 7' INT TERM; touch {begun}; for _ in $(seq 300); do sleep 0.1; done"
+    running = run_awake("bash", "-c", script)
+    eventually(begun.exists)
+    if number is signal.SIGINT:
+        # As a terminal does: to all.
+        for each in psutil.Process(running.pid).children():
+            if each.name() == "bash":
+                each.send_signal(number)
+    running.send_signal(number)
+    assert running.wait(30) == 7
+
+
+def test_a_loop_that_dies_is_told_and_the_commands_code_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("perf.common.awake._LOOP", "raise SystemExit(1)")
     monkeypatch.setattr("perf.common.awake._has_quota", lambda: False)
-    count = "import os, psutil, sys; sys.exit(len(psutil.Process(os.getppid()).children()))"
-    before = len(psutil.Process().children())
-    # The command itself is one of them.
-    assert main([sys.executable, "-c", count]) == before + len(os.sched_getaffinity(0)) + 1
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert main([sys.executable, "-c", "import time; time.sleep(1); raise SystemExit(3)"]) == 3
+    assert "ended by itself" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -11,6 +12,7 @@ from perf.server.load import PROTOCOLS, llm_inputs, text_inputs
 from perf.server.serve_process import Served
 from perf.server.sse_load import event_streams
 
+from naiad.cli.system_checks import free_port
 from naiad.errors import InternalError
 
 NUM_STREAMS = 8
@@ -34,7 +36,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         if said == "waits for all":
-            self.server.all_came.wait()  # type: ignore[attr-defined]
+            with suppress(threading.BrokenBarrierError):
+                self.server.all_came.wait()  # type: ignore[attr-defined]
         for event in _EVENTS.get(said, [{"text_output": "a\u2028"}, {"text_output": "b"}]):
             line = f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
             self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
@@ -58,6 +61,7 @@ def url() -> Iterator[str]:
     server.all_came = threading.Barrier(NUM_STREAMS, timeout=30)  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"127.0.0.1:{server.server_port}"
+    server.all_came.abort()  # type: ignore[attr-defined]
     server.shutdown()
     server.server_close()
 
@@ -81,6 +85,17 @@ def test_all_streams_run_at_once_and_each_keeps_its_events_in_order(url: str) ->
 def test_what_is_no_whole_answer_is_an_error(url: str, said: str, message: str) -> None:
     with pytest.raises(InternalError, match=message):
         event_streams(url, "text", [{"text_input": "fine"}, {"text_input": said}])
+
+
+def test_a_server_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(InternalError, match=r"a connection broke: .*refused"):
+        event_streams(f"127.0.0.1:{free_port('127.0.0.1')}", "text", [{"text_input": "fine"}])
+
+
+def test_silence_is_an_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perf.server.sse_load._SILENCE_S", 0.5)
+    with pytest.raises(InternalError, match=r"2 streams said nothing for 0\.5 s"):
+        event_streams(url, "text", [{"text_input": "waits for all"}] * 2)
 
 
 def test_values_are_those_of_all_events_whether_one_or_several(url: str) -> None:
