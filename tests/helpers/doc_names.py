@@ -60,7 +60,7 @@ _COMMANDS = {
     "naiad": ("-m", "naiad.cli.main", "--help"),
     "naiad_client": ("-m", "naiad_client", "--help"),
     "locust": ("-c", _PRINT_LOCUST_OPTIONS),
-    "triton_share": ("-m", "perf.server.triton_share", "--help"),
+    **{name: ("-m", f"perf.server.{name}", "--help") for name in ("triton_share", "processor_time")},
 }
 _COMMAND_OF_LINE = (
     (re.compile(r"\bnaiad serve\b|\bmake serve\b|\"naiad\", \"serve\""), "serve"),
@@ -72,7 +72,7 @@ _COMMAND_OF_LINE = (
     (re.compile(r"\bnaiad bench throughput\b"), "throughput"),
     (re.compile(r"-m naiad_client\b"), "naiad_client"),
     (re.compile(r"\blocust -f "), "locust"),
-    (re.compile(r"-m perf\.server\.triton_share\b"), "triton_share"),
+    *((re.compile(rf"-m perf\.server\.{name}\b"), name) for name in ("triton_share", "processor_time")),
 )
 _SOURCES = ("backend_src", "kernels", "client", "model_repository", "perf", "tests")
 
