@@ -108,9 +108,11 @@ class Timings(msgspec.Struct, array_like=True, frozen=True):
 class RequestOutput(msgspec.Struct, array_like=True):
     """What one step adds to one sequence, as it leaves the engine.
 
+    One that adds nothing says that the sequence has left the queue, if its first step gives it no token.
+
     Attributes:
         sequence_id: whose.
-        token_ids: new ids, in order; may be empty on the last output.
+        token_ids: new ids, in order; may be empty on the last output, and is where it only has started.
         window_ids: with a TextContext: ids before `token_ids` that their text depends on
             (all of them already turned into text).
         num_chars: with stop strings: characters of text that `token_ids` add (after the cut,
@@ -153,6 +155,11 @@ class RequestOutput(msgspec.Struct, array_like=True):
     timings: Timings | None = None
     num_blocks: int = 0
     num_reused_blocks: int = 0
+
+    @property
+    def only_started(self) -> bool:
+        """Whether this is all that it says."""
+        return not self.token_ids and self.finish_reason is None
 
 
 def timings_of(sequence: Sequence) -> Timings:

@@ -46,7 +46,8 @@ def run(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[Request
     outputs: dict[int, list[RequestOutput]] = {}
     while engine.has_work:
         for output in engine.step():
-            outputs.setdefault(output.sequence_id, []).append(output)
+            if not output.only_started:
+                outputs.setdefault(output.sequence_id, []).append(output)
     assert engine.stats().num_used_blocks == 0
     return outputs
 

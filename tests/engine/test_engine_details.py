@@ -17,9 +17,10 @@ TABLE = TokenTable([bytes([97 + n % 26, 65 + n // 26]) for n in range(50)], {}, 
 
 
 def run(drive: EngineDrive) -> list[RequestOutput]:
+    """All outputs but those that only tell of a start."""
     outputs = []
     while drive.engine.has_work:
-        outputs += drive.step()
+        outputs += [output for output in drive.step() if not output.only_started]
     return outputs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.engine_drive import EngineDrive
-from naiad.outputs import Timings
+from naiad.outputs import RequestOutput, Timings
 from naiad.sequence import BeamParams, SamplingParams
 
 
@@ -90,3 +90,36 @@ def test_the_process_tells_its_memory_and_the_time(drive: EngineDrive) -> None:
     stats = drive.engine.stats()
     assert stats.memory.cpu_bytes == 1
     assert stats.timestamp_s > 1_700_000_000
+
+
+def test_who_starts_without_a_token_says_so_once() -> None:
+    drive = EngineDrive(max_num_seqs=2, budget=4)
+    drive.add(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], SamplingParams(max_tokens=2))
+    drive.add(2, [1, 2, 3, 4], SamplingParams(max_tokens=1))
+    drive.add(3, [1, 2, 3], SamplingParams(max_tokens=1))
+    assert drive.step() == [RequestOutput(1, [])]
+    assert drive.step() == []
+    (first, started) = drive.step()
+    assert (first.sequence_id, len(first.token_ids)) == (1, 1)
+    assert started == RequestOutput(2, [])
+    drive.run()
+    assert drive.engine.step() == []
+
+
+def test_a_search_says_by_its_first_id_that_it_has_started() -> None:
+    drive = EngineDrive(budget=4)
+    drive.add(1, [1, 2, 3], SamplingParams(max_tokens=2), sibling_ids=(2,), beam=BeamParams())
+    assert drive.step() == [RequestOutput(1, [])]
+    told = []
+    while drive.engine.has_work:
+        told += [output.sequence_id for output in drive.step() if output.only_started]
+    assert told == []
+
+
+def test_who_ended_after_its_start_says_no_more() -> None:
+    drive = EngineDrive(budget=2)
+    drive.add(1, [1, 2, 3, 4])
+    drive.add(2, [1])
+    assert drive.step() == [RequestOutput(1, [])]
+    drive.abort(1)
+    assert [output.sequence_id for output in drive.step()] == [2]

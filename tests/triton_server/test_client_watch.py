@@ -9,6 +9,7 @@ from naiad.errors import InternalError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import FinishReason
 from naiad.triton_server.client_watch import (
+    LONGEST_IN_QUEUE_S,
     LONGEST_S,
     MAX_POLLS,
     MAX_PROBES,
@@ -25,12 +26,13 @@ from naiad.triton_server.response_stream import ResponseStream, StreamRow
 NOW_S = 1000.0
 
 
-def new_streams(count: int, *, has_detokenizer: bool) -> list[ResponseStream]:
+def new_streams(count: int, *, has_detokenizer: bool, has_begun: bool = True) -> list[ResponseStream]:
     """Streams of one row; the first has been silent the longest."""
     request = read_request(llm_source(), LIMITS)
     assert isinstance(request, GenerateRequest)
     streams = [
-        ResponseStream(request, FakeSender(), [StreamRow(0, i)], has_detokenizer) for i in range(count)
+        ResponseStream(request, FakeSender(), [StreamRow(0, i, has_started=has_begun)], has_detokenizer)
+        for i in range(count)
     ]
     for age, stream in enumerate(reversed(streams)):
         stream.last_sent_s = NOW_S - PROBE_PERIOD_S - age / 1e6
@@ -39,7 +41,7 @@ def new_streams(count: int, *, has_detokenizer: bool) -> list[ResponseStream]:
 
 def test_the_longest_silent_are_probed_first_and_not_all_at_once() -> None:
     streams = new_streams(20, has_detokenizer=True)
-    assert streams_to_probe(reversed(streams), NOW_S) == streams[:MAX_PROBES]
+    assert streams_to_probe(streams[::-1], NOW_S) == streams[:MAX_PROBES]
 
 
 def test_thirty_two_silent_clients_are_all_asked_within_80_ms() -> None:
@@ -54,10 +56,24 @@ def test_thirty_two_silent_clients_are_all_asked_within_80_ms() -> None:
     assert len(asked) == 32
 
 
+@pytest.mark.parametrize(("num_queued", "expected_s"), [(1, PROBE_PERIOD_S), (2, 0.1), (32, 1.6), (400, 2.0)])
+def test_those_in_the_queue_share_twenty_questions_a_second(num_queued: int, expected_s: float) -> None:
+    streams = new_streams(num_queued, has_detokenizer=True, has_begun=False)
+    direct = new_streams(num_queued, has_detokenizer=False, has_begun=False)
+    begun = new_streams(1, has_detokenizer=True)
+    for silent_s, is_asked in ((expected_s - 0.001, False), (expected_s + 0.001, True)):
+        for stream in (*streams, *direct, *begun):
+            stream.last_sent_s = stream.last_polled_s = NOW_S - silent_s
+        asked = streams_to_probe([*streams, *begun], NOW_S)
+        assert (begun[0] in asked) == (silent_s >= PROBE_PERIOD_S)
+        assert any(stream in asked for stream in streams) == is_asked
+        if num_queued > 1:
+            assert bool(streams_to_poll(direct, NOW_S)) == is_asked
+
+
 def test_in_a_crowd_those_that_have_begun_are_asked_more_often() -> None:
-    streams = new_streams(100, has_detokenizer=True)
-    for stream in streams[:32]:
-        stream.rows[0].num_sent_chunks = 1
+    streams = new_streams(32, has_detokenizer=True)
+    streams += new_streams(68, has_detokenizer=True, has_begun=False)
     num_asked = [0] * 100
     for number in range(1000):
         now_s = NOW_S + number * ROUND_S
@@ -65,7 +81,7 @@ def test_in_a_crowd_those_that_have_begun_are_asked_more_often() -> None:
             stream.last_sent_s = now_s
             num_asked[streams.index(stream)] += 1
     assert min(num_asked[:32]) > 2 * max(num_asked[32:])
-    assert min(num_asked) > 30
+    assert min(num_asked) >= 1000 * ROUND_S / LONGEST_IN_QUEUE_S - 1
 
 
 @pytest.mark.parametrize("state", ["spoken", "waiting for acks", "cancelling", "closed", "failed", "direct"])
@@ -133,11 +149,13 @@ def test_who_streams_and_has_begun_is_asked_after_a_longer_silence() -> None:
     """Its tokens come with every step, however long that is, and are acknowledged."""
     request = read_request(llm_source(streaming=True), LIMITS)
     assert isinstance(request, GenerateRequest)
-    waiting, flowing = (ResponseStream(request, FakeSender(), [StreamRow(0, i)], True) for i in range(2))
+    prefilling, flowing = (
+        ResponseStream(request, FakeSender(), [StreamRow(0, i, has_started=True)], True) for i in range(2)
+    )
     flowing.rows[0].num_sent_chunks = 1
-    for silent_s, expected in ((0.07, [waiting]), (0.59, [waiting]), (0.61, [waiting, flowing])):
-        waiting.last_sent_s = flowing.last_sent_s = NOW_S - silent_s
-        assert sorted(streams_to_probe([waiting, flowing], NOW_S), key=id) == sorted(expected, key=id)
+    for silent_s, expected in ((0.07, [prefilling]), (0.59, [prefilling]), (0.61, [prefilling, flowing])):
+        prefilling.last_sent_s = flowing.last_sent_s = NOW_S - silent_s
+        assert sorted(streams_to_probe([prefilling, flowing], NOW_S), key=id) == sorted(expected, key=id)
 
 
 def test_an_end_that_is_on_its_way_is_not_replaced_by_an_error() -> None:

@@ -181,12 +181,22 @@ class Engine:
             self._clear_failed(scheduled, result)
         for row in scheduled.scheduled:
             outputs += self._outputs_of(row, result)
+        outputs += self._started(outputs)
         self._deadlines.forget_ended(len(self._live) + len(self._beams))
         return outputs
 
     def stats(self) -> EngineStats:
         """Gauges and totals now."""
         return self._record.stats(self._scheduler)
+
+    def _started(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        """Of sequences that have started and have nothing else to say, nor have ended meanwhile."""
+        told = {output.sequence_id for output in outputs}
+        return [
+            RequestOutput(sequence_id, [])
+            for sequence_id in self._record.take_started()
+            if sequence_id not in told and (sequence_id in self._live or sequence_id in self._beams)
+        ]
 
     def _clear_failed(self, scheduled: SchedulerOutput, result: ModelOutput) -> None:
         """Before any of these blocks is free: nothing of rows that have failed may reach others."""

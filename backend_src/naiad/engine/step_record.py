@@ -23,6 +23,7 @@ class StepRecord:
         """Start from zero; the runner is asked for its memory and for late compiles."""
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
+        self._started: list[int] = []
         self._num_steps = 0
         self._num_context_tokens = 0
         self._runner = runner
@@ -37,10 +38,16 @@ class StepRecord:
             sequence = row.sequence
             if not sequence.first_scheduled_s:
                 sequence.first_scheduled_s = now_s
+                self._started.append(sequence.sequence_id)
             if row.start < sequence.num_prompt_tokens:
                 self._num_context_tokens += min(
                     row.num_scheduled_tokens, sequence.num_prompt_tokens - row.start
                 )
+
+    def take_started(self) -> list[int]:
+        """Ids of sequences that were in a step for the first time since the last call."""
+        started, self._started = self._started, []
+        return started
 
     def end_step(self, rows: Iterable[ScheduledSequence], result: ModelOutput, now_s: float) -> None:
         """These rows have been computed, with this result."""

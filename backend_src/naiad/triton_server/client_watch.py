@@ -7,14 +7,15 @@ So a probe is needed only where nothing was sent for a while: for one that strea
 longer while, as each step brings it a token, and the steps of a crowd are long. Both cost time that
 the engine would use: on two busy cores about 1 ms a probe and 0.1 ms a poll, all processes together.
 So a round asks only so many clients, those first that have waited longest: 400 probes and 1,600 polls
-a second at most, which is 32 silent clients each 80 ms. And nobody is asked again before the engine has
-made a step, after which it can end a sequence; of steps longer than `LONGEST_S` so long at most.
+a second at most, which is 32 silent clients each 80 ms. Those in the queue hold no blocks yet: together
+they are asked 20 times a second, or each of them every two seconds. And nobody is asked again before the
+engine has made a step, after which it can end a sequence; of steps longer than `LONGEST_S` so long at most.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from naiad.outputs import EngineStats
 from naiad.triton_server.response_stream import ResponseStream
@@ -29,6 +30,9 @@ MAX_PROBES = 8
 MAX_POLLS = 32
 # Blocks are held by sequences that have begun, so their clients are asked more often in a crowd.
 _BEGUN_WEIGHT = 4
+# Between two questions to clients in the queue, and the most for one of them.
+QUEUE_GAP_S = 0.05
+LONGEST_IN_QUEUE_S = 2.0
 
 
 class StepPace:
@@ -57,7 +61,7 @@ class StepPace:
 
 
 def streams_to_poll(
-    streams: Iterable[ResponseStream], now_s: float, step_s: float = 0.0
+    streams: Collection[ResponseStream], now_s: float, step_s: float = 0.0
 ) -> list[ResponseStream]:
     """Direct streams whose turn it is: the next `MAX_POLLS`, those first that were not asked for longest.
 
@@ -66,19 +70,35 @@ def streams_to_poll(
         now_s: by the monotonic clock.
         step_s: nobody is asked more often.
     """
-    direct = [stream for stream in streams if stream.wants_poll and now_s - stream.last_polled_s >= step_s]
+    queue_s = _queue_period_s(streams)
+    direct = [
+        stream
+        for stream in streams
+        if stream.wants_poll
+        and now_s - stream.last_polled_s >= max(step_s, 0.0 if stream.has_begun else queue_s)
+    ]
     return heapq.nsmallest(MAX_POLLS, direct, key=lambda stream: stream.last_polled_s)
 
 
 def streams_to_probe(
-    streams: Iterable[ResponseStream], now_s: float, step_s: float = 0.0
+    streams: Collection[ResponseStream], now_s: float, step_s: float = 0.0
 ) -> list[ResponseStream]:
     """Silent streams before a detokenizer whose turn it is: the next `MAX_PROBES`; arguments as above."""
-    silent = [stream for stream in streams if stream.wants_probe(now_s, max(_period_s(stream), step_s))]
+    queue_s = _queue_period_s(streams)
+    silent = [
+        stream for stream in streams if stream.wants_probe(now_s, max(_period_s(stream, queue_s), step_s))
+    ]
     return heapq.nlargest(MAX_PROBES, silent, key=lambda stream: _urgency(stream, now_s))
 
 
-def _period_s(stream: ResponseStream) -> float:
+def _queue_period_s(streams: Iterable[ResponseStream]) -> float:
+    num_queued = sum(not stream.has_begun for stream in streams)
+    return min(num_queued * QUEUE_GAP_S, LONGEST_IN_QUEUE_S)
+
+
+def _period_s(stream: ResponseStream, queue_s: float) -> float:
+    if not stream.has_begun:
+        return max(PROBE_PERIOD_S, queue_s)
     is_flowing = stream.request.streaming and stream.has_sent
     return STREAMING_PROBE_PERIOD_S if is_flowing else PROBE_PERIOD_S
 

@@ -52,6 +52,7 @@ class StreamRow:
     Attributes:
         index: the row of the request, from 0.
         sequence_id: the engine's.
+        has_started: the engine has told that it computes it.
         sequence_index: which of the sequences from the row's prompt, from 0.
         text: all that was sent, where each response holds all of it.
         context_logits: of the prompt; sent with the first chunk and once more with the last, which
@@ -65,6 +66,7 @@ class StreamRow:
     outstanding: int = 0
     is_finished: bool = False
     num_sent_chunks: int = 0
+    has_started: bool = False
     text: str = ""
     context_logits: bytes = b""
 
@@ -122,6 +124,9 @@ class ResponseStream:
             if error is not None:
                 self._fail(error)
                 return
+            row.has_started = True
+            if output.only_started:
+                return
             row.add(output)
             if all(each.never_started for each in self.rows):
                 self._fail(error_with_status(output.error_status or "UNAVAILABLE", output.error_message))
@@ -153,8 +158,8 @@ class ResponseStream:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the engine has made a token of it."""
-        return any(row.pending is not None or row.num_sent_chunks for row in self.rows)
+        """Whether the engine has begun to compute it, so that it holds blocks."""
+        return any(row.has_started for row in self.rows)
 
     @property
     def has_sent(self) -> bool:
