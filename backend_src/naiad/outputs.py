@@ -108,7 +108,7 @@ class Timings(msgspec.Struct, array_like=True, frozen=True):
 class RequestOutput(msgspec.Struct, array_like=True):
     """What one step adds to one sequence, as it leaves the engine.
 
-    One that adds nothing says that the sequence has left the queue, if its first step gives it no token.
+    One that adds nothing says that the sequence has left the queue and has no token yet.
 
     Attributes:
         sequence_id: whose.

@@ -86,7 +86,7 @@ def _one_by_one(engine: Engine, prompts: list[list[int]]) -> tuple[list[float], 
         tokens: list[int] = []
         while engine.has_work:
             for output in engine.step():
-                if not tokens:
+                if output.token_ids and not tokens:
                     times.append(time.perf_counter() - start_s)
                 tokens += output.token_ids
         made.append(tokens)

@@ -43,7 +43,8 @@ def generate(engine: Engine, prompts: list[list[int]], params: SamplingParams) -
     while engine.has_work:
         for output in engine.step():
             assert output.error_message == ""
-            outputs[output.sequence_id].append(output)
+            if not output.only_started:
+                outputs[output.sequence_id].append(output)
     return outputs
 
 

@@ -73,7 +73,7 @@ def test_held_tokens_are_sent_when_a_stop_id_ends_the_sequence() -> None:
 def test_held_tokens_are_sent_on_abort() -> None:
     expected = solo_tokens(PROMPT, 2)
     drive = drive_text((text_of(expected) + "never",), SamplingParams(max_tokens=9))
-    assert drive.step() == []
+    assert [output.only_started for output in drive.step()] == [True]
     assert drive.step() == []
     drive.abort(1)
     assert drive.tokens[1] == expected

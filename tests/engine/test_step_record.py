@@ -114,12 +114,3 @@ def test_a_search_says_by_its_first_id_that_it_has_started() -> None:
     while drive.engine.has_work:
         told += [output.sequence_id for output in drive.step() if output.only_started]
     assert told == []
-
-
-def test_who_ended_after_its_start_says_no_more() -> None:
-    drive = EngineDrive(budget=2)
-    drive.add(1, [1, 2, 3, 4])
-    drive.add(2, [1])
-    assert drive.step() == [RequestOutput(1, [])]
-    drive.abort(1)
-    assert [output.sequence_id for output in drive.step()] == [2]

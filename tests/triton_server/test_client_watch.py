@@ -71,17 +71,27 @@ def test_those_in_the_queue_share_twenty_questions_a_second(num_queued: int, exp
             assert bool(streams_to_poll(direct, NOW_S)) == is_asked
 
 
-def test_in_a_crowd_those_that_have_begun_are_asked_more_often() -> None:
-    streams = new_streams(32, has_detokenizer=True)
-    streams += new_streams(68, has_detokenizer=True, has_begun=False)
-    num_asked = [0] * 100
-    for number in range(1000):
+@pytest.mark.parametrize("num_queued", [8, 68, 200, 1000])
+@pytest.mark.parametrize("has_detokenizer", [True, False])
+def test_no_crowd_in_the_queue_delays_those_that_have_begun(num_queued: int, has_detokenizer: bool) -> None:
+    streams = new_streams(32, has_detokenizer=has_detokenizer)
+    streams += new_streams(num_queued, has_detokenizer=has_detokenizer, has_begun=False)
+    for stream in streams:
+        stream.last_polled_s = stream.last_sent_s = NOW_S
+    choose = streams_to_probe if has_detokenizer else streams_to_poll
+    asked_at_s: dict[int, float] = {}
+    gaps_s: dict[int, float] = {}
+    num_rounds = 250
+    for number in range(1, num_rounds):
         now_s = NOW_S + number * ROUND_S
-        for stream in streams_to_probe(streams, now_s):
-            stream.last_sent_s = now_s
-            num_asked[streams.index(stream)] += 1
-    assert min(num_asked[:32]) > 2 * max(num_asked[32:])
-    assert min(num_asked) >= 1000 * ROUND_S / LONGEST_IN_QUEUE_S - 1
+        for stream in choose(streams, now_s):
+            place = stream.rows[0].sequence_id + 32 * (not stream.has_begun)
+            gaps_s[place] = max(gaps_s.get(place, 0.0), now_s - asked_at_s.get(place, NOW_S))
+            asked_at_s[place] = stream.last_polled_s = stream.last_sent_s = now_s
+    assert max(gaps_s[place] for place in range(32)) < PROBE_PERIOD_S + 4 * ROUND_S
+    if num_queued <= 200:
+        assert len(gaps_s) == 32 + num_queued
+        assert max(gaps_s.values()) <= LONGEST_IN_QUEUE_S * 2
 
 
 @pytest.mark.parametrize("state", ["spoken", "waiting for acks", "cancelling", "closed", "failed", "direct"])

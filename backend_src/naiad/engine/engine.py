@@ -190,13 +190,10 @@ class Engine:
         return self._record.stats(self._scheduler)
 
     def _started(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """Of sequences that have started and have nothing else to say, nor have ended meanwhile."""
-        told = {output.sequence_id for output in outputs}
-        return [
-            RequestOutput(sequence_id, [])
-            for sequence_id in self._record.take_started()
-            if sequence_id not in told and (sequence_id in self._live or sequence_id in self._beams)
-        ]
+        """Of sequences that have started and say nothing else."""
+        started = self._record.take_started()
+        told = {output.sequence_id for output in outputs} if started else set()
+        return [RequestOutput(each, []) for each in started if each not in told]
 
     def _clear_failed(self, scheduled: SchedulerOutput, result: ModelOutput) -> None:
         """Before any of these blocks is free: nothing of rows that have failed may reach others."""

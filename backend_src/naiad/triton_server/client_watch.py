@@ -7,15 +7,17 @@ So a probe is needed only where nothing was sent for a while: for one that strea
 longer while, as each step brings it a token, and the steps of a crowd are long. Both cost time that
 the engine would use: on two busy cores about 1 ms a probe and 0.1 ms a poll, all processes together.
 So a round asks only so many clients, those first that have waited longest: 400 probes and 1,600 polls
-a second at most, which is 32 silent clients each 80 ms. Those in the queue hold no blocks yet: together
-they are asked 20 times a second, or each of them every two seconds. And nobody is asked again before the
-engine has made a step, after which it can end a sequence; of steps longer than `LONGEST_S` so long at most.
+a second at most, which is 32 silent clients each 80 ms. Those in the queue hold no blocks yet:
+together they are asked 20 times a second, or each of them every two seconds, and take few of a round's
+places. And nobody is asked again before the engine has made a step, after which it can end a sequence; of
+steps longer than `LONGEST_S` so long at most.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable
 
 from naiad.outputs import EngineStats
 from naiad.triton_server.response_stream import ResponseStream
@@ -28,9 +30,7 @@ STREAMING_PROBE_PERIOD_S = 0.6
 LONGEST_S = 0.25
 MAX_PROBES = 8
 MAX_POLLS = 32
-# Blocks are held by sequences that have begun, so their clients are asked more often in a crowd.
-_BEGUN_WEIGHT = 4
-# Between two questions to clients in the queue, and the most for one of them.
+# Clients in the queue: between two questions, and the most for one of them if the rounds have room for all.
 QUEUE_GAP_S = 0.05
 LONGEST_IN_QUEUE_S = 2.0
 
@@ -70,38 +70,55 @@ def streams_to_poll(
         now_s: by the monotonic clock.
         step_s: nobody is asked more often.
     """
-    queue_s = _queue_period_s(streams)
-    direct = [
+    num_queued = _num_queued(streams)
+    queue_s = max(step_s, _queue_period_s(num_queued))
+    due = [
         stream
         for stream in streams
-        if stream.wants_poll
-        and now_s - stream.last_polled_s >= max(step_s, 0.0 if stream.has_begun else queue_s)
+        if stream.wants_poll and now_s - stream.last_polled_s >= (step_s if stream.has_begun else queue_s)
     ]
-    return heapq.nsmallest(MAX_POLLS, direct, key=lambda stream: stream.last_polled_s)
+    return _next(due, MAX_POLLS, num_queued, lambda stream: stream.last_polled_s)
 
 
 def streams_to_probe(
     streams: Collection[ResponseStream], now_s: float, step_s: float = 0.0
 ) -> list[ResponseStream]:
     """Silent streams before a detokenizer whose turn it is: the next `MAX_PROBES`; arguments as above."""
-    queue_s = _queue_period_s(streams)
-    silent = [
-        stream for stream in streams if stream.wants_probe(now_s, max(_period_s(stream, queue_s), step_s))
+    num_queued = _num_queued(streams)
+    due = [
+        stream
+        for stream in streams
+        if stream.wants_probe(now_s, max(_probe_period_s(stream, num_queued), step_s))
     ]
-    return heapq.nlargest(MAX_PROBES, silent, key=lambda stream: _urgency(stream, now_s))
+    return _next(due, MAX_PROBES, num_queued, lambda stream: stream.last_sent_s)
 
 
-def _queue_period_s(streams: Iterable[ResponseStream]) -> float:
-    num_queued = sum(not stream.has_begun for stream in streams)
+def _num_queued(streams: Iterable[ResponseStream]) -> int:
+    return sum(not stream.has_begun for stream in streams)
+
+
+def _queue_period_s(num_queued: int) -> float:
     return min(num_queued * QUEUE_GAP_S, LONGEST_IN_QUEUE_S)
 
 
-def _period_s(stream: ResponseStream, queue_s: float) -> float:
+def _probe_period_s(stream: ResponseStream, num_queued: int) -> float:
     if not stream.has_begun:
-        return max(PROBE_PERIOD_S, queue_s)
+        return max(PROBE_PERIOD_S, _queue_period_s(num_queued))
     is_flowing = stream.request.streaming and stream.has_sent
     return STREAMING_PROBE_PERIOD_S if is_flowing else PROBE_PERIOD_S
 
 
-def _urgency(stream: ResponseStream, now_s: float) -> float:
-    return (now_s - stream.last_sent_s) * (_BEGUN_WEIGHT if stream.has_begun else 1)
+def _next(
+    due: Iterable[ResponseStream],
+    limit: int,
+    num_queued: int,
+    asked_at_s: Callable[[ResponseStream], float],
+) -> list[ResponseStream]:
+    """Of each kind those first that were asked longest ago; of the queue at most a quarter."""
+    begun: list[ResponseStream] = []
+    queued: list[ResponseStream] = []
+    for stream in due:
+        (begun if stream.has_begun else queued).append(stream)
+    num_of_queue = max(1, math.ceil(num_queued * ROUND_S / LONGEST_IN_QUEUE_S))
+    chosen = heapq.nsmallest(min(num_of_queue, limit // 4), queued, key=asked_at_s)
+    return heapq.nsmallest(limit - len(chosen), begun, key=asked_at_s) + chosen

@@ -124,10 +124,11 @@ class ResponseStream:
             if error is not None:
                 self._fail(error)
                 return
-            row.has_started = True
             if output.only_started:
+                row.has_started = True
                 return
             row.add(output)
+            row.has_started |= not row.never_started
             if all(each.never_started for each in self.rows):
                 self._fail(error_with_status(output.error_status or "UNAVAILABLE", output.error_message))
 
@@ -158,7 +159,7 @@ class ResponseStream:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the engine has begun to compute it, so that it holds blocks."""
+        """Whether the engine has begun to compute it: since then it may hold blocks."""
         return any(row.has_started for row in self.rows)
 
     @property
@@ -167,7 +168,7 @@ class ResponseStream:
         return any(row.num_sent_chunks for row in self.rows)
 
     @property
-    def _has_started(self) -> bool:
+    def _has_results(self) -> bool:
         return any(
             row.num_sent_chunks or (row.pending is not None and not row.never_started) for row in self.rows
         )
@@ -214,7 +215,7 @@ class ResponseStream:
             self.is_closed = True
             return self.error, True
         for row in self.rows:
-            if row.may_send(self.request.streaming) and (self._has_started or not row.never_started):
+            if row.may_send(self.request.streaming) and (self._has_results or not row.never_started):
                 return self._take(row, build)
         if self.is_probe_due:
             self.is_probe_due = False
