@@ -32,6 +32,23 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"
 
 
+class TopPDecay(msgspec.Struct, frozen=True):
+    """Top-p that shrinks (Lee et al., arXiv 2206.04624; the reference's rule).
+
+    The first token has the request's own. Behind each token it is `factor` of what it was, at least
+    `minimum`, or behind the token `reset_id` the request's own again.
+
+    Attributes:
+        factor: in (0, 1).
+        minimum: in [0, 1].
+        reset_id: −1 = none.
+    """
+
+    factor: float
+    minimum: float
+    reset_id: int = -1
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How one sequence is sampled and when it ends. Already validated (see `request_fields`).
 
@@ -40,6 +57,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         temperature: 0 = greedy.
         top_k: keep the k best tokens; 0 = off.
         top_p: keep the smallest set of best tokens with this mass; 1 = off.
+        top_p_decay: None = top_p stays what it is.
         seed: key of the row's noise, 0 … 2**64 - 1. Whoever builds the params draws one if
             the client sent none, so that a recomputed row draws the same noise.
         repetition_penalty: divides (multiplies, if negative) the logit of every token of
@@ -69,6 +87,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    top_p_decay: TopPDecay | None = None
     seed: int = 0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -118,10 +137,12 @@ class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         length_penalty: exponent of the length that a text's score is divided by.
         stops_early: end as soon as enough texts have ended.
+        diversity_rate: makes the children of worse beams more likely to be chosen; 0 = off.
     """
 
     length_penalty: float = 1.0
     stops_early: bool = False
+    diversity_rate: float = 0.0
 
 
 class KVRetention(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ _NAMES_OF_LLM = {
     "max_tokens": "request_output_len",
     "stream": "streaming",
     "top_k": "runtime_top_k",
-    "top_p": "runtime_top_p",
+    **{name: f"runtime_{name}" for name in ("top_p", "top_p_decay", "top_p_min", "top_p_reset_ids")},
     "length_penalty": "len_penalty",
 }
 

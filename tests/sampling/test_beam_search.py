@@ -187,3 +187,24 @@ def test_with_impossible_tokens_too(
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> transformers.PreTrainedModel:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def test_diversity_prefers_what_continues_worse_beams_and_leaves_scores_alone() -> None:
+    """The first beam's children are the best by far, until the second beam's get more for their place."""
+    rows = [[(1, -0.1), (2, -0.2), (3, -0.3)], [(4, -0.1), (5, -0.2), (6, -3.0)]]
+    for rate, expected in ((0.0, [0, 0]), (0.9, [0, 0]), (1.05, [1, 0]), (9.0, [1, 1])):
+        beams = BeamSearch(BeamRules(width=2, max_tokens=9, length_penalty=0.0, diversity_rate=rate))
+        assert beams.advance([[(7, -0.5), (8, -1.5)]]) == [0, 0]
+        assert beams.advance(rows) == expected, rate
+        assert [beam.sum_log_probs for beam in beams.running] == [
+            pytest.approx(sum(beam.log_probs)) for beam in beams.running
+        ]
+
+
+def test_a_searchs_diversity_changes_its_texts() -> None:
+    table = make_table(3)
+    rules = BeamRules(width=4, max_tokens=6, stop_token_ids=(1,))
+    plain, diverse = (search(table, replace(rules, diversity_rate=rate)) for rate in (0.0, 2.0))
+    assert [beam.token_ids for beam in plain] != [beam.token_ids for beam in diverse]
+    for beam in diverse:
+        assert beam.score == pytest.approx(sum(beam.log_probs) / len(beam.token_ids))

@@ -8,7 +8,7 @@ import torch
 from helpers.sampling_rows import make_row
 from naiad.sampling.device_draw import draw_on_device
 from naiad.sampling.draw import draw
-from naiad.sequence import Sequence
+from naiad.sequence import Sequence, TopPDecay
 
 VOCAB = 700
 
@@ -18,9 +18,11 @@ def random_rows(chance: random.Random, num_rows: int) -> list[Sequence]:
         make_row(
             index,
             prompt=[1] * chance.randint(1, 9),
+            output=[chance.randrange(4) for _ in range(chance.randint(0, 5))],
             temperature=chance.choice([1e-40, 0.3, 1.0, 2.5, 1e39]),
             top_k=chance.choice([0, 0, 2, 50, 10_000]),
             top_p=chance.choice([1.0, 1.0, 0.9, 0.1]),
+            top_p_decay=chance.choice([None, None, TopPDecay(0.7, 0.1, 3)]),
             min_p=chance.choice([0.0, 0.0, 0.2]),
             seed=chance.randrange(1 << 64),
         )

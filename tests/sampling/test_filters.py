@@ -13,8 +13,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from naiad.sampling.filters import Filters, kept_threshold
-from naiad.sequence import SamplingParams
+from helpers.sampling_rows import make_row
+from naiad.sampling.filters import Filters, kept_threshold, top_p_now
+from naiad.sampling.sampler import Sampler
+from naiad.sequence import SamplingParams, Sequence, TopPDecay
 
 VOCAB_SIZE = 400
 SETTINGS = list(
@@ -39,7 +41,8 @@ def ours(logits: Tensor, params: list[SamplingParams], width: int) -> tuple[Tens
     temperature = torch.tensor([[p.temperature] for p in params], dtype=torch.float64)
     scaled = (logits.double() - logits.double().amax(1, keepdim=True)) / temperature
     values = scaled.sort(dim=1, descending=True).values[:, :width]
-    filters = Filters.of(params, logits.shape[1], torch.device("cpu"))
+    rows = [Sequence(0, [1], 1, each, arrival_s=0.0) for each in params]
+    filters = Filters.of(rows, logits.shape[1], torch.device("cpu"))
     threshold, is_final = kept_threshold(values, filters, scaled.exp().sum(1))
     return scaled >= threshold, is_final
 
@@ -87,3 +90,44 @@ def test_the_mass_that_top_p_keeps_is_minimal() -> None:
         assert mass >= share - 1e-12
         assert mass - row[mask].min() < share
         assert row[mask].min() > row[~mask].max()
+
+
+@pytest.mark.parametrize(
+    ("output", "decay", "expected"),
+    [
+        ([], TopPDecay(0.5, 0.0), 0.8),
+        ([7], TopPDecay(0.5, 0.0), 0.4),
+        ([7, 7, 7], TopPDecay(0.5, 0.0), 0.1),
+        ([7, 7, 7], TopPDecay(0.5, 0.3), 0.3),
+        ([7], TopPDecay(0.5, 0.9), 0.9),
+        ([7, 9, 7], TopPDecay(0.5, 0.0, 9), 0.4),
+        ([9, 7, 7], TopPDecay(0.5, 0.0, 9), 0.2),
+        ([7, 7, 9], TopPDecay(0.5, 0.3, 9), 0.8),
+        ([7, 7], TopPDecay(0.5, 0.0, 9), 0.2),
+        ([7, 7, 7], None, 0.8),
+    ],
+)
+def test_top_p_decays_with_each_token(output: list[int], decay: TopPDecay | None, expected: float) -> None:
+    row = make_row(prompt=[9, 9], output=output, top_p=0.8, top_p_decay=decay)
+    assert top_p_now(row) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("top_k", [0, 30])
+def test_a_decayed_top_p_draws_as_one_that_was_sent(top_k: int) -> None:
+    logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(1)).repeat(200, 1)
+    tokens: list[list[int]] = []
+    for params in ({"top_p": 1.0, "top_p_decay": TopPDecay(0.5, 0.0)}, {"top_p": 0.25}):
+        rows = [
+            make_row(n, output=[3, 4], temperature=1.0, top_k=top_k, seed=n, **params) for n in range(200)
+        ]
+        sampled = Sampler(VOCAB_SIZE).sample(logits.clone(), rows).sampled_token_ids
+        tokens.append([sampled[n] for n in range(200)])
+    assert tokens[0] == tokens[1]
+    assert len(set(tokens[0])) > 2
+
+
+def test_only_a_reset_needs_the_tokens_themselves() -> None:
+    sampler = Sampler(VOCAB_SIZE)
+    for reset_id, expected in ((-1, False), (0, True)):
+        params = SamplingParams(max_tokens=1, top_p_decay=TopPDecay(0.5, 0.0, reset_id))
+        assert sampler.reads_tokens(params) == expected

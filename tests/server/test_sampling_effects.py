@@ -101,10 +101,21 @@ def heated(place: Place) -> Logits:
     return weights / weights.sum()
 
 
-def of_top_p(place: Place) -> set[int]:
+def within(place: Place, top_p: float) -> set[int]:
     order = np.argsort(-heated(place))
     sums = heated(place)[order].cumsum()
-    return set(order[: int((sums < 0.6).sum()) + 1].tolist())
+    return set(order[: int((sums < top_p).sum()) + 1].tolist())
+
+
+def of_top_p(place: Place) -> set[int]:
+    return within(place, 0.6)
+
+
+def of_decaying_top_p(place: Place) -> set[int]:
+    top_p = 0.9
+    for token_id in place.output:
+        top_p = 0.9 if token_id == RESET_ID else max(top_p * 0.5, 0.2)
+    return within(place, top_p)
 
 
 def of_min_p(place: Place) -> set[int]:
@@ -116,6 +127,8 @@ def of_top_k(place: Place) -> set[int]:
     return set(np.argsort(-place.logits)[:3].tolist())
 
 
+RESET_ID = 28
+DECAY = {"top_p": 0.9, "top_p_decay": 0.5, "top_p_min": 0.2, "top_p_reset_ids": RESET_ID}
 BIASES = {33: 6.0, 30: -3.0, 34: 4.5}
 HOT = {"temperature": 2.0, "seed": 7}
 EFFECTS = {
@@ -131,6 +144,7 @@ EFFECTS = {
     "min_length": Effect({"min_length": 5, "stop_token_ids": [30, 28]}, without([30, 28], 5)),
     "top_k": Effect(HOT | {"top_k": 3}, of_top_k),
     "top_p": Effect(HOT | {"top_p": 0.6}, of_top_p),
+    "top_p_decay": Effect(HOT | DECAY, of_decaying_top_p),
     "min_p": Effect(HOT | {"min_p": 0.1}, of_min_p),
 }
 

@@ -89,6 +89,10 @@ def doubled(source: FakeSource) -> FakeSource:
         ({"len_penalty": 1.5}, BeamParams(length_penalty=1.5, stops_early=True)),
         ({"early_stopping": False}, BeamParams(length_penalty=0.0, stops_early=False)),
         ({"parameters": {"length_penalty": -2, "early_stopping": False}}, BeamParams(length_penalty=-2.0)),
+        (
+            {"beam_search_diversity_rate": 0.5},
+            BeamParams(length_penalty=0.0, stops_early=True, diversity_rate=0.5),
+        ),
     ],
 )
 def test_a_search_has_the_references_defaults(sent: dict[str, Any], expected: BeamParams) -> None:
@@ -115,6 +119,7 @@ def test_off_is_no_search(sent: dict[str, Any]) -> None:
     [
         ({"len_penalty": 0.5}, "length_penalty = 0.5: expected 0.0 or 1.0 without beams (beam_width > 1)"),
         ({"early_stopping": True}, "early_stopping = True: expected False without beams"),
+        ({"beam_search_diversity_rate": 0.5}, "beam_search_diversity_rate = 0.5: expected 0.0 without beams"),
         ({"beam_width": 1, "len_penalty": 2.0}, "length_penalty = 2.0"),
         ({"len_penalty": 10.5}, "length_penalty = 10.5: expected a finite number ≥ -10 and ≤ 10"),
         ({"len_penalty": float("nan")}, "length_penalty = nan"),
@@ -139,7 +144,7 @@ def test_fields_of_a_search_need_one(sent: dict[str, Any], named: str) -> None:
         ({"num_log_probs": 1}, "num_log_probs = 1 is not supported with beam_width = 3"),
         ({"return_context_logits": True}, "return_context_logits = True is not supported"),
         ({"return_generation_logits": True}, "return_generation_logits = True is not supported"),
-        ({"beam_search_diversity_rate": 0.1}, "beam_search_diversity_rate is not supported"),
+        ({"runtime_top_p": 1.0, "runtime_top_p_decay": 0.5}, "top_p_decay = 0.5: expected 1.0 with beam"),
         ({"stop_words_list": pack_word_list([[8, 9]])[None]}, "stop_words_list is not supported"),
     ],
 )

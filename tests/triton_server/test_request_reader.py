@@ -8,6 +8,7 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
+from naiad.sequence import TopPDecay
 from naiad.triton_server.request_fields import SERVED, read_scalars
 from naiad.triton_server.request_reader import GenerateRequest, StopRequest, read_request
 
@@ -67,7 +68,11 @@ def test_greedy_rule_of_the_reference(fields: dict[str, Any], expected: float) -
         ({"stop_token_ids": 1000}, "stop_token_ids holds 1000"),
         ({"input_lengths": 9}, "input_lengths = 9"),
         ({"beam_width": 17}, "beam_width = 17: expected a finite number ≥ 1 and ≤ 16"),
-        ({"beam_search_diversity_rate": 0.5}, "beam_search_diversity_rate is not supported"),
+        ({"beam_search_diversity_rate": -0.5}, "beam_search_diversity_rate = -0.5: expected a finite number"),
+        ({"runtime_top_p_decay": 0.0, "runtime_top_p": 0.9}, "top_p_decay = 0.0: expected a finite number"),
+        ({"runtime_top_p_decay": 0.5}, "top_p_decay = 0.5: expected top_p > 0"),
+        ({"runtime_top_p_min": 1.5}, "top_p_min = 1.5"),
+        ({"runtime_top_p_reset_ids": -2}, "top_p_reset_ids = -2"),
         ({"num_return_sequences": 0}, "num_return_sequences = 0: expected a finite number ≥ 1 and ≤ 16"),
         ({"num_return_sequences": 17}, "num_return_sequences = 17"),
         ({"min_p": -0.1}, "min_p = -0.1"),
@@ -297,3 +302,24 @@ def test_drafts_reach_the_row() -> None:
     assert (row.draft_token_ids, row.params.num_draft_tokens) == ((4, 5), 3)
     row = read(llm_source()).rows[0]
     assert (row.draft_token_ids, row.params.num_draft_tokens) == ((), -1)
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({}, None),
+        ({"runtime_top_p_decay": 1.0, "runtime_top_p_min": 0.5, "runtime_top_p_reset_ids": 3}, None),
+        ({"runtime_top_p_decay": 0.5, "runtime_top_p": 1.0}, TopPDecay(0.5, 1e-6)),
+        (
+            {
+                "runtime_top_p": 0.75,
+                "runtime_top_p_decay": 0.5,
+                "runtime_top_p_min": 0.25,
+                "runtime_top_p_reset_ids": 3,
+            },
+            TopPDecay(0.5, 0.25, 3),
+        ),
+    ],
+)
+def test_a_decay_of_top_p(sent: dict[str, Any], expected: TopPDecay | None) -> None:
+    assert read(llm_source(**sent)).rows[0].params.top_p_decay == expected

@@ -56,6 +56,7 @@ def beam_rules(request: EngineRequest) -> BeamRules:
         stop_token_ids=request.params.stop_token_ids,
         length_penalty=request.beam.length_penalty,
         stops_early=request.beam.stops_early,
+        diversity_rate=request.beam.diversity_rate,
     )
 
 

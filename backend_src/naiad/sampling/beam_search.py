@@ -47,6 +47,8 @@ class BeamRules:
         length_penalty: exponent of the length in the score; > 0 prefers long texts.
         stops_early: end when `width` beams have ended; otherwise go on while a running beam,
             at its present length, could beat the worst of them.
+        diversity_rate: so much times its parent's place (0 = the best) is added to an option's
+            sum when the next beams are chosen, and is no part of sums and scores.
     """
 
     width: int
@@ -54,6 +56,7 @@ class BeamRules:
     stop_token_ids: tuple[int, ...] = ()
     length_penalty: float = 1.0
     stops_early: bool = False
+    diversity_rate: float = 0.0
 
     @property
     def num_candidates(self) -> int:
@@ -91,7 +94,7 @@ class BeamSearch:
             for parent, row in enumerate(candidates)
             for candidate in row
         ]
-        options.sort(key=lambda option: -option[1].sum_log_probs)
+        options.sort(key=lambda option: -option[1].sum_log_probs - rules.diversity_rate * option[0])
         options = options[: rules.num_candidates]
         self._finish([beam for _, beam in options[: rules.width] if self._has_ended(beam)])
         going_on = [option for option in options if not self._has_ended(option[1])][: rules.width]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from naiad.sampling.draw import MAX_TEMPERATURE, MIN_TEMPERATURE, is_filtered
+from naiad.sampling.filters import top_p_now
 from naiad.sampling.noise import noise_key
 from naiad.sampling.sampled_row import SampledRow
 from naiad_kernels.gumbel_argmax import gumbel_argmax
@@ -30,15 +31,16 @@ def draw_on_device(
         drawn: indices of the rows to draw for.
         token_ids: [num_rows] int64; those of `drawn` are overwritten.
     """
-    params = [rows[index].params for index in drawn]
+    chosen = [rows[index] for index in drawn]
+    params = [row.params for row in chosen]
     staging = Staging(Staging.bytes_for([len(drawn)] * _NUM_LISTS, []), logits.device)
     index = staging.put(drawn, torch.int64)
-    keys = [noise_key(row.params.seed, row.num_tokens) for row in (rows[each] for each in drawn)]
+    keys = [noise_key(row.params.seed, row.num_tokens) for row in chosen]
     key_tensor = staging.put(keys, torch.int64)
     scales = [min(max(each.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE) for each in params]
     temperature = staging.put(scales, torch.float64)
     top_k = staging.put([min(each.top_k, logits.shape[1]) for each in params], torch.int64)
-    top_p = staging.put([each.top_p for each in params], torch.float64)
+    top_p = staging.put([top_p_now(row) for row in chosen], torch.float64)
     min_p = staging.put([each.min_p for each in params], torch.float64)
     staging.send()
     if len(drawn) < len(rows):

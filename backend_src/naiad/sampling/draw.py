@@ -80,17 +80,18 @@ class _Rows:
     def of(cls, rows: Sequence[SampledRow], indices: list[int], logits: Tensor, best: Tensor) -> _Rows:
         """Gather the rows `indices` and their parameters."""
         device = logits.device
-        params = [rows[index].params for index in indices]
-        keys = [noise_key(rows[index].params.seed, rows[index].num_tokens) for index in indices]
+        chosen = [rows[index] for index in indices]
+        keys = [noise_key(row.params.seed, row.num_tokens) for row in chosen]
         index = torch.tensor(indices, device=device)
-        temperature = torch.tensor([p.temperature for p in params], dtype=torch.float64, device=device)
+        scales = [row.params.temperature for row in chosen]
+        temperature = torch.tensor(scales, dtype=torch.float64, device=device)
         return cls(
             indices=index,
             logits=logits[index],
             best=best[index].unsqueeze(1),
             temperature=temperature.clamp_(MIN_TEMPERATURE, MAX_TEMPERATURE).unsqueeze(1),
             keys=torch.tensor(keys, device=device).unsqueeze(1),
-            filters=Filters.of(params, logits.shape[1], device),
+            filters=Filters.of(chosen, logits.shape[1], device),
         )
 
     def scaled(self, logits: Tensor) -> Tensor:
@@ -131,4 +132,4 @@ def _draw_free(rows: _Rows) -> Tensor:
 
 def is_filtered(params: SamplingParams) -> bool:
     """Whether not every token may be drawn."""
-    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or params.top_p_decay is not None

@@ -7,12 +7,13 @@ sort leaves ties in.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from naiad.sequence import SamplingParams
+from naiad.sampling.sampled_row import SampledRow
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,15 +33,30 @@ class Filters:
     need_total_mass: bool
 
     @classmethod
-    def of(cls, params: list[SamplingParams], vocab_size: int, device: torch.device) -> Filters:
+    def of(cls, rows: Sequence[SampledRow], vocab_size: int, device: torch.device) -> Filters:
         """Gather those of each row."""
+        params, top_p = [row.params for row in rows], [top_p_now(row) for row in rows]
         min_p = torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device)
         return cls(
             top_k=torch.tensor([min(p.top_k, vocab_size) for p in params], device=device),
-            top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
+            top_p=torch.tensor(top_p, dtype=torch.float64, device=device),
             log_min_p=min_p.log_(),
-            need_total_mass=any(p.top_k == 0 and p.top_p < 1 for p in params),
+            need_total_mass=any(p.top_k == 0 and each < 1 for p, each in zip(params, top_p, strict=True)),
         )
+
+
+def top_p_now(row: SampledRow) -> float:
+    """The top-p of the token that follows the row's known ones; see `TopPDecay`."""
+    decay = row.params.top_p_decay
+    num_steps = row.num_output_tokens
+    if decay is None or num_steps == 0:
+        return row.params.top_p
+    if decay.reset_id >= 0:
+        behind_reset = reversed(row.output_token_ids)
+        num_steps = next((i for i, each in enumerate(behind_reset) if each == decay.reset_id), num_steps)
+    if num_steps == 0:
+        return row.params.top_p
+    return max(row.params.top_p * decay.factor**num_steps, decay.minimum)
 
 
 def kept_threshold(values: Tensor, filters: Filters, total_mass: Tensor) -> tuple[Tensor, Tensor]:

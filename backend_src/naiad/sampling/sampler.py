@@ -64,7 +64,8 @@ class Sampler:
 
     def reads_tokens(self, params: SamplingParams) -> bool:
         """Whether a row with these parameters can be sampled only when all its ids are known."""
-        return any(each.reads_tokens and each.applies_to(params) for each in self._processors)
+        has_reset = params.top_p_decay is not None and params.top_p_decay.reset_id >= 0
+        return has_reset or any(each.reads_tokens and each.applies_to(params) for each in self._processors)
 
     def sample(self, logits: Tensor, rows: Sequence[SampledRow]) -> SamplerOutput:
         """`finish` what is to `start`, if there are any rows."""

@@ -15,10 +15,19 @@ DEFAULT_LENGTH_PENALTY = 0.0
 DEFAULT_EARLY_STOPPING = True
 
 # Without a search these ask for nothing: clients send them always.
-_OFF: Mapping[str, tuple[Scalar, ...]] = {"length_penalty": (0.0, 1.0), "early_stopping": (False,)}
+_OFF: Mapping[str, tuple[Scalar, ...]] = {
+    "length_penalty": (0.0, 1.0),
+    "early_stopping": (False,),
+    "beam_search_diversity_rate": (0.0,),
+}
 
 # Values that neither draw nor filter. What is not here has none that beams go with.
-_GREEDY: Mapping[str, tuple[Scalar, ...]] = {"temperature": (0.0, 1.0), "top_k": (0, 1), "min_p": (0.0,)}
+_GREEDY: Mapping[str, tuple[Scalar, ...]] = {
+    "temperature": (0.0, 1.0),
+    "top_k": (0, 1),
+    "min_p": (0.0,),
+    "top_p_decay": (1.0,),
+}
 _NOT_WITH_BEAMS = ("stream", "return_context_logits", "return_generation_logits", "num_log_probs")
 
 
@@ -56,6 +65,7 @@ def read_beam_params(scalars: Mapping[str, Scalar]) -> BeamParams | None:
     return BeamParams(
         length_penalty=float(scalars.get("length_penalty", DEFAULT_LENGTH_PENALTY)),
         stops_early=bool(scalars.get("early_stopping", DEFAULT_EARLY_STOPPING)),
+        diversity_rate=float(scalars.get("beam_search_diversity_rate", 0.0)),
     )
 
 

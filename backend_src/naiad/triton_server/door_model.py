@@ -57,7 +57,7 @@ class DoorModel(ABC):
 
     def make_sender(self, request: Any) -> Sender:
         """What answers this request."""
-        return pb.TritonSender(request, self._own_limits.is_decoupled)
+        return pb.TritonSender(request, self._own_limits.is_decoupled, self._output_order)
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer and begin to look for the engine: it may come later, and go."""
@@ -87,6 +87,7 @@ class DoorModel(ABC):
 
     def _start(self, args: dict[str, str]) -> None:
         parameters = pb.model_parameters(args)
+        self._output_order = pb.output_order(args)
         refuse_unknown_keys(parameters, (*_KEYS, *self.KEYS))
         directory = model_directory(parameters.get("model_dir", ""))
         config = ModelConfig.from_directory(directory)

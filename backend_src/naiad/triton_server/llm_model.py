@@ -45,7 +45,7 @@ class LLMModel:
     def execute(self, requests: list[Any]) -> None:
         """Take requests; answers go through their response senders. Never raises."""
         for request in requests:
-            sender = pb.TritonSender(request, self._is_decoupled)
+            sender = pb.TritonSender(request, self._is_decoupled, self._output_order)
             self._service.accept(pb.TritonRequest(request), sender, self._limits)
 
     def is_ready(self) -> bool:
@@ -72,6 +72,7 @@ class LLMModel:
         )
         config = _engine_config(parameters)
         self._is_decoupled = pb.is_decoupled(args)
+        self._output_order = pb.output_order(args)
         name = args["model_name"]
         self._instance, self._number_lock = claim_instance(os.getppid(), name)
         end_with_parent(lambda: remove_runtime_directory(self._instance.directory))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import numpy.typing as npt
@@ -44,8 +45,8 @@ class TritonRequest:
         return {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
 
 
-def response(tensors: Tensors) -> Any:
-    """A response of these output tensors."""
+def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
+    """A response of these output tensors, in their order."""
     return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(k, v) for k, v in tensors.items()])
 
 
@@ -63,8 +64,17 @@ class TritonSender:
     response factory is gone), so the two exclude each other.
     """
 
-    def __init__(self, request: Any, is_decoupled: bool = True) -> None:
-        """Take the request's sender; one of a model that is not decoupled needs a response."""
+    def __init__(
+        self, request: Any, is_decoupled: bool = True, order: Mapping[str, int] | None = None
+    ) -> None:
+        """Take the request's sender.
+
+        Args:
+            request: a `pb_utils.InferenceRequest`.
+            is_decoupled: a model that is not needs a response also for a bare FINAL.
+            order: from `output_order`; clients of the reference read its first output by place.
+        """
+        self._order = order or {}
         self._sender = request.get_response_sender()
         self._is_decoupled = is_decoupled
         self._lock = threading.Lock()
@@ -78,7 +88,11 @@ class TritonSender:
             if tensors is None and self._is_decoupled:
                 self._sender.send(flags=flags)
             else:
-                self._sender.send(response(tensors or {}), flags=flags)
+                self._sender.send(response(self._ordered(tensors or {})), flags=flags)
+
+    def _ordered(self, tensors: Tensors) -> Tensors:
+        names = sorted(tensors, key=lambda name: self._order.get(name, len(self._order)))
+        return {name: tensors[name] for name in names}
 
     def send_error(self, error: NaiadError) -> None:
         """Send the error and FINAL in one message."""
@@ -97,6 +111,12 @@ def model_parameters(arguments: dict[str, str]) -> dict[str, str]:
     parameters = json.loads(arguments["model_config"]).get("parameters", {})
     values = {key: str(value["string_value"]) for key, value in parameters.items()}
     return {key: "" if value.startswith("${") else value for key, value in values.items()}
+
+
+def output_order(arguments: dict[str, str]) -> dict[str, int]:
+    """Each output's place in the model's config.pbtxt."""
+    outputs = json.loads(arguments["model_config"]).get("output", [])
+    return {output["name"]: place for place, output in enumerate(outputs)}
 
 
 def is_decoupled(arguments: dict[str, str]) -> bool:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from naiad.errors import InvalidRequestError
 from naiad.triton_server.request_limits import (
+    MAX_DIVERSITY_RATE,
     MAX_LENGTH_PENALTY,
     MAX_LOG_PROBS,
     MAX_PRIORITY,
@@ -54,6 +55,9 @@ SERVED = (
     Field("temperature", float, 0),
     Field("top_k", int, 0, INT32_MAX, "runtime_top_k"),
     Field("top_p", float, maximum=1, tensor="runtime_top_p"),
+    Field("top_p_decay", float, 1e-6, 1, "runtime_top_p_decay"),
+    Field("top_p_min", float, 0, 1, "runtime_top_p_min"),
+    Field("top_p_reset_ids", int, -1, INT32_MAX, "runtime_top_p_reset_ids"),
     Field("min_p", float, 0, 1),
     Field("seed", int, 0, UINT64_MAX),
     Field("repetition_penalty", float, 0.01, 100),
@@ -68,6 +72,7 @@ SERVED = (
     Field("beam_width", int, 1, MAX_RETURN_SEQUENCES),
     Field("length_penalty", float, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY, "len_penalty"),
     Field("early_stopping", bool),
+    Field("beam_search_diversity_rate", float, 0, MAX_DIVERSITY_RATE),
     Field("include_stop_str_in_output", bool),
     Field("exclude_input_in_output", bool),
     Field("return_finish_reason", bool),

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from naiad.errors import InvalidRequestError
-from naiad.sequence import SamplingParams
+from naiad.sequence import SamplingParams, TopPDecay
 from naiad.tokenization import unpack_word_list
 from naiad.triton_server.logit_fields import check_token_ids, read_allowed_token_ids, read_logit_bias
 from naiad.triton_server.output_wishes import OutputWishes
@@ -22,6 +22,9 @@ from naiad.triton_server.request_limits import (
     MAX_STOP_WORDS,
     ModelLimits,
 )
+
+# The reference's own.
+DEFAULT_TOP_P_MIN = 1e-6
 
 
 def read_sampling_params(
@@ -71,6 +74,7 @@ def _read_numbers(scalars: Mapping[str, Scalar], limits: ModelLimits, room: int)
         temperature=_temperature(scalars),
         top_k=min(int(scalars.get("top_k", 0)), limits.vocab_size),
         top_p=top_p if top_p > 0 else 1.0,
+        top_p_decay=_top_p_decay(scalars, top_p),
         min_p=float(scalars.get("min_p", 0.0)),
         seed=secrets.randbits(64) if seed is None else seed,
         repetition_penalty=float(scalars.get("repetition_penalty", 1.0)),
@@ -80,6 +84,17 @@ def _read_numbers(scalars: Mapping[str, Scalar], limits: ModelLimits, room: int)
         priority=int(scalars.get("priority", 0)),
         num_draft_tokens=int(scalars.get("num_draft_tokens", -1)),
     )
+
+
+def _top_p_decay(scalars: Mapping[str, Scalar], top_p: float) -> TopPDecay | None:
+    """A factor of 1 is none, and then the other two fields say nothing."""
+    factor = float(scalars.get("top_p_decay", 1.0))
+    if factor == 1:
+        return None
+    if top_p <= 0:
+        raise InvalidRequestError(f"top_p_decay = {factor}: expected top_p > 0 with it, which decays")
+    minimum = float(scalars.get("top_p_min", DEFAULT_TOP_P_MIN))
+    return TopPDecay(factor, minimum, int(scalars.get("top_p_reset_ids", -1)))
 
 
 def _either(scalars: Mapping[str, Scalar], name: str, alias: str) -> int | None:

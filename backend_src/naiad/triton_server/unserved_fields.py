@@ -12,10 +12,6 @@ from naiad.errors import InvalidRequestError
 # Names of reference and A2 fields that are declared but not served, with the values that switch
 # them off. An empty tensor, or one of empty strings, is always "off".
 NOT_SERVED: Mapping[str, tuple[float, ...]] = {
-    "beam_search_diversity_rate": (0.0,),
-    "runtime_top_p_min": (),
-    "runtime_top_p_decay": (),
-    "runtime_top_p_reset_ids": (),
     "decoder_input_ids": (),
     "decoder_input_lengths": (0, 1),
     "encoder_input_features": (),

@@ -1,0 +1,214 @@
+"""Random requests in the names of `ensemble`: each field is there in some of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from helpers.contract_page import page_rows
+
+PROMPTS = (
+    "The quick brown fox",
+    "  leading spaces,\tand a tab",
+    "你好，世界。我们",
+    "👍🏽 👩‍👩‍👧 🇫🇷",
+    "It's 12 o'clock!\n" * 9,
+    "<|im_start|>user\nstop STOP<|im_end|>",
+)
+STRINGS = ("e", "qu", " the", "。", "o'", "stop")
+# Without these there would be little to compare.
+OFTEN = {
+    **{"temperature": 0.75, "seed": 0.6, "exclude_input_in_output": 0.85},
+    **dict.fromkeys(("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens"), 0.8),
+}
+# These make long answers.
+SELDOM = {"return_context_logits": 0.1, "return_generation_logits": 0.1}
+# What a parameter can not be: the server itself asks for this tensor.
+ONLY_TENSOR = "max_tokens"
+WORD_LISTS = ("stop_words", "bad_words")
+SCALARS = {row.name for row in page_rows("ensemble") if row.dims == "[1]" and not row.is_output}
+KINDS = {row.name: row.dtype for row in page_rows("ensemble") if not row.is_output}
+NO_DEADLINE_US = 600_000_000
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of every door.
+
+    Attributes:
+        rows: fields of each, in the same names.
+        has_parameters: what may be a parameter is one where a door is asked so.
+        timeout_us: a deadline that does not pass; 0 = none.
+    """
+
+    number: int
+    rows: list[Fields]
+    has_parameters: bool
+    timeout_us: int
+
+    @property
+    def first(self) -> Fields:
+        """Fields that agree in all rows are read here."""
+        return self.rows[0]
+
+    @property
+    def has_beams(self) -> bool:
+        return bool(self.first.get("beam_width", 1) > 1)
+
+    @property
+    def num_sequences(self) -> int:
+        """Of a row; beams are one."""
+        return 1 if self.has_beams else int(self.first.get("num_return_sequences", 1))
+
+    @property
+    def has_echo(self) -> bool:
+        return not self.first.get("exclude_input_in_output", False)
+
+    def each_row(self) -> Iterator[Request]:
+        """As so many requests."""
+        return (replace(self, rows=[row]) for row in self.rows)
+
+    def sent(self, stream: bool, by_parameters: bool = False) -> tuple[Fields, dict[str, Any]]:
+        """Tensors, and what else a gRPC request has."""
+        names = self.parameters() if by_parameters else {}
+        rows = [row | {"stream": stream} for row in self.rows]
+        tensors = {name: _tensor(name, [row[name] for row in rows]) for name in rows[0] if name not in names}
+        return tensors, {"parameters": names} | ({"timeout": self.timeout_us} if self.timeout_us else {})
+
+    def body(self, stream: bool) -> Fields:
+        """The one row as JSON."""
+        return self.first | {"stream": stream} | ({"timeout": self.timeout_us} if self.timeout_us else {})
+
+    def parameters(self) -> Fields:
+        """Those that a parameter can say: one value, the same in all rows."""
+        found = {}
+        for name, value in self.first.items() if self.has_parameters else ():
+            if name in WORD_LISTS and len(value) == 1:
+                value = value[0]
+            may_be = name in SCALARS and name != ONLY_TENSOR or name in WORD_LISTS and isinstance(value, str)
+            if may_be and all(row[name] == self.first[name] for row in self.rows):
+                found[name] = value
+        return found
+
+    def labels(self) -> set[str]:
+        """What the request covers."""
+        named = {"beams": self.has_beams, "echo": self.has_echo, "several rows": len(self.rows) > 1}
+        named |= {"timeout": self.timeout_us > 0, "no temperature": "temperature" not in self.first}
+        named |= {"no seed": not {"seed", "random_seed"} & self.first.keys()}
+        named |= {"beams with echo": self.has_beams and self.has_echo}
+        values = {f"{name} = {row[name]}" for row in self.rows for name in row if name in CASES}
+        told = {label for label, holds in named.items() if holds}
+        return told | values | self.first.keys() | {f"{name} as parameter" for name in self.parameters()}
+
+
+# Values that mean something of their own.
+CASES = {"top_p": (0.0, 1.0), "temperature": (0.0, 1.0), "top_k": (0, 1), "num_draft_tokens": (0,)}
+LABELS = {f"{name} = {value}" for name, values in CASES.items() for value in values} | {
+    *("beams", "echo", "several rows", "timeout", "no temperature", "no seed", "beams with echo"),
+}
+
+
+def draw(number: int) -> Request:
+    """The same for the same number."""
+    rng = random.Random(number)
+    has_beams, num_rows, num_words = rng.random() < 0.25, rng.choice((1, 1, 1, 2, 3)), rng.choice((1, 2))
+    agreed = _agreed(rng, has_beams)
+    many = [_of_a_row(rng, has_beams, num_words) | agreed for _ in range(num_rows)]
+    shares = dict.fromkeys(many[0], 0.3) | OFTEN | SELDOM
+    chosen = {name for name in many[0] if rng.random() < shares[name]}
+    chosen |= {"max_tokens", "messages" if "messages" in chosen else "text_input"}
+    chosen -= {"text_input"} if "messages" in chosen else set()
+    chosen |= {"beam_width"} if has_beams else set()
+    rows = [_merged(options, chosen) for options in many]
+    if not {"seed", "random_seed"} & chosen and not (has_beams or all(map(is_greedy, rows))):
+        rows = [row | options["seed"] for row, options in zip(rows, many, strict=True)]
+    return Request(number, rows, rng.random() < 0.4, NO_DEADLINE_US if rng.random() < 0.3 else 0)
+
+
+def is_greedy(row: Fields) -> bool:
+    """As the compatibility page says under "Greedy or not"."""
+    top_k, top_p = row.get("top_k", 0), row.get("top_p", 0.0)
+    is_on = top_k > 0 or top_p > 0 or row.get("min_p", 0.0) > 0
+    temperature = row.get("temperature", 1.0)
+    return bool(temperature == 0 or top_k == 1 or (temperature == 1 and not is_on))
+
+
+def _merged(options: dict[str, Fields], chosen: set[str]) -> Fields:
+    return {name: value for option in options if option in chosen for name, value in options[option].items()}
+
+
+def _agreed(rng: random.Random, has_beams: bool) -> dict[str, Fields]:
+    """Fields that have one value in all rows."""
+    width = rng.randrange(2, 5) if has_beams else 1
+    wishes = ("finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens", "log_probs")
+    logits = () if has_beams else ("context_logits", "generation_logits")
+    fields: Fields = {
+        "beam_width": width,
+        "num_return_sequences": rng.randrange(1, width + 1 if has_beams else 4),
+        "num_log_probs": 0 if has_beams else rng.choice((0, 1, 5)),
+        "exclude_input_in_output": rng.random() < 0.7,
+        **{f"return_{name}": True for name in (*wishes, *logits, "perf_metrics")},
+    }
+    return {name: {name: value} for name, value in fields.items()}
+
+
+def _of_a_row(rng: random.Random, has_beams: bool, num_words: int) -> dict[str, Fields]:
+    """All fields; those of an entry go together. Fractions are exact in every number's format."""
+    max_tokens = rng.randrange(1, 25)
+    min_tokens, seed = rng.randrange(max_tokens), rng.getrandbits(rng.choice((8, 62)))
+    fields: Fields = {
+        "text_input": rng.choice(PROMPTS),
+        "messages": json.dumps([{"role": "user", "content": rng.choice(PROMPTS)}]),
+        "max_tokens": max_tokens,
+        **_drawing(rng, has_beams),
+        **{"min_tokens": min_tokens, "min_length": min_tokens, "seed": seed, "random_seed": seed},
+        **{f"{name}_penalty": rng.randrange(-8, 9) / 8 for name in ("presence", "frequency")},
+        "repetition_penalty": rng.randrange(13, 25) / 16,
+        **{name: rng.sample(STRINGS, num_words) for name in WORD_LISTS},
+        "include_stop_str_in_output": True,
+        **{"stop_token_ids": _ids(rng, 20), "allowed_token_ids": _ids(rng, 60)},
+        "ignore_eos": True,
+        **{"num_draft_tokens": rng.randrange(4), "priority": rng.randrange(-3, 3)},
+        "cache_salt": f"tenant {rng.randrange(3)}",
+        **{"end_id": rng.randrange(5, 390), "pad_id": rng.randrange(-1, 390)},
+    }
+    return {name: {name: value} for name, value in fields.items()} | {
+        "embedding_bias": {
+            "embedding_bias_words": rng.sample(STRINGS, 2),
+            "embedding_bias_weights": [2.0, -2.0],
+        },
+        "logit_bias": {"logit_bias_ids": _ids(rng, 4), "logit_bias_values": [3.0, -3.0, 1.0, 2.0]},
+    }
+
+
+def _drawing(rng: random.Random, has_beams: bool) -> Fields:
+    """With beams nothing is drawn; without them a search's fields are there to be off."""
+    if has_beams:
+        return {
+            **{"temperature": rng.choice((0.0, 1.0)), "top_k": rng.choice((0, 1))},
+            **{"top_p": rng.choice((0.0, 1.0)), "min_p": 0.0},
+            **{"length_penalty": rng.randrange(-8, 9) / 4, "early_stopping": rng.random() < 0.5},
+        }
+    return {
+        **{"temperature": rng.choice((0.0, 0.75, 1.0, 1.0, 2.5)), "top_k": rng.choice((0, 0, 1, 5, 40))},
+        **{"top_p": rng.choice((0.0, 0.5, 0.875, 1.0)), "min_p": rng.choice((0.0, 0.03125))},
+        **{"length_penalty": rng.choice((0.0, 1.0)), "early_stopping": False},
+    }
+
+
+def _ids(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(5, 390) for _ in range(count)]
+
+
+def _tensor(name: str, values: list[Any]) -> Any:
+    """One row of each value."""
+    rows = [value if isinstance(value, list) else [value] for value in values]
+    rows = [[item.encode() if isinstance(item, str) else item for item in row] for row in rows]
+    return np.array(rows, dtype=KINDS[name])
