@@ -155,6 +155,22 @@ def test_outputs_have_the_types_of_the_page_and_come_when_asked_for(lines: Serve
             assert sent(lines, model, more)[name] == rows[name].dtype
 
 
+@pytest.mark.parametrize(
+    "model", [model for model in MODELS if model.section != "ensemble"], ids=lambda model: model.name
+)
+def test_outputs_come_in_the_order_of_the_configuration(lines: Server, model: Model) -> None:
+    """The reference's benchmark reads the first one by its place. Those of an ensemble the server mixes."""
+    with triton.InferenceServerClient(lines.grpc) as client:
+        declared = [each.name for each in client.get_model_config(model.name).config.output]
+    more = wishes(model) | (
+        {"num_log_probs": 2} if "num_log_probs" in {row.name for row in model.inputs} else {}
+    )
+    responses = by_grpc(lines, model, more).responses
+    assert responses
+    for response in responses:
+        assert list(response) == [name for name in declared if name in response]
+
+
 GREEDY_OR_NOT = {
     "absent": ({}, True),
     "sent as 1": ({"temperature": 1.0}, True),

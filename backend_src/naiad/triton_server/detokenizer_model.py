@@ -37,6 +37,7 @@ class DetokenizerModel:
             self._table = TokenTable.from_directory(model_directory(parameters.get("model_dir", "")))
             self._skip_special = read_bool(parameters, "skip_special_tokens", default=True)
             self._is_decoupled = pb.is_decoupled(args)
+            self._output_order = pb.output_order(args)
             self._forwarded_headers = parameters.get("forwarded_headers", "")
             llm_name = parameters.get("llm_model_name") or "llm"
             self._acks = AckRouter(runtime_directory(os.getppid()), llm_name)
@@ -53,7 +54,7 @@ class DetokenizerModel:
         self._acks.close()
 
     def _answer(self, request: Any) -> None:
-        sender = pb.TritonSender(request, self._is_decoupled)
+        sender = pb.TritonSender(request, self._is_decoupled, self._output_order)
         is_cancelled = sender.is_cancelled()
         tensors: pb.Tensors = {}
         try:

@@ -45,9 +45,10 @@ class TritonRequest:
         return {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
 
 
-def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
-    """A response of these output tensors, in their order."""
-    return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(k, v) for k, v in tensors.items()])
+def response(tensors: Mapping[str, npt.NDArray[Any]], order: Mapping[str, int]) -> Any:
+    """A response of these output tensors, in the order of `output_order`."""
+    names = sorted(tensors, key=order.__getitem__)
+    return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(name, tensors[name]) for name in names])
 
 
 def error_response(error: NaiadError) -> Any:
@@ -64,9 +65,7 @@ class TritonSender:
     response factory is gone), so the two exclude each other.
     """
 
-    def __init__(
-        self, request: Any, is_decoupled: bool = True, order: Mapping[str, int] | None = None
-    ) -> None:
+    def __init__(self, request: Any, is_decoupled: bool, order: Mapping[str, int]) -> None:
         """Take the request's sender.
 
         Args:
@@ -74,7 +73,7 @@ class TritonSender:
             is_decoupled: a model that is not needs a response also for a bare FINAL.
             order: from `output_order`; clients of the reference read its first output by place.
         """
-        self._order = order or {}
+        self._order = order
         self._sender = request.get_response_sender()
         self._is_decoupled = is_decoupled
         self._lock = threading.Lock()
@@ -88,11 +87,7 @@ class TritonSender:
             if tensors is None and self._is_decoupled:
                 self._sender.send(flags=flags)
             else:
-                self._sender.send(response(self._ordered(tensors or {})), flags=flags)
-
-    def _ordered(self, tensors: Tensors) -> Tensors:
-        names = sorted(tensors, key=lambda name: self._order.get(name, len(self._order)))
-        return {name: tensors[name] for name in names}
+                self._sender.send(response(tensors or {}, self._order), flags=flags)
 
     def send_error(self, error: NaiadError) -> None:
         """Send the error and FINAL in one message."""

@@ -23,6 +23,7 @@ class TokenizerModel:
         """Load the tokenizer."""
         try:
             parameters = pb.model_parameters(args)
+            self._output_order = pb.output_order(args)
             refuse_unknown_keys(parameters, _KEYS)
             end_with_parent(lambda: None)
             directory = model_directory(parameters.get("model_dir", ""))
@@ -45,7 +46,7 @@ class TokenizerModel:
 
     def _answer(self, request: Any) -> Any:
         try:
-            return pb.response(self._reader.read(pb.TritonRequest(request)))
+            return pb.response(self._reader.read(pb.TritonRequest(request)), self._output_order)
         except NaiadError as error:
             return pb.error_response(error)
         except Exception as error:  # noqa: BLE001 — the border: this request fails, its neighbours do not

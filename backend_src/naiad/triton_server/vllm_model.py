@@ -40,7 +40,7 @@ class VLLMModel(DoorModel):
 
     def make_sender(self, request: Any) -> Sender:
         """What answers this request."""
-        return VLLMSender(request)
+        return VLLMSender(request, is_decoupled=True, order=self._output_order)
 
 
 class VLLMSender(pb.TritonSender):
