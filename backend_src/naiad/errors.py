@@ -40,6 +40,10 @@ class UnavailableError(NaiadError):
     status = "UNAVAILABLE"
 
 
+class EngineAwayError(UnavailableError):
+    """No engine serves now: it starts, or starts again, or its model is not loaded."""
+
+
 class CancelledError(NaiadError):
     """The client cancelled the request."""
 

@@ -25,7 +25,7 @@ from naiad.engine_process.protocol import (
     encode_requests,
     engine_message_decoder,
 )
-from naiad.errors import UnavailableError
+from naiad.errors import EngineAwayError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest
 
@@ -120,14 +120,14 @@ class DoorClient:
         """Hand rows to the engine; those it refuses are answered by an error output each.
 
         Raises:
-            UnavailableError: no engine now; none of the rows was taken.
+            EngineAwayError: no engine now; none of the rows was taken.
             InternalError: a value of theirs can not be sent; none of the rows was taken.
         """
         frame = encode_requests(requests)
         with self._lock:
             connection = self._newest()
             if connection is None or self._closing.is_set():
-                raise UnavailableError(
+                raise EngineAwayError(
                     f"the engine of the model {self._model} does not serve now; try again in a few seconds"
                 )
             connection.outstanding.update(each for request in requests for each in request.sequence_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from naiad.errors import CancelledError, NaiadError, error_with_status
+from naiad.errors import CancelledError, EngineAwayError, NaiadError, error_with_status
 from naiad.tokenization import Tokenizer
 from naiad.triton_server import pb
 from naiad.triton_server.door_model import DoorModel
@@ -20,12 +20,20 @@ from naiad.triton_server.vllm_responses import VLLMResponses
 
 
 class VLLMModel(DoorModel):
-    """The fields, outputs and error texts of the vLLM backend."""
+    """The fields, outputs and error texts of the vLLM backend.
+
+    Its parameters `REPORT_CUSTOM_METRICS` and `ENABLE_VLLM_HEALTH_CHECK` are read and change nothing: metrics
+    and the check are always on.
+    """
+
+    KEYS = ("REPORT_CUSTOM_METRICS", "ENABLE_VLLM_HEALTH_CHECK")
 
     def make_shape(
         self, texts: TextReader, tokenizer: Tokenizer, parameters: Mapping[str, str]
     ) -> RequestShape:
         """As `DoorModel.make_shape`."""
+        for key in self.KEYS:
+            read_bool(parameters, key, default=True)
         responses = TextResponses(
             tokenizer.table,
             skip_special_tokens=read_bool(parameters, "skip_special_tokens", default=True),
@@ -52,6 +60,8 @@ class VLLMSender(pb.TritonSender):
         """Send the error and FINAL in one message."""
         if isinstance(error, CancelledError):
             pb.log_info("[vllm] Successfully cancelled the request")
+        elif isinstance(error, EngineAwayError):
+            error = EngineAwayError("Model is unavailable due to unhealthy vLLM engine")
         else:
             error = error_with_status(error.status, f"Error generating stream: {error}")
         super().send_error(error)

@@ -1,0 +1,62 @@
+"""Models that ask the engine of an `llm` model, while that is not loaded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from helpers.raw_grpc import ask, text_inputs
+from helpers.server import Server, eventually, start_repository
+from helpers.tiny_repository import create_repository, tiny_checkpoint
+
+VLLM_INPUTS = {"text_input": np.array([b"Hello"], dtype=np.object_)}
+AWAY = "does not serve now"
+UNHEALTHY = "Model is unavailable due to unhealthy vLLM engine"
+# Those that a config.pbtxt of the vLLM backend may have.
+PARAMETERS = "".join(
+    f'parameters {{ key: "{key}" value: {{ string_value: "true" }} }}\n'
+    for key in ("REPORT_CUSTOM_METRICS", "ENABLE_VLLM_HEALTH_CHECK")
+)
+
+
+@pytest.fixture(scope="module")
+def controlled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose models come and go, one of vLLM's shape among them."""
+    folder = tmp_path_factory.mktemp("door_without_engine")
+    checkpoint, repository = tiny_checkpoint(folder / "checkpoint"), folder / "repository"
+    create_repository(repository, checkpoint)
+    create_repository(folder / "vllm", checkpoint, "--preset", "vllm")
+    shutil.copytree(folder / "vllm" / "vllm_model", repository / "vllm_model")
+    append(repository / "vllm_model" / "config.pbtxt", PARAMETERS)
+    running = start_repository("--model-repository", str(repository), "--model-control-mode", "explicit")
+    yield running
+    assert running.stop() == 0, "\n".join(running.lines[-40:])
+
+
+def error_of(server: Server, model: str, inputs: dict[str, Any]) -> str:
+    outcome = ask(server.grpc, model, inputs)
+    assert (outcome.num_finals, outcome.call_error) == (1, "")
+    return "; ".join(outcome.errors)
+
+
+def append(path: Path, text: str) -> None:
+    path.write_text(path.read_text() + text)
+
+
+def test_it_says_so_and_serves_again_when_the_engine_is_back(controlled: Server) -> None:
+    texts = text_inputs("Hello", 4)
+    with triton.InferenceServerClient(controlled.grpc) as client:
+        for name in ("ensemble", "llm"):
+            client.unload_model(name)
+        # What comes while it ends gets the error of a lost engine.
+        eventually(lambda: AWAY in error_of(controlled, "text", texts), 30)
+        eventually(lambda: error_of(controlled, "vllm_model", VLLM_INPUTS) == UNHEALTHY, 30)
+        client.load_model("llm")
+    eventually(lambda: error_of(controlled, "text", texts) == "", 30)
+    eventually(lambda: error_of(controlled, "vllm_model", VLLM_INPUTS) == "", 30)
