@@ -35,8 +35,8 @@ def both(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     assert running.stop() == 0, "\n".join(running.lines[-40:])
 
 
-def greedy(server: Server, prefix: str) -> Outcome:
-    return ask(server.grpc, f"{prefix}ensemble", text_inputs("The quick", 12, ignore_eos=True))
+def greedy(server: Server, prefix: str, model: str = "ensemble") -> Outcome:
+    return ask(server.grpc, f"{prefix}{model}", text_inputs("The quick", 12, ignore_eos=True))
 
 
 def engine_of(server: Server, model: str) -> psutil.Process:
@@ -49,6 +49,7 @@ def test_both_answer_with_their_own_model(both: Server) -> None:
         assert (outcome.errors, outcome.num_finals) == ([], 1)
     assert first.text != second.text
     assert greedy(both, "").text == first.text
+    assert [greedy(both, prefix, "text").text for prefix in PREFIXES] == [first.text, second.text]
 
 
 def test_each_has_its_own_limits(both: Server) -> None:
