@@ -42,6 +42,7 @@ _SPAN = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\]\(([^)#\s]+)\)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _MAKE = re.compile(r"\bmake ([a-z][a-z-]*)")
+_LOAD_TOOLS = ("triton_share", "processor_time", "perf_analyzer", "locust_run", "replay", "genai_perf")
 _MODULE = re.compile(r"(?<![\w./-])(?:naiad|naiad_kernels|naiad_client|perf)(?:\.[A-Za-z_]\w*)+")
 _PATH = re.compile(r"[\w.-]+(?:/[\w.*-]+)+/?|[\w-]+\.(?:py|md|toml)")
 _IDENTIFIER = re.compile(r"[A-Za-z]\w*")
@@ -60,7 +61,7 @@ _COMMANDS = {
     "naiad": ("-m", "naiad.cli.main", "--help"),
     "naiad_client": ("-m", "naiad_client", "--help"),
     "locust": ("-c", _PRINT_LOCUST_OPTIONS),
-    **{name: ("-m", f"perf.server.{name}", "--help") for name in ("triton_share", "processor_time")},
+    **{name: ("-m", f"perf.server.{name}", "--help") for name in _LOAD_TOOLS},
 }
 _COMMAND_OF_LINE = (
     (re.compile(r"\bnaiad serve\b|\bmake serve\b|\"naiad\", \"serve\""), "serve"),
@@ -72,7 +73,7 @@ _COMMAND_OF_LINE = (
     (re.compile(r"\bnaiad bench throughput\b"), "throughput"),
     (re.compile(r"-m naiad_client\b"), "naiad_client"),
     (re.compile(r"\blocust -f "), "locust"),
-    *((re.compile(rf"-m perf\.server\.{name}\b"), name) for name in ("triton_share", "processor_time")),
+    *((re.compile(rf"-m perf\.server\.{name}\b"), name) for name in _LOAD_TOOLS),
 )
 _SOURCES = ("backend_src", "kernels", "client", "model_repository", "perf", "tests")
 
