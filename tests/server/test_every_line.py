@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,8 +15,7 @@ from helpers.contract_models import INTERNAL, MESSAGES, MODELS, PAIRED, VALUES, 
 from helpers.contract_page import Row
 from helpers.doc_names import ROOT
 from helpers.raw_grpc import Outcome, ask
-from helpers.server import Server, start_repository
-from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
+from helpers.server import Server
 from naiad.triton_server.text_request import LLM_NAMES, TOKENIZER_NAMES
 
 # As the tokenizer's errors call its tensors.
@@ -27,20 +24,6 @@ TEXT_NAMES = {inner: outer for outer, inner in TOKENIZER_NAMES.items()}
 LLM_TEXT_NAMES = {inner: outer for outer, inner in LLM_NAMES.items()}
 # What needs several responses.
 REFUSED_UNARY = dict.fromkeys(("stream", "streaming"), "Streaming is only supported in decoupled mode.")
-
-
-@pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The models of all presets in one server."""
-    folder = tmp_path_factory.mktemp("every_line")
-    checkpoint, repository = tiny_checkpoint(folder / "checkpoint"), folder / "repository"
-    create_repository(repository, checkpoint)
-    create_repository(folder / "vllm", checkpoint, "--preset", "vllm")
-    shutil.copytree(folder / "vllm" / "vllm_model", repository / "vllm_model")
-    add_to_repository(repository, checkpoint, "unary", "--preset", "trtllm", "--no-decoupled")
-    running = start_repository("--model-repository", str(repository))
-    yield running
-    assert running.stop() == 0, "\n".join(running.lines[-40:])
 
 
 def cases(status: str) -> list[Any]:
@@ -76,15 +59,15 @@ def asks_by_http(model: Model, values: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(("model", "row"), cases("refused"))
-def test_what_is_called_refused_is_refused_by_name(lines: Server, model: Model, row: Row) -> None:
+def test_what_is_called_refused_is_refused_by_name(presets: Server, model: Model, row: Row) -> None:
     values = {row.name: row.filled(model.has_rows)}
     expected = f"{TEXT_NAMES.get(row.name, row.name)} is not supported"
     if asks_by_http(model, values):
-        status, text = by_http(lines, model, values)
+        status, text = by_http(presets, model, values)
         assert status == 400
         assert expected in text
     else:
-        outcome = by_grpc(lines, model, values)
+        outcome = by_grpc(presets, model, values)
         assert [expected in error for error in outcome.errors] == [True]
         assert outcome.responses == []
 
@@ -92,23 +75,23 @@ def test_what_is_called_refused_is_refused_by_name(lines: Server, model: Model, 
 @pytest.mark.parametrize(
     ("model", "row"), [case for case in cases("refused") if "means off" in case.values[1].note]
 )
-def test_the_value_that_means_off_is_taken(lines: Server, model: Model, row: Row) -> None:
+def test_the_value_that_means_off_is_taken(presets: Server, model: Model, row: Row) -> None:
     value = np.zeros_like(row.filled(model.has_rows))
-    assert by_grpc(lines, model, {row.name: value}).errors == []
+    assert by_grpc(presets, model, {row.name: value}).errors == []
 
 
 @pytest.mark.parametrize(("model", "row"), cases("served"))
-def test_what_is_called_served_is_taken(lines: Server, model: Model, row: Row) -> None:
+def test_what_is_called_served_is_taken(presets: Server, model: Model, row: Row) -> None:
     values = VALUES.get(row.name, {row.name: 1})
     if row.name == "messages":
         model = Messages(model.name, model.section, model.is_decoupled)
     error = REFUSED_UNARY.get(row.name, "") if not model.is_decoupled else ""
     if asks_by_http(model, values):
-        status, text = by_http(lines, model, values)
+        status, text = by_http(presets, model, values)
         assert status == (400 if error else 200), text
         assert error in text
     else:
-        outcome = by_grpc(lines, model, values)
+        outcome = by_grpc(presets, model, values)
         assert [error in each for each in outcome.errors] == [True] * bool(error)
         assert bool(outcome.responses) == (not error)
 
@@ -136,11 +119,11 @@ def sent(server: Server, model: Model, more: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_outputs_have_the_types_of_the_page_and_come_when_asked_for(lines: Server, model: Model) -> None:
+def test_outputs_have_the_types_of_the_page_and_come_when_asked_for(presets: Server, model: Model) -> None:
     rows = {row.name: row for row in model.rows if row.is_output and row.status == "served"}
     occasional = {name: more for names, more in OCCASIONS for name in names if name in rows}
     wished = wishes(model)
-    found = sent(lines, model, wished)
+    found = sent(presets, model, wished)
     assert {name: rows[name].dtype for name in found} == found
     internal = {name for name, row in rows.items() if row.note.startswith("internal")}
     always = rows.keys() - occasional.keys() - internal - DRAFTED - {"batch_index"}
@@ -148,24 +131,24 @@ def test_outputs_have_the_types_of_the_page_and_come_when_asked_for(lines: Serve
     if model.section == "llm":
         assert not internal & found.keys()
     if model.section not in ("tokenizer", "vllm_model"):
-        plain = sent(lines, model, {})
+        plain = sent(presets, model, {})
         assert plain.keys() == {"llm": {"output_ids", "sequence_length"}}.get(model.section, {"text_output"})
     for name, more in occasional.items():
         if model.is_decoupled or name != "sequence_index":
-            assert sent(lines, model, more)[name] == rows[name].dtype
+            assert sent(presets, model, more)[name] == rows[name].dtype
 
 
 @pytest.mark.parametrize(
     "model", [model for model in MODELS if model.section != "ensemble"], ids=lambda model: model.name
 )
-def test_outputs_come_in_the_order_of_the_configuration(lines: Server, model: Model) -> None:
+def test_outputs_come_in_the_order_of_the_configuration(presets: Server, model: Model) -> None:
     """The reference's benchmark reads the first one by its place. Those of an ensemble the server mixes."""
-    with triton.InferenceServerClient(lines.grpc) as client:
+    with triton.InferenceServerClient(presets.grpc) as client:
         declared = [each.name for each in client.get_model_config(model.name).config.output]
     more = wishes(model) | (
         {"num_log_probs": 2} if "num_log_probs" in {row.name for row in model.inputs} else {}
     )
-    responses = by_grpc(lines, model, more).responses
+    responses = by_grpc(presets, model, more).responses
     assert responses
     for response in responses:
         assert list(response) == [name for name in declared if name in response]
@@ -185,7 +168,7 @@ GREEDY_OR_NOT = {
 
 @pytest.mark.parametrize("case", GREEDY_OR_NOT)
 @pytest.mark.parametrize("model", [MODELS[0], MODELS[2], MODELS[3], MODELS[5]], ids=lambda model: model.name)
-def test_what_is_greedy(lines: Server, model: Model, case: str) -> None:
+def test_what_is_greedy(presets: Server, model: Model, case: str) -> None:
     fields, is_greedy = GREEDY_OR_NOT[case]
     names = {"top_k": "runtime_top_k", "top_p": "runtime_top_p", "max_tokens": "request_output_len"}
     texts = []
@@ -193,15 +176,15 @@ def test_what_is_greedy(lines: Server, model: Model, case: str) -> None:
         values = {"max_tokens": 20, "ignore_eos": True, "seed": seed, **fields}
         if model.section == "llm":
             values = {names.get(name, name): value for name, value in values.items()}
-        outcome = by_grpc(lines, model, values)
+        outcome = by_grpc(presets, model, values)
         texts.append((outcome.errors, outcome.token_ids if model.section == "llm" else outcome.text))
     assert (texts[0] == texts[1]) == is_greedy
 
 
 @pytest.mark.parametrize("model", [MODELS[0], MODELS[3], MODELS[5]], ids=lambda model: model.name)
-def test_text_or_messages_but_not_both(lines: Server, model: Model) -> None:
-    both = ask(lines.grpc, model.name, model.tensors(model.base() | {"messages": MESSAGES}))
-    neither = ask(lines.grpc, model.name, model.tensors({"max_tokens": 4}))
+def test_text_or_messages_but_not_both(presets: Server, model: Model) -> None:
+    both = ask(presets.grpc, model.name, model.tensors(model.base() | {"messages": MESSAGES}))
+    neither = ask(presets.grpc, model.name, model.tensors({"max_tokens": 4}))
     for outcome in (both, neither):
         assert outcome.num_finals == 1
         (error,) = outcome.errors
@@ -211,31 +194,31 @@ def test_text_or_messages_but_not_both(lines: Server, model: Model) -> None:
 
 @pytest.mark.parametrize("model", ["ensemble", "llm", "text"])
 def test_a_tensor_wins_over_a_parameter_and_the_servers_own_are_passed_over(
-    lines: Server, model: str
+    presets: Server, model: str
 ) -> None:
     asked = next(each for each in MODELS if each.name == model)
     own = {"sequence_start": True, "sequence_end": True}
     seeded = asked.tensors(asked.base() | {"seed": 3, "temperature": 5.0})
-    plain = ask(lines.grpc, model, seeded)
-    told = ask(lines.grpc, model, seeded, parameters={"temperature": 0.1, "seed": 4, **own})
+    plain = ask(presets.grpc, model, seeded)
+    told = ask(presets.grpc, model, seeded, parameters={"temperature": 0.1, "seed": 4, **own})
     assert told.errors == []
     assert (told.token_ids, told.text) == (plain.token_ids, plain.text)
-    refused = ask(lines.grpc, model, seeded, parameters={"surprise": 4})
+    refused = ask(presets.grpc, model, seeded, parameters={"surprise": 4})
     assert ["surprise" in error for error in refused.errors] == [True]
 
 
 @pytest.mark.parametrize("model", ["llm", "text", "unary_tensorrt_llm", "unary_tensorrt_llm_bls"])
-def test_a_stop_wants_a_request_id(lines: Server, model: str) -> None:
+def test_a_stop_wants_a_request_id(presets: Server, model: str) -> None:
     asked = next(each for each in MODELS if each.name == model)
-    outcome = ask(lines.grpc, model, asked.tensors(asked.base() | {"stop": True}))
+    outcome = ask(presets.grpc, model, asked.tensors(asked.base() | {"stop": True}))
     assert outcome.num_finals == 1
     assert outcome.errors == ["A request id must be provided for request cancellation"]
 
 
-def test_refusals_of_unary_models_carry_their_status(lines: Server) -> None:
+def test_refusals_of_unary_models_carry_their_status(presets: Server) -> None:
     tensor = triton.InferInput("text_input", [1, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[b"Hello"]], dtype=np.object_))
-    client = triton.InferenceServerClient(lines.grpc)
+    client = triton.InferenceServerClient(presets.grpc)
     with pytest.raises(InferenceServerException, match="max_tokens is missing") as raised:
         client.infer("unary_tensorrt_llm_bls", [tensor])
     client.close()
@@ -257,13 +240,13 @@ def is_tensor(model: Model, row: Row) -> bool:
 
 
 @pytest.mark.parametrize(("model", "row"), scalar_cases())
-def test_a_scalar_may_be_a_parameter(lines: Server, model: Model, row: Row) -> None:
+def test_a_scalar_may_be_a_parameter(presets: Server, model: Model, row: Row) -> None:
     values = dict(VALUES.get(row.name, {row.name: 1}))
     if row.name == "messages":
         model = Messages(model.name, model.section)
     kinds: dict[str, Any] = {"BOOL": bool, "FP32": float, "STRING": str}
     told = {LLM_TEXT_NAMES.get(row.name, row.name): kinds.get(row.kind, int)(values.pop(row.name))}
-    outcome = ask(lines.grpc, model.name, model.tensors(model.base() | values), parameters=told)
+    outcome = ask(presets.grpc, model.name, model.tensors(model.base() | values), parameters=told)
     assert (outcome.errors, outcome.num_finals) == ([], 1)
 
 
@@ -301,15 +284,15 @@ def test_the_page_names_every_sampling_parameter() -> None:
 
 
 @pytest.mark.parametrize("key", SERVED_BY_VLLM)
-def test_a_sampling_parameter_is_taken_also_as_a_string(lines: Server, key: str) -> None:
+def test_a_sampling_parameter_is_taken_also_as_a_string(presets: Server, key: str) -> None:
     value = SERVED_BY_VLLM[key]
-    assert ask_vllm(lines, {key: value}).errors == []
+    assert ask_vllm(presets, {key: value}).errors == []
     if not isinstance(value, list | dict):
-        assert ask_vllm(lines, {key: str(value)}).errors == []
+        assert ask_vllm(presets, {key: str(value)}).errors == []
 
 
 @pytest.mark.parametrize("key", REFUSED_BY_VLLM)
-def test_a_sampling_parameter_that_is_not_served_is_refused_by_name(lines: Server, key: str) -> None:
-    (error,) = ask_vllm(lines, {key: REFUSED_BY_VLLM[key]}).errors
+def test_a_sampling_parameter_that_is_not_served_is_refused_by_name(presets: Server, key: str) -> None:
+    (error,) = ask_vllm(presets, {key: REFUSED_BY_VLLM[key]}).errors
     assert error.startswith("Error generating stream: ")
     assert key in error

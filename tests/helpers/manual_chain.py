@@ -1,0 +1,48 @@
+"""`preprocessing` → `tensorrt_llm` → `postprocessing` as the reference's clients call them, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from helpers.preset_server import Tensors
+
+Call = Callable[[str, Tensors], Tensors]
+NAIAD_STEPS = ("tokenizer", "llm", "detokenizer")
+TRTLLM_STEPS = ("preprocessing", "tensorrt_llm", "postprocessing")
+
+# The reference knows no text_context.
+FROM_TOKENIZER = {
+    "input_ids": "INPUT_ID",
+    "input_lengths": "REQUEST_INPUT_LEN",
+    "request_output_len": "REQUEST_OUTPUT_LEN",
+    "stop_words_list": "STOP_WORDS_IDS",
+    "bad_words_list": "BAD_WORDS_IDS",
+    "embedding_bias": "EMBEDDING_BIAS",
+    "end_id": "OUT_END_ID",
+    "pad_id": "OUT_PAD_ID",
+    "decoder_input_ids": "DECODER_INPUT_ID",
+    "decoder_input_lengths": "REQUEST_DECODER_INPUT_LEN",
+}
+
+
+def by_hand(call: Call, steps: tuple[str, ...], words: Tensors, more: Tensors) -> list[str]:
+    """The texts of a prompt.
+
+    Args:
+        call: sends inputs to a model and gives its outputs.
+        steps: the three models.
+        words: inputs of the first.
+        more: further ones of the second.
+    """
+    first, second, last = steps
+    tokenized = call(first, words)
+    inputs: dict[str, Any] = {name: tokenized[outer] for name, outer in FROM_TOKENIZER.items()}
+    made = call(second, inputs | more)
+    batch = {"TOKENS_BATCH": made["output_ids"], "SEQUENCE_LENGTH": made["sequence_length"]}
+    return texts(call(last, batch)["OUTPUT"])
+
+
+def texts(output: Any) -> list[str]:
+    """JSON brings str where the protocols bring bytes."""
+    return [value if isinstance(value, str) else value.decode() for value in output.reshape(-1)]

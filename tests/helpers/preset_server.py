@@ -1,0 +1,83 @@
+"""One server with models of several presets, and the calls of clients that have no streams."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tritonclient.grpc as triton
+from tritonclient.utils import np_to_triton_dtype
+
+from helpers.raw_grpc import as_tensor, ask
+from helpers.server import Server, start_repository
+from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
+from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
+
+Tensors = dict[str, Any]
+PAD_TOKEN = "<|im_end|>"
+
+
+def write_presets(folder: Path, *options: str) -> Path:
+    """Naiad's own models with `vllm_model`, and the reference's as `unary_…`: a tiny engine each.
+
+    Args:
+        folder: gets the checkpoint and the repository.
+        options: of both engines.
+
+    Returns:
+        The repository.
+    """
+    checkpoint, repository = tiny_checkpoint(folder / "checkpoint"), folder / "repository"
+    create_repository(repository, checkpoint, *options)
+    create_repository(folder / "vllm", checkpoint, "--preset", "vllm")
+    shutil.copytree(folder / "vllm" / "vllm_model", repository / "vllm_model")
+    add_to_repository(repository, checkpoint, "unary", "--preset", "trtllm", "--no-decoupled", *options)
+    return repository
+
+
+def add_padded(repository: Path) -> None:
+    """The reference's streaming models as `classic_…`, whose checkpoint has a padding token of its own."""
+    checkpoint = tiny_checkpoint(repository.parent / "padded")
+    write_tokenizer(checkpoint, byte_level_tokenizer(), pad_token=PAD_TOKEN)
+    add_to_repository(repository, checkpoint, "classic", "--preset", "trtllm")
+
+
+def add_excluding(repository: Path) -> None:
+    """As `excluding_…` those whose configuration says that an echo leaves the prompt out."""
+    add_to_repository(repository, repository.parent / "checkpoint", "excluding", "--preset", "trtllm")
+    config = repository / "excluding_tensorrt_llm" / "config.pbtxt"
+    text, default = config.read_text(), 'key: "exclude_input_in_output"\n  value {\n    string_value: "false"'
+    assert default in text
+    config.write_text(text.replace(default, default.replace("false", "true")))
+
+
+@contextlib.contextmanager
+def running(repository: Path) -> Iterator[Server]:
+    """A server, and at the end how it stopped."""
+    server = start_repository("--model-repository", str(repository))
+    yield server
+    assert server.stop() == 0, "\n".join(server.lines[-40:])
+
+
+def infer(server: Server, model: str, inputs: Tensors, **request: Any) -> Tensors:
+    """A unary gRPC call: its outputs."""
+    tensors = []
+    for name, value in inputs.items():
+        array = as_tensor(value)
+        tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array)
+        tensors.append(tensor)
+    with triton.InferenceServerClient(server.grpc) as client:
+        result = client.infer(model, tensors, **request)
+        return {each.name: result.as_numpy(each.name) for each in result.get_response().outputs}
+
+
+def stream(server: Server, model: str, inputs: Tensors) -> Tensors:
+    """A gRPC stream: the outputs of its one response."""
+    outcome = ask(server.grpc, model, inputs)
+    assert (outcome.errors, outcome.num_finals, outcome.call_error) == ([], 1, "")
+    (response,) = outcome.responses
+    return dict(response)
