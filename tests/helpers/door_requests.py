@@ -20,6 +20,7 @@ PROMPTS = (
     "It's 12 o'clock!\n" * 9,
     "<|im_start|>user\nstop STOP<|im_end|>",
 )
+SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>")
 STRINGS = ("e", "qu", " the", "。", "o'", "stop")
 # Without these there would be little to compare.
 OFTEN = {
@@ -28,8 +29,8 @@ OFTEN = {
 }
 # These make long answers.
 SELDOM = {"return_context_logits": 0.1, "return_generation_logits": 0.1}
-# What a parameter can not be: the server itself asks for this tensor.
-ONLY_TENSOR = "max_tokens"
+# The server itself asks for the first, and keeps the other of gRPC's parameters to itself.
+ONLY_TENSORS = {"max_tokens", "priority"}
 WORD_LISTS = ("stop_words", "bad_words")
 SCALARS = {row.name for row in page_rows("ensemble") if row.dims == "[1]" and not row.is_output}
 KINDS = {row.name: row.dtype for row in page_rows("ensemble") if not row.is_output}
@@ -68,6 +69,13 @@ class Request:
         return 1 if self.has_beams else int(self.first.get("num_return_sequences", 1))
 
     @property
+    def num_texts(self) -> int:
+        """Of a sequence; all beams are in one."""
+        return (
+            int(self.first.get("num_return_sequences") or self.first["beam_width"]) if self.has_beams else 1
+        )
+
+    @property
     def has_echo(self) -> bool:
         return not self.first.get("exclude_input_in_output", False)
 
@@ -77,7 +85,7 @@ class Request:
 
     def sent(self, stream: bool, by_parameters: bool = False) -> tuple[Fields, dict[str, Any]]:
         """Tensors, and what else a gRPC request has."""
-        names = self.parameters() if by_parameters else {}
+        names = self.parameters() | {"stream": stream} if by_parameters and self.has_parameters else {}
         rows = [row | {"stream": stream} for row in self.rows]
         tensors = {name: _tensor(name, [row[name] for row in rows]) for name in rows[0] if name not in names}
         return tensors, {"parameters": names} | ({"timeout": self.timeout_us} if self.timeout_us else {})
@@ -92,7 +100,7 @@ class Request:
         for name, value in self.first.items() if self.has_parameters else ():
             if name in WORD_LISTS and len(value) == 1:
                 value = value[0]
-            may_be = name in SCALARS and name != ONLY_TENSOR or name in WORD_LISTS and isinstance(value, str)
+            may_be = isinstance(value, str) if name in WORD_LISTS else name in SCALARS - ONLY_TENSORS
             if may_be and all(row[name] == self.first[name] for row in self.rows):
                 found[name] = value
         return found
@@ -161,7 +169,7 @@ def _agreed(rng: random.Random, has_beams: bool) -> dict[str, Fields]:
 
 def _of_a_row(rng: random.Random, has_beams: bool, num_words: int) -> dict[str, Fields]:
     """All fields; those of an entry go together. Fractions are exact in every number's format."""
-    max_tokens = rng.randrange(1, 25)
+    max_tokens = rng.randrange(1, 17)
     min_tokens, seed = rng.randrange(max_tokens), rng.getrandbits(rng.choice((8, 62)))
     fields: Fields = {
         "text_input": rng.choice(PROMPTS),
@@ -178,12 +186,14 @@ def _of_a_row(rng: random.Random, has_beams: bool, num_words: int) -> dict[str, 
         **{"num_draft_tokens": rng.randrange(4), "priority": rng.randrange(-3, 3)},
         "cache_salt": f"tenant {rng.randrange(3)}",
         **{"end_id": rng.randrange(5, 390), "pad_id": rng.randrange(-1, 390)},
+        **{"top_p_min": rng.randrange(4) / 8, "top_p_reset_ids": rng.randrange(-1, 390)},
     }
     return {name: {name: value} for name, value in fields.items()} | {
         "embedding_bias": {
             "embedding_bias_words": rng.sample(STRINGS, 2),
             "embedding_bias_weights": [2.0, -2.0],
         },
+        "top_p_decay": {"top_p_decay": 1.0} if has_beams else {"top_p": 0.875, "top_p_decay": 0.75},
         "logit_bias": {"logit_bias_ids": _ids(rng, 4), "logit_bias_values": [3.0, -3.0, 1.0, 2.0]},
     }
 
@@ -195,11 +205,13 @@ def _drawing(rng: random.Random, has_beams: bool) -> Fields:
             **{"temperature": rng.choice((0.0, 1.0)), "top_k": rng.choice((0, 1))},
             **{"top_p": rng.choice((0.0, 1.0)), "min_p": 0.0},
             **{"length_penalty": rng.randrange(-8, 9) / 4, "early_stopping": rng.random() < 0.5},
+            "beam_search_diversity_rate": rng.randrange(9) / 4,
         }
     return {
         **{"temperature": rng.choice((0.0, 0.75, 1.0, 1.0, 2.5)), "top_k": rng.choice((0, 0, 1, 5, 40))},
         **{"top_p": rng.choice((0.0, 0.5, 0.875, 1.0)), "min_p": rng.choice((0.0, 0.03125))},
         **{"length_penalty": rng.choice((0.0, 1.0)), "early_stopping": False},
+        "beam_search_diversity_rate": 0.0,
     }
 
 

@@ -47,7 +47,7 @@ VLLM_OUTPUTS = {
     *("cum_log_probs", "top_log_prob_ids", "top_log_probs"),
 }
 # These have other defaults or no name there.
-NOT_IN_VLLM = {"embedding_bias_words", "end_id"}
+NOT_IN_VLLM = {"embedding_bias_words", "end_id", "top_p_decay"}
 
 
 def by_stream(server: Server, model: str, request: Request, stream: bool, by_parameters: bool) -> Told:
@@ -64,7 +64,7 @@ def by_steps(server: Server, steps: list[dict[str, Any]], request: Request, stre
         names = {inner: outer for inner, outer in step["input_map"].items() if outer in values}
         sent = {inner: values[outer] for inner, outer in names.items()}
         outcome = ask(server.grpc, step["model_name"], sent, **more)
-        assert (outcome.errors, outcome.num_finals) == ([], 1)
+        assert (outcome.errors, outcome.num_finals) == ([], 1), (step["model_name"], outcome.errors)
         outer_names = step["output_map"]
         return [
             {outer_names[name]: array for name, array in response.items() if name in outer_names}
@@ -151,7 +151,7 @@ def _together(pieces: list[Piece]) -> Piece:
 
 
 def _pieces(outcome: Outcome) -> list[Piece]:
-    assert (outcome.errors, outcome.num_finals, outcome.call_error) == ([], 1, "")
+    assert (outcome.errors, outcome.num_finals, outcome.call_error) == ([], 1, ""), outcome.errors
     return [flat(response) for response in outcome.responses]
 
 

@@ -1,109 +1,70 @@
-"""One request by every door: ensemble, its three steps taken by the client, text model, vLLM's shape."""
+"""One request by every door: ensemble, its three steps, text model, vLLM's shape, HTTP and unary models."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import random
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial, reduce
 from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from helpers.raw_grpc import Outcome, ask, text_inputs
-from helpers.server import Server, start_repository
-from helpers.tiny_repository import create_repository, tiny_checkpoint
-
-PROMPTS = (
-    "The quick brown fox",
-    "  leading spaces,\tand a tab",
-    "你好，世界。我们",
-    "👍🏽 👩‍👩‍👧 🇫🇷",
-    "It's 12 o'clock!\n" * 9,
-    "<|im_start|>user\nstop STOP<|im_end|>",
+from helpers.contract_page import page_rows
+from helpers.door_requests import (
+    LABELS,
+    ONLY_TENSORS,
+    SCALARS,
+    SPECIAL_TOKENS,
+    WORD_LISTS,
+    Request,
+    draw,
 )
-STRINGS = ("e", "qu", " the", "。", "o'", "stop")
-WISHES = ("finish_reason", "num_input_tokens", "num_output_tokens")
-PAIRS = {
-    "embedding_bias": ("embedding_bias_words", "embedding_bias_weights"),
-    "logit_bias": ("logit_bias_ids", "logit_bias_values"),
+from helpers.door_ways import (
+    DRAFTED,
+    INDICES,
+    OF_THE_MOMENT,
+    OUTPUTS,
+    VLLM_OUTPUTS,
+    Told,
+    by_call,
+    by_http,
+    by_steps,
+    by_stream,
+    by_vllm,
+    close,
+    goes_to_vllm,
+)
+from helpers.server import Server, start_repository
+from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
+
+Way = Callable[[], Told]
+ENDPOINTS = (("generate", False), ("generate_stream", False), ("generate_stream", True))
+DOORS = ("ensemble", "text")
+VLLM = ("vllm_model", "vllm_model streamed")
+UNARY = ("unary_ensemble", "unary_text")
+# Each way sends `stream` itself.
+FIELDS = {row.name for row in page_rows("ensemble") if not row.is_output and row.status == "served"} - {
+    "stream"
 }
-VLLM_NAMES = {
-    **{name: name for name in ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p")},
-    **{name: name for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")},
-    **{name: name for name in ("stop_token_ids", "bad_words", "allowed_token_ids", "ignore_eos")},
-    **{name: name for name in ("include_stop_str_in_output", "seed", "num_draft_tokens", "priority")},
-    "stop_words": "stop",
-    "num_return_sequences": "n",
-}
-Texts = dict[int, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A repository of all models, with one of vLLM's shape for the same engine."""
+    """A repository of all models, with one of vLLM's shape for the same engine, and a unary one."""
     folder = tmp_path_factory.mktemp("doors_agree")
-    checkpoint = tiny_checkpoint(folder / "checkpoint")
-    create_repository(folder / "repository", checkpoint, "--drafter", "ngram")
+    checkpoint, repository = tiny_checkpoint(folder / "checkpoint"), folder / "repository"
+    create_repository(repository, checkpoint, "--drafter", "ngram")
     create_repository(folder / "vllm", checkpoint, "--preset", "vllm")
-    shutil.copytree(folder / "vllm" / "vllm_model", folder / "repository" / "vllm_model")
-    running = start_repository("--model-repository", str(folder / "repository"))
+    shutil.copytree(folder / "vllm" / "vllm_model", repository / "vllm_model")
+    add_to_repository(repository, checkpoint, "unary", "--no-decoupled")
+    running = start_repository("--model-repository", str(repository))
     yield running
     assert running.stop() == 0, "\n".join(running.lines[-40:])
-
-
-def draw(number: int) -> tuple[str, dict[str, Any]]:
-    """A prompt, and fields in the names of `ensemble`: each is there in some requests."""
-    rng = random.Random(number)
-
-    def ids(count: int) -> list[int]:
-        return [rng.randrange(5, 390) for _ in range(count)]
-
-    max_tokens = rng.randrange(1, 25)
-    fields: dict[str, Any] = {
-        "top_k": rng.choice([1, 0, 5, 40]),
-        "top_p": rng.choice([0.5, 0.9]),
-        "min_p": rng.choice([0.0, 0.02]),
-        "presence_penalty": rng.uniform(-1, 1),
-        "frequency_penalty": rng.uniform(-1, 1),
-        "repetition_penalty": rng.uniform(0.8, 1.5),
-        "min_tokens": rng.randrange(max_tokens),
-        "stop_words": rng.sample(STRINGS, 2),
-        "include_stop_str_in_output": True,
-        "bad_words": rng.sample(STRINGS, 2),
-        "stop_token_ids": ids(20),
-        "allowed_token_ids": ids(60),
-        "ignore_eos": True,
-        "num_return_sequences": rng.randrange(1, 4),
-        "num_draft_tokens": rng.randrange(4),
-        "priority": rng.randrange(-3, 3),
-        "cache_salt": f"tenant {rng.randrange(3)}",
-        "embedding_bias": (rng.sample(STRINGS, 2), [2.0, -2.0]),
-        "logit_bias": (ids(4), [3.0, -3.0, 1.0, 2.0]),
-        "end_id": rng.randrange(5, 390),
-        "messages": json.dumps([{"role": "user", "content": PROMPTS[0]}]),
-    }
-    chosen = {name: value for name, value in fields.items() if rng.random() < 0.35}
-    return rng.choice(PROMPTS), {
-        "max_tokens": max_tokens,
-        "temperature": rng.choice([0.0, 0.7, 2.5]),
-        "seed": number,
-        **chosen,
-    }
-
-
-def tensors(prompt: str, fields: dict[str, Any], stream: bool) -> dict[str, Any]:
-    """As clients of the ensemble send them."""
-    inputs = text_inputs(prompt, 1) | fields | {"stream": stream}
-    inputs |= {f"return_{name}": True for name in (*WISHES, "log_probs")}
-    inputs["seed"] = np.array([[fields["seed"]]], dtype=np.uint64)
-    if "messages" in inputs:
-        del inputs["text_input"]
-    for pair, names in PAIRS.items():
-        inputs |= zip(names, inputs.pop(pair, ()), strict=False)
-    return inputs
 
 
 @pytest.fixture(scope="module")
@@ -115,101 +76,172 @@ def steps(doors: Server) -> list[dict[str, Any]]:
     return found
 
 
-def by_steps(server: Server, steps: list[dict[str, Any]], inputs: dict[str, Any]) -> Outcome:
-    """What the ensemble does, done by the client."""
-    first, second, last = steps
+def ways_of(server: Server, steps: list[dict[str, Any]], request: Request) -> dict[str, Way]:
+    """Name → way. Those with much in common take turns; those that stream are called so."""
+    rng, grpc = random.Random(request.number), partial(by_stream, server)
+    ways: dict[str, Way] = {"text": partial(grpc, "text", request, False, by_parameters=True)}
+    if not request.has_beams:
+        ways["ensemble streamed"] = partial(grpc, "ensemble", request, True, by_parameters=True)
+        ways["text streamed"] = partial(grpc, "text", request, True, by_parameters=False)
+    by_turns: list[dict[str, Way]] = [
+        {"steps": partial(by_steps, server, steps, request, False)},
+        unary_ways(server, request),
+        *(json_ways(server, request, model) for model in DOORS),
+        vllm_ways(server, request),
+    ]
+    if not request.has_beams:
+        by_turns[0]["steps streamed"] = partial(by_steps, server, steps, request, True)
+    for group in by_turns:
+        ways |= rng.sample(sorted(group.items()), min(1, len(group)))
+    return ways
 
-    def take(step: dict[str, Any], values: dict[str, Any]) -> list[dict[str, Any]]:
-        names = {inner: outer for inner, outer in step["input_map"].items() if outer in values}
-        sent = {inner: values[outer] for inner, outer in names.items()}
-        outcome = ask(server.grpc, step["model_name"], sent)
-        assert (outcome.errors, outcome.num_finals) == ([], 1)
-        outer_names = step["output_map"]
-        return [
-            {outer_names[name]: array for name, array in response.items() if name in outer_names}
-            for response in outcome.responses
-        ]
 
-    (tokenized,) = take(first, inputs)
-    generated = take(second, inputs | tokenized)
-    return Outcome([each for chunk in generated for each in take(last, chunk)], [], 1)
-
-
-def by_vllm(server: Server, prompt: str, fields: dict[str, Any]) -> Texts:
-    sampling = {VLLM_NAMES[name]: value for name, value in fields.items() if name in VLLM_NAMES}
-    if "logit_bias" in fields:
-        sampling["logit_bias"] = {
-            str(token_id): value for token_id, value in zip(*fields["logit_bias"], strict=True)
-        }
-    inputs: dict[str, Any] = {
-        "text_input": np.array([prompt.encode()], dtype=np.object_),
-        "sampling_parameters": np.array([json.dumps(sampling).encode()], dtype=np.object_),
-        "exclude_input_in_output": np.array([True]),
-        **{f"return_{name}": np.array([True]) for name in WISHES},
+def unary_ways(server: Server, request: Request) -> dict[str, Way]:
+    if request.num_sequences > 1:
+        return {}
+    calls: dict[str, Way] = {
+        f"unary_{model}": partial(by_call, server, f"unary_{model}", request)
+        for model in ("ensemble", "text")
     }
-    if "messages" in fields:
-        del inputs["text_input"]
-        inputs["messages"] = np.array([fields["messages"].encode()], dtype=np.object_)
-    outcome = ask(server.grpc, "vllm_model", inputs)
-    assert outcome.errors == []
-    (response,) = outcome.responses
-    names = ("text_output", "finish_reason", "stop_reason", "num_output_tokens")
-    told = zip(*(response[name].tolist() for name in names), strict=True)
-    prompt_tokens = {"num_input_tokens": int(response["num_input_tokens"].item())}
-    return {index: dict(zip(names, each, strict=True)) | prompt_tokens for index, each in enumerate(told)}
+    return calls | {
+        f"{model} by generate": partial(by_http, server, model, "generate", request, False) for model in calls
+    }
 
 
-def whole(outcome: Outcome) -> Texts:
-    """What each sequence was told, whatever it was cut into."""
-    assert (outcome.errors, outcome.num_finals, outcome.call_error) == ([], 1, "")
-    found: Texts = {}
-    for response in outcome.responses:
-        index = int(response["sequence_index"].item()) if "sequence_index" in response else 0
-        told = found.setdefault(
-            index, {"text_output": b"", "num_output_tokens": 0, "output_log_probs": [], "cum_log_probs": 0.0}
+def json_ways(server: Server, request: Request, model: str) -> dict[str, Way]:
+    return {
+        f"{model} by {endpoint}{' streamed' * stream}": partial(
+            by_http, server, model, endpoint, request, stream
         )
-        told["text_output"] += response["text_output"].item()
-        told["num_output_tokens"] += int(response["num_output_tokens"].item())
-        told["output_log_probs"] += response["output_log_probs"].reshape(-1).tolist()
-        told["cum_log_probs"] = float(response["cum_log_probs"].item())
-        for name in ("finish_reason", "stop_reason", "num_input_tokens"):
-            told[name] = response[name].item()
+        for endpoint, stream in ENDPOINTS
+        if not (stream and request.has_beams) and (request.num_sequences == 1 or endpoint != "generate")
+    }
+
+
+def vllm_ways(server: Server, request: Request) -> dict[str, Way]:
+    if not goes_to_vllm(request):
+        return {}
+    ways: dict[str, Way] = {"vllm_model": partial(by_vllm, server, request, False)}
+    if request.num_sequences == 1 and request.first.get("exclude_input_in_output") is not False:
+        ways["vllm_model streamed"] = partial(by_vllm, server, request, True)
+    return ways
+
+
+def promised(request: Request) -> set[str]:
+    """Outputs of every sequence that its client asked for."""
+    names = {"text_output"} | {name.removeprefix("return_") for name in request.first} & OUTPUTS
+    if "return_finish_reason" in request.first:
+        names |= {"stop_reason"}
+    if "return_log_probs" in request.first:
+        names |= {"output_log_probs", "cum_log_probs"}
+    if request.first.get("num_log_probs"):
+        names |= {"top_log_prob_ids", "top_log_probs"}
+    if "return_perf_metrics" in request.first:
+        names |= OF_THE_MOMENT - {"num_cached_tokens"}
+    return names
+
+
+def check_expected(request: Request, expected: Told) -> None:
+    sequences = range(request.num_sequences)
+    assert set(expected) == {(row, each) for row in range(len(request.rows)) for each in sequences}
+    for (_, sequence), told in expected.items():
+        names = promised(request) - ({"context_logits"} if sequence else set())
+        assert told.keys() - DRAFTED == names - DRAFTED
+        assert names <= told.keys()
+        assert len(told["text_output"]) == request.num_texts
+
+
+def without_prompts(request: Request, expected: Told, streamed: Told) -> Told:
+    """As it is streamed. Texts begin with their prompt as it decodes; a row's all with the same."""
+    prompts: dict[int, str] = {}
+    found: Told = {}
+    for (row, sequence), told in expected.items():
+        (text,) = told["text_output"]
+        (new,) = streamed[row, sequence]["text_output"]
+        prompt = prompts.setdefault(row, text.removesuffix(new))
+        assert text == prompt + new
+        assert (prompt != "") == request.has_echo
+        if request.has_echo and "text_input" in request.rows[row]:
+            assert prompt == decoded(request.rows[row]["text_input"])
+        found[row, sequence] = told | {"text_output": [new]}
     return found
 
 
-def without(texts: Texts, *names: str) -> Texts:
-    return {
-        index: {name: value for name, value in told.items() if name not in names}
-        for index, told in texts.items()
+def decoded(prompt: str) -> str:
+    return reduce(lambda text, token: text.replace(token, ""), SPECIAL_TOKENS, prompt)
+
+
+def with_prompts_as_sent(request: Request, expected: Told) -> Told:
+    """As in vLLM's shape, where special tokens of the prompt stay."""
+    found = dict(expected)
+    for row, fields in enumerate(request.rows):
+        for sequence in range(request.num_sequences if request.has_echo and "text_input" in fields else 0):
+            told, sent = expected[row, sequence], fields["text_input"]
+            new = told["text_output"][0].removeprefix(decoded(sent))
+            found[row, sequence] = told | {"text_output": [sent + new]}
+    return found
+
+
+def check(way: str, found: Told, expected: Told) -> None:
+    names = VLLM_OUTPUTS if way.startswith("vllm") else OUTPUTS
+    assert found.keys() == expected.keys(), way
+    for key, told in expected.items():
+        promise = names & told.keys() - DRAFTED
+        assert found[key].keys() - DRAFTED == promise, (way, key)
+        for name in promise - OF_THE_MOMENT:
+            assert close(found[key][name], told[name]), (way, key, name, found[key][name], told[name])
+
+
+@contextlib.contextmanager
+def shown(request: Request) -> Iterator[None]:
+    """The request is printed where something fails."""
+    try:
+        yield
+    except BaseException:
+        print(f"failed: {request}")
+        raise
+
+
+def compared(server: Server, steps: list[dict[str, Any]], request: Request) -> set[str]:
+    """Ask every way, those but the first all at once. What was covered."""
+    expected = by_stream(server, "ensemble", request, False, by_parameters=False)
+    check_expected(request, expected)
+    ways = ways_of(server, steps, request)
+    with ThreadPoolExecutor() as pool:
+        found = dict(zip(ways, pool.map(lambda way: way(), ways.values()), strict=True))
+    streamed, in_vllm = expected, with_prompts_as_sent(request, expected)
+    if not request.has_beams:
+        streamed = without_prompts(request, expected, found["ensemble streamed"])
+    covered = request.labels() | {name for told in expected.values() for name in told}
+    for way, told in found.items():
+        unstreamed = in_vllm if way == "vllm_model" else expected
+        check(way, told, streamed if way.endswith("streamed") else unstreamed)
+        covered |= {way} | {f"{name} of {way}" for each in told.values() for name in each if way in VLLM}
+    return covered
+
+
+def wanted(num_requests: int) -> set[str]:
+    """What the requests must have covered; few of them can not have each field as a parameter too."""
+    names = {
+        f"{model} by {endpoint}{' streamed' * stream}" for model in DOORS for endpoint, stream in ENDPOINTS
     }
+    names |= {f"{model}{how}" for model in UNARY for how in ("", " by generate")}
+    names |= {"text", "steps", "vllm_model"} | {
+        f"{name} streamed" for name in ("steps", *DOORS, "vllm_model")
+    }
+    names |= FIELDS | LABELS | OUTPUTS - set(INDICES)
+    if num_requests >= 200:
+        names |= {f"{name} as parameter" for name in (SCALARS & FIELDS) - ONLY_TENSORS | set(WORD_LISTS)}
+        names |= {f"{name} of {way}" for way in VLLM for name in VLLM_OUTPUTS}
+    return names
 
 
 @pytest.mark.parametrize("num_requests", [30, pytest.param(200, marks=pytest.mark.slow)])
 def test_every_door_says_the_same(doors: Server, steps: list[dict[str, Any]], num_requests: int) -> None:
-    num_compared_with_vllm = num_sequences = 0
+    covered: Counter[str] = Counter()
     for number in range(num_requests):
-        prompt, fields = draw(number)
-        told = (number, fields)
-        plain, streamed = (tensors(prompt, fields, stream) for stream in (False, True))
-        expected = whole(ask(doors.grpc, "ensemble", plain))
-        assert len(expected) == fields.get("num_return_sequences", 1), told
-        num_sequences += len(expected)
-        others = {
-            "ensemble streamed": ask(doors.grpc, "ensemble", streamed),
-            "by steps": by_steps(doors, steps, streamed if number % 4 else plain),
-            "text": ask(doors.grpc, "text", plain),
-            "text streamed": ask(doors.grpc, "text", streamed),
-        }
-        numbers = ("output_log_probs", "cum_log_probs")
-        for way, outcome in others.items():
-            found = whole(outcome)
-            assert without(found, *numbers) == without(expected, *numbers), (way, told)
-            for index, each in found.items():
-                for name in numbers:
-                    assert each[name] == pytest.approx(expected[index][name], abs=1e-3), (way, name, told)
-        # These have other defaults or no name there.
-        if not {"embedding_bias", "end_id"} & fields.keys():
-            num_compared_with_vllm += 1
-            assert by_vllm(doors, prompt, fields) == without(expected, *numbers), told
-    assert num_compared_with_vllm > num_requests / 5
-    print(f"{num_sequences} sequences of {num_requests} requests, {num_compared_with_vllm} in vLLM's shape")
+        request = draw(number)
+        with shown(request):
+            covered.update(compared(doors, steps, request))
+    print(f"{num_requests} requests: {dict(sorted(covered.items()))}")
+    assert wanted(num_requests) - covered.keys() == set()

@@ -166,3 +166,13 @@ def test_ids_the_model_does_not_know_are_no_default(tokenizer: Tokenizer) -> Non
     outputs = small.read(source("a"))
     assert outputs["OUT_END_ID"].tolist() == [[-1]]
     assert outputs["OUT_PAD_ID"].tolist() == [[-1]]
+
+
+def test_an_id_may_be_a_parameter_and_a_tensor_wins(reader: TextReader) -> None:
+    told = {"end_id": 7, "pad_id": 8}
+    made = reader.read(source("a", "b", parameters=told))
+    assert (made["OUT_END_ID"].tolist(), made["OUT_PAD_ID"].tolist()) == ([[7], [7]], [[8], [8]])
+    made = reader.read(source("a", parameters=told, END_ID=np.array([[9]], dtype=np.int32)))
+    assert (made["OUT_END_ID"].tolist(), made["OUT_PAD_ID"].tolist()) == ([[9]], [[8]])
+    with pytest.raises(InvalidRequestError, match="end_id = -2"):
+        reader.read(source("a", parameters={"end_id": -2}))

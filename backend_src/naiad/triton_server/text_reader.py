@@ -91,7 +91,8 @@ class TextReader:
             num_rows,
             MAX_STOP_WORDS,
         )
-        outputs = self._prompt_outputs(tensors, prompts, stop_words, max_tokens)
+        outputs = self._prompt_outputs(prompts, stop_words, max_tokens)
+        outputs |= self._id_outputs(tensors, parameters, num_rows)
         return outputs | self._logit_outputs(tensors, parameters, num_rows)
 
     def _prompts(
@@ -117,11 +118,7 @@ class TextReader:
         return [self._tokenizer.render_chat(chat) for chat in chats or []]
 
     def _prompt_outputs(
-        self,
-        tensors: Mapping[str, Array],
-        prompts: list[list[int]],
-        stop_words: list[list[str]],
-        max_tokens: list[int],
+        self, prompts: list[list[int]], stop_words: list[list[str]], max_tokens: list[int]
     ) -> dict[str, npt.NDArray[Any]]:
         num_rows = len(prompts)
         lengths = [len(prompt) for prompt in prompts]
@@ -142,13 +139,25 @@ class TextReader:
             # Read by chains that are made for encoder-decoder models too.
             "DECODER_INPUT_ID": np.full((num_rows, 1), pad_id, dtype=np.int32),
             "REQUEST_DECODER_INPUT_LEN": np.ones((num_rows, 1), dtype=np.int32),
-            "OUT_END_ID": self._id_column(tensors.get("END_ID"), self._tokenizer.eos_id, num_rows),
-            "OUT_PAD_ID": self._id_column(tensors.get("PAD_ID"), self._tokenizer.pad_id, num_rows),
             "text_context": np.array(
                 [[_encode_json(self._context(p, w))] for p, w in zip(prompts, stop_words, strict=True)],
                 dtype=np.object_,
             ),
         }
+
+    def _id_outputs(
+        self, tensors: Mapping[str, Array], parameters: Mapping[str, Any], num_rows: int
+    ) -> dict[str, npt.NDArray[Any]]:
+        """What was sent, as a tensor or a parameter, or the tokenizer's own."""
+        defaults = {"end_id": self._tokenizer.eos_id, "pad_id": self._tokenizer.pad_id}
+        told = read_scalars({}, {name: parameters[name] for name in defaults if name in parameters})
+        outputs: dict[str, npt.NDArray[Any]] = {}
+        for name, default in defaults.items():
+            sent = tensors.get(name.upper())
+            if sent is None:
+                sent = np.full((num_rows, 1), told.get(name, self._known_id(default)))
+            outputs[f"OUT_{name.upper()}"] = sent.astype(np.int32)
+        return outputs
 
     def _logit_outputs(
         self, tensors: Mapping[str, Array], parameters: Mapping[str, Any], num_rows: int
@@ -177,12 +186,9 @@ class TextReader:
             num_prompt_chars=self._tokenizer.num_prompt_chars(prompt),
         )
 
-    def _id_column(self, sent: Array | None, default: int | None, num_rows: int) -> npt.NDArray[np.int32]:
-        if sent is not None:
-            return sent.astype(np.int32)
-        # Some tokenizers name a padding token that the model has no row for.
-        is_known = default is not None and default < self._vocab_size
-        return np.full((num_rows, 1), default if is_known else -1, dtype=np.int32)
+    def _known_id(self, token_id: int | None) -> int:
+        """Some tokenizers name a padding token that the model has no row for."""
+        return token_id if token_id is not None and token_id < self._vocab_size else -1
 
 
 def _num_rows(tensors: Mapping[str, Array]) -> int:
