@@ -86,7 +86,7 @@ def lose_engine(server: Server) -> list[tuple[str, Outcome]]:
     return outcomes
 
 
-@pytest.mark.parametrize("num_requests", [200, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_requests", [100, pytest.param(500, marks=pytest.mark.slow)])
 def test_mixed_requests_get_one_final_each(default_model_dir: Path, num_requests: int) -> None:
     server = start_server(default_model_dir, "--dtype", "float32", "--max-model-len", "2048")
     try:

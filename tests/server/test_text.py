@@ -61,12 +61,14 @@ def test_streamed_unstreamed_and_decoded_text_agree(
         "seed": np.array([[seed]], dtype=np.uint64),
         "ignore_eos": True,
     }
-    streamed = ask(server.grpc, "ensemble", text_inputs(prompt, 40, **sampling)).text
-    plain = ask(server.grpc, "ensemble", text_inputs(prompt, 40, **sampling | {"stream": False})).text
-    echoed_inputs = text_inputs(prompt, 40, **sampling | {"stream": False, "exclude_input_in_output": False})
-    echoed = ask(server.grpc, "ensemble", echoed_inputs).text
     ids = tokenizer.encode(prompt)
+    echo = {"stream": False, "exclude_input_in_output": False}
+    asked = [
+        Stream(server.grpc, "ensemble", text_inputs(prompt, 40, **sampling | how))
+        for how in ({}, {"stream": False}, echo)
+    ]
     tokens = ask(server.grpc, "llm", _llm_names(llm_inputs(ids, 40, **sampling))).token_ids
+    streamed, plain, echoed = (stream.join().text for stream in asked)
     decoded = tokenizer.decode(ids + tokens, skip_special_tokens=True)
     assert echoed == decoded
     assert streamed == plain
