@@ -11,6 +11,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from helpers.preset_server import infer
 from helpers.raw_grpc import Stream, as_tensor, ask, llm_inputs, text_inputs
 from helpers.server import Server, eventually, start_repository
 from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
@@ -34,19 +35,6 @@ def trtllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     running = start_repository("--model-repository", str(folder / "repository"))
     yield running
     assert running.stop() == 0, "\n".join(running.lines[-40:])
-
-
-def infer(server: Server, model: str, inputs: dict[str, Any], **request: Any) -> dict[str, Any]:
-    """A unary gRPC call, as clients without streams make it."""
-    tensors = []
-    for name, value in inputs.items():
-        array = as_tensor(value)
-        tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-        tensor.set_data_from_numpy(array)
-        tensors.append(tensor)
-    client = triton.InferenceServerClient(server.grpc)
-    result = client.infer(model, tensors, **request)
-    return {each.name: result.as_numpy(each.name) for each in result.get_response().outputs}
 
 
 def test_the_references_clients_find_their_models(trtllm: Server) -> None:

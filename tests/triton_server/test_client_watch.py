@@ -175,3 +175,13 @@ def test_an_end_that_is_on_its_way_is_not_replaced_by_an_error() -> None:
     assert stream._next(build, build) is not None
     stream.fail(InternalError("x"))
     assert stream.error is None
+
+
+def test_a_start_is_known_and_nothing_is_sent() -> None:
+    (stream,) = new_streams(1, has_detokenizer=False, has_begun=False)
+    build = RequestShape().build
+    stream.push(stream.rows[0], RequestOutput(0, []), None)
+    assert stream.has_begun
+    assert stream._next(build, build) is None
+    stream.push(stream.rows[0], RequestOutput(0, [5], finish_reason=FinishReason.LENGTH), None)
+    assert stream._next(build, build) is not None

@@ -205,19 +205,6 @@ def test_silent_ensemble_stream_is_probed_until_its_client_is_gone(harness: Harn
     assert harness.door.aborted == [1]
 
 
-def test_a_start_is_known_and_not_sent(harness: Harness) -> None:
-    sender = harness.accept(llm_source(streaming=True))
-    (stream,) = harness.service.open_streams()
-    assert not stream.has_begun
-    harness.say(RequestOutput(1, []))
-    assert stream.has_begun
-    harness.say(RequestOutput(1, [9], finish_reason=FinishReason.LENGTH))
-    eventually(lambda: sender.num_finals == 1)
-    assert [response["output_ids"].tolist() for response in sender.responses] == [[[[9]]]]
-    batch = harness.service.observations.take()
-    assert (len(batch.first_token_s), batch.gaps) == (1, [])
-
-
 def test_direct_streams_cancellation_reaches_the_engine_once(harness: Harness) -> None:
     sender = harness.accept(llm_source(streaming=True))
     sender.cancelled = True

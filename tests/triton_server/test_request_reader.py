@@ -8,7 +8,6 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
-from naiad.sequence import TopPDecay
 from naiad.triton_server.request_fields import SERVED, read_scalars
 from naiad.triton_server.request_reader import GenerateRequest, StopRequest, read_request
 
@@ -26,27 +25,6 @@ def test_defaults_are_the_references() -> None:
     assert params.stop_token_ids == (2,)
     assert not request.streaming
     assert not request.exclude_input
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, 0.0),
-        ({"temperature": 1.0}, 0.0),
-        ({"temperature": 0.7}, 0.7),
-        ({"temperature": 0.0, "runtime_top_k": 5}, 0.0),
-        ({"runtime_top_k": 1, "temperature": 0.7}, 0.0),
-        ({"runtime_top_k": 5}, 1.0),
-        ({"runtime_top_p": 0.5}, 1.0),
-        ({"runtime_top_p": 1.0}, 1.0),
-        ({"runtime_top_p": 0.0}, 0.0),
-        ({"runtime_top_p": -1.0, "temperature": 1.0}, 0.0),
-        ({"min_p": 0.1}, 1.0),
-        ({"min_p": 0.0}, 0.0),
-    ],
-)
-def test_greedy_rule_of_the_reference(fields: dict[str, Any], expected: float) -> None:
-    assert read(llm_source(**fields)).rows[0].params.temperature == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -302,24 +280,3 @@ def test_drafts_reach_the_row() -> None:
     assert (row.draft_token_ids, row.params.num_draft_tokens) == ((4, 5), 3)
     row = read(llm_source()).rows[0]
     assert (row.draft_token_ids, row.params.num_draft_tokens) == ((), -1)
-
-
-@pytest.mark.parametrize(
-    ("sent", "expected"),
-    [
-        ({}, None),
-        ({"runtime_top_p_decay": 1.0, "runtime_top_p_min": 0.5, "runtime_top_p_reset_ids": 3}, None),
-        ({"runtime_top_p_decay": 0.5, "runtime_top_p": 1.0}, TopPDecay(0.5, 1e-6)),
-        (
-            {
-                "runtime_top_p": 0.75,
-                "runtime_top_p_decay": 0.5,
-                "runtime_top_p_min": 0.25,
-                "runtime_top_p_reset_ids": 3,
-            },
-            TopPDecay(0.5, 0.25, 3),
-        ),
-    ],
-)
-def test_a_decay_of_top_p(sent: dict[str, Any], expected: TopPDecay | None) -> None:
-    assert read(llm_source(**sent)).rows[0].params.top_p_decay == expected

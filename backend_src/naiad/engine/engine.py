@@ -181,19 +181,13 @@ class Engine:
             self._clear_failed(scheduled, result)
         for row in scheduled.scheduled:
             outputs += self._outputs_of(row, result)
-        outputs += self._started(outputs)
+        outputs += self._record.take_starts(outputs)
         self._deadlines.forget_ended(len(self._live) + len(self._beams))
         return outputs
 
     def stats(self) -> EngineStats:
         """Gauges and totals now."""
         return self._record.stats(self._scheduler)
-
-    def _started(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """Of sequences that have started and say nothing else."""
-        started = self._record.take_started()
-        told = {output.sequence_id for output in outputs} if started else set()
-        return [RequestOutput(each, []) for each in started if each not in told]
 
     def _clear_failed(self, scheduled: SchedulerOutput, result: ModelOutput) -> None:
         """Before any of these blocks is free: nothing of rows that have failed may reach others."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 
 from naiad.engine.step_runner import StepRunner
-from naiad.outputs import EngineStats, MemoryUse, ModelOutput, ScheduledSequence
+from naiad.outputs import EngineStats, MemoryUse, ModelOutput, RequestOutput, ScheduledSequence
 from naiad.scheduler.scheduler import Scheduler
 from naiad.speculation.speculator import DraftTotals
 
@@ -44,10 +44,11 @@ class StepRecord:
                     row.num_scheduled_tokens, sequence.num_prompt_tokens - row.start
                 )
 
-    def take_started(self) -> list[int]:
-        """Ids of sequences that were in a step for the first time since the last call."""
+    def take_starts(self, outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
+        """Of sequences in a step for the first time since the last call that say nothing in `outputs`."""
         started, self._started = self._started, []
-        return started
+        told = {output.sequence_id for output in outputs} if started else set()
+        return [RequestOutput(each, []) for each in started if each not in told]
 
     def end_step(self, rows: Iterable[ScheduledSequence], result: ModelOutput, now_s: float) -> None:
         """These rows have been computed, with this result."""

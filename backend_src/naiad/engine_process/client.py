@@ -20,7 +20,7 @@ from naiad.engine_process.protocol import (
     encode_frame,
     encode_requests,
 )
-from naiad.errors import StartupError, UnavailableError
+from naiad.errors import EngineAwayError, StartupError, UnavailableError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest
 
@@ -143,7 +143,7 @@ class EngineClient:
                 if self._closing.is_set():
                     raise UnavailableError("the server is shutting down")
                 if not self._is_ready or self._child is None:
-                    raise UnavailableError("the engine is restarting; try again in a few seconds")
+                    raise EngineAwayError("the engine is restarting; try again in a few seconds")
                 child = self._child
                 if not self._outstanding:
                     self._busy_since_s = time.monotonic()

@@ -48,15 +48,14 @@ class Filters:
 def top_p_now(row: SampledRow) -> float:
     """The top-p of the token that follows the row's known ones; see `TopPDecay`."""
     decay = row.params.top_p_decay
-    num_steps = row.num_output_tokens
-    if decay is None or num_steps == 0:
+    if decay is None:
         return row.params.top_p
+    num_steps = row.num_output_tokens
     if decay.reset_id >= 0:
         behind_reset = reversed(row.output_token_ids)
         num_steps = next((i for i, each in enumerate(behind_reset) if each == decay.reset_id), num_steps)
-    if num_steps == 0:
-        return row.params.top_p
-    return max(row.params.top_p * decay.factor**num_steps, decay.minimum)
+    decayed = max(row.params.top_p * decay.factor**num_steps, decay.minimum)
+    return decayed if num_steps else row.params.top_p
 
 
 def kept_threshold(values: Tensor, filters: Filters, total_mass: Tensor) -> tuple[Tensor, Tensor]:

@@ -135,8 +135,6 @@ class LLMService:
                 continue
             stream, row = found
             stream.push(row, output, self._error_of(output))
-            if output.only_started:
-                continue
             touched[id(stream)] = stream
         for stream in touched.values():
             if stream.error is not None:
