@@ -11,7 +11,7 @@ import torch
 from naiad.model_runner import step_inputs
 from naiad.models import llama
 from naiad.sampling import sampler
-from naiad.sampling.device_draw import draw_on_device
+from naiad.sampling.draw import draw_on_device
 from naiad_kernels import gumbel_argmax, kept_threshold, rms_norm, rotary_store_kv, silu_and_mul
 from naiad_kernels.linear import LinearWeight, linear
 from naiad_kernels.paged_attention import AttentionPlan

@@ -5,7 +5,7 @@ import torch
 from kernel_interpreter import Interpret
 from kernel_tolerances import assert_close_to_reference
 
-from naiad.sampling.raw_logits import best_token_ids
+from naiad.sampling.sampler_output import best_token_ids
 from naiad_kernels.top_log_probs import kernel, reference, top_log_probs
 
 

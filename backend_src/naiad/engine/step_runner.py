@@ -5,27 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from naiad.outputs import MemoryUse, ModelOutput, SchedulerOutput
+from naiad.outputs import MemoryUse, ModelOutput, ServedModel, StepBatch
 from naiad.sequence import SamplingParams
-
-
-class VocabularyInfo(Protocol):
-    """What the engine's users need to know of the checkpoint; a `ModelConfig` has it."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids are in [0, vocab_size)."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Every id that ends a text."""
 
 
 class StepRunner(Protocol):
     """What computes a step; `naiad.model_runner.ModelRunner` is one."""
 
     @property
-    def model_config(self) -> VocabularyInfo:
+    def model_config(self) -> ServedModel:
         """The checkpoint's configuration."""
 
     @property
@@ -36,7 +24,7 @@ class StepRunner(Protocol):
     def num_late_compiles(self) -> int:
         """Kernels that were compiled since the start: somebody waited for each."""
 
-    def launch(self, output: SchedulerOutput) -> Callable[[], ModelOutput]:
+    def launch(self, step: StepBatch) -> Callable[[], ModelOutput]:
         """Begin to compute the rows; those of the last step may be under way.
 
         Returns:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from naiad.kv_cache.block_pool import BlockPool
 from naiad.kv_cache.prefix_cache import BlockName, CachedBlock, PrefixCache
 from naiad.kv_cache.retention import BlockRetention
-from naiad.sequence import UNKNOWN_TOKEN, Sequence
+from naiad.sequence import Sequence
 
 
 class KVCacheManager:
@@ -123,7 +123,6 @@ class KVCacheManager:
         sequence computes its last known token again, for the logits.
         """
         assert not sequence.block_table
-        assert donor.num_computed_tokens >= sequence.num_tokens - 1
         num_cached = sequence.num_tokens - 1
         num_full = num_cached // self._block_size
         shared = donor.block_table[:num_full]
@@ -185,7 +184,8 @@ class KVCacheManager:
         for index in range(len(chain), num_tokens // self._block_size):
             parent = chain[-1] if chain else None
             start, block_id = index * self._block_size, sequence.block_table[index]
-            if sequence.token_ids[start + self._block_size - 1] == UNKNOWN_TOKEN:
+            if start + self._block_size > len(sequence.token_ids):
+                # Its last token is sampled by a step that is under way.
                 return
             chain.append(
                 self._prefix_cache.insert(parent, sequence.cache_salt, sequence.token_ids, start, block_id)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from naiad.model_runner.graph_buckets import Bucket, Buckets
+from naiad.model_runner.sequence_states import StateRow
 from naiad.model_runner.step_inputs import SampledIds, StepRows, StepTokens, sampled_places
 from naiad.models import ForwardBatch, LlamaModel
-from naiad.outputs import SchedulerOutput
 from naiad_kernels.paged_attention import AttentionPlan
 from naiad_kernels.paged_attention.device_step import padded_run, plan_padded_step
 from naiad_kernels.paged_attention.layout import CacheLayout
@@ -42,8 +42,8 @@ def cuda_capture() -> Capture:
 class GraphedModel:
     """Graphs of a model's forward pass over one KV pool.
 
-    A step is padded to its bucket: tokens are added that are stored nowhere and that no sequence
-    has, and sequences without tokens. Lengths and blocks are read from memory, so they may change.
+    A step is padded to the next captured size with empty sequences and with tokens that are never
+    cached. Lengths and blocks are read from memory, so they may change.
     """
 
     def __init__(
@@ -76,28 +76,27 @@ class GraphedModel:
         self._replays = {bucket: self._captured(bucket, capture) for bucket in every}
 
     def forward(
-        self, output: SchedulerOutput, sampled: SampledIds | None = None
+        self, rows: list[StateRow], sampled: SampledIds | None = None
     ) -> tuple[StepRows, torch.Tensor] | None:
         """Compute a step, if it fits a bucket.
 
         Args:
-            output: the step.
+            rows: the step's.
             sampled: by the last step, if ids may be unknown.
 
         Returns:
             The step's rows and `[num_tokens, hidden_size]`, valid until the next call; None: the step
             is too large.
         """
-        rows = output.scheduled
-        query_len = max(row.num_scheduled_tokens for row in rows)
-        seq_len = max(row.start + row.num_scheduled_tokens for row in rows)
+        query_len = max(row.num_scheduled_tokens for row, _ in rows)
+        seq_len = max(row.end for row, _ in rows)
         bucket = self._buckets.smallest(len(rows), query_len, seq_len)
         if bucket is None:
             return None
         tokens = StepTokens.of(rows, self._layout.block_size, sampled)
         places = sampled_places(rows, tokens.ends)
         staging = self._staging(bucket)
-        token_ids, _ = self._put(staging, bucket, tokens, [row.sequence.block_table for row in rows])
+        token_ids, _ = self._put(staging, bucket, tokens, [state.block_tables[0] for _, state in rows])
         place_tensor = staging.put(places, torch.int64)
         staging.send()
         if sampled is not None and tokens.has_unknown:

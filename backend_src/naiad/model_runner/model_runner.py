@@ -24,7 +24,13 @@ from naiad.model_runner.kv_pool import KVPool, num_pool_blocks
 from naiad.model_runner.paged_model import PagedModel
 from naiad.model_runner.pool_size import CudaMemory, default_cpu_bytes, measured_bytes
 from naiad.model_runner.rehearsal import every_kind_of_step, largest_steps
-from naiad.model_runner.token_budget import CUDA_BUDGET, TokenBudget, measure_token_budget, probe_steps
+from naiad.model_runner.token_budget import (
+    CUDA_BUDGET,
+    TokenBudget,
+    measure_token_budget,
+    probe_steps,
+    probed_blocks,
+)
 from naiad.models import LlamaModel, load_model
 from naiad.outputs import MemoryUse
 from naiad_kernels.paged_attention.device_step import max_short_len
@@ -176,5 +182,6 @@ class ModelRunner(PagedModel):
             return CUDA_BUDGET
         short, long = probe_steps(self.max_model_len, config.block_size)
         budget = measure_token_budget(self.run, short, long)
-        self.clear_blocks(long.scheduled[0].sequence.block_table)
+        self.clear_blocks(probed_blocks(self.max_model_len, config.block_size))
+        self._states.clear()
         return budget

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from naiad.kv_cache.slots import slots_of
+from naiad.model_runner.sequence_states import StateRow
 from naiad.models import ForwardBatch
-from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.sequence import UNKNOWN_TOKEN
 from naiad_kernels.paged_attention import attention_sort_key, plan_attention
 from naiad_kernels.paged_attention.device_step import list_sizes
@@ -22,12 +23,12 @@ class StepRows:
     """Which rows of the model's result belong to whom.
 
     Attributes:
-        rows: the step's sequences in the order of their tokens.
-        ends: index of each sequence's last token, plus one.
-        sampled_places: [n] int64 on the device: the tokens that somebody samples behind, in order.
+        rows: the step's rows in the order of their tokens.
+        ends: index of each row's last token, plus one.
+        sampled_places: [n] int64 on the device: the tokens after which a new one is sampled, in order.
     """
 
-    rows: list[ScheduledSequence]
+    rows: list[StateRow]
     ends: list[int]
     sampled_places: torch.Tensor
 
@@ -64,7 +65,7 @@ class StepTokens:
     Attributes:
         token_ids: of each token; −1 − row where the last step has sampled it (see `SampledIds`).
         positions: of each token.
-        slots: block × block_size + offset of each.
+        slots: of each; see `slots_of`.
         ends: of each row, as in `StepRows`.
         query_lens, seq_lens: of each row: its tokens, and the cached ones with them.
     """
@@ -82,58 +83,46 @@ class StepTokens:
         return min(self.token_ids) < 0
 
     @classmethod
-    def of(
-        cls, rows: Sequence[ScheduledSequence], block_size: int, sampled: SampledIds | None = None
-    ) -> StepTokens:
+    def of(cls, rows: Sequence[StateRow], block_size: int, sampled: SampledIds | None = None) -> StepTokens:
         """Flatten the rows.
 
         Args:
-            rows: every token's block must be in its sequence's `block_table` already.
+            rows: every token's block is in its sequence's block table.
             block_size: tokens in a block.
             sampled: by the last step, if ids may be unknown.
         """
         tokens = cls([], [], [], [], [], [])
         places: Mapping[int, int] = {}
-        for row in rows:
-            end = row.start + row.num_scheduled_tokens
-            table = row.sequence.block_table
-            tokens.token_ids.extend(row.sequence.token_ids[row.start : end])
-            if tokens.token_ids[-1] == UNKNOWN_TOKEN:
+        for row, state in rows:
+            start, end = row.start, row.end
+            tokens.token_ids.extend(row.token_ids)
+            if row.token_ids[-1] == UNKNOWN_TOKEN:
                 assert sampled is not None, "a token is neither known nor sampled"
                 places = places or sampled.places()
-                tokens.token_ids[-1] = -1 - places[row.sequence.sequence_id]
+                tokens.token_ids[-1] = -1 - places[row.sequence_id]
             tokens.token_ids.extend(row.draft_token_ids)
-            tokens.positions.extend(range(row.start, end))
-            tokens.slots.extend(
-                [
-                    table[position // block_size] * block_size + position % block_size
-                    for position in range(row.start, end)
-                ]
-            )
+            tokens.positions.extend(range(start, end))
+            tokens.slots.extend(slots_of(state.block_tables[0], start, end, block_size))
             tokens.ends.append(len(tokens.token_ids))
-            tokens.query_lens.append(row.num_scheduled_tokens)
+            tokens.query_lens.append(end - start)
             tokens.seq_lens.append(end)
-        assert len(tokens.token_ids) == sum(tokens.query_lens), "a step schedules tokens that are not known"
         return tokens
 
 
 def build_step_inputs(
-    output: SchedulerOutput, layout: CacheLayout, sampled: SampledIds | None = None
+    step_rows: Sequence[StateRow], layout: CacheLayout, sampled: SampledIds | None = None
 ) -> tuple[ForwardBatch, StepRows]:
-    """Order the sequences as attention wants them and flatten their tokens.
+    """Order the rows as attention wants them and flatten their tokens.
 
     Args:
-        output: every token's block must be in its sequence's `block_table` already.
+        step_rows: every token's block is in its sequence's block table.
         layout: of the cache.
         sampled: by the last step, if ids may be unknown.
     """
-    rows = sorted(
-        output.scheduled,
-        key=lambda row: attention_sort_key(row.num_scheduled_tokens, row.start + row.num_scheduled_tokens),
-    )
+    rows = sorted(step_rows, key=lambda each: attention_sort_key(each.row.num_scheduled_tokens, each.row.end))
     tokens = StepTokens.of(rows, layout.block_size, sampled)
     places = sampled_places(rows, tokens.ends)
-    tables = [row.sequence.block_table for row in rows]
+    tables = [state.block_tables[0] for _, state in rows]
     staging = _staging_for(tokens, len(places), layout) if is_staged(layout) else None
     put = _on_host if staging is None else staging.put
     slots = put(tokens.slots, torch.int64)
@@ -153,7 +142,7 @@ def is_staged(layout: CacheLayout) -> bool:
     return layout.device.type == "cuda"
 
 
-def sampled_places(rows: Sequence[ScheduledSequence], ends: Sequence[int]) -> list[int]:
+def sampled_places(rows: Sequence[StateRow], ends: Sequence[int]) -> list[int]:
     """Of each row that samples the last known token and the drafts, as indices of the step's tokens.
 
     Args:
@@ -162,7 +151,7 @@ def sampled_places(rows: Sequence[ScheduledSequence], ends: Sequence[int]) -> li
     """
     return [
         place
-        for row, end in zip(rows, ends, strict=True)
+        for (row, _), end in zip(rows, ends, strict=True)
         if row.samples
         for place in range(end - 1 - len(row.draft_token_ids), end)
     ]

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 
-from naiad.outputs import ScheduledSequence, SchedulerOutput
+from naiad.outputs import StepBatch
 from naiad.scheduler.policies import rank_key
 from naiad.scheduler.scheduler import Scheduler
-from naiad.sequence import Sequence, SequenceStatus
+from naiad.sequence import UNKNOWN_TOKEN, Sequence, SequenceStatus
 
 
-def check_invariants(scheduler: Scheduler, scheduled: SchedulerOutput | None = None) -> None:
-    """Assert that queues, blocks and sequences agree. O(blocks + sequences); for tests.
+def check_invariants(scheduler: Scheduler, step: StepBatch | None = None) -> None:
+    """Assert that queues, blocks and sequences agree. O(blocks + sequences).
 
     Args:
         scheduler: between any two of its calls.
-        scheduled: what `schedule` has just returned, to check that too.
+        step: what `schedule` has just returned, to check that too.
     """
     _check_sequences(scheduler)
     _check_under_way(scheduler)
     _check_tenants(scheduler)
-    rows = [*scheduler.ahead.scheduled, *(scheduled.scheduled if scheduled is not None else [])]
-    _check_blocks(scheduler, {row.sequence.sequence_id: _known_end(row) for row in rows})
-    _check_blocks_of_drafts(scheduler, {row.sequence.sequence_id for row in rows if row.draft_token_ids})
-    if scheduled is not None:
-        _check_step(scheduler, scheduled)
+    rows = [*scheduler.projected.rows, *(step.rows if step is not None else [])]
+    _check_blocks(scheduler)
+    _check_blocks_of_drafts(scheduler, {row.sequence_id for row in rows if row.draft_token_ids})
+    if step is not None:
+        _check_step(scheduler, step)
 
 
 def _check_sequences(scheduler: Scheduler) -> None:
     everyone = [*scheduler.running, *scheduler.waiting]
     assert len({sequence.sequence_id for sequence in everyone}) == len(everyone), "a sequence is in twice"
+    assert scheduler.running_by_id == {sequence.sequence_id: sequence for sequence in scheduler.running}
     assert len(scheduler.running) <= scheduler.limits.max_num_seqs
     ranks = [rank_key(sequence) for sequence in scheduler.running]
     assert ranks == sorted(ranks), "those that run are not in the order of their ranks"
@@ -37,20 +38,26 @@ def _check_sequences(scheduler: Scheduler) -> None:
     assert scheduler.waiting.num_tokens == sum(s.num_tokens for s in scheduler.waiting)
     for sequence in scheduler.running:
         assert sequence.status is SequenceStatus.RUNNING
-        # A beam that waits for the others of its search misses nothing, nor does a text that is
-        # foreseen to end.
+        # A beam that waits for the others of its search misses nothing, nor does a text that ends with
+        # the token that is sampled next.
         misses_nothing = sequence.params.num_candidates > 0 or _ends_next(sequence)
         assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens - (not misses_nothing)
+        assert sequence.num_computed_tokens <= sequence.next_start <= sequence.next_end
+        # At most two steps are under way.
+        assert sequence.next_end <= sequence.num_tokens + 2
     for sequence in scheduler.waiting:
         assert sequence.status is SequenceStatus.WAITING
-        assert sequence.num_computed_tokens == 0
+        assert sequence.num_computed_tokens == sequence.next_start == sequence.num_sent_blocks == 0
+        assert sequence.next_end == sequence.num_tokens
         assert not sequence.block_table, "a waiting sequence holds blocks"
 
 
 def _check_under_way(scheduler: Scheduler) -> None:
-    for row in scheduler.ahead.scheduled:
-        assert row.sequence.status is not SequenceStatus.WAITING, "a row that is under way lost its blocks"
-    for sequence in scheduler.leaving:
+    live = {**scheduler.running_by_id, **scheduler.leaving}
+    for row in scheduler.projected.rows:
+        assert row.sequence_id in live, "a row that is under way lost its blocks"
+    for sequence_id, sequence in scheduler.leaving.items():
+        assert sequence.sequence_id == sequence_id
         assert sequence.status is SequenceStatus.FINISHED
 
 
@@ -68,7 +75,7 @@ def _check_tenants(scheduler: Scheduler) -> None:
         assert tenant.num_running == running[sequence.cache_salt]
 
 
-def _check_blocks(scheduler: Scheduler, ends: dict[int, int]) -> None:
+def _check_blocks(scheduler: Scheduler) -> None:
     kv_cache = scheduler.kv_cache
     pool = kv_cache.pool
     owners: Counter[int] = Counter()
@@ -76,7 +83,7 @@ def _check_blocks(scheduler: Scheduler, ends: dict[int, int]) -> None:
         assert len(set(sequence.block_table)) == len(sequence.block_table), "a block is twice in a table"
         assert len(sequence.block_table) * kv_cache.block_size >= sequence.num_computed_tokens
         owners.update(sequence.block_table)
-    for sequence in scheduler.leaving:
+    for sequence in scheduler.leaving.values():
         owners.update(sequence.block_table)
     for block_id in range(pool.num_blocks):
         assert pool.ref_count(block_id) == owners[block_id], f"block {block_id} is counted wrongly"
@@ -85,15 +92,16 @@ def _check_blocks(scheduler: Scheduler, ends: dict[int, int]) -> None:
     assert not owners.keys() & set(free), "a block is both free and held"
     assert len(free) + len(owners) == pool.num_blocks, "a block is lost"
     for sequence in scheduler.running:
-        num_computed = sequence.num_computed_tokens
-        num_written = max(num_computed, ends.get(sequence.sequence_id, num_computed))
+        num_written = max(sequence.num_computed_tokens, sequence.num_sent_tokens)
         _check_written_blocks_are_own(scheduler, sequence, num_written)
 
 
 def _check_blocks_of_drafts(scheduler: Scheduler, drafting: set[int]) -> None:
     for sequence in scheduler.running:
         if sequence.sequence_id not in drafting:
-            num_needed = scheduler.kv_cache.num_blocks_for(sequence.num_tokens)
+            # While a step is under way the next one's blocks may be there.
+            num_tokens = sequence.next_end if scheduler.projected.rows else sequence.num_tokens
+            num_needed = scheduler.kv_cache.num_blocks_for(num_tokens)
             assert len(sequence.block_table) <= num_needed, "blocks for drafts were not given back"
 
 
@@ -104,23 +112,19 @@ def _check_written_blocks_are_own(scheduler: Scheduler, sequence: Sequence, num_
         assert scheduler.kv_cache.pool.ref_count(block_id) == 1, f"block {block_id} is shared and written"
 
 
-def _check_step(scheduler: Scheduler, scheduled: SchedulerOutput) -> None:
-    assert scheduled.num_scheduled_tokens <= scheduler.limits.max_num_batched_tokens
-    assert scheduled.scheduled or not scheduler.has_work, "there is work but the step is empty"
-    running = {sequence.sequence_id for sequence in scheduler.running}
-    ids = [row.sequence.sequence_id for row in scheduled.scheduled]
+def _check_step(scheduler: Scheduler, step: StepBatch) -> None:
+    assert step.num_scheduled_tokens <= scheduler.limits.max_num_batched_tokens
+    assert step.rows or not scheduler.has_work, "there is work but the step is empty"
+    ids = [row.sequence_id for row in step.rows]
     assert len(set(ids)) == len(ids), "a sequence has two rows"
-    for row in scheduled.scheduled:
-        sequence = row.sequence
-        end = row.start + row.num_scheduled_tokens
-        assert sequence.sequence_id in running
+    for row in step.rows:
+        sequence = scheduler.running_by_id[row.sequence_id]
         assert row.num_scheduled_tokens >= 1
-        assert row.start == sequence.num_computed_tokens
-        assert row.samples == (_known_end(row) == sequence.num_tokens)
+        assert row.known_end == sequence.next_start == sequence.num_sent_tokens
+        known = [*sequence.token_ids, UNKNOWN_TOKEN]
+        assert row.token_ids == known[row.start : row.known_end]
+        assert step.is_projected or row.token_ids[-1] != UNKNOWN_TOKEN
+        assert step.is_projected or row.start == sequence.num_computed_tokens
+        assert row.samples == (row.known_end >= sequence.num_tokens)
         assert row.samples or not row.draft_token_ids
-        assert len(sequence.block_table) * scheduler.kv_cache.block_size >= end
-
-
-def _known_end(row: ScheduledSequence) -> int:
-    """Where the row's known tokens end: drafts may be written there again."""
-    return row.start + row.num_scheduled_tokens - len(row.draft_token_ids)
+        assert len(sequence.block_table) * scheduler.kv_cache.block_size >= row.end
