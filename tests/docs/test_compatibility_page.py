@@ -6,7 +6,7 @@ import pytest
 
 from helpers.contract_page import page_rows
 from naiad.cli.presets import PRESETS, shipped_model
-from naiad.triton_server.unserved_fields import NOT_SERVED
+from naiad.triton_server.requests.fields import NOT_SERVED
 
 MODELS = ("ensemble", "tokenizer", "llm", "detokenizer", "vllm_model")
 # Refused fields that the text level calls otherwise.

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.triton_server_doubles import LIMITS, FakeDoor, FakeSender, FakeSource, llm_source
+from helpers.triton_server_doubles import LIMITS, LLM_SHAPE, FakeDoor, FakeSender, FakeSource, llm_source
 from naiad.engine_process import Ack
 from naiad.errors import InvalidRequestError
 from naiad.outputs import EngineStats, RequestOutput, TokenLogProbs, error_output
 from naiad.sequence import BeamParams, FinishReason
 from naiad.tokenization import TokenTable, pack_word_list
-from naiad.triton_server.beam_text import decode_beams, split_beams
-from naiad.triton_server.llm_service import LLMService
-from naiad.triton_server.request_reader import GenerateRequest, read_request
+from naiad.triton_server.requests.llm import read_request
+from naiad.triton_server.requests.request import GenerateRequest
+from naiad.triton_server.responses.text import decode_beams, split_beams
+from naiad.triton_server.service.llm_service import LLMService
 
 TEXT = b'{"prompt_tail_ids": [7], "num_prompt_chars": 3}'
 
@@ -42,7 +43,7 @@ class Harness:
 
     def __init__(self) -> None:
         self.door = FakeDoor()
-        self.service = LLMService(self.door, pytest.fail, lambda _: 1)
+        self.service = LLMService(self.door, pytest.fail, lambda _: 1, LLM_SHAPE)
         self.sender = FakeSender()
 
     def accept(self, source: FakeSource) -> None:

@@ -9,8 +9,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from naiad.config.engine_config import field_names
-from naiad.triton_server.request_fields import SERVED
-from naiad.triton_server.unserved_fields import NOT_SERVED
+from naiad.triton_server.requests.fields import NOT_SERVED, SERVED
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 RETENTION = {

@@ -8,7 +8,8 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, llm_source
 from naiad.sequence import SamplingParams, TopPDecay
-from naiad.triton_server.request_reader import GenerateRequest, read_request
+from naiad.triton_server.requests.llm import read_request
+from naiad.triton_server.requests.request import GenerateRequest
 
 
 def read(**fields: Any) -> SamplingParams:

@@ -7,8 +7,9 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
-from naiad.triton_server.request_limits import ModelLimits
-from naiad.triton_server.request_reader import GenerateRequest, read_request
+from naiad.triton_server.requests.limits import ModelLimits
+from naiad.triton_server.requests.llm import read_request
+from naiad.triton_server.requests.request import GenerateRequest
 
 # 256 MiB are 1,024 positions of 65,536 logits.
 LARGE = ModelLimits(max_model_len=4096, vocab_size=65_536, eos_token_ids=(2,), exclude_input_in_output=False)

@@ -15,8 +15,8 @@ from helpers.vllm_requests import make_reader, params, read, source
 from naiad.config.probe import PROBE_REQUEST_ID
 from naiad.errors import InvalidRequestError
 from naiad.tokenization import Tokenizer
-from naiad.triton_server.request_reader import StopRequest
-from naiad.triton_server.vllm_request import VLLMRequestReader
+from naiad.triton_server.requests.request import StopRequest
+from naiad.triton_server.requests.vllm import VLLMRequestReader
 
 MESSAGES = '[{"role": "user", "content": "Hi"}]'
 
