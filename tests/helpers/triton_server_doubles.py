@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from naiad.errors import NaiadError
+from naiad.frontend.limits import ModelLimits
 from naiad.sequence import EngineRequest
-from naiad.triton_server.requests.limits import ModelLimits
 from naiad.triton_server.requests.llm import read_request
 from naiad.triton_server.responses.llm import probe_tensors, response_tensors
 from naiad.triton_server.responses.stream import StreamRow

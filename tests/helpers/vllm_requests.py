@@ -10,7 +10,7 @@ import numpy as np
 from helpers.triton_server_doubles import LIMITS, FakeSource
 from naiad.sequence import SamplingParams
 from naiad.tokenization import Tokenizer
-from naiad.triton_server.requests.request import VLLMRequest
+from naiad.triton_server.requests.source import VLLMRequest
 from naiad.triton_server.requests.text import TextReader, TextRequestReader
 from naiad.triton_server.requests.vllm import VLLMRequestReader
 

@@ -6,10 +6,10 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, LLM_SHAPE, FakeSender, llm_source
 from naiad.errors import InternalError
+from naiad.frontend.request import GenerateRequest
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import FinishReason
 from naiad.triton_server.requests.llm import read_request
-from naiad.triton_server.requests.request import GenerateRequest
 from naiad.triton_server.responses.stream import ResponseStream, StreamRow
 from naiad.triton_server.service.client_watch import (
     LONGEST_IN_QUEUE_S,

@@ -7,10 +7,10 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
+from naiad.frontend.request import GenerateRequest
 from naiad.sequence import SamplingParams
 from naiad.tokenization import pack_word_list
 from naiad.triton_server.requests.llm import read_request
-from naiad.triton_server.requests.request import GenerateRequest
 
 
 def params_of(source: FakeSource) -> SamplingParams:

@@ -7,9 +7,9 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, llm_source
 from naiad.errors import InvalidRequestError
+from naiad.frontend.request import GenerateRequest, RequestRow
 from naiad.tokenization import pack_word_list
 from naiad.triton_server.requests.llm import read_request
-from naiad.triton_server.requests.request import GenerateRequest, RequestRow
 
 
 def context_bytes(**fields: Any) -> bytes:

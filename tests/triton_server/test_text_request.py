@@ -15,9 +15,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from helpers.tiny_tokenizers import tiny_tokenizer, write_tokenizer
 from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
+from naiad.frontend.request import GenerateRequest, StopRequest
 from naiad.tokenization import Tokenizer
 from naiad.triton_server.requests.llm import read_request
-from naiad.triton_server.requests.request import GenerateRequest, StopRequest
 from naiad.triton_server.requests.text import (
     LLM_NAMES,
     TOKENIZED_NAMES,

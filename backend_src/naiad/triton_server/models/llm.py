@@ -19,11 +19,11 @@ from naiad.engine_process import (
     remove_runtime_directory,
 )
 from naiad.errors import NaiadError
+from naiad.frontend.limits import ModelLimits
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.triton_server.metrics.engine_metrics import Metrics
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, refuse_unknown_keys
-from naiad.triton_server.requests.limits import ModelLimits
 from naiad.triton_server.requests.llm import read_request
 from naiad.triton_server.responses.llm import probe_tensors, response_tensors
 from naiad.triton_server.service.housekeeper import Housekeeper

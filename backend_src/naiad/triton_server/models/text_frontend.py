@@ -13,12 +13,12 @@ from naiad.config import ModelConfig
 from naiad.config.model_location import model_directory
 from naiad.engine_process import DoorClient, claim_instance, end_with_parent, remove_runtime_directory
 from naiad.errors import NaiadError
+from naiad.frontend.limits import ModelLimits
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.tokenization import Tokenizer
 from naiad.triton_server.metrics.request_metrics import RequestMetrics
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, read_count, refuse_unknown_keys
-from naiad.triton_server.requests.limits import ModelLimits
 from naiad.triton_server.requests.text import TextReader
 from naiad.triton_server.responses.stream import Sender
 from naiad.triton_server.service.housekeeper import Housekeeper

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from naiad.errors import InvalidRequestError
-from naiad.triton_server.requests.limits import (
+from naiad.frontend.limits import (
     MAX_DIVERSITY_RATE,
     MAX_LENGTH_PENALTY,
     MAX_LOG_PROBS,
     MAX_PRIORITY,
     MAX_RETURN_SEQUENCES,
 )
-from naiad.triton_server.requests.request import Array
+from naiad.triton_server.requests.source import Array
 
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1

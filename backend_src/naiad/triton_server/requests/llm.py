@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from naiad.errors import InvalidRequestError
+from naiad.frontend.limits import MAX_LOGITS_BYTES, MAX_TIMEOUT_US, ModelLimits
+from naiad.frontend.request import GenerateRequest, RequestedOutputs, StopRequest
 from naiad.triton_server.requests.fields import (
     ALIASES,
     SERVED,
     WITHOUT_EFFECT,
-    Array,
     Scalar,
     read_scalars,
     refuse_unknown_parameters,
@@ -18,9 +19,8 @@ from naiad.triton_server.requests.fields import (
     required,
     split_rows,
 )
-from naiad.triton_server.requests.limits import MAX_LOGITS_BYTES, MAX_TIMEOUT_US, ModelLimits
-from naiad.triton_server.requests.request import GenerateRequest, OutputWishes, RequestSource, StopRequest
 from naiad.triton_server.requests.row import read_row
+from naiad.triton_server.requests.source import Array, RequestSource
 
 # What each model of the ensemble reads; a parameter reaches all of its steps.
 TEXT_PARAMETERS = frozenset({"text_input", "messages", "stop_words", "bad_words"})
@@ -31,7 +31,7 @@ KNOWN_PARAMETERS = (
     | ALIASES.keys()
 )
 
-# What a client can only wish for the request, not for a row of it.
+# Fields of the whole request: its rows must agree on them.
 _OF_THE_WHOLE_REQUEST = (
     "stop",
     "stream",
@@ -65,14 +65,15 @@ def read_request(source: RequestSource, limits: ModelLimits) -> GenerateRequest 
     by_row = split_rows(tensors, required(tensors, "input_lengths").shape[0])
     scalars = [read_scalars(row, parameters) for row in by_row]
     common = {name: _same_in_all_rows(name, scalars) for name in _OF_THE_WHOLE_REQUEST}
-    wishes = read_wishes(common)
+    outputs = read_requested_outputs(common)
     if not limits.is_decoupled:
-        _check_has_one_response(bool(common["stream"]), len(by_row), wishes)
+        _check_has_one_response(bool(common["stream"]), len(by_row), outputs)
     rows = [
-        read_row(row, values, parameters, limits, wishes) for row, values in zip(by_row, scalars, strict=True)
+        read_row(row, values, parameters, limits, outputs)
+        for row, values in zip(by_row, scalars, strict=True)
     ]
     lengths = [(len(row.prompt_token_ids), row.params.max_tokens) for row in rows]
-    check_logits_size(wishes, lengths, limits.vocab_size, is_streaming=bool(common["stream"]))
+    check_logits_size(outputs, lengths, limits.vocab_size, is_streaming=bool(common["stream"]))
     exclude_input = common["exclude_input_in_output"]
     return GenerateRequest(
         request_id=source.request_id,
@@ -80,7 +81,7 @@ def read_request(source: RequestSource, limits: ModelLimits) -> GenerateRequest 
         timeout_s=_timeout_s(source.timeout_us, parameters),
         streaming=bool(common["stream"]),
         exclude_input=limits.exclude_input_in_output if exclude_input is None else bool(exclude_input),
-        wishes=wishes,
+        outputs=outputs,
     )
 
 
@@ -102,10 +103,10 @@ def stop_request(request_id: str) -> StopRequest:
     return StopRequest(request_id)
 
 
-def _check_has_one_response(is_streaming: bool, num_rows: int, wishes: OutputWishes) -> None:
+def _check_has_one_response(is_streaming: bool, num_rows: int, outputs: RequestedOutputs) -> None:
     if is_streaming:
         raise InvalidRequestError("Streaming is only supported in decoupled mode.")
-    num_responses = num_rows * (1 if wishes.beam_width > 1 else wishes.num_return_sequences)
+    num_responses = num_rows * (1 if outputs.beam_width > 1 else outputs.num_return_sequences)
     if num_responses > 1:
         raise InvalidRequestError(
             f"the request asks for {num_responses} responses, its rows times num_return_sequences: "
@@ -137,10 +138,10 @@ def _timeout_s(timeout_us: int, parameters: Mapping[str, Any]) -> float | None:
 _BYTES_PER_LOGIT = 4
 
 
-def read_wishes(scalars: Mapping[str, Scalar | None]) -> OutputWishes:
-    """The wishes of checked scalars; what was not sent is None or absent."""
+def read_requested_outputs(scalars: Mapping[str, Scalar | None]) -> RequestedOutputs:
+    """The outputs of checked scalars; what was not sent is None or absent."""
     beam_width = int(scalars.get("beam_width") or 1)
-    return OutputWishes(
+    return RequestedOutputs(
         finish_reason=bool(scalars.get("return_finish_reason")),
         num_input_tokens=bool(scalars.get("return_num_input_tokens")),
         num_output_tokens=bool(scalars.get("return_num_output_tokens")),
@@ -156,12 +157,12 @@ def read_wishes(scalars: Mapping[str, Scalar | None]) -> OutputWishes:
 
 
 def check_logits_size(
-    wishes: OutputWishes, lengths: Sequence[tuple[int, int]], vocab_size: int, *, is_streaming: bool
+    outputs: RequestedOutputs, lengths: Sequence[tuple[int, int]], vocab_size: int, *, is_streaming: bool
 ) -> None:
     """Refuse a request whose logits would be too many.
 
     Args:
-        wishes: what it wants.
+        outputs: what it wants.
         lengths: of each row the prompt's tokens and the new ones at most.
         vocab_size: logits of one position.
         is_streaming: whether its answer comes in several responses.
@@ -170,11 +171,11 @@ def check_logits_size(
         InvalidRequestError: names the bytes that it would take.
     """
     num_positions = 0
-    if wishes.context_logits:
+    if outputs.context_logits:
         num_times = 2 if is_streaming else 1  # with the first response and with the last
         num_positions += num_times * sum(num_prompt_tokens for num_prompt_tokens, _ in lengths)
-    if wishes.generation_logits:
-        num_positions += wishes.num_return_sequences * sum(max_tokens for _, max_tokens in lengths)
+    if outputs.generation_logits:
+        num_positions += outputs.num_return_sequences * sum(max_tokens for _, max_tokens in lengths)
     num_bytes = num_positions * vocab_size * _BYTES_PER_LOGIT
     if num_bytes > MAX_LOGITS_BYTES:
         raise InvalidRequestError(

@@ -12,17 +12,7 @@ import msgspec
 import numpy as np
 
 from naiad.errors import InvalidRequestError
-from naiad.sequence import (
-    DEFAULT_KV_PRIORITY,
-    BeamParams,
-    KVRetention,
-    SamplingParams,
-    TextContext,
-    TopPDecay,
-)
-from naiad.tokenization import unpack_word_list
-from naiad.triton_server.requests.fields import INT32_MAX, Array, Scalar, read_string, required
-from naiad.triton_server.requests.limits import (
+from naiad.frontend.limits import (
     MAX_BAD_WORD_SEQUENCES,
     MAX_BAD_WORD_TOKENS,
     MAX_BIAS,
@@ -36,7 +26,18 @@ from naiad.triton_server.requests.limits import (
     MAX_WORD_BYTES,
     ModelLimits,
 )
-from naiad.triton_server.requests.request import OutputWishes, RequestRow
+from naiad.frontend.request import RequestedOutputs, RequestRow
+from naiad.sequence import (
+    DEFAULT_KV_PRIORITY,
+    BeamParams,
+    KVRetention,
+    SamplingParams,
+    TextContext,
+    TopPDecay,
+)
+from naiad.tokenization import unpack_word_list
+from naiad.triton_server.requests.fields import INT32_MAX, Scalar, read_string, required
+from naiad.triton_server.requests.source import Array
 
 
 def read_row(
@@ -44,7 +45,7 @@ def read_row(
     scalars: Mapping[str, Scalar],
     parameters: Mapping[str, Any],
     limits: ModelLimits,
-    wishes: OutputWishes,
+    outputs: RequestedOutputs,
 ) -> RequestRow:
     """Check one row of `llm`'s tensors.
 
@@ -53,7 +54,7 @@ def read_row(
         scalars: its checked scalar fields.
         parameters: of the request.
         limits: of the model.
-        wishes: of the request.
+        outputs: of the request.
 
     Raises:
         InvalidRequestError: names field, value and what is allowed.
@@ -64,7 +65,7 @@ def read_row(
     if text is not None and scalars.get("include_stop_str_in_output"):
         text = msgspec.structs.replace(text, includes_stop_string=True)
     params = read_sampling_params(
-        tensors, scalars, limits, wishes, num_prompt_tokens=len(prompt), has_text=text is not None
+        tensors, scalars, limits, outputs, num_prompt_tokens=len(prompt), has_text=text is not None
     )
     if beam is not None:
         params = without_drawing(params)
@@ -72,7 +73,7 @@ def read_row(
     drafts = read_offered_token_ids(tensors.get("draft_input_ids"), limits)
     if drafts and beam is not None:
         raise InvalidRequestError(
-            f"draft_input_ids has {len(drafts)} ids: expected none with beam_width = {wishes.beam_width}"
+            f"draft_input_ids has {len(drafts)} ids: expected none with beam_width = {outputs.beam_width}"
         )
     return RequestRow(
         prompt_token_ids=prompt,
@@ -112,7 +113,7 @@ def read_sampling_params(
     tensors: Mapping[str, Array],
     scalars: Mapping[str, Scalar],
     limits: ModelLimits,
-    wishes: OutputWishes,
+    outputs: RequestedOutputs,
     *,
     num_prompt_tokens: int,
     has_text: bool,
@@ -123,7 +124,7 @@ def read_sampling_params(
         tensors: the row's lists, each [1, …].
         scalars: its checked scalar fields.
         limits: of the model.
-        wishes: of the request.
+        outputs: of the request.
         num_prompt_tokens: at most max_model_len - 1.
         has_text: a detokenizer follows, so stop words are matched on text.
 
@@ -137,10 +138,10 @@ def read_sampling_params(
         bad_words=_read_bad_words(tensors.get("bad_words_list"), limits),
         logit_bias=read_logit_bias(tensors, limits),
         allowed_token_ids=read_allowed_token_ids(tensors.get("allowed_token_ids"), limits),
-        num_log_probs=wishes.num_engine_log_probs,
-        returns_context_logits=wishes.context_logits,
-        returns_generation_logits=wishes.generation_logits,
-        returns_perf_metrics=wishes.perf_metrics,
+        num_log_probs=outputs.num_engine_log_probs,
+        returns_context_logits=outputs.context_logits,
+        returns_generation_logits=outputs.generation_logits,
+        returns_perf_metrics=outputs.perf_metrics,
     )
 
 

@@ -15,11 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from naiad.errors import InvalidRequestError
+from naiad.frontend.limits import (
+    MAX_BAD_WORDS,
+    MAX_BIASED_IDS,
+    MAX_PROMPT_BYTES_PER_TOKEN,
+    MAX_STOP_WORDS,
+    MAX_WORD_BYTES,
+    ModelLimits,
+)
+from naiad.frontend.request import GenerateRequest, StopRequest
 from naiad.sequence import TextContext
 from naiad.tokenization import Tokenizer, pack_word_list
 from naiad.triton_server.requests.fields import (
     SERVED,
-    Array,
     decoded,
     num_utf8_bytes,
     read_scalars,
@@ -28,17 +36,9 @@ from naiad.triton_server.requests.fields import (
     required,
     split_rows,
 )
-from naiad.triton_server.requests.limits import (
-    MAX_BAD_WORDS,
-    MAX_BIASED_IDS,
-    MAX_PROMPT_BYTES_PER_TOKEN,
-    MAX_STOP_WORDS,
-    MAX_WORD_BYTES,
-    ModelLimits,
-)
 from naiad.triton_server.requests.llm import KNOWN_PARAMETERS, asks_to_stop, read_request, stop_request
-from naiad.triton_server.requests.request import GenerateRequest, RequestSource, StopRequest
 from naiad.triton_server.requests.row import check_biases
+from naiad.triton_server.requests.source import Array, RequestSource
 
 # The tokenizer model's own names of fields that `request_fields` knows by the text level's.
 _REFERENCE_NAMES = {

@@ -12,15 +12,10 @@ import numpy as np
 
 from naiad.config.probe import PROBE_REQUEST_ID
 from naiad.errors import InvalidRequestError
-from naiad.triton_server.requests.fields import (
-    INT32_MAX,
-    Array,
-    decoded,
-    num_utf8_bytes,
-    refuse_unknown_parameters,
-)
-from naiad.triton_server.requests.limits import ModelLimits
-from naiad.triton_server.requests.request import GenerateRequest, RequestSource, StopRequest, VLLMRequest
+from naiad.frontend.limits import ModelLimits
+from naiad.frontend.request import GenerateRequest, StopRequest
+from naiad.triton_server.requests.fields import INT32_MAX, decoded, num_utf8_bytes, refuse_unknown_parameters
+from naiad.triton_server.requests.source import Array, RequestSource, VLLMRequest
 from naiad.triton_server.requests.text import ReadSource, TextRequestReader
 
 _FLAGS = ("stream", "exclude_input_in_output", "return_cumulative_logprob", "return_logprobs")
@@ -88,11 +83,11 @@ class VLLMRequestReader:
         assert isinstance(request, GenerateRequest), "a stop that nobody asked for"
         return VLLMRequest(
             **{each.name: getattr(request, each.name) for each in fields(GenerateRequest)}
-            | {"joins_sequences": request.wishes.num_return_sequences > 1},
+            | {"joins_sequences": request.outputs.num_return_sequences > 1},
             prompt_text=prompt_text,
             returns_log_probs=bool(flags["return_logprobs"]),
             returns_cum_log_prob=bool(flags["return_cumulative_logprob"]),
-            num_log_probs=request.wishes.num_log_probs if sampling.get("logprobs") is not None else None,
+            num_log_probs=request.outputs.num_log_probs if sampling.get("logprobs") is not None else None,
         )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from naiad.frontend.request import RequestedOutputs
 from naiad.outputs import RequestOutput, Timings
-from naiad.triton_server.requests.request import OutputWishes
 from naiad.triton_server.responses.stream import BeamRow, ResponseStream, StreamRow, Tensors
 
 
@@ -29,7 +29,7 @@ def response_tensors(stream: ResponseStream, row: StreamRow, chunk: RequestOutpu
     request = stream.request
     prompt = request.rows[row.index].prompt_token_ids
     is_echoing = not request.streaming and not request.exclude_input
-    tensors = _wished_tensors(request.wishes, len(prompt), chunk)
+    tensors = _requested_tensors(request.outputs, len(prompt), chunk)
     if isinstance(row, BeamRow):
         tensors |= beam_tensors(stream, row, is_echoing)
     else:
@@ -42,32 +42,32 @@ def response_tensors(stream: ResponseStream, row: StreamRow, chunk: RequestOutpu
 def _sequence_tensors(
     stream: ResponseStream, row: StreamRow, chunk: RequestOutput, is_echoing: bool
 ) -> Tensors:
-    wishes, prompt = stream.request.wishes, stream.request.rows[row.index].prompt_token_ids
+    outputs, prompt = stream.request.outputs, stream.request.rows[row.index].prompt_token_ids
     ids = prompt + chunk.token_ids if is_echoing else chunk.token_ids
     tensors: Tensors = {
         "output_ids": np.array([[ids]], dtype=np.int32),
         "sequence_length": _int32(len(ids)),
     }
-    if wishes.num_return_sequences > 1:
+    if outputs.num_return_sequences > 1:
         tensors["sequence_index"] = _int32(row.sequence_index)
-    tensors |= detail_tensors(wishes, len(prompt), chunk)
+    tensors |= detail_tensors(outputs, len(prompt), chunk)
     if stream.request.rows[row.index].text is not None:
         tensors |= _detokenizer_tensors(stream, row, chunk, is_echoing)
     return tensors
 
 
-def _wished_tensors(wishes: OutputWishes, num_prompt_tokens: int, chunk: RequestOutput) -> Tensors:
+def _requested_tensors(outputs: RequestedOutputs, num_prompt_tokens: int, chunk: RequestOutput) -> Tensors:
     tensors: Tensors = {}
-    if wishes.finish_reason:
+    if outputs.finish_reason:
         tensors["finish_reason"] = _string(chunk.finish_reason.value if chunk.finish_reason else "")
         tensors["stop_reason"] = _string(chunk.stop_reason)
-    if wishes.num_input_tokens:
+    if outputs.num_input_tokens:
         tensors["num_input_tokens"] = _int32(num_prompt_tokens)
-    if wishes.num_output_tokens:
+    if outputs.num_output_tokens:
         tensors["num_output_tokens"] = _int32(len(chunk.token_ids))
-    if wishes.num_cached_tokens:
+    if outputs.num_cached_tokens:
         tensors["num_cached_tokens"] = _int32(chunk.num_cached_tokens)
-    return tensors | perf_tensors(wishes, chunk)
+    return tensors | perf_tensors(outputs, chunk)
 
 
 def probe_tensors(stream: ResponseStream, row: StreamRow, chunk: RequestOutput) -> Tensors:
@@ -125,19 +125,19 @@ def beam_tensors(stream: ResponseStream, row: BeamRow, is_echoing: bool) -> Tens
         num_output_tokens [1, 1] int32 of all of them. For a detokenizer: beam_max_chars [1, k]
         int32 and the tensors of a last chunk.
     """
-    wishes, asked = stream.request.wishes, stream.request.rows[row.index]
-    beams = row.in_order(wishes.num_return_sequences)
+    outputs, asked = stream.request.outputs, stream.request.rows[row.index]
+    beams = row.in_order(outputs.num_return_sequences)
     prompt = asked.prompt_token_ids if is_echoing else []
     ids = [prompt + beam.token_ids for beam in beams]
     tensors: Tensors = {
         "output_ids": _padded(ids, PADDING_ID, np.int32),
         "sequence_length": _row_of([len(each) for each in ids], np.int32),
     }
-    if wishes.log_probs:
+    if outputs.log_probs:
         log_probs = [[each.log_prob for each in beam.log_probs] for beam in beams]
         tensors["output_log_probs"] = _padded(log_probs, 0.0, np.float32)
         tensors["cum_log_probs"] = _row_of([beam.cum_log_prob for beam in beams], np.float32)
-    if wishes.num_output_tokens:
+    if outputs.num_output_tokens:
         tensors["num_output_tokens"] = _row_of([sum(len(beam.token_ids) for beam in beams)], np.int32)
     if asked.text is not None:
         # An echoed prompt begins each beam's ids; otherwise all texts stand behind the same window.
@@ -168,7 +168,7 @@ def _padded(
     return filled
 
 
-def detail_tensors(wishes: OutputWishes, num_prompt_tokens: int, chunk: RequestOutput) -> Tensors:
+def detail_tensors(outputs: RequestedOutputs, num_prompt_tokens: int, chunk: RequestOutput) -> Tensors:
     """What was asked for of a chunk of n new tokens; V is the size of the vocabulary.
 
     Returns:
@@ -179,24 +179,24 @@ def detail_tensors(wishes: OutputWishes, num_prompt_tokens: int, chunk: RequestO
         have them: a row's first and last.
     """
     tensors: Tensors = {}
-    if wishes.log_probs:
+    if outputs.log_probs:
         tensors["output_log_probs"] = _float32([each.log_prob for each in chunk.log_probs])[None, None]
         tensors["cum_log_probs"] = _float32([chunk.cum_log_prob])[None]
-    if wishes.num_log_probs:
-        shape = (1, len(chunk.log_probs), wishes.num_log_probs)
+    if outputs.num_log_probs:
+        shape = (1, len(chunk.log_probs), outputs.num_log_probs)
         ids = [each.top_token_ids for each in chunk.log_probs]
         values = [each.top_log_probs for each in chunk.log_probs]
         tensors["top_log_prob_ids"] = np.array(ids, dtype=np.int32).reshape(shape)
         tensors["top_log_probs"] = np.array(values, dtype=np.float32).reshape(shape)
-    if wishes.generation_logits and chunk.generation_logits:
+    if outputs.generation_logits and chunk.generation_logits:
         logits = _logits(b"".join(chunk.generation_logits))
         tensors["generation_logits"] = logits.reshape(1, 1, len(chunk.generation_logits), -1)
-    if wishes.context_logits and chunk.context_logits:
+    if outputs.context_logits and chunk.context_logits:
         tensors["context_logits"] = _logits(chunk.context_logits).reshape(1, num_prompt_tokens, -1)
     return tensors
 
 
-def perf_tensors(wishes: OutputWishes, chunk: RequestOutput) -> Tensors:
+def perf_tensors(outputs: RequestedOutputs, chunk: RequestOutput) -> Tensors:
     """Times, blocks and drafts until a chunk.
 
     Returns:
@@ -209,12 +209,12 @@ def perf_tensors(wishes: OutputWishes, chunk: RequestOutput) -> Tensors:
         without drafts. Without it the last three on the last chunk of a sequence that had drafts.
     """
     tensors: Tensors = {}
-    if wishes.perf_metrics or (chunk.finish_reason is not None and chunk.num_draft_tokens):
+    if outputs.perf_metrics or (chunk.finish_reason is not None and chunk.num_draft_tokens):
         accepted, drafted = chunk.num_accepted_tokens, chunk.num_draft_tokens
         tensors["total_draft_tokens"] = np.array([[drafted]], dtype=np.int32)
         tensors["total_accepted_draft_tokens"] = np.array([[accepted]], dtype=np.int32)
         tensors["acceptance_rate"] = _float32([accepted / drafted if drafted else 0.0])[None]
-    if wishes.perf_metrics:
+    if outputs.perf_metrics:
         timings = chunk.timings or Timings()
         for name, seconds in (
             ("arrival", timings.arrival_s),

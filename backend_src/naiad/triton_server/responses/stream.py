@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from naiad.errors import NaiadError, error_with_status
+from naiad.frontend.request import GenerateRequest
 from naiad.outputs import RequestOutput
-from naiad.triton_server.requests.request import GenerateRequest
 
 WINDOW = 2
 ERROR_PATIENCE_S = 1.5

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from naiad.outputs import RequestOutput, TokenLogProbs
 from naiad.tokenization import TokenTable
-from naiad.triton_server.requests.request import VLLMRequest
+from naiad.triton_server.requests.source import VLLMRequest
 from naiad.triton_server.responses.stream import JoinedRow, ResponseStream, StreamRow, Tensors
 from naiad.triton_server.responses.text import TextResponses
 
@@ -31,11 +31,11 @@ class VLLMResponses:
         """The response; see `ResponseBuilder`."""
         request = stream.request
         assert isinstance(request, VLLMRequest), "a request of another shape"
-        wishes = request.wishes
-        parts = row.in_order(wishes.num_return_sequences) if isinstance(row, JoinedRow) else [chunk]
+        outputs = request.outputs
+        parts = row.in_order(outputs.num_return_sequences) if isinstance(row, JoinedRow) else [chunk]
         texts = [self._texts.text_of(stream, row, part) for part in parts]
         tensors: Tensors = {"text_output": _strings([request.prompt_text + text for text in texts])}
-        if wishes.finish_reason:
+        if outputs.finish_reason:
             reasons = [part.finish_reason.value if part.finish_reason else _NO_REASON for part in parts]
             tensors["finish_reason"] = _strings(reasons)
             tensors["stop_reason"] = _strings([part.stop_reason for part in parts])
@@ -43,11 +43,11 @@ class VLLMResponses:
             tensors["cumulative_logprob"] = np.array([part.cum_log_prob for part in parts], dtype=np.float32)
         if request.returns_log_probs:
             tensors["logprobs"] = _strings([self._log_probs(request, part) for part in parts])
-        if wishes.num_input_tokens:
+        if outputs.num_input_tokens:
             tensors["num_input_tokens"] = np.array([len(request.rows[0].prompt_token_ids)], dtype=np.uint32)
-        if wishes.num_output_tokens:
+        if outputs.num_output_tokens:
             tensors["num_output_tokens"] = np.array([len(part.token_ids) for part in parts], dtype=np.uint32)
-        if wishes.num_cached_tokens:
+        if outputs.num_cached_tokens:
             tensors["num_cached_tokens"] = np.array([parts[0].num_cached_tokens], dtype=np.int32)
         return tensors
 

@@ -18,11 +18,12 @@ from typing import Protocol
 from naiad.config.probe import PROBE_REQUEST_ID
 from naiad.engine_process import Ack
 from naiad.errors import CancelledError, InternalError, NaiadError, UnavailableError, error_with_status
+from naiad.frontend.limits import ModelLimits
+from naiad.frontend.request import GenerateRequest, StopRequest
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
 from naiad.triton_server.metrics.observations import Observations
-from naiad.triton_server.requests.limits import ModelLimits
-from naiad.triton_server.requests.request import GenerateRequest, RequestSource, StopRequest
+from naiad.triton_server.requests.source import RequestSource
 from naiad.triton_server.responses.stream import (
     BeamRow,
     JoinedRow,
@@ -252,7 +253,7 @@ class LLMService:
             for row in rows:
                 self._streams.update(dict.fromkeys(row.sequence_ids, (stream, row)))
         asked = engine_requests(request, rows)
-        self.observations.begin(asked, request.wishes.num_return_sequences)
+        self.observations.begin(asked, request.outputs.num_return_sequences)
         try:
             self._engine.submit(asked)
         except Exception as error:  # noqa: BLE001 — the border: a request that is registered ends by its stream
@@ -315,10 +316,10 @@ def new_stream_rows(request: GenerateRequest, draw_first_id: Callable[[int], int
         draw_first_id: number of the request's sequences → the id of the first; the others follow.
             Nobody can guess an id: who acknowledges a chunk of it speaks for its client.
     """
-    num_sequences = request.wishes.num_sequences
+    num_sequences = request.outputs.num_sequences
     ids = itertools.count(draw_first_id(len(request.rows) * num_sequences))
-    if request.wishes.beam_width > 1 or request.joins_sequences:
-        row_kind = BeamRow if request.wishes.beam_width > 1 else JoinedRow
+    if request.outputs.beam_width > 1 or request.joins_sequences:
+        row_kind = BeamRow if request.outputs.beam_width > 1 else JoinedRow
         return [
             row_kind(index, next(ids), sibling_ids=tuple(itertools.islice(ids, num_sequences - 1)))
             for index in range(len(request.rows))
@@ -332,7 +333,7 @@ def new_stream_rows(request: GenerateRequest, draw_first_id: Callable[[int], int
 
 def engine_requests(request: GenerateRequest, rows: list[StreamRow]) -> list[EngineRequest]:
     """One for each row of the request, its further sequences as siblings of the first."""
-    num_sequences = request.wishes.num_sequences
+    num_sequences = request.outputs.num_sequences
     ids = [sequence_id for row in rows for sequence_id in row.sequence_ids]
     return [
         EngineRequest(

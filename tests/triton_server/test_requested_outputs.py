@@ -7,9 +7,9 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
-from naiad.triton_server.requests.limits import ModelLimits
+from naiad.frontend.limits import ModelLimits
+from naiad.frontend.request import GenerateRequest
 from naiad.triton_server.requests.llm import read_request
-from naiad.triton_server.requests.request import GenerateRequest
 
 # 256 MiB are 1,024 positions of 65,536 logits.
 LARGE = ModelLimits(max_model_len=4096, vocab_size=65_536, eos_token_ids=(2,), exclude_input_in_output=False)
@@ -34,13 +34,13 @@ def read(source: FakeSource, limits: ModelLimits = LIMITS) -> GenerateRequest:
 def test_the_engine_computes_log_probs_only_when_asked(sent: dict[str, Any], expected: int) -> None:
     request = read(llm_source(**sent))
     assert request.rows[0].params.num_log_probs == expected
-    assert request.wishes.log_probs is bool(sent.get("return_log_probs"))
+    assert request.outputs.log_probs is bool(sent.get("return_log_probs"))
 
 
 def test_wishes_come_as_parameters_too() -> None:
     sent = {"return_log_probs": True, "num_log_probs": 2, "num_return_sequences": 3}
-    wishes = read(llm_source(parameters=sent)).wishes
-    assert (wishes.log_probs, wishes.num_log_probs, wishes.num_return_sequences) == (True, 2, 3)
+    outputs = read(llm_source(parameters=sent)).outputs
+    assert (outputs.log_probs, outputs.num_log_probs, outputs.num_return_sequences) == (True, 2, 3)
 
 
 def test_logits_are_asked_of_the_engine() -> None:

@@ -2,33 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy.typing as npt
 
 from naiad.sequence import BeamParams, KVRetention, SamplingParams, TextContext
-
-Array = npt.NDArray[Any]
-
-
-class RequestSource(Protocol):
-    """What the reader needs of a Triton request."""
-
-    @property
-    def request_id(self) -> str:
-        """The client's id; may be empty."""
-
-    @property
-    def timeout_us(self) -> int:
-        """Triton's `timeout` in µs; 0 = none."""
-
-    def parameters(self) -> Mapping[str, Any]:
-        """The request parameters."""
-
-    def tensors(self) -> Mapping[str, Array]:
-        """The input tensors by name, batch dimension included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +33,7 @@ class GenerateRequest:
     timeout_s: float | None
     streaming: bool
     exclude_input: bool
-    wishes: OutputWishes
+    outputs: RequestedOutputs
     joins_sequences: bool = False
 
 
@@ -69,7 +45,7 @@ class StopRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputWishes:
+class RequestedOutputs:
     """Which outputs are sent.
 
     Attributes:
@@ -99,20 +75,3 @@ class OutputWishes:
     def num_engine_log_probs(self) -> int:
         """What `SamplingParams.num_log_probs` must be: −1 = no log-probabilities at all."""
         return self.num_log_probs if self.log_probs or self.num_log_probs else -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VLLMRequest(GenerateRequest):
-    """What its responses need besides.
-
-    Attributes:
-        prompt_text: stands before an unstreamed text; "" when it is excluded.
-        returns_log_probs: the output `logprobs` is wanted.
-        returns_cum_log_prob: the output `cumulative_logprob` is wanted.
-        num_log_probs: best tokens at each place; None: no log-probabilities were asked for.
-    """
-
-    prompt_text: str
-    returns_log_probs: bool
-    returns_cum_log_prob: bool
-    num_log_probs: int | None

@@ -1,0 +1,1 @@
+"""What all frontends share: the table of fields, the typed request and its checks. No Triton here."""
