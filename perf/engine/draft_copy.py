@@ -19,7 +19,7 @@ import torch
 from perf.common.arguments import at_least
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from naiad.cli.fetch_model import resolve_model
+from naiad.cli.checkpoints.fetch import resolve_model
 
 
 def main() -> int:

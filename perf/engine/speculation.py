@@ -24,7 +24,7 @@ import transformers
 from perf.common.arguments import at_least
 from perf.common.report import plot_path, write_report
 
-from naiad.cli.fetch_model import resolve_model
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
 from naiad.config.engine_config import DEVICES, DRAFTERS
 from naiad.engine import Engine, build_engine

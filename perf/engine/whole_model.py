@@ -31,8 +31,16 @@ from perf.kernels import sizes
 from perf.kernels.ceilings import measure_ceilings
 from perf.kernels.clock import Clock
 
-from naiad.cli.fetch_model import resolve_model
-from naiad.cli.throughput import Prompts, Timing, Work, engine_generate, figures, measure, random_prompts
+from naiad.cli.bench.throughput import (
+    Prompts,
+    Timing,
+    Work,
+    engine_generate,
+    figures,
+    measure,
+    random_prompts,
+)
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig, ModelConfig
 from naiad.engine import Engine, build_engine
 from naiad.errors import InternalError

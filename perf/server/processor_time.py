@@ -31,8 +31,8 @@ from perf.server.load import PROTOCOLS, llm_generate, text_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
-from naiad.cli.fetch_model import resolve_model
-from naiad.cli.throughput import Work
+from naiad.cli.bench.throughput import Work
+from naiad.cli.checkpoints.fetch import resolve_model
 
 REST = "at rest, a second"
 LOAD, OTHERS = "load generator", "others"

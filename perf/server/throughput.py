@@ -21,8 +21,8 @@ from perf.server.load import llm_generate, text_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
-from naiad.cli.fetch_model import resolve_model
-from naiad.cli.throughput import Generate, Prompts, Timing, Work, engine_generate, load_engine, measure
+from naiad.cli.bench.throughput import Generate, Prompts, Timing, Work, engine_generate, load_engine, measure
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
 
 _NUM_CHECKED_TOKENS = 16

@@ -35,10 +35,10 @@ from perf.server.load import PROTOCOLS, llm_generate, text_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
-from naiad.cli.fetch_model import resolve_model
-from naiad.cli.throughput import Prompts, Work, engine_generate, load_engine
+from naiad.cli.bench.throughput import Prompts, Work, engine_generate, load_engine
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
-from naiad.engine_process.child import child_environment
+from naiad.engine_process.clients.engine_child import child_environment
 
 # The part of the engine's tokens per second that each is asked to keep.
 ASKED = {"text": 0.9, "llm": 0.9, "ensemble": 0.8}

@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from naiad.cli import supervisor
-from naiad.cli.stop_signal import StopSignal
+from naiad.cli.serve import supervisor
+from naiad.cli.serve.stop_signal import StopSignal
 from naiad.errors import StartupError
 
 

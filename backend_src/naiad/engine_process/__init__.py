@@ -2,8 +2,9 @@
 
 from naiad.engine_process.ack_router import AckRouter
 from naiad.engine_process.acks import Ack, AckReceiver, AckSender
-from naiad.engine_process.client import ClientTimings, EngineClient
-from naiad.engine_process.door_client import DoorClient
+from naiad.engine_process.clients.attached_client import DoorClient
+from naiad.engine_process.clients.engine_client import ClientTimings, EngineClient
+from naiad.engine_process.clients.stop_notice import StopNotice
 from naiad.engine_process.file_lock import FileLock
 from naiad.engine_process.instance import Instance, claim_instance
 from naiad.engine_process.parent_watch import end_with_parent
@@ -13,7 +14,6 @@ from naiad.engine_process.runtime_dir import (
     runtime_directory,
     runtime_path,
 )
-from naiad.engine_process.stop_notice import StopNotice
 
 __all__ = [
     "Ack",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from naiad.cli.probes import ProbeFailure
+from naiad.cli.serve.probes import ProbeFailure
 
 PERIOD_S = 2.0
 _RETRY_S = 0.5

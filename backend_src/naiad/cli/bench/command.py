@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 
-from naiad.cli.fetch_model import resolve_model
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
 from naiad.config.engine_config import DEVICES, DTYPES
 from naiad.errors import ConfigError, StartupError
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure_batches(config: EngineConfig, args: argparse.Namespace) -> None:
     # torch takes seconds to import; the other commands do without it.
-    from naiad.cli import throughput
+    from naiad.cli.bench import throughput
 
     engine, dtype = throughput.load_engine(config)
     generate = throughput.engine_generate(engine)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from naiad.config import EngineConfig
-from naiad.engine_process.child import EngineChild, default_command
+from naiad.engine_process.clients.engine_child import EngineChild, default_command
 from naiad.engine_process.protocol import (
     Abort,
     Drain,

@@ -35,7 +35,7 @@ from naiad.engine_process.protocol import (
     client_message_decoder,
     encode_frame,
 )
-from naiad.engine_process.queue_gate import QueueGate
+from naiad.engine_process.serving.queue_gate import QueueGate
 from naiad.errors import NaiadError
 from naiad.outputs import EngineStats, error_output
 from naiad.sequence import EngineRequest

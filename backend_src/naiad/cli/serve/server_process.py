@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from naiad.cli.server_guard import ORDER_KILL, ORDER_TERMINATE
-from naiad.cli.server_log import ServerLog
+from naiad.cli.serve.server_guard import ORDER_KILL, ORDER_TERMINATE
+from naiad.cli.serve.server_log import ServerLog
 from naiad.engine_process.runtime_dir import runtime_path
 
 _STUB = "triton_python_backend_stub"
@@ -32,7 +32,7 @@ class ServerProcess:
             runtime_dir: removed by the guard if this process is killed.
             log: takes what the server and its children print.
         """
-        guard = [sys.executable, "-m", "naiad.cli.server_guard", "--remove", str(runtime_dir), "--"]
+        guard = [sys.executable, "-m", "naiad.cli.serve.server_guard", "--remove", str(runtime_dir), "--"]
         self._guard = subprocess.Popen(
             [*guard, *command],
             stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`python -m naiad.cli.convert_gguf FILE DIR`: a GGUF checkpoint as safetensors and tokenizer files.
+"""`python -m naiad.cli.checkpoints.convert_gguf FILE DIR`: GGUF to safetensors and tokenizer files.
 
 A process of its own: torch and the weights leave memory with it.
 """

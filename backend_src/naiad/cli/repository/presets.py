@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from naiad.cli.repository import find_repository
+from naiad.cli.repository.model_entries import find_repository
 
 # Shipped model → its name in the repository.
 PRESETS: Mapping[str, Mapping[str, str]] = {

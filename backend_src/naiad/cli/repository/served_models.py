@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from naiad.cli.repository import ModelEntry
+from naiad.cli.repository.model_entries import ModelEntry
 from naiad.config import EngineConfig
 from naiad.config.engine_config import field_names
 from naiad.errors import ConfigError, StartupError

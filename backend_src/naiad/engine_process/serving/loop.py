@@ -13,7 +13,6 @@ from typing import NoReturn, Protocol
 
 import msgspec
 
-from naiad.engine_process.doors import EXIT_FAILED, Door, DoorEvent, DoorKeeper
 from naiad.engine_process.protocol import (
     Abort,
     AddRequests,
@@ -25,7 +24,8 @@ from naiad.engine_process.protocol import (
     StopServing,
     split_outputs,
 )
-from naiad.engine_process.queue_gate import QueueGate, QueueLimits
+from naiad.engine_process.serving.connections import EXIT_FAILED, Door, DoorEvent, DoorKeeper
+from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
 from naiad.errors import NaiadError, StartupError
 from naiad.outputs import EngineStats, RequestOutput, Timings, error_output
 from naiad.sequence import EngineRequest, FinishReason

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from naiad.cli.model_files import check_checkpoint, check_model_directory
-from naiad.cli.repository import ModelEntry, with_parameters
-from naiad.cli.served_models import ServedModel, served_models
+from naiad.cli.checkpoints.model_files import check_checkpoint, check_model_directory
+from naiad.cli.repository.model_entries import ModelEntry, with_parameters
+from naiad.cli.repository.served_models import ServedModel, served_models
 from naiad.cli.system_checks import check_memory
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError

@@ -6,14 +6,14 @@ import argparse
 import shutil
 from pathlib import Path
 
-from naiad.cli.fetch_model import resolve_model
-from naiad.cli.model_files import check_checkpoint, check_model_directory
-from naiad.cli.presets import ALWAYS_DECOUPLED, PRESETS
-from naiad.cli.repository import find_repository, read_repository
-from naiad.cli.repository_check import check_repository, with_directories
-from naiad.cli.repository_template import NewModel, add_model
-from naiad.cli.serve_options import MODEL_HELP, add_engine_arguments, chosen_parameters
-from naiad.cli.served_models import ServedModel, check_name, served_models
+from naiad.cli.checkpoints.fetch import resolve_model
+from naiad.cli.checkpoints.model_files import check_checkpoint, check_model_directory
+from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
+from naiad.cli.repository.check import check_repository, with_directories
+from naiad.cli.repository.model_entries import find_repository, read_repository
+from naiad.cli.repository.presets import ALWAYS_DECOUPLED, PRESETS
+from naiad.cli.repository.served_models import ServedModel, check_name, served_models
+from naiad.cli.repository.template import NewModel, add_model
 from naiad.cli.system_checks import available_memory_bytes
 from naiad.config import EngineConfig
 from naiad.errors import ConfigError, StartupError

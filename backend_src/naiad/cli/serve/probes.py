@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from naiad.cli.repository import ModelEntry, model_entry
+from naiad.cli.repository.model_entries import ModelEntry, model_entry
 from naiad.config.probe import PROBE_REQUEST_ID
 
 # The server says so when a model's process is gone; other errors come from a live one.

@@ -10,25 +10,25 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from naiad.cli.fetch_model import resolve_model
-from naiad.cli.repository import (
+from naiad.cli.checkpoints.fetch import resolve_model
+from naiad.cli.engine_options import add_arguments, chosen_parameters
+from naiad.cli.repository.check import check_repository, with_directories
+from naiad.cli.repository.model_entries import (
     ModelEntry,
     find_repository,
     read_repository,
     with_parameters,
     write_repository,
 )
-from naiad.cli.repository_check import check_repository, with_directories
-from naiad.cli.serve_options import add_arguments, chosen_parameters
-from naiad.cli.served_models import top_models
-from naiad.cli.server_files import (
+from naiad.cli.repository.served_models import top_models
+from naiad.cli.serve.server_files import (
     ServerFiles,
     bundled_server,
     installed_server,
     package_directory,
     server_environment,
 )
-from naiad.cli.stop_signal import StopSignal
+from naiad.cli.serve.stop_signal import StopSignal
 from naiad.cli.system_checks import (
     MIN_TEMP_BYTES,
     available_memory_bytes,
@@ -86,7 +86,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
         files = _server_files(args.tritonserver, runtime_dir)
         _warn_if_exposed(args, files)
         # After the checks: gRPC takes a while to import.
-        from naiad.cli.supervisor import SERVER_EXIT_TIMEOUT_S, ServerPlan, Supervisor
+        from naiad.cli.serve.supervisor import SERVER_EXIT_TIMEOUT_S, ServerPlan, Supervisor
 
         plan = ServerPlan(
             command=lambda: [

@@ -1,4 +1,4 @@
-"""`python -m naiad.cli.server_guard`: runs a tritonserver that must not outlive `naiad serve`.
+"""`python -m naiad.cli.serve.server_guard`: runs a tritonserver that must not outlive `naiad serve`.
 
 The supervisor holds the other end of this process's stdin and writes orders to it; its end, however
 the supervisor ends, closes it. Whatever happens, the server's whole process group (its stubs and
@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from naiad.cli.shared_memory import last_change_s, mapped_regions, process_group, remove_regions
+from naiad.cli.serve.shared_memory import last_change_s, mapped_regions, process_group, remove_regions
 from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory
 from naiad.errors import StartupError
 
@@ -101,7 +101,7 @@ class Guard:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command after `--`; stdin brings the orders."""
-    parser = argparse.ArgumentParser(prog="naiad.cli.server_guard", description=__doc__)
+    parser = argparse.ArgumentParser(prog="naiad.cli.serve.server_guard", description=__doc__)
     parser.add_argument("--remove", required=True, help="directory to remove if the supervisor is gone")
     parser.add_argument("server", nargs="+", help="program and arguments")
     args = parser.parse_args(argv)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from naiad.cli.probes import Prober
-from naiad.cli.repository import ModelEntry
-from naiad.cli.requests_in_flight import num_active
-from naiad.cli.server_log import ServerLog, find_cause, other_lines
-from naiad.cli.server_process import ServerProcess
-from naiad.cli.stop_signal import StopSignal
-from naiad.cli.watcher import Watcher
+from naiad.cli.repository.model_entries import ModelEntry
+from naiad.cli.serve.probes import Prober
+from naiad.cli.serve.requests_in_flight import num_active
+from naiad.cli.serve.server_log import ServerLog, find_cause, other_lines
+from naiad.cli.serve.server_process import ServerProcess
+from naiad.cli.serve.stop_signal import StopSignal
+from naiad.cli.serve.watcher import Watcher
 from naiad.engine_process import StopNotice
 from naiad.errors import StartupError
 
