@@ -12,10 +12,10 @@ import argparse
 import sys
 from functools import partial
 
-from perf.common.arguments import at_least
 from perf.common.report import print_table, write_results
 from perf.common.transformers_generate import transformers_generate
 
+from naiad.cli.argument_types import at_least
 from naiad.cli.bench.throughput import (
     Generate,
     Prompts,

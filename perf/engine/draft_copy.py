@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 
 import torch
-from perf.common.arguments import at_least
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from naiad.cli.argument_types import at_least
 from naiad.cli.checkpoints.fetch import resolve_model
 
 

@@ -26,7 +26,6 @@ from typing import Any
 
 import psutil
 import torch
-from perf.common.arguments import at_least
 from perf.common.awake import cores_kept_awake
 from perf.common.plots import Panel, save_panels
 from perf.common.report import print_rows, write_report
@@ -35,6 +34,7 @@ from perf.server.load import PROTOCOLS, llm_generate, text_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
+from naiad.cli.argument_types import at_least
 from naiad.cli.bench.throughput import Prompts, Work, engine_generate, load_engine
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig

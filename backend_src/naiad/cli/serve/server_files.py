@@ -12,7 +12,8 @@ from pathlib import Path
 
 from naiad.errors import StartupError
 
-_STUB = "triton_python_backend_stub"
+# The backend's program that runs one Python model.
+STUB_NAME = "triton_python_backend_stub"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def bundled_server(package: Path | None, python: tuple[int, int], backends: Path
             "or name an installed one with --tritonserver PATH"
         )
     root = package / "tritonserver"
-    stub = root / "python_backend_stubs" / f"{python[0]}.{python[1]}" / _STUB
+    stub = root / "python_backend_stubs" / f"{python[0]}.{python[1]}" / STUB_NAME
     backend = root / "backends" / "python"
     for path in (root / "bin" / "tritonserver", stub, backend):
         if not path.exists():
@@ -74,9 +75,9 @@ def bundled_server(package: Path | None, python: tuple[int, int], backends: Path
     links = backends / "python"
     links.mkdir(parents=True)
     for file in backend.iterdir():
-        if file.is_file() and file.name != _STUB:
+        if file.is_file() and file.name != STUB_NAME:
             (links / file.name).symlink_to(file)
-    (links / _STUB).symlink_to(stub)
+    (links / STUB_NAME).symlink_to(stub)
     return ServerFiles(root / "bin" / "tritonserver", backends, is_bundled=True)
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import psutil
 
+from naiad.cli.serve.server_files import STUB_NAME
 from naiad.cli.serve.server_guard import ORDER_KILL, ORDER_TERMINATE
 from naiad.cli.serve.server_log import ServerLog
 from naiad.engine_process.runtime_dir import runtime_path
-
-_STUB = "triton_python_backend_stub"
 
 
 class ServerProcess:
@@ -73,7 +72,7 @@ class ServerProcess:
             for process in psutil.Process(self._guard.pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     words = process.cmdline()
-                    count += bool(words) and Path(words[0]).name == _STUB
+                    count += bool(words) and Path(words[0]).name == STUB_NAME
         return count
 
     def runtime_directories(self) -> list[Path]:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from naiad.cli.console import say
 from naiad.cli.repository.model_entries import ModelEntry
+from naiad.cli.serve.drain import end_requests
 from naiad.cli.serve.probes import Prober
-from naiad.cli.serve.requests_in_flight import num_active
 from naiad.cli.serve.server_log import ServerLog, find_cause, other_lines
 from naiad.cli.serve.server_process import ServerProcess
 from naiad.cli.serve.stop_signal import StopSignal
 from naiad.cli.serve.watcher import Watcher
-from naiad.engine_process import StopNotice
 from naiad.errors import StartupError
 
 PROBE_TIMEOUT_S = 3.0
@@ -27,12 +27,6 @@ _POLL_S = 0.2
 _HTTP_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 10.0
 _STOP_MARGIN_S = 2.0
-# From the engine's deadline until its errors must have been sent: a step may be long.
-_END_MARGIN_S = 5.0
-# Between the steps of an ensemble a request is not counted for a moment; the gauge is updated often.
-# Looks are counted, not seconds: while this process was stopped, nobody looked.
-_NUM_IDLE_LOOKS = 8
-_LOOK_S = 0.05
 _BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _STABLE_S = 60.0
 
@@ -89,19 +83,19 @@ class Supervisor:
                 num_failures += 1
                 if is_first or num_failures >= len(_BACK_OFF_S):
                     raise
-                _say(f"the server did not start again: {error}")
+                say(f"the server did not start again: {error}")
                 continue
             if server is None:
                 return 0
             if is_first:
                 self._on_ready()
             else:
-                _say("the server serves again")
+                say("the server serves again")
             is_first = False
             reason = self._watch(server)
             if reason is None:
                 return self._drain(server)
-            _say(f"restarting the server: {reason}")
+            say(f"restarting the server: {reason}")
             server.kill(_KILL_TIMEOUT_S)
             num_failures = num_failures + 1 if time.monotonic() - start_s < _STABLE_S else 0
         return 0
@@ -154,36 +148,16 @@ class Supervisor:
         The requests go first: a stopping server refuses the detokenizer's step, so the
         ensemble's requests would hang until its exit timeout (seen on 2.51).
         """
-        have_ended = self._end_requests(server)
+        have_ended = end_requests(server, self._plan.metrics_address, self._plan.exit_timeout_s)
         server.terminate()
         deadline_s = time.monotonic() + SERVER_EXIT_TIMEOUT_S + _STOP_MARGIN_S
         while server.poll() is None:
             if time.monotonic() > deadline_s:
-                _say("the server does not stop by itself: killing it")
+                say("the server does not stop by itself: killing it")
                 server.kill(_KILL_TIMEOUT_S)
                 return 0 if have_ended else 1
             time.sleep(0.05)
         return 0
-
-    def _end_requests(self, server: ServerProcess) -> bool:
-        """Let the engine refuse and end requests; whether none has been active for a moment."""
-        timeout_s = self._plan.exit_timeout_s
-        _say(f"stopping: new requests are refused, running ones have {timeout_s} s to finish")
-        notice = StopNotice(server.runtime_directories(), timeout_s)
-        deadline_s = time.monotonic() + timeout_s + _END_MARGIN_S
-        num_idle_looks = 0
-        try:
-            while server.poll() is None and num_idle_looks < _NUM_IDLE_LOOKS:
-                notice.tell()
-                look_s = time.monotonic()
-                num_idle_looks = num_idle_looks + 1 if num_active(self._plan.metrics_address) == 0 else 0
-                if not num_idle_looks and look_s > deadline_s:
-                    _say("some requests do not end: they are cut off")
-                    return False
-                time.sleep(_LOOK_S)
-            return True
-        finally:
-            notice.close()
 
     def _is_ready(self, prober: Prober) -> bool:
         try:
@@ -212,7 +186,3 @@ def _start_failure(code: int, program: str, lines: Sequence[str]) -> StartupErro
 
 def _show(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _say(message: str) -> None:
-    print(f"naiad: {message}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from naiad.cli.serve.requests_in_flight import count_active, num_active
+from naiad.cli.serve.drain import count_active, num_active
 
 METRICS = """# TYPE nv_trt_llm_request_metrics gauge
 nv_trt_llm_request_metrics{model="llm",request_type="active",version="1"} 3
