@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -12,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from naiad.engine_process import FileLock
 
 MANIFEST = "naiad-manifest.json"
 _FORMAT = 1
@@ -59,14 +60,15 @@ def fill_directory(directory: Path, make: Callable[[Path], None]) -> None:
 
 @contextmanager
 def exclusive_lock(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock beside `directory`; the kernel gives it back if this process dies."""
-    with (directory.parent / f".{directory.name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"another process fetches {directory}: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+    """Hold the lock of `directory`, a file beside it; the kernel gives it back if this process dies."""
+    lock = FileLock(directory.parent / f".{directory.name}.lock")
+    if not lock.try_take():
+        say(f"another process fetches {directory}: waiting for it")
+        lock.take()
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _seal(directory: Path) -> None:

@@ -6,30 +6,24 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from naiad.config.engine_config import EngineConfig, field_names
+from naiad.engine_process.clients.engine_connection import EngineConnection
 from naiad.engine_process.protocol import (
     EngineMessage,
-    FrameBuffer,
     Ready,
     StartFailed,
     StepDone,
     StopRequests,
-    engine_message_decoder,
 )
-from naiad.engine_process.runtime_dir import check_socket_path
+from naiad.engine_process.unix_socket import check_socket_path
 from naiad.errors import StartupError
 
-_READ_BYTES = 1 << 18
-_SEND_TIMEOUT_S = 5.0
 _CONNECT_RETRY_S = 0.01
 _START_POLL_S = 0.2
 _EXIT_WAIT_S = 5.0
@@ -76,8 +70,7 @@ class EngineChild:
         """
         check_socket_path(socket_path)
         self._socket_path = socket_path
-        self._connection: socket.socket | None = None
-        self._frames = FrameBuffer()
+        self._connection: EngineConnection | None = None
         self._early: list[StepDone | StopRequests] = []
         socket_path.unlink(missing_ok=True)
         arguments = [*command, "--socket", str(socket_path), "--parent-pid", str(os.getpid())]
@@ -138,9 +131,8 @@ class EngineChild:
         """Send, or kill the process when it does not read; its loss is then seen by `receive`."""
         assert self._connection is not None
         try:
-            self._connection.sendall(frame, socket.MSG_NOSIGNAL)
+            self._connection.send(frame)
         except OSError:
-            # Part of a frame may be out: this connection can not be used any more.
             self.kill()
 
     def terminate(self) -> None:
@@ -184,15 +176,7 @@ class EngineChild:
         assert self._connection is not None
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
-        if not poll.poll(timeout_s * 1000):
-            return []
-        data = self._connection.recv(_READ_BYTES)
-        if not data:
-            raise ConnectionError("the engine process closed its socket")
-        try:
-            return [engine_message_decoder.decode(body) for body in self._frames.feed(data)]
-        except (ValueError, msgspec.DecodeError) as error:
-            raise ConnectionError(f"the engine process does not keep to the protocol: {error}") from error
+        return self._connection.receive() if poll.poll(timeout_s * 1000) else []
 
     def _describe_exit(self) -> str:
         code = self._process.poll()
@@ -203,14 +187,10 @@ class EngineChild:
         return f"exit code {code}"
 
 
-def _try_connect(path: Path) -> socket.socket | None:
+def _try_connect(path: Path) -> EngineConnection | None:
     """A connection, or None after a moment when nobody listens yet."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.connect(str(path))
-    except (FileNotFoundError, ConnectionRefusedError):
-        connection.close()
+        return EngineConnection(path)
+    except (FileNotFoundError, ConnectionRefusedError, TimeoutError):
         time.sleep(_CONNECT_RETRY_S)
         return None
-    connection.settimeout(_SEND_TIMEOUT_S)
-    return connection

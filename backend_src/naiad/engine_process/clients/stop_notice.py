@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from naiad.engine_process.instance import engine_sockets
 from naiad.engine_process.protocol import StopServing, encode_frame
-from naiad.engine_process.runtime_dir import engine_sockets
+from naiad.engine_process.unix_socket import connect
 
 _SEND_TIMEOUT_S = 1.0
 _READ_BYTES = 1 << 16
@@ -46,14 +47,15 @@ class StopNotice:
         self._told.clear()
 
     def _tell(self, path: Path) -> None:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(_SEND_TIMEOUT_S)
         rest_s = max(0.0, self._deadline_s - time.monotonic())
         try:
-            connection.connect(str(path))
-            connection.sendall(encode_frame(StopServing(rest_s)), socket.MSG_NOSIGNAL)
+            connection = connect(path, _SEND_TIMEOUT_S)
         except OSError:
             # Nobody listens yet, or any more: nothing runs there.
+            return
+        try:
+            connection.sendall(encode_frame(StopServing(rest_s)), socket.MSG_NOSIGNAL)
+        except OSError:
             connection.close()
             return
         connection.setblocking(False)

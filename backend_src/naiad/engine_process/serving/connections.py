@@ -1,7 +1,7 @@
-"""The engine process's socket: connections ("doors"), their messages, and the watch over the parent.
+"""The engine process's socket: its connections, their messages, and the watch over the parent.
 
 One I/O thread accepts, reads and finishes writes; the engine's thread takes from `Inbox` and
-writes through `Door.send`, which never blocks. The I/O thread also ends the process when its
+writes through `Connections.send`, which never blocks. The I/O thread also ends the process when its
 parent or its owner is gone, even while the engine's thread is inside a long computation.
 """
 
@@ -36,6 +36,7 @@ from naiad.engine_process.protocol import (
     encode_frame,
 )
 from naiad.engine_process.serving.queue_gate import QueueGate
+from naiad.engine_process.unix_socket import listen
 from naiad.errors import NaiadError
 from naiad.outputs import EngineStats, error_output
 from naiad.sequence import EngineRequest
@@ -52,20 +53,20 @@ _PEER_CREDENTIALS = struct.Struct("3i")
 logger = logging.getLogger(__name__)
 
 
-class DoorEvent(enum.Enum):
-    """What happens to a door besides messages."""
+class ConnectionEvent(enum.Enum):
+    """What happens to a connection, apart from its messages."""
 
     OPENED = "opened"
     CLOSED = "closed"
 
 
-class Door:
-    """One connection. Compared and hashed by identity."""
+class Connection:
+    """One client of the engine. Compared and hashed by identity."""
 
-    def __init__(self, connection: socket.socket, is_owner: bool) -> None:
-        """Take over a connected socket; the owner's end ends the process."""
-        connection.setblocking(False)
-        self.connection = connection
+    def __init__(self, accepted: socket.socket, is_owner: bool) -> None:
+        """Take over a connected socket; when the owner closes its end, the process exits."""
+        accepted.setblocking(False)
+        self.socket = accepted
         self.frames = FrameBuffer()
         self.is_owner = is_owner
         self.last_stats: EngineStats | None = None
@@ -73,41 +74,41 @@ class Door:
         self._lock = threading.Lock()
 
     def push(self, frame: bytes = b"") -> bool:
-        """Write what the socket takes of what waits and `frame`; True when nothing is left."""
+        """Append `frame` and write as much as the socket takes; True when nothing is left."""
         with self._lock:
             self._unsent += frame
             try:
                 if self._unsent:
-                    del self._unsent[: self.connection.send(self._unsent, socket.MSG_NOSIGNAL)]
+                    del self._unsent[: self.socket.send(self._unsent, socket.MSG_NOSIGNAL)]
             except BlockingIOError:
                 return False
             except OSError:
-                # The peer is gone: the I/O thread reads its end and says so.
+                # The client is gone: the I/O thread reads the end of its stream and reports it.
                 self._unsent.clear()
             return not self._unsent
 
     def drop(self) -> None:
-        """End the connection; the I/O thread then reads its end and reports CLOSED."""
+        """Shut the socket down; the I/O thread then reads its end and reports CLOSED."""
         with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
+            self.socket.shutdown(socket.SHUT_RDWR)
 
 
 class Inbox:
-    """What the doors brought, handed from the I/O thread to the engine's."""
+    """Messages and events that the I/O thread hands to the engine's thread."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self._items: list[tuple[Door, ClientMessage | DoorEvent]] = []
+        self._items: list[tuple[Connection, ClientMessage | ConnectionEvent]] = []
         self._arrived = threading.Condition()
 
-    def put(self, door: Door, item: ClientMessage | DoorEvent) -> None:
+    def put(self, connection: Connection, item: ClientMessage | ConnectionEvent) -> None:
         """Add and wake the engine's thread."""
         with self._arrived:
-            self._items.append((door, item))
+            self._items.append((connection, item))
             self._arrived.notify()
 
-    def take(self, timeout_s: float | None) -> list[tuple[Door, ClientMessage | DoorEvent]]:
-        """All there is, in order; when empty, wait up to `timeout_s` (None: until something comes)."""
+    def take(self, timeout_s: float | None) -> list[tuple[Connection, ClientMessage | ConnectionEvent]]:
+        """All items in order of arrival; if there are none, wait up to `timeout_s` (None: for ever)."""
         with self._arrived:
             if not self._items and timeout_s != 0:
                 self._arrived.wait_for(lambda: bool(self._items), timeout_s)
@@ -115,8 +116,8 @@ class Inbox:
             return items
 
 
-class DoorKeeper:
-    """Owns the listening socket and all doors."""
+class Connections:
+    """Owns the listening socket and all connections."""
 
     def __init__(self, socket_path: Path, parent_pid: int, gate: QueueGate) -> None:
         """Create the socket, for this user alone, and start to accept.
@@ -125,7 +126,7 @@ class DoorKeeper:
             socket_path: must not exist; its directory should be private (mode 0700).
             parent_pid: the process ends when this is no longer its parent. The first connection
                 from that process is the owner's.
-            gate: every request passes it before it is in the inbox.
+            gate: admits or refuses every request before it reaches the inbox.
 
         Raises:
             OSError: the socket can not be created there.
@@ -135,16 +136,9 @@ class DoorKeeper:
         self._parent_pid = parent_pid
         self.gate = gate
         self._has_owner = False
-        self._doors: set[Door] = set()
-        self._unfinished: set[Door] = set()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        mask = os.umask(0o177)
-        try:
-            self._listener.bind(str(socket_path))
-        finally:
-            os.umask(mask)
-        self._listener.setblocking(False)
-        self._listener.listen(16)
+        self._open: set[Connection] = set()
+        self._unfinished: set[Connection] = set()
+        self._listener = listen(socket_path)
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -156,17 +150,17 @@ class DoorKeeper:
         signal.signal(signal.SIGTERM, lambda _number, _frame: None)
         threading.Thread(target=self._run, name="engine-io", daemon=True).start()
 
-    def send(self, door: Door, message: EngineMessage) -> None:
+    def send(self, connection: Connection, message: EngineMessage) -> None:
         """Write now what the socket takes, leave the rest to the I/O thread. Never blocks."""
-        if not door.push(encode_frame(message)):
-            self._unfinished.add(door)
+        if not connection.push(encode_frame(message)):
+            self._unfinished.add(connection)
             with contextlib.suppress(BlockingIOError):
                 self._wake_write.send(_WAKE)
 
     def flush(self, timeout_s: float) -> None:
         """Wait until everything is written, at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and not all(door.push() for door in list(self._doors)):
+        while time.monotonic() < deadline and not all(each.push() for each in list(self._open)):
             time.sleep(0.005)
 
     def leave(self, exit_code: int) -> NoReturn:
@@ -188,49 +182,52 @@ class DoorKeeper:
                     else:
                         self._serve(key.data, events)
         finally:
-            # Only an exception leads here; a process without this thread would be deaf.
+            # Only an exception leads here; without this thread nobody would read the messages.
             traceback.print_exc()
             self.leave(EXIT_FAILED)
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            accepted, _ = self._listener.accept()
         except OSError:
             logger.warning("a connection could not be accepted", exc_info=True)
             # Out of descriptors, probably, and the listener stays readable: do not spin.
             time.sleep(_ACCEPT_RETRY_S)
             return
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+        raw = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
         pid, uid, _gid = _PEER_CREDENTIALS.unpack(raw)
         if uid != os.geteuid():
             logger.warning("refused a connection from another user (uid %d)", uid)
-            connection.close()
+            accepted.close()
             return
-        door = Door(connection, is_owner=not self._has_owner and pid == self._parent_pid)
-        self._has_owner |= door.is_owner
-        self._doors.add(door)
-        self._selector.register(connection, selectors.EVENT_READ, door)
-        self.inbox.put(door, DoorEvent.OPENED)
+        connection = Connection(accepted, is_owner=not self._has_owner and pid == self._parent_pid)
+        self._has_owner |= connection.is_owner
+        self._open.add(connection)
+        self._selector.register(accepted, selectors.EVENT_READ, connection)
+        self.inbox.put(connection, ConnectionEvent.OPENED)
 
     def _woken(self) -> None:
         if signal.SIGTERM in self._wake_read.recv(4096):
             self.leave(EXIT_TERMINATED)
         while self._unfinished:
-            door = self._unfinished.pop()
-            if door in self._doors:
-                self._selector.modify(door.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, door)
+            connection = self._unfinished.pop()
+            if connection in self._open:
+                self._watch(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
-    def _serve(self, door: Door, events: int) -> None:
-        if events & selectors.EVENT_WRITE and door.push():
-            self._selector.modify(door.connection, selectors.EVENT_READ, door)
+    def _watch(self, connection: Connection, events: int) -> None:
+        self._selector.modify(connection.socket, events, connection)
+
+    def _serve(self, connection: Connection, events: int) -> None:
+        if events & selectors.EVENT_WRITE and connection.push():
+            self._watch(connection, selectors.EVENT_READ)
         if events & selectors.EVENT_READ:
-            self._read(door)
+            self._read(connection)
 
-    def _read(self, door: Door) -> None:
+    def _read(self, connection: Connection) -> None:
         try:
-            data = door.connection.recv(_READ_BYTES)
-            for body in door.frames.feed(data):
-                self._take(door, client_message_decoder.decode(body))
+            data = connection.socket.recv(_READ_BYTES)
+            for body in connection.frames.feed(data):
+                self._take(connection, client_message_decoder.decode(body))
         except BlockingIOError:
             return
         except OSError:
@@ -239,41 +236,41 @@ class DoorKeeper:
             logger.error("dropped a connection that does not keep to the protocol: %s", error)
             data = b""
         if not data:
-            self._close(door)
+            self._close(connection)
 
-    def _take(self, door: Door, message: ClientMessage) -> None:
+    def _take(self, connection: Connection, message: ClientMessage) -> None:
         match message:
             case AddRequests(requests):
                 try:
                     self.gate.enter(requests)
                 except NaiadError as error:
-                    self._refuse(door, requests, error)
+                    self._refuse(connection, requests, error)
                     return
             case StopRequests():
-                # Only doors know their clients' ids; the engine is not asked.
-                for other in self._doors - {door}:
+                # Only the frontends know their clients' request ids; the engine does not.
+                for other in self._open - {connection}:
                     self.send(other, message)
                 return
-            case Drain() if not door.is_owner:
+            case Drain() if not connection.is_owner:
                 # Only the owner may end the process.
                 return
             case Drain() | StopServing():
                 self.gate.close("the server is shutting down")
-        self.inbox.put(door, message)
+        self.inbox.put(connection, message)
 
-    def _refuse(self, door: Door, requests: list[EngineRequest], error: NaiadError) -> None:
+    def _refuse(self, connection: Connection, requests: list[EngineRequest], error: NaiadError) -> None:
         refusals = [
             error_output(sequence_id, error.status, str(error))
             for request in requests
             for sequence_id in request.sequence_ids
         ]
-        self.send(door, StepDone(refusals, None))
+        self.send(connection, StepDone(refusals, None))
 
-    def _close(self, door: Door) -> None:
-        if door.is_owner:
+    def _close(self, connection: Connection) -> None:
+        if connection.is_owner:
             self.leave(0)
-        self._selector.unregister(door.connection)
-        self._doors.discard(door)
-        door.drop()
-        door.connection.close()
-        self.inbox.put(door, DoorEvent.CLOSED)
+        self._selector.unregister(connection.socket)
+        self._open.discard(connection)
+        connection.drop()
+        connection.socket.close()
+        self.inbox.put(connection, ConnectionEvent.CLOSED)

@@ -1,4 +1,4 @@
-"""The engine process's main thread: inbox → step → one message a step to each door."""
+"""The engine process's main thread: take messages, compute a step, send each client its outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from naiad.engine_process.protocol import (
     StopServing,
     split_outputs,
 )
-from naiad.engine_process.serving.connections import EXIT_FAILED, Door, DoorEvent, DoorKeeper
+from naiad.engine_process.serving.connections import EXIT_FAILED, Connection, ConnectionEvent, Connections
 from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
 from naiad.errors import NaiadError, StartupError
 from naiad.outputs import EngineStats, RequestOutput, Timings, error_output
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServedModel(Protocol):
-    """What a door needs to know of the checkpoint."""
+    """What clients need to know of the checkpoint."""
 
     @property
     def vocab_size(self) -> int:
@@ -85,20 +85,20 @@ class ServedEngine(Protocol):
 
 
 class EngineLoop:
-    """Serves the doors' sequences.
+    """Serves the sequences of all connections.
 
-    Each door numbers its sequences itself; inside they carry numbers of the loop's own.
+    Each client chooses the ids of its sequences; inside the engine they have ids chosen by the loop.
     Every accepted sequence ends with exactly one output that has a finish reason.
     """
 
-    def __init__(self, engine: ServedEngine, keeper: DoorKeeper) -> None:
-        """Serve the doors of `keeper` from `engine`."""
+    def __init__(self, engine: ServedEngine, connections: Connections) -> None:
+        """Serve `connections` from `engine`."""
         self._engine = engine
-        self._keeper = keeper
-        self._sequences: dict[int, tuple[Door, int]] = {}
-        self._engine_ids: dict[tuple[Door, int], int] = {}
+        self._connections = connections
+        self._sequences: dict[int, tuple[Connection, int]] = {}
+        self._engine_ids: dict[tuple[Connection, int], int] = {}
         self._next_engine_id = 1
-        self._outbox: dict[Door, list[RequestOutput]] = {}
+        self._outbox: dict[Connection, list[RequestOutput]] = {}
         self._is_draining = False
         self._stop_timeout_s = 0.0
         self._stop_deadline_s = math.inf
@@ -106,66 +106,67 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until drained."""
         while self._sequences or not self._is_draining:
-            for door, item in self._keeper.inbox.take(0 if self._engine.has_work else None):
-                self._handle(door, item)
+            for connection, item in self._connections.inbox.take(0 if self._engine.has_work else None):
+                self._handle(connection, item)
             if time.monotonic() >= self._stop_deadline_s:
                 self._end_unfinished()
             if self._engine.has_work:
                 for output in self._engine.step():
                     self._route(output)
-                self._keeper.gate.arrived([], self._engine.num_waiting_tokens)
+                self._connections.gate.arrived([], self._engine.num_waiting_tokens)
             self._publish(self._engine.stats())
 
     def fail_all(self) -> None:
         """Answer every live sequence with an error, without asking the engine for anything."""
-        for door, sequence_id in list(self._engine_ids):
-            self._outbox[door].append(error_output(sequence_id, "INTERNAL", "the engine failed", Timings()))
-        for door, outputs in self._outbox.items():
+        for connection, sequence_id in list(self._engine_ids):
+            failed = error_output(sequence_id, "INTERNAL", "the engine failed", Timings())
+            self._outbox[connection].append(failed)
+        for connection, outputs in self._outbox.items():
             if outputs:
-                self._keeper.send(door, StepDone(outputs, door.last_stats or EngineStats()))
+                self._connections.send(connection, StepDone(outputs, connection.last_stats or EngineStats()))
 
-    def _handle(self, door: Door, item: ClientMessage | DoorEvent) -> None:
+    def _handle(self, connection: Connection, item: ClientMessage | ConnectionEvent) -> None:
         match item:
-            case DoorEvent.OPENED:
-                self._open(door)
-            case DoorEvent.CLOSED:
-                self._close(door)
+            case ConnectionEvent.OPENED:
+                self._open(connection)
+            case ConnectionEvent.CLOSED:
+                self._close(connection)
             case AddRequests(requests):
                 for request in requests:
-                    self._add(door, request)
-                self._keeper.gate.arrived(requests, self._engine.num_waiting_tokens)
+                    self._add(connection, request)
+                self._connections.gate.arrived(requests, self._engine.num_waiting_tokens)
             case Abort(sequence_ids):
                 for sequence_id in sequence_ids:
-                    self._abort(door, sequence_id)
+                    self._abort(connection, sequence_id)
             case Drain():
                 self._is_draining = True
             case StopServing(timeout_s):
                 self._stop_serving(timeout_s)
 
-    def _open(self, door: Door) -> None:
-        self._outbox[door] = []
-        door.last_stats = self._engine.stats()
+    def _open(self, connection: Connection) -> None:
+        self._outbox[connection] = []
+        connection.last_stats = self._engine.stats()
         ready = Ready(
             max_model_len=self._engine.max_model_len,
             vocab_size=self._engine.model_config.vocab_size,
             eos_token_ids=list(self._engine.model_config.eos_token_ids),
-            max_num_seqs=door.last_stats.max_num_seqs,
-            stats=door.last_stats,
+            max_num_seqs=connection.last_stats.max_num_seqs,
+            stats=connection.last_stats,
         )
-        self._keeper.send(door, ready)
+        self._connections.send(connection, ready)
 
-    def _close(self, door: Door) -> None:
+    def _close(self, connection: Connection) -> None:
         for owner, sequence_id in list(self._engine_ids):
-            if owner is door:
-                self._engine.abort(self._forget(door, sequence_id))
-        self._outbox.pop(door, None)
+            if owner is connection:
+                self._engine.abort(self._forget(connection, sequence_id))
+        self._outbox.pop(connection, None)
 
-    def _add(self, door: Door, request: EngineRequest) -> None:
-        keys = [(door, sequence_id) for sequence_id in request.sequence_ids]
+    def _add(self, connection: Connection, request: EngineRequest) -> None:
+        keys = [(connection, sequence_id) for sequence_id in request.sequence_ids]
         if not self._engine_ids.keys().isdisjoint(keys):
             logger.error("dropped a connection that used a live sequence id again")
-            self._keeper.gate.leave(len(keys))
-            door.drop()
+            self._connections.gate.leave(len(keys))
+            connection.drop()
             return
         first_id = self._next_engine_id
         self._next_engine_id += len(keys)
@@ -181,15 +182,15 @@ class EngineLoop:
             self._engine_ids[key] = engine_id
             self._sequences[engine_id] = key
 
-    def _refuse(self, keys: Sequence[tuple[Door, int]], error: NaiadError) -> None:
-        for door, sequence_id in keys:
-            self._outbox[door].append(error_output(sequence_id, error.status, str(error)))
-        self._keeper.gate.leave(len(keys))
+    def _refuse(self, keys: Sequence[tuple[Connection, int]], error: NaiadError) -> None:
+        for connection, sequence_id in keys:
+            self._outbox[connection].append(error_output(sequence_id, error.status, str(error)))
+        self._connections.gate.leave(len(keys))
 
-    def _abort(self, door: Door, sequence_id: int) -> None:
-        engine_id = self._engine_ids.get((door, sequence_id))
+    def _abort(self, connection: Connection, sequence_id: int) -> None:
+        engine_id = self._engine_ids.get((connection, sequence_id))
         if engine_id is not None:
-            # Answered here, so that it is answered also when no step follows.
+            # Answered here because there may be no further step.
             cancelled = RequestOutput(engine_id, [], finish_reason=FinishReason.CANCELLED, timings=Timings())
             self._route(self._engine.abort(engine_id) or cancelled)
 
@@ -211,26 +212,26 @@ class EngineLoop:
     def _route(self, output: RequestOutput) -> None:
         key = self._sequences.get(output.sequence_id)
         if key is None:
-            return  # aborted: answered then, or its door is closed
-        door, output.sequence_id = key
-        self._outbox[door].append(output)
+            return  # aborted and answered then, or its connection is closed
+        connection, output.sequence_id = key
+        self._outbox[connection].append(output)
         if output.finish_reason is not None:
             self._forget(*key)
 
-    def _forget(self, door: Door, sequence_id: int) -> int:
-        engine_id = self._engine_ids.pop((door, sequence_id))
+    def _forget(self, connection: Connection, sequence_id: int) -> int:
+        engine_id = self._engine_ids.pop((connection, sequence_id))
         del self._sequences[engine_id]
-        self._keeper.gate.leave()
+        self._connections.gate.leave()
         return engine_id
 
     def _publish(self, stats: EngineStats) -> None:
-        for door, outputs in self._outbox.items():
-            # The numbers alone are for the owner, who shows them; others would be woken for nothing.
-            if outputs or (door.is_owner and stats != door.last_stats):
+        for connection, outputs in self._outbox.items():
+            # Without outputs only the owner needs the stats, for its metrics.
+            if outputs or (connection.is_owner and stats != connection.last_stats):
                 for part in split_outputs(outputs):
-                    self._keeper.send(door, StepDone(part, stats))
-                door.last_stats = stats
-                self._outbox[door] = []
+                    self._connections.send(connection, StepDone(part, stats))
+                connection.last_stats = stats
+                self._outbox[connection] = []
 
 
 def serve(
@@ -243,27 +244,27 @@ def serve(
 
     Args:
         engine_factory: builds and warms up the engine; takes as long as it takes.
-        socket_path: as in `DoorKeeper`.
-        parent_pid: as in `DoorKeeper`.
+        socket_path: as in `Connections`.
+        parent_pid: as in `Connections`.
         limits: how much may wait.
     """
-    # Ctrl-C reaches the terminal's whole group; whoever drains the server ends us then.
+    # Ctrl-C reaches the terminal's whole process group; the process that drains the server ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    keeper = DoorKeeper(socket_path, parent_pid, QueueGate(limits))
+    connections = Connections(socket_path, parent_pid, QueueGate(limits))
     try:
         engine = engine_factory()
     except StartupError as error:
         logger.error("the engine can not start: %s", error)
-        _refuse_start(keeper, str(error))
+        _refuse_start(connections, str(error))
     except Exception as error:
         logger.exception("the engine can not start")
-        _refuse_start(keeper, f"internal error while starting: {type(error).__name__}")
-    # What was made until now stays: no collection needs to look at it again.
+        _refuse_start(connections, f"internal error while starting: {type(error).__name__}")
+    # Everything allocated until now lives as long as the process: the collector need not look at it.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
-    loop = EngineLoop(engine, keeper)
+    loop = EngineLoop(engine, connections)
     exit_code = 0
     try:
         loop.run()
@@ -271,18 +272,18 @@ def serve(
         logger.exception("the engine loop failed")
         loop.fail_all()
         exit_code = EXIT_FAILED
-    keeper.flush(_FLUSH_S)
-    keeper.leave(exit_code)
+    connections.flush(_FLUSH_S)
+    connections.leave(exit_code)
 
 
-def _refuse_start(keeper: DoorKeeper, message: str) -> NoReturn:
-    """Tell every door that is there, waiting a while for the owner's, and exit."""
+def _refuse_start(connections: Connections, message: str) -> NoReturn:
+    """Report the failure to every client, waiting a while for the owner to connect, and exit."""
     deadline = time.monotonic() + _FIRST_CONNECTION_S
-    has_told = False
-    while not has_told and time.monotonic() < deadline:
-        for door, item in keeper.inbox.take(deadline - time.monotonic()):
-            if item is DoorEvent.OPENED:
-                keeper.send(door, StartFailed(message))
-                has_told |= door.is_owner
-    keeper.flush(_FLUSH_S)
-    keeper.leave(EXIT_START_FAILED)
+    is_reported = False
+    while not is_reported and time.monotonic() < deadline:
+        for connection, item in connections.inbox.take(deadline - time.monotonic()):
+            if item is ConnectionEvent.OPENED:
+                connections.send(connection, StartFailed(message))
+                is_reported |= connection.is_owner
+    connections.flush(_FLUSH_S)
+    connections.leave(EXIT_START_FAILED)

@@ -11,7 +11,7 @@ import pytest
 from helpers.engine_harness import Recorder, fake_command, make_request, wait_until
 from helpers.fake_engine_child import HELD_ID, REFUSED_ID, SLOW_ID, let_go
 from naiad.config import EngineConfig
-from naiad.engine_process import DoorClient, EngineClient
+from naiad.engine_process import AttachedClient, EngineClient
 from naiad.errors import InternalError, UnavailableError
 from naiad.sequence import FinishReason
 
@@ -25,7 +25,7 @@ class Visitor:
         self.recorder = Recorder()
         self.lost: list[list[int]] = []
         self.stopped: list[str] = []
-        self.client = DoorClient(
+        self.client = AttachedClient(
             directory, "llm", self.recorder.on_outputs, self.lost.append, self.stopped.append
         )
         self.client.start()
