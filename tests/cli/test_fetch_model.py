@@ -42,13 +42,13 @@ def test_a_whole_model_is_not_fetched_again(tmp_path: Path) -> None:
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="disk is full"):
         fetch.fetch_default_model(tmp_path / "model", fail_half_way)
-    assert [path.name for path in tmp_path.iterdir()] == [".model.lock"]
+    assert [path.name for path in tmp_path.iterdir()] == []
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".model-abc.partial" / "content").mkdir(parents=True)
     fetch.fetch_default_model(tmp_path / "model", make)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".model.lock", "model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "manifest", "no manifest"])

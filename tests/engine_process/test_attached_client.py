@@ -1,4 +1,4 @@
-"""A further door to engines that somebody else owns: found, lost and found again."""
+"""Clients of an engine that another process owns: it is found, lost and found again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ StartOwner = Callable[[str], EngineClient]
 
 
 class Visitor:
-    """A door client and what it was told."""
+    """An attached client and what it reported."""
 
     def __init__(self, directory: Path) -> None:
         self.recorder = Recorder()
@@ -39,9 +39,9 @@ Visit = Callable[[], Visitor]
 
 @pytest.fixture
 def visit(socket_dir: Path) -> Iterator[Visit]:
-    """Opens a door.
+    """Makes an attached client.
 
-    An engine takes its parent's first door for the owner's, and here all doors are one process's. So
+    An engine takes the first connection from its parent for its owner's, and here one process makes all. So
     where it matters the owner comes first.
     """
     visitors: list[Visitor] = []
@@ -102,7 +102,7 @@ def test_the_engine_of_another_model_is_not_taken(visit: Visit, start_owner: Sta
     start_owner("llm.1.engine")
     visitor = visit()
     visitor.wait_until_served()
-    assert [path.name for path in visitor.client._connections] == ["llm.1.engine"]
+    assert [path.name for path in visitor.client._engines] == ["llm.1.engine"]
 
 
 def test_an_abort_ends_a_sequence_of_its_own(visit: Visit, start_owner: StartOwner) -> None:
@@ -141,7 +141,7 @@ def test_the_newest_engine_takes_what_is_new_and_the_old_ends_its_own(
     visitor.client.submit([make_request(1, HELD_ID)])
     visitor.recorder.wait_started(1)
     start_owner("llm.1.engine")
-    wait_until(lambda: sum(each.info is not None for each in list(visitor.client._connections.values())) == 2)
+    wait_until(lambda: sum(each.info is not None for each in list(visitor.client._engines.values())) == 2)
     assert visitor.recorder.reason(1) is None
     let_go(socket_dir)
     old.close(timeout_s=20)
@@ -152,7 +152,7 @@ def test_the_newest_engine_takes_what_is_new_and_the_old_ends_its_own(
     assert visitor.lost == []
 
 
-def test_requests_are_stopped_through_every_other_door(visit: Visit, start_owner: StartOwner) -> None:
+def test_requests_are_stopped_through_every_other_client(visit: Visit, start_owner: StartOwner) -> None:
     owner = start_owner("llm.0.engine")
     told: list[str] = []
     owner.on_stop = told.append
@@ -176,7 +176,7 @@ def test_closing_gives_its_sequences_back(visit: Visit, start_owner: StartOwner)
     assert visitor.lost == [[1]]
     with pytest.raises(UnavailableError):
         visitor.client.submit([make_request(2, first_id=4)])
-    # The owner's drain waits for every door's sequences: it ends at once.
+    # The owner's drain waits for every client's sequences: it ends at once.
     owner.close(timeout_s=20)
     assert owner.pid is None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.engine_harness import RawDoor, Recorder, make_request
+from helpers.engine_harness import RawClient, Recorder, make_request
 from helpers.fake_engine_child import FAILING_ID, HELD_ID, SLOW_ID, let_go
 from naiad.engine_process import EngineClient
 from naiad.engine_process.protocol import (
@@ -28,22 +28,22 @@ Served = tuple[EngineClient, Recorder]
 
 
 @pytest.fixture
-def door(served: Served, socket_dir: Path) -> Iterator[RawDoor]:
-    """A second door, behind its greeting."""
-    door = RawDoor(socket_dir / "llm.engine")
-    assert isinstance(door.receive(), Ready)
-    yield door
-    door.close()
+def other(served: Served, socket_dir: Path) -> Iterator[RawClient]:
+    """A second client that has received its `Ready`."""
+    other = RawClient(socket_dir / "llm.engine")
+    assert isinstance(other.receive(), Ready)
+    yield other
+    other.close()
 
 
 def frame(body: bytes) -> bytes:
     return struct.pack("<I", len(body)) + body
 
 
-def tokens_until_finished(door: RawDoor, sequence_id: int) -> list[int]:
+def tokens_until_finished(other: RawClient, sequence_id: int) -> list[int]:
     token_ids: list[int] = []
     while True:
-        message = door.receive()
+        message = other.receive()
         assert isinstance(message, StepDone)
         for output in message.outputs:
             assert output.sequence_id == sequence_id
@@ -56,32 +56,34 @@ def test_socket_is_for_its_user_alone(served: Served, socket_dir: Path) -> None:
     assert stat.S_IMODE((socket_dir / "llm.engine").stat().st_mode) == 0o600
 
 
-def test_doors_may_use_the_same_sequence_ids(served: Served, door: RawDoor) -> None:
+def test_clients_may_use_the_same_sequence_ids(served: Served, other: RawClient) -> None:
     client, recorder = served
     client.submit([make_request(1, first_id=10)])
-    door.send(AddRequests([make_request(1, first_id=20)]))
+    other.send(AddRequests([make_request(1, first_id=20)]))
     recorder.wait_finished(1)
-    assert tokens_until_finished(door, 1) == [20, 21, 22]
+    assert tokens_until_finished(other, 1) == [20, 21, 22]
     assert recorder.token_ids(1) == [10, 11, 12]
 
 
-def test_abort_reaches_only_the_doors_own_sequence(served: Served, door: RawDoor, socket_dir: Path) -> None:
+def test_abort_reaches_only_the_clients_own_sequence(
+    served: Served, other: RawClient, socket_dir: Path
+) -> None:
     client, recorder = served
     client.submit([make_request(1, HELD_ID)])
     recorder.wait_started(1)
-    door.send(AddRequests([make_request(1, SLOW_ID, max_tokens=10**6)]))
-    door.send(Abort([1]))
-    tokens_until_finished(door, 1)
+    other.send(AddRequests([make_request(1, SLOW_ID, max_tokens=10**6)]))
+    other.send(Abort([1]))
+    tokens_until_finished(other, 1)
     let_go(socket_dir)
     recorder.wait_finished(1)
     assert recorder.reason(1) is FinishReason.LENGTH
 
 
-def test_closed_door_takes_its_sequences_along(served: Served, door: RawDoor) -> None:
+def test_closed_client_takes_its_sequences_along(served: Served, other: RawClient) -> None:
     _, recorder = served
-    door.send(AddRequests([make_request(1, SLOW_ID, max_tokens=10**6)]))
+    other.send(AddRequests([make_request(1, SLOW_ID, max_tokens=10**6)]))
     recorder.wait_for(lambda: bool(recorder.stats) and recorder.stats[-1].num_running == 1)
-    door.close()
+    other.close()
     recorder.wait_for(lambda: recorder.stats[-1].num_running == 0)
 
 
@@ -97,31 +99,31 @@ def test_closed_door_takes_its_sequences_along(served: Served, door: RawDoor) ->
     ids=["pickle", "not msgpack", "no message", "oversized", "http"],
 )
 def test_poisoned_frame_drops_the_connection_and_nothing_else(
-    served: Served, door: RawDoor, poison: bytes
+    served: Served, other: RawClient, poison: bytes
 ) -> None:
     client, recorder = served
-    door.socket.sendall(poison)
-    assert door.receive() is None
+    other.socket.sendall(poison)
+    assert other.receive() is None
     client.submit([make_request(1, first_id=4)])
     recorder.wait_finished(1)
     assert recorder.num_losses == 0
 
 
-def test_live_sequence_id_used_again_drops_the_connection(served: Served, door: RawDoor) -> None:
+def test_live_sequence_id_used_again_drops_the_connection(served: Served, other: RawClient) -> None:
     client, recorder = served
-    door.send(AddRequests([make_request(1, SLOW_ID, max_tokens=10**6)] * 2))
-    while door.receive() is not None:
+    other.send(AddRequests([make_request(1, SLOW_ID, max_tokens=10**6)] * 2))
+    while other.receive() is not None:
         pass
     client.submit([make_request(1, first_id=4)])
     recorder.wait_finished(1)
     recorder.wait_for(lambda: recorder.stats[-1].num_running == 0)
 
 
-def test_only_the_owner_may_end_the_engine(served: Served, door: RawDoor) -> None:
+def test_only_the_owner_may_end_the_engine(served: Served, other: RawClient) -> None:
     client, recorder = served
-    door.send(Drain())
-    door.send(AddRequests([make_request(1, first_id=4)]))
-    assert tokens_until_finished(door, 1) == [4, 5, 6]
+    other.send(Drain())
+    other.send(AddRequests([make_request(1, first_id=4)]))
+    assert tokens_until_finished(other, 1) == [4, 5, 6]
     client.submit([make_request(1, first_id=4)])
     recorder.wait_finished(1)
     assert recorder.reason(1) is FinishReason.LENGTH
@@ -140,38 +142,38 @@ def test_draining_engine_refuses_new_sequences(served: Served, socket_dir: Path)
     assert recorder.reason(1) is FinishReason.LENGTH
 
 
-def test_a_refusal_says_nothing_of_the_engine(door: RawDoor) -> None:
+def test_a_refusal_says_nothing_of_the_engine(other: RawClient) -> None:
     """It overtakes what the engine's thread says, so numbers in it could be older ones that stay."""
-    door.send(StopServing(600.0))
-    door.send(AddRequests([make_request(1, first_id=4)]))
-    message = door.receive()
+    other.send(StopServing(600.0))
+    other.send(AddRequests([make_request(1, first_id=4)]))
+    message = other.receive()
     assert isinstance(message, StepDone)
     assert [output.error_status for output in message.outputs] == ["UNAVAILABLE"]
     assert message.stats is None
 
 
-def test_door_that_does_not_read_holds_nobody_up(served: Served, door: RawDoor) -> None:
+def test_client_that_does_not_read_holds_nobody_up(served: Served, other: RawClient) -> None:
     client, recorder = served
     num_tokens = 20_000
-    door.send(AddRequests([make_request(i, first_id=0, max_tokens=num_tokens) for i in range(4)]))
+    other.send(AddRequests([make_request(i, first_id=0, max_tokens=num_tokens) for i in range(4)]))
     client.submit([make_request(1, first_id=4, max_tokens=num_tokens)])
     recorder.wait_finished(1)
     assert len(recorder.token_ids(1)) == num_tokens
 
 
-def test_door_that_reads_late_misses_nothing(served: Served, door: RawDoor) -> None:
+def test_client_that_reads_late_misses_nothing(served: Served, other: RawClient) -> None:
     _, recorder = served
     num_tokens = 20_000
-    door.send(AddRequests([make_request(1, first_id=0, max_tokens=num_tokens)]))
+    other.send(AddRequests([make_request(1, first_id=0, max_tokens=num_tokens)]))
     recorder.wait_for(lambda: bool(recorder.stats) and recorder.stats[-1].total_steps == num_tokens)
-    assert tokens_until_finished(door, 1) == list(range(num_tokens))
+    assert tokens_until_finished(other, 1) == list(range(num_tokens))
 
 
-def test_failing_engine_answers_every_door(served: Served, door: RawDoor) -> None:
+def test_failing_engine_answers_every_client(served: Served, other: RawClient) -> None:
     client, recorder = served
-    door.send(AddRequests([make_request(1, SLOW_ID, max_tokens=10**6)]))
+    other.send(AddRequests([make_request(1, SLOW_ID, max_tokens=10**6)]))
     recorder.wait_for(lambda: bool(recorder.stats) and recorder.stats[-1].num_running == 1)
     client.submit([make_request(1, FAILING_ID)])
-    messages = iter(door.receive, None)
+    messages = iter(other.receive, None)
     outputs = [output for message in messages if isinstance(message, StepDone) for output in message.outputs]
     assert (outputs[-1].finish_reason, outputs[-1].error_message) == (FinishReason.ERROR, "the engine failed")
