@@ -5,7 +5,7 @@ import re
 import pytest
 
 from helpers.contract_page import page_rows
-from naiad.cli.presets import PRESETS, shipped_model
+from naiad.cli.repository.presets import PRESETS, shipped_model
 from naiad.triton_server.requests.fields import NOT_SERVED
 
 MODELS = ("ensemble", "tokenizer", "llm", "detokenizer", "vllm_model")
