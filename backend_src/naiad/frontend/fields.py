@@ -23,6 +23,7 @@ from naiad.frontend.field import (
 _BOOL, _STRING = Kind.BOOL, Kind.STRING
 _INT32, _INT64, _UINT8, _UINT64 = Kind.INT32, Kind.INT64, Kind.UINT8, Kind.UINT64
 _FP16, _FP32 = Kind.FP16, Kind.FP32
+_KEYS = Frontend.SAMPLING_PARAMETERS
 _LIST = (-1,)
 _PACKED = (2, -1)
 _MATRIX = (-1, -1)
@@ -52,7 +53,8 @@ _PROMPT = (
 _LENGTH = (
     Field("max_tokens", _INT32, minimum=1, maximum=INT32_MAX, sets="params.max_tokens", required=True,
           llm="request_output_len", tokenizer="REQUEST_OUTPUT_LEN", key=SAME, key_default=16,
-          note="clamped to what the window leaves", notes={Frontend.TOKENIZER: ""}),
+          note="clamped to what the window leaves",
+          notes={Frontend.TOKENIZER: "", _KEYS: "null: what the window leaves"}),
     Field("min_tokens", _INT32, minimum=0, maximum=INT32_MAX, sets="params.min_tokens", key=SAME,
           note="at most `max_tokens`; holds back ids, not stop strings: see Length"),
     Field("min_length", _INT32, minimum=0, maximum=INT32_MAX, alias_of="min_tokens", vllm=SAME),
@@ -77,7 +79,7 @@ _LENGTH = (
 
 _SAMPLING = (
     Field("temperature", _FP32, minimum=0, sets="params.temperature", with_beams=_DRAWS_NOTHING, key=SAME,
-          key_default=1.0, note="0 = greedy; default 1.0, which alone does not sample: see Greedy or not"),
+          key_default=1.0, note="0 = greedy; default 1, which alone does not sample: see Greedy or not"),
     Field("top_k", _INT32, minimum=0, maximum=INT32_MAX, off=0, sets="params.top_k", with_beams=(0, 1),
           filters=True, llm="runtime_top_k", key=SAME, key_off=(-1,), note="1 = greedy"),
     Field("top_p", _FP32, maximum=1, off=0.0, sets="params.top_p", with_beams=(1.0,), llm="runtime_top_p",
@@ -87,7 +89,7 @@ _SAMPLING = (
           note="multiplies top-p after each token; needs `top_p`",
           notes={Frontend.LLM: "multiplies top-p after each token; needs `runtime_top_p`"}),
     Field("top_p_min", _FP32, minimum=0, maximum=1, sets="params.top_p_decay", llm="runtime_top_p_min",
-          note="default 1e-6: a decaying top-p stays at least this large"),
+          note="default 0.000001: a decaying top-p stays at least this large"),
     Field("top_p_reset_ids", _INT32, minimum=-1, maximum=INT32_MAX, sets="params.top_p_decay",
           llm="runtime_top_p_reset_ids", note="after this token a decaying top-p starts anew; −1 = none"),
     Field("min_p", _FP32, minimum=0, maximum=1, off=0.0, sets="params.min_p", with_beams=(0.0,), key=SAME,
@@ -126,9 +128,10 @@ _WORDS_AND_BIASES = (
           max_items=_MAX_BIASED_IDS, text=ABSENT,
           note="no values, or one for each id of the vocabulary; zeros are not counted"),
     Field("logit_bias_ids", _INT32, _LIST, sets="params.logit_bias", max_items=_MAX_BIASED_IDS, vllm=SAME,
-          key="logit_bias", note="an id that is there twice gets the sum"),
+          key="logit_bias", note="an id that is there twice gets the sum",
+          notes={_KEYS: "with `logit_bias_values`: −1000 … 1000"}),
     Field("logit_bias_values", _FP32, _LIST, minimum=-_MAX_BIAS, maximum=_MAX_BIAS,
-          sets="params.logit_bias", vllm=SAME, key="logit_bias", note="as many as ids"),
+          sets="params.logit_bias", vllm=SAME, note="as many as ids"),
     Field("allowed_token_ids", _INT32, _LIST, sets="params.allowed_token_ids", key=SAME,
           note="only these are possible; empty = all"),
 )  # fmt: skip
@@ -137,14 +140,14 @@ _SEQUENCES = (
     Field("num_return_sequences", _INT32, minimum=1, maximum=_MAX_SEQUENCES, sets="num_return_sequences",
           per_request=True, key="n",
           note="sequences from each prompt, each with noise of its own; with beams how many of them are sent "
-               "(default: all)"),
+               "(default: all)", notes={_KEYS: "1 with `stream`"}),
     Field("beam_width", _INT32, minimum=1, maximum=_MAX_SEQUENCES, off=1, sets="beam", per_request=True,
           note="more: beam search"),
     Field("length_penalty", _FP32, minimum=-10, maximum=10, sets="beam.length_penalty",
-          without_beams=(0.0, 1.0), llm="len_penalty", note="default 0.0"),
+          without_beams=(0.0, 1.0), llm="len_penalty", note="default 0"),
     Field("early_stopping", _BOOL, sets="beam.stops_early", without_beams=(False,), note="default true"),
     Field("beam_search_diversity_rate", _FP32, minimum=0, maximum=100.0, sets="beam.diversity_rate",
-          without_beams=(0.0,), note="default 0.0: see Beams"),
+          without_beams=(0.0,), note="default 0: see Beams"),
 )  # fmt: skip
 
 _SERVICE = (
@@ -154,8 +157,8 @@ _SERVICE = (
     # Sent by benchmarks. What a stream holds is the model's own parameter.
     Field("accumulate_tokens", _BOOL, text=ABSENT, llm=ABSENT, arrival=Arrival.PARAMETER),
     Field("stop", _BOOL, sets="stop", per_request=True, text_model_only=True,
-          note="with a request id: cancels every live request of that id",
-          notes={Frontend.TEXT: "with a request id and nothing else: cancels every live request of that id"}),
+          note="cancels every live request of the same id, which must not be empty",
+          notes={Frontend.TEXT: "cancels every live request of the same id; no other field is needed"}),
     Field("exclude_input_in_output", _BOOL, sets="exclude_input", per_request=True, vllm=SAME,
           note="default: the parameter of the same name of `llm`, false",
           notes={Frontend.VLLM: "default false; with `stream` the prompt is never sent; false is refused"}),
@@ -250,7 +253,7 @@ def _key(name: str, *off: Any) -> Field:
 
 # Keys of the vLLM backend's JSON that no other frontend has, or that are refused there. Null is always off.
 _VLLM_KEYS = (
-    Field("best_of", _INT32, text=ABSENT, llm=ABSENT, key=SAME, note="must be `n`"),
+    Field("best_of", _INT32, text=ABSENT, llm=ABSENT, key=SAME, notes={_KEYS: "the value of `n`"}),
     _key("prompt_logprobs"),
     _key("detokenize", True),
     _key("skip_special_tokens", True),
