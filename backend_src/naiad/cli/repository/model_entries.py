@@ -122,24 +122,24 @@ def write_repository(source: Path, entries: Sequence[ModelEntry], target: Path) 
         entries: the models.
         target: a new directory.
     """
+    from google.protobuf import text_format
+
     target.mkdir(mode=0o700)
     for entry in entries:
         if not entry.is_ours:
             # Somebody else's model may be huge, and nothing in it changes.
             (target / entry.name).symlink_to(source / entry.name)
             continue
-        write_model(source / entry.name, target / entry.name, entry.config)
+        write_model(source / entry.name, target / entry.name, text_format.MessageToString(entry.config))
 
 
-def write_model(source: Path, target: Path, config: Any) -> None:
+def write_model(source: Path, target: Path, config_text: str) -> None:
     """Copy a model's directory with another configuration.
 
     Args:
         source: the model's directory.
         target: a new directory.
-        config: `model_config_pb2.ModelConfig`.
+        config_text: of its config.pbtxt.
     """
-    from google.protobuf import text_format
-
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-    (target / _CONFIG_NAME).write_text(text_format.MessageToString(config), encoding="utf-8")
+    (target / _CONFIG_NAME).write_text(config_text, encoding="utf-8")

@@ -6,12 +6,12 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from naiad.cli.repository.model_entries import ModelEntry, read_model, with_parameters, write_model
+from naiad.cli.repository.model_entries import write_model
 from naiad.cli.repository.presets import PRESETS, shipped_model
-from naiad.cli.repository.served_models import LLM_NAME, SERVED_NAME
+from naiad.cli.repository.served_models import SERVED_NAME
 from naiad.errors import StartupError
+from naiad.frontend.model_configs import DEFAULT_MAX_BATCH_SIZE, Choices, config_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ def add_model(model: NewModel, repository: Path) -> list[str]:
     Raises:
         StartupError: one is there already, or can not be written.
     """
+    choices = _choices(model)
     sources = [shipped_model(name) for name in PRESETS[model.preset]]
     names = [model.name_of(source.name) for source in sources]
     for name in names:
@@ -59,7 +60,7 @@ def add_model(model: NewModel, repository: Path) -> list[str]:
         # In the repository: what is beside it may be another file system.
         with tempfile.TemporaryDirectory(dir=repository, prefix=".naiad-") as folder:
             for source, name in zip(sources, names, strict=True):
-                write_model(source, Path(folder) / name, _config(read_model(source), model))
+                write_model(source, Path(folder) / name, config_text(source.name, choices))
             for name in names:
                 (Path(folder) / name).rename(repository / name)
     except OSError as error:
@@ -67,20 +68,11 @@ def add_model(model: NewModel, repository: Path) -> list[str]:
     return names
 
 
-def _config(entry: ModelEntry, model: NewModel) -> Any:
-    parameters = dict(model.parameters)
-    if LLM_NAME in entry.parameters:
-        parameters[LLM_NAME] = model.name_of(entry.parameters[LLM_NAME])
-    config = type(entry.config)()
-    config.CopyFrom(with_parameters(entry, parameters).config)
-    config.name = model.name_of(entry.name)
-    # 0 stays: such a model knows no rows.
-    if model.max_batch_size is not None and config.max_batch_size:
-        config.max_batch_size = model.max_batch_size
-    if not model.is_decoupled:
-        config.model_transaction_policy.decoupled = False
-    for step in config.ensemble_scheduling.step:
-        step.model_name = model.name_of(step.model_name)
-    if entry.is_engine:
-        config.parameters[SERVED_NAME].string_value = model.name
-    return config
+def _choices(model: NewModel) -> Choices:
+    return Choices(
+        names={name: model.name_of(name) for name in PRESETS[model.preset]},
+        max_batch_size=model.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
+        is_decoupled=model.is_decoupled,
+        parameters=model.parameters,
+        more_engine_parameters={SERVED_NAME: model.name},
+    )

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from naiad.errors import InvalidRequestError
 from naiad.outputs import RequestOutput
 from naiad.tokenization import TokenTable, decode, decode_chunk
-from naiad.triton_server.requests.source import Array
+from naiad.triton_server.requests.tensors import Array
 from naiad.triton_server.responses.llm import response_tensors
 from naiad.triton_server.responses.stream import ResponseStream, StreamRow, Tensors
 

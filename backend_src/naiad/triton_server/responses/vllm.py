@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from naiad.outputs import RequestOutput, TokenLogProbs
 from naiad.tokenization import TokenTable
-from naiad.triton_server.requests.source import VLLMRequest
+from naiad.triton_server.requests.vllm import VLLMRequest
 from naiad.triton_server.responses.stream import JoinedRow, ResponseStream, StreamRow, Tensors
 from naiad.triton_server.responses.text import TextResponses
 
