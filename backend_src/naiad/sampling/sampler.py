@@ -13,7 +13,7 @@ from naiad.errors import InternalError, NaiadError, NoTokenPossibleError
 from naiad.sampling.draw import draw, draw_on_device, is_greedy
 from naiad.sampling.filters import TOP_P_RESET
 from naiad.sampling.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, apply_processors
-from naiad.sampling.row_state import RowState, new_row
+from naiad.sampling.row_state import RowState, Stateful, new_row
 from naiad.sampling.sampler_output import NOT_FINITE, RawLogits, SamplerOutput, add_candidates, normalize
 from naiad.sequence import SamplingParams
 from naiad_kernels.readback import Readback
@@ -62,7 +62,7 @@ class Sampler:
 
     def new_row(self, sequence_id: int, params: SamplingParams, num_prompt_tokens: int) -> RowState:
         """The state of a sequence without known tokens."""
-        features = (*self._processors, TOP_P_RESET)
+        features: tuple[Stateful, ...] = (*self._processors, TOP_P_RESET)
         return new_row(features, sequence_id, params, num_prompt_tokens)
 
     def reads_tokens(self, params: SamplingParams) -> bool:
