@@ -5,8 +5,8 @@ from __future__ import annotations
 from perf.server.each_token_row import EachTokenRow
 
 from naiad.engine_process import client
-from naiad.triton_server import llm_service
-from naiad.triton_server.llm_model import LLMModel
+from naiad.triton_server.models.llm import LLMModel
+from naiad.triton_server.service import llm_service
 
 
 def fast_llm_model(tokens_per_s: float, *, coalesces: bool) -> type[LLMModel]:

@@ -10,9 +10,9 @@ import numpy as np
 from helpers.triton_server_doubles import LIMITS, FakeSource
 from naiad.sequence import SamplingParams
 from naiad.tokenization import Tokenizer
-from naiad.triton_server.text_reader import TextReader
-from naiad.triton_server.text_request import TextRequestReader
-from naiad.triton_server.vllm_request import VLLMRequest, VLLMRequestReader
+from naiad.triton_server.requests.source import VLLMRequest
+from naiad.triton_server.requests.text import TextReader, TextRequestReader
+from naiad.triton_server.requests.vllm import VLLMRequestReader
 
 
 def make_reader(tokenizer: Tokenizer) -> VLLMRequestReader:

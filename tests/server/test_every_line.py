@@ -16,7 +16,7 @@ from helpers.contract_page import Row
 from helpers.doc_names import ROOT
 from helpers.raw_grpc import Outcome, ask
 from helpers.server import Server
-from naiad.triton_server.text_request import LLM_NAMES, TOKENIZER_NAMES
+from naiad.triton_server.requests.text import LLM_NAMES, TOKENIZER_NAMES
 
 # As the tokenizer's errors call its tensors.
 TEXT_NAMES = {inner: outer for outer, inner in TOKENIZER_NAMES.items()}

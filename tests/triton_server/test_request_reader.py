@@ -8,8 +8,9 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
-from naiad.triton_server.request_fields import SERVED, read_scalars
-from naiad.triton_server.request_reader import GenerateRequest, StopRequest, read_request
+from naiad.frontend.request import GenerateRequest, StopRequest
+from naiad.triton_server.requests.fields import SERVED, read_scalars
+from naiad.triton_server.requests.llm import read_request
 
 
 def read(source: FakeSource) -> GenerateRequest:

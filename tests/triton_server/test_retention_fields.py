@@ -8,7 +8,7 @@ import pytest
 
 from naiad.errors import InvalidRequestError
 from naiad.sequence import KVRetention
-from naiad.triton_server.retention_fields import read_retention
+from naiad.triton_server.requests.row import read_retention
 
 RANGES = {"starts": [0, 64], "ends": [64, -1], "priorities": [100, 0], "durations_ms": [1500, -1]}
 

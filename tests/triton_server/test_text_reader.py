@@ -11,7 +11,7 @@ from helpers.tiny_tokenizers import tiny_tokenizer, write_tokenizer
 from helpers.triton_server_doubles import FakeSource
 from naiad.errors import InvalidRequestError
 from naiad.tokenization import Tokenizer, unpack_word_list
-from naiad.triton_server.text_reader import TextReader
+from naiad.triton_server.requests.text import TextReader
 
 MAX_MODEL_LEN = 50
 VOCAB_SIZE = 500

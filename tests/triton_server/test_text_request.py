@@ -15,10 +15,16 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from helpers.tiny_tokenizers import tiny_tokenizer, write_tokenizer
 from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
+from naiad.frontend.request import GenerateRequest, StopRequest
 from naiad.tokenization import Tokenizer
-from naiad.triton_server.request_reader import GenerateRequest, StopRequest, read_request
-from naiad.triton_server.text_reader import TextReader
-from naiad.triton_server.text_request import LLM_NAMES, TOKENIZED_NAMES, TOKENIZER_NAMES, TextRequestReader
+from naiad.triton_server.requests.llm import read_request
+from naiad.triton_server.requests.text import (
+    LLM_NAMES,
+    TOKENIZED_NAMES,
+    TOKENIZER_NAMES,
+    TextReader,
+    TextRequestReader,
+)
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 

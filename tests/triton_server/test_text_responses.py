@@ -24,11 +24,9 @@ from naiad.errors import CancelledError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import FinishReason
 from naiad.tokenization import TextStream, Tokenizer
-from naiad.triton_server.llm_service import LLMService
-from naiad.triton_server.request_shape import RequestShape
-from naiad.triton_server.text_reader import TextReader
-from naiad.triton_server.text_request import TextRequestReader
-from naiad.triton_server.text_responses import TextResponses
+from naiad.triton_server.requests.text import TextReader, TextRequestReader
+from naiad.triton_server.responses.text import TextResponses
+from naiad.triton_server.service.llm_service import LLMService, RequestShape
 
 PROMPT, ANSWER = "The quick", " brown 你好 fox"
 
@@ -49,7 +47,6 @@ class Harness:
         shape = RequestShape(
             read=TextRequestReader(texts).read,
             build=responses.build,
-            has_detokenizer=False,
             cancel_message=cancel_message,
         )
         self.tokenizer = tokenizer

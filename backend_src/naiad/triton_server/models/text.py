@@ -1,0 +1,29 @@
+"""The `text` model: a prompt's text in, text out, in one process and without an ensemble's hops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from naiad.tokenization import Tokenizer
+from naiad.triton_server.models.parameters import read_bool
+from naiad.triton_server.models.text_frontend import DoorModel
+from naiad.triton_server.requests.text import TextReader, TextRequestReader
+from naiad.triton_server.responses.text import TextResponses
+from naiad.triton_server.service.llm_service import RequestShape
+
+
+class TextModel(DoorModel):
+    """The fields, texts and errors of the ensemble."""
+
+    KEYS = ("exclude_input_in_output", "accumulate_tokens")
+
+    def make_shape(
+        self, texts: TextReader, tokenizer: Tokenizer, parameters: Mapping[str, str]
+    ) -> RequestShape:
+        """As `DoorModel.make_shape`."""
+        responses = TextResponses(
+            tokenizer.table,
+            skip_special_tokens=read_bool(parameters, "skip_special_tokens", default=True),
+            accumulates=read_bool(parameters, "accumulate_tokens", default=False),
+        )
+        return RequestShape(read=TextRequestReader(texts).read, build=responses.build)
