@@ -21,11 +21,12 @@ from helpers.triton_server_doubles import (
     let_senders_finish,
 )
 from naiad.errors import CancelledError
+from naiad.frontend.chunks import ChunkTexts
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import FinishReason
 from naiad.tokenization import TextStream, Tokenizer
 from naiad.triton_server.requests.text import TextReader, TextRequestReader
-from naiad.triton_server.responses.text import TextResponses
+from naiad.triton_server.responses.text import TextWriter
 from naiad.triton_server.service.llm_service import LLMService, RequestShape
 
 PROMPT, ANSWER = "The quick", " brown 你好 fox"
@@ -43,10 +44,10 @@ class Harness:
             skip_special_tokens=True,
             forwarded_headers="",
         )
-        responses = TextResponses(tokenizer.table, skip_special_tokens=True, accumulates=accumulates)
+        texts_of_chunks = ChunkTexts(tokenizer.table, skip_special_tokens=True)
         shape = RequestShape(
             read=TextRequestReader(texts).read,
-            build=responses.build,
+            build=TextWriter(texts_of_chunks, accumulates=accumulates).write,
             cancel_message=cancel_message,
         )
         self.tokenizer = tokenizer

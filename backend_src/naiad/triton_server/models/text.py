@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from naiad.frontend.chunks import ChunkTexts
 from naiad.tokenization import Tokenizer
 from naiad.triton_server.models.parameters import read_bool
 from naiad.triton_server.models.text_frontend import DoorModel
 from naiad.triton_server.requests.text import TextReader, TextRequestReader
-from naiad.triton_server.responses.text import TextResponses
+from naiad.triton_server.responses.text import TextWriter
 from naiad.triton_server.service.llm_service import RequestShape
 
 
@@ -21,9 +22,9 @@ class TextModel(DoorModel):
         self, texts: TextReader, tokenizer: Tokenizer, parameters: Mapping[str, str]
     ) -> RequestShape:
         """As `DoorModel.make_shape`."""
-        responses = TextResponses(
-            tokenizer.table,
-            skip_special_tokens=read_bool(parameters, "skip_special_tokens", default=True),
+        skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
+        writer = TextWriter(
+            ChunkTexts(tokenizer.table, skip_special_tokens=skip_special_tokens),
             accumulates=read_bool(parameters, "accumulate_tokens", default=False),
         )
-        return RequestShape(read=TextRequestReader(texts).read, build=responses.build)
+        return RequestShape(read=TextRequestReader(texts).read, build=writer.write)
