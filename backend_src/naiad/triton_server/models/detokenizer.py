@@ -18,7 +18,7 @@ from naiad.frontend.field_rules import refuse_unknown_parameters, required
 from naiad.tokenization import TokenTable
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, refuse_unknown_keys
-from naiad.triton_server.responses.text import chunk_outputs
+from naiad.triton_server.responses.detokenizer import chunk_outputs
 
 _KEYS = ("model_dir", "skip_special_tokens", "llm_model_name", "forwarded_headers")
 _REQUIRED_OF_A_CHUNK = ("sequence_id", "window_ids")
