@@ -105,25 +105,24 @@ class PerfMetrics:
         """Those that the engine sends with an output."""
         timings = output.timings or Timings()
         return cls(
-            *(
-                round(seconds * 1e9)
-                for seconds in (
-                    timings.arrival_s,
-                    timings.first_scheduled_s,
-                    timings.first_token_s,
-                    timings.last_token_s,
-                )
-            ),
-            max(0, output.num_blocks - output.num_reused_blocks),
-            output.num_reused_blocks,
-            output.num_draft_tokens,
-            output.num_accepted_tokens,
+            arrival_time_ns=_nanoseconds(timings.arrival_s),
+            first_scheduled_time_ns=_nanoseconds(timings.first_scheduled_s),
+            first_token_time_ns=_nanoseconds(timings.first_token_s),
+            last_token_time_ns=_nanoseconds(timings.last_token_s),
+            num_new_blocks=max(0, output.num_blocks - output.num_reused_blocks),
+            num_reused_blocks=output.num_reused_blocks,
+            num_draft_tokens=output.num_draft_tokens,
+            num_accepted_tokens=output.num_accepted_tokens,
         )
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted tokens in each draft token; 0 without drafts."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 class ChunkTexts:
