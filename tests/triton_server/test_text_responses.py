@@ -22,10 +22,11 @@ from helpers.triton_server_doubles import (
 )
 from naiad.errors import CancelledError
 from naiad.frontend.chunks import ChunkTexts
+from naiad.frontend.prompt import PromptEncoder
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import FinishReason
 from naiad.tokenization import TextStream, Tokenizer
-from naiad.triton_server.requests.text import TextReader, TextRequestReader
+from naiad.triton_server.requests.text import TextRequestReader
 from naiad.triton_server.responses.text import TextWriter
 from naiad.triton_server.service.llm_service import LLMService, RequestShape
 
@@ -36,18 +37,11 @@ class Harness:
     """A service with text's shape over an engine that only remembers."""
 
     def __init__(self, tokenizer: Tokenizer, accumulates: bool, cancel_message: str = "") -> None:
-        texts = TextReader(
-            tokenizer,
-            LIMITS.max_model_len,
-            LIMITS.vocab_size,
-            add_special_tokens=True,
-            skip_special_tokens=True,
-            forwarded_headers="",
-        )
-        texts_of_chunks = ChunkTexts(tokenizer.table, skip_special_tokens=True)
+        encoder = PromptEncoder(tokenizer, LIMITS.max_model_len, LIMITS.vocab_size)
+        texts = ChunkTexts(tokenizer.table, skip_special_tokens=True)
         shape = RequestShape(
-            read=TextRequestReader(texts).read,
-            build=TextWriter(texts_of_chunks, accumulates=accumulates).write,
+            read=TextRequestReader(encoder).read,
+            build=TextWriter(texts, accumulates=accumulates).write,
             cancel_message=cancel_message,
         )
         self.tokenizer = tokenizer

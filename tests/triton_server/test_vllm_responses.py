@@ -15,8 +15,7 @@ from naiad.frontend.chunks import ChunkTexts
 from naiad.outputs import RequestOutput, TokenLogProbs
 from naiad.sequence import FinishReason
 from naiad.tokenization import Tokenizer
-from naiad.triton_server.requests.source import VLLMRequest
-from naiad.triton_server.requests.vllm import VLLMRequestReader
+from naiad.triton_server.requests.vllm import VLLMRequest, VLLMRequestReader
 from naiad.triton_server.responses.stream import JoinedRow, ResponseStream, StreamRow
 from naiad.triton_server.responses.vllm import VLLMWriter
 

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from naiad.errors import InvalidRequestError
 
@@ -33,7 +32,6 @@ SAME = "="
 ABSENT = ""
 
 Scalar = int | float | bool
-Array = npt.NDArray[Any]
 
 
 class Kind(str, enum.Enum):
@@ -116,6 +114,7 @@ class Field:
         off_values: values of a field that is not served that ask for nothing. Empty tensors and empty
             strings never ask for anything.
         single_is_off: of a field that is not served: one value a row asks for nothing.
+        filters: it takes tokens away from the draw, so a request that sends it wants one.
         with_beams: with a beam search only these values are allowed, besides `off`; () = none, None = all.
         without_beams: without a beam search only these values are allowed; None = all.
         text, llm, tokenizer, vllm: its tensor's name there; SAME or ABSENT.
@@ -146,6 +145,7 @@ class Field:
     served: bool = True
     off_values: tuple[Any, ...] = ()
     single_is_off: bool = False
+    filters: bool = False
     with_beams: tuple[Scalar, ...] | None = None
     without_beams: tuple[Scalar, ...] | None = None
     text: str = SAME
@@ -239,26 +239,26 @@ class Field:
         if count > self.max_items:
             raise self.error(f" has {count} {noun}: at most {self.max_items} are allowed")
 
-    def check_token_ids(self, ids: Array, vocab_size: int) -> None:
+    def check_token_ids(self, ids: Sequence[int], vocab_size: int) -> None:
         """Refuse ids outside of the vocabulary.
 
         Raises:
             FieldError: names the first of them.
         """
-        bad = ids[(ids < 0) | (ids >= vocab_size)]
-        if bad.size:
-            raise self.error(f" holds {int(bad[0])}: expected token ids in [0, {vocab_size})")
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            bad = next(each for each in ids if not 0 <= each < vocab_size)
+            raise self.error(f" holds {bad}: expected token ids in [0, {vocab_size})")
 
-    def check_numbers(self, values: Array) -> None:
+    def check_numbers(self, values: Sequence[float]) -> None:
         """Refuse entries that are not finite, or outside of the bounds.
 
         Raises:
             FieldError: names the first of them.
         """
-        bad = values[~((values >= self.minimum) & (values <= self.maximum))]
-        if bad.size:
-            expected = f"expected finite numbers in [{self.minimum}, {self.maximum}]"
-            raise self.error(f" holds {float(bad[0])}: {expected}")
+        for value in values:
+            if not self.minimum <= value <= self.maximum:
+                expected = f"expected finite numbers in [{self.minimum}, {self.maximum}]"
+                raise self.error(f" holds {value}: {expected}")
 
     def check_text(self, text: str) -> None:
         """Refuse one string of a list that is too long.

@@ -13,11 +13,11 @@ from typing import Any
 from naiad.config.model_location import model_directory
 from naiad.engine_process import AckRouter, end_with_parent, runtime_directory
 from naiad.errors import InternalError, InvalidRequestError, NaiadError
+from naiad.frontend.field import Frontend
+from naiad.frontend.field_rules import refuse_unknown_parameters, required
 from naiad.tokenization import TokenTable
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, refuse_unknown_keys
-from naiad.triton_server.requests.fields import refuse_unknown_parameters, required
-from naiad.triton_server.requests.llm import KNOWN_PARAMETERS
 from naiad.triton_server.responses.detokenizer import chunk_outputs
 
 _KEYS = ("model_dir", "skip_special_tokens", "llm_model_name", "forwarded_headers")
@@ -63,7 +63,7 @@ class DetokenizerModel:
             _check(tensors)
             if "window_ids" not in tensors:
                 # What comes from llm has been checked there.
-                refuse_unknown_parameters(source.parameters(), KNOWN_PARAMETERS, self._forwarded_headers)
+                refuse_unknown_parameters(source.parameters(), Frontend.LLM, self._forwarded_headers)
             sender.send(chunk_outputs(self._table, tensors, self._skip_special), final=True)
         except NaiadError as error:
             sender.send_error(error)

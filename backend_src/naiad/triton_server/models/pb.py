@@ -19,7 +19,7 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 
 class TritonRequest:
-    """A request as the parsers read it: see `requests.request.RequestSource`."""
+    """A request as the parsers read it: see `requests.tensors.RequestSource`."""
 
     def __init__(self, request: Any) -> None:
         """Wrap a `pb_utils.InferenceRequest`."""

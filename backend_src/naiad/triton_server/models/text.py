@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from naiad.frontend.chunks import ChunkTexts
-from naiad.tokenization import Tokenizer
+from naiad.frontend.prompt import PromptEncoder
 from naiad.triton_server.models.parameters import read_bool
 from naiad.triton_server.models.text_frontend import DoorModel
-from naiad.triton_server.requests.text import TextReader, TextRequestReader
+from naiad.triton_server.requests.text import TextRequestReader
 from naiad.triton_server.responses.text import TextWriter
 from naiad.triton_server.service.llm_service import RequestShape
 
@@ -18,13 +18,11 @@ class TextModel(DoorModel):
 
     KEYS = ("exclude_input_in_output", "accumulate_tokens")
 
-    def make_shape(
-        self, texts: TextReader, tokenizer: Tokenizer, parameters: Mapping[str, str]
-    ) -> RequestShape:
+    def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
         """As `DoorModel.make_shape`."""
         skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
         writer = TextWriter(
-            ChunkTexts(tokenizer.table, skip_special_tokens=skip_special_tokens),
+            ChunkTexts(encoder.tokenizer.table, skip_special_tokens=skip_special_tokens),
             accumulates=read_bool(parameters, "accumulate_tokens", default=False),
         )
-        return RequestShape(read=TextRequestReader(texts).read, build=writer.write)
+        return RequestShape(read=TextRequestReader(encoder).read, build=writer.write)

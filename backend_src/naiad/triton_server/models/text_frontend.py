@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 
 from naiad.config import ModelConfig
 from naiad.config.model_location import model_directory
-from naiad.engine_process import DoorClient, claim_instance, end_with_parent, remove_runtime_directory
+from naiad.engine_process import AttachedClient, claim_instance, end_with_parent, remove_runtime_directory
 from naiad.errors import NaiadError
 from naiad.frontend.limits import ModelLimits
+from naiad.frontend.prompt import PromptEncoder
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.tokenization import Tokenizer
 from naiad.triton_server.metrics.request_metrics import RequestMetrics
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, read_count, refuse_unknown_keys
-from naiad.triton_server.requests.text import TextReader
 from naiad.triton_server.responses.stream import Sender
 from naiad.triton_server.service.housekeeper import Housekeeper
 from naiad.triton_server.service.llm_service import LLMService, RequestShape
@@ -43,14 +43,11 @@ class DoorModel(ABC):
     KEYS: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def make_shape(
-        self, texts: TextReader, tokenizer: Tokenizer, parameters: Mapping[str, str]
-    ) -> RequestShape:
+    def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
         """How this model's requests are read and answered.
 
         Args:
-            texts: reads and tokenizes prompts.
-            tokenizer: the checkpoint's.
+            encoder: makes token ids of prompts.
             parameters: of config.pbtxt; those in `KEYS` are this model's own.
         """
 
@@ -100,22 +97,21 @@ class DoorModel(ABC):
         )
         skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
         tokenizer = Tokenizer.from_directory(directory, skip_special_tokens)
-        texts = TextReader(
+        encoder = PromptEncoder(
             tokenizer,
             self._own_limits.max_model_len,
             self._own_limits.vocab_size,
             add_special_tokens=read_bool(parameters, "add_special_tokens", default=True),
             skip_special_tokens=skip_special_tokens,
-            forwarded_headers=self._own_limits.forwarded_headers,
         )
-        shape = self.make_shape(texts, tokenizer, parameters)
+        shape = self.make_shape(encoder, parameters)
         llm_name = parameters.get("llm_model_name") or "llm"
         self._open(args["model_name"], args["model_version"], llm_name, shape)
 
     def _open(self, name: str, version: str, llm_name: str, shape: RequestShape) -> None:
         self._instance, self._number_lock = claim_instance(os.getppid(), name)
         end_with_parent(lambda: remove_runtime_directory(self._instance.directory))
-        self._door = DoorClient(
+        self._door = AttachedClient(
             self._instance.directory, llm_name, self._take_outputs, self._lost, self._cancel
         )
         self._num_drawn_ids = 0

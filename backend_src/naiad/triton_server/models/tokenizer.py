@@ -8,10 +8,11 @@ from naiad.config import ModelConfig
 from naiad.config.model_location import model_directory
 from naiad.engine_process import end_with_parent
 from naiad.errors import InternalError, NaiadError
+from naiad.frontend.prompt import PromptEncoder
 from naiad.tokenization import Tokenizer
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, read_count, refuse_unknown_keys
-from naiad.triton_server.requests.text import TextReader
+from naiad.triton_server.requests.tokenizer import TokenizerReader
 
 _KEYS = ("model_dir", "add_special_tokens", "skip_special_tokens", "max_model_len", "forwarded_headers")
 
@@ -29,14 +30,14 @@ class TokenizerModel:
             directory = model_directory(parameters.get("model_dir", ""))
             skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
             model_config = ModelConfig.from_directory(directory)
-            self._reader = TextReader(
+            encoder = PromptEncoder(
                 Tokenizer.from_directory(directory, skip_special_tokens),
                 read_count(parameters, "max_model_len") or model_config.max_position_embeddings,
                 model_config.vocab_size,
                 add_special_tokens=read_bool(parameters, "add_special_tokens", default=True),
                 skip_special_tokens=skip_special_tokens,
-                forwarded_headers=parameters.get("forwarded_headers", ""),
             )
+            self._reader = TokenizerReader(encoder, parameters.get("forwarded_headers", ""))
         except NaiadError as error:
             raise pb.start_failure(error) from None
 

@@ -7,11 +7,10 @@ from typing import Any
 
 from naiad.errors import CancelledError, EngineAwayError, NaiadError, error_with_status
 from naiad.frontend.chunks import ChunkTexts
-from naiad.tokenization import Tokenizer
+from naiad.frontend.prompt import PromptEncoder
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool
 from naiad.triton_server.models.text_frontend import DoorModel
-from naiad.triton_server.requests.text import TextReader, TextRequestReader
 from naiad.triton_server.requests.vllm import VLLMRequestReader
 from naiad.triton_server.responses.stream import Sender
 from naiad.triton_server.responses.vllm import VLLMWriter
@@ -27,17 +26,15 @@ class VLLMModel(DoorModel):
 
     KEYS = ("REPORT_CUSTOM_METRICS", "ENABLE_VLLM_HEALTH_CHECK")
 
-    def make_shape(
-        self, texts: TextReader, tokenizer: Tokenizer, parameters: Mapping[str, str]
-    ) -> RequestShape:
+    def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
         """As `DoorModel.make_shape`."""
         for key in self.KEYS:
             read_bool(parameters, key, default=True)
         skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
-        written = ChunkTexts(tokenizer.table, skip_special_tokens=skip_special_tokens)
+        texts = ChunkTexts(encoder.tokenizer.table, skip_special_tokens=skip_special_tokens)
         return RequestShape(
-            read=VLLMRequestReader(TextRequestReader(texts)).read,
-            build=VLLMWriter(written, tokenizer.table).write,
+            read=VLLMRequestReader(encoder).read,
+            build=VLLMWriter(texts, encoder.tokenizer.table).write,
             cancel_message="Request was cancelled",
         )
 

@@ -1,53 +1,44 @@
-"""From `llm`'s input tensors to rows for the engine, or to one clear error."""
+"""From `llm`'s input tensors to the typed request, or to one clear error."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+import msgspec
+import numpy as np
 
 from naiad.errors import InvalidRequestError
-from naiad.frontend.limits import MAX_LOGITS_BYTES, MAX_TIMEOUT_US, ModelLimits
-from naiad.frontend.request import GenerateRequest, RequestedOutputs, StopRequest
-from naiad.triton_server.requests.fields import (
-    ALIASES,
-    SERVED,
-    WITHOUT_EFFECT,
-    Scalar,
-    read_scalars,
-    refuse_unknown_parameters,
-    refuse_unserved,
-    required,
-    split_rows,
-)
-from naiad.triton_server.requests.row import read_row
-from naiad.triton_server.requests.source import Array, RequestSource
-
-# What each model of the ensemble reads; a parameter reaches all of its steps.
-TEXT_PARAMETERS = frozenset({"text_input", "messages", "stop_words", "bad_words"})
-KNOWN_PARAMETERS = (
-    frozenset(field.name for field in (*SERVED, *WITHOUT_EFFECT))
-    | TEXT_PARAMETERS
-    | {"cache_salt"}
-    | ALIASES.keys()
+from naiad.frontend.field import Field, FieldError, Frontend
+from naiad.frontend.field_rules import refuse_unknown_parameters, refuse_unserved, required
+from naiad.frontend.fields import FIELD
+from naiad.frontend.limits import ModelLimits
+from naiad.frontend.prompt import EncodedPrompt
+from naiad.frontend.request import GenerateRequest, StopRequest, build_request, stop_request
+from naiad.sequence import TextContext
+from naiad.tokenization import unpack_word_list
+from naiad.triton_server.requests.tensors import (
+    Array,
+    RequestSource,
+    asks_to_stop,
+    sent_rows,
+    timeout_us,
 )
 
-# Fields of the whole request: its rows must agree on them.
-_OF_THE_WHOLE_REQUEST = (
-    "stop",
-    "stream",
-    "exclude_input_in_output",
-    "return_finish_reason",
-    "return_num_input_tokens",
-    "return_num_output_tokens",
-    "return_num_cached_tokens",
-    "return_log_probs",
-    "num_log_probs",
-    "return_context_logits",
-    "return_generation_logits",
-    "return_perf_metrics",
-    "num_return_sequences",
-    "beam_width",
+# More than the text behind a prompt ever depends on.
+MAX_PROMPT_TAIL_IDS = 16
+MAX_PROMPT_CHARS = 1 << 30
+
+_STOP_STRINGS = FIELD["stop_words"]
+# Tensors of the prompt and its words.
+_OF_THE_PROMPT = (
+    "input_ids",
+    "input_lengths",
+    "text_context",
+    "stop_words_list",
+    "bad_words_list",
+    "embedding_bias",
 )
+_decoder = msgspec.json.Decoder(TextContext)
 
 
 def read_request(source: RequestSource, limits: ModelLimits) -> GenerateRequest | StopRequest:
@@ -57,128 +48,114 @@ def read_request(source: RequestSource, limits: ModelLimits) -> GenerateRequest 
         InvalidRequestError: one bad row refuses the whole request.
     """
     tensors, parameters = source.tensors(), source.parameters()
-    refuse_unknown_parameters(parameters, KNOWN_PARAMETERS, limits.forwarded_headers)
+    refuse_unknown_parameters(parameters, Frontend.LLM, limits.forwarded_headers)
     refuse_unserved(tensors)
     refuse_unserved(parameters)
     if asks_to_stop(tensors, parameters):
         return stop_request(source.request_id)
-    by_row = split_rows(tensors, required(tensors, "input_lengths").shape[0])
-    scalars = [read_scalars(row, parameters) for row in by_row]
-    common = {name: _same_in_all_rows(name, scalars) for name in _OF_THE_WHOLE_REQUEST}
-    outputs = read_requested_outputs(common)
-    if not limits.is_decoupled:
-        _check_has_one_response(bool(common["stream"]), len(by_row), outputs)
-    rows = [
-        read_row(row, values, parameters, limits, outputs)
-        for row, values in zip(by_row, scalars, strict=True)
+    num_rows = required(tensors, "input_lengths").shape[0]
+    sent = sent_rows(tensors, parameters, Frontend.LLM, num_rows, apart=_OF_THE_PROMPT)
+    of_prompts = [(name, tensors[name]) for name in _OF_THE_PROMPT if name in tensors]
+    prompts = [
+        _prompt({name: tensor[row : row + 1] for name, tensor in of_prompts}, limits)
+        for row in range(num_rows)
     ]
-    lengths = [(len(row.prompt_token_ids), row.params.max_tokens) for row in rows]
-    check_logits_size(outputs, lengths, limits.vocab_size, is_streaming=bool(common["stream"]))
-    exclude_input = common["exclude_input_in_output"]
-    return GenerateRequest(
-        request_id=source.request_id,
-        rows=rows,
-        timeout_s=_timeout_s(source.timeout_us, parameters),
-        streaming=bool(common["stream"]),
-        exclude_input=limits.exclude_input_in_output if exclude_input is None else bool(exclude_input),
-        outputs=outputs,
+    return build_request(
+        sent, prompts, limits, request_id=source.request_id, timeout_us=timeout_us(source, parameters)
     )
 
 
-def asks_to_stop(tensors: Mapping[str, Array], parameters: Mapping[str, Any]) -> bool:
-    """Whether all rows say `stop`. Such a request needs nothing else, and nothing else of it is read."""
-    if "stop" in tensors:
-        return bool(tensors["stop"].all())
-    return parameters.get("stop") is True
-
-
-def stop_request(request_id: str) -> StopRequest:
-    """The order to cancel what has this id.
-
-    Raises:
-        InvalidRequestError: there is no id.
-    """
-    if not request_id:
-        raise InvalidRequestError("A request id must be provided for request cancellation")
-    return StopRequest(request_id)
-
-
-def _check_has_one_response(is_streaming: bool, num_rows: int, outputs: RequestedOutputs) -> None:
-    if is_streaming:
-        raise InvalidRequestError("Streaming is only supported in decoupled mode.")
-    num_responses = num_rows * (1 if outputs.beam_width > 1 else outputs.num_return_sequences)
-    if num_responses > 1:
-        raise InvalidRequestError(
-            f"the request asks for {num_responses} responses, its rows times num_return_sequences: "
-            "expected 1, as this model is not decoupled"
-        )
-
-
-def _same_in_all_rows(name: str, scalars: list[dict[str, Scalar]]) -> Scalar | None:
-    values = {row.get(name) for row in scalars}
-    if len(values) > 1:
-        raise InvalidRequestError(
-            f"{name} differs between the rows of the request: expected one value for all"
-        )
-    return values.pop()
-
-
-def _timeout_s(timeout_us: int, parameters: Mapping[str, Any]) -> float | None:
-    """The deadline: Triton's own field (gRPC), or the parameter (HTTP generate)."""
-    value = timeout_us or parameters.get("timeout", 0)
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TIMEOUT_US:
-        raise InvalidRequestError(
-            f"timeout = {repr(value)[:40]}: expected whole µs, 0 (none) … {MAX_TIMEOUT_US}"
-        )
-    return value / 1e6 if value else None
-
-
-_BYTES_PER_LOGIT = 4
-
-
-def read_requested_outputs(scalars: Mapping[str, Scalar | None]) -> RequestedOutputs:
-    """The outputs of checked scalars; what was not sent is None or absent."""
-    beam_width = int(scalars.get("beam_width") or 1)
-    return RequestedOutputs(
-        finish_reason=bool(scalars.get("return_finish_reason")),
-        num_input_tokens=bool(scalars.get("return_num_input_tokens")),
-        num_output_tokens=bool(scalars.get("return_num_output_tokens")),
-        num_cached_tokens=bool(scalars.get("return_num_cached_tokens")),
-        log_probs=bool(scalars.get("return_log_probs")),
-        num_log_probs=int(scalars.get("num_log_probs") or 0),
-        context_logits=bool(scalars.get("return_context_logits")),
-        generation_logits=bool(scalars.get("return_generation_logits")),
-        perf_metrics=bool(scalars.get("return_perf_metrics")),
-        num_return_sequences=int(scalars.get("num_return_sequences") or beam_width),
-        beam_width=beam_width,
+def _prompt(tensors: Mapping[str, Array], limits: ModelLimits) -> EncodedPrompt:
+    """What one row's tensors say of its prompt and of words."""
+    ids = required(tensors, "input_ids").reshape(-1)
+    length = int(tensors["input_lengths"].item())
+    if not 0 <= length <= ids.size:
+        raise FieldError("input_lengths", f" = {length}: expected 1 … {ids.size}, the width of input_ids")
+    text = _text_context(tensors.get("text_context"), limits.vocab_size)
+    bad_words = _words(FIELD["bad_words_list"], tensors.get("bad_words_list"))
+    for word in bad_words:
+        FIELD["bad_words_list"].check_token_ids(word, limits.vocab_size)
+    stop_words = [] if text else _words(FIELD["stop_words_list"], tensors.get("stop_words_list"))
+    return EncodedPrompt(
+        token_ids=ids[:length].tolist(),
+        text=text,
+        stop_sequences=stop_words,
+        bad_words=bad_words,
+        biases=_biases(tensors.get("embedding_bias"), limits.vocab_size),
     )
 
 
-def check_logits_size(
-    outputs: RequestedOutputs, lengths: Sequence[tuple[int, int]], vocab_size: int, *, is_streaming: bool
-) -> None:
-    """Refuse a request whose logits would be too many.
+def _words(field: Field, tensor: Array | None) -> list[tuple[int, ...]]:
+    """The sequences of ids of a packed list."""
+    if tensor is None:
+        return []
+    words = unpack_word_list(np.ascontiguousarray(tensor.reshape(2, -1)))
+    field.check_count(len(words), "words")
+    longest = max(map(len, words), default=0)
+    if longest > field.max_item_size:
+        raise field.error(f" has a word of {longest} tokens: at most {field.max_item_size} are allowed")
+    return [tuple(word) for word in words]
 
-    Args:
-        outputs: what it wants.
-        lengths: of each row the prompt's tokens and the new ones at most.
-        vocab_size: logits of one position.
-        is_streaming: whether its answer comes in several responses.
 
-    Raises:
-        InvalidRequestError: names the bytes that it would take.
-    """
-    num_positions = 0
-    if outputs.context_logits:
-        num_times = 2 if is_streaming else 1  # with the first response and with the last
-        num_positions += num_times * sum(num_prompt_tokens for num_prompt_tokens, _ in lengths)
-    if outputs.generation_logits:
-        num_positions += outputs.num_return_sequences * sum(max_tokens for _, max_tokens in lengths)
-    num_bytes = num_positions * vocab_size * _BYTES_PER_LOGIT
-    if num_bytes > MAX_LOGITS_BYTES:
-        raise InvalidRequestError(
-            f"return_context_logits and return_generation_logits ask for {num_bytes} bytes "
-            f"({num_positions} positions of {vocab_size} logits): at most {MAX_LOGITS_BYTES} are allowed"
+def _biases(tensor: Array | None, vocab_size: int) -> list[tuple[int, float]]:
+    """The entries that are not 0 of a dense [vocab_size] vector."""
+    field = FIELD["embedding_bias"]
+    if tensor is None or tensor.size == 0:
+        return []
+    values = tensor.reshape(-1)
+    if values.size != vocab_size:
+        raise field.error(
+            f" has {values.size} values: expected 0 or {vocab_size}, the size of the vocabulary"
         )
+    # Not finite is not 0 either.
+    ids = np.flatnonzero(values)
+    numbers = values[ids].tolist()
+    field.check_numbers(numbers)
+    if ids.size > field.max_items:
+        problem = f" has {ids.size} values that are not 0: at most {field.max_items} are allowed"
+        raise field.error(problem)
+    return list(zip(ids.tolist(), numbers, strict=True))
+
+
+def _text_context(tensor: Array | None, vocab_size: int) -> TextContext | None:
+    """The row's text context; None: no detokenizer follows.
+
+    The tokenizer model writes it, but any client of `llm` may send one: it is checked like everything else.
+    """
+    if tensor is None:
+        return None
+    try:
+        context = _decoder.decode(tensor.item())
+    except (msgspec.ValidationError, msgspec.DecodeError, TypeError, ValueError):
+        raise InvalidRequestError("text_context is not what Naiad's tokenizer model writes") from None
+    _check_stop_strings(context.stop_strings)
+    ids = context.prompt_tail_ids
+    if len(ids) > MAX_PROMPT_TAIL_IDS:
+        raise InvalidRequestError(
+            f"text_context: prompt_tail_ids has {len(ids)} ids: at most {MAX_PROMPT_TAIL_IDS} are allowed"
+        )
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"text_context: prompt_tail_ids holds {token_id}: expected token ids in [0, {vocab_size})"
+            )
+    if not 0 <= context.num_prompt_chars <= MAX_PROMPT_CHARS:
+        raise InvalidRequestError(
+            f"text_context: num_prompt_chars = {context.num_prompt_chars}: expected 0 … {MAX_PROMPT_CHARS}"
+        )
+    return context
+
+
+def _check_stop_strings(stop_strings: Sequence[str]) -> None:
+    most, max_bytes = _STOP_STRINGS.max_items, _STOP_STRINGS.max_item_size
+    if len(stop_strings) > most:
+        raise InvalidRequestError(
+            f"text_context: stop_strings has {len(stop_strings)} entries: at most {most} are allowed"
+        )
+    for string in stop_strings:
+        # A lone surrogate can be written in JSON, but it is no text.
+        num_bytes = len(string.encode("utf-8", "surrogatepass"))
+        if not 1 <= num_bytes <= max_bytes:
+            raise InvalidRequestError(
+                f"text_context: stop_strings has an entry of {num_bytes} bytes: expected 1 … {max_bytes}"
+            )

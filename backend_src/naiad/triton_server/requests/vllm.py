@@ -2,51 +2,69 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from naiad.config.probe import PROBE_REQUEST_ID
 from naiad.errors import InvalidRequestError
+from naiad.frontend.field import INT32_MAX, Field, FieldError, Frontend, Kind, shown
+from naiad.frontend.field_rules import refuse_unknown_parameters, refuse_unserved
+from naiad.frontend.fields import FIELD, FIELDS, fields_at
 from naiad.frontend.limits import ModelLimits
-from naiad.frontend.request import GenerateRequest, StopRequest
-from naiad.triton_server.requests.fields import INT32_MAX, decoded, num_utf8_bytes, refuse_unknown_parameters
-from naiad.triton_server.requests.source import Array, RequestSource, VLLMRequest
-from naiad.triton_server.requests.text import ReadSource, TextRequestReader
-
-_FLAGS = ("stream", "exclude_input_in_output", "return_cumulative_logprob", "return_logprobs")
-_REFUSED = ("image", "embedding_request")
-# Tensors that the text level does not know.
-_OWN = (*_REFUSED, "sampling_parameters", "return_cumulative_logprob", "return_logprobs")
-_PARAMETERS = frozenset(
-    {
-        *_FLAGS,
-        *("text_input", "messages", "cache_salt", "priority", "num_draft_tokens", "min_length"),
-        *("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens"),
-        "return_num_cached_tokens",
-    }
+from naiad.frontend.prompt import EncodedPrompt, PromptEncoder
+from naiad.frontend.request import GenerateRequest, StopRequest, build_request
+from naiad.triton_server.requests.tensors import (
+    Array,
+    RequestSource,
+    sent_parameters,
+    sent_rows,
+    timeout_us,
 )
 
-# Fields of the text level that have another name here.
-_CLIENTS_NAMES: Mapping[str, str] = {
-    "num_return_sequences": "n",
-    "stop_words": "stop",
-    "num_log_probs": "logprobs",
-    "logit_bias_ids": "logit_bias",
-    "logit_bias_values": "logit_bias",
+_TENSORS = fields_at(Frontend.VLLM)
+_KEYS = fields_at(Frontend.SAMPLING_PARAMETERS)
+_SERVED_KEYS = ", ".join(sorted(name for name, field in _KEYS.items() if field.served))
+_DEFAULTS = {field.name: field.key_default for field in FIELDS if field.key_default is not None}
+_FLAGS = ("stream", "exclude_input_in_output", "return_cumulative_logprob", "return_logprobs")
+# Tensors that are no fields of the typed request.
+_APART = ("sampling_parameters", *_FLAGS)
+
+_decoder = msgspec.json.Decoder()
+_TRUTHS = {"true": True, "false": False}
+_TYPES: Mapping[Kind, tuple[type[Any], str]] = {
+    Kind.BOOL: (bool, "true or false"),
+    Kind.FP32: (float, "a number"),
+    Kind.INT32: (int, "a whole number"),
+    Kind.UINT64: (int, "a whole number"),
 }
 
 
-class VLLMRequestReader:
-    """Reads requests of this shape as those of the text level they stand for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VLLMRequest(GenerateRequest):
+    """What its responses need besides.
 
-    def __init__(self, texts: TextRequestReader) -> None:
-        """Take the text level's reader."""
-        self._texts = texts
+    Attributes:
+        prompt_text: stands before an unstreamed text; "" when it is excluded.
+        returns_log_probs: the output `logprobs` is requested.
+        returns_cum_log_prob: the output `cumulative_logprob` is requested.
+        num_log_probs: best tokens at each place; None: no log-probabilities were asked for.
+    """
+
+    prompt_text: str
+    returns_log_probs: bool
+    returns_cum_log_prob: bool
+    num_log_probs: int | None
+
+
+class VLLMRequestReader:
+    """Reads and tokenizes requests of this shape."""
+
+    def __init__(self, encoder: PromptEncoder) -> None:
+        """Take what makes token ids."""
+        self._encoder = encoder
 
     def read(self, source: RequestSource, limits: ModelLimits) -> VLLMRequest | StopRequest:
         """Check everything that was sent and build the row.
@@ -58,80 +76,64 @@ class VLLMRequestReader:
             # A model of this shape can not be asked to stop something.
             return StopRequest(PROBE_REQUEST_ID)
         tensors, parameters = source.tensors(), source.parameters()
-        refuse_unknown_parameters(parameters, _PARAMETERS | KNOWN, limits.forwarded_headers)
-        _refuse_unserved(tensors)
-        flags = {name: _read_flag(name, tensors, parameters) for name in _FLAGS}
+        refuse_unknown_parameters(parameters, Frontend.VLLM, limits.forwarded_headers)
+        refuse_unserved(tensors, _TENSORS)
+        flags = {name: _flag(name, tensors, parameters) for name in _FLAGS}
         is_streaming = bool(flags["stream"])
         if is_streaming and flags["exclude_input_in_output"] is False:
             raise InvalidRequestError("When streaming, `exclude_input_in_output` = False is not allowed.")
-        sampling = read_sampling_parameters(tensors.get("sampling_parameters"), parameters)
-        sampled = text_fields(sampling, is_streaming=is_streaming)
-        made = as_rows(sampled)
-        made |= {name: tensor[None] for name, tensor in tensors.items() if name not in _OWN}
+        keys = _sampling_parameters(tensors.get("sampling_parameters"), parameters)
+        sampled = _sampled_fields(keys, is_streaming=is_streaming)
+        by_row = {name: tensor[None] for name, tensor in tensors.items()}
+        others = {
+            name: value for name, value in parameters.items() if name not in _KEYS and name not in _FLAGS
+        }
+        (sent,) = sent_rows(by_row, {}, Frontend.VLLM, 1, apart=_APART)
+        sent = sent_parameters(others) | sampled | sent
         is_echoing = not is_streaming and not flags["exclude_input_in_output"]
         # A text that was sent stands before the answer as it was sent; of messages it is what they make.
-        prompt_text = _prompt_text(tensors, parameters) if is_echoing else ""
-        made |= as_rows({"exclude_input_in_output": bool(prompt_text) or not is_echoing})
+        prompt_text = sent.get("text_input", "") if is_echoing else ""
+        sent["stream"] = is_streaming
+        sent["exclude_input_in_output"] = bool(prompt_text) or not is_echoing
         if flags["return_cumulative_logprob"]:
-            made |= as_rows({"return_log_probs": True})
-        others = {name: value for name, value in parameters.items() if name not in KNOWN | frozenset(_FLAGS)}
-        others |= {"stream": is_streaming} if "stream" not in tensors else {}
+            sent["return_log_probs"] = True
         try:
-            request = self._texts.read(ReadSource(source.request_id, source.timeout_us, others, made), limits)
-        except InvalidRequestError as error:
-            raise _in_clients_names(error, sampled) from None
-        assert isinstance(request, GenerateRequest), "a stop that nobody asked for"
+            request = self._build(sent, source, limits, timeout_us(source, parameters))
+        except FieldError as error:
+            raise _in_clients_words(error, sampled) from None
         return VLLMRequest(
             **{each.name: getattr(request, each.name) for each in fields(GenerateRequest)}
             | {"joins_sequences": request.outputs.num_return_sequences > 1},
             prompt_text=prompt_text,
             returns_log_probs=bool(flags["return_logprobs"]),
             returns_cum_log_prob=bool(flags["return_cumulative_logprob"]),
-            num_log_probs=request.outputs.num_log_probs if sampling.get("logprobs") is not None else None,
+            num_log_probs=request.outputs.num_log_probs if keys.get("logprobs") is not None else None,
         )
 
-
-def _in_clients_names(error: InvalidRequestError, fields: Mapping[str, Any]) -> InvalidRequestError:
-    """The text level's error with the name that the client knows its field by.
-
-    Args:
-        error: begins with the field's name.
-        fields: that sampling parameters were made into, by `text_fields`.
-    """
-    message = str(error)
-    for field, name in _CLIENTS_NAMES.items():
-        if field in fields and re.match(rf"{field}\b", message):
-            return InvalidRequestError(name + message.removeprefix(field))
-    return error
+    def _build(
+        self, sent: dict[str, Any], source: RequestSource, limits: ModelLimits, timeout: Any
+    ) -> GenerateRequest:
+        prompt: EncodedPrompt = self._encoder.encode(self._encoder.check(sent))
+        sent.setdefault("end_id", self._encoder.known_id(self._encoder.tokenizer.eos_id))
+        return build_request([sent], [prompt], limits, request_id=source.request_id, timeout_us=timeout)
 
 
-def _refuse_unserved(tensors: Mapping[str, Array]) -> None:
-    for name in _REFUSED:
-        if any(tensors[name].reshape(-1).tolist() if name in tensors else []):
-            raise InvalidRequestError(f"{name} is not supported by this version of Naiad: do not send it")
+def _in_clients_words(error: FieldError, sampled: Mapping[str, Any]) -> FieldError:
+    """The error with the key of the sampling parameter that the field comes from."""
+    name = error.field_name
+    key = FIELD[name].name_at(Frontend.SAMPLING_PARAMETERS) if name in sampled else ""
+    return error.named(key) if key else error
 
 
-def _read_flag(name: str, tensors: Mapping[str, Array], parameters: Mapping[str, Any]) -> bool | None:
+def _flag(name: str, tensors: Mapping[str, Array], parameters: Mapping[str, Any]) -> bool | None:
     value = tensors[name].item() if name in tensors else parameters.get(name)
     if value is not None and not isinstance(value, bool):
-        raise InvalidRequestError(f"{name} = {repr(value)[:80]}: expected true or false")
+        raise FieldError(name, f" = {shown(value)}: expected true or false")
     return value
 
 
-def _prompt_text(tensors: Mapping[str, Array], parameters: Mapping[str, Any]) -> str:
-    if "text_input" in tensors:
-        return decoded("text_input", tensors["text_input"].item())
-    return str(parameters.get("text_input", ""))
-
-
-DEFAULT_MAX_TOKENS = 16
-
-_decoder = msgspec.json.Decoder()
-_TRUTHS = {"true": True, "false": False}
-
-
-def read_sampling_parameters(tensor: Array | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling parameters that were sent, not yet checked.
+def _sampling_parameters(tensor: Array | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling parameters that were sent, by vLLM's names and not yet checked.
 
     Args:
         tensor: `sampling_parameters`, a JSON object, or None when it was not sent.
@@ -140,10 +142,10 @@ def read_sampling_parameters(tensor: Array | None, parameters: Mapping[str, Any]
     Raises:
         InvalidRequestError: the tensor holds no JSON object.
     """
-    sent = {name: value for name, value in parameters.items() if name in KNOWN}
+    sent = {name: value for name, value in parameters.items() if name in _KEYS}
     if tensor is None:
         return sent
-    text = decoded("sampling_parameters", tensor.item())
+    text = FIELD["sampling_parameters"].decoded(tensor.item())
     try:
         read = _json(text) if text.strip() else {}
     except ValueError as error:
@@ -153,57 +155,53 @@ def read_sampling_parameters(tensor: Array | None, parameters: Mapping[str, Any]
     return sent | read
 
 
-def text_fields(sent: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
-    """The fields of the text level that these parameters stand for, with vLLM's defaults.
+def _sampled_fields(keys: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
+    """The fields that these sampling parameters stand for, with vLLM's defaults.
 
     Args:
-        sent: sampling parameters by vLLM's names.
+        keys: vLLM's names → values.
         is_streaming: then there is one sequence.
-
-    Returns:
-        Field name → bool, int, float, string, or a list of one of them.
 
     Raises:
         InvalidRequestError: names the parameter, its value and what is allowed.
     """
-    # A top_p that was sent samples, also at a temperature of exactly 1.
-    fields: dict[str, Any] = {"max_tokens": DEFAULT_MAX_TOKENS, "top_p": 1.0}
-    for name, value in sent.items():
-        if name in _OFF:
-            _check_is_off(name, value)
-        elif name not in _READERS:
+    sent: dict[str, Any] = dict(_DEFAULTS)
+    for name, value in keys.items():
+        field = _KEYS.get(name)
+        if field is None:
             raise InvalidRequestError(
-                f"sampling_parameters: unknown key {name[:80]!r}: allowed are {', '.join(sorted(_READERS))}"
+                f"sampling_parameters: unknown key {name[:80]!r}: allowed are {_SERVED_KEYS}"
             )
+        if not field.served:
+            _check_is_off(name, field, value)
         elif value is not None:
-            fields |= _READERS[name](name, value)
-    if sent.get("max_tokens", DEFAULT_MAX_TOKENS) is None:
-        fields["max_tokens"] = INT32_MAX
-    best_of = fields.pop("best_of", None)
-    num_sequences = fields.get("num_return_sequences", 1)
+            sent |= _fields_of(name, field, value)
+    if keys.get("max_tokens", 0) is None:
+        sent["max_tokens"] = INT32_MAX
+    best_of = sent.pop("best_of", None)
+    num_sequences = sent.get("num_return_sequences", 1)
     if best_of not in (None, num_sequences):
-        raise InvalidRequestError(f"best_of = {best_of}: expected n = {num_sequences}, or none")
+        raise FieldError("best_of", f" = {best_of}: expected n = {num_sequences}, or none")
     if is_streaming and num_sequences > 1:
-        raise InvalidRequestError(f"n = {num_sequences}: expected 1 with stream = true")
-    return fields
+        raise FieldError("n", f" = {num_sequences}: expected 1 with stream = true")
+    return sent
 
 
-def as_rows(fields: Mapping[str, Any]) -> dict[str, Array]:
-    """The fields as tensors of one row.
-
-    Raises:
-        InvalidRequestError: a string is no valid Unicode.
-    """
-    return {name: _as_row(name, value) for name, value in fields.items()}
-
-
-def _as_row(name: str, value: Any) -> Array:
-    items = value if isinstance(value, list) else [value]
-    if isinstance(items[0], str):
-        for item in items:
-            num_utf8_bytes(name, item)
-        return np.array([[item.encode() for item in items]], dtype=np.object_)
-    return np.array([items])
+def _fields_of(name: str, field: Field, value: Any) -> dict[str, Any]:
+    """What one sampling parameter says: field name → value."""
+    if name == "logit_bias":
+        return _logit_bias(name, value)
+    if not field.is_scalar:
+        items = _words(name, value) if field.kind is Kind.STRING else _ids(name, value)
+        return {field.name: items} if items else {}
+    kind, expected = _TYPES[field.kind]
+    parsed = _parsed(name, value, kind, expected)
+    if parsed in field.key_off:
+        return {}
+    if field.key_above is not None and not field.key_above < parsed <= field.maximum:
+        raise _refusal(name, value, f"{expected} > {field.key_above} and ≤ {field.maximum}")
+    more = {"return_log_probs": True} if name == "logprobs" else {}
+    return {field.name: parsed} | more
 
 
 def _json(text: str) -> Any:
@@ -234,44 +232,8 @@ def _parsed(name: str, value: Any, kind: type[Any], expected: str) -> Any:
     return value
 
 
-def _refusal(name: str, value: Any, expected: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{name} = {repr(value)[:80]}: expected {expected}")
-
-
-def _integer(field: str) -> Callable[[str, Any], dict[str, Any]]:
-    return lambda name, value: {field: _parsed(name, value, int, "a whole number")}
-
-
-def _number(field: str) -> Callable[[str, Any], dict[str, Any]]:
-    return lambda name, value: {field: _parsed(name, value, float, "a number")}
-
-
-def _flag(field: str) -> Callable[[str, Any], dict[str, Any]]:
-    return lambda name, value: {field: _parsed(name, value, bool, "true or false")}
-
-
-def _top_p(name: str, value: Any) -> dict[str, Any]:
-    top_p = _parsed(name, value, float, "a number")
-    if not 0 < top_p <= 1:
-        raise _refusal(name, value, "a number > 0 and ≤ 1")
-    return {"top_p": top_p}
-
-
-def _top_k(name: str, value: Any) -> dict[str, Any]:
-    top_k = _parsed(name, value, int, "a whole number")
-    return {"top_k": 0 if top_k == -1 else top_k}
-
-
-def _seed(name: str, value: Any) -> dict[str, Any]:
-    seed = _parsed(name, value, int, "a whole number")
-    return {} if seed == -1 else {"seed": seed}
-
-
-def _log_probs(name: str, value: Any) -> dict[str, Any]:
-    return {
-        "num_log_probs": _parsed(name, value, int, "a whole number"),
-        "return_log_probs": True,
-    }
+def _refusal(name: str, value: Any, expected: str) -> FieldError:
+    return FieldError(name, f" = {shown(value)}: expected {expected}")
 
 
 def _listed(name: str, value: Any, kind: type[Any], expected: str) -> list[Any]:
@@ -286,23 +248,12 @@ def _listed(name: str, value: Any, kind: type[Any], expected: str) -> list[Any]:
     return [_parsed(name, item, kind, expected) for item in value]
 
 
-def _ids(field: str) -> Callable[[str, Any], dict[str, Any]]:
-    def read(name: str, value: Any) -> dict[str, Any]:
-        ids = _listed(name, value, int, "a list of token ids")
-        return {field: ids} if ids else {}
-
-    return read
+def _ids(name: str, value: Any) -> list[int]:
+    return _listed(name, value, int, "a list of token ids")
 
 
-def _words(field: str) -> Callable[[str, Any], dict[str, Any]]:
-    def read(name: str, value: Any) -> dict[str, Any]:
-        if isinstance(value, str):
-            words = _written_list(value)
-        else:
-            words = _listed(name, value, str, "a list of strings")
-        return {field: words} if words else {}
-
-    return read
+def _words(name: str, value: Any) -> list[str]:
+    return _written_list(value) if isinstance(value, str) else _listed(name, value, str, "a list of strings")
 
 
 def _written_list(text: str) -> list[str]:
@@ -332,61 +283,13 @@ def _logit_bias(name: str, value: Any) -> dict[str, Any]:
     }
 
 
-_READERS: Mapping[str, Callable[[str, Any], dict[str, Any]]] = {
-    "n": _integer("num_return_sequences"),
-    "best_of": _integer("best_of"),
-    "max_tokens": _integer("max_tokens"),
-    "min_tokens": _integer("min_tokens"),
-    "temperature": _number("temperature"),
-    "top_p": _top_p,
-    "top_k": _top_k,
-    "min_p": _number("min_p"),
-    "seed": _seed,
-    "presence_penalty": _number("presence_penalty"),
-    "frequency_penalty": _number("frequency_penalty"),
-    "repetition_penalty": _number("repetition_penalty"),
-    "stop": _words("stop_words"),
-    "stop_token_ids": _ids("stop_token_ids"),
-    "bad_words": _words("bad_words"),
-    "allowed_token_ids": _ids("allowed_token_ids"),
-    "logit_bias": _logit_bias,
-    "include_stop_str_in_output": _flag("include_stop_str_in_output"),
-    "ignore_eos": _flag("ignore_eos"),
-    "logprobs": _log_probs,
-    "priority": _integer("priority"),
-    "num_draft_tokens": _integer("num_draft_tokens"),
-}
-
-# Not served: the values that ask for nothing, besides null.
-_OFF: Mapping[str, tuple[Any, ...]] = {
-    "prompt_logprobs": (),
-    "detokenize": (True,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
-    "logits_processors": ([],),
-    "guided_decoding": ({}, ""),
-    "structured_outputs": ({}, ""),
-    "lora_name": ("",),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "early_stopping": (False,),
-    "extra_args": ({},),
-    "flat_logprobs": (False,),
-}
-
-KNOWN = frozenset(_READERS) | frozenset(_OFF)
-
-
-def _check_is_off(name: str, value: Any) -> None:
-    off = _OFF[name]
+def _check_is_off(name: str, field: Field, value: Any) -> None:
     meant = value
     if isinstance(value, str) and value:
         try:
             meant = _json(value.lower())
         except ValueError:
             meant = value
-    if meant is not None and not any(type(meant) is type(each) and meant == each for each in off):
-        raise InvalidRequestError(
-            f"{name} = {repr(value)[:80]} is not supported by this version of Naiad: do not send it"
-        )
+    is_off = any(type(meant) is type(each) and meant == each for each in field.key_off)
+    if meant is not None and not is_off:
+        raise FieldError(name, f" = {shown(value)} is not supported by this version of Naiad: do not send it")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from naiad.errors import InvalidRequestError
 from naiad.frontend.output_tensors import RESPONSE_TENSORS, Path
 from naiad.tokenization import TokenTable, decode, decode_chunk
-from naiad.triton_server.requests.source import Array
+from naiad.triton_server.requests.tensors import Array
 
 _CONSUMED = frozenset(each.detokenizer_name for each in RESPONSE_TENSORS if each.path is Path.TO_DETOKENIZER)
 

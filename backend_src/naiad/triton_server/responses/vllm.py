@@ -12,7 +12,7 @@ import numpy.typing as npt
 from naiad.frontend.chunks import Chunk, ChunkTexts
 from naiad.outputs import RequestOutput, TokenLogProbs
 from naiad.tokenization import TokenTable
-from naiad.triton_server.requests.source import VLLMRequest
+from naiad.triton_server.requests.vllm import VLLMRequest
 from naiad.triton_server.responses.stream import StreamRow, Tensors
 
 # The finish reason of a text that goes on.

@@ -23,7 +23,7 @@ from naiad.frontend.request import GenerateRequest, StopRequest
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
 from naiad.triton_server.metrics.observations import Observations
-from naiad.triton_server.requests.source import RequestSource
+from naiad.triton_server.requests.tensors import RequestSource
 from naiad.triton_server.responses.stream import (
     BeamRow,
     JoinedRow,
