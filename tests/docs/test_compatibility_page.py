@@ -5,7 +5,7 @@ import re
 import pytest
 
 from helpers.contract_page import page_rows
-from naiad.cli.presets import PRESETS, shipped_model
+from naiad.cli.repository.presets import PRESETS, shipped_model
 from naiad.frontend.field import Frontend
 from naiad.frontend.fields import fields_at
 

@@ -38,10 +38,10 @@ class Harness:
 
     def __init__(self, tokenizer: Tokenizer, accumulates: bool, cancel_message: str = "") -> None:
         encoder = PromptEncoder(tokenizer, LIMITS.max_model_len, LIMITS.vocab_size)
-        texts_of_chunks = ChunkTexts(tokenizer.table, skip_special_tokens=True)
+        texts = ChunkTexts(tokenizer.table, skip_special_tokens=True)
         shape = RequestShape(
             read=TextRequestReader(encoder).read,
-            build=TextWriter(texts_of_chunks, accumulates=accumulates).write,
+            build=TextWriter(texts, accumulates=accumulates).write,
             cancel_message=cancel_message,
         )
         self.tokenizer = tokenizer

@@ -16,7 +16,7 @@ _PACKAGE = Path(naiad.__file__).parent
 # A checkout: the package links to the repository that is shipped.
 _ROOT = _PACKAGE.parents[1]
 _PAGE = _ROOT / "docs" / "compatibility.md"
-_TEMPLATES = _PACKAGE / "cli" / "templates"
+_TEMPLATES = _PACKAGE / "cli" / "repository" / "templates"
 
 
 def generated_files() -> Mapping[Path, str]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from naiad.config import ModelConfig
 from naiad.config.model_location import model_directory
-from naiad.engine_process import DoorClient, claim_instance, end_with_parent, remove_runtime_directory
+from naiad.engine_process import AttachedClient, claim_instance, end_with_parent, remove_runtime_directory
 from naiad.errors import NaiadError
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import PromptEncoder
@@ -111,7 +111,7 @@ class DoorModel(ABC):
     def _open(self, name: str, version: str, llm_name: str, shape: RequestShape) -> None:
         self._instance, self._number_lock = claim_instance(os.getppid(), name)
         end_with_parent(lambda: remove_runtime_directory(self._instance.directory))
-        self._door = DoorClient(
+        self._door = AttachedClient(
             self._instance.directory, llm_name, self._take_outputs, self._lost, self._cancel
         )
         self._num_drawn_ids = 0

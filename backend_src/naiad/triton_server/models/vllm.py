@@ -31,10 +31,10 @@ class VLLMModel(DoorModel):
         for key in self.KEYS:
             read_bool(parameters, key, default=True)
         skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
-        written = ChunkTexts(encoder.tokenizer.table, skip_special_tokens=skip_special_tokens)
+        texts = ChunkTexts(encoder.tokenizer.table, skip_special_tokens=skip_special_tokens)
         return RequestShape(
             read=VLLMRequestReader(encoder).read,
-            build=VLLMWriter(written, encoder.tokenizer.table).write,
+            build=VLLMWriter(texts, encoder.tokenizer.table).write,
             cancel_message="Request was cancelled",
         )
 
