@@ -10,6 +10,7 @@ from torch import Tensor
 from naiad.sampling.masks import AllowedTokens, BadWords, MinTokens
 from naiad.sampling.penalties import CountPenalties, LogitBias, RepetitionPenalty
 from naiad.sampling.row_state import RowState, Stateful
+from naiad.sequence import SamplingParams
 
 
 class LogitsProcessor(Stateful, Protocol):
@@ -35,13 +36,14 @@ class TopNSigma:
     As in llama.cpp: the deviation is that of the row's finite logits around their mean.
     """
 
-    reads_tokens = False
-
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether it is on."""
         return params.top_n_sigma > 0
 
-    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
+    def new_state(self, params: SamplingParams) -> None:
+        """Nothing: the row's tokens do not matter."""
+
+    def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
         """Mask, in place."""
         for index, row in rows.items():
             values = logits[index].double()
