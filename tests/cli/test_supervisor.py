@@ -17,7 +17,8 @@ import pytest
 
 from helpers.server import eventually, gone
 from naiad.cli.system_checks import free_port
-from naiad.engine_process.protocol import FrameBuffer, StopServing, client_message_decoder
+from naiad.engine_process.protocol import StopServing, client_message_decoder
+from naiad.frames import FrameBuffer
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "supervise_fake.py"
 

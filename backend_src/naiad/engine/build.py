@@ -10,6 +10,7 @@ from naiad.engine.engine import Engine
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.model_runner import ModelRunner
+from naiad.model_runner.executor import RemoteRunner
 from naiad.scheduler.policies import make_policy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
@@ -55,7 +56,9 @@ def build_engine(config: EngineConfig) -> Engine:
     return Engine(scheduler, model_runner, partial(TextStream, token_table), overlaps=overlaps)
 
 
-def make_drafter(config: EngineConfig, model_runner: ModelRunner, kv_cache: KVCacheManager) -> Drafter | None:
+def make_drafter(
+    config: EngineConfig, model_runner: ModelRunner | RemoteRunner, kv_cache: KVCacheManager
+) -> Drafter | None:
     """What `config.drafter` names, for one engine.
 
     Args:

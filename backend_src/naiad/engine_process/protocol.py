@@ -1,24 +1,22 @@
-"""The messages between the engine process and whoever uses it, and their frames.
+"""The messages between the engine process and its clients, as msgpack in frames.
 
-A frame is a 4-byte little-endian length and a msgpack body. Both ends decode into the typed
-messages below; anything else is an error of the sender, never code that runs.
+Both ends decode into the typed messages below; anything else is an error of the sender, never code that
+runs.
 """
 
 from __future__ import annotations
 
 import logging
-import struct
 
 import msgspec
 
 from naiad.errors import InternalError
+from naiad.frames import MAX_FRAME_BYTES, frame
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest
 
-MAX_FRAME_BYTES = 512 * 1024 * 1024
 # Of one message; what is left of a frame is ample for everything else in it.
 MAX_LOGITS_BYTES = MAX_FRAME_BYTES // 2
-_LENGTH = struct.Struct("<I")
 
 
 class AddRequests(msgspec.Struct, tag="add", frozen=True):
@@ -101,8 +99,7 @@ engine_message_decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack
 
 def encode_frame(message: ClientMessage | EngineMessage) -> bytes:
     """The message as one frame."""
-    body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    return frame(_encoder.encode(message))
 
 
 def encode_requests(requests: list[EngineRequest]) -> bytes:
@@ -133,32 +130,3 @@ def split_outputs(outputs: list[RequestOutput]) -> list[list[RequestOutput]]:
             num_bytes = size
         parts[-1].append(output)
     return parts
-
-
-class FrameBuffer:
-    """Cuts a byte stream back into frame bodies."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take what arrived; return the bodies that are complete now.
-
-        Raises:
-            ValueError: a frame announces more than `MAX_FRAME_BYTES`.
-        """
-        self._bytes += data
-        bodies = []
-        start = 0
-        while len(self._bytes) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._bytes, start)
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
-            end = start + _LENGTH.size + length
-            if len(self._bytes) < end:
-                break
-            bodies.append(bytes(self._bytes[start + _LENGTH.size : end]))
-            start = end
-        del self._bytes[:start]
-        return bodies

@@ -64,11 +64,15 @@ def all_wait(running: list[Sequence]) -> bool:
     return all(sequence.next_start == sequence.next_end for sequence in running)
 
 
-def num_spare_blocks(running: list[Sequence], sequence: Sequence) -> int:
-    """Free blocks that have to be left over when a sequence is admitted."""
-    if sequence.num_preemptions == 0 or all_wait(running):
-        return 0
-    return len(running)
+def num_spare_blocks(num_running: int, sequence: Sequence, is_stuck: bool) -> int:
+    """Free blocks that have to be left over when a sequence is admitted.
+
+    Args:
+        num_running: sequences that run already.
+        sequence: the one that is admitted.
+        is_stuck: nobody that runs can go on.
+    """
+    return 0 if sequence.num_preemptions == 0 or is_stuck else num_running
 
 
 def choose_for_first(state: SchedulerState, first: Sequence) -> list[Sequence]:
@@ -89,7 +93,7 @@ def choose_for_first(state: SchedulerState, first: Sequence) -> list[Sequence]:
     has_slot = len(running) < state.limits.max_num_seqs
     num_missing_blocks = (
         state.kv_cache.num_blocks_to_admit(first)
-        + num_spare_blocks(running, first)
+        + num_spare_blocks(len(running), first, is_stuck)
         - state.kv_cache.num_free_blocks
     )
     chosen: list[Sequence] = []

@@ -275,9 +275,13 @@ class Scheduler:
         Beams wait for each other. If all that run do, because some of theirs are in the queue,
         the smallest rank goes first whoever its tenant is: then some search advances.
         """
-        if self.waiting and self.running and all_wait(self.running):
+        if self.waiting and self.running and self._is_stuck():
             return min(self.waiting, key=rank_key)
         return self.waiting.first(self._can_start, self.limits.max_num_seqs)
+
+    def _is_stuck(self) -> bool:
+        """Whether nobody that runs can go on: neither has a row in the step that is being made nor can have one."""
+        return not self._rows and all_wait(self.running)
 
     def _can_start(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence may be admitted now: not before its donor has what they share.
@@ -372,7 +376,8 @@ class Scheduler:
         if donor is not None and donor.status is SequenceStatus.RUNNING and sequence.num_preemptions == 0:
             num_cached_tokens = self._fork(sequence, donor)
         else:
-            num_cached_tokens = self.kv_cache.admit(sequence, num_spare_blocks(self.running, sequence))
+            num_spare = num_spare_blocks(len(self.running), sequence, self._is_stuck())
+            num_cached_tokens = self.kv_cache.admit(sequence, num_spare)
         if num_cached_tokens is None:
             return False
         self.waiting.remove(sequence)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from naiad.engine_process.protocol import EngineMessage, FrameBuffer, engine_message_decoder
+from naiad.engine_process.protocol import EngineMessage, engine_message_decoder
 from naiad.engine_process.unix_socket import connect
+from naiad.frames import FrameBuffer
 
 _READ_BYTES = 1 << 18
 _SEND_TIMEOUT_S = 5.0

@@ -28,7 +28,6 @@ from naiad.engine_process.protocol import (
     ClientMessage,
     Drain,
     EngineMessage,
-    FrameBuffer,
     StepDone,
     StopRequests,
     StopServing,
@@ -38,6 +37,7 @@ from naiad.engine_process.protocol import (
 from naiad.engine_process.serving.queue_gate import QueueGate
 from naiad.engine_process.unix_socket import listen
 from naiad.errors import NaiadError
+from naiad.frames import FrameBuffer
 from naiad.outputs import EngineStats, error_output
 from naiad.sequence import EngineRequest
 
