@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +33,7 @@ from naiad.speculation.policy import SpeculationPolicy
 from naiad.speculation.speculator import Speculator
 from naiad.speculation.step_cost import StepCost
 
-NUM_BLOCKS = 24
+NUM_BLOCKS = 14
 NUM_OPERATIONS = 90
 Runner = ModelRunner | RemoteRunner
 Made = dict[int, list[RequestOutput]]
@@ -42,7 +42,7 @@ SETTINGS: list[dict[str, Any]] = [
     {},
     {},
     {"temperature": 1.0},
-    {"temperature": 1.3, "top_k": 20, "stop_token_ids": tuple(range(5, 15))},
+    {"temperature": 1.3, "top_k": 20, "stop_token_ids": tuple(range(5, 50))},
     {"temperature": 0.8, "top_p": 0.9, "logit_bias": ((3, 2.0), (4, -1.0)), "num_log_probs": 2},
     {"temperature": 1.0, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.2},
     {"bad_words": ((3,), (4, 5)), "returns_generation_logits": True},
@@ -158,7 +158,7 @@ def said(outputs: list[RequestOutput]) -> tuple[Any, ...]:
 )
 def test_outputs_are_those_of_a_runner_in_this_process(folder: Path, drafter: str, overlaps: bool) -> None:
     config = make_config(folder, drafter=drafter)
-    here = ModelRunner(config)
+    here, totals = ModelRunner(config), Counter[str]()
     with remote(config) as there:
         for seed in range(3):
             engine = make_engine(config, here, overlaps)
@@ -167,9 +167,11 @@ def test_outputs_are_those_of_a_runner_in_this_process(folder: Path, drafter: st
             assert {each: said(made[each]) for each in made} == {
                 each: said(expected[each]) for each in expected
             }
-            stats = engine.stats()
-            assert stats.total_hit_tokens > 0
-            assert stats.total_preemptions > 0 or drafter != "none"
+            totals += Counter(
+                hits=engine.stats().total_hit_tokens, preempted=engine.stats().total_preemptions
+            )
+    assert totals["hits"] > 0
+    assert totals["preempted"] > 0
 
 
 def test_what_it_tells_is_the_runners(folder: Path) -> None:

@@ -280,7 +280,7 @@ class Scheduler:
         return self.waiting.first(self._can_start, self.limits.max_num_seqs)
 
     def _is_stuck(self) -> bool:
-        """Whether nobody that runs can go on: neither has a row in the step that is being made nor can have one."""
+        """Whether no running sequence has a row in the step that is being made, or could have one."""
         return not self._rows and all_wait(self.running)
 
     def _can_start(self, sequence: Sequence) -> bool:
