@@ -31,6 +31,7 @@ from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import (
     EngineRequest,
     FinishReason,
+    PrefixIdentity,
     SamplingParams,
     Sequence,
     SequenceStatus,
@@ -140,7 +141,8 @@ class Engine:
             params=params,
             arrival_s=now,
             deadline_s=deadline_s,
-            cache_salt=request.cache_salt,
+            tenant=request.cache_salt,
+            prefix_identity=PrefixIdentity(request.cache_salt),
             donor=donor,
             offered_token_ids=request.draft_token_ids,
             retention=request.retention,
@@ -197,7 +199,8 @@ class Engine:
             if isinstance(result.errors.get(row.sequence.sequence_id), InternalError)
         ]
         if failed:
-            self._model_runner.clear_blocks(self._scheduler.kv_cache.retract(failed))
+            retracted = self._scheduler.kv_cache.retract(failed)
+            self._model_runner.clear_blocks([block_id for _, block_id in retracted])
 
     def _outputs_of(self, row: ScheduledSequence, result: ModelOutput) -> list[RequestOutput]:
         sequence_id = row.sequence.sequence_id

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from naiad.kv_cache.kv_group import KVGroup
+from naiad.kv_cache.prefix_cache import NO_BLOCK
 from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.scheduler.policies import rank_key
 from naiad.scheduler.scheduler import Scheduler
@@ -44,7 +46,7 @@ def _check_sequences(scheduler: Scheduler) -> None:
     for sequence in scheduler.waiting:
         assert sequence.status is SequenceStatus.WAITING
         assert sequence.num_computed_tokens == 0
-        assert not sequence.block_table, "a waiting sequence holds blocks"
+        assert not any(sequence.block_tables), "a waiting sequence holds blocks"
 
 
 def _check_under_way(scheduler: Scheduler) -> None:
@@ -59,25 +61,36 @@ def _ends_next(sequence: Sequence) -> bool:
 
 
 def _check_tenants(scheduler: Scheduler) -> None:
-    live = Counter(sequence.cache_salt for sequence in [*scheduler.running, *scheduler.waiting])
-    running = Counter(sequence.cache_salt for sequence in scheduler.running)
+    live = Counter(sequence.tenant for sequence in [*scheduler.running, *scheduler.waiting])
+    running = Counter(sequence.tenant for sequence in scheduler.running)
     assert len(scheduler.tenants) == len(live), "a tenant without sequences is remembered"
     for sequence in [*scheduler.running, *scheduler.waiting]:
         tenant = scheduler.tenants.of(sequence)
-        assert tenant.num_live == live[sequence.cache_salt]
-        assert tenant.num_running == running[sequence.cache_salt]
+        assert tenant.num_live == live[sequence.tenant]
+        assert tenant.num_running == running[sequence.tenant]
 
 
 def _check_blocks(scheduler: Scheduler, ends: dict[int, int]) -> None:
-    kv_cache = scheduler.kv_cache
-    pool = kv_cache.pool
+    for group in scheduler.kv_cache.groups:
+        _check_group(scheduler, group, ends)
+
+
+def _check_group(scheduler: Scheduler, group: KVGroup, ends: dict[int, int]) -> None:
+    """The pool of one group agrees with the tables that hold its blocks."""
+    pool, block_size = group.pool, scheduler.kv_cache.block_size
     owners: Counter[int] = Counter()
-    for sequence in scheduler.running:
-        assert len(set(sequence.block_table)) == len(sequence.block_table), "a block is twice in a table"
-        assert len(sequence.block_table) * kv_cache.block_size >= sequence.num_computed_tokens
-        owners.update(sequence.block_table)
-    for sequence in scheduler.leaving:
-        owners.update(sequence.block_table)
+    for sequence in [*scheduler.running, *scheduler.leaving]:
+        table = sequence.block_tables[group.index]
+        held = [block_id for block_id in table if block_id != NO_BLOCK]
+        assert len(set(held)) == len(held), "a block is twice in a table"
+        assert NO_BLOCK not in table[len(table) - len(held) :], "a block is missing in the middle of a table"
+        assert len(table) * block_size >= sequence.num_computed_tokens
+        assert len(table) - len(held) <= group.first_seen(sequence.num_computed_tokens), (
+            "a window lacks blocks"
+        )
+        if group.max_held_blocks is not None:
+            assert len(held) <= group.max_held_blocks, "blocks that no window sees are held"
+        owners.update(held)
     for block_id in range(pool.num_blocks):
         assert pool.ref_count(block_id) == owners[block_id], f"block {block_id} is counted wrongly"
     free = pool.free_block_ids()
@@ -87,21 +100,17 @@ def _check_blocks(scheduler: Scheduler, ends: dict[int, int]) -> None:
     for sequence in scheduler.running:
         num_computed = sequence.num_computed_tokens
         num_written = max(num_computed, ends.get(sequence.sequence_id, num_computed))
-        _check_written_blocks_are_own(scheduler, sequence, num_written)
+        # Only full blocks are shared, from the step on that fills them; what is written later never is.
+        for block_id in sequence.block_tables[group.index][num_written // block_size :]:
+            assert pool.ref_count(block_id) == 1, f"block {block_id} is shared and written"
 
 
 def _check_blocks_of_drafts(scheduler: Scheduler, drafting: set[int]) -> None:
     for sequence in scheduler.running:
         if sequence.sequence_id not in drafting:
             num_needed = scheduler.kv_cache.num_blocks_for(sequence.num_tokens)
-            assert len(sequence.block_table) <= num_needed, "blocks for drafts were not given back"
-
-
-def _check_written_blocks_are_own(scheduler: Scheduler, sequence: Sequence, num_written: int) -> None:
-    """Only full blocks are shared, from the step on that fills them; what is written later never is."""
-    first_unwritten = num_written // scheduler.kv_cache.block_size
-    for block_id in sequence.block_table[first_unwritten:]:
-        assert scheduler.kv_cache.pool.ref_count(block_id) == 1, f"block {block_id} is shared and written"
+            longest = max(map(len, sequence.block_tables))
+            assert longest <= num_needed, "blocks for drafts were not given back"
 
 
 def _check_step(scheduler: Scheduler, scheduled: SchedulerOutput) -> None:
@@ -118,7 +127,7 @@ def _check_step(scheduler: Scheduler, scheduled: SchedulerOutput) -> None:
         assert row.start == sequence.num_computed_tokens
         assert row.samples == (_known_end(row) == sequence.num_tokens)
         assert row.samples or not row.draft_token_ids
-        assert len(sequence.block_table) * scheduler.kv_cache.block_size >= end
+        assert min(map(len, sequence.block_tables)) * scheduler.kv_cache.block_size >= end
 
 
 def _known_end(row: ScheduledSequence) -> int:

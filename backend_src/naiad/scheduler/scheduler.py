@@ -146,7 +146,8 @@ class Scheduler:
             add_drafts(self.speculator, self.kv_cache, self.tenants, budget, rows)
         self.tenants.pass_step(rows)
         self._newcomers.clear()
-        return SchedulerOutput(rows, self.kv_cache.take_copies())
+        copies = [(source, target) for _, source, target in self.kv_cache.take_copies()]
+        return SchedulerOutput(rows, copies)
 
     def schedule_ahead(self) -> SchedulerOutput | None:
         """`schedule` while a step is under way that is foreseen; None: see `foresight.can_step`."""
@@ -162,6 +163,7 @@ class Scheduler:
         caller to remove. Those of sequences that have ended meanwhile change nothing.
         """
         errors, sampled = output.errors, output.sampled_token_ids
+        has_windows = self.kv_cache.has_windows
         rows, is_ahead = scheduled.scheduled, scheduled.is_ahead
         if is_ahead:
             rows = [row for row in rows if row.sequence.status is SequenceStatus.RUNNING]
@@ -184,6 +186,8 @@ class Scheduler:
             if is_ahead:
                 # A block that ends with a token which was not known then.
                 self.kv_cache.publish(sequence, row.start + row.num_scheduled_tokens - num_drafts)
+            if has_windows:
+                self.kv_cache.leave_window(sequence)
 
     def _secure_blocks(self) -> bool:
         """Let every running sequence have blocks for its known tokens; others give way.
@@ -196,9 +200,9 @@ class Scheduler:
         while index < len(self.running):
             sequence = self.running[index]
             num_tokens = len(sequence.token_ids)
-            if len(sequence.block_table) * block_size >= num_tokens or self.kv_cache.allocate(
-                sequence, num_tokens
-            ):
+            # The last group's table is the shortest.
+            num_held = len(sequence.block_tables[-1]) * block_size
+            if num_held >= num_tokens or self.kv_cache.allocate(sequence, num_tokens):
                 index += 1
                 continue
             assert len(self.running) > 1, "a sequence alone does not fit the KV cache"
