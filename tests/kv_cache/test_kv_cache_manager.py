@@ -157,7 +157,7 @@ def test_a_failed_sequence_is_not_found() -> None:
     cache.publish(failed, 9)
     sharer = make_sequence(9)
     assert cache.admit(sharer) == 8
-    assert cache.retract([failed]) == [(0, failed.block_table[2])]
+    assert cache.retract([failed]) == [failed.block_table[2:]]
     cache.free(failed)
     assert cache.admit(make_sequence(9)) == 0
 
@@ -169,8 +169,8 @@ def test_what_only_failed_sequences_share_is_nobody_elses() -> None:
     cache.publish(failed, 9)
     sharer = make_sequence(9)
     cache.admit(sharer)
-    retracted = {block_id for _, block_id in cache.retract([failed, sharer])}
-    assert retracted == {*failed.block_table, *sharer.block_table}
+    (retracted,) = cache.retract([failed, sharer])
+    assert {*retracted} == {*failed.block_table, *sharer.block_table}
 
 
 def test_fork_shares_full_blocks_and_copies_the_last() -> None:
@@ -179,7 +179,7 @@ def test_fork_shares_full_blocks_and_copies_the_last() -> None:
     fork = make_sequence(10)
     assert cache.fork(fork, donor) == 9
     assert fork.block_table[:2] == donor.block_table[:2]
-    assert cache.take_copies() == [(0, donor.block_table[2], fork.block_table[2])]
+    assert cache.take_copies() == [[(donor.block_table[2], fork.block_table[2])]]
     assert cache.take_copies() == []
 
 

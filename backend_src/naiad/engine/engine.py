@@ -199,8 +199,7 @@ class Engine:
             if isinstance(result.errors.get(row.sequence.sequence_id), InternalError)
         ]
         if failed:
-            retracted = self._scheduler.kv_cache.retract(failed)
-            self._model_runner.clear_blocks([block_id for _, block_id in retracted])
+            self._model_runner.clear_blocks(self._scheduler.kv_cache.retract(failed)[0])
 
     def _outputs_of(self, row: ScheduledSequence, result: ModelOutput) -> list[RequestOutput]:
         sequence_id = row.sequence.sequence_id

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from naiad.kv_cache.kv_group import KVGroup, KVGroupSpec
 from naiad.kv_cache.prefix_cache import NO_BLOCK, BlockName, CachedBlock, PrefixCache
 from naiad.sequence import UNKNOWN_TOKEN
 from naiad.sequence import Sequence as EngineSequence
-
-BlockCopy = tuple[int, int, int]
-"""A KV group, the block to copy from and the block to copy to."""
 
 
 class KVCacheManager:
@@ -65,7 +62,8 @@ class KVCacheManager:
         self._prefix_cache = prefix_cache
         # For each sequence with blocks, its full blocks as the prefix cache knows them.
         self._chains: dict[int, list[CachedBlock]] = {}
-        self._copies: list[BlockCopy] = []
+        # For each group; empty if there are none at all.
+        self._copies: list[list[tuple[int, int]]] = []
         self._named_id = -1
         self._names: list[BlockName] = []
         self.num_queried_tokens = 0
@@ -162,17 +160,17 @@ class KVCacheManager:
         shared = []
         for group, table in zip(self.groups, donor.block_tables, strict=True):
             first = group.first_seen(num_cached_tokens)
-            if num_cached_tokens and table[first] == NO_BLOCK:
+            if NO_BLOCK in table[first : first + 1]:
                 return self.admit(sequence)
             shared.append([NO_BLOCK] * first + table[first:num_full])
         if not self._fill_tables(sequence, shared, num_cached_tokens):
             return None
         self._chains[sequence.sequence_id] = self._chains.get(donor.sequence_id, [])[:num_full]
         if num_cached_tokens % self._block_size:
-            tables = zip(donor.block_tables, sequence.block_tables, strict=True)
-            self._copies += [
-                (group, source[num_full], target[num_full]) for group, (source, target) in enumerate(tables)
-            ]
+            self._copies = self._copies or [[] for _ in self.groups]
+            tables = zip(self._copies, donor.block_tables, sequence.block_tables, strict=True)
+            for copies, source, target in tables:
+                copies.append((source[num_full], target[num_full]))
         return num_cached_tokens
 
     @property
@@ -180,8 +178,11 @@ class KVCacheManager:
         """Whether blocks have yet to be copied: until then no block may be written."""
         return bool(self._copies)
 
-    def take_copies(self) -> list[BlockCopy]:
-        """Blocks to copy, in order, before anything else is written."""
+    def take_copies(self) -> list[list[tuple[int, int]]]:
+        """For each group (from, to) blocks to copy, in order, before anything else is written.
+
+        Empty if there are none in any group.
+        """
         copies, self._copies = self._copies, []
         return copies
 
@@ -247,25 +248,23 @@ class KVCacheManager:
         for group in self.groups:
             group.leave_window(sequence, chain)
 
-    def retract(self, sequences: Iterable[EngineSequence]) -> list[tuple[int, int]]:
+    def retract(self, sequences: Sequence[EngineSequence]) -> list[list[int]]:
         """Let nobody find what these sequences wrote: they have failed together.
 
         Returns:
-            Blocks that nobody else holds, each with its group: clear them before they are freed.
+            For each group, their blocks that nobody else holds: clear them before they are freed.
         """
-        holders: Counter[tuple[int, int]] = Counter()
         for sequence in sequences:
-            for index, table in enumerate(sequence.block_tables):
-                holders.update((index, block_id) for block_id in table if block_id != NO_BLOCK)
             self._retract_left_blocks(sequence)
-        if self._prefix_cache is not None:
-            for group, block_id in holders:
-                self._prefix_cache.evict(block_id, group)
-        return [
-            (group, block_id)
-            for (group, block_id), num in holders.items()
-            if self.groups[group].pool.ref_count(block_id) == num
-        ]
+        own_blocks = []
+        for group in self.groups:
+            holders = Counter(each for sequence in sequences for each in sequence.block_tables[group.index])
+            del holders[NO_BLOCK]
+            if self._prefix_cache is not None:
+                for block_id in holders:
+                    self._prefix_cache.evict(block_id, group.index)
+            own_blocks.append([each for each, num in holders.items() if group.pool.ref_count(each) == num])
+        return own_blocks
 
     def free(self, sequence: EngineSequence) -> None:
         """Take all blocks back; of those kept for reuse, the last one is the first to be taken again.

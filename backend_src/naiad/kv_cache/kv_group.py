@@ -73,7 +73,7 @@ class KVGroup:
         self._prefix_cache = prefix_cache
 
     def first_seen(self, num_computed_tokens: int) -> int:
-        """The first block that is read when so many tokens are computed."""
+        """The first block that is read for the token after so many others."""
         if self.window is None:
             return 0
         return first_block_in_window(num_computed_tokens, self.window, self._block_size)
@@ -83,7 +83,7 @@ class KVGroup:
         num_blocks = -(-num_tokens // self._block_size)
         if self.max_held_blocks is None:
             return num_blocks
-        return min(num_blocks, self.first_seen(num_computed_tokens) + self.max_held_blocks)
+        return min(num_blocks, self._first_kept(num_computed_tokens) + self.max_held_blocks)
 
     def num_blocks_for_all(self, num_tokens: int) -> int:
         """Blocks that one sequence holds at most until it has so many tokens."""
@@ -118,7 +118,7 @@ class KVGroup:
     def leave_window(self, sequence: EngineSequence, chain: list[CachedBlock]) -> None:
         """Free the blocks that no window sees any more."""
         table = sequence.block_tables[self.index]
-        first = end = min(self.first_seen(sequence.num_computed_tokens), len(table))
+        first = end = min(self._first_kept(sequence.num_computed_tokens), len(table))
         while first and table[first - 1] != NO_BLOCK:
             first -= 1
         if first < end:
@@ -131,6 +131,10 @@ class KVGroup:
         num_left = 0 if self.window is None else table.count(NO_BLOCK)
         self._give_back(sequence, chain, range(len(table) - 1, num_left - 1, -1))
         table.clear()
+
+    def _first_kept(self, num_computed_tokens: int) -> int:
+        """The first block that a sequence keeps: a fork computes the last token again."""
+        return self.first_seen(max(0, num_computed_tokens - 1))
 
     def _give_back(self, sequence: EngineSequence, chain: list[CachedBlock], places: range) -> None:
         """Release blocks in this order; those that can be found are kept, as their client asks."""

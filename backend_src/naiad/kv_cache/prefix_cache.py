@@ -26,8 +26,8 @@ def sha256(parent_digest: bytes, token_bytes: bytes) -> bytes:
 
 
 def first_block_in_window(num_tokens: int, window: int, block_size: int) -> int:
-    """The first block that a layer with a window may still read once `num_tokens` are computed."""
-    return max(0, num_tokens - window) // block_size
+    """The first block that a layer with a window reads for the token after `num_tokens` others."""
+    return max(0, num_tokens + 1 - window) // block_size
 
 
 @dataclass(slots=True, eq=False)

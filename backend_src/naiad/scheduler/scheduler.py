@@ -146,8 +146,8 @@ class Scheduler:
             add_drafts(self.speculator, self.kv_cache, self.tenants, budget, rows)
         self.tenants.pass_step(rows)
         self._newcomers.clear()
-        copies = [(source, target) for _, source, target in self.kv_cache.take_copies()]
-        return SchedulerOutput(rows, copies)
+        copies = self.kv_cache.take_copies()
+        return SchedulerOutput(rows, copies[0] if copies else [])
 
     def schedule_ahead(self) -> SchedulerOutput | None:
         """`schedule` while a step is under way that is foreseen; None: see `foresight.can_step`."""
