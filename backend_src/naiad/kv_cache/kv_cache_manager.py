@@ -188,11 +188,15 @@ class KVCacheManager:
 
     def allocate(self, sequence: EngineSequence, num_tokens: int) -> bool:
         """Lengthen the block tables for `num_tokens` known tokens; False = no room now."""
-        lengths = [group.table_length(num_tokens, sequence.num_computed_tokens) for group in self.groups]
-        for group, table, length in zip(self.groups, sequence.block_tables, lengths, strict=True):
+        num_computed = sequence.num_computed_tokens
+        tables = [
+            (group, table, group.table_length(num_tokens, num_computed))
+            for group, table in zip(self.groups, sequence.block_tables, strict=True)
+        ]
+        for group, table, length in tables:
             if length - len(table) > group.pool.num_free:
                 return False
-        for group, table, length in zip(self.groups, sequence.block_tables, lengths, strict=True):
+        for group, table, length in tables:
             group.lengthen(table, length)
         return True
 

@@ -106,7 +106,8 @@ class KVGroup:
 
     def lengthen(self, table: list[int], length: int) -> None:
         """Lengthen a table with new blocks; the caller has looked at what is free."""
-        table.extend(self._take_block() for _ in range(length - len(table)))
+        for _ in range(length - len(table)):
+            table.append(self._take_block())
 
     def shorten(self, table: list[int], length: int) -> None:
         """Take back the blocks at a table's end, of which nothing is kept: they were for drafts."""

@@ -51,6 +51,11 @@ class CachedBlock:
     digest: bytes
     num_children: int = 0
 
+    @property
+    def is_useless(self) -> bool:
+        """Whether it has no KV, and nothing that can be found follows it."""
+        return self.num_children == 0 and max(self.block_ids) == NO_BLOCK
+
 
 class PrefixCache:
     """A hash table of full blocks, each linked to the one before it.
@@ -132,7 +137,7 @@ class PrefixCache:
         identity: PrefixIdentity,
         token_ids: Sequence[int],
         start: int,
-        block_ids: Sequence[int],
+        block_ids: list[int],
     ) -> CachedBlock:
         """Make a full block known.
 
@@ -142,7 +147,8 @@ class PrefixCache:
             token_ids: of the whole text.
             start: of the block's first token.
             block_ids: for each group, the block that holds, or will hold when it is first read, the
-                KV of those tokens; `NO_BLOCK` where a window has left them behind.
+                KV of those tokens; `NO_BLOCK` where a window has left them behind. The cache keeps
+                the list.
 
         Returns:
             The block by which such tokens are found: one with the same content, if that is known
@@ -154,18 +160,19 @@ class PrefixCache:
             if _is(known, parent, identity, token_bytes):
                 for group, _ in self._windowed:
                     if known.block_ids[group] == NO_BLOCK != block_ids[group]:
-                        self._attach(known, group, block_ids[group])
+                        known.block_ids[group] = block_ids[group]
+                        self._by_block_id[group][block_ids[group]] = known
                 return known
             self._forget(known)
-        block = CachedBlock([NO_BLOCK] * len(block_ids), parent, identity, token_bytes, digest)
-        if _is_useless(block, block_ids):
+        block = CachedBlock(block_ids, parent, identity, token_bytes, digest)
+        if block.is_useless:
             return block
         self._by_digest[digest] = block
         if parent is not None:
             parent.num_children += 1
-        for group, block_id in enumerate(block_ids):
+        for by_block_id, block_id in zip(self._by_block_id, block_ids, strict=True):
             if block_id != NO_BLOCK:
-                self._attach(block, group, block_id)
+                by_block_id[block_id] = block
         return block
 
     def evict(self, block_id: int, group: int = 0) -> None:
@@ -173,12 +180,8 @@ class PrefixCache:
         block = self._by_block_id[group].pop(block_id, None)
         if block is not None:
             block.block_ids[group] = NO_BLOCK
-            if self.windows[group] is None or _is_useless(block, block.block_ids):
+            if self.windows[group] is None or block.is_useless:
                 self._forget(block)
-
-    def _attach(self, block: CachedBlock, group: int, block_id: int) -> None:
-        block.block_ids[group] = block_id
-        self._by_block_id[group][block_id] = block
 
     def _forget(self, forgotten: CachedBlock) -> None:
         """Drop a block, and those before it that were remembered only because it followed."""
@@ -192,7 +195,7 @@ class PrefixCache:
             block = block.parent
             if block is not None:
                 block.num_children -= 1
-                if not _is_useless(block, block.block_ids):
+                if not block.is_useless:
                     break
 
     def _num_usable(self, found: list[CachedBlock]) -> int:
@@ -219,8 +222,3 @@ class PrefixCache:
 
 def _is(block: CachedBlock, parent: CachedBlock | None, identity: PrefixIdentity, token_bytes: bytes) -> bool:
     return block.parent is parent and block.token_bytes == token_bytes and block.identity == identity
-
-
-def _is_useless(block: CachedBlock, block_ids: Sequence[int]) -> bool:
-    """Whether it has no KV, and nothing that can be found follows it."""
-    return block.num_children == 0 and all(block_id == NO_BLOCK for block_id in block_ids)
