@@ -228,7 +228,10 @@ class KVCacheManager:
         if self._prefix_cache is None:
             return
         chain = self._chains[sequence.sequence_id]
-        for index in range(len(chain), num_tokens // self._block_size):
+        num_full = num_tokens // self._block_size
+        if len(chain) >= num_full:
+            return
+        for index in range(len(chain), num_full):
             parent = chain[-1] if chain else None
             start = index * self._block_size
             if sequence.token_ids[start + self._block_size - 1] == UNKNOWN_TOKEN:
