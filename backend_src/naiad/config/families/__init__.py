@@ -6,13 +6,15 @@ the tokenizer's process and the command line read configurations too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from naiad.config.checkpoint_json import Json, bad_value
 from naiad.config.families import gemma, llama
 from naiad.config.model_config import ModelConfig
 
 __all__ = ["ARCHITECTURES", "read_model_config"]
 
-_READERS = {
+_READERS: dict[str, Callable[[Json, Json], ModelConfig]] = {
     architecture: family.read_config for family in (llama, gemma) for architecture in family.ARCHITECTURES
 }
 ARCHITECTURES = tuple(_READERS)

@@ -16,7 +16,7 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ACTIVATION = "gelu_pytorch_tanh"
 _HEAD_DIM = 256
 # Of keys that files leave out, as transformers reads them.
-_DEFAULTS = {
+_DEFAULTS: dict[str, object] = {
     "head_dim": _HEAD_DIM,
     "num_key_value_heads": 4,
     "hidden_activation": _ACTIVATION,
@@ -24,7 +24,7 @@ _DEFAULTS = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
-_DEFAULTS_BY_ARCHITECTURE = {
+_DEFAULTS_BY_ARCHITECTURE: dict[str, dict[str, object]] = {
     _GEMMA_2: {
         "max_position_embeddings": 8_192,
         "attn_logit_softcapping": 50.0,
