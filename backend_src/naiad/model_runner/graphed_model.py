@@ -12,7 +12,7 @@ import torch
 
 from naiad.model_runner.graph_buckets import Bucket, Buckets
 from naiad.model_runner.step_inputs import SampledIds, StepRows, StepTokens, sampled_places
-from naiad.models import ForwardBatch, LlamaModel
+from naiad.models import DecoderModel, ForwardBatch, GroupInputs
 from naiad.outputs import SchedulerOutput
 from naiad_kernels.paged_attention import AttentionPlan
 from naiad_kernels.paged_attention.device_step import padded_run, plan_padded_step
@@ -48,9 +48,9 @@ class GraphedModel:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: DecoderModel,
         caches: Sequence[LayerCache],
-        layout: CacheLayout,
+        layouts: Sequence[CacheLayout],
         buckets: Buckets,
         capture: Capture,
     ) -> None:
@@ -59,13 +59,14 @@ class GraphedModel:
         Args:
             model: the weights.
             caches: one for each layer; their memory is that of the graphs from now on.
-            layout: of the caches.
+            layouts: of the caches, one for each group of layers.
             buckets: sizes.
             capture: makes a graph.
         """
         self._model = model
         self._caches = caches
-        self._layout = layout
+        self._layouts = layouts
+        self._layout = layout = layouts[0]
         self._buckets = buckets
         every = buckets.all()
         num_tokens = max(bucket.num_tokens for bucket in every)
@@ -125,14 +126,19 @@ class GraphedModel:
         num_padded = bucket.num_tokens - len(tokens.token_ids)
         token_ids = staging.put(tokens.token_ids + [0] * num_padded, torch.int64)
         positions = staging.put(tokens.positions + [0] * num_padded, torch.int64)
-        slots = staging.put(tokens.slots + [_PADDING_SLOT] * num_padded, torch.int64)
+        slot_mapping = staging.put(tokens.slots + [_PADDING_SLOT] * num_padded, torch.int64)
         layout = self._layout
         run = padded_run(layout, bucket.num_seqs, bucket.query_len, bucket.max_seq_len)
-        step = plan_padded_step(tokens.query_lens, tokens.seq_lens, tables, layout, run, staging)
-        plan = AttentionPlan(num_tokens=bucket.num_tokens, singles=[], chunks=[], device_step=step)
-        return token_ids, lambda: ForwardBatch(
-            token_ids, positions, Slots.from_slot_mapping(slots, layout.block_size), plan
-        )
+        plans = []
+        for each in self._layouts:
+            step = plan_padded_step(tokens.query_lens, tokens.seq_lens, tables, each, run, staging)
+            plans.append(AttentionPlan(num_tokens=bucket.num_tokens, singles=[], chunks=[], device_step=step))
+
+        def batch() -> ForwardBatch:
+            slots = Slots.from_slot_mapping(slot_mapping, layout.block_size)
+            return ForwardBatch(token_ids, positions, [GroupInputs(slots, plan) for plan in plans])
+
+        return token_ids, batch
 
     def _staging(self, bucket: Bucket) -> Staging:
         return Staging(self._num_bytes(bucket), self._layout.device, self._inputs)
@@ -141,4 +147,5 @@ class GraphedModel:
         # Three lists of the tokens, and the places that are sampled.
         wide = [bucket.num_tokens] * 4
         num_table = bucket.num_seqs * self._layout.blocks_for(bucket.max_seq_len)
-        return Staging.bytes_for(wide, [num_table, bucket.num_seqs, bucket.num_seqs + 1])
+        narrow = [num_table, bucket.num_seqs, bucket.num_seqs + 1] * len(self._layouts)
+        return Staging.bytes_for(wide, narrow)

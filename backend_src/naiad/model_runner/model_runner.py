@@ -25,8 +25,9 @@ from naiad.model_runner.paged_model import PagedModel
 from naiad.model_runner.pool_size import CudaMemory, default_cpu_bytes, measured_bytes
 from naiad.model_runner.rehearsal import every_kind_of_step, largest_steps
 from naiad.model_runner.token_budget import CUDA_BUDGET, TokenBudget, measure_token_budget, probe_steps
-from naiad.models import LlamaModel, load_model
+from naiad.models import DecoderModel, load_model
 from naiad.outputs import MemoryUse
+from naiad_kernels.linear import LoadOptions
 from naiad_kernels.paged_attention.device_step import max_short_len
 from naiad_kernels.paged_attention.layout import CacheLayout, fixed_split_for
 
@@ -62,10 +63,8 @@ class ModelRunner(PagedModel):
             checkpoints.append((config.draft_model, draft))
         check_memory(checkpoints, self.dtype, self.device)
         with torch.inference_mode():
-            models = [
-                load_model(each, shape, self.dtype, self.device, config.batch_invariant)
-                for each, shape in checkpoints
-            ]
+            options = LoadOptions(self.dtype, self.device, config.batch_invariant)
+            models = [load_model(each, shape, options) for each, shape in checkpoints]
             if num_layers:
                 models.append(models[0].first_layers(num_layers))
             pools = self._allocate_pools(config, models, num_pools=len(checkpoints))
@@ -97,7 +96,9 @@ class ModelRunner(PagedModel):
         """What the process holds now."""
         return memory_use(self.device)
 
-    def _allocate_pools(self, config: EngineConfig, models: list[LlamaModel], num_pools: int) -> list[KVPool]:
+    def _allocate_pools(
+        self, config: EngineConfig, models: list[DecoderModel], num_pools: int
+    ) -> list[KVPool]:
         """A pool for each of the first models, of the same number of blocks; others share the first one."""
         shapes = [model.config for model in models[:num_pools]]
         kv_cache_bytes = self._choose_kv_cache_bytes(config, models)
@@ -109,7 +110,7 @@ class ModelRunner(PagedModel):
                 "kv_cache_bytes", kv_cache_bytes, f"a size that fits in memory ({error})"
             ) from error
 
-    def _choose_kv_cache_bytes(self, config: EngineConfig, models: list[LlamaModel]) -> int:
+    def _choose_kv_cache_bytes(self, config: EngineConfig, models: list[DecoderModel]) -> int:
         if self.device.type == "cpu":
             return config.kv_cache_bytes or default_cpu_bytes()
         rehearsal = partial(self._rehearse, config, models)
@@ -124,7 +125,7 @@ class ModelRunner(PagedModel):
                 f"max_num_batched_tokens or max_num_seqs, or free memory ({error})"
             ) from error
 
-    def _rehearse(self, config: EngineConfig, models: list[LlamaModel]) -> list[PagedModel]:
+    def _rehearse(self, config: EngineConfig, models: list[DecoderModel]) -> list[PagedModel]:
         """Compute every kind of step and the largest of each model, over a pool of one block.
 
         Returns:

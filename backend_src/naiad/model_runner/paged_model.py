@@ -15,7 +15,7 @@ from naiad.model_runner.graphed_model import Capture, GraphedModel
 from naiad.model_runner.kv_pool import KVPool
 from naiad.model_runner.step_costs import MeasuredCosts, measure_step_costs, probed_blocks
 from naiad.model_runner.step_inputs import SampledIds, StepRows, build_step_inputs
-from naiad.models import LlamaModel
+from naiad.models import DecoderModel
 from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
 from naiad.sampling.sampled_row import SampledRow
 from naiad.sampling.sampler import QueuedSample, Sampler
@@ -55,7 +55,7 @@ class PagedModel:
         max_model_len: tokens of prompt and output together, at most.
     """
 
-    def __init__(self, model: LlamaModel, pool: KVPool, layout: CacheLayout, max_model_len: int) -> None:
+    def __init__(self, model: DecoderModel, pool: KVPool, layout: CacheLayout, max_model_len: int) -> None:
         """Join the parts.
 
         Args:
@@ -69,6 +69,8 @@ class PagedModel:
         self._model = model
         self._pool = pool
         self._layout = layout
+        # Of each group of layers.
+        self._layouts = [replace(layout, window=group.window) for group in model.config.layer_groups]
         self._sampler = Sampler(model.config.vocab_size)
         self._graphs: GraphedModel | None = None
         self._sampled: SampledIds | None = None
@@ -76,7 +78,7 @@ class PagedModel:
     @torch.inference_mode()
     def capture_graphs(self, buckets: Buckets, capture: Capture) -> None:
         """From now on replay steps that fit a bucket."""
-        self._graphs = GraphedModel(self._model, self._pool.layers, self._layout, buckets, capture)
+        self._graphs = GraphedModel(self._model, self._pool.layers, self._layouts, buckets, capture)
 
     def needs_ids(self, params: SamplingParams) -> bool:
         """Whether a row with these parameters, or what it asks for, waits until all its ids are known."""
@@ -139,7 +141,7 @@ class PagedModel:
         replayed = self._graphs.forward(output, self._sampled) if self._graphs is not None else None
         if replayed is not None:
             return replayed
-        batch, rows = build_step_inputs(output, self._layout, self._sampled)
+        batch, rows = build_step_inputs(output, self._layouts, self._sampled)
         return rows, self._model.forward(batch, self._pool.layers)
 
     def _run_without_drafts(self, rows: list[ScheduledSequence], result: ModelOutput) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from naiad.models import ForwardBatch
+from naiad.models import ForwardBatch, GroupInputs
 from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.sequence import UNKNOWN_TOKEN
 from naiad_kernels.paged_attention import attention_sort_key, plan_attention
@@ -118,15 +118,16 @@ class StepTokens:
 
 
 def build_step_inputs(
-    output: SchedulerOutput, layout: CacheLayout, sampled: SampledIds | None = None
+    output: SchedulerOutput, layouts: Sequence[CacheLayout], sampled: SampledIds | None = None
 ) -> tuple[ForwardBatch, StepRows]:
     """Order the sequences as attention wants them and flatten their tokens.
 
     Args:
         output: every token's block must be in its sequence's `block_table` already.
-        layout: of the cache.
+        layouts: of the cache, one for each group of layers; they differ in their windows.
         sampled: by the last step, if ids may be unknown.
     """
+    layout = layouts[0]
     rows = sorted(
         output.scheduled,
         key=lambda row: attention_sort_key(row.num_scheduled_tokens, row.start + row.num_scheduled_tokens),
@@ -134,17 +135,21 @@ def build_step_inputs(
     tokens = StepTokens.of(rows, layout.block_size, sampled)
     places = sampled_places(rows, tokens.ends)
     tables = [row.sequence.block_table for row in rows]
-    staging = _staging_for(tokens, len(places), layout) if is_staged(layout) else None
+    staging = _staging_for(tokens, len(places), layouts) if is_staged(layout) else None
     put = _on_host if staging is None else staging.put
-    slots = put(tokens.slots, torch.int64)
+    slot_mapping = put(tokens.slots, torch.int64)
     token_ids, positions = put(tokens.token_ids, torch.int64), put(tokens.positions, torch.int64)
     place_tensor = put(places, torch.int64)
-    attention = plan_attention(tokens.query_lens, tokens.seq_lens, tables, layout, staging=staging)
+    plans = [
+        plan_attention(tokens.query_lens, tokens.seq_lens, tables, each, staging=staging) for each in layouts
+    ]
     if staging is not None:
         staging.send()
     if sampled is not None and tokens.has_unknown:
         sampled.fill(token_ids)
-    batch = ForwardBatch(token_ids, positions, Slots.from_slot_mapping(slots, layout.block_size), attention)
+    # One block table serves all groups.
+    slots = Slots.from_slot_mapping(slot_mapping, layout.block_size)
+    batch = ForwardBatch(token_ids, positions, [GroupInputs(slots, plan) for plan in plans])
     return batch, StepRows(rows, tokens.ends, place_tensor)
 
 
@@ -168,11 +173,11 @@ def sampled_places(rows: Sequence[ScheduledSequence], ends: Sequence[int]) -> li
     ]
 
 
-def _staging_for(tokens: StepTokens, num_places: int, layout: CacheLayout) -> Staging:
+def _staging_for(tokens: StepTokens, num_places: int, layouts: Sequence[CacheLayout]) -> Staging:
     num_tokens = len(tokens.token_ids)
-    sizes = list_sizes(tokens.query_lens, tokens.seq_lens, layout)
+    sizes = [size for each in layouts for size in list_sizes(tokens.query_lens, tokens.seq_lens, each)]
     num_bytes = Staging.bytes_for([num_tokens, num_tokens, num_tokens, num_places], sizes)
-    return Staging(num_bytes, layout.device)
+    return Staging(num_bytes, layouts[0].device)
 
 
 def _on_host(values: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
