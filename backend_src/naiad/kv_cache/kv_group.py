@@ -25,6 +25,11 @@ class KVGroupSpec:
     window: int | None = None
 
 
+def max_held_blocks(window: int, max_step_tokens: int, block_size: int) -> int:
+    """Blocks that hold a window and one step's tokens, wherever the first of them lies in its block."""
+    return -(-(window + max_step_tokens) // block_size) + 1
+
+
 class KVGroup:
     """Which blocks of one group are held, and which are worth keeping.
 
@@ -67,7 +72,7 @@ class KVGroup:
         self.retention = BlockRetention(block_size, clock)
         self.max_held_blocks: int | None = None
         if spec.window is not None:
-            self.max_held_blocks = -(-(spec.window + max_step_tokens) // block_size) + 1
+            self.max_held_blocks = max_held_blocks(spec.window, max_step_tokens, block_size)
         self.draft_fills = [0] * spec.num_blocks
         self._block_size = block_size
         self._prefix_cache = prefix_cache
