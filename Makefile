@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_APART := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
-.PHONY: serve test test-all test-gpu memcheck-gpu bench-gpu check install lock clean
+.PHONY: serve test test-all test-gpu memcheck-gpu bench-gpu check generated install lock clean
 
 serve: .venv/.installed
 	exec $(BIN)/naiad serve $(ARGS)
@@ -46,6 +46,10 @@ check: .venv/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/docs
+
+# The config.pbtxt files and the tables of docs/compatibility.md, from the tables in backend_src/naiad/frontend.
+generated: .venv/.installed
+	$(BIN)/python -m naiad.frontend.generate
 
 install: .venv/.installed
 

@@ -15,6 +15,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 @pytest.fixture(scope="session")
 def default_model_dir() -> Path:
     """SmolLM2-135M-Instruct, fetched once."""
-    from naiad.cli.fetch_model import fetch_default_model
+    from naiad.cli.checkpoints.fetch import fetch_default_model
 
     return fetch_default_model(None)

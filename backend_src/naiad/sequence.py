@@ -50,7 +50,7 @@ class TopPDecay(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How one sequence is sampled and when it ends. Already validated (see `request_fields`).
+    """How one sequence is sampled and when it ends. Already validated.
 
     Attributes:
         max_tokens: new tokens at most, ≥ 1.

@@ -1,4 +1,4 @@
-"""Counts kernels that become ready: each is a stall, so while serving there should be none."""
+"""Counts kernel compilations: each one stalls, so there should be none while serving."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 
 class CompileCounter:
-    """Variants of kernels that this process compiled, or read compiled from triton-lang's cache.
+    """Counts kernel variants that this process compiled or loaded from triton-lang's cache.
 
     Attributes:
         num_compiled: since the counter was made.
     """
 
     def __init__(self) -> None:
-        """Begin to count, beside whoever listens already."""
-        # Where no kernel runs, triton-lang is not loaded.
+        """Begin to count, and keep calling a hook that is already installed."""
+        # Imported here: where no kernel runs, triton-lang is not loaded.
         from triton import knobs
 
         self.num_compiled = 0

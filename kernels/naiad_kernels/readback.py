@@ -1,4 +1,4 @@
-"""Numbers of a step on their way back from a GPU."""
+"""Copies the numbers of a step back from a GPU."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 class Readback:
-    """Tensors that are copied to the host as soon as they are computed, and waited for only when needed.
+    """Copies tensors to the host as soon as they are computed; `wait` is called only when they are needed.
 
-    Waiting ends with the copy: what the device was told to do after it may still be under way.
+    Waiting ends with the copy: work that was queued after it may still be running.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         """Queue the copies.
 
         Args:
-            tensors: all of one device; on a CPU they are taken as they are.
+            tensors: all on one device; on a CPU they are used as they are.
         """
         self._tensors = list(tensors)
         self._event: torch.cuda.Event | None = None
@@ -27,12 +27,12 @@ class Readback:
                 torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True)
                 for each in tensors
             ]
-            # One that sleeps: a thread that spins takes a core from the server.
+            # A blocking event sleeps: a spinning thread would take a core from the server.
             self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._event.record()
 
     def wait(self) -> list[Tensor]:
-        """The tensors on the host, in their order."""
+        """Return the tensors on the host, in order."""
         if self._event is not None:
             self._event.synchronize()
         return self._tensors

@@ -1,4 +1,4 @@
-"""Numbers of a step on their way to a GPU."""
+"""Copies the numbers of a step to a GPU."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-# Compiled kernels rely on it: a tensor that begins elsewhere would need kernels of its own.
+# Compiled kernels rely on this alignment: other tensors would need kernels of their own.
 _ALIGNMENT_BYTES = 16
 _NUMPY_KINDS = {torch.int64: "i8", torch.int32: "i4", torch.float64: "f8"}
 
 
 class Staging:
-    """Lists that are written to one pinned buffer and moved by one copy, which nobody waits for.
+    """Writes lists to one pinned buffer and moves them with one asynchronous copy.
 
-    The buffer belongs to one step: torch uses its memory again when the copy out of it is done.
+    The buffer belongs to one step: torch reuses its memory when the copy is done.
     """
 
     def __init__(self, num_bytes: int, device: torch.device, target: torch.Tensor | None = None) -> None:
-        """Take the memory.
+        """Allocate the memory.
 
         Args:
-            num_bytes: from `bytes_for` all lists, or more.
-            device: where to.
+            num_bytes: at least `bytes_for` of all lists.
+            device: destination of the copy.
             target: `[≥ num_bytes]` uint8 on the device, to be overwritten; None: new memory.
         """
         self._host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -33,19 +33,19 @@ class Staging:
 
     @staticmethod
     def bytes_for(num_wide: Sequence[int], num_narrow: Sequence[int]) -> int:
-        """Of lists of so many numbers each, of eight and of four bytes."""
+        """Return the bytes that lists of these lengths need, of 8-byte and of 4-byte numbers."""
         sizes = [8 * num for num in num_wide] + [4 * num for num in num_narrow]
         return sum(_aligned(size) for size in sizes)
 
     def put(self, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor that holds the values after `send`: `[len(values)]` on the device.
+        """Return the tensor that holds the values after `send`: `[len(values)]` on the device.
 
         Args:
             values: in range of `dtype`.
             dtype: int64, int32 or float64.
         """
         begin, end = self._end, self._end + len(values) * dtype.itemsize
-        assert end <= len(self._numbers), "more is put than there was said to be"
+        assert end <= len(self._numbers), "more is put than `num_bytes` holds"
         self._numbers[begin:end].view(_NUMPY_KINDS[dtype])[:] = values
         self._end = _aligned(end)
         return self._target[begin:end].view(dtype)
@@ -53,16 +53,16 @@ class Staging:
     def put_table(
         self, lines: Sequence[Sequence[int]], counts: Sequence[int], shape: tuple[int, int]
     ) -> torch.Tensor:
-        """Like `put`, of int32 lines with zeros behind: `shape` on the device.
+        """Return an int32 table for `send` like `put`, its lines padded with zeros: `shape` on the device.
 
         Args:
-            lines: no more than the table has.
-            counts: how many numbers of each are put.
+            lines: at most as many as the table has.
+            counts: how many numbers of each line are put.
             shape: lines and columns of the table.
         """
         num_bytes = shape[0] * shape[1] * torch.int32.itemsize
         begin, end = self._end, self._end + num_bytes
-        assert end <= len(self._numbers), "more is put than there was said to be"
+        assert end <= len(self._numbers), "more is put than `num_bytes` holds"
         table = self._numbers[begin:end].view(np.int32).reshape(shape)
         table.fill(0)
         for place, line, count in zip(table, lines, counts, strict=False):
@@ -72,7 +72,7 @@ class Staging:
         return self._target[begin:end].view(torch.int32).view(shape)
 
     def send(self) -> None:
-        """Copy everything that was put, behind what the device has been told to do before."""
+        """Queue one copy of everything that was put, after the work that the device already has."""
         num_bytes = min(self._end, len(self._numbers))
         self._target[:num_bytes].copy_(self._host[:num_bytes], non_blocking=True)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from naiad.cli.throughput import Timing, figures, machine
+from naiad.cli.bench.throughput import Timing, figures, machine
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "perf" / "results"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-from naiad.cli.throughput import Generate, Prompts, check_counts
+from naiad.cli.bench.throughput import Generate, Prompts, check_counts
 
 # Its default.
 _PAGE_TOKENS = 256

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # Its torch takes seconds to import; load generators have no use for it.
-    from naiad.cli.throughput import Prompts, Work
+    from naiad.cli.bench.throughput import Prompts, Work
 
 _WORDS = (
     *("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world"),

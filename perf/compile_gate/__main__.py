@@ -12,15 +12,24 @@ from perf.compile_gate.served import SHAPES, ServedShape, launches
 
 _HEADER = f"""# Compiled kernels
 
-What each triton-lang kernel takes on the shapes it is compiled for, with triton {triton.__version__}.
-No GPU takes part: the numbers come from the compiled code. Written by
-`python -m perf.compile_gate docs/kernels.md`; the limits are asserted by
-`tests/kernels/test_compile_gate.py`. Times are not known yet, see [gpu-status.md](gpu-status.md).
+The registers and memory that each triton-lang kernel needs on the shapes it is compiled for,
+with triton {triton.__version__}. The numbers come from the compiled code; no GPU is involved.
+`python -m perf.compile_gate docs/kernels.md` writes this page, and
+`tests/kernels/test_compile_gate.py` asserts the limits. Times are not known yet; see
+[gpu-status.md](gpu-status.md).
 
-A shape is a model's name, its dtype, the cache's block size, and the cache's dtype if it is quantized;
-FP8 needs sm_90. An op that several launches compile
-differently has a row for each. Programs on one multiprocessor are what registers and shared memory
-leave room for.
+A shape is a model's name, its dtype, the cache's block size, and the cache's dtype if it is
+quantized; FP8 needs sm_90. The shapes of Gemma compile attention for each window of their layers.
+An op has one row for each variant that its launches compile. The last column is the number of
+programs for which one multiprocessor has registers and shared memory.
+
+The engine does not call these ops yet:
+
+- `linear.quantised`, products with four-bit, int8 and FP8 weights: a loader of quantised checkpoints
+  will make such weights, and `linear` multiplies by them.
+- `store_kv`, `rotary_store_kv` and `paged_attention` over INT8 and FP8 caches: a setting of the engine
+  will choose the cache's dtype.
+- `lora_shrink` and `lora_expand`: the layers' products will call them for requests with an adapter.
 
 | shape | kernel | GPU | registers | spilled bytes | shared memory | warps | programs |
 |---|---|---|---|---|---|---|---|

@@ -12,12 +12,11 @@ import argparse
 import sys
 from functools import partial
 
-from perf.common.arguments import at_least
 from perf.common.report import print_table, write_results
 from perf.common.transformers_generate import transformers_generate
 
-from naiad.cli.fetch_model import resolve_model
-from naiad.cli.throughput import (
+from naiad.cli.argument_types import at_least
+from naiad.cli.bench.throughput import (
     Generate,
     Prompts,
     Timing,
@@ -27,6 +26,7 @@ from naiad.cli.throughput import (
     measure,
     random_prompts,
 )
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
 
 _NUM_CHECKED_TOKENS = 32

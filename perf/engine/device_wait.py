@@ -8,7 +8,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from naiad.cli.throughput import Prompts
+from naiad.cli.bench.throughput import Prompts
 from naiad.engine import Engine
 from naiad.sequence import EngineRequest, SamplingParams
 

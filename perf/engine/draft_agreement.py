@@ -17,7 +17,7 @@ from perf.common.report import print_rows, write_report
 from perf.engine.speculation import PROMPTS, encode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from naiad.cli.fetch_model import resolve_model
+from naiad.cli.checkpoints.fetch import resolve_model
 
 
 @torch.inference_mode()

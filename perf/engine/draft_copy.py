@@ -16,10 +16,10 @@ import sys
 from pathlib import Path
 
 import torch
-from perf.common.arguments import at_least
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from naiad.cli.fetch_model import resolve_model
+from naiad.cli.argument_types import at_least
+from naiad.cli.checkpoints.fetch import resolve_model
 
 
 def main() -> int:

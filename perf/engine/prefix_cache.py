@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from perf.common.report import write_report
 
-from naiad.cli.fetch_model import resolve_model
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
 from naiad.engine import Engine, build_engine
 from naiad.sequence import EngineRequest, SamplingParams

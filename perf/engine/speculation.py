@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 import transformers
-from perf.common.arguments import at_least
 from perf.common.report import plot_path, write_report
 
-from naiad.cli.fetch_model import resolve_model
+from naiad.cli.argument_types import at_least
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
 from naiad.config.engine_config import DEVICES, DRAFTERS
 from naiad.engine import Engine, build_engine

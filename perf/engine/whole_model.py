@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from perf.common.arguments import at_least
 from perf.common.report import print_rows, write_report
 from perf.common.transformers_generate import load_transformers, padded_generate, paged_generate_s
 from perf.engine.compare_transformers import num_same_prompts
@@ -31,8 +30,17 @@ from perf.kernels import sizes
 from perf.kernels.ceilings import measure_ceilings
 from perf.kernels.clock import Clock
 
-from naiad.cli.fetch_model import resolve_model
-from naiad.cli.throughput import Prompts, Timing, Work, engine_generate, figures, measure, random_prompts
+from naiad.cli.argument_types import at_least
+from naiad.cli.bench.throughput import (
+    Prompts,
+    Timing,
+    Work,
+    engine_generate,
+    figures,
+    measure,
+    random_prompts,
+)
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig, ModelConfig
 from naiad.engine import Engine, build_engine
 from naiad.errors import InternalError

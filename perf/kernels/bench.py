@@ -19,7 +19,6 @@ from importlib import metadata
 from typing import Any
 
 import torch
-from perf.common.arguments import at_least
 from perf.common.report import print_rows, write_report
 from perf.kernels.attention import attention_cases
 from perf.kernels.cases import Case, Rival, Run, assert_agrees
@@ -30,6 +29,8 @@ from perf.kernels.products import product_cases
 from perf.kernels.sampling import sampling_cases
 from perf.kernels.sizes import LLAMA_3_8B, TINY, Sizes
 from perf.kernels.targets import verdict
+
+from naiad.cli.argument_types import at_least
 
 FAMILIES: dict[str, Callable[[Sizes, torch.device], Iterator[Case]]] = {
     "attention": attention_cases,

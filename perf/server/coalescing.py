@@ -26,8 +26,8 @@ from perf.server.load import all_at_once, responses, text_inputs
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
-from naiad.cli.fetch_model import resolve_model
-from naiad.cli.throughput import Work
+from naiad.cli.bench.throughput import Work
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.errors import InternalError
 
 ASKED_RATIO = 3.0

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from naiad.outputs import RequestOutput
-from naiad.triton_server.response_stream import StreamRow
+from naiad.triton_server.responses.stream import StreamRow
 
 
 @dataclass(slots=True)

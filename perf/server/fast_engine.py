@@ -13,8 +13,8 @@ import time
 
 from naiad.config import ModelConfig
 from naiad.engine_process.__main__ import parse
-from naiad.engine_process.loop import serve
-from naiad.engine_process.queue_gate import QueueLimits
+from naiad.engine_process.serving.loop import serve
+from naiad.engine_process.serving.queue_gate import QueueLimits
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from perf.server.each_token_row import EachTokenRow
 
-from naiad.engine_process import client
-from naiad.triton_server import llm_service
-from naiad.triton_server.llm_model import LLMModel
+from naiad.engine_process.clients import engine_client
+from naiad.triton_server.models.llm import LLMModel
+from naiad.triton_server.service import llm_service
 
 
 def fast_llm_model(tokens_per_s: float, *, coalesces: bool) -> type[LLMModel]:
@@ -17,13 +17,13 @@ def fast_llm_model(tokens_per_s: float, *, coalesces: bool) -> type[LLMModel]:
         coalesces: whether late tokens travel together, as they do in service.
     """
     command = [
-        *client.default_command()[:1],
+        *engine_client.default_command()[:1],
         "-m",
         "perf.server.fast_engine",
         "--tokens-per-s",
         str(tokens_per_s),
     ]
-    client.default_command = lambda: command
+    engine_client.default_command = lambda: command
     if not coalesces:
         llm_service.StreamRow = EachTokenRow
     return LLMModel

@@ -24,7 +24,7 @@ from perf.common.report import print_rows, write_report
 from perf.server.load_tools import Tool, genai_perf
 from perf.server.serve_process import naiad_serve
 
-from naiad.cli.fetch_model import resolve_model
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.errors import InternalError, StartupError
 
 _TOLERANCE = 0.1

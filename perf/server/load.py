@@ -17,7 +17,7 @@ from perf.server.sse_load import event_streams
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
-from naiad.cli.throughput import Generate, Prompts, check_counts
+from naiad.cli.bench.throughput import Generate, Prompts, check_counts
 from naiad.errors import InternalError
 
 Inputs = dict[str, npt.NDArray[Any]]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from naiad.cli.complete_directory import exclusive_lock, fill_directory, is_complete
-from naiad.cli.server_files import package_directory
+from naiad.cli.checkpoints.complete_directory import exclusive_lock, fill_directory, is_complete
+from naiad.cli.serve.server_files import package_directory
 from naiad.config.model_location import default_model_dir
 from naiad.errors import InternalError, StartupError
 

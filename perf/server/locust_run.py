@@ -22,7 +22,7 @@ from perf.common.report import ROOT, print_rows, write_report
 from perf.server.serve_process import Served, naiad_serve
 from perf.server.sse import sse_events
 
-from naiad.cli.fetch_model import resolve_model
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad_client import Client
 
 _LOCUSTFILE = ROOT / "perf" / "server" / "locustfile.py"

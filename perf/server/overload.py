@@ -19,7 +19,7 @@ from perf.common.report import write_report
 from perf.server.open_loop import Shape, Summary, poisson, run, summarize
 from perf.server.serve_process import naiad_serve
 
-from naiad.cli.fetch_model import resolve_model
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import ModelConfig
 from naiad.errors import InternalError
 

@@ -27,7 +27,7 @@ from perf.common.word_prompts import word_text
 from perf.server.load_tools import Tool, perf_analyzer
 from perf.server.serve_process import naiad_serve
 
-from naiad.cli.fetch_model import resolve_model
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.errors import InternalError, StartupError
 
 _PERCENTS = (50, 90, 99)

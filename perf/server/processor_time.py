@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from perf.common.arguments import at_least
 from perf.common.report import print_rows, write_report
 from perf.common.word_prompts import single_token_words, word_prompts
 from perf.server.fast_repository import write_fast_repository
@@ -31,8 +30,9 @@ from perf.server.load import PROTOCOLS, llm_generate, text_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
-from naiad.cli.fetch_model import resolve_model
-from naiad.cli.throughput import Work
+from naiad.cli.argument_types import at_least
+from naiad.cli.bench.throughput import Work
+from naiad.cli.checkpoints.fetch import resolve_model
 
 REST = "at rest, a second"
 LOAD, OTHERS = "load generator", "others"

@@ -24,7 +24,7 @@ from perf.server.open_loop import Answer, Shape, poisson, run, summarize
 from perf.server.serve_process import naiad_serve
 from perf.server.traces import Scaling, read_trace, scaled_arrivals
 
-from naiad.cli.fetch_model import resolve_model
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import ModelConfig
 from naiad.errors import ConfigError
 

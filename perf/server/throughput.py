@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from perf.common.arguments import at_least
 from perf.common.report import print_table, write_results
 from perf.common.transformers_generate import transformers_generate
 from perf.common.word_prompts import single_token_words, word_prompts
@@ -21,8 +20,9 @@ from perf.server.load import llm_generate, text_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
-from naiad.cli.fetch_model import resolve_model
-from naiad.cli.throughput import Generate, Prompts, Timing, Work, engine_generate, load_engine, measure
+from naiad.cli.argument_types import at_least
+from naiad.cli.bench.throughput import Generate, Prompts, Timing, Work, engine_generate, load_engine, measure
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
 
 _NUM_CHECKED_TOKENS = 16

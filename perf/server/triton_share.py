@@ -26,7 +26,6 @@ from typing import Any
 
 import psutil
 import torch
-from perf.common.arguments import at_least
 from perf.common.awake import cores_kept_awake
 from perf.common.plots import Panel, save_panels
 from perf.common.report import print_rows, write_report
@@ -35,10 +34,11 @@ from perf.server.load import PROTOCOLS, llm_generate, text_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
-from naiad.cli.fetch_model import resolve_model
-from naiad.cli.throughput import Prompts, Work, engine_generate, load_engine
+from naiad.cli.argument_types import at_least
+from naiad.cli.bench.throughput import Prompts, Work, engine_generate, load_engine
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
-from naiad.engine_process.child import child_environment
+from naiad.engine_process.clients.engine_child import child_environment
 
 # The part of the engine's tokens per second that each is asked to keep.
 ASKED = {"text": 0.9, "llm": 0.9, "ensemble": 0.8}

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from naiad.cli import bench, throughput
+from naiad.cli.bench import command, throughput
 from naiad.errors import InternalError
 from naiad.outputs import RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
@@ -47,7 +47,7 @@ class CountingEngine:
 
 def parse(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
+    command.add_arguments(parser)
     return parser.parse_args(["throughput", *words])
 
 

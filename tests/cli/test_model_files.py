@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from naiad.cli.model_files import check_model_directory, check_safetensors, weight_files
+from naiad.cli.checkpoints.model_files import check_model_directory, check_safetensors, weight_files
 from naiad.errors import ModelError
 
 CONFIG = {

@@ -13,9 +13,9 @@ import pytest
 from helpers.blank_checkpoint import write_checkpoint
 from helpers.doc_names import ROOT
 from naiad.cli.main import main
-from naiad.cli.presets import PRESETS, shipped_model
-from naiad.cli.repository import ModelEntry, find_repository, read_model, read_repository
-from naiad.cli.served_models import served_models, steps
+from naiad.cli.repository.model_entries import ModelEntry, find_repository, read_model, read_repository
+from naiad.cli.repository.presets import PRESETS, shipped_model
+from naiad.cli.repository.served_models import served_models, steps
 
 TRTLLM = ["ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"]
 

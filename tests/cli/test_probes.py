@@ -12,9 +12,9 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from naiad.cli.presets import shipped_model
-from naiad.cli.probes import Prober, probe_request
-from naiad.cli.repository import ModelEntry, find_repository, read_model, read_repository
+from naiad.cli.repository.model_entries import ModelEntry, find_repository, read_model, read_repository
+from naiad.cli.repository.presets import shipped_model
+from naiad.cli.serve.probes import Prober, probe_request
 from naiad.config.probe import PROBE_REQUEST_ID
 
 ENTRIES = {entry.name: entry for entry in read_repository(find_repository(None))}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from naiad.cli.repository import (
+from naiad.cli.repository.model_entries import (
     ModelEntry,
     find_repository,
     read_repository,

@@ -9,8 +9,8 @@ import pytest
 
 from helpers.blank_checkpoint import write_checkpoint
 from naiad.cli.main import main
-from naiad.cli.repository import ModelEntry, find_repository, read_repository
-from naiad.cli.served_models import served_models, steps
+from naiad.cli.repository.model_entries import ModelEntry, find_repository, read_repository
+from naiad.cli.repository.served_models import served_models, steps
 
 MODELS = ["detokenizer", "ensemble", "llm", "text", "tokenizer"]
 
@@ -155,7 +155,7 @@ def test_budgets_that_only_together_are_too_much_are_refused(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("naiad.cli.repository_command.available_memory_bytes", lambda: 5 << 29)
+    monkeypatch.setattr("naiad.cli.repository.command.available_memory_bytes", lambda: 5 << 29)
     assert naiad("check", repository) == 0
     add(repository, checkpoint, "third", "--kv-cache-bytes", "1000")
     assert "2.5 GiB of memory are available, these 3 models need 3.0 GiB" in refusal(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from naiad.cli.server_files import bundled_server, installed_server, server_environment
+from naiad.cli.serve.server_files import bundled_server, installed_server, server_environment
 from naiad.errors import StartupError
 
 

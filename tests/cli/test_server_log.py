@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from naiad.cli.server_log import ServerLog, find_cause, other_lines
+from naiad.cli.serve.server_log import ServerLog, find_cause, other_lines
 
 PREFIX = "E1121 06:03:04.281119 13958 "
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from naiad.cli.shared_memory import last_change_s, mapped_regions, process_group, remove_regions
+from naiad.cli.serve.shared_memory import last_change_s, mapped_regions, process_group, remove_regions
 
 REGION = "triton_python_backend_shm_region_0b0e"
 

@@ -200,8 +200,8 @@ def test_a_program_that_ends_in_silence_is_named(start: Start) -> None:
 
 
 def test_a_program_that_can_not_be_run_is_a_failed_start(tmp_path: Path, runtime_dir: Path) -> None:
-    from naiad.cli.server_log import ServerLog, find_cause
-    from naiad.cli.server_process import ServerProcess
+    from naiad.cli.serve.server_log import ServerLog, find_cause
+    from naiad.cli.serve.server_process import ServerProcess
 
     log = ServerLog(print, hold=True)
     server = ServerProcess([str(tmp_path / "nothing")], dict(os.environ), runtime_dir, log)
@@ -242,7 +242,7 @@ def test_a_killed_guard_takes_the_server_along(start: Start) -> None:
     supervised = start("deaf")
     supervised.wait_for("ready")
     guard, server = supervised.descendants()
-    assert "naiad.cli.server_guard" in guard.cmdline()
+    assert "naiad.cli.serve.server_guard" in guard.cmdline()
     guard.kill()
     eventually(lambda: gone([server]))
     supervised.wait_for("restarting the server")

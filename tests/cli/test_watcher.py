@@ -3,8 +3,8 @@ from __future__ import annotations
 import threading
 
 from helpers.server import eventually
-from naiad.cli.probes import ProbeFailure
-from naiad.cli.watcher import Verdict, Watcher
+from naiad.cli.serve.probes import ProbeFailure
+from naiad.cli.serve.watcher import Verdict, Watcher
 
 ERROR = ProbeFailure("llm: not healthy", is_silence=False)
 SILENCE = ProbeFailure("llm: no answer", is_silence=True)

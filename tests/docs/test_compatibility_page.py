@@ -5,18 +5,11 @@ import re
 import pytest
 
 from helpers.contract_page import page_rows
-from naiad.cli.presets import PRESETS, shipped_model
-from naiad.triton_server.unserved_fields import NOT_SERVED
+from naiad.cli.repository.presets import PRESETS, shipped_model
+from naiad.frontend.field import Frontend
+from naiad.frontend.fields import fields_at
 
 MODELS = ("ensemble", "tokenizer", "llm", "detokenizer", "vllm_model")
-# Refused fields that the text level calls otherwise.
-OTHER_NAMES = {
-    "tokenizer": {
-        *("DECODER_QUERY", "PROMPT_TABLE_EXTRA_ID", "IMAGE_BYTES", "IMAGE_URL", "VIDEO_BYTES", "IMAGES"),
-    },
-    "vllm_model": {"image", "embedding_request"},
-}
-
 _TENSOR = re.compile(r'name: "(\w+)", data_type: TYPE_(\w+), dims: (\[[^\]]*\])')
 
 
@@ -52,6 +45,7 @@ def test_text_has_the_ensembles_tensors_and_its_own_rows() -> None:
 @pytest.mark.parametrize("model", ["ensemble", "tokenizer", "llm", "text", "vllm_model"])
 def test_an_input_is_called_refused_exactly_when_it_is(model: str) -> None:
     refused = {row.name for row in page_rows(model) if row.status == "refused"}
-    not_served = OTHER_NAMES.get(model, set(NOT_SERVED))
+    frontend = Frontend("vllm" if model == "vllm_model" else model)
+    not_served = {name for name, field in fields_at(frontend).items() if not field.served}
 
     assert refused == not_served & declared_inputs(model) & {row.name for row in page_rows(model)}

@@ -13,7 +13,7 @@ import yaml
 
 from helpers.doc_names import ROOT
 from helpers.fake_metrics import FakeFamilies
-from naiad.triton_server.metrics import Metrics
+from naiad.triton_server.metrics.engine_metrics import Metrics
 
 FOLDER = ROOT / "docs" / "operations"
 # The server's own, with the reasons it gives.

@@ -18,9 +18,9 @@ from naiad.engine_process.protocol import (
     engine_message_decoder,
     split_outputs,
 )
+from naiad.frontend.limits import MAX_LOGITS_BYTES
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams, TextContext
-from naiad.triton_server.request_limits import MAX_LOGITS_BYTES
 
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1)), max_size=5), st.integers(1, 40))

@@ -15,7 +15,7 @@ import pytest
 from helpers.engine_harness import (
     FAKE_CHILD,
     WAIT_S,
-    RawDoor,
+    RawClient,
     Recorder,
     fake_command,
     has_ended,
@@ -181,9 +181,9 @@ def test_engine_ends_with_its_killed_parent(socket_dir: Path, is_busy: bool) -> 
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
         if is_busy:
-            door = RawDoor(path)
-            assert isinstance(door.receive(), Ready)
-            door.send(AddRequests([make_request(1, STUCK_ID)]))
+            other = RawClient(path)
+            assert isinstance(other.receive(), Ready)
+            other.send(AddRequests([make_request(1, STUCK_ID)]))
         owner.kill()
     wait_until(lambda: has_ended(pid))
     assert not path.exists()
@@ -208,9 +208,9 @@ def test_engine_ends_when_its_owner_disconnects(socket_dir: Path) -> None:
     path = socket_dir / "llm.engine"
     options = ["--socket", str(path), "--model-dir", str(socket_dir), "--parent-pid", str(os.getpid())]
     with subprocess.Popen([*fake_command("good"), *options]) as process:
-        door = RawDoor(path)
-        assert isinstance(door.receive(), Ready)
-        door.close()
+        other = RawClient(path)
+        assert isinstance(other.receive(), Ready)
+        other.close()
         try:
             assert process.wait(WAIT_S) == 0
         finally:

@@ -9,7 +9,7 @@ import pytest
 
 from naiad.config import EngineConfig
 from naiad.engine_process.__main__ import parse
-from naiad.engine_process.child import child_environment, config_options, default_command
+from naiad.engine_process.clients.engine_child import child_environment, config_options, default_command
 
 REQUIRED = ["--socket", "/s", "--parent-pid", "7"]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -58,33 +56,3 @@ def test_numbers_end(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(FileLock, "try_take", lambda _: False)
     with pytest.raises(StartupError, match="llm has 1024 instances"):
         claim_instance(os.getpid(), "llm")
-
-
-def test_a_lock_has_one_holder_and_leaves_no_file(tmp_path: Path) -> None:
-    one, other = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
-    assert one.try_take()
-    assert one.try_take()
-    assert not other.try_take()
-    other.release()
-    assert not other.try_take()
-    one.release()
-    assert list(tmp_path.iterdir()) == []
-    assert other.try_take()
-    other.release()
-
-
-def test_a_lock_outlives_nobody(tmp_path: Path) -> None:
-    script = (
-        "import os, sys; from pathlib import Path; from naiad.engine_process.file_lock import FileLock\n"
-        "lock = FileLock(Path(sys.argv[1])); assert lock.try_take(); os._exit(0)"
-    )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "lock")], check=True)
-    assert (tmp_path / "lock").exists()
-    lock = FileLock(tmp_path / "lock")
-    assert lock.try_take()
-    lock.release()
-
-
-def test_without_its_directory_there_is_no_lock(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        FileLock(tmp_path / "gone" / "lock").try_take()

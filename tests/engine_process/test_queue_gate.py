@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from naiad.engine_process.queue_gate import QueueGate, QueueLimits
+from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
 from naiad.errors import InvalidRequestError, UnavailableError
 from naiad.sequence import BeamParams, EngineRequest, SamplingParams
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.engine_harness import RawDoor, Recorder, make_request, wait_until
+from helpers.engine_harness import RawClient, Recorder, make_request, wait_until
 from helpers.fake_engine_child import HELD_ID, SLOW_ID, let_go
 from naiad.engine_process import EngineClient, StopNotice
 from naiad.engine_process.protocol import Ready, StopServing
@@ -45,7 +45,7 @@ def errors(recorder: Recorder, sequence_id: int) -> tuple[int, FinishReason | No
 
 
 def is_refused(client: EngineClient, recorder: Recorder) -> bool:
-    """Whether a new request is refused: the notice comes through another door, so it may come later."""
+    """Whether a new request is refused: the notice comes through another client, so it may come later."""
     number = len(recorder.outputs) + 100
     client.submit([make_request(number, first_id=4)])
     recorder.wait_finished(number)
@@ -84,16 +84,16 @@ def test_whatever_has_not_finished_in_time_ends_with_one_error(
     assert recorder.num_losses == 0
 
 
-def test_any_door_may_tell_and_the_earliest_end_counts(served: Served, socket_dir: Path) -> None:
+def test_any_client_may_tell_and_the_earliest_end_counts(served: Served, socket_dir: Path) -> None:
     client, recorder = served
     client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])
-    door = RawDoor(socket_dir / "llm.engine")
-    assert isinstance(door.receive(), Ready)
-    door.send(StopServing(0.2))
-    door.send(StopServing(600.0))
+    other = RawClient(socket_dir / "llm.engine")
+    assert isinstance(other.receive(), Ready)
+    other.send(StopServing(0.2))
+    other.send(StopServing(600.0))
     recorder.wait_finished(1)
     assert errors(recorder, 1)[3] == "the request did not finish in 0.2 s before the server stopped"
-    door.close()
+    other.close()
 
 
 def test_an_engine_that_was_started_again_is_told_again(served: Served, make_notice: MakeNotice) -> None:

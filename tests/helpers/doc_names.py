@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -50,19 +51,31 @@ _IDENTIFIER = re.compile(r"[A-Za-z]\w*")
 _PRINT_LOCUST_OPTIONS = (
     "from locust.argument_parser import get_parser; import perf.server.locustfile; get_parser().print_help()"
 )
-_COMMANDS = {
-    "serve": ("-m", "naiad.cli.main", "serve", "--help"),
+_COMMANDS: dict[str, tuple[str, ...]] = {
+    "serve": ("naiad.cli.main", "serve"),
     **{
-        f"repository {action}": ("-m", "naiad.cli.main", "repository", action, "--help")
+        f"repository {action}": ("naiad.cli.main", "repository", action)
         for action in ("create", "add", "remove", "check")
     },
-    "fetch-model": ("-m", "naiad.cli.main", "fetch-model", "--help"),
-    "throughput": ("-m", "naiad.cli.main", "bench", "throughput", "--help"),
-    "naiad": ("-m", "naiad.cli.main", "--help"),
-    "naiad_client": ("-m", "naiad_client", "--help"),
-    "locust": ("-c", _PRINT_LOCUST_OPTIONS),
-    **{name: ("-m", f"perf.server.{name}", "--help") for name in _LOAD_TOOLS},
+    "fetch-model": ("naiad.cli.main", "fetch-model"),
+    "throughput": ("naiad.cli.main", "bench", "throughput"),
+    "naiad": ("naiad.cli.main",),
+    "naiad_client": ("naiad_client",),
+    **{name: (f"perf.server.{name}",) for name in _LOAD_TOOLS},
 }
+# One process for all commands: most of its time is what they import.
+_PRINT_HELP = """
+import contextlib, io, json, runpy, sys
+for name, (module, *words) in json.loads(sys.argv[1]).items():
+    sys.argv = [module, *words, "--help"]
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            runpy.run_module(module, run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, (name, end.code)
+    print(json.dumps([name, printed.getvalue()]))
+"""
 _COMMAND_OF_LINE = (
     (re.compile(r"\bnaiad serve\b|\bmake serve\b|\"naiad\", \"serve\""), "serve"),
     (re.compile(r"\bnaiad fetch-model\b"), "fetch-model"),
@@ -155,15 +168,27 @@ def _options_known_to(code: str) -> frozenset[str]:
     commands = [command for pattern, command in _COMMAND_OF_LINE if pattern.search(code)]
     if commands:
         return frozenset().union(*(_help_options(command) for command in commands)) | {"--extra-index-url"}
-    return frozenset().union(OTHERS_OPTIONS, *(_help_options(command) for command in _COMMANDS))
+    return OTHERS_OPTIONS.union(*_options_of_commands().values(), _options_of_locust())
+
+
+def _help_options(command: str) -> frozenset[str]:
+    return _options_of_locust() if command == "locust" else _options_of_commands()[command]
 
 
 @functools.cache
-def _help_options(command: str) -> frozenset[str]:
-    done = subprocess.run(
-        [sys.executable, *_COMMANDS[command]], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    return frozenset(_OPTION.findall(done.stdout))
+def _options_of_commands() -> dict[str, frozenset[str]]:
+    lines = _printed("-c", _PRINT_HELP, json.dumps(_COMMANDS)).splitlines()
+    return {name: frozenset(_OPTION.findall(text)) for name, text in map(json.loads, lines)}
+
+
+@functools.cache
+def _options_of_locust() -> frozenset[str]:
+    return frozenset(_OPTION.findall(_printed("-c", _PRINT_LOCUST_OPTIONS)))
+
+
+def _printed(*words: str) -> str:
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
 @functools.cache

@@ -96,8 +96,8 @@ class Recorder:
         return sum(output.finish_reason is not None for output in self.outputs[sequence_id])
 
 
-class RawDoor:
-    """A connection that says what it likes."""
+class RawClient:
+    """A client that may break the protocol."""
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

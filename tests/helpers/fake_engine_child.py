@@ -11,8 +11,8 @@ import logging
 import time
 from pathlib import Path
 
-from naiad.engine_process.loop import serve
-from naiad.engine_process.queue_gate import QueueLimits
+from naiad.engine_process.serving.loop import serve
+from naiad.engine_process.serving.queue_gate import QueueLimits
 from naiad.errors import InvalidRequestError, ModelError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason

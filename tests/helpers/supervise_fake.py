@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from naiad.cli import supervisor
-from naiad.cli.stop_signal import StopSignal
+from naiad.cli.serve import drain, supervisor
+from naiad.cli.serve.stop_signal import StopSignal
 from naiad.errors import StartupError
 
 
@@ -28,7 +28,7 @@ def main() -> int:
         exit_timeout_s=20 if {"busy-for-ever", "short"}.isdisjoint(words) else 1,
         is_verbose=False,
     )
-    supervisor.SERVER_EXIT_TIMEOUT_S, supervisor._STOP_MARGIN_S, supervisor._END_MARGIN_S = 1, 1.0, 1.0
+    supervisor.SERVER_EXIT_TIMEOUT_S, supervisor._STOP_MARGIN_S, drain._END_MARGIN_S = 1, 1.0, 1.0
     try:
         with StopSignal() as stop:
             return supervisor.Supervisor(plan, stop, lambda: print("ready", flush=True)).run()

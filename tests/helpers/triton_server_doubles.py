@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from naiad.errors import NaiadError
+from naiad.frontend.limits import ModelLimits
 from naiad.sequence import EngineRequest
-from naiad.triton_server.llm_service import NUM_SENDERS, LLMService
-from naiad.triton_server.request_limits import ModelLimits
-from naiad.triton_server.response_stream import StreamRow
+from naiad.triton_server.requests.llm import read_request
+from naiad.triton_server.responses.llm import probe_tensors, response_tensors
+from naiad.triton_server.responses.stream import StreamRow
+from naiad.triton_server.service.llm_service import NUM_SENDERS, LLMService, RequestShape
 
 LIMITS = ModelLimits(max_model_len=100, vocab_size=1000, eos_token_ids=(2,), exclude_input_in_output=False)
+LLM_SHAPE = RequestShape(read=read_request, build=response_tensors, build_probe=probe_tensors)
 
 
 @dataclass

@@ -8,23 +8,14 @@ from typing import Any
 import numpy as np
 
 from helpers.triton_server_doubles import LIMITS, FakeSource
+from naiad.frontend.prompt import PromptEncoder
 from naiad.sequence import SamplingParams
 from naiad.tokenization import Tokenizer
-from naiad.triton_server.text_reader import TextReader
-from naiad.triton_server.text_request import TextRequestReader
-from naiad.triton_server.vllm_request import VLLMRequest, VLLMRequestReader
+from naiad.triton_server.requests.vllm import VLLMRequest, VLLMRequestReader
 
 
 def make_reader(tokenizer: Tokenizer) -> VLLMRequestReader:
-    texts = TextReader(
-        tokenizer,
-        LIMITS.max_model_len,
-        LIMITS.vocab_size,
-        add_special_tokens=True,
-        skip_special_tokens=True,
-        forwarded_headers="",
-    )
-    return VLLMRequestReader(TextRequestReader(texts))
+    return VLLMRequestReader(PromptEncoder(tokenizer, LIMITS.max_model_len, LIMITS.vocab_size))
 
 
 def source(

@@ -1,21 +1,46 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from torch.nn.utils.rnn import pad_sequence
 
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
 from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.sequence import SamplingParams, Sequence
+from naiad_kernels.linear.onednn import computes_in_bfloat16
 
 NEW_TOKENS = 12
-# Of bfloat16's logits against float32's, which deviate by 3 themselves; stated in docs/compatibility.md.
-MAX_BFLOAT16_RMS = 0.5
-MAX_BFLOAT16_KL = 0.01
+# Means over NEAR_PROMPTS of what bfloat16 changes, as docs/compatibility.md states them. For a single prompt
+# either is chance: its RMS lies anywhere from 0.05 to 0.5, whoever computes it.
+MAX_RMS_RATIO = 1.15
+MAX_KL = 0.01
 PROMPTS = ["The capital of France is", "1, 2, 3, 4,", "def fibonacci(n):\n    ", "a" * 300]
+_SUBJECTS = (
+    "France",
+    "water",
+    "a prime number",
+    "Shakespeare",
+    "the moon",
+    "music",
+    "a neural network",
+    "tea",
+)
+_SENTENCES = (
+    "The most important thing about {} is",
+    "Q: What do you know about {}?\nA:",
+    "Once upon a time, {} and",
+    "def describe():\n    # {}\n    return",
+    "1. {}\n2.",
+    "Elle m'a parlé de {} pendant",
+    '{"topic": "{}", "year":',
+    "{}, {}, {},",
+)
+NEAR_PROMPTS = [sentence.replace("{}", subject) for sentence in _SENTENCES for subject in _SUBJECTS]
 
 
 @pytest.fixture(scope="module")
@@ -83,32 +108,75 @@ def test_every_chunk_size_makes_the_same_tokens(
     assert generate(float32_runner, [prompt] * 64, list(range(1, 65))) == expected * 64
 
 
-def test_bfloat16_logits_are_near_float32s(
-    default_model_dir: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    wide, narrow = (load(default_model_dir, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+@dataclass(frozen=True)
+class Deviation:
+    """How far some logits are from float32's: means over all prompts.
+
+    Attributes:
+        rms: of the logits' differences.
+        kl: of the distributions, in nats.
+    """
+
+    rms: float
+    kl: float
+
+
+def deviation(logits: torch.Tensor, expected: torch.Tensor) -> Deviation:
+    """Take two [prompts, vocab]."""
+    rms = (logits - expected).square().mean(dim=1).sqrt()
+    log_probs, expected_log_probs = logits.log_softmax(1), expected.log_softmax(1)
+    kl = (expected_log_probs.exp() * (expected_log_probs - log_probs)).sum(dim=1)
+    return Deviation(rms.mean().item(), kl.mean().item())
+
+
+def transformers_logits(model_dir: Path, prompts: list[list[int]], dtype: torch.dtype) -> torch.Tensor:
+    """The logits [prompts, vocab] behind each prompt, in float32."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
+    # No token sees what comes after it, padding included.
+    padded = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
+    ends = torch.tensor([len(prompt) - 1 for prompt in prompts])
+    with torch.inference_mode():
+        hidden = model.model(padded).last_hidden_state[torch.arange(len(prompts)), ends]
+        logits: torch.Tensor = model.lm_head(hidden).float()
+    return logits
+
+
+def engine_logits(model_dir: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The same of the engine in bfloat16, all prompts in one step."""
+    num_tokens = sum(len(prompt) for prompt in prompts)
     runner = ModelRunner(
-        EngineConfig(model_dir=str(default_model_dir), dtype="bfloat16", max_num_batched_tokens=256)
+        EngineConfig(
+            model_dir=str(model_dir),
+            dtype="bfloat16",
+            block_size=16,
+            max_num_seqs=len(prompts),
+            max_num_batched_tokens=num_tokens,
+            kv_cache_bytes=256 << 20,
+        )
     )
     seen: list[torch.Tensor] = []
     compute = runner._model.logits
     monkeypatch.setattr(
         runner._model, "logits", lambda hidden: seen.append(compute(hidden)) or seen[-1].clone()
     )
-    for prompt in prompts:
-        generate(runner, [prompt], [512], max_tokens=1)
-        with torch.inference_mode():
-            expected, theirs = (
-                model(torch.tensor([prompt])).logits[0, -1].float() for model in (wide, narrow)
-            )
-        ours = seen.pop()[0]
-        their_rms = (theirs - expected).square().mean().sqrt().item()
-        assert (ours - expected).square().mean().sqrt().item() < min(MAX_BFLOAT16_RMS, 2 * their_rms)
-        kl = torch.nn.functional.kl_div(
-            ours.log_softmax(0), expected.log_softmax(0), log_target=True, reduction="sum"
-        )
-        assert kl.item() < MAX_BFLOAT16_KL
+    generate(runner, prompts, [num_tokens] * len(prompts), max_tokens=1)
+    (logits,) = seen
+    return logits.float()
+
+
+def test_bfloat16_logits_are_near_float32s(default_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without bfloat16 emulates it, so that transformers takes minutes there: only the KL counts."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_model_dir)
+    prompts = [tokenizer(text)["input_ids"] for text in NEAR_PROMPTS]
+    assert len(prompts) == 64
+    expected = transformers_logits(default_model_dir, prompts, torch.float32)
+    ours = deviation(engine_logits(default_model_dir, prompts, monkeypatch), expected)
+    print(f"engine: {ours}")
+    assert ours.kl <= MAX_KL
+    if computes_in_bfloat16():
+        theirs = deviation(transformers_logits(default_model_dir, prompts, torch.bfloat16), expected)
+        print(f"transformers: {theirs}")
+        assert ours.rms <= MAX_RMS_RATIO * theirs.rms
 
 
 def test_bfloat16_knows_the_capital_of_france(default_model_dir: Path) -> None:

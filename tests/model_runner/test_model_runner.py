@@ -189,6 +189,7 @@ def test_a_sharded_checkpoint_computes_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_logits_are_close(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a mean: how close a single prompt's are is chance, and differs between CPUs."""
     model = make_tiny_model(tmp_path)
     runner = make_runner(tmp_path, dtype=dtype)
     seen: list[torch.Tensor] = []
@@ -196,11 +197,11 @@ def test_half_precision_logits_are_close(tmp_path: Path, dtype: str, monkeypatch
     monkeypatch.setattr(
         runner._model, "logits", lambda hidden: seen.append(forward_logits(hidden)) or seen[-1]
     )
-    (sequence,) = make_sequences([30], 1)
-    step(runner, [sequence], 1000)
+    sequences = make_sequences([30] * 16, 1)
+    step(runner, sequences, 1000)
     with torch.no_grad():
-        expected = model(torch.tensor([sequence.token_ids[:30]])).logits[0, -1:]
-    assert torch.nn.functional.cosine_similarity(seen[0], expected).item() > 0.999
+        expected = model(torch.tensor([sequence.token_ids[:30] for sequence in sequences])).logits[:, -1]
+    assert torch.nn.functional.cosine_similarity(seen[0], expected).mean().item() > 0.999
 
 
 def test_the_token_budget_is_measured_when_none_is_set(tmp_path: Path) -> None:

@@ -25,6 +25,20 @@ def test_each_core_has_a_loop_of_the_lowest_priority_as_long_as_it_is_asked_for(
     assert gone(list(loops))
 
 
+def autogroup(pid: int | str) -> str:
+    path = Path(f"/proc/{pid}/autogroup")
+    return path.read_text() if path.exists() else ""
+
+
+@pytest.mark.skipif(not autogroup("self"), reason="this kernel does not group processes by session")
+def test_where_sessions_share_the_time_a_loops_session_has_the_lowest_priority() -> None:
+    before = set(psutil.Process().children())
+    with cores_kept_awake():
+        loops = set(psutil.Process().children()) - before
+        assert len(loops) == len(os.sched_getaffinity(0))
+        eventually(lambda: all(autogroup(loop.pid).split()[-1] == "19" for loop in loops))
+
+
 _COUNT_LOOPS = """
 import os, psutil, sys
 others = [each for each in psutil.Process(os.getppid()).children() if each.pid != os.getpid()]

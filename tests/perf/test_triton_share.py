@@ -9,7 +9,7 @@ from perf.server.fast_engine import FastEngine
 from perf.server.processor_time import LOAD, OTHERS, REST, kind_of, medians, row_of
 from perf.server.triton_share import Turn, calm, rows, take_turn
 
-from naiad.cli.throughput import Prompts, Work
+from naiad.cli.bench.throughput import Prompts, Work
 from naiad.config import ModelConfig
 from naiad.outputs import RequestOutput
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams

@@ -9,7 +9,7 @@ from perf.engine.device_wait import idle_share
 from perf.engine.random_checkpoint import LLAMA_3_8B, TINY, write_random_checkpoint
 from perf.engine.whole_model import RANDOM_8B, REHEARSAL, measure_model, step_bytes, verdict
 
-from naiad.cli.throughput import Work
+from naiad.cli.bench.throughput import Work
 from naiad.config import ModelConfig
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from helpers.raw_grpc import Outcome, Stream, ask, text_inputs
 from helpers.server import Server, eventually, gone, start_server
-from naiad.cli.shared_memory import mapped_regions
+from naiad.cli.serve.shared_memory import mapped_regions
 
 EXIT_TIMEOUT_S = 3
 STREAMING = (True, False)

@@ -16,12 +16,13 @@ from helpers.contract_page import Row
 from helpers.doc_names import ROOT
 from helpers.raw_grpc import Outcome, ask
 from helpers.server import Server
-from naiad.triton_server.text_request import LLM_NAMES, TOKENIZER_NAMES
+from naiad.frontend.field import Frontend
+from naiad.frontend.fields import FIELDS
 
 # As the tokenizer's errors call its tensors.
-TEXT_NAMES = {inner: outer for outer, inner in TOKENIZER_NAMES.items()}
+TEXT_NAMES = {field.name_at(Frontend.TOKENIZER): field.name for field in FIELDS if field.text}
 # `llm` takes parameters in the names of the text level.
-LLM_TEXT_NAMES = {inner: outer for outer, inner in LLM_NAMES.items()}
+LLM_TEXT_NAMES = {field.name_at(Frontend.LLM): field.name for field in FIELDS if field.text}
 # What needs several responses.
 REFUSED_UNARY = dict.fromkeys(("stream", "streaming"), "Streaming is only supported in decoupled mode.")
 

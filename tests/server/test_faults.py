@@ -14,7 +14,7 @@ import pytest
 from helpers.raw_grpc import Stream, ask, text_inputs
 from helpers.served import served
 from helpers.server import Server, eventually, gone, start_server
-from naiad.cli.shared_memory import mapped_regions
+from naiad.cli.serve.shared_memory import mapped_regions
 
 TWO = text_inputs("Hello", 4, ignore_eos=True)
 

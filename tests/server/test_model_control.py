@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
 from helpers.server import Server, eventually, start_repository
 from helpers.tiny_repository import create_repository, tiny_checkpoint
-from naiad.cli.shared_memory import mapped_regions
+from naiad.cli.serve.shared_memory import mapped_regions
 from naiad.engine_process import runtime_path
 
 MODELS = ("ensemble", "tokenizer", "llm", "detokenizer", "text")

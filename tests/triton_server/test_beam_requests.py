@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.triton_server_doubles import LIMITS, FakeDoor, FakeSender, FakeSource, llm_source
+from helpers.triton_server_doubles import LIMITS, LLM_SHAPE, FakeDoor, FakeSender, FakeSource, llm_source
 from naiad.engine_process import Ack
 from naiad.errors import InvalidRequestError
+from naiad.frontend.request import GenerateRequest
 from naiad.outputs import EngineStats, RequestOutput, TokenLogProbs, error_output
 from naiad.sequence import BeamParams, FinishReason
 from naiad.tokenization import TokenTable, pack_word_list
-from naiad.triton_server.beam_text import decode_beams, split_beams
-from naiad.triton_server.llm_service import LLMService
-from naiad.triton_server.request_reader import GenerateRequest, read_request
+from naiad.triton_server.requests.llm import read_request
+from naiad.triton_server.responses.text import decode_beams, split_beams
+from naiad.triton_server.service.llm_service import LLMService
 
 TEXT = b'{"prompt_tail_ids": [7], "num_prompt_chars": 3}'
 
@@ -42,7 +43,7 @@ class Harness:
 
     def __init__(self) -> None:
         self.door = FakeDoor()
-        self.service = LLMService(self.door, pytest.fail, lambda _: 1)
+        self.service = LLMService(self.door, pytest.fail, lambda _: 1, LLM_SHAPE)
         self.sender = FakeSender()
 
     def accept(self, source: FakeSource) -> None:
@@ -111,7 +112,7 @@ def test_a_search_has_the_references_defaults(sent: dict[str, Any], expected: Be
 def test_off_is_no_search(sent: dict[str, Any]) -> None:
     request = read(**sent)
     assert request.rows[0].beam is None
-    assert request.wishes.num_sequences == 1
+    assert request.outputs.num_sequences == 1
 
 
 @pytest.mark.parametrize(
@@ -182,8 +183,8 @@ def test_each_row_goes_to_the_engine_as_one_search(harness: Harness, num_return_
 
 
 def test_one_response_has_all_beams(harness: Harness) -> None:
-    wishes = {"return_log_probs": True, "return_finish_reason": True, "return_num_output_tokens": True}
-    source = llm_source(beam_width=3, return_num_input_tokens=True, **wishes)
+    outputs = {"return_log_probs": True, "return_finish_reason": True, "return_num_output_tokens": True}
+    source = llm_source(beam_width=3, return_num_input_tokens=True, **outputs)
     last = beam(3, 13, reason=FinishReason.LENGTH)
     best = beam(1, 10, 11, stop_reason="2")
     (response,) = harness.run(source, last, best, beam(2))

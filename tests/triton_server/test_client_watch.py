@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.triton_server_doubles import LIMITS, FakeSender, llm_source
+from helpers.triton_server_doubles import LIMITS, LLM_SHAPE, FakeSender, llm_source
 from naiad.errors import InternalError
+from naiad.frontend.request import GenerateRequest
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import FinishReason
-from naiad.triton_server.client_watch import (
+from naiad.triton_server.requests.llm import read_request
+from naiad.triton_server.responses.stream import ResponseStream, StreamRow
+from naiad.triton_server.service.client_watch import (
     LONGEST_IN_QUEUE_S,
     LONGEST_S,
     MAX_POLLS,
@@ -19,9 +22,6 @@ from naiad.triton_server.client_watch import (
     streams_to_poll,
     streams_to_probe,
 )
-from naiad.triton_server.request_reader import GenerateRequest, read_request
-from naiad.triton_server.request_shape import RequestShape
-from naiad.triton_server.response_stream import ResponseStream, StreamRow
 
 NOW_S = 1000.0
 
@@ -171,7 +171,7 @@ def test_who_streams_and_has_begun_is_asked_after_a_longer_silence() -> None:
 def test_an_end_that_is_on_its_way_is_not_replaced_by_an_error() -> None:
     (stream,) = new_streams(1, has_detokenizer=False)
     stream.push(stream.rows[0], RequestOutput(0, [5], finish_reason=FinishReason.LENGTH), None)
-    build = RequestShape().build
+    build = LLM_SHAPE.build
     assert stream._next(build, build) is not None
     stream.fail(InternalError("x"))
     assert stream.error is None
@@ -179,7 +179,7 @@ def test_an_end_that_is_on_its_way_is_not_replaced_by_an_error() -> None:
 
 def test_a_start_is_known_and_nothing_is_sent() -> None:
     (stream,) = new_streams(1, has_detokenizer=False, has_begun=False)
-    build = RequestShape().build
+    build = LLM_SHAPE.build
     stream.push(stream.rows[0], RequestOutput(0, []), None)
     assert stream.has_begun
     assert stream._next(build, build) is None

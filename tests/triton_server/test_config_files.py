@@ -9,20 +9,14 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from naiad.config.engine_config import field_names
-from naiad.triton_server.request_fields import SERVED
-from naiad.triton_server.unserved_fields import NOT_SERVED
+from naiad.frontend.field import Frontend
+from naiad.frontend.fields import fields_at
+from naiad.frontend.output_tensors import TOKENIZER_TENSORS
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
-RETENTION = {
-    *(f"retention_token_range_{name}" for name in ("starts", "ends", "priorities", "durations_ms")),
-    *("retention_decode_priority", "retention_decode_duration_ms"),
-}
-LLM_READS = RETENTION | {
-    *("input_ids", "input_lengths", "text_context", "cache_salt", "stop_words_list", "stop_token_ids"),
-    *("bad_words_list", "embedding_bias", "logit_bias_ids", "logit_bias_values", "allowed_token_ids"),
-    "draft_input_ids",
-}
-LLM_SERVED = {field.tensor or field.name for field in SERVED}
+LLM = fields_at(Frontend.LLM)
+SERVED = {name for name, field in LLM.items() if field.served}
+MADE_BY_THE_TOKENIZER = {each.llm for each in TOKENIZER_TENSORS if each.llm}
 
 
 def load(name: str) -> ModelConfig:
@@ -31,11 +25,11 @@ def load(name: str) -> ModelConfig:
 
 def test_every_input_of_llm_is_served_or_refused() -> None:
     declared = {each.name for each in load("llm").input}
-    assert declared - LLM_SERVED - LLM_READS - set(NOT_SERVED) == set()
+    assert declared - LLM.keys() == set()
 
 
 def test_every_served_tensor_is_declared() -> None:
-    assert LLM_SERVED - {each.name for each in load("llm").input} == set()
+    assert SERVED - {each.name for each in load("llm").input} == set()
 
 
 def test_llm_parameters_are_the_engines_fields() -> None:
@@ -73,10 +67,9 @@ def test_ensemble_maps_each_input_and_output_with_its_type() -> None:
 
 
 def test_ensemble_hands_every_input_of_llm_and_the_detokenizer_on() -> None:
-    """What only direct users of `llm` send has no name at the text level."""
     ensemble = load("ensemble")
     steps = {step.model_name: step for step in ensemble.ensemble_scheduling.step}
-    served = (LLM_READS | LLM_SERVED) - {"stop", "draft_input_ids"} - RETENTION
+    served = {name for name in SERVED if LLM[name].name_at(Frontend.ENSEMBLE)} | MADE_BY_THE_TOKENIZER
     assert served - set(steps["llm"].input_map) == set()
     assert {each.name for each in load("detokenizer").input} == set(steps["detokenizer"].input_map)
     assert {each.name for each in load("detokenizer").output} == set(steps["detokenizer"].output_map)
@@ -89,4 +82,5 @@ def test_text_takes_and_gives_what_the_ensemble_does_and_what_only_it_can() -> N
     assert list(text.input)[: len(ensemble.input)] == list(ensemble.input)
     assert list(text.output) == list(ensemble.output)
     more = {each.name for each in text.input} - {each.name for each in ensemble.input}
-    assert more - {"stop"} == more & set(NOT_SERVED)
+    refused = {name for name, field in fields_at(Frontend.TEXT).items() if not field.served}
+    assert more - {"stop"} == more & refused

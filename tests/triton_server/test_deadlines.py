@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers.triton_server_doubles import LIMITS, CountedIds, FakeDoor, FakeSender, llm_source
+from helpers.triton_server_doubles import LIMITS, LLM_SHAPE, CountedIds, FakeDoor, FakeSender, llm_source
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import FinishReason
-from naiad.triton_server.llm_service import LLMService
+from naiad.triton_server.service.llm_service import LLMService
 
 MESSAGE = "timeout: the request was not started within 2 s"
 
 
 @pytest.fixture
 def service() -> Iterator[LLMService]:
-    made = LLMService(FakeDoor(), [].append, CountedIds())
+    made = LLMService(FakeDoor(), [].append, CountedIds(), LLM_SHAPE)
     yield made
     made.close()
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from helpers.triton_server_doubles import LIMITS, llm_source
+from naiad.frontend.request import GenerateRequest
 from naiad.sequence import SamplingParams, TopPDecay
-from naiad.triton_server.request_reader import GenerateRequest, read_request
+from naiad.triton_server.requests.llm import read_request
 
 
 def read(**fields: Any) -> SamplingParams:

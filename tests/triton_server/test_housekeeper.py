@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from helpers.engine_harness import wait_until
-from naiad.triton_server.housekeeper import Housekeeper
+from naiad.triton_server.service.housekeeper import Housekeeper
 
 
 class Server:

@@ -8,6 +8,7 @@ import pytest
 
 from helpers.triton_server_doubles import (
     LIMITS,
+    LLM_SHAPE,
     CountedIds,
     FakeDoor,
     FakeSender,
@@ -19,7 +20,7 @@ from naiad.engine_process import Ack, Instance
 from naiad.errors import UnavailableError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
-from naiad.triton_server.llm_service import LLMService
+from naiad.triton_server.service.llm_service import LLMService
 
 TEXT = b'{"prompt_tail_ids": [7], "num_prompt_chars": 3}'
 
@@ -30,7 +31,7 @@ class Harness:
     def __init__(self) -> None:
         self.door = FakeDoor()
         self.logged: list[str] = []
-        self.service = LLMService(self.door, self.logged.append, CountedIds())
+        self.service = LLMService(self.door, self.logged.append, CountedIds(), LLM_SHAPE)
 
     def accept(self, source: FakeSource) -> FakeSender:
         sender = FakeSender()
@@ -284,7 +285,7 @@ def test_a_failure_of_ours_while_handing_over_ends_the_stream_once(harness: Harn
 
 def test_ids_can_not_be_guessed() -> None:
     door = FakeDoor()
-    service = LLMService(door, pytest.fail, Instance(Path(), "llm", 0).draw_first_id)
+    service = LLMService(door, pytest.fail, Instance(Path(), "llm", 0).draw_first_id, LLM_SHAPE)
     for _ in range(20):
         service.accept(llm_source(), FakeSender(), LIMITS)
     ids = [request.sequence_id for request in door.submitted]

@@ -7,9 +7,10 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
+from naiad.frontend.request import GenerateRequest
 from naiad.sequence import SamplingParams
 from naiad.tokenization import pack_word_list
-from naiad.triton_server.request_reader import GenerateRequest, read_request
+from naiad.triton_server.requests.llm import read_request
 
 
 def params_of(source: FakeSource) -> SamplingParams:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from helpers.fake_metrics import FakeFamilies
 from naiad.outputs import EngineStats, MemoryUse, Timings
 from naiad.sequence import FinishReason
-from naiad.triton_server.metrics import Metrics
-from naiad.triton_server.observations import Ended, ObservationBatch
-from naiad.triton_server.request_metrics import (
+from naiad.triton_server.metrics.engine_metrics import Metrics
+from naiad.triton_server.metrics.observations import Ended, ObservationBatch
+from naiad.triton_server.metrics.request_metrics import (
     MANY_GAPS,
     MOST_GAPS,
     MOST_OBSERVATIONS,

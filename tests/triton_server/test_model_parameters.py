@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from naiad.errors import ConfigError
-from naiad.triton_server.model_parameters import read_count
+from naiad.triton_server.models.parameters import read_count
 
 
 def test_count_is_read_and_nothing_means_none() -> None:

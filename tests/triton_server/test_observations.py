@@ -6,8 +6,8 @@ import pytest
 
 from naiad.outputs import EngineStats, RequestOutput, Timings, error_output
 from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams
-from naiad.triton_server.lasting_stats import LastingStats
-from naiad.triton_server.observations import Ended, Observations
+from naiad.triton_server.metrics.observations import Ended, Observations
+from naiad.triton_server.service.lasting_stats import LastingStats
 
 TIMINGS = Timings(1.0, 2.0, 3.0, 4.0)
 

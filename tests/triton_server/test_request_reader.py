@@ -8,8 +8,10 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
-from naiad.triton_server.request_fields import SERVED, read_scalars
-from naiad.triton_server.request_reader import GenerateRequest, StopRequest, read_request
+from naiad.frontend.field import Field, Kind
+from naiad.frontend.fields import SCALARS
+from naiad.frontend.request import GenerateRequest, StopRequest
+from naiad.triton_server.requests.llm import read_request
 
 
 def read(source: FakeSource) -> GenerateRequest:
@@ -239,23 +241,23 @@ def test_both_names_of_the_least_length_must_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "bound"),
+    ("field", "bound"),
     [
-        (field.name, bound)
-        for field in SERVED
-        if field.kind is float
+        (field, bound)
+        for field in SCALARS
+        if field.kind is Kind.FP32
         for bound in (field.minimum, field.maximum)
         if math.isfinite(bound)
     ],
+    ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_a_bound_is_allowed_as_float32_too(name: str, bound: float) -> None:
-    in_float32 = np.full((1, 1), bound, dtype=np.float32)
-    tensor = {field.name: field.tensor or field.name for field in SERVED}[name]
-    for tensors, parameters in (({tensor: in_float32}, {}), ({}, {name: bound})):
-        assert read_scalars(tensors, parameters) == {name: bound}
+def test_a_bound_is_allowed_as_float32_too(field: Field, bound: float) -> None:
+    in_float32 = np.float32(bound)
+    for value in (bound, in_float32.item()):
+        assert field.check(value) == bound
     beyond = np.nextafter(in_float32, np.float32(-math.inf if bound <= 0.01 else math.inf))
-    with pytest.raises(InvalidRequestError, match=f"^{name} = "):
-        read_scalars({tensor: beyond}, {})
+    with pytest.raises(InvalidRequestError, match=f"^{field.name} = "):
+        field.check(beyond.item())
 
 
 @pytest.mark.parametrize("is_streaming", [True, False])

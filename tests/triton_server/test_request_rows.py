@@ -9,8 +9,9 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, FakeSource
 from naiad.errors import InvalidRequestError
+from naiad.frontend.request import GenerateRequest
 from naiad.tokenization import pack_word_list
-from naiad.triton_server.request_reader import GenerateRequest, read_request
+from naiad.triton_server.requests.llm import read_request
 
 
 def read(source: FakeSource) -> GenerateRequest:

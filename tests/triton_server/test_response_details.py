@@ -10,12 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.triton_server_doubles import LIMITS, CountedIds, FakeDoor, FakeSender, FakeSource, llm_source
+from helpers.triton_server_doubles import (
+    LIMITS,
+    LLM_SHAPE,
+    CountedIds,
+    FakeDoor,
+    FakeSender,
+    FakeSource,
+    llm_source,
+)
 from naiad.engine_process import Ack
 from naiad.outputs import EngineStats, RequestOutput, TokenLogProbs
 from naiad.sequence import FinishReason
-from naiad.triton_server.llm_service import LLMService
-from naiad.triton_server.response_stream import merged
+from naiad.triton_server.responses.stream import merged
+from naiad.triton_server.service.llm_service import LLMService
 
 VOCAB_SIZE = 5
 TEXT = b'{"prompt_tail_ids": [7], "num_prompt_chars": 3}'
@@ -42,7 +50,7 @@ class Harness:
 
     def __init__(self) -> None:
         self.door = FakeDoor()
-        self.service = LLMService(self.door, pytest.fail, CountedIds())
+        self.service = LLMService(self.door, pytest.fail, CountedIds(), LLM_SHAPE)
         self.sender = FakeSender()
 
     def run(self, source: FakeSource, *outputs: RequestOutput) -> list[dict[str, Any]]:

@@ -3,37 +3,36 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 
 from naiad.errors import InvalidRequestError
+from naiad.frontend.request import read_retention
 from naiad.sequence import KVRetention
-from naiad.triton_server.retention_fields import read_retention
 
 RANGES = {"starts": [0, 64], "ends": [64, -1], "priorities": [100, 0], "durations_ms": [1500, -1]}
 
 
-def tensors(decode: dict[str, int] | None = None, **ranges: list[int]) -> dict[str, Any]:
-    made = {f"retention_token_range_{name}": np.array([values]) for name, values in ranges.items()}
-    return made | {f"retention_decode_{name}": np.array([[value]]) for name, value in (decode or {}).items()}
+def sent(decode: dict[str, int] | None = None, **ranges: list[int]) -> dict[str, Any]:
+    made = {f"retention_token_range_{name}": values for name, values in ranges.items()}
+    return made | {f"retention_decode_{name}": value for name, value in (decode or {}).items()}
 
 
 def test_ranges_and_output() -> None:
-    made = read_retention(tensors({"priority": 50, "duration_ms": 20}, **RANGES))
+    made = read_retention(sent({"priority": 50, "duration_ms": 20}, **RANGES))
     assert made == KVRetention(
         ranges=((0, 64, 100, 1.5), (64, 2**31 - 1, 0, math.inf)), decode_priority=50, decode_duration_s=0.02
     )
-    assert read_retention(tensors({"priority": 50})) == KVRetention(decode_priority=50)
+    assert read_retention(sent({"priority": 50})) == KVRetention(decode_priority=50)
 
 
 def test_durations_may_be_left_out() -> None:
-    made = read_retention(tensors(starts=[0], ends=[5], priorities=[1]))
+    made = read_retention(sent(starts=[0], ends=[5], priorities=[1]))
     assert made == KVRetention(ranges=((0, 5, 1, math.inf),))
 
 
 def test_nothing_is_asked() -> None:
-    assert read_retention({"input_ids": np.array([[1]])}) is None
-    assert read_retention(tensors(starts=[], ends=[], priorities=[])) is None
+    assert read_retention({"max_tokens": 4}) is None
+    assert read_retention(sent(starts=[], ends=[], priorities=[])) is None
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def test_nothing_is_asked() -> None:
 )
 def test_what_makes_no_sense_is_refused(changed: dict[str, list[int]], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
-        read_retention(tensors(**(RANGES | changed)))
+        read_retention(sent(**(RANGES | changed)))
 
 
 @pytest.mark.parametrize(
@@ -64,4 +63,4 @@ def test_what_makes_no_sense_is_refused(changed: dict[str, list[int]], words: st
 )
 def test_so_is_it_for_output(decode: dict[str, int], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
-        read_retention(tensors(decode))
+        read_retention(sent(decode))

@@ -6,6 +6,7 @@ import pytest
 
 from helpers.triton_server_doubles import (
     LIMITS,
+    LLM_SHAPE,
     CountedIds,
     FakeDoor,
     FakeSender,
@@ -15,8 +16,8 @@ from helpers.triton_server_doubles import (
 from naiad.errors import UnavailableError
 from naiad.outputs import EngineStats, RequestOutput, Timings
 from naiad.sequence import FinishReason
-from naiad.triton_server.client_watch import IDLE_ROUND_S, ROUND_S
-from naiad.triton_server.llm_service import LLMService
+from naiad.triton_server.service.client_watch import IDLE_ROUND_S, ROUND_S
+from naiad.triton_server.service.llm_service import LLMService
 
 NOW_S = 0.01
 
@@ -28,7 +29,7 @@ def door() -> FakeDoor:
 
 @pytest.fixture
 def service(door: FakeDoor) -> Iterator[LLMService]:
-    made = LLMService(door, lambda _: None, CountedIds())
+    made = LLMService(door, lambda _: None, CountedIds(), LLM_SHAPE)
     yield made
     made.close()
 
@@ -85,7 +86,7 @@ def test_housekeeping_rests_until_work_begins_or_ends(service: LLMService) -> No
 
 @pytest.mark.parametrize("owns_engine", [True, False])
 def test_what_others_ask_is_work_of_the_owner_alone(door: FakeDoor, owns_engine: bool) -> None:
-    service = LLMService(door, pytest.fail, CountedIds(), owns_engine=owns_engine)
+    service = LLMService(door, pytest.fail, CountedIds(), LLM_SHAPE, owns_engine=owns_engine)
     service.take_outputs([], EngineStats(num_running=1, total_steps=1))
     assert service.rest(NOW_S)
     assert service.housekeep() == (ROUND_S if owns_engine else IDLE_ROUND_S)

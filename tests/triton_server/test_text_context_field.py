@@ -7,8 +7,9 @@ import pytest
 
 from helpers.triton_server_doubles import LIMITS, llm_source
 from naiad.errors import InvalidRequestError
+from naiad.frontend.request import GenerateRequest, RequestRow
 from naiad.tokenization import pack_word_list
-from naiad.triton_server.request_reader import GenerateRequest, RequestRow, read_request
+from naiad.triton_server.requests.llm import read_request
 
 
 def context_bytes(**fields: Any) -> bytes:

@@ -15,30 +15,27 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from helpers.tiny_tokenizers import tiny_tokenizer, write_tokenizer
 from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
+from naiad.frontend.field import Frontend
+from naiad.frontend.fields import FIELDS
+from naiad.frontend.prompt import PromptEncoder
+from naiad.frontend.request import GenerateRequest, StopRequest
 from naiad.tokenization import Tokenizer
-from naiad.triton_server.request_reader import GenerateRequest, StopRequest, read_request
-from naiad.triton_server.text_reader import TextReader
-from naiad.triton_server.text_request import LLM_NAMES, TOKENIZED_NAMES, TOKENIZER_NAMES, TextRequestReader
+from naiad.triton_server.requests.llm import read_request
+from naiad.triton_server.requests.text import TextRequestReader
+from naiad.triton_server.requests.tokenizer import TokenizerReader
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 
 
 @pytest.fixture
-def texts(tmp_path: Path) -> TextReader:
+def encoder(tmp_path: Path) -> PromptEncoder:
     tokenizer = Tokenizer.from_directory(write_tokenizer(tmp_path, tiny_tokenizer("byte_level")))
-    return TextReader(
-        tokenizer,
-        LIMITS.max_model_len,
-        LIMITS.vocab_size,
-        add_special_tokens=True,
-        skip_special_tokens=True,
-        forwarded_headers="",
-    )
+    return PromptEncoder(tokenizer, LIMITS.max_model_len, LIMITS.vocab_size)
 
 
 @pytest.fixture
-def reader(texts: TextReader) -> TextRequestReader:
-    return TextRequestReader(texts)
+def reader(encoder: PromptEncoder) -> TextRequestReader:
+    return TextRequestReader(encoder)
 
 
 def text_source(*prompts: str, parameters: dict[str, Any] | None = None, **tensors: Any) -> FakeSource:
@@ -56,12 +53,12 @@ def words(*row: str) -> Any:
     return np.array([[each.encode() for each in row]], dtype=np.object_)
 
 
-def through_the_steps(texts: TextReader, source: FakeSource) -> GenerateRequest:
+def through_the_steps(encoder: PromptEncoder, source: FakeSource) -> GenerateRequest:
     """What the ensemble makes of it, by the names in its config.pbtxt."""
     config = text_format.Parse((REPOSITORY / "ensemble" / "config.pbtxt").read_text(), ModelConfig())
     first, second, _ = config.ensemble_scheduling.step
     sent = source.tensors()
-    made = texts.read(
+    made = TokenizerReader(encoder).read(
         replace_tensors(source, {key: sent[name] for key, name in first.input_map.items() if name in sent})
     )
     known = sent | {name: made[key] for key, name in first.output_map.items() if key in made}
@@ -77,15 +74,12 @@ def replace_tensors(source: FakeSource, tensors: dict[str, Any]) -> FakeSource:
 
 def test_names_are_the_ensembles_wiring() -> None:
     config = text_format.Parse((REPOSITORY / "ensemble" / "config.pbtxt").read_text(), ModelConfig())
-    first, second, _ = config.ensemble_scheduling.step
-    assert {value: key for key, value in first.input_map.items()} == TOKENIZER_NAMES
-    inner = {value: key for key, value in second.input_map.items()}
-    assert {key: inner[value] for key, value in first.output_map.items()} == TOKENIZED_NAMES
+    tokenizer, llm, _ = config.ensemble_scheduling.step
     outer = {each.name for each in config.input}
-    # What the tokenizer reads has its name of llm by the tokenizer's outputs.
-    renamed = {name: key for name, key in inner.items() if name in outer and name != key}
-    assert renamed == {name: key for name, key in LLM_NAMES.items() if name in renamed}
-    assert set(LLM_NAMES) - set(renamed) == {"max_tokens"}
+    for step, frontend in ((tokenizer, Frontend.TOKENIZER), (llm, Frontend.LLM)):
+        wired = {(value, key) for key, value in step.input_map.items() if value in outer}
+        names = {(field.name_at(Frontend.ENSEMBLE), field.name_at(frontend)) for field in FIELDS}
+        assert wired - names == set()
 
 
 CASES: list[dict[str, Any]] = [
@@ -101,17 +95,17 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", CASES)
 def test_a_request_is_what_the_ensemble_makes_of_it(
-    texts: TextReader, reader: TextRequestReader, fields: dict[str, Any]
+    encoder: PromptEncoder, reader: TextRequestReader, fields: dict[str, Any]
 ) -> None:
     source = text_source("The quick brown", parameters={"timeout": 5}, **{"seed": 3, **fields})
-    assert reader.read(source, LIMITS) == through_the_steps(texts, source)
+    assert reader.read(source, LIMITS) == through_the_steps(encoder, source)
 
 
-def test_rows_keep_their_prompts(texts: TextReader, reader: TextRequestReader) -> None:
+def test_rows_keep_their_prompts(encoder: PromptEncoder, reader: TextRequestReader) -> None:
     source = text_source("The quick", "A much longer text", seed=5)
     request = reader.read(source, LIMITS)
     assert isinstance(request, GenerateRequest)
-    assert request == through_the_steps(texts, source)
+    assert request == through_the_steps(encoder, source)
     assert len(request.rows) == 2
     assert len(request.rows[0].prompt_token_ids) < len(request.rows[1].prompt_token_ids)
 

@@ -21,14 +21,13 @@ from helpers.triton_server_doubles import (
     let_senders_finish,
 )
 from naiad.errors import CancelledError
+from naiad.frontend.prompt import PromptEncoder
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import FinishReason
 from naiad.tokenization import TextStream, Tokenizer
-from naiad.triton_server.llm_service import LLMService
-from naiad.triton_server.request_shape import RequestShape
-from naiad.triton_server.text_reader import TextReader
-from naiad.triton_server.text_request import TextRequestReader
-from naiad.triton_server.text_responses import TextResponses
+from naiad.triton_server.requests.text import TextRequestReader
+from naiad.triton_server.responses.text import TextResponses
+from naiad.triton_server.service.llm_service import LLMService, RequestShape
 
 PROMPT, ANSWER = "The quick", " brown 你好 fox"
 
@@ -37,19 +36,11 @@ class Harness:
     """A service with text's shape over an engine that only remembers."""
 
     def __init__(self, tokenizer: Tokenizer, accumulates: bool, cancel_message: str = "") -> None:
-        texts = TextReader(
-            tokenizer,
-            LIMITS.max_model_len,
-            LIMITS.vocab_size,
-            add_special_tokens=True,
-            skip_special_tokens=True,
-            forwarded_headers="",
-        )
+        encoder = PromptEncoder(tokenizer, LIMITS.max_model_len, LIMITS.vocab_size)
         responses = TextResponses(tokenizer.table, skip_special_tokens=True, accumulates=accumulates)
         shape = RequestShape(
-            read=TextRequestReader(texts).read,
+            read=TextRequestReader(encoder).read,
             build=responses.build,
-            has_detokenizer=False,
             cancel_message=cancel_message,
         )
         self.tokenizer = tokenizer

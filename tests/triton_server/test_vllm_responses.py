@@ -13,11 +13,10 @@ from helpers.vllm_requests import make_reader, read
 from naiad.outputs import RequestOutput, TokenLogProbs
 from naiad.sequence import FinishReason
 from naiad.tokenization import Tokenizer
-from naiad.triton_server.joined_row import JoinedRow
-from naiad.triton_server.response_stream import ResponseStream, StreamRow
-from naiad.triton_server.text_responses import TextResponses
-from naiad.triton_server.vllm_request import VLLMRequest, VLLMRequestReader
-from naiad.triton_server.vllm_responses import VLLMResponses
+from naiad.triton_server.requests.vllm import VLLMRequest, VLLMRequestReader
+from naiad.triton_server.responses.stream import JoinedRow, ResponseStream, StreamRow
+from naiad.triton_server.responses.text import TextResponses
+from naiad.triton_server.responses.vllm import VLLMResponses
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from helpers.triton_server_doubles import LIMITS, FakeSource
 from helpers.vllm_requests import make_reader, params, read, source
 from naiad.config.probe import PROBE_REQUEST_ID
 from naiad.errors import InvalidRequestError
+from naiad.frontend.request import StopRequest
 from naiad.tokenization import Tokenizer
-from naiad.triton_server.request_reader import StopRequest
-from naiad.triton_server.vllm_request import VLLMRequestReader
+from naiad.triton_server.requests.vllm import VLLMRequestReader
 
 MESSAGES = '[{"role": "user", "content": "Hi"}]'
 
@@ -75,7 +75,7 @@ def test_every_parameter_arrives(reader: VLLMRequestReader) -> None:
     assert len(made.bad_words) == 2
     assert row.text is not None
     assert (row.text.stop_strings, row.text.includes_stop_string) == (("END",), True)
-    assert (request.wishes.num_return_sequences, request.joins_sequences) == (2, True)
+    assert (request.outputs.num_return_sequences, request.joins_sequences) == (2, True)
 
 
 def test_values_may_be_strings(reader: VLLMRequestReader) -> None:

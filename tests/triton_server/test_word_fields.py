@@ -9,8 +9,9 @@ import pytest
 from helpers.tiny_tokenizers import tiny_tokenizer, write_tokenizer
 from helpers.triton_server_doubles import FakeSource
 from naiad.errors import InvalidRequestError
+from naiad.frontend.prompt import PromptEncoder
 from naiad.tokenization import Tokenizer, unpack_word_list
-from naiad.triton_server.text_reader import TextReader
+from naiad.triton_server.requests.tokenizer import TokenizerReader
 
 VOCAB_SIZE = 500
 
@@ -21,10 +22,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_directory(write_tokenizer(folder, tiny_tokenizer("byte_level")))
 
 
-def reader(tokenizer: Tokenizer, vocab_size: int = VOCAB_SIZE) -> TextReader:
-    return TextReader(
-        tokenizer, 50, vocab_size, add_special_tokens=True, skip_special_tokens=True, forwarded_headers=""
-    )
+def reader(tokenizer: Tokenizer, vocab_size: int = VOCAB_SIZE) -> TokenizerReader:
+    return TokenizerReader(PromptEncoder(tokenizer, 50, vocab_size))
 
 
 def source(num_rows: int = 1, **tensors: Any) -> FakeSource:

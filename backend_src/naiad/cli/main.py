@@ -12,10 +12,10 @@ from naiad.errors import NaiadError
 
 # Command → its module with `add_arguments(parser)` and `run(args) -> exit code`.
 _COMMANDS = {
-    "serve": ("naiad.cli.serve", "start a tritonserver and supervise it"),
-    "repository": ("naiad.cli.repository_command", "make and check a model repository"),
-    "fetch-model": ("naiad.cli.fetch_model", "download and convert the default model"),
-    "bench": ("naiad.cli.bench", "measure the engine"),
+    "serve": ("naiad.cli.serve.command", "start a tritonserver and supervise it"),
+    "repository": ("naiad.cli.repository.command", "make and check a model repository"),
+    "fetch-model": ("naiad.cli.checkpoints.fetch", "download and convert the default model"),
+    "bench": ("naiad.cli.bench.command", "measure the engine"),
 }
 
 

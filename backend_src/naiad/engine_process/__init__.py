@@ -1,27 +1,22 @@
-"""The engine as a child process: its loop, the messages to and from it, and its client."""
+"""The engine as a child process: its loop, the messages to and from it, and its clients."""
 
-from naiad.engine_process.ack_router import AckRouter
-from naiad.engine_process.acks import Ack, AckReceiver, AckSender
-from naiad.engine_process.client import ClientTimings, EngineClient
-from naiad.engine_process.door_client import DoorClient
+from naiad.engine_process.acks import Ack, AckReceiver, AckRouter, AckSender
+from naiad.engine_process.clients.attached_client import AttachedClient
+from naiad.engine_process.clients.engine_client import ClientTimings, EngineClient
+from naiad.engine_process.clients.stop_notice import StopNotice
 from naiad.engine_process.file_lock import FileLock
 from naiad.engine_process.instance import Instance, claim_instance
 from naiad.engine_process.parent_watch import end_with_parent
 from naiad.engine_process.protocol import Ready
-from naiad.engine_process.runtime_dir import (
-    remove_runtime_directory,
-    runtime_directory,
-    runtime_path,
-)
-from naiad.engine_process.stop_notice import StopNotice
+from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory, runtime_path
 
 __all__ = [
     "Ack",
     "AckReceiver",
     "AckRouter",
     "AckSender",
+    "AttachedClient",
     "ClientTimings",
-    "DoorClient",
     "EngineClient",
     "FileLock",
     "Instance",

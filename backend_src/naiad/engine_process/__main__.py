@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from naiad.config.engine_config import EngineConfig, field_names
-from naiad.engine_process.loop import ServedEngine, serve
-from naiad.engine_process.queue_gate import QueueLimits
+from naiad.engine_process.serving.loop import ServedEngine, serve
+from naiad.engine_process.serving.queue_gate import QueueLimits
 from naiad.errors import ConfigError
 
 # When memory runs out the kernel should take this process, which is restarted, before the

@@ -7,7 +7,6 @@ would take no more than net.unix.max_dgram_qlen (10 by default) before its reade
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
 import struct
@@ -15,7 +14,8 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-from naiad.engine_process.runtime_dir import check_socket_path
+from naiad.engine_process.instance import Instance, instance_number
+from naiad.engine_process.unix_socket import check_socket_path, connect, listen
 
 _ACK = struct.Struct("<QI?")
 
@@ -77,14 +77,7 @@ class AckSender:
 
     def _send_waiting(self) -> None:
         if self._socket is None:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            connection.setblocking(False)
-            try:
-                connection.connect(str(self._path))
-            except OSError:
-                connection.close()
-                raise
-            self._socket = connection
+            self._socket = connect(self._path, 0.0, socket.SOCK_SEQPACKET)
         for sequence_id, ack in list(self._waiting.items()):
             self._socket.send(_ACK.pack(*ack), socket.MSG_NOSIGNAL)
             del self._waiting[sequence_id]
@@ -93,6 +86,38 @@ class AckSender:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+class AckRouter:
+    """Sends each acknowledgement to the instance whose sequence it is for. For one thread."""
+
+    def __init__(self, directory: Path, model: str) -> None:
+        """Take the runtime directory, and the name of the `llm` model."""
+        self._directory = directory
+        self._model = model
+        self._senders: dict[int, AckSender] = {}
+
+    def send(self, sequence_id: int, num_chunks: int, is_cancelled: bool) -> None:
+        """Send; never blocks, never raises for an instance that is gone."""
+        number = instance_number(sequence_id)
+        sender = self._senders.get(number)
+        if sender is None:
+            self._forget_the_gone()
+            sender = self._senders[number] = AckSender(self._path(number))
+        sender.send(sequence_id, num_chunks, is_cancelled)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for sender in self._senders.values():
+            sender.close()
+        self._senders.clear()
+
+    def _forget_the_gone(self) -> None:
+        for number in [number for number in self._senders if not self._path(number).exists()]:
+            self._senders.pop(number).close()
+
+    def _path(self, number: int) -> Path:
+        return Instance(self._directory, self._model, number).ack_socket
 
 
 class AckReceiver:
@@ -108,14 +133,7 @@ class AckReceiver:
         check_socket_path(path)
         self._path = path
         path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        mask = os.umask(0o177)
-        try:
-            self._listener.bind(str(path))
-        finally:
-            os.umask(mask)
-        self._listener.setblocking(False)
-        self._listener.listen(16)
+        self._listener = listen(path, socket.SOCK_SEQPACKET)
         self._selector = selectors.EpollSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
 

@@ -24,14 +24,17 @@ class FileLock:
         Raises:
             OSError: the file can not be made; FileNotFoundError when its directory is gone.
         """
-        if self._descriptor is not None:
-            return True
-        descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
-        if self._lock(descriptor):
-            self._descriptor = descriptor
-            return True
-        os.close(descriptor)
-        return False
+        return self._take(fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def take(self) -> None:
+        """Take it, waiting for whoever has it.
+
+        Raises:
+            OSError: as `try_take`.
+        """
+        while not self._take(fcntl.LOCK_EX):
+            # The one who had it has removed the file.
+            continue
 
     def release(self) -> None:
         """Give it back, if held."""
@@ -41,9 +44,19 @@ class FileLock:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _lock(self, descriptor: int) -> bool:
+    def _take(self, operation: int) -> bool:
+        if self._descriptor is not None:
+            return True
+        descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+        if self._lock(descriptor, operation):
+            self._descriptor = descriptor
+            return True
+        os.close(descriptor)
+        return False
+
+    def _lock(self, descriptor: int, operation: int) -> bool:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, operation)
             return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
         except (BlockingIOError, FileNotFoundError):
             return False

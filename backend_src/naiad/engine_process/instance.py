@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from naiad.engine_process.file_lock import FileLock
-from naiad.engine_process.runtime_dir import ENGINE_SUFFIX, runtime_directory
+from naiad.engine_process.runtime_dir import runtime_directory
 from naiad.errors import StartupError
 
+_ENGINE_SUFFIX = ".engine"
 _NUMBER_BITS = 10
 # The rest of an id: nobody can guess it.
 _RANDOM_BITS = 52
@@ -38,7 +39,7 @@ class Instance:
     @property
     def engine_socket(self) -> Path:
         """Where its engine listens."""
-        return self.directory / f"{self.model}.{self.number}{ENGINE_SUFFIX}"
+        return self.directory / f"{self.model}.{self.number}{_ENGINE_SUFFIX}"
 
     @property
     def ack_socket(self) -> Path:
@@ -79,11 +80,19 @@ def claim_instance(server_pid: int, model: str) -> tuple[Instance, FileLock]:
     raise StartupError(f"{model} has {number} instances: expected fewer")
 
 
-def engine_sockets_of(directory: Path, model: str) -> list[Path]:
-    """The sockets of all engines of a model; the runtime directory may not be there."""
+def engine_sockets(directory: Path, model: str | None = None) -> list[Path]:
+    """The sockets of a server's engines.
+
+    Args:
+        directory: the server's runtime directory; it may not be there.
+        model: the `llm` model that owns them; None: any.
+    """
+    sockets = sorted(directory.glob(f"*{_ENGINE_SUFFIX}"))
+    if model is None:
+        return sockets
     # Another model's name may begin with this one's and a dot.
-    name = re.compile(rf"{re.escape(model)}\.\d+{re.escape(ENGINE_SUFFIX)}")
-    return sorted(path for path in directory.glob(f"*{ENGINE_SUFFIX}") if name.fullmatch(path.name))
+    name = re.compile(rf"{re.escape(model)}\.\d+{re.escape(_ENGINE_SUFFIX)}")
+    return [path for path in sockets if name.fullmatch(path.name)]
 
 
 def instance_number(sequence_id: int) -> int:

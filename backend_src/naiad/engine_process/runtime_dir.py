@@ -12,12 +12,6 @@ from pathlib import Path
 
 from naiad.errors import StartupError
 
-# Of an engine's socket; before it stands the model's name.
-ENGINE_SUFFIX = ".engine"
-
-# sun_path holds 108 bytes, the last a zero.
-_MAX_SOCKET_PATH_BYTES = 107
-
 
 def runtime_directory(server_pid: int) -> Path:
     """The directory of the server with this process id, made if need be.
@@ -45,17 +39,6 @@ def runtime_directory(server_pid: int) -> Path:
 def runtime_path(server_pid: int) -> Path:
     """Where `runtime_directory` makes it; it may not be there."""
     return Path(tempfile.gettempdir()) / f"{_name_prefix()}{server_pid}"
-
-
-def engine_sockets(path: Path) -> list[Path]:
-    """The sockets of the engines in a runtime directory, which may not be there."""
-    return sorted(path.glob(f"*{ENGINE_SUFFIX}"))
-
-
-def check_socket_path(path: Path) -> None:
-    """Raise a StartupError if a Unix socket can not have this path for its length."""
-    if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
-        raise StartupError(f"{path} is too long for a Unix socket; set TMPDIR to a shorter directory")
 
 
 def remove_runtime_directory(path: Path) -> None:

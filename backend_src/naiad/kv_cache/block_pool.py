@@ -1,4 +1,4 @@
-"""Blocks by number: a reference count each, and a free list woven through them."""
+"""The pool of KV blocks: a reference count for each block, and a linked free list."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import bisect
 import itertools
 from collections.abc import Iterator
 
-# So many blocks have to come back before the free list is sorted again: it is long.
+# Sorting the long free list is worth it only after this many blocks have been freed.
 _TIDY_AFTER = 64
 
 
 class BlockPool:
-    """Hands out block ids. Every operation is O(1), but for a tidying when all blocks are free.
+    """Hands out block ids. Every operation is O(1), except a sort when all blocks are free.
 
     The free list is doubly linked through two arrays, so that a free block that still holds
-    reusable KV can be taken from the middle. Blocks without such KV stand in front and are a
-    stack: what was freed last is taken first, which keeps the used blocks at the pool's low end,
-    where one contiguous range of ids covers them. Blocks kept for reuse stand behind them by rank,
-    and of one rank the one that was freed longest ago first. When the last block comes back the
-    front is sorted again, so that no crowded hour scatters the ids for ever.
+    reusable KV can be taken from the middle. Blocks without such KV come first and form a
+    stack: the block freed last is taken first, which keeps the used blocks at the pool's low end,
+    where one contiguous range of ids covers them. Blocks kept for reuse follow, ordered by rank;
+    within a rank the block freed longest ago comes first. When the last block is freed, the
+    stack is sorted again, so that a busy period does not scatter the ids for ever.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        """All `num_blocks` blocks are free."""
+        """Start with all `num_blocks` blocks free."""
         assert num_blocks >= 1
         self._num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
-        # The node behind the last block is the list's head and end.
+        # The node after the last block is the list's head and end.
         self._head = num_blocks
         self._next = [0] * (num_blocks + 1)
         self._previous = [0] * (num_blocks + 1)
-        # Behind the head a node for each rank that was ever used, in front of the blocks kept with it.
+        # The nodes after the head: one for each rank that was ever used, before the blocks kept with it.
         self._ranks: list[int] = []
         self._rank_nodes: list[int] = []
         self._next[self._head] = self._previous[self._head] = self._head
@@ -41,12 +41,12 @@ class BlockPool:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the pool, used and free."""
+        """Number of blocks in the pool, used and free."""
         return self._num_blocks
 
     @property
     def num_free(self) -> int:
-        """Blocks without an owner."""
+        """Number of blocks without an owner."""
         return self._num_free
 
     def ref_count(self, block_id: int) -> int:
@@ -54,7 +54,7 @@ class BlockPool:
         return self._ref_counts[block_id]
 
     def allocate(self) -> int:
-        """Take a free block for one owner. The caller has looked at `num_free`."""
+        """Take a free block for one owner. The caller has checked `num_free`."""
         block_id = self._next[self._head]
         while block_id > self._head:
             block_id = self._next[block_id]
@@ -74,8 +74,8 @@ class BlockPool:
 
         Args:
             block_id: has an owner.
-            rank: its KV may be wanted again: take it only when nothing without a rank is free, and
-                nothing of a smaller one.
+            rank: set if its KV may be reused: the block is taken only when no block without a rank
+                and none with a smaller rank is free.
         """
         assert self._ref_counts[block_id] > 0, "the block is free already"
         self._ref_counts[block_id] -= 1
@@ -88,7 +88,7 @@ class BlockPool:
             self._tidy()
 
     def rerank(self, block_id: int, rank: int) -> None:
-        """Keep a free block with another rank, as if it had been freed now."""
+        """Give a free block another rank, as if it had just been freed."""
         assert self._ref_counts[block_id] == 0, "the block is not free"
         self._unlink(block_id)
         self._insert(block_id, self._last_of(rank))
@@ -99,14 +99,14 @@ class BlockPool:
         return [node for node in self._nodes() if node < self._head]
 
     def _nodes(self) -> Iterator[int]:
-        """Free blocks, and the nodes of the ranks, in order."""
+        """Iterate over free blocks and rank nodes in order."""
         node = self._next[self._head]
         while node != self._head:
             yield node
             node = self._next[node]
 
     def _tidy(self) -> None:
-        """Sort the blocks that are not kept."""
+        """Sort the blocks that are not kept for reuse."""
         front = sorted(itertools.takewhile(lambda node: node < self._head, self._nodes()))
         for block_id in front:
             self._remove(block_id)
@@ -115,7 +115,7 @@ class BlockPool:
         self._num_untidy = 0
 
     def _last_of(self, rank: int) -> int:
-        """The last node of a rank, which may be that of the rank itself."""
+        """The last node of a rank; for an empty rank this is the node of the rank itself."""
         place = bisect.bisect_left(self._ranks, rank)
         if place == len(self._ranks) or self._ranks[place] != rank:
             node = len(self._next)

@@ -57,7 +57,7 @@ class GemmaModel:
         self._embedding_scale = float(torch.tensor(config.hidden_size**0.5).to(checkpoint.options.dtype))
 
     def first_layers(self, num_layers: int) -> GemmaModel:
-        """See `DecoderModel`."""
+        """Share these weights, without the later layers."""
         assert 1 <= num_layers <= self.config.num_layers
         part = copy.copy(self)
         part.config = replace(self.config, num_layers=num_layers)
@@ -65,7 +65,7 @@ class GemmaModel:
         return part
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
-        """See `DecoderModel`."""
+        """Run all layers, as `DecoderModel` describes."""
         hidden = F.embedding(batch.token_ids, self._embedding).mul_(self._embedding_scale)
         all_angles = self._ropes.angles(batch.positions, hidden.dtype)[: self.config.num_layers]
         eps = self.config.rms_norm_eps
@@ -82,7 +82,7 @@ class GemmaModel:
         return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `DecoderModel`."""
+        """Compute the logits of hidden states, in float32."""
         logits = linear(hidden, self._lm_head).float()
         cap = self.config.final_soft_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits

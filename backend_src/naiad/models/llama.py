@@ -52,7 +52,7 @@ class LlamaModel:
         self._ropes = Ropes(config, checkpoint.options.device)
 
     def first_layers(self, num_layers: int) -> LlamaModel:
-        """See `DecoderModel`."""
+        """Share these weights, without the later layers."""
         assert 1 <= num_layers <= self.config.num_layers
         part = copy.copy(self)
         part.config = replace(self.config, num_layers=num_layers)
@@ -60,7 +60,7 @@ class LlamaModel:
         return part
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
-        """See `DecoderModel`."""
+        """Run all layers, as `DecoderModel` describes."""
         hidden = F.embedding(batch.token_ids, self._embedding)
         all_angles = self._ropes.angles(batch.positions, hidden.dtype)[: self.config.num_layers]
         eps = self.config.rms_norm_eps
@@ -76,7 +76,7 @@ class LlamaModel:
         return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `DecoderModel`."""
+        """Compute the logits of hidden states, in float32."""
         return linear(hidden, self._lm_head).float()
 
 

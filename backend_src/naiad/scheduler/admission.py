@@ -1,4 +1,4 @@
-"""What may enter the queue at all: requests that no amount of waiting could serve are refused."""
+"""Refuses requests that could never be served, however long they waited."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from naiad.sequence import EngineRequest, TextContext
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Bounds on one request. Bounds on the queue as a whole belong here too.
+    """Bounds on one request.
 
     Attributes:
-        max_model_len: prompt + output tokens of a sequence; so many fit the KV cache.
+        max_model_len: maximum prompt + output tokens of a sequence; they fit the KV cache.
         vocab_size: ids are in [0, vocab_size).
-        max_num_seqs: sequences that run at the same time.
-        num_blocks, block_size: the KV cache.
+        max_num_seqs: maximum number of sequences that run at the same time.
+        num_blocks, block_size: the size of the KV cache.
     """
 
     max_model_len: int
@@ -29,7 +29,7 @@ class AdmissionLimits:
     block_size: int
 
     def check(self, request: EngineRequest) -> None:
-        """Refuse what can never be served.
+        """Refuse a request that can never be served.
 
         Raises:
             InvalidRequestError: names the field, its value and what is allowed.
@@ -52,7 +52,7 @@ class AdmissionLimits:
             self._check_beams(request)
 
     def clamp(self, request: EngineRequest) -> EngineRequest:
-        """The request, asking for no more tokens than the model's length leaves."""
+        """Return the request with `max_tokens` reduced to what `max_model_len` leaves."""
         room = self.max_model_len - len(request.prompt_token_ids)
         if request.params.max_tokens <= room:
             return request
@@ -72,7 +72,7 @@ class AdmissionLimits:
                 )
 
     def _check_beams(self, request: EngineRequest) -> None:
-        """All beams of a search run at the same time: they fit if nothing else is there."""
+        """Refuse a search whose beams, which all run at the same time, would not fit an empty cache."""
         check_beam_width(request, self.max_num_seqs)
         width = len(request.sequence_ids)
         num_tokens = len(request.prompt_token_ids) + self.clamp(request).params.max_tokens
@@ -85,7 +85,7 @@ class AdmissionLimits:
 
 
 def check_beam_width(request: EngineRequest, max_num_seqs: int) -> None:
-    """Refuse a search all of whose beams can not run at the same time.
+    """Refuse a search whose beams cannot all run at the same time.
 
     Raises:
         InvalidRequestError: names the field, its value and what is allowed.

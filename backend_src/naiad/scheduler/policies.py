@@ -1,8 +1,8 @@
-"""Who goes first: policies give every sequence a rank when it comes, and it keeps that rank.
+"""Which sequence goes first: a policy gives every sequence a rank on arrival, and it keeps that rank.
 
-A rank is a time: the arrival, put off by a handicap. So every policy ages: however large a
-handicap is, who comes later than the handicap is long stands behind. Ranks never change, so the
-sequences of a tenant are always in one and the same order.
+A rank is a time: the arrival time plus a handicap. So every policy ages: a sequence that arrives
+after another one's handicap has run out comes after it, however large the handicap is. Ranks never
+change, so the order of a tenant's sequences never changes either.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ def rank_key(sequence: Sequence) -> tuple[float, int]:
 
 
 class SchedulingPolicy(Protocol):
-    """An order of a tenant's sequences."""
+    """Orders a tenant's sequences."""
 
     def rank(self, sequence: Sequence) -> float:
-        """Seconds on the clock of `arrival_s`; smaller goes first."""
+        """The rank in seconds on the clock of `arrival_s`; the smallest goes first."""
 
     def may_preempt(self, waiting: Sequence, running: Sequence) -> bool:
-        """Whether one that waits may take the place of one that runs and has a larger rank."""
+        """Whether a waiting sequence may preempt a running one with a larger rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstComeFirstServed:
-    """By arrival."""
+    """Orders by arrival."""
 
     def rank(self, sequence: Sequence) -> float:
-        """The arrival."""
+        """The arrival time."""
         return sequence.arrival_s
 
     def may_preempt(self, waiting: Sequence, running: Sequence) -> bool:
-        """Never: who runs came first."""
+        """Never: running sequences arrived first."""
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityFirst:
-    """By `priority`, smaller first; each unit is worth a fixed time of waiting.
+    """Orders by `priority`, smaller first; each unit is worth a fixed time of waiting.
 
-    A sequence of priority p is overtaken by those of the smaller priority q that come less than
-    (p − q) × aging_s after it, and by no others.
+    A sequence of priority p is overtaken only by sequences of a smaller priority q that arrive less
+    than (p − q) × aging_s after it.
 
     Attributes:
         aging_s: seconds of waiting that make up for one unit of priority, > 0.
@@ -55,17 +55,17 @@ class PriorityFirst:
     aging_s: float
 
     def rank(self, sequence: Sequence) -> float:
-        """The arrival, put off by the priority."""
+        """The arrival time, delayed by the priority."""
         return sequence.arrival_s + self.aging_s * sequence.params.priority
 
     def may_preempt(self, waiting: Sequence, running: Sequence) -> bool:
-        """Only one with a larger priority number gives way."""
+        """Only sequences with a larger priority number are preempted."""
         return waiting.params.priority < running.params.priority
 
 
 @dataclass(frozen=True, slots=True)
 class ShortestPromptFirst:
-    """By the length of the prompt; every token is worth a fixed time of waiting.
+    """Orders by the length of the prompt; every token is worth a fixed time of waiting.
 
     Attributes:
         token_s: seconds of waiting that make up for one prompt token, > 0.
@@ -74,20 +74,20 @@ class ShortestPromptFirst:
     token_s: float
 
     def rank(self, sequence: Sequence) -> float:
-        """The arrival, put off by the prompt's length."""
+        """The arrival time, delayed by the prompt's length."""
         return sequence.arrival_s + self.token_s * sequence.num_prompt_tokens
 
     def may_preempt(self, waiting: Sequence, running: Sequence) -> bool:
-        """Never: what is computed is not thrown away for what is short."""
+        """Never: computed work is not discarded for a shorter prompt."""
         return False
 
 
 def make_policy(name: str, aging_s: float) -> SchedulingPolicy:
-    """The policy of a configuration.
+    """Make the policy that a configuration names.
 
     Args:
         name: one of `naiad.config.engine_config.SCHEDULING_POLICIES`.
-        aging_s: seconds of waiting that a unit of priority, or a hundred prompt tokens, are worth.
+        aging_s: seconds of waiting that one unit of priority, or a hundred prompt tokens, is worth.
     """
     policies: dict[str, SchedulingPolicy] = {
         "fcfs": FirstComeFirstServed(),

@@ -1,7 +1,7 @@
-"""Prompt lookup: what followed the last few tokens before will follow them again.
+"""Prompt lookup: what followed the last few tokens earlier will follow them again.
 
-The idea is prompt lookup decoding (Saxena, 2023); here the earlier places are found by an index
-that grows with the text instead of by a scan.
+The idea is prompt lookup decoding (Saxena, 2023). Here an index that grows with the text finds the
+earlier places, instead of a scan.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _TOKEN_BITS = 32
 class NGramDrafter(TextDrafter):
     """Drafts by copying from the sequence's own prompt and output.
 
-    The longest of a few n-grams that ends the text and occurred before decides; of its occurrences
-    the latest. Copying starts after it and may run on into its own copy, so a repeated line goes
-    on as often as is asked for.
+    Of a few n-gram sizes it takes the longest n-gram that ends the text and occurred before, and its
+    latest occurrence. Copying starts after that and may run on into its own copy, so a repeated line
+    continues for as many tokens as requested.
     """
 
     def __init__(self, sizes: tuple[int, ...] = (5, 4, 3, 2)) -> None:
         """Know no sequence.
 
         Args:
-            sizes: of the n-grams, in tokens, each ≥ 1, descending. Each costs about 100 bytes a
-                token of a sequence.
+            sizes: of the n-grams, in tokens, each ≥ 1, descending. Each size costs about 100 bytes
+                per token of a sequence.
 
         Raises:
-            ConfigError: the sizes are not so.
+            ConfigError: the sizes are below 1 or not descending.
         """
         if not sizes or sizes[-1] < 1 or list(sizes) != sorted(set(sizes), reverse=True):
             raise ConfigError("sizes", sizes, "n-gram sizes, each at least 1, in descending order")
@@ -37,7 +37,7 @@ class NGramDrafter(TextDrafter):
         self._indexes: dict[int, _NGramIndex] = {}
 
     def guess(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """See `TextDrafter`. Costs O(number of sizes) a token that is new since the last call."""
+        """Implements `TextDrafter.guess` at O(number of sizes) per token that is new since the last call."""
         index = self._indexes.get(sequence.sequence_id)
         if index is None:
             index = self._indexes[sequence.sequence_id] = _NGramIndex(self._sizes)
@@ -49,31 +49,31 @@ class NGramDrafter(TextDrafter):
         return [token_ids[start + place % period] for place in range(num_tokens)]
 
     def num_read(self, sequence: Sequence) -> int:
-        """See `TextDrafter`."""
+        """Implements `TextDrafter.num_read`."""
         index = self._indexes.get(sequence.sequence_id)
         return 0 if index is None else index.num_tokens
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
+        """Implements `Drafter.forget`."""
         self._indexes.pop(sequence.sequence_id, None)
 
 
 class _NGramIndex:
-    """Where the n-grams of one text went on last.
+    """Finds where the n-grams of one text continued last.
 
     Attributes:
-        num_tokens: of the text, taken in.
+        num_tokens: tokens of the text that have been read.
     """
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.num_tokens = 0
-        # The last tokens as the digits of one number: equal numbers are equal n-grams.
+        # The last tokens are the digits of one number, so equal numbers are equal n-grams.
         self._tail = 0
         self._tail_mask = _mask(sizes[0])
         self._tables: list[tuple[int, int, dict[int, int]]] = [(size, _mask(size), {}) for size in sizes]
 
     def read(self, token_ids: list[int]) -> bool:
-        """Take in new tokens, n-grams with the token that follows them; whether that were all."""
+        """Index new tokens: n-grams with the token that follows them. Returns whether all were read."""
         assert len(token_ids) >= self.num_tokens, "known tokens never get fewer"
         tail, tail_mask = self._tail, self._tail_mask
         end = min(len(token_ids), self.num_tokens + MAX_READ_TOKENS)
@@ -87,7 +87,7 @@ class _NGramIndex:
         return end == len(token_ids)
 
     def find(self) -> int | None:
-        """The place after the latest earlier occurrence of the longest n-gram that ends the text."""
+        """Return the place after the latest earlier occurrence of the longest n-gram that ends the text."""
         for _, mask, table in self._tables:
             place = table.get(self._tail & mask)
             if place is not None:

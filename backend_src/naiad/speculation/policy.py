@@ -1,4 +1,4 @@
-"""How many draft tokens each sequence gets in a step: as many as pay."""
+"""Decides how many draft tokens each sequence gets in a step: as many as pay for themselves."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy.typing as npt
 from naiad.speculation.drafter import MAX_IN_STEP
 from naiad.speculation.step_cost import StepCost
 
-# What was seen of a sequence counts so much less with each window: about the last twenty count.
+# Factor by which earlier results of a sequence lose weight with each window: about the last twenty count.
 _MEMORY = 0.95
-# And so much less with each step in which a draft model was not asked: after some hundred steps it is
-# as if little had been seen.
+# The same with each step in which a draft model was not asked: after some hundred steps the record is
+# almost forgotten.
 _FADING = 0.996
 
 
@@ -24,9 +24,9 @@ class AcceptanceState:
     """How a sequence's drafts have done lately, and what it may spend to find out.
 
     Attributes:
-        num_judged: draft tokens that were compared with the target's, older ones counting less: in
-            each window the accepted ones and the first that was not. At first as if two had been.
-        num_accepted: of those.
+        num_judged: draft tokens that were compared with the target's, with less weight for older ones.
+            Each window counts its accepted tokens and the first rejected one. It starts at two.
+        num_accepted: how many of them were accepted.
         credit_s: seconds of step time that may be spent on a probe.
     """
 
@@ -36,34 +36,34 @@ class AcceptanceState:
 
     @property
     def rate(self) -> float:
-        """The chance that a draft token is accepted if those before it are."""
+        """The chance that a draft token is accepted if the earlier ones are."""
         return self.num_accepted / self.num_judged
 
     def update(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Take in one window's result; not to be called for a step without draft tokens."""
+        """Record one window's result; not to be called for a step without draft tokens."""
         assert 0 <= num_accepted_tokens <= num_draft_tokens > 0
         num_judged = min(num_accepted_tokens + 1, num_draft_tokens)
         self.num_judged = _MEMORY * self.num_judged + num_judged
         self.num_accepted = _MEMORY * self.num_accepted + num_accepted_tokens
 
     def fade(self) -> None:
-        """Trust a little less in what was seen; to be called for a step without draft tokens."""
+        """Give the record a little less weight; to be called for a step without draft tokens."""
         self.num_judged = 2.0 + (self.num_judged - 2.0) * _FADING
         self.num_accepted = 1.0 + (self.num_accepted - 1.0) * _FADING
 
 
 class DraftRow(NamedTuple):
-    """What decides about one sequence's draft tokens in a step.
+    """The inputs that decide one sequence's draft tokens in a step.
 
     Attributes:
-        state: of its earlier drafts.
-        num_most: draft tokens it can use: 0, or a ceiling, or better the length of a draft that is
-            there already, because then no room is kept for sequences without one.
+        state: the record of its earlier drafts.
+        num_most: maximum draft tokens it can use: the length of an existing draft, or a ceiling, or 0.
+            With existing lengths no room is reserved for sequences without a draft.
         num_unread: known tokens that the draft model has to read before its first pass for the
-            sequence; −1: no model is needed, its draft is there already.
-        num_left: tokens it may still make, ≥ 1.
-        num_context: its known tokens; more cost more to attend to.
-        is_drawn: whether its tokens are drawn: at each place of its draft too.
+            sequence; −1: no model is needed, because the draft exists already.
+        num_left: tokens that it may still generate, ≥ 1.
+        num_context: its known tokens, to which each new token attends.
+        is_drawn: whether its tokens are drawn instead of taken greedily, in its draft too.
     """
 
     state: AcceptanceState
@@ -75,63 +75,59 @@ class DraftRow(NamedTuple):
 
 
 class SpeculationPolicy:
-    """Shares out a step's draft tokens so that most tokens come out of a second.
+    """Distributes a step's draft tokens so that the most tokens per second come out.
 
-    What they bring. If each draft token is accepted with chance a when those before it are, the
-    j-th brings a**j tokens, and k of them make the one token of the step
+    Gain. If each draft token is accepted with chance a when the earlier ones are, the
+    j-th brings a**j tokens, and k of them turn the one token of the step into
     E(k) = 1 + a + … + a**k = (1 − a**(k + 1)) / (1 − a) (Leviathan et al., arXiv 2211.17192).
 
-    What they cost. The step's seconds by its number of tokens were measured: flat while reading the
-    weights is the limit, rising with each token when arithmetic is. Draft tokens cost what they add
-    at the place of the curve where the other tokens of the step have led, what attention over
-    their sequence's context adds for windows of one more, and what drawing a token costs where the
-    sequence's are drawn. Prompts in the same step
-    are not their business otherwise: what those cost is spent in any case. Where a model drafts,
-    its j-th pass computes all rows that get j tokens or more, and a pass was measured likewise.
+    Cost. The duration of a step by its number of tokens was measured: it is flat while reading the
+    weights is the limit, and rises with each token when arithmetic is. A draft token costs what it adds
+    to that curve after the other tokens of the step, what attention over its sequence's context adds,
+    and what drawing a token adds if the sequence's tokens are drawn. Prompts in the same step only shift
+    the place on the curve: their own cost is spent in any case. If a model drafts,
+    its j-th pass computes all rows that get j tokens or more, and passes were measured in the same way.
 
-    What pays. Maximal is (tokens that come out) / (seconds of the step without prompts + seconds
-    added). Of all ways to share out n draft tokens of free drafters the best takes the n likeliest,
-    contexts being alike, so one pass over all tokens in order of a**j finds the maximum for every
-    shape of the curve. A full
-    batch, where a draft token costs as much as one that is certain, gets none. A draft model reads
-    the known tokens of a sequence only if that is paid back by what its drafts may bring until the
-    sequence ends.
+    Choice. The policy maximises (tokens that come out) / (seconds of the step without prompts + seconds
+    added). For free drafters and equal contexts, the best way to distribute n draft tokens takes the n
+    likeliest, so one pass over all tokens in order of a**j finds the maximum for every shape of the
+    curve. A full batch, where a draft token costs as much as a certain one, gets none. A draft model
+    reads the known tokens of a sequence only if the sequence's remaining drafts can pay for that.
 
-    Finding out. A sequence that gets none would never show that it has become predictable. So each
-    puts aside a small share of its step time, and when that pays for one draft token it gets it. At
-    most this share is lost where speculation does not pay, besides what is lost before the first
-    windows have told so. Where a draft model would have to read all that came since it was last
-    asked, no share is enough: there what was seen of it fades instead, until it is tried again like
-    a new one.
+    Probes. A sequence without drafts would never show that it has become predictable. So each one saves
+    a small share of its step time and gets one draft token when the savings pay for it. Where speculation
+    does not pay, at most this share is lost, besides the loss before the first windows have shown it.
+    Where a draft model would have to read everything since it was last asked, no share is enough. There
+    the sequence's record fades instead, until the sequence is tried again like a new one.
 
-    The same calls give the same answers: nothing is drawn, no clock is read.
+    The same calls give the same answers: nothing is random, and no clock is read.
     """
 
     def __init__(
         self, step_cost: StepCost, probe_share: float = 0.01, pass_cost: StepCost | None = None
     ) -> None:
-        """Plan for a machine.
+        """Plan with the costs of one machine.
 
         Args:
-            step_cost: measured there, with the model that is served.
-            probe_share: of a step's time that may be spent on sequences for which drafts do not
-                pay, in [0, 1).
-            pass_cost: the same of the draft model; None: there is none, or its passes are free.
+            step_cost: of the served model, measured on this machine.
+            probe_share: the share of a step's time that may be spent on sequences for which drafts
+                do not pay, in [0, 1).
+            pass_cost: of the draft model; None: there is none, or its passes are free.
         """
         self._step_cost = step_cost
         self._probe_share = probe_share
         self._pass_cost = pass_cost
 
     def plan(self, rows: list[DraftRow], num_step_tokens: int, num_room: int = sys.maxsize) -> list[int]:
-        """Draft tokens for each row of the next step.
+        """Return the number of draft tokens for each row of the next step.
 
         Args:
             rows: all sequences that get a new token in the step.
-            num_step_tokens: the step's tokens without drafts: a row's one, and prompts.
+            num_step_tokens: the step's tokens without drafts: one per row, and prompts.
             num_room: draft tokens that the step has room for.
 
         Returns:
-            For each row a number from 0 to its most; its state's credit has changed.
+            For each row a number from 0 to `num_most`. The states' credits change.
         """
         assert num_step_tokens >= len(rows), "each row has a token in the step"
         num_places = max((row.num_most for row in rows), default=0)
@@ -152,7 +148,7 @@ class SpeculationPolicy:
         gains = (rates[:, None] ** places).ravel()[is_usable]
         row_numbers = np.repeat(np.arange(len(rows)), num_places)[is_usable]
         order = np.argsort(-gains, kind="stable")
-        # As far as probes may go too.
+        # Long enough for the probes too.
         costs = self._step_cost(num_step_tokens + np.arange(gains.size + len(rows) + 1))
         outputs = len(rows) + np.concatenate(([0.0], np.cumsum(gains[order])))
         added_s = costs[: gains.size + 1] - costs[0]
@@ -167,7 +163,7 @@ class SpeculationPolicy:
         return counts
 
     def _reading_s(self, rows: list[DraftRow]) -> npt.NDArray[np.float64]:
-        """Seconds that the draft model needs to read what each row has more than its last token."""
+        """Seconds that the draft model needs to read each row's unread tokens."""
         if self._pass_cost is None:
             return np.zeros(len(rows))
         num_unread = np.array([max(0, row.num_unread) for row in rows])
@@ -186,11 +182,11 @@ class SpeculationPolicy:
         return np.concatenate(([0.0], self._pass_cost(np.arange(1, num_rows + 1))))
 
     def _passes_s(self, rows: list[DraftRow], taken: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Seconds of the draft model's passes, if the first 0, 1, … tokens of an order are taken.
+        """Seconds of the draft model's passes if the first 0, 1, … tokens of an order are taken.
 
         Args:
-            rows: the step's.
-            taken: each token's row; a row's tokens come in their order.
+            rows: of the step.
+            taken: the row of each token; a row's tokens come in order.
         """
         if self._pass_cost is None:
             return np.zeros(taken.size + 1)
@@ -219,7 +215,7 @@ class SpeculationPolicy:
         probing_s: npt.NDArray[np.float64],
         num_room: int,
     ) -> None:
-        """Give one token to rows that have none and have put aside what it costs."""
+        """Give one token to rows that have none and have saved what it costs."""
         num_drafts = sum(counts)
         pass_s = self._pass_s(len(rows))
         num_drafting = sum(count > 0 and row.num_unread >= 0 for row, count in zip(rows, counts, strict=True))
@@ -229,7 +225,7 @@ class SpeculationPolicy:
             state, has_pass = row.state, row.num_unread >= 0
             if row.num_unread > 0:
                 state.fade()
-            if row.num_unread > MAX_IN_STEP:  # it would read for long and then guess one token
+            if row.num_unread > MAX_IN_STEP:  # it would read for a long time and then guess one token
                 continue
             extra_s = float(costs[num_drafts + 1] - costs[num_drafts] + probing_s[number])
             if has_pass:

@@ -1,4 +1,4 @@
-"""Outputs of sequences that have ended, for those that come later: bounded, each tenant's apart."""
+"""Outputs of ended sequences, kept for later ones: bounded, and separate for each tenant."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from itertools import count
 
 from naiad.speculation.suffix_automaton import SuffixAutomaton
 
-# After each output; no token id, so no match runs across it.
+# Ends each output; it is no token id, so no match crosses it.
 END = -1
 
 _NUM_PARTS = 4
-# No more automata than one for so many tokens of the bound: each takes memory beside its tokens.
+# At most one automaton per this many tokens of the bound: each takes memory beside its tokens.
 _TOKENS_A_PART = 16
 
 
 class SharedOutputs:
-    """Earlier outputs in parts: automata, each of one tenant.
+    """Keeps earlier outputs in parts: automata, each of one tenant.
 
-    Nothing can be taken out of an automaton, so whole parts are dropped: when room is needed, that
-    of all tenants whose newest output is the oldest. So the bound is hard, and a tenant that is
-    alone keeps more than half of it. Tenants share the room; what is held of one is never read for
-    another.
+    Nothing can be removed from an automaton, so whole parts are dropped. When room is needed, the part
+    whose newest output is the oldest goes, whichever tenant it belongs to. So the bound is hard, and a
+    single tenant keeps more than half of it. Tenants share the room, but one tenant's outputs are never
+    read for another.
     """
 
     def __init__(self, max_tokens: int) -> None:
         """Hold nothing.
 
         Args:
-            max_tokens: held of all tenants together; each output counts one more than its tokens.
+            max_tokens: held for all tenants together; each output counts one more than its tokens.
         """
         self._max_tokens = max_tokens
         self._max_part_tokens = max_tokens // _NUM_PARTS
@@ -40,15 +40,15 @@ class SharedOutputs:
 
     @property
     def num_tokens(self) -> int:
-        """What counts against the bound now."""
+        """Number of tokens that count against the bound now."""
         return self._num_tokens
 
     def parts(self, salt: str) -> dict[int, SuffixAutomaton]:
-        """A tenant's, the oldest first, by numbers that are never used again."""
+        """A tenant's parts, oldest first, by numbers that are never reused."""
         return self._parts.get(salt, {})
 
     def add(self, salt: str, token_ids: list[int]) -> None:
-        """Take in an output; of one that is longer than a part, the end."""
+        """Add an output; only the end of one that is longer than a part."""
         max_tokens = self._max_part_tokens - 1
         if not token_ids or max_tokens < 1:
             return
@@ -59,7 +59,7 @@ class SharedOutputs:
         part.append(END)
 
     def _part_for(self, salt: str, num_tokens: int) -> SuffixAutomaton:
-        """The tenant's newest part, or a new one if that is full, with room under the bound."""
+        """Return the tenant's newest part, or a new one if it is full, after making room under the bound."""
         parts = self._parts.setdefault(salt, {})
         number = next(reversed(parts), None)
         if number is None or parts[number].num_tokens + num_tokens > self._max_part_tokens:

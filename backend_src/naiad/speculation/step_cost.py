@@ -1,4 +1,4 @@
-"""Seconds that steps take, from what was measured."""
+"""Estimates the duration of steps from measurements."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy.typing as npt
 
 
 class StepCost:
-    """Seconds that a step takes, by its tokens.
+    """Seconds that a step takes, by its number of tokens.
 
-    Measured at a few numbers of tokens and straight between them. Before the first it is the
-    first's; beyond the last it grows in proportion, as where arithmetic is the limit. Fewer tokens
-    never cost more: where it was measured so, another program had the machine.
+    The cost is measured at a few numbers of tokens and interpolated linearly between them. Below the
+    first it is constant; beyond the last it grows in proportion, as it does when arithmetic is the limit.
+    Fewer tokens never cost more: where a measurement says so, another program used the machine.
 
-    What a sequence's context adds beyond that of the measured steps is known for each token of it.
+    Each token of a sequence's context beyond the measured contexts adds a known cost.
 
     Attributes:
-        drawn_s: seconds more for each token that is drawn instead of the best.
+        drawn_s: additional seconds for each token that is drawn instead of taken greedily.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class StepCost:
         Args:
             measured: (tokens, seconds), in ascending order of tokens; both > 0.
             context: (tokens of one sequence in the step, seconds that each token of its context
-                costs), likewise; none: context costs nothing.
+                costs), in the same order; empty: context costs nothing.
             num_context: tokens of context in `measured`.
-            drawn_s: seconds more for each token that is drawn instead of the best.
+            drawn_s: additional seconds for each token that is drawn instead of taken greedily.
         """
         tokens, seconds = zip(*measured, strict=True)
         self._tokens = np.array(tokens, dtype=np.float64)
@@ -49,7 +49,7 @@ class StepCost:
         self.drawn_s = drawn_s
 
     def __call__(self, num_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Seconds of steps with so many tokens."""
+        """Return the seconds of steps with these numbers of tokens."""
         seconds = np.interp(num_tokens, self._tokens, self._seconds)
         seconds *= np.maximum(num_tokens / self._tokens[-1], 1)
         return seconds
@@ -57,7 +57,7 @@ class StepCost:
     def of_context(
         self, num_tokens: npt.NDArray[np.int64], num_context: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
-        """Seconds that sequences with so many tokens in a step add by contexts longer than measured."""
+        """Return the seconds that contexts longer than measured add, by a sequence's tokens in the step."""
         beyond = np.maximum(num_context - self._num_context, 0)
         seconds = np.interp(num_tokens, self._window, self._each_s)
         return np.multiply(seconds, beyond, dtype=np.float64)

@@ -1,9 +1,9 @@
-"""All substrings of a growing text, with what followed each and how often.
+"""All substrings of a growing text, with the tokens that followed each and how often.
 
-A state stands for the substrings that end at the same places of the text. They are suffixes of the
-longest of them, and the state's link leads to that of the longest suffix that ends at more places.
+A state represents the substrings that end at the same places of the text. They are suffixes of the
+longest of them; the state's link leads to the state of the longest suffix that ends at more places.
 A follower of a state is a token that came after its substrings. There are at most two states and
-three followers for each token of the text, and appending costs O(1) amortised (Blumer et al.,
+three followers per token of the text, and appending costs O(1) amortised (Blumer et al.,
 "The smallest automaton recognizing the subwords of a text", 1985).
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
-# Counts stop here, which bounds what counting costs: a link leads to a larger count, so an append
-# changes at most so many, and stops at the first that is full already.
+# Counts stop at this value, which bounds the cost of counting: a link leads to a larger count, so an
+# append changes at most this many counts and stops at the first full one.
 MAX_COUNT = 16
 
 ROOT = 0
@@ -24,9 +24,9 @@ class Follower(NamedTuple):
 
     Attributes:
         token: the id.
-        state: of the substrings with the token after them.
-        num_times: how often it came, at most `MAX_COUNT`.
-        num_times_any: the same of all followers of the state, together.
+        state: the state of the substrings extended by the token.
+        num_times: how often the token came, at most `MAX_COUNT`.
+        num_times_any: the sum of these counts over all followers of the state.
         num_followers: how many different tokens came.
     """
 
@@ -38,16 +38,16 @@ class Follower(NamedTuple):
 
 
 class SuffixAutomaton:
-    """The text's substrings as states, numbers from `ROOT` (the empty substring) up."""
+    """The text's substrings as states, numbered from `ROOT` (the empty substring) up."""
 
     def __init__(self) -> None:
-        """Of the empty text."""
+        """Start with the empty text."""
         self.num_tokens = 0
         self._last = ROOT
         self._lengths = array("i", [0])
         self._links = array("i", [ROOT])
         self._counts = array("B", [0])
-        # Most states have one follower: only what else follows is worth a dict.
+        # Most states have one follower; a dict holds any further ones.
         self._tokens = array("i", [0])
         self._targets = array("i", [ROOT])
         self._more: dict[int, dict[int, int]] = {}
@@ -62,22 +62,22 @@ class SuffixAutomaton:
         return self._lengths[state]
 
     def link(self, state: int) -> int:
-        """The state of the longest suffix that ends at more places; of the root, the root."""
+        """The state of the longest suffix that ends at more places; for the root, the root."""
         return self._links[state]
 
     def follow(self, state: int, token: int) -> int:
-        """The state of the substrings with the token after them; `ROOT` if it never came there."""
+        """The state of the substrings extended by the token; `ROOT` if the token never followed them."""
         if self._tokens[state] == token:
             return self._targets[state]
         more = self._more.get(state)
         return ROOT if more is None else more.get(token, ROOT)
 
     def best_follower(self, state: int) -> Follower | None:
-        """What came most often; of tokens that came equally often the one first seen last.
+        """Return the most frequent follower; of equally frequent tokens the one that was first seen last.
 
         Returns:
-            None if nothing follows, or more than `MAX_COUNT` different tokens do: then none has
-            more than half of the counts.
+            None if nothing follows, or if more than `MAX_COUNT` different tokens do, because then
+            none has more than half of the counts.
         """
         if self._targets[state] == ROOT:
             return None
@@ -97,7 +97,7 @@ class SuffixAutomaton:
         return Follower(token, target, best_count, total_count, 1 + len(more))
 
     def append(self, token: int) -> None:
-        """Lengthen the text by one token, an int of 32 bits."""
+        """Extend the text by one token, a 32-bit int."""
         state = self._last
         new = self._last = self._add_state(self._lengths[state] + 1)
         while (target := self.follow(state, token)) == ROOT:
@@ -114,10 +114,10 @@ class SuffixAutomaton:
             new = links[new]
 
     def _state_ending(self, state: int, token: int, target: int) -> int:
-        """The state whose longest substring is this state's longest and the token.
+        """Return the state whose longest substring is this state's longest one, extended by the token.
 
-        If the target has longer ones, they no longer end at the same places as its shorter ones,
-        and these move to a state of their own.
+        If the target has longer substrings, these no longer end at the same places as its shorter ones,
+        and the shorter ones move to a new state.
         """
         length = self._lengths[state] + 1
         if self._lengths[target] == length:

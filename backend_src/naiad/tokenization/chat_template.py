@@ -1,4 +1,4 @@
-"""A list of messages → the text that the checkpoint was trained to continue."""
+"""Renders messages as the text that the checkpoint was trained to continue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ChatTemplate:
 
         Args:
             source: Jinja, or None where the checkpoint has none.
-            named_tokens: what the template knows as `bos_token`, `eos_token`, …
+            named_tokens: the template's `bos_token`, `eos_token`, …
         """
         self._values = {name: token for name, token in named_tokens.items() if token is not None}
         self._template: jinja2.Template | None = None
@@ -37,7 +37,7 @@ class ChatTemplate:
             self._problem = f"messages: the checkpoint's chat template can not be used: {_shown(error)}"
 
     def render(self, messages: list[dict[str, str]]) -> str:
-        """The text up to where the assistant begins to speak.
+        """Render the text up to the point where the assistant begins to speak.
 
         Raises:
             InvalidRequestError: there is no usable template, or it refused these messages, or

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tokenizer.json and what stands about it in the files beside it."""
+"""Reads a checkpoint's tokenizer.json and the files beside it that describe the tokenizer."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class CheckpointTokenizer:
     """A tokenizer as the checkpoint's files define it.
 
     Attributes:
-        tokenizer: with every special token of the files marked as one.
-        settings: tokenizer_config.json over special_tokens_map.json; empty if neither exists.
+        tokenizer: every special token of the files is marked as special.
+        settings: special_tokens_map.json, overridden by tokenizer_config.json; empty if neither exists.
         special_ids: ids that make no text when special tokens are skipped.
         chat_template: Jinja source, or None.
     """
@@ -89,7 +89,7 @@ class CheckpointTokenizer:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in the file; empty if there is no such file."""
+    """Read the JSON object in the file; empty if there is no such file."""
     if not path.is_file():
         return {}
     try:
@@ -102,14 +102,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _token_text(value: object) -> str | None:
-    """A token is written as a string or as an object with its `content`."""
+    """Read a token, which is written as a string or as an object with its `content`."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
 
 
 def _mark_special_tokens(tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
-    """Make special what tokenizer_config.json declares special, without growing the vocabulary."""
+    """Mark the tokens that tokenizer_config.json declares special, without growing the vocabulary."""
     declared = settings.get("added_tokens_decoder") or {}
     for key, entry in declared.items():
         content = _token_text(entry)
@@ -137,7 +137,7 @@ def _named_special_tokens(settings: dict[str, Any]) -> Iterator[str]:
 
 
 def _set_post_processor(tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
-    """Add begin and end of text as the settings ask; tokenizer.json decides where they do not."""
+    """Add begin and end of text as the settings say; without settings tokenizer.json decides."""
     if "add_bos_token" not in settings and "add_eos_token" not in settings:
         return
     template = ["$A"]

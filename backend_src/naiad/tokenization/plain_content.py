@@ -1,11 +1,11 @@
 """Keeps the text of messages from becoming special tokens.
 
-A chat template mixes its own control tokens with what people wrote, and may trim, cut or join the
-latter. So the content is not set apart from the rendered text but marked inside it: a character
-that no text contains is put after the first character of every place where a special token's
-text stands, or may begin at the content's end. Thus the rendered text has no special token but the
+A chat template mixes its own control tokens with users' content, and may trim, cut or join the
+content. So the content is not separated from the rendered text but marked inside it. Wherever the
+content holds the text of a special token, or may begin one at its end, a character that no text
+contains is inserted after the first character. So the rendered text has no special tokens except the
 template's own. A copy of the tokenizer, whose normalizer removes the mark, encodes it: it looks for
-special tokens before it normalizes, and everything else about it is the checkpoint's.
+special tokens before it normalizes, and otherwise equals the checkpoint's tokenizer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARK = "\ufdd0"
 
 
 class PlainContent:
-    """Marks contents, and encodes text that holds marks."""
+    """Marks content, and encodes text that contains marks."""
 
     def __init__(self, checkpoint: CheckpointTokenizer) -> None:
         """Collect the texts of the special tokens."""
@@ -40,7 +40,7 @@ class PlainContent:
         self._control_ids = checkpoint.special_ids - unknown_ids
 
     def mark(self, content: str) -> str:
-        """The content with marks wherever it could make a special token.
+        """Return the content with marks wherever it could form a special token.
 
         Raises:
             InvalidRequestError: the content can not be kept plain.
@@ -54,11 +54,11 @@ class PlainContent:
         return _MARK.join(content[start:end] for start, end in pairwise(edges))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a rendered text, without its marks.
+        """Encode a rendered text without its marks.
 
         Raises:
-            InvalidRequestError: content would become a special token even so (a vocabulary in
-                which a special token is also an ordinary piece).
+            InvalidRequestError: content would still become a special token (in a vocabulary where
+                a special token is also an ordinary piece).
         """
         marked_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         if _MARK not in text:
@@ -69,7 +69,7 @@ class PlainContent:
         return ids
 
     def _occurrences(self, content: str) -> Iterable[int]:
-        """Where special tokens begin in the content."""
+        """Find where special tokens begin in the content."""
         for text in self._special_texts:
             place = content.find(text)
             if place >= 0 and len(text) == 1:
@@ -79,7 +79,7 @@ class PlainContent:
                 place = content.find(text, place + 1)
 
     def _open_ends(self, content: str) -> Iterable[int]:
-        """Where what ends the content may begin a special token that the following text ends."""
+        """Find where the end of the content may begin a special token that the following text completes."""
         end = len(content.rstrip())
         for start in range(max(0, end - max(map(len, self._beginnings), default=0)), end):
             if content[start:end] in self._beginnings:
@@ -90,7 +90,7 @@ class PlainContent:
 
     @cached_property
     def _unmarking_tokenizer(self) -> tokenizers.Tokenizer:
-        """Built when content first needs it: reading a vocabulary again takes a while."""
+        """A tokenizer that removes marks, built on first use because reading a vocabulary takes a while."""
         definition = json.loads(self._tokenizer.to_str())
         remove = {"type": "Replace", "pattern": {"String": _MARK}, "content": ""}
         original = definition.get("normalizer")
@@ -100,6 +100,6 @@ class PlainContent:
         }
         for token in definition["added_tokens"]:
             if token["special"]:
-                # Or it would be looked for again after the marks are gone.
+                # Otherwise the tokenizer would look for it again after the marks are removed.
                 token["normalized"] = False
         return tokenizers.Tokenizer.from_str(json.dumps(definition))

@@ -1,4 +1,4 @@
-"""Whether two checkpoints mean the same by their token ids."""
+"""Checks that two checkpoints have the same tokens under the same ids."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from naiad.tokenization.checkpoint_tokenizer import CheckpointTokenizer
 
 
 def check_same_tokens(model_dir: str, draft_model: str) -> None:
-    """Refuse a draft model whose ids are other tokens than those of the model that is served.
+    """Refuse a draft model whose ids stand for other tokens than those of the served model.
 
     Args:
-        model_dir: of the model that is served; has a tokenizer.
-        draft_model: directory of the draft model. Without a tokenizer of its own it is believed.
+        model_dir: directory of the served model; has a tokenizer.
+        draft_model: directory of the draft model. Without a tokenizer there it is accepted.
 
     Raises:
         ConfigError: names an id that the two do not share.

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 
 class StopMatcher:
-    """Reads text once, character by character; each costs amortized O(1) whatever the strings.
+    """Reads text once, character by character, at amortized O(1) each, whatever the strings.
 
-    A node stands for a prefix of some string. The current node is the longest prefix that the
+    A node represents a prefix of some string. The current node is the longest prefix that the
     text read so far ends with.
     """
 
     def __init__(self, strings: Iterable[str]) -> None:
-        """Build the nodes: as many as the strings have characters, at most."""
+        """Build the nodes, at most as many as the strings have characters."""
         self._children: list[dict[str, int]] = [{}]
         self._depth = [0]
         self._fallback = [0]
@@ -27,7 +27,7 @@ class StopMatcher:
 
     @property
     def num_open_chars(self) -> int:
-        """The last so many characters may be the beginning of one of the strings."""
+        """How many of the last characters may be the beginning of one of the strings."""
         return self._depth[self._node]
 
     def feed(self, text: str) -> tuple[int, str | None]:
@@ -64,7 +64,7 @@ class StopMatcher:
         self._longest_match[node] = string
 
     def _link(self) -> None:
-        """Set each node's fallback, the longest other prefix that its own string ends with."""
+        """Set each node's fallback: the longest other prefix with which its own string ends."""
         queue = deque(self._children[0].values())
         while queue:
             parent = queue.popleft()

@@ -1,8 +1,8 @@
-"""Runs a checkpoint's chat template so that it can neither reach out nor run away.
+"""Runs a checkpoint's chat template in a sandbox with limits.
 
-A template is code that came with the weights. It sees plain strings, lists and dicts; attributes
-of Python's insides raise; and time, the size of every value it builds and the size of what it
-renders are bounded.
+A template is code that comes with the weights. It sees plain strings, lists and dicts, and access to
+Python's internal attributes raises. Its time, the size of every value it builds and the size of its
+output are bounded.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\*|\d{4})")
 
 
 class RenderTimeoutError(BaseException):
-    """The template ran too long. No Exception, so that no handler inside Jinja swallows it."""
+    """The template ran too long. Not an `Exception`, so that no handler inside Jinja swallows it."""
 
 
 class _Generation(Extension):
-    """`{% generation %} … {% endgeneration %}` marks training text: its body, as it stands."""
+    """Renders `{% generation %} … {% endgeneration %}`, which marks training text, as its body."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
 
@@ -50,12 +50,12 @@ class _Generation(Extension):
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Jinja as chat templates expect it, with limits."""
+    """Jinja with the functions that chat templates expect, and with limits."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        """Offer what Hugging Face offers to templates."""
+        """Provide the functions that Hugging Face provides to templates."""
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
@@ -71,7 +71,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.filters["int"] = _limit_arguments(self.filters["int"])
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
-        """Refuse at once: the plain sandbox would let an unsafe attribute print as nothing."""
+        """Refuse at once: the plain sandbox would render an unsafe attribute as an empty string."""
         raise SecurityError(f"access to attribute {attribute!r} is not allowed")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -88,13 +88,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return None
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Call with numbers of a sane size only; `range` brings its own limit."""
+        """Call only with numbers of a sane size; `range` has its own limit."""
         if __obj is not __self.globals["range"]:
             _check_arguments(args, kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute only what has a sane size."""
+        """Compute only results of a sane size."""
         if operator == "*":
             _check_product(left, right)
         elif operator == "**" and (abs(left) > MAX_ARGUMENT or abs(right) > MAX_INT_BITS):
@@ -124,7 +124,7 @@ def render(template: jinja2.Template, values: dict[str, Any]) -> str:
     pieces: list[str] = []
     num_chars = 0
     previous = sys.gettrace()
-    # A loop that emits nothing gives no other place to look at the clock.
+    # A loop that emits nothing offers no other place to check the clock.
     sys.settrace(watch)
     try:
         for piece in template.generate(values):
@@ -152,7 +152,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is; Jinja's own filter escapes for HTML."""
+    """Dump plain JSON; Jinja's own filter escapes it for HTML."""
     if isinstance(indent, int):
         _check_arguments((indent,), {})
     return json.dumps(
@@ -196,7 +196,7 @@ def _check_product(left: Any, right: Any) -> None:
 
 
 def _checked(value: Any) -> Any:
-    """The value, if it is not too large."""
+    """Return the value if it is not too large."""
     if isinstance(value, str | list | tuple):
         _check_length(len(value))
     elif isinstance(value, int) and value.bit_length() > MAX_INT_BITS:

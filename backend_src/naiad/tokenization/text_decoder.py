@@ -1,13 +1,13 @@
-"""Token ids to text, in pieces that add up to the whole whatever the pieces are.
+"""Decodes token ids to text in pieces that add up to the whole text, however it is cut.
 
-Text is the UTF-8 reading of the tokens' bytes, one after another. A character whose bytes are
-not all there yet is held back; a byte that can not be part of a character becomes one U+FFFD.
-So the text that ids add depends on the ids before them only through (a) a character that is
-still open and (b) whether any text stands before them at all (a SentencePiece text loses the
+Text is the UTF-8 decoding of the tokens' concatenated bytes. A character whose bytes are
+incomplete is held back; a byte that cannot be part of a character becomes one U+FFFD.
+So the text that ids add depends on earlier ids only through (a) a character that is
+still open and (b) whether any text precedes them at all (a SentencePiece text loses the
 space before its first word). `context_ids` keeps the few earlier ids that decide both.
 
-This is what `tokenizers` decodes, with one exception: of a run of byte-fallback tokens with an
-invalid byte it makes nothing but U+FFFD, which would take back characters already streamed.
+`tokenizers` decodes to the same text, with one exception: it turns a whole run of byte-fallback
+tokens with an invalid byte into U+FFFD, which would take back characters already streamed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TextDecoder:
         self._at_start = True
 
     def push(self, token_id: int) -> str:
-        """The characters that this id completes."""
+        """Return the characters that this id completes."""
         data = self._table.visible_bytes(token_id, self._skip_special_tokens)
         if not data:
             return ""
@@ -45,19 +45,19 @@ class TextDecoder:
         return self._utf8.decode(data)
 
     def push_all(self, token_ids: Iterable[int]) -> str:
-        """The characters that these ids complete."""
+        """Return the characters that these ids complete."""
         return "".join([self.push(token_id) for token_id in token_ids])
 
     def flush(self) -> str:
-        """What is held back: U+FFFD for a character that never became whole, or nothing."""
+        """Return what is held back: U+FFFD for a character that was never completed, or nothing."""
         return self._utf8.decode(b"", final=True)
 
 
 def context_ids(table: TokenTable, token_ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
-    """The ids of `token_ids` that the text of whatever follows them depends on.
+    """Return the last ids of `token_ids` on which the text of any following ids depends.
 
-    Those are the last visible ids back to one with a byte that is no continuation byte, which
-    settles every earlier character, or to three continuation bytes in a row, behind which no
+    These are the last visible ids, back to one with a byte that is not a continuation byte, which
+    completes every earlier character, or back to three continuation bytes in a row, after which no
     character is open. At most three ids; never empty if any id is visible.
 
     `context_ids(context_ids(a) + b) == context_ids(a + b)`, so it can be carried along.
@@ -84,15 +84,15 @@ def decode_chunk(
     is_last: bool,
     skip_special_tokens: bool,
 ) -> str:
-    """The text that `window_ids[num_emitted:]` add to that of `window_ids[:num_emitted]`.
+    """Return the text that `window_ids[num_emitted:]` add to that of `window_ids[:num_emitted]`.
 
     Args:
         table: the checkpoint's tokens.
         window_ids: ids already turned into text (`context_ids` of all of them is enough),
             then the new ones.
-        num_emitted: how many of the window are text already.
-        max_chars: cut of the new text, in characters; −1 = none.
-        is_last: also give what is held back at the window's end.
+        num_emitted: how many ids of the window are text already.
+        max_chars: maximum length of the new text in characters; −1 = no limit.
+        is_last: also return what is held back at the window's end.
         skip_special_tokens: special tokens make no text.
 
     Raises:
@@ -114,7 +114,7 @@ def decode_chunk(
 
 
 def decode(table: TokenTable, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-    """The whole text of `token_ids`.
+    """Return the whole text of `token_ids`.
 
     Raises:
         InvalidRequestError: an id is negative.

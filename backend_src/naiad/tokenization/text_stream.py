@@ -1,11 +1,11 @@
-"""Which new tokens of a sequence may be sent, and where a stop string ends its text.
+"""Decides which new tokens of a sequence may be sent, and where a stop string ends its text.
 
 A token is sent as soon as its text is decided. Without stop strings that is at once. With them,
-a token is held while its last characters may be the beginning of a stop string. The stop string
-that is complete first ends the text; of several that end at the same character, the longest (so
-the one that begins first). It is matched in the generated text only, never in the prompt's, and
-is not part of the text. Where the request wants it to be part of the text, the text is cut behind
-it, and so nothing has to be held.
+a token is held back while its last characters may be the beginning of a stop string. The stop string
+that is completed first ends the text; of several that end at the same character, the longest does (it
+begins first). Stop strings are matched in the generated text only, never in the prompt, and
+are not part of the text. If the request includes the stop string in the text, the text is cut after
+it, and nothing has to be held back.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class TextChunk:
     the rest from the last.
 
     Attributes:
-        token_ids: decided now, in order; ids held back come in a later chunk.
-        window_ids: ids sent before that the text of `token_ids` depends on.
-        num_chars: characters that `token_ids` add, without what `is_cut` cuts off; −1 = not
-            counted, as there are no stop strings.
+        token_ids: ids whose text is now decided, in order; ids held back come in a later chunk.
+        window_ids: earlier ids on which the text of `token_ids` depends.
+        num_chars: characters that `token_ids` add, without those that `is_cut` cuts off; −1 = not
+            counted, because there are no stop strings.
         is_cut: a stop string is complete: the sequence ends here, and so does its text after
             `num_chars` characters.
         stop_reason: the stop string, with `is_cut`.
@@ -47,11 +47,11 @@ class TextStream:
     """One sequence's tokens on their way to the detokenizer. Each push costs O(new tokens)."""
 
     def __init__(self, table: TokenTable, context: TextContext) -> None:
-        """Start behind the prompt.
+        """Start after the prompt.
 
         Args:
             table: the checkpoint's tokens.
-            context: `prompt_tail_ids` is what `Tokenizer.prompt_tail` gave; stop strings are
+            context: `prompt_tail_ids` comes from `Tokenizer.prompt_tail`; stop strings are
                 not empty.
         """
         self._table = table
@@ -69,14 +69,14 @@ class TextStream:
             self._num_sent_chars = 0
 
     def push(self, token_ids: list[int], is_last: bool) -> TextChunk:
-        """Take new tokens; get those whose text is decided now.
+        """Take new tokens and return those whose text is now decided.
 
-        When a stop string is complete, the tokens after the one that completed it are dropped
-        and nothing may be pushed any more; nor after `is_last`.
+        When a stop string is complete, the tokens after the one that completed it are dropped.
+        Nothing may be pushed after that, nor after `is_last`.
 
         Args:
             token_ids: the sequence's next ids; may be empty.
-            is_last: no more will come: nothing is held back.
+            is_last: no more tokens will come, so nothing is held back.
         """
         assert not self._is_done, "the stream has ended"
         self._is_done = is_last
@@ -102,7 +102,7 @@ class TextStream:
         return stop_string
 
     def _take_end(self, matcher: StopMatcher, text: str) -> str | None:
-        """Take what the decoder held back; it belongs to the last token."""
+        """Take the text that the decoder held back; it belongs to the last token."""
         num_read, stop_string = matcher.feed(text)
         self._num_chars += num_read
         return stop_string
@@ -121,7 +121,7 @@ class TextStream:
         return chunk
 
     def _cut(self, stop_string: str) -> TextChunk:
-        """End the text before (or behind) the stop string that ends at the last character read."""
+        """End the text before (or after) the stop string that ends at the last character read."""
         self._is_done = True
         num_chars_before = self._num_sent_chars
         chunk = self._send([token_id for token_id, _ in self._held])

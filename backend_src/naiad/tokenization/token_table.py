@@ -1,8 +1,8 @@
 """The bytes of every token of a checkpoint.
 
-Text is what a tokenizer's decoder makes of token strings. The decoders of the supported kinds
-map each token by itself, apart from what happens at the very start of a text, so they reduce to
-a table: id → bytes, and for some ids other bytes where they begin a text.
+A tokenizer's decoder turns token strings into text. The supported kinds of decoders
+map each token by itself, except at the very start of a text. So they reduce to
+a table: id → bytes, and for some ids other bytes at the start of a text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BytesOf = Callable[[str], bytes]
 
 
 class TokenTable:
-    """Token id → bytes. Ids outside the table make no text."""
+    """Maps token ids to bytes. Ids outside the table make no text."""
 
     def __init__(
         self, token_bytes: list[bytes], first_bytes: dict[int, bytes], special_ids: frozenset[int]
@@ -33,7 +33,7 @@ class TokenTable:
         Args:
             token_bytes: per id; empty where the id is unused.
             first_bytes: ids that have other bytes as the first visible token of a text.
-            special_ids: ids skipped on demand.
+            special_ids: ids that are skipped on request.
         """
         self._all = token_bytes
         self._without_special = [
@@ -53,7 +53,7 @@ class TokenTable:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointTokenizer) -> TokenTable:
-        """Build from files that are read already.
+        """Build from files that have been read.
 
         Raises:
             ModelError: the decoder is not supported.
@@ -80,7 +80,7 @@ class TokenTable:
         return self._special_ids
 
     def check_ids(self, token_ids: Sequence[int]) -> None:
-        """Refuse what can be no id; unknown ids make no text.
+        """Refuse negative ids; unknown ids make no text.
 
         Raises:
             InvalidRequestError: an id is negative.
@@ -95,12 +95,12 @@ class TokenTable:
         return (self._without_special if skip_special_tokens else self._all)[token_id]
 
     def first_bytes(self, token_id: int) -> bytes:
-        """The bytes of a visible token where no visible token stands before it."""
+        """The bytes of a visible token that no visible token precedes."""
         return self._first[token_id] if token_id in self._first else self._all[token_id]
 
 
 def _parse_decoder(decoder: dict[str, Any] | None) -> tuple[BytesOf, BytesOf]:
-    """What a token is inside a text, and at its start."""
+    """Return two functions: a token's bytes inside a text, and at its start."""
     if decoder is None:
         raise ModelError("tokenizer.json has no decoder: ByteLevel, Metaspace or a Sequence is supported")
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -121,9 +121,9 @@ class _SentencePiece:
 
     Attributes:
         replacements: (old, new) in every token.
-        has_bytes: "<0x..>" is one byte.
+        has_bytes: a token "<0x..>" is one byte.
         removed_at_start: removed from a text's first token, before the replacements.
-        stripped_at_start: removed once from a text's begin.
+        stripped_at_start: removed once from the beginning of a text.
     """
 
     replacements: tuple[tuple[str, str], ...] = ()
@@ -132,7 +132,7 @@ class _SentencePiece:
     stripped_at_start: str = ""
 
     def with_step(self, step: dict[str, Any], is_fused: bool) -> _SentencePiece:
-        """These steps and one more.
+        """Return these steps with one more.
 
         Raises:
             ModelError: the step is not supported, or not in this place.
@@ -172,7 +172,7 @@ class _SentencePiece:
 def _byte_level_alphabet() -> dict[str, int]:
     """The character that stands for each byte in a byte-level vocabulary, as GPT-2 defined it.
 
-    Bytes that print stand for themselves; the others, in order, for U+0100 and on.
+    Printable bytes map to themselves, the others, in order, to U+0100 and following.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
@@ -185,7 +185,7 @@ _ALPHABET = _byte_level_alphabet()
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    """The token's bytes; one with any other character is text as it stands (added tokens)."""
+    """The token's bytes; a token with any other character is plain text (an added token)."""
     try:
         return bytes([_ALPHABET[char] for char in token])
     except KeyError:

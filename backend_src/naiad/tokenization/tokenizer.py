@@ -1,4 +1,4 @@
-"""`Tokenizer`: what the first step of a request needs of a checkpoint's tokenizer."""
+"""`Tokenizer`: encodes texts and chats as the first step of a request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from naiad.tokenization.token_table import TokenTable
 
 
 class Tokenizer:
-    """Text and messages → ids, and what has to be known about a prompt's text."""
+    """Turns text and messages into ids, and describes a prompt's text for the detokenizer."""
 
     def __init__(self, checkpoint: CheckpointTokenizer, skip_special_tokens: bool = True) -> None:
-        """Build from files that are read already.
+        """Build from files that have been read.
 
         Args:
             checkpoint: the tokenizer files.
@@ -49,12 +49,12 @@ class Tokenizer:
         return cls(CheckpointTokenizer.load(model_dir), skip_special_tokens)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Ids of a text; special tokens written in it are what they say.
+        """Encode a text; special tokens written in it are recognised.
 
         Args:
             text: any text.
-            add_special_tokens: add begin (and end) of text as the checkpoint does; a text that
-                already begins with it does not get a second one.
+            add_special_tokens: add the begin-of-text (and end-of-text) token as the checkpoint does; a
+                text that already begins with it does not get a second one.
 
         Raises:
             InvalidRequestError: the text is no valid Unicode.
@@ -70,10 +70,10 @@ class Tokenizer:
         return ids
 
     def encode_bad_word(self, word: str) -> list[list[int]]:
-        """The sequences of ids to ban for a word: at the begin of a text, and behind a space.
+        """Return the id sequences to ban for a word: at the beginning of a text, and after a space.
 
-        Most vocabularies know a word with its space as a token of its own. Spaces that the word
-        itself begins with make no difference.
+        Most vocabularies have a separate token for a word with its space. Leading spaces of the word
+        itself make no difference.
 
         Args:
             word: not empty.
@@ -86,9 +86,9 @@ class Tokenizer:
         return [list(ids) for ids in dict.fromkeys(encoded)]
 
     def render_chat(self, messages_json: str) -> list[int]:
-        """Ids of a chat, up to where the assistant begins to speak.
+        """Encode a chat up to the point where the assistant begins to speak.
 
-        What the messages say never makes a special token.
+        The content of messages never becomes a special token.
 
         Args:
             messages_json: JSON list of {role, content}.
@@ -105,9 +105,9 @@ class Tokenizer:
         return self._plain_content.encode(self._chat_template.render(marked))
 
     def prompt_tail(self, prompt_ids: Sequence[int]) -> list[int]:
-        """The prompt's ids that the text behind it depends on (three at most)."""
+        """Return the prompt's last ids on which the text after it depends (at most three)."""
         return context_ids(self.table, prompt_ids, self._skip_special_tokens)
 
     def num_prompt_chars(self, prompt_ids: Sequence[int]) -> int:
-        """Complete characters of the prompt's text."""
+        """Count the complete characters of the prompt's text."""
         return len(TextDecoder(self.table, self._skip_special_tokens).push_all(prompt_ids))

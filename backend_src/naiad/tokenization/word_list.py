@@ -1,6 +1,6 @@
-"""Lists of token sequences in the packed form of the reference's word lists.
+"""Packs lists of token sequences as the word lists of TensorRT-LLM's backend.
 
-Row 0 holds the ids of all sequences, one after another, padded with 0; row 1 the end of each
+Row 0 holds the ids of all sequences, one after another, padded with 0. Row 1 holds the end of each
 sequence in row 0, padded with −1.
 """
 
@@ -30,7 +30,7 @@ def pack_word_list(words: list[list[int]]) -> npt.NDArray[np.int32]:
 
 
 def unpack_word_list(packed: npt.NDArray[Any]) -> list[list[int]]:
-    """The sequences of a packed list.
+    """Return the sequences of a packed list.
 
     Args:
         packed: integers [2, n], n ≥ 0.

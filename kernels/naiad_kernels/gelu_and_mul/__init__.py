@@ -14,11 +14,11 @@ Approximate = Literal["none", "tanh"]
 
 
 def gelu_and_mul(gate_up: torch.Tensor, approximate: Approximate) -> torch.Tensor:
-    """Gelu of the first half of the last dimension, times the second half.
+    """Compute gelu(first half) · second half over the last dimension.
 
     Args:
         gate_up: `[num_tokens, 2 * dim]`, any floating dtype.
-        approximate: "none": by the error function; "tanh": by the usual approximation of it, which
+        approximate: "none" uses the error function; "tanh" uses its usual approximation, which
             checkpoints call `gelu_pytorch_tanh`.
 
     Returns:

@@ -7,6 +7,6 @@ from torch.nn import functional as F
 
 
 def gelu_and_mul(gate_up: torch.Tensor, approximate: str) -> torch.Tensor:
-    """See the public op."""
+    """Compute the public op and write the product in place."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate=approximate).mul_(up)

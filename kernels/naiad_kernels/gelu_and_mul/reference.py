@@ -8,7 +8,7 @@ import torch
 
 
 def gelu_and_mul(gate_up: torch.Tensor, approximate: str) -> torch.Tensor:
-    """See the public op; one rounding, at the end."""
+    """Compute the public op in float32 and round once, at the end."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     if approximate == "tanh":
         share = torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))

@@ -1,4 +1,4 @@
-"""Draw one token for each row of logits by the Gumbel-max trick, without a sort or a softmax."""
+"""Draws one token for each row of logits by the Gumbel-max trick, without a sort or a softmax."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def gumbel_argmax(
     threshold: torch.Tensor,
     keys: torch.Tensor,
 ) -> torch.Tensor:
-    """The token with the largest scaled logit plus noise, among those at or above the threshold.
+    """Return the token with the largest scaled logit plus noise, among those at or above the threshold.
 
     A scaled logit is (logit − best) / temperature. The noise of a token depends on the row's key
-    and the token id alone, so no row's draw depends on the others.
+    and the token id alone, so a row's draw does not depend on other rows.
 
     Args:
         logits: `[num_rows, vocab_size]` float32.
         best: `[num_rows]` float32, each row's largest logit, finite.
         temperature: `[num_rows]` float64, > 0.
-        threshold: `[num_rows]` float64, ≤ 0; the smallest scaled logit that may be drawn, −inf: any.
+        threshold: `[num_rows]` float64, ≤ 0; the smallest scaled logit that may be drawn; −inf = any.
         keys: `[num_rows]` int64.
 
     Returns:

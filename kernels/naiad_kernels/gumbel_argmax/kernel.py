@@ -94,7 +94,7 @@ def gumbel_argmax(
     threshold: torch.Tensor,
     keys: torch.Tensor,
 ) -> torch.Tensor:
-    """See the public op."""
+    """Launch the kernel of the public op."""
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     num_rows, vocab_size = logits.shape
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)

@@ -16,7 +16,7 @@ def gumbel_argmax(
     threshold: torch.Tensor,
     keys: torch.Tensor,
 ) -> torch.Tensor:
-    """See the public op; float64 arithmetic."""
+    """Compute the public op in float64."""
     scaled = (logits.double() - best[:, None]) / temperature[:, None]
     scores = scaled + gumbel_noise(keys, logits.shape[1])
     return scores.masked_fill(scaled < threshold[:, None], -torch.inf).argmax(dim=1)

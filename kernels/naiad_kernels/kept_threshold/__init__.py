@@ -13,13 +13,13 @@ __all__ = ["RowFilters", "kept_threshold"]
 
 @dataclass(frozen=True, slots=True)
 class RowFilters:
-    """What each row keeps; all `[num_rows]`.
+    """The filters of each row; all tensors are `[num_rows]`.
 
     Attributes:
         temperature: float64, > 0.
         top_k: int64, 0 = off, at most the size of the vocabulary.
         top_p: float64, > 0, ≥ 1 = off; counts within what top-k leaves.
-        log_min_p: float64, logarithm of the least probability relative to the best; −inf = off.
+        log_min_p: float64, logarithm of the smallest probability relative to the best; −inf = off.
     """
 
     temperature: torch.Tensor
@@ -29,17 +29,17 @@ class RowFilters:
 
 
 def kept_threshold(logits: torch.Tensor, best: torch.Tensor, filters: RowFilters) -> torch.Tensor:
-    """The smallest scaled logit that each row keeps; tokens that tie with the last kept are kept.
+    """Return the smallest scaled logit that each row keeps; ties with the last kept token are kept.
 
     A scaled logit is (logit − best) / temperature.
 
     Args:
         logits: `[num_rows, vocab_size]` float32, no NaN.
         best: `[num_rows]` float32, each row's largest logit, finite.
-        filters: those of the rows.
+        filters: of the rows.
 
     Returns:
-        `[num_rows]` float64, −inf for a row that keeps all; equals a scaled logit of the row or
+        `[num_rows]` float64, −inf for a row that keeps all tokens; equals a scaled logit of the row or
         its log_min_p otherwise.
     """
     for each in (best, filters.temperature, filters.top_k, filters.top_p, filters.log_min_p):

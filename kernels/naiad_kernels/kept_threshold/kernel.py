@@ -108,7 +108,7 @@ def kept_threshold(
     top_p: torch.Tensor,
     log_min_p: torch.Tensor,
 ) -> torch.Tensor:
-    """See the public op."""
+    """Launch the kernel of the public op."""
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     num_rows, vocab_size = logits.shape
     out = torch.empty(num_rows, dtype=torch.float64, device=logits.device)

@@ -13,7 +13,7 @@ def kept_threshold(
     top_p: torch.Tensor,
     log_min_p: torch.Tensor,
 ) -> torch.Tensor:
-    """See the public op; float64 arithmetic."""
+    """Compute the public op in float64."""
     values = (logits.double() - best[:, None]) / temperature[:, None]
     values = values.sort(dim=1, descending=True).values
     kth = values.gather(1, (top_k[:, None] - 1).clamp(min=0))

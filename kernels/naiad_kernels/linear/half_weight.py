@@ -53,6 +53,6 @@ class HalfWeight:
         return cls(packed, in_features, out_features)
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """See `linear`."""
+        """Compute `linear` for this layout."""
         product: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
         return product if residual is None else product.add_(residual)

@@ -55,7 +55,7 @@ class OneDNNWeight:
         return cls(packed, bias, in_features, out_features)
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """See `linear`; the residual is added inside the product."""
+        """Compute `linear` for this layout; the residual is added inside the product."""
         pointwise = torch.ops.mkldnn._linear_pointwise
         result: torch.Tensor
         if residual is None:

@@ -27,5 +27,5 @@ class PlainWeight:
         return self.matrix.shape[0]
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """See `linear`."""
+        """Compute `linear` for this layout."""
         return reference.linear(x, self.matrix, self.bias, residual)

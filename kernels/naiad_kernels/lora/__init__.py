@@ -1,4 +1,4 @@
-"""Low-rank adapters, another for each token: y += up[adapter] · (down[adapter] · x)."""
+"""Low-rank adapters, chosen per token: y += up[adapter] · (down[adapter] · x)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ MAX_RANK = 128
 
 
 def lora_shrink(x: torch.Tensor, down: torch.Tensor, plan: LoraPlan) -> torch.Tensor:
-    """Each token's vector times the first matrix of its adapter.
+    """Multiply each token's vector by the first matrix of its adapter.
 
     Args:
         x: `[num_tokens, in_dim]`, float32, float16 or bfloat16.
         down: `[num_adapters, num_slices, max_rank, in_dim]`, dtype of `x`, contiguous; a slice is
             one of the projections that are fused (queries, keys, values; gate, up). Rows from an
             adapter's own rank to max_rank are 0. max_rank ≤ MAX_RANK.
-        plan: of the tokens.
+        plan: from `plan_lora`, for these tokens.
 
     Returns:
         `[num_parts, num_slices, num_tokens, max_rank]` float32: partial sums over `in_dim`, which
-        `lora_expand` adds up. Rows of tokens without an adapter hold anything.
+        `lora_expand` adds up. Rows of tokens without an adapter are undefined.
     """
     assert x.shape == (len(plan.adapter_ids), down.shape[3]), (x.shape, down.shape)
     assert x.dtype == down.dtype, (x.dtype, down.dtype)
@@ -40,16 +40,16 @@ def lora_shrink(x: torch.Tensor, down: torch.Tensor, plan: LoraPlan) -> torch.Te
 def lora_expand(
     out: torch.Tensor, shrunk: torch.Tensor, up: torch.Tensor, slice_sizes: tuple[int, ...], plan: LoraPlan
 ) -> None:
-    """Add each token's shrunk vector times the second matrix of its adapter to `out`, in place.
+    """Add each token's shrunk vector, times the second matrix of its adapter, to `out` in place.
 
     Args:
-        out: `[num_tokens, out_dim]`, the projection without adapters; neighbouring elements in each
-            row. Rows of tokens without an adapter are not touched.
+        out: `[num_tokens, out_dim]`, the projection without adapters; elements of a row are
+            contiguous. Rows of tokens without an adapter are not touched.
         shrunk: from `lora_shrink`; its sum is rounded to the dtype of `out`.
         up: `[num_adapters, out_dim, max_rank]`, dtype of `out`, contiguous, scaled by alpha / rank.
             Columns from an adapter's own rank to max_rank are 0.
         slice_sizes: rows of `up` of each slice; their sum is out_dim.
-        plan: of the tokens.
+        plan: from `plan_lora`, for these tokens.
     """
     assert out.shape == (len(plan.adapter_ids), up.shape[1]), (out.shape, up.shape)
     assert out.stride(1) == 1, out.stride()

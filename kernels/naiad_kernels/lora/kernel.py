@@ -127,7 +127,7 @@ def _lora_expand_kernel(
 
 
 def lora_shrink(x: torch.Tensor, down: torch.Tensor, plan: LoraPlan) -> torch.Tensor:
-    """See the public op."""
+    """Launch the kernel of the public op."""
     x = x if x.stride(1) == 1 else x.contiguous()
     num_tokens, in_dim = x.shape
     num_slices, rank = down.shape[1:3]
@@ -148,7 +148,7 @@ def lora_shrink(x: torch.Tensor, down: torch.Tensor, plan: LoraPlan) -> torch.Te
 def lora_expand(
     out: torch.Tensor, shrunk: torch.Tensor, up: torch.Tensor, slice_sizes: tuple[int, ...], plan: LoraPlan
 ) -> None:
-    """See the public op."""
+    """Launch the kernel of the public op."""
     num_parts, num_slices, num_tokens, rank = shrunk.shape
     if num_tokens == 0:
         return

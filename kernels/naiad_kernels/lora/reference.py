@@ -10,7 +10,7 @@ from naiad_kernels.lora.plan import LoraPlan
 
 
 def lora_shrink(x: torch.Tensor, down: torch.Tensor, plan: LoraPlan) -> torch.Tensor:
-    """See the public op; one part, float32 arithmetic, 0 for tokens without an adapter."""
+    """Compute the public op in float32, in one part, with 0 for tokens without an adapter."""
     shrunk = x.new_zeros((1, down.shape[1], len(x), down.shape[2]), dtype=torch.float32)
     for adapter, tokens in _tokens_of_adapters(plan):
         shrunk[0, :, tokens] = x[tokens].float() @ down[adapter].float().mT
@@ -20,7 +20,7 @@ def lora_shrink(x: torch.Tensor, down: torch.Tensor, plan: LoraPlan) -> torch.Te
 def lora_expand(
     out: torch.Tensor, shrunk: torch.Tensor, up: torch.Tensor, slice_sizes: tuple[int, ...], plan: LoraPlan
 ) -> None:
-    """See the public op; float32 arithmetic, rounded once."""
+    """Compute the public op in float32 and round once."""
     total = shrunk.sum(0).to(up.dtype).float()
     for adapter, tokens in _tokens_of_adapters(plan):
         parts = torch.split_with_sizes(up[adapter].float(), slice_sizes)
@@ -29,7 +29,7 @@ def lora_expand(
 
 
 def _tokens_of_adapters(plan: LoraPlan) -> Iterator[tuple[int, torch.Tensor]]:
-    """Each adapter that is used and its tokens."""
+    """Iterate over the adapters in use, each with its tokens."""
     for adapter in sorted(set(plan.adapter_ids.tolist())):
         if adapter >= 0:
             yield adapter, (plan.adapter_ids == adapter).nonzero()[:, 0]

@@ -21,7 +21,7 @@ def paged_attention(
     scale: float | None = None,
     soft_cap: float = 0.0,
 ) -> torch.Tensor:
-    """See the public op; the step is given as plain lists instead of a plan."""
+    """Compute the public op; the step is given as plain lists instead of a plan."""
     scale = query.shape[2] ** -0.5 if scale is None else scale
     num_tokens, num_heads, head_dim = query.shape
     group_size = num_heads // cache.key.shape[1]

@@ -36,11 +36,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalise `x + residual`: one reading of both where a sum before `rms_norm` takes two.
+    """Normalise `x + residual`, reading both once where a separate sum and `rms_norm` read twice.
 
     Args:
         x: `[num_tokens, dim]`, any floating dtype.
-        residual: as `x`.
+        residual: same shape and dtype as `x`.
         weight: `[dim]`, as for `rms_norm`.
         eps: added to the mean square.
 

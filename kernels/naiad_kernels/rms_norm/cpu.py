@@ -14,7 +14,7 @@ def _scalar(value: float) -> torch.Tensor:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See the public op; float32 only.
+    """Compute the public op in float32.
 
     x / sqrt(|x|²/d + eps) = x · sqrt(d) / hypot(|x|, sqrt(d · eps)): the norm is one fused
     reduction, where squares, mean and root are three passes.
@@ -28,6 +28,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the public op; float32 only."""
+    """Compute the public op; float32 only."""
     total = x + residual
     return rms_norm(total, weight, eps), total

@@ -58,7 +58,7 @@ def _rms_norm_kernel(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See the public op."""
+    """Launch the kernel of the public op."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(out, None, _with_dense_rows(x), None, weight, eps)
     return out
@@ -67,7 +67,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the public op."""
+    """Launch the kernel of the public op."""
     out, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     _launch(out, total, _with_dense_rows(x), residual.contiguous(), weight, eps)
     return out, total

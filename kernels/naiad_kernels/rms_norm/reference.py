@@ -6,7 +6,7 @@ import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See the public op."""
+    """Compute the public op."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if weight.dtype == x.dtype:
@@ -17,6 +17,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the public op; the sum is rounded to x's dtype before it is normalised."""
+    """Compute the public op; the sum is rounded to x's dtype before it is normalised."""
     total = (x.float() + residual.float()).to(x.dtype)
     return rms_norm(total, weight, eps), total

@@ -12,11 +12,11 @@ __all__ = ["rotary", "rotary_angles"]
 def rotary_angles(
     positions: torch.Tensor, inv_freq: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and signed sines of a step's tokens, shared by all layers.
+    """Compute cosines and signed sines of a step's tokens, shared by all layers.
 
     Args:
         positions: `[num_tokens]` int64.
-        inv_freq: `[head_dim / 2]` float32, radians a position.
+        inv_freq: `[head_dim / 2]` float32, radians per position.
         dtype: of the result; the angles are computed in float32.
 
     Returns:
@@ -34,7 +34,7 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torc
     Args:
         x: `[num_tokens, num_heads, head_dim]`, any strides; queries and keys together.
         cos: from `rotary_angles`, dtype of `x`.
-        signed_sin: likewise.
+        signed_sin: from `rotary_angles`, dtype of `x`.
 
     Returns:
         A new tensor of the shape and dtype of `x`.

@@ -6,5 +6,5 @@ import torch
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """See the public op: rolling by half a head pairs each feature with its partner."""
+    """Compute the public op: rolling by half a head pairs each feature with its partner."""
     return (x * cos).addcmul_(torch.roll(x, x.shape[-1] // 2, -1), signed_sin)

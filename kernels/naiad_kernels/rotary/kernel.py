@@ -44,7 +44,7 @@ def _rotary_kernel(
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """See the public op."""
+    """Launch the kernel of the public op."""
     x = x if x.stride(2) == 1 else x.contiguous()
     num_tokens, num_heads, head_dim = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -6,7 +6,7 @@ import torch
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """See the public op: (x₁, x₂) → (x₁ cos − x₂ sin, x₂ cos + x₁ sin)."""
+    """Compute the public op: (x₁, x₂) → (x₁ cos − x₂ sin, x₂ cos + x₁ sin)."""
     half = x.shape[-1] // 2
     x1, x2 = x[..., :half].float(), x[..., half:].float()
     cos_half, sin_half = cos[..., :half].float(), signed_sin[..., half:].float()

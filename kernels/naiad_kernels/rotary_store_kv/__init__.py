@@ -1,4 +1,4 @@
-"""What lies between a layer's fused projection and its attention, in one pass over the heads."""
+"""Everything between a layer's fused projection and its attention, in one pass over the heads."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def rotary_store_kv(
     cache: LayerCache,
     slots: Slots,
 ) -> torch.Tensor:
-    """Normalise and rotate queries and keys; store keys and values; the same as three ops.
+    """Normalise and rotate queries and keys, and store keys and values: three ops in one.
 
     Args:
         heads: `[num_tokens, num_heads + 2 * num_kv_heads, head_dim]`: queries, keys, values.
         angles: from `rotary_angles`, dtype of `heads`.
         norm: applied before the rotation, or None.
-        cache: written in place; keys and values are quantized if it is.
-        slots: as for `store_kv`.
+        cache: written in place; keys and values are quantized if the cache is.
+        slots: a slot for every token, with the rules of `store_kv`.
 
     Returns:
         The queries, `[num_tokens, num_heads, head_dim]`; they share no memory with `heads`.

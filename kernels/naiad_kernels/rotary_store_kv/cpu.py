@@ -16,7 +16,7 @@ def rotary_store_kv(
     cache: LayerCache,
     slots: Slots,
 ) -> torch.Tensor:
-    """See the public op; `norm` is the weight and eps."""
+    """Compute the public op as three ops; `norm` is the weight and eps."""
     num_rotated = heads.shape[1] - cache.key.shape[1]
     num_heads = num_rotated - cache.key.shape[1]
     rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]

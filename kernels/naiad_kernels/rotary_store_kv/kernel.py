@@ -122,7 +122,7 @@ def rotary_store_kv(
     cache: LayerCache,
     slots: Slots,
 ) -> torch.Tensor:
-    """See the public op; `norm` is the weight and eps."""
+    """Launch the kernel of the public op; `norm` is the weight and eps."""
     heads = heads if heads.stride(2) == 1 else heads.contiguous()
     num_tokens, num_all, head_dim = heads.shape
     _, num_kv_heads, block_size, _ = cache.key.shape

@@ -1,4 +1,4 @@
-"""What `rotary_store_kv` does, as the ops that it stands for."""
+"""What `rotary_store_kv` does, as the separate ops that it replaces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rotary_store_kv(
     cache: LayerCache,
     slots: Slots,
 ) -> torch.Tensor:
-    """See the public op; `norm` is the weight and eps."""
+    """Compute the public op; `norm` is the weight and eps."""
     num_rotated = heads.shape[1] - cache.key.shape[1]
     num_heads = num_rotated - cache.key.shape[1]
     rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]

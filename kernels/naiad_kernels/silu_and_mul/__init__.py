@@ -10,7 +10,7 @@ __all__ = ["silu_and_mul"]
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Silu of the first half of the last dimension, times the second half.
+    """Compute silu(first half) · second half over the last dimension.
 
     Args:
         gate_up: `[num_tokens, 2 * dim]`, any floating dtype.

@@ -7,6 +7,6 @@ from torch.nn import functional as F
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """See the public op."""
+    """Compute the public op and write the product in place."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)

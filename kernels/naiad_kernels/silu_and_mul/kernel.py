@@ -47,7 +47,7 @@ def _activate_and_mul_kernel(
 
 
 def activate_and_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """See the public ops; `activation` is one of `ACTIVATIONS`."""
+    """Launch the kernel of both public ops; `activation` is one of `ACTIVATIONS`."""
     assert activation in ACTIVATIONS, activation
     rows = gate_up.reshape(-1, gate_up.shape[-1])
     rows = rows if rows.stride(1) == 1 else rows.contiguous()

@@ -6,6 +6,6 @@ import torch
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """See the public op; one rounding, at the end."""
+    """Compute the public op in float32 and round once, at the end."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)

@@ -15,10 +15,10 @@ def store_kv(key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: S
 
     Args:
         key: `[num_tokens, num_kv_heads, head_dim]`, any strides.
-        value: as `key`.
+        value: same shape as `key`.
         cache: written in place.
-        slots: a slot for every token; no slot twice. On a CUDA device a token whose block id is
-            negative is padding and is not stored.
+        slots: a slot for every token, no slot twice. On a CUDA device a token with a negative block
+            id is padding and is not stored.
     """
     cache.check(key.dtype)
     assert key.shape == value.shape, (key.shape, value.shape)

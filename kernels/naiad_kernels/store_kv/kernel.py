@@ -77,7 +77,7 @@ def _store_kv_kernel(
 
 
 def store_kv(key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: Slots) -> None:
-    """See the public op."""
+    """Launch the kernel of the public op."""
     key = key if key.stride(2) == 1 else key.contiguous()
     value = value if value.stride(2) == 1 else value.contiguous()
     num_tokens, num_kv_heads, head_dim = key.shape

@@ -9,7 +9,7 @@ from naiad_kernels.store_kv.quantize import quantize
 
 
 def store_kv(key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: Slots) -> None:
-    """See the public op."""
+    """Store keys and values as the public op does."""
     parts = ((key, cache.key, cache.key_scale), (value, cache.value, cache.value_scale))
     for vectors, stored, stored_scale in parts:
         if stored_scale is None:

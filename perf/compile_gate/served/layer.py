@@ -25,29 +25,38 @@ def attention_launch(
     query_lens: Sequence[int],
     seq_lens: Sequence[int],
     fixed_split: int = 0,
+    window: int = 0,
 ) -> Callable[[], object]:
-    """The attention of a step with these lengths; `fixed_split` as in its layout."""
-    layout = replace(shape.layout(), fixed_split=fixed_split)
+    """The attention of a step with these lengths; `fixed_split` and `window` as in its layout."""
+    layout = replace(shape.layout(), fixed_split=fixed_split, window=window)
     tables = [[0] * layout.blocks_for(length) for length in seq_lens]
     step = plan_device_step(query_lens, seq_lens, tables, layout)
     query = torch.empty(sum(query_lens), shape.num_heads, shape.head_dim, dtype=shape.dtype)
     cache = _cache(shape)
-    return lambda: attention_kernel.paged_attention(query, cache, step)
+    scale = shape.head_dim**-0.5
+    return lambda: attention_kernel.paged_attention(query, cache, step, scale, shape.soft_cap)
 
 
 def attention(shape: ServedShape) -> Callable[[], object]:
-    """One token, a draft of four, as many as one program takes, and a chunk; all contexts are split."""
+    """One token, a draft of four, as many as one program takes, and a chunk; all contexts are split.
+
+    Each of them over every window of the model's layers.
+    """
     group_size = shape.num_heads // shape.num_kv_heads
-    steps = [attention_launch(shape, [length], [1_000]) for length in (1, 5, 64 // group_size, 500)]
+    steps = [
+        attention_launch(shape, [length], [1_000], window=window)
+        for window in shape.windows
+        for length in (1, 5, 64 // group_size, 500)
+    ]
     return lambda: [launch() for launch in steps]
 
 
 def small_ops(shape: ServedShape) -> Callable[[], object]:
     """Norms, rotary, and every activation."""
     hidden = torch.empty(NUM_TOKENS, shape.hidden_size, dtype=shape.dtype)
-    norm = torch.empty(shape.hidden_size, dtype=shape.dtype)
+    norm = torch.empty(shape.hidden_size, dtype=shape.norm_dtype)
     rotated = _projected(shape)[:, : shape.num_heads + shape.num_kv_heads]
-    head_norms = torch.empty(rotated.shape[1:], dtype=shape.dtype)
+    head_norms = torch.empty(rotated.shape[1:], dtype=shape.norm_dtype)
     angles = torch.empty(NUM_TOKENS, 1, shape.head_dim, dtype=shape.dtype)
     gate_up = torch.empty(NUM_TOKENS, 2 * shape.intermediate_size, dtype=shape.dtype)
 
@@ -67,7 +76,7 @@ def cache_ops(shape: ServedShape) -> Callable[[], object]:
     heads = _projected(shape)
     num_rotated = shape.num_heads + shape.num_kv_heads
     key, value = heads[:, shape.num_heads : num_rotated], heads[:, num_rotated:]
-    head_norms = torch.empty(num_rotated, shape.head_dim, dtype=shape.dtype)
+    head_norms = torch.empty(num_rotated, shape.head_dim, dtype=shape.norm_dtype)
     angles = torch.empty(NUM_TOKENS, 1, shape.head_dim, dtype=shape.dtype)
     slot = torch.zeros(NUM_TOKENS, dtype=torch.int64)
     slots, cache = Slots(slot, slot), _cache(shape)

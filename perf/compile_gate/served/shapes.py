@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,7 +18,13 @@ _QUANTISED = ("SmolLM2-135M float16 16", "Llama-3.1-8B bfloat16 64", "Llama-3.1-
 
 @dataclass(frozen=True, slots=True)
 class ServedShape:
-    """Sizes of a model's layer and of the cache's blocks."""
+    """Sizes of a model's layers and of the cache's blocks.
+
+    Attributes:
+        windows: of its layers; 0: a layer without.
+        soft_cap: of its scores; 0: none.
+        has_wide_norms: norms' weights are float32 beside activations of fewer bits.
+    """
 
     name: str
     num_heads: int
@@ -30,6 +36,14 @@ class ServedShape:
     block_size: int
     dtype: torch.dtype
     cache_dtype: torch.dtype | None = None
+    windows: tuple[int, ...] = (0,)
+    soft_cap: float = 0.0
+    has_wide_norms: bool = False
+
+    @property
+    def norm_dtype(self) -> torch.dtype:
+        """Of the norms' weights."""
+        return torch.float32 if self.has_wide_norms else self.dtype
 
     @property
     def label(self) -> str:
@@ -42,6 +56,8 @@ class ServedShape:
         """Those of `OPS` that depend on what this shape differs in from others."""
         if self.cache_dtype:
             return ("cache", "attention")
+        if self.has_wide_norms:
+            return ("small ops", "cache", "attention")
         return tuple(op for op in OPS if op not in _QUANTISED_OPS or self.label in _QUANTISED)
 
     @property
@@ -58,28 +74,42 @@ class ServedShape:
 
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
 _INT8, _FP8 = torch.int8, torch.float8_e4m3fn
+_SMOL = ServedShape("SmolLM2-135M", 9, 3, 64, 576, 1_536, 49_152, 16, _FP16)
+_LLAMA = ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 64, _BF16)
+_QWEN = ServedShape("Qwen2.5-7B", 28, 4, 128, 3_584, 18_944, 152_064, 128, _BF16)
+_HEAD_80 = ServedShape("head_dim 80", 32, 32, 80, 2_560, 10_240, 51_200, 32, _BF16)
+_HEAD_96 = ServedShape("head_dim 96", 32, 32, 96, 3_072, 8_192, 32_064, 64, _BF16)
+_HEAD_256 = ServedShape("head_dim 256", 16, 8, 256, 3_584, 14_336, 256_000, 64, _BF16)
+_GEMMA_2 = replace(_HEAD_256, name="Gemma-2-9B", windows=(4_096, 0), soft_cap=50.0, has_wide_norms=True)
+_GEMMA_3 = ServedShape(
+    "Gemma-3-4B", 8, 4, 256, 2_560, 10_240, 262_208, 64, _BF16, windows=(1_024, 0), has_wide_norms=True
+)
 SHAPES = (
-    ServedShape("SmolLM2-135M", 9, 3, 64, 576, 1_536, 49_152, 16, _FP16),
-    ServedShape("SmolLM2-135M", 9, 3, 64, 576, 1_536, 49_152, 64, _BF16),
-    ServedShape("SmolLM2-135M", 9, 3, 64, 576, 1_536, 49_152, 16, _FP32),
-    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 16, _BF16),
-    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 64, _BF16),
-    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 64, _FP16),
-    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 64, _FP32),
-    ServedShape("Qwen2.5-7B", 28, 4, 128, 3_584, 18_944, 152_064, 128, _BF16),
-    ServedShape("head_dim 80", 32, 32, 80, 2_560, 10_240, 51_200, 32, _BF16),
-    ServedShape("head_dim 96", 32, 32, 96, 3_072, 8_192, 32_064, 64, _BF16),
-    ServedShape("head_dim 256", 16, 8, 256, 3_584, 14_336, 256_000, 64, _BF16),
-    ServedShape("head_dim 256", 16, 8, 256, 3_584, 14_336, 256_000, 16, _FP32),
-    ServedShape("SmolLM2-135M", 9, 3, 64, 576, 1_536, 49_152, 16, _FP16, _INT8),
-    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 16, _BF16, _INT8),
-    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 64, _BF16, _INT8),
-    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 64, _BF16, _FP8),
-    ServedShape("Llama-3.1-8B", 32, 8, 128, 4_096, 14_336, 128_256, 64, _FP32, _INT8),
-    ServedShape("Qwen2.5-7B", 28, 4, 128, 3_584, 18_944, 152_064, 128, _BF16, _INT8),
-    ServedShape("Qwen2.5-7B", 28, 4, 128, 3_584, 18_944, 152_064, 128, _BF16, _FP8),
-    ServedShape("head_dim 80", 32, 32, 80, 2_560, 10_240, 51_200, 32, _BF16, _INT8),
-    ServedShape("head_dim 96", 32, 32, 96, 3_072, 8_192, 32_064, 64, _BF16, _FP8),
-    ServedShape("head_dim 256", 16, 8, 256, 3_584, 14_336, 256_000, 64, _BF16, _INT8),
-    ServedShape("head_dim 256", 16, 8, 256, 3_584, 14_336, 256_000, 64, _BF16, _FP8),
+    _SMOL,
+    replace(_SMOL, block_size=64, dtype=_BF16),
+    replace(_SMOL, dtype=_FP32),
+    replace(_LLAMA, block_size=16),
+    _LLAMA,
+    replace(_LLAMA, dtype=_FP16),
+    replace(_LLAMA, dtype=_FP32),
+    _QWEN,
+    _HEAD_80,
+    _HEAD_96,
+    _HEAD_256,
+    replace(_HEAD_256, block_size=16, dtype=_FP32),
+    _GEMMA_2,
+    replace(_GEMMA_2, block_size=16, dtype=_FP32),
+    _GEMMA_3,
+    replace(_GEMMA_3, block_size=16, dtype=_FP16),
+    replace(_SMOL, cache_dtype=_INT8),
+    replace(_LLAMA, block_size=16, cache_dtype=_INT8),
+    replace(_LLAMA, cache_dtype=_INT8),
+    replace(_LLAMA, cache_dtype=_FP8),
+    replace(_LLAMA, dtype=_FP32, cache_dtype=_INT8),
+    replace(_QWEN, cache_dtype=_INT8),
+    replace(_QWEN, cache_dtype=_FP8),
+    replace(_HEAD_80, cache_dtype=_INT8),
+    replace(_HEAD_96, cache_dtype=_FP8),
+    replace(_HEAD_256, cache_dtype=_INT8),
+    replace(_HEAD_256, cache_dtype=_FP8),
 )

@@ -25,7 +25,7 @@ class FixedOrderWeight:
         return self.matrix.shape[0]
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """See `linear`; needs triton-lang, on a CPU its interpreter."""
+        """Compute `linear` for this layout; on a CPU, in triton-lang's interpreter only."""
         from naiad_kernels.linear.fixed_order import kernel
 
         product = kernel.linear(x, self.matrix, self.bias)

@@ -17,7 +17,7 @@ LARGEST_FP8 = 448.0
 
 
 def w4a16_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
-    """See the public op; weights are widened to float32 and never rounded."""
+    """Compute the public op; weights are widened to float32 and never rounded."""
     ordered = x if weight.input_order is None else x[:, weight.input_order]
     groups = torch.arange(weight.in_features, device=x.device) // weight.group_size
     scales, zeros = weight.scales.float()[groups], weight.zeros.float()[groups]
@@ -35,20 +35,20 @@ def _codes(weight: W4Weight) -> torch.Tensor:
 
 
 def w8a16_linear(x: torch.Tensor, weight: ByteWeight) -> torch.Tensor:
-    """See the public op."""
+    """Compute the public op."""
     product = x.float() @ weight.values.float().T * weight.scales.float()
     return _with_bias(product, weight.bias, x.dtype)
 
 
 def fp8_linear(tokens: FP8Tokens, weight: ByteWeight, dtype: torch.dtype) -> torch.Tensor:
-    """See the public op."""
+    """Compute the public op."""
     product = tokens.values.float() @ weight.values.float().T
     scaled = product * weight.scales.float() * tokens.scales[:, None]
     return _with_bias(scaled, weight.bias, dtype)
 
 
 def quantize_tokens(x: torch.Tensor) -> FP8Tokens:
-    """See the public op."""
+    """Compute the public op."""
     wide = x.float()
     # 0 · x is NaN for NaN and infinity, 0 for the rest: such a token's scale, so its output, is NaN.
     scales = wide.abs().amax(1) / LARGEST_FP8 + (wide * 0).sum(1)

@@ -43,7 +43,7 @@ class W4Weight:
         return self.words.shape[1]
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """See `linear`."""
+        """Compute `linear` for this layout."""
         from naiad_kernels.linear.quantised import w4a16_linear
 
         return _with_residual(w4a16_linear(x, self), residual)
@@ -81,7 +81,7 @@ class ByteWeight:
         return self.values.shape[1]
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """See `linear`; FP8 weights are multiplied with tokens that are rounded to FP8."""
+        """Compute `linear` for this layout; FP8 weights meet tokens that are rounded to FP8."""
         from naiad_kernels.linear.quantised import fp8_linear, quantize_tokens, w8a16_linear
 
         if self.values.dtype == torch.int8:

@@ -41,7 +41,7 @@ class _Scores:
 def paged_attention(
     query: torch.Tensor, cache: LayerCache, step: DeviceStep, scale: float, soft_cap: float
 ) -> torch.Tensor:
-    """See the public op; nothing here waits for the GPU.
+    """Compute the public op; nothing here waits for the GPU.
 
     Rows of tokens that belong to no sequence of the step stay uninitialised.
     """

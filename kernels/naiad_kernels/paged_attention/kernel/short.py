@@ -146,8 +146,8 @@ def merge_splits_kernel(
     row = (token - first_short_token).to(tl.int64) * NUM_HEADS + head
     lanes = tl.arange(0, MAX_SPLITS)
     lse_ptr = partial_lse_ptr + row * num_splits
-    is_used = (lanes >= first_used) & (lanes < num_used)
-    lse = tl.load(lse_ptr + lanes, mask=is_used, other=float("-inf"))
+    has_keys = (lanes >= first_used) & (lanes < num_used)
+    lse = tl.load(lse_ptr + lanes, mask=has_keys, other=float("-inf"))
     top = tl.max(lse, axis=0)
     total = tl.sum(tl.exp2(lse - top), axis=0)
 

@@ -18,7 +18,7 @@ _ELEMENTS_PER_WARP, _MAX_WARPS = 512, 16
 
 
 def w4a16_linear(x: torch.Tensor, weight: W4Weight, plan: Plan | None = None) -> torch.Tensor:
-    """See the public op; `plan` is for tests."""
+    """Compute the public op; `plan` is for tests."""
     x = x if weight.input_order is None else x.index_select(1, weight.input_order)
     x = _with_dense_rows(x)
     num_rows, in_features = x.shape
@@ -44,20 +44,20 @@ def w4a16_linear(x: torch.Tensor, weight: W4Weight, plan: Plan | None = None) ->
 
 
 def w8a16_linear(x: torch.Tensor, weight: ByteWeight, plan: Plan | None = None) -> torch.Tensor:
-    """See the public op; `plan` is for tests."""
+    """Compute the public op; `plan` is for tests."""
     return _byte_linear(x, None, weight, x.dtype, plan)
 
 
 def fp8_linear(
     tokens: FP8Tokens, weight: ByteWeight, dtype: torch.dtype, plan: Plan | None = None
 ) -> torch.Tensor:
-    """See the public op; `plan` is for tests."""
+    """Compute the public op; `plan` is for tests."""
     _require_fp8("fp8_linear")
     return _byte_linear(tokens.values, tokens.scales, weight, dtype, plan)
 
 
 def quantize_tokens(x: torch.Tensor) -> FP8Tokens:
-    """See the public op."""
+    """Compute the public op."""
     _require_fp8("quantize_tokens")
     x = _with_dense_rows(x)
     num_tokens, dim = x.shape

@@ -1,0 +1,32 @@
+"""Types of command-line options; a wrong value gets a message that says what is allowed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+_MAX_PORT = 65535
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """A type for whole numbers that are not less than `least`, which is not negative."""
+
+    def read(text: str) -> int:
+        value = int(text) if text.isascii() and text.isdigit() else -1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ {least}")
+        return value
+
+    return read
+
+
+def port_number(text: str) -> int:
+    """A TCP port; 0 stands for a free one.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is not a port.
+    """
+    value = at_least(0)(text)
+    if value > _MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a port, 0 … {_MAX_PORT}")
+    return value

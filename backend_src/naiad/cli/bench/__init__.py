@@ -1,0 +1,1 @@
+"""`naiad bench`: how fast the engine is."""

@@ -1,0 +1,1 @@
+"""Checkpoints on this machine: fetched, converted and checked."""

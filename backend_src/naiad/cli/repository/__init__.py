@@ -1,0 +1,1 @@
+"""Model repositories: written, read and checked; `naiad repository`."""

@@ -1,0 +1,145 @@
+"""Model repositories: what their config.pbtxt files say, and a copy with other parameters."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import naiad
+from naiad.errors import ConfigError, StartupError
+
+_CONFIG_NAME = "config.pbtxt"
+_MODEL_DIR = "model_dir"
+# What only the `llm` model has: marks it whatever it is called.
+_ENGINE_MARK = "max_num_seqs"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model of the repository.
+
+    Attributes:
+        name: its directory.
+        config: `model_config_pb2.ModelConfig`; None where there is no readable config.pbtxt of ours.
+        parameters: of config.pbtxt.
+        input_names: of config.pbtxt.
+    """
+
+    name: str
+    config: Any
+    parameters: Mapping[str, str]
+    input_names: frozenset[str]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is one of Naiad's models: tokenizer, llm or detokenizer."""
+        return _MODEL_DIR in self.parameters
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether it runs the engine."""
+        return self.is_ours and _ENGINE_MARK in self.parameters
+
+
+def find_repository(option: Path | None) -> Path:
+    """The model repository: the option's, or the one that the package brings.
+
+    Raises:
+        StartupError: there is none.
+    """
+    if option is not None:
+        if not option.is_dir():
+            raise ConfigError("--model-repository", str(option), "an existing directory")
+        return option.resolve()
+    packaged = (Path(naiad.__file__).parent / "model_repository").resolve()
+    if not packaged.is_dir():
+        raise StartupError(
+            "the package has no model repository: install it again, or name one with --model-repository DIR"
+        )
+    return packaged
+
+
+def read_repository(source: Path) -> list[ModelEntry]:
+    """All models, by name.
+
+    Raises:
+        StartupError: none is Naiad's, or a config.pbtxt can not be parsed.
+    """
+    entries = [read_model(path) for path in sorted(source.iterdir()) if path.is_dir()]
+    if not any(entry.is_engine for entry in entries):
+        raise StartupError(
+            f"{source} holds no model of Naiad's: expected one whose config.pbtxt has the parameters "
+            f"{_MODEL_DIR} and {_ENGINE_MARK}"
+        )
+    return entries
+
+
+def read_model(path: Path) -> ModelEntry:
+    """The model in this directory.
+
+    Raises:
+        StartupError: its config.pbtxt can not be parsed.
+    """
+    from google.protobuf import text_format
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+    config_path = path / _CONFIG_NAME
+    if not config_path.is_file():
+        return ModelEntry(path.name, None, {}, frozenset())
+    try:
+        config = text_format.Parse(config_path.read_text(encoding="utf-8"), ModelConfig())
+    except text_format.ParseError as error:
+        raise StartupError(f"{config_path} can not be parsed: {error}") from None
+    return model_entry(path.name, config)
+
+
+def model_entry(name: str, config: Any) -> ModelEntry:
+    """The entry of a model with this configuration, a `model_config_pb2.ModelConfig`."""
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    return ModelEntry(name, config, parameters, frozenset(each.name for each in config.input))
+
+
+def with_parameters(entry: ModelEntry, overrides: Mapping[str, str]) -> ModelEntry:
+    """The model with other texts for those parameters that it has; models of others stay as they are."""
+    chosen = {key: text for key, text in overrides.items() if key in entry.parameters}
+    if not entry.is_ours or not chosen:
+        return entry
+    config = type(entry.config)()
+    config.CopyFrom(entry.config)
+    for key, text in chosen.items():
+        config.parameters[key].string_value = text
+    return replace(entry, config=config, parameters={**entry.parameters, **chosen})
+
+
+def write_repository(source: Path, entries: Sequence[ModelEntry], target: Path) -> None:
+    """Write the models of a repository as `entries` have them.
+
+    Args:
+        source: where they were read.
+        entries: the models.
+        target: a new directory.
+    """
+    from google.protobuf import text_format
+
+    target.mkdir(mode=0o700)
+    for entry in entries:
+        if not entry.is_ours:
+            # Somebody else's model may be huge, and nothing in it changes.
+            (target / entry.name).symlink_to(source / entry.name)
+            continue
+        write_model(source / entry.name, target / entry.name, text_format.MessageToString(entry.config))
+
+
+def write_model(source: Path, target: Path, config_text: str) -> None:
+    """Copy a model's directory with another configuration.
+
+    Args:
+        source: the model's directory.
+        target: a new directory.
+        config_text: of its config.pbtxt.
+    """
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    (target / _CONFIG_NAME).write_text(config_text, encoding="utf-8")

@@ -1,0 +1,78 @@
+"""A language model's models in a repository, made from those that the project ships."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from naiad.cli.repository.model_entries import write_model
+from naiad.cli.repository.presets import PRESETS, shipped_model
+from naiad.cli.repository.served_models import SERVED_NAME
+from naiad.errors import StartupError
+from naiad.frontend.model_configs import DEFAULT_MAX_BATCH_SIZE, Choices, config_text
+
+
+@dataclass(frozen=True, slots=True)
+class NewModel:
+    """What to write.
+
+    Attributes:
+        name: what `naiad repository` calls it.
+        prefix: of the names of its models; "" for a repository's first.
+        max_batch_size: rows of a request; None: as shipped.
+        parameters: text for the parameters of those models that have them.
+        preset: which models, and their names.
+        is_decoupled: a request may have any number of responses.
+    """
+
+    name: str
+    prefix: str
+    max_batch_size: int | None
+    parameters: Mapping[str, str]
+    preset: str = "naiad"
+    is_decoupled: bool = True
+
+    def name_of(self, shipped: str) -> str:
+        """What a shipped model is called."""
+        return self.prefix + PRESETS[self.preset][shipped]
+
+
+def add_model(model: NewModel, repository: Path) -> list[str]:
+    """Write the models, each whole or not at all.
+
+    Returns:
+        Their names.
+
+    Raises:
+        StartupError: one is there already, or can not be written.
+    """
+    choices = _choices(model)
+    sources = [shipped_model(name) for name in PRESETS[model.preset]]
+    names = [model.name_of(source.name) for source in sources]
+    for name in names:
+        if (repository / name).exists():
+            raise StartupError(
+                f"{repository / name} exists: choose another --name, or remove that model first"
+            )
+    try:
+        # In the repository: what is beside it may be another file system.
+        with tempfile.TemporaryDirectory(dir=repository, prefix=".naiad-") as folder:
+            for source, name in zip(sources, names, strict=True):
+                write_model(source, Path(folder) / name, config_text(source.name, choices))
+            for name in names:
+                (Path(folder) / name).rename(repository / name)
+    except OSError as error:
+        raise StartupError(f"{repository} can not be written: {error.strerror}") from error
+    return names
+
+
+def _choices(model: NewModel) -> Choices:
+    return Choices(
+        names={name: model.name_of(name) for name in PRESETS[model.preset]},
+        max_batch_size=model.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
+        is_decoupled=model.is_decoupled,
+        parameters=model.parameters,
+        more_engine_parameters={SERVED_NAME: model.name},
+    )

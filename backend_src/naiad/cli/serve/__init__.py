@@ -1,0 +1,1 @@
+"""`naiad serve`: starts a tritonserver, watches it, restarts it and stops it."""

@@ -1,0 +1,262 @@
+"""`naiad serve`: from options to a running, supervised server."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from naiad.cli.argument_types import at_least, port_number
+from naiad.cli.checkpoints.fetch import resolve_model
+from naiad.cli.console import say
+from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
+from naiad.cli.repository.check import check_repository, with_directories
+from naiad.cli.repository.model_entries import (
+    ModelEntry,
+    find_repository,
+    read_repository,
+    with_parameters,
+    write_repository,
+)
+from naiad.cli.repository.served_models import top_models
+from naiad.cli.serve.server_files import (
+    ServerFiles,
+    bundled_server,
+    installed_server,
+    package_directory,
+    server_environment,
+)
+from naiad.cli.serve.stop_signal import StopSignal
+from naiad.cli.system_checks import (
+    MIN_TEMP_BYTES,
+    available_memory_bytes,
+    check_machine,
+    check_port,
+    check_space,
+    free_port,
+    running_python,
+)
+from naiad.config.model_location import model_directory
+from naiad.errors import ConfigError
+
+_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+_EXPOSED = (
+    "warning: {host} is not loopback. Whoever reaches these ports can use the server; it asks nobody "
+    "for a password."
+)
+_EXPOSED_EXPLICIT = " With --model-control-mode explicit they can also run code of their own on this machine."
+_EXPOSED_BUNDLED = (
+    " This server is release 24.10, which has published security holes: for anything "
+    "exposed use NVIDIA's current container (docs/container.md)."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options; those of the engine override the parameter of the same name."""
+    _add_server_arguments(parser)
+    add_engine_arguments(parser, "Each overrides the parameter of the same name in config.pbtxt.")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check everything that can be checked, start the server, and keep it serving.
+
+    Raises:
+        StartupError: it can not be started; the message names cause and remedy.
+    """
+    with StopSignal() as stop:
+        return _serve(args, stop)
+
+
+def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
+    library_dir = check_machine()
+    check_space(
+        Path(tempfile.gettempdir()),
+        MIN_TEMP_BYTES,
+        "the server",
+        "make room, or set TMPDIR to another directory",
+    )
+    source = find_repository(args.model_repository)
+    ports = _choose_ports(args)
+    models = _configured(args, read_repository(source))
+    entry_point = check_repository(models, available_memory_bytes())[0].model.entry_point
+    with tempfile.TemporaryDirectory(prefix="naiad-serve-", ignore_cleanup_errors=True) as folder:
+        runtime_dir = Path(folder)
+        repository = source
+        if not _is_explicit(args):
+            repository = runtime_dir / "repository"
+            write_repository(source, models, repository)
+        files = _server_files(args.tritonserver, runtime_dir)
+        _warn_if_exposed(args, files)
+        # After the checks: gRPC takes a while to import.
+        from naiad.cli.serve.supervisor import SERVER_EXIT_TIMEOUT_S, ServerPlan, Supervisor
+
+        plan = ServerPlan(
+            command=lambda: [
+                *server_command(files, repository, ports, args),
+                f"--exit-timeout-secs={SERVER_EXIT_TIMEOUT_S}",
+            ],
+            environment=server_environment(os.environ, library_dir),
+            runtime_dir=runtime_dir,
+            models=None if _is_explicit(args) else models,
+            http_address=_address(args.host, ports["http"]),
+            grpc_address=_address(args.host, ports["grpc"]),
+            metrics_address=_address(args.host, ports["metrics"]),
+            exit_timeout_s=args.exit_timeout_s,
+            is_verbose=args.log_verbose > 0,
+        )
+        say("starting the server")
+        return Supervisor(plan, stop, lambda: _announce(args.host, ports, entry_point)).run()
+
+
+def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--model",
+        metavar="NAME",
+        help=f"{MODEL_HELP} (default: what the repository's model_dir says)",
+    )
+    add(
+        "--model-repository",
+        type=Path,
+        metavar="DIR",
+        help="the model repository (default: the one that Naiad brings); it is not changed",
+    )
+    add(
+        "--model-control-mode",
+        choices=("none", "explicit"),
+        default="none",
+        help="explicit: clients may load and unload models, and the repository is served itself, "
+        "not a copy (default: %(default)s)",
+    )
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    for name, port in _PORTS.items():
+        add(
+            f"--{name}-port",
+            type=port_number,
+            default=port,
+            metavar="N",
+            help="default: %(default)s; 0: a free one",
+        )
+    add(
+        "--tritonserver",
+        type=Path,
+        metavar="PATH",
+        help="a server that is already installed, as in NVIDIA's container "
+        "(default: the one of the package nvidia-pytriton)",
+    )
+    add(
+        "--exit-timeout-s",
+        type=at_least(0),
+        default=30,
+        metavar="N",
+        help="seconds that running requests get to finish on Ctrl-C or SIGTERM (default: %(default)s)",
+    )
+    add("--log-verbose", type=at_least(0), default=0, metavar="N", help="the server's log level (default: 0)")
+
+
+def server_command(
+    files: ServerFiles, repository: Path, ports: Mapping[str, int], args: argparse.Namespace
+) -> list[str]:
+    """Tritonserver with its arguments."""
+    command = [str(files.program), f"--model-repository={repository}"]
+    if files.backend_directory is not None:
+        command.append(f"--backend-directory={files.backend_directory}")
+    for name in _PORTS:
+        command += [f"--{name}-address={args.host}", f"--{name}-port={ports[name]}"]
+    command += [
+        "--exit-on-error=true",
+        # Every config.pbtxt is complete; completing them would start each stub twice.
+        "--disable-auto-complete-config",
+        f"--log-info={'true' if args.log_verbose else 'false'}",
+        f"--log-verbose={args.log_verbose}",
+    ]
+    if _is_explicit(args):
+        names = top_models(read_repository(repository))
+        command += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in names)]
+    return command
+
+
+def _choose_ports(args: argparse.Namespace) -> dict[str, int]:
+    ports: dict[str, int] = {}
+    for name in _PORTS:
+        port = getattr(args, f"{name}_port")
+        if port in ports.values():
+            raise ConfigError(f"--{name}-port", port, "another port than the others'")
+        if port:
+            check_port(f"--{name}-port", args.host, port)
+            ports[name] = port
+    for name in _PORTS:
+        while name not in ports:
+            port = free_port(args.host)
+            if port not in ports.values():
+                ports[name] = port
+    return ports
+
+
+def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[ModelEntry]:
+    """The repository's models with what the options say, and with the directories of their checkpoints."""
+    overrides = chosen_parameters(args)
+    if args.model is not None:
+        num_engines = sum(entry.is_engine for entry in models)
+        if num_engines > 1:
+            raise ConfigError(
+                "--model", args.model, f"none: each of the {num_engines} engines names its model"
+            )
+        overrides["model_dir"] = args.model
+    if not _is_explicit(args):
+        return with_directories([with_parameters(entry, overrides) for entry in models], resolve_model)
+    if overrides:
+        raise ConfigError(
+            "--model-control-mode",
+            "explicit",
+            f"no options for {', '.join(sorted(overrides))}: the repository is served as it is",
+        )
+    return with_directories(models, lambda name, key: model_directory(name, key).resolve())
+
+
+def _is_explicit(args: argparse.Namespace) -> bool:
+    return bool(args.model_control_mode == "explicit")
+
+
+def _server_files(program: Path | None, runtime_dir: Path) -> ServerFiles:
+    if program is not None:
+        return installed_server(program)
+    return bundled_server(package_directory(), running_python(), runtime_dir / "backends")
+
+
+def _warn_if_exposed(args: argparse.Namespace, files: ServerFiles) -> None:
+    host = args.host
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback:
+        say(
+            _EXPOSED.format(host=host)
+            + (_EXPOSED_EXPLICIT if _is_explicit(args) else "")
+            + (_EXPOSED_BUNDLED if files.is_bundled else "")
+        )
+
+
+def _announce(host: str, ports: Mapping[str, int], entry: ModelEntry) -> None:
+    addresses = {name: _address(host, port) for name, port in ports.items()}
+    print("ready: " + " ".join(f"{name}={address}" for name, address in addresses.items()))
+    print("\nAsk it something:")
+    model = entry.name
+    client = f"{sys.executable} -m naiad_client" + ("" if model == "ensemble" else f" --model {model}")
+    if entry.config.max_batch_size:
+        # The client sends rows.
+        print(f'  {client} "What is the capital of France?" --chat --url {addresses["grpc"]}')
+    print(f"  curl -N {addresses['http']}/v2/models/{model}/generate_stream \\")
+    print("""    -d '{"text_input": "The capital of France is", "max_tokens": 32, "stream": true}'""")
+    print("\nCtrl-C stops it.", flush=True)
+
+
+def _address(host: str, port: int) -> str:
+    """HOST:PORT that a client on this machine can use."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"

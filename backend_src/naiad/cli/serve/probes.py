@@ -1,0 +1,158 @@
+"""Does the server still serve? Asks each of our models what a client would see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from naiad.cli.repository.model_entries import ModelEntry, model_entry
+from naiad.config.probe import PROBE_REQUEST_ID
+
+# The server says so when a model's process is gone; other errors come from a live one.
+_DEAD_STUB = re.compile(r"stub process|not healthy", re.IGNORECASE)
+# Not so where clients unload models.
+_MISSING_MODEL = re.compile(r"is not ready|unknown model", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFailure:
+    """A model that did not answer as a live one does.
+
+    Attributes:
+        reason: for the log.
+        is_silence: no answer in time; else an error.
+    """
+
+    reason: str
+    is_silence: bool
+
+
+class Prober:
+    """Cheap requests that touch each Python model and never the engine."""
+
+    def __init__(self, address: str, entries: Iterable[ModelEntry] | None, timeout_s: float) -> None:
+        """Connect lazily.
+
+        Args:
+            address: HOST:PORT of gRPC.
+            entries: the models to ask; None: those that the server says are ready.
+            timeout_s: for each model.
+        """
+        self._channel = grpc.insecure_channel(address)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._requests = None if entries is None else _requests(entries)
+        self._timeout_s = timeout_s
+
+    def probe(self) -> ProbeFailure | None:
+        """Ask every model once; the first failure."""
+        requests = self._requests
+        if requests is None:
+            try:
+                requests = _requests(self._ready_models())
+            except (grpc.RpcError, ValueError) as error:
+                return self._failure("the server", error)
+        for request in requests:
+            failure = self._ask(request)
+            if failure is not None:
+                return failure
+        return None
+
+    def close(self) -> None:
+        """Hang up: an open connection delays the server's exit."""
+        self._channel.close()
+
+    def _ask(self, request: Any) -> ProbeFailure | None:
+        name = request.model_name
+        try:
+            # A stream of one request serves decoupled models and the others alike.
+            for message in self._stub.ModelStreamInfer(iter([request]), timeout=self._timeout_s):
+                if self._says_dead(message.error_message):
+                    return ProbeFailure(f"{name}: {message.error_message}", is_silence=False)
+        except (grpc.RpcError, ValueError) as error:
+            return self._failure(name, error)
+        return None
+
+    def _says_dead(self, text: str) -> bool:
+        return bool(_DEAD_STUB.search(text) or (self._requests is not None and _MISSING_MODEL.search(text)))
+
+    def _failure(self, name: str, error: Any) -> ProbeFailure:
+        if isinstance(error, ValueError):
+            return ProbeFailure(f"{name}: the connection was closed", is_silence=True)
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return ProbeFailure(f"{name}: no answer in {self._timeout_s:g} s", is_silence=True)
+        return ProbeFailure(f"{name}: {error.code().name}: {error.details()}", is_silence=False)
+
+    def _ready_models(self) -> list[ModelEntry]:
+        index = self._stub.RepositoryIndex(
+            service_pb2.RepositoryIndexRequest(ready=True), timeout=self._timeout_s
+        )
+        entries = []
+        for name in {model.name for model in index.models}:
+            try:
+                answer = self._stub.ModelConfig(
+                    service_pb2.ModelConfigRequest(name=name), timeout=self._timeout_s
+                )
+            except grpc.RpcError as error:
+                # Unloaded meanwhile.
+                if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE):
+                    continue
+                raise
+            entries.append(model_entry(name, answer.config))
+        return entries
+
+
+def _requests(entries: Iterable[ModelEntry]) -> list[Any]:
+    return [request for entry in entries if (request := probe_request(entry)) is not None]
+
+
+def probe_request(entry: ModelEntry) -> Any | None:
+    """A `ModelInferRequest` that this model answers at once; None for models that are not ours."""
+    if not entry.is_ours:
+        return None
+    if entry.is_engine:
+        return _request(
+            entry.name,
+            _int_tensor("input_ids", [1, 1], 0),
+            _int_tensor("input_lengths", [1, 1], 1),
+            _int_tensor("request_output_len", [1, 1], 1),
+            _tensor("stop", "BOOL", [1, 1], bool_contents=[True]),
+        )
+    if "QUERY" in entry.input_names:
+        return _request(
+            entry.name,
+            _tensor("QUERY", "BYTES", [1, 1], bytes_contents=[b"x"]),
+            _int_tensor("REQUEST_OUTPUT_LEN", [1, 1], 1),
+        )
+    if "stop" in entry.input_names:
+        return _request(entry.name, _tensor("stop", "BOOL", [1, 1], bool_contents=[True]))
+    if "sampling_parameters" in entry.input_names:
+        return _request(entry.name, _tensor("text_input", "BYTES", [1], bytes_contents=[b"x"]))
+    if "TOKENS_BATCH" in entry.input_names:
+        return _request(
+            entry.name,
+            _int_tensor("TOKENS_BATCH", [1, 1, 1], 0),
+            _int_tensor("SEQUENCE_LENGTH", [1, 1], 1),
+        )
+    return None
+
+
+def _request(model_name: str, *tensors: Any) -> Any:
+    return service_pb2.ModelInferRequest(model_name=model_name, id=PROBE_REQUEST_ID, inputs=tensors)
+
+
+def _int_tensor(name: str, shape: Sequence[int], value: int) -> Any:
+    return _tensor(name, "INT32", shape, int_contents=[value])
+
+
+def _tensor(name: str, datatype: str, shape: Sequence[int], **contents: list[Any]) -> Any:
+    return service_pb2.ModelInferRequest.InferInputTensor(
+        name=name,
+        datatype=datatype,
+        shape=shape,
+        contents=service_pb2.InferTensorContents(**contents),
+    )

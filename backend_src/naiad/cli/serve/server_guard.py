@@ -1,0 +1,128 @@
+"""`python -m naiad.cli.serve.server_guard`: runs a tritonserver that must not outlive `naiad serve`.
+
+The supervisor holds the other end of this process's stdin and writes orders to it; its end, however
+the supervisor ends, closes it. Whatever happens, the server's whole process group (its stubs and
+the engine) is gone when this process ends, and so are its regions in /dev/shm and its sockets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from naiad.cli.serve.shared_memory import last_change_s, mapped_regions, process_group, remove_regions
+from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory
+from naiad.errors import StartupError
+
+ORDER_TERMINATE = b"t"
+ORDER_KILL = b"k"
+
+_PR_SET_PDEATHSIG = 1
+_CHECK_S = 0.2
+_LOOK_AT_MEMORY_S = 1.0
+_MAPPED_AFTER_S = 10.0
+_GROUP_END_S = 5.0
+
+
+class Guard:
+    """The server's process group, from its start to its last trace."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Start the server in a group of its own."""
+        # This process has one thread, so the parent-death signal follows the process.
+        self._server = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
+        )
+        self._regions: set[str] = set()
+        self._last_change_s = 0.0
+        self._look_until_s = 0.0
+
+    def terminate(self) -> None:
+        """Ask the server to drain."""
+        self._server.terminate()
+
+    def run(self, orders_fd: int) -> bool:
+        """Obey until the server has ended.
+
+        Returns:
+            Whether the supervisor still is there.
+        """
+        next_look_s = 0.0
+        while self._server.poll() is None:
+            if time.monotonic() >= next_look_s:
+                self._look_at_new_memory()
+                next_look_s = time.monotonic() + _LOOK_AT_MEMORY_S
+            if not select.select([orders_fd], [], [], _CHECK_S)[0]:
+                continue
+            orders = os.read(orders_fd, 64)
+            if not orders:
+                return False
+            if ORDER_KILL in orders:
+                break
+            self.terminate()
+        return True
+
+    def finish(self) -> int:
+        """Kill what is left of the group and remove its traces; the server's exit code."""
+        self._look_at_memory()
+        deadline_s = time.monotonic() + _GROUP_END_S
+        while process_group(self._server.pid) and time.monotonic() < deadline_s:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._server.pid, signal.SIGKILL)
+            self._server.poll()
+            time.sleep(0.01)
+        remove_regions(self._regions)
+        # A directory of somebody else's with that name is not ours to remove.
+        with contextlib.suppress(StartupError):
+            remove_runtime_directory(runtime_directory(self._server.pid))
+        code = self._server.poll()
+        return 1 if code is None else code if code >= 0 else 128 - code
+
+    def _look_at_new_memory(self) -> None:
+        """Learn the names of regions that came: a region is mapped soon after it was made."""
+        change_s, now_s = last_change_s(), time.monotonic()
+        if change_s != self._last_change_s:
+            self._last_change_s, self._look_until_s = change_s, now_s + _MAPPED_AFTER_S
+        if now_s <= self._look_until_s:
+            self._look_at_memory()
+
+    def _look_at_memory(self) -> None:
+        self._regions |= mapped_regions(process_group(self._server.pid))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command after `--`; stdin brings the orders."""
+    parser = argparse.ArgumentParser(prog="naiad.cli.serve.server_guard", description=__doc__)
+    parser.add_argument("--remove", required=True, help="directory to remove if the supervisor is gone")
+    parser.add_argument("server", nargs="+", help="program and arguments")
+    args = parser.parse_args(argv)
+    try:
+        guard = Guard(args.server)
+    except OSError as error:
+        print(f"error: {args.server[0]} can not be run: {error.strerror}", file=sys.stderr)
+        return 1
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: guard.terminate())
+    is_supervised = guard.run(sys.stdin.fileno())
+    code = guard.finish()
+    if not is_supervised:
+        shutil.rmtree(args.remove, ignore_errors=True)
+    return code
+
+
+def _die_with_parent() -> None:
+    """For the server, should this process be killed: between fork and exec, so no Python of ours."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

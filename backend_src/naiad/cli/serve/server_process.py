@@ -1,0 +1,97 @@
+"""One run of the server, seen from the supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from naiad.cli.serve.server_files import STUB_NAME
+from naiad.cli.serve.server_guard import ORDER_KILL, ORDER_TERMINATE
+from naiad.cli.serve.server_log import ServerLog
+from naiad.engine_process.runtime_dir import runtime_path
+
+
+class ServerProcess:
+    """The server under its guard, which cleans up after it whatever happens to us."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], runtime_dir: Path, log: ServerLog
+    ) -> None:
+        """Start it.
+
+        Args:
+            command: tritonserver with its arguments.
+            environment: of the server.
+            runtime_dir: removed by the guard if this process is killed.
+            log: takes what the server and its children print.
+        """
+        guard = [sys.executable, "-m", "naiad.cli.serve.server_guard", "--remove", str(runtime_dir), "--"]
+        self._guard = subprocess.Popen(
+            [*guard, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            # The terminal's Ctrl-C is for the supervisor alone.
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(log,), name="server-log", daemon=True)
+        self._reader.start()
+
+    def poll(self) -> int | None:
+        """The server's exit code once it and all its processes are gone."""
+        code = self._guard.poll()
+        if code is not None:
+            self._reader.join(timeout=1)
+        return code
+
+    def terminate(self) -> None:
+        """Ask it to drain and exit."""
+        self._order(ORDER_TERMINATE)
+
+    def kill(self, timeout_s: float) -> None:
+        """Kill it with all its processes, and wait until its traces are removed."""
+        self._order(ORDER_KILL)
+        try:
+            self._guard.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._guard.kill()
+            self._guard.wait()
+        self.poll()
+
+    def num_stubs(self) -> int:
+        """Live stubs: one for each Python model."""
+        count = 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self._guard.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    words = process.cmdline()
+                    count += bool(words) and Path(words[0]).name == STUB_NAME
+        return count
+
+    def runtime_directories(self) -> list[Path]:
+        """Where its models keep their sockets: one directory, once they have been loaded."""
+        paths: list[Path] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # Any descendant: the program may be a script that starts the server.
+            processes = psutil.Process(self._guard.pid).children(recursive=True)
+            paths = [runtime_path(process.pid) for process in processes]
+        return [path for path in paths if path.is_dir()]
+
+    def _order(self, order: bytes) -> None:
+        assert self._guard.stdin is not None
+        # A guard that has ended reads no orders, and needs none.
+        with contextlib.suppress(BrokenPipeError):
+            self._guard.stdin.write(order)
+            self._guard.stdin.flush()
+
+    def _read(self, log: ServerLog) -> None:
+        assert self._guard.stdout is not None
+        for line in self._guard.stdout:
+            log.take(line.decode(errors="replace").rstrip("\n"))

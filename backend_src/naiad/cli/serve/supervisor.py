@@ -1,0 +1,188 @@
+"""Keeps one server serving: starts it, watches it as a client sees it, restarts it, stops it."""
+
+from __future__ import annotations
+
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from naiad.cli.console import say
+from naiad.cli.repository.model_entries import ModelEntry
+from naiad.cli.serve.drain import end_requests
+from naiad.cli.serve.probes import Prober
+from naiad.cli.serve.server_log import ServerLog, find_cause, other_lines
+from naiad.cli.serve.server_process import ServerProcess
+from naiad.cli.serve.stop_signal import StopSignal
+from naiad.cli.serve.watcher import Watcher
+from naiad.errors import StartupError
+
+PROBE_TIMEOUT_S = 3.0
+# For connections and the models' ends: the requests have ended before.
+SERVER_EXIT_TIMEOUT_S = 4
+_POLL_S = 0.2
+_HTTP_TIMEOUT_S = 2.0
+_KILL_TIMEOUT_S = 10.0
+_STOP_MARGIN_S = 2.0
+_BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
+_STABLE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlan:
+    """Everything a (re)start needs.
+
+    Attributes:
+        command: → tritonserver with its arguments, as the repository is at that time.
+        environment: of the server.
+        runtime_dir: private; removed by the guard if the supervisor is killed.
+        models: to watch, of the repository; None: those that the server says are ready.
+        http_address: HOST:PORT to ask for readiness.
+        grpc_address: HOST:PORT to probe.
+        metrics_address: HOST:PORT of the metrics.
+        exit_timeout_s: what requests that run get to finish.
+        is_verbose: whether the server's lines are shown while it starts.
+    """
+
+    command: Callable[[], Sequence[str]]
+    environment: dict[str, str]
+    runtime_dir: Path
+    models: Sequence[ModelEntry] | None
+    http_address: str
+    grpc_address: str
+    metrics_address: str
+    exit_timeout_s: int
+    is_verbose: bool
+
+
+class Supervisor:
+    """One server at a time, until a signal comes."""
+
+    def __init__(self, plan: ServerPlan, stop: StopSignal, on_ready: Callable[[], None]) -> None:
+        """Take the plan; `on_ready` is called once, when the first server serves."""
+        self._plan = plan
+        self._stop = stop
+        self._on_ready = on_ready
+
+    def run(self) -> int:
+        """Serve until a signal; the exit code.
+
+        Raises:
+            StartupError: the first server, or one restart after the other, did not get ready.
+        """
+        num_failures = 0
+        is_first = True
+        while not self._stop.wait(_BACK_OFF_S[min(num_failures, len(_BACK_OFF_S) - 1)]):
+            start_s = time.monotonic()
+            try:
+                server = self._start()
+            except StartupError as error:
+                num_failures += 1
+                if is_first or num_failures >= len(_BACK_OFF_S):
+                    raise
+                say(f"the server did not start again: {error}")
+                continue
+            if server is None:
+                return 0
+            if is_first:
+                self._on_ready()
+            else:
+                say("the server serves again")
+            is_first = False
+            reason = self._watch(server)
+            if reason is None:
+                return self._drain(server)
+            say(f"restarting the server: {reason}")
+            server.kill(_KILL_TIMEOUT_S)
+            num_failures = num_failures + 1 if time.monotonic() - start_s < _STABLE_S else 0
+        return 0
+
+    def _start(self) -> ServerProcess | None:
+        """A server that serves; None when a signal came first."""
+        log = ServerLog(_show, hold=not self._plan.is_verbose)
+        command = self._plan.command()
+        server = ServerProcess(command, self._plan.environment, self._plan.runtime_dir, log)
+        prober = self._prober()
+        try:
+            while not self._is_ready(prober):
+                code = server.poll()
+                if code is not None:
+                    raise _start_failure(code, command[0], log.held())
+                if self._stop.wait(_POLL_S):
+                    server.kill(_KILL_TIMEOUT_S)
+                    return None
+        except BaseException:
+            server.kill(_KILL_TIMEOUT_S)
+            raise
+        finally:
+            prober.close()
+        log.release()
+        return server
+
+    def _watch(self, server: ServerProcess) -> str | None:
+        """Why the server must be restarted; None when a signal came."""
+        prober = self._prober()
+        # Where clients unload models, a stub that is gone proves nothing.
+        count_stubs = server.num_stubs if self._plan.models is not None else lambda: 0
+        watcher = Watcher(prober.probe, count_stubs)
+        try:
+            while not self._stop.wait(_POLL_S):
+                code = server.poll()
+                if code is not None:
+                    return f"it ended by itself with exit code {code}"
+                if watcher.reason is not None:
+                    return watcher.reason
+            return None
+        finally:
+            watcher.stop()
+            # An open connection would delay the server's exit.
+            prober.close()
+            watcher.join(timeout_s=1.0)
+
+    def _drain(self, server: ServerProcess) -> int:
+        """End all requests, then the server; the exit code: 1 if it was killed with requests in it.
+
+        The requests go first: a stopping server refuses the detokenizer's step, so the
+        ensemble's requests would hang until its exit timeout (seen on 2.51).
+        """
+        have_ended = end_requests(server, self._plan.metrics_address, self._plan.exit_timeout_s)
+        server.terminate()
+        deadline_s = time.monotonic() + SERVER_EXIT_TIMEOUT_S + _STOP_MARGIN_S
+        while server.poll() is None:
+            if time.monotonic() > deadline_s:
+                say("the server does not stop by itself: killing it")
+                server.kill(_KILL_TIMEOUT_S)
+                return 0 if have_ended else 1
+            time.sleep(0.05)
+        return 0
+
+    def _is_ready(self, prober: Prober) -> bool:
+        try:
+            url = f"http://{self._plan.http_address}/v2/health/ready"
+            with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S):
+                return prober.probe() is None
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _prober(self) -> Prober:
+        return Prober(self._plan.grpc_address, self._plan.models, PROBE_TIMEOUT_S)
+
+
+def _start_failure(code: int, program: str, lines: Sequence[str]) -> StartupError:
+    """The cause in one line; what the server printed besides follows it."""
+    cause = find_cause(lines)
+    if cause is None:
+        cause = (
+            f"{program} ended with exit code {code}"
+            f"{'' if lines else ' and printed nothing'}: check that it is a tritonserver that runs here "
+            f"(`{program} --help` lists --model-repository)"
+        )
+    details = "".join(f"\n  {line}" for line in other_lines(lines, cause))
+    return StartupError(f"the server did not start: {cause}{details}")
+
+
+def _show(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,76 @@
+"""Decides when a server that runs does not serve any more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from naiad.cli.serve.probes import ProbeFailure
+
+PERIOD_S = 2.0
+_RETRY_S = 0.5
+_ERRORS_UNTIL_DEAD = 2
+# A model may be slow for long while every process lives: a tokenizer with a queue of long texts. Probes
+# that waited are counted, about a minute of them, not seconds: a machine that stood still proves nothing.
+_SILENCES_UNTIL_DEAD = 17
+
+
+class Verdict:
+    """Collects the outcome of each probe; `reason` is set when the server must be restarted."""
+
+    def __init__(self, num_stubs: int) -> None:
+        """Take the number of live stubs of the healthy server."""
+        self._num_stubs = num_stubs
+        self._num_errors = 0
+        self._num_silences = 0
+        self.reason: str | None = None
+
+    def take(self, failure: ProbeFailure | None, num_stubs: int) -> None:
+        """An outcome, and the stubs that live now."""
+        if failure is None:
+            self._num_errors = self._num_silences = 0
+        elif not failure.is_silence:
+            self._num_errors += 1
+            if self._num_errors >= _ERRORS_UNTIL_DEAD:
+                self.reason = failure.reason
+        elif num_stubs < self._num_stubs:
+            self.reason = f"{failure.reason}; its process is gone"
+        else:
+            self._num_silences += 1
+            if self._num_silences >= _SILENCES_UNTIL_DEAD:
+                self.reason = f"{failure.reason}, {self._num_silences} times in a row"
+
+
+class Watcher:
+    """Probes in a thread of its own: a probe may take long, and signals must not wait for it."""
+
+    def __init__(self, probe: Callable[[], ProbeFailure | None], count_stubs: Callable[[], int]) -> None:
+        """Start; the server must be healthy now."""
+        self._probe = probe
+        self._count_stubs = count_stubs
+        self._verdict = Verdict(count_stubs())
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
+        self._thread.start()
+
+    @property
+    def reason(self) -> str | None:
+        """Why the server must be restarted; None while it serves."""
+        return self._verdict.reason
+
+    def stop(self) -> None:
+        """End after the probe that is running, if any; its outcome does not count."""
+        self._stopping.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end."""
+        self._thread.join(timeout_s)
+
+    def _watch(self) -> None:
+        pause_s = PERIOD_S
+        while not self._stopping.wait(pause_s) and self._verdict.reason is None:
+            failure = self._probe()
+            if self._stopping.is_set():
+                return
+            self._verdict.take(failure, self._count_stubs())
+            pause_s = PERIOD_S if failure is None else _RETRY_S

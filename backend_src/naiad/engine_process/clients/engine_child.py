@@ -1,0 +1,196 @@
+"""One run of the engine process, seen from its parent: spawn, connect, talk, end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from naiad.config.engine_config import EngineConfig, field_names
+from naiad.engine_process.clients.engine_connection import EngineConnection
+from naiad.engine_process.protocol import (
+    EngineMessage,
+    Ready,
+    StartFailed,
+    StepDone,
+    StopRequests,
+)
+from naiad.engine_process.unix_socket import check_socket_path
+from naiad.errors import StartupError
+
+_CONNECT_RETRY_S = 0.01
+_START_POLL_S = 0.2
+_EXIT_WAIT_S = 5.0
+
+# Set unless the user did.
+# PYTHONSAFEPATH: the server's working directory is not ours to import from.
+# GOMP_SPINCOUNT: the server and its stubs need the same cores. A thread that spins for its mate
+# while that has lost its core keeps the core from it; one that sleeps at once wakes too late.
+# This many turns are about 0.1 ms: longer than the gaps between a step's parallel regions.
+_CHILD_SETTINGS = {"PYTHONSAFEPATH": "1", "GOMP_SPINCOUNT": "10000"}
+
+
+def default_command() -> list[str]:
+    """The engine process's command, by the Python that runs this."""
+    # An embedded interpreter may not know its own name.
+    python = sys.executable or str(Path(sys.prefix) / "bin" / "python3")
+    return [python, "-m", "naiad.engine_process"]
+
+
+def child_environment() -> dict[str, str]:
+    """The engine process's environment: ours, and what must be set before torch is imported."""
+    return {**_CHILD_SETTINGS, **os.environ}
+
+
+def config_options(config: EngineConfig) -> list[str]:
+    """The configuration as the engine process's options."""
+    # One word each: a value may begin with a dash.
+    return [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in field_names()]
+
+
+class EngineChild:
+    """The process and the socket to it. One thread receives; any thread may send, one at a time."""
+
+    def __init__(self, command: Sequence[str], config: EngineConfig, socket_path: Path) -> None:
+        """Start the process.
+
+        Args:
+            command: program and first arguments; socket, parent and configuration are appended.
+            config: becomes options.
+            socket_path: a leftover there is removed; its directory must be private.
+
+        Raises:
+            StartupError: the program can not be run, or the socket's path is too long.
+        """
+        check_socket_path(socket_path)
+        self._socket_path = socket_path
+        self._connection: EngineConnection | None = None
+        self._early: list[StepDone | StopRequests] = []
+        socket_path.unlink(missing_ok=True)
+        arguments = [*command, "--socket", str(socket_path), "--parent-pid", str(os.getpid())]
+        arguments += config_options(config)
+        try:
+            # Not a session of its own: who kills the server's process group takes it along.
+            self._process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, env=child_environment())
+        except OSError as error:
+            raise StartupError(f"the engine process can not be run: {error.strerror}") from error
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def wait_until_ready(self, timeout_s: float, is_cancelled: Callable[[], bool]) -> Ready:
+        """Connect and wait for the engine.
+
+        Args:
+            timeout_s: for all of it.
+            is_cancelled: asked now and then; True ends the wait.
+
+        Raises:
+            StartupError: the engine's own message, or how the process ended, or the timeout.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self._connection is None:
+            self._check_start(deadline, is_cancelled)
+            if self._process.poll() is not None:
+                raise StartupError(f"the engine process ended while starting ({self._describe_exit()})")
+            self._connection = _try_connect(self._socket_path)
+        try:
+            while True:
+                self._check_start(deadline, is_cancelled)
+                messages = self._receive(_START_POLL_S)
+                if messages:
+                    return self._started(messages)
+        except ConnectionError:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_EXIT_WAIT_S)
+            text = f"the engine process ended while starting ({self._describe_exit()})"
+            raise StartupError(text) from None
+
+    def receive(self, timeout_s: float) -> list[StepDone | StopRequests]:
+        """The messages that arrive next; empty when none does in time.
+
+        Raises:
+            ConnectionError: the process is gone, or does not keep to the protocol.
+        """
+        messages: Sequence[EngineMessage] = self._early or self._receive(timeout_s)
+        self._early = []
+        expected = [message for message in messages if isinstance(message, (StepDone, StopRequests))]
+        if len(expected) != len(messages):
+            raise ConnectionError("the engine process announced itself twice")
+        return expected
+
+    def send(self, frame: bytes) -> None:
+        """Send, or kill the process when it does not read; its loss is then seen by `receive`."""
+        assert self._connection is not None
+        try:
+            self._connection.send(frame)
+        except OSError:
+            self.kill()
+
+    def terminate(self) -> None:
+        """Ask the process to exit at once."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """Kill the process; does not wait."""
+        self._process.kill()
+
+    def reap(self) -> str:
+        """Kill if need be, wait, and remove the socket's file; say how the process ended."""
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # Only a process stuck in the kernel takes longer; it is left to the next reaper.
+            self._process.wait(_EXIT_WAIT_S)
+        self._socket_path.unlink(missing_ok=True)
+        return self._describe_exit()
+
+    def disconnect(self) -> None:
+        """Close the socket; nobody may be sending."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _check_start(self, deadline: float, is_cancelled: Callable[[], bool]) -> None:
+        if is_cancelled():
+            raise StartupError("the engine was closed while it started")
+        if time.monotonic() > deadline:
+            raise StartupError("the engine did not get ready in time")
+
+    def _started(self, messages: list[EngineMessage]) -> Ready:
+        first, *rest = messages
+        if isinstance(first, StartFailed):
+            raise StartupError(first.message)
+        if not isinstance(first, Ready):
+            raise ConnectionError("the engine process spoke before it was ready")
+        self._early = [message for message in rest if isinstance(message, (StepDone, StopRequests))]
+        return first
+
+    def _receive(self, timeout_s: float) -> list[EngineMessage]:
+        assert self._connection is not None
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return self._connection.receive() if poll.poll(timeout_s * 1000) else []
+
+    def _describe_exit(self) -> str:
+        code = self._process.poll()
+        if code is None:
+            return "it still runs"
+        if code < 0:
+            return f"signal {-code}, {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+
+def _try_connect(path: Path) -> EngineConnection | None:
+    """A connection, or None after a moment when nobody listens yet."""
+    try:
+        return EngineConnection(path)
+    except (FileNotFoundError, ConnectionRefusedError, TimeoutError):
+        time.sleep(_CONNECT_RETRY_S)
+        return None

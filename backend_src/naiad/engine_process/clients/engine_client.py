@@ -1,0 +1,281 @@
+"""`EngineClient`: owns the engine process, talks to it, and starts it again when it is lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from naiad.config import EngineConfig
+from naiad.engine_process.clients.engine_child import EngineChild, default_command
+from naiad.engine_process.protocol import (
+    Abort,
+    Drain,
+    Ready,
+    StepDone,
+    StopRequests,
+    encode_frame,
+    encode_requests,
+)
+from naiad.errors import EngineAwayError, StartupError, UnavailableError
+from naiad.outputs import EngineStats, RequestOutput
+from naiad.sequence import EngineRequest
+
+_RECEIVE_POLL_S = 0.5
+_TERMINATE_WAIT_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientTimings:
+    """How patient the client is.
+
+    Attributes:
+        start_timeout_s: from spawn to ready.
+        first_backoff_s: before the first restart; doubles with each further one.
+        max_backoff_s: between restarts at most.
+        healthy_after_s: a run that was ready this long resets the back-off.
+        watchdog_s: an engine that says nothing this long while it has work is killed; 0 = never.
+    """
+
+    start_timeout_s: float = 900.0
+    first_backoff_s: float = 0.2
+    max_backoff_s: float = 10.0
+    healthy_after_s: float = 60.0
+    watchdog_s: float = 120.0
+
+
+class EngineClient:
+    """The engine, for the process that owns it. All methods may be called from any thread.
+
+    Every accepted sequence ends with one output that has a finish reason, or with a loss.
+    A sequence handed to `submit` while the engine is being lost can be reported by `on_lost`
+    and by the error that `submit` raises: whoever takes it out of the caller's table answers it.
+
+    Attributes:
+        on_stop: called by the dispatcher thread with the id of requests that are to be cancelled, as a
+            client of another door said. To be set before `start`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        socket_path: Path,
+        on_outputs: Callable[[list[RequestOutput], EngineStats | None], None],
+        on_lost: Callable[[], None],
+        *,
+        command: Sequence[str] | None = None,
+        timings: ClientTimings | None = None,
+    ) -> None:
+        """Set up; `start` starts the process.
+
+        Args:
+            config: of the engine.
+            socket_path: where the process listens, in a directory of mode 0700.
+            on_outputs: called by the dispatcher thread with each message of the engine; after a
+                loss with empty stats, and after a restart with the first of the new engine.
+            on_lost: called by the dispatcher thread once per loss, when nothing more will come
+                for any sequence submitted so far; the restart follows.
+            command: instead of `python -m naiad.engine_process`.
+            timings: instead of the defaults.
+        """
+        self.on_stop: Callable[[str], None] = lambda _: None
+        self._config = config
+        self._socket_path = socket_path
+        self._on_outputs = on_outputs
+        self._on_lost = on_lost
+        self._command = list(command or default_command())
+        self._timings = timings or ClientTimings()
+        self._backoff_s = self._timings.first_backoff_s
+        # Held while sending, so that messages leave in the order of the calls.
+        self._send_lock = threading.Lock()
+        # Guards the four fields below; never held while something blocks.
+        self._lock = threading.Lock()
+        self._child: EngineChild | None = None
+        self._is_ready = False
+        self._outstanding: set[int] = set()
+        self._busy_since_s = 0.0
+        self._info: Ready | None = None
+        self._closing = threading.Event()
+        self._dispatcher = threading.Thread(target=self._dispatch, name="engine-dispatcher", daemon=True)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `submit` takes requests now."""
+        return self._is_ready and not self._closing.is_set()
+
+    @property
+    def info(self) -> Ready:
+        """What the engine said of itself at its last start; only after `start`."""
+        assert self._info is not None, "info before start"
+        return self._info
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None while there is none."""
+        child = self._child
+        return child.pid if child is not None else None
+
+    def start(self) -> None:
+        """Start the process and wait until it serves. Once.
+
+        Raises:
+            StartupError: the engine's own message, or how the process ended.
+        """
+        self._launch()
+        self._dispatcher.start()
+
+    def submit(self, requests: list[EngineRequest]) -> None:
+        """Hand rows to the engine; those it refuses are answered by an error output each.
+
+        Raises:
+            UnavailableError: no engine now, or shutting down; none of the rows was taken.
+            InternalError: a value of theirs can not be sent; none of the rows was taken.
+        """
+        # Before anything is remembered: rows that were never sent are never answered either.
+        frame = encode_requests(requests)
+        with self._send_lock:
+            with self._lock:
+                if self._closing.is_set():
+                    raise UnavailableError("the server is shutting down")
+                if not self._is_ready or self._child is None:
+                    raise EngineAwayError("the engine is restarting; try again in a few seconds")
+                child = self._child
+                if not self._outstanding:
+                    self._busy_since_s = time.monotonic()
+                self._outstanding.update(each for request in requests for each in request.sequence_ids)
+            child.send(frame)
+
+    def abort(self, sequence_ids: list[int]) -> None:
+        """End sequences; each that still runs is answered with `cancelled`. Others are ignored."""
+        with self._send_lock:
+            with self._lock:
+                live = [sequence_id for sequence_id in sequence_ids if sequence_id in self._outstanding]
+                child = self._child if self._is_ready else None
+            if live and child is not None:
+                child.send(encode_frame(Abort(live)))
+
+    def stop_others(self, request_id: str) -> None:
+        """Tell the engine's other doors to cancel requests of this id."""
+        with self._send_lock:
+            with self._lock:
+                child = self._child if self._is_ready else None
+            if child is not None:
+                child.send(encode_frame(StopRequests(request_id)))
+
+    def close(self, timeout_s: float) -> None:
+        """End the process: let it finish what runs for `timeout_s`, then end it. Idempotent.
+
+        What is unanswered then is reported by one `on_lost`.
+        """
+        with self._send_lock:
+            with self._lock:
+                was_closing = self._closing.is_set()
+                self._closing.set()
+                child = self._child if self._is_ready else None
+            if child is not None and not was_closing:
+                child.send(encode_frame(Drain()))
+        if not self._dispatcher.is_alive():
+            return
+        self._dispatcher.join(timeout_s)
+        for end in (EngineChild.terminate, EngineChild.kill):
+            child = self._child
+            if child is not None and self._dispatcher.is_alive():
+                end(child)
+                self._dispatcher.join(_TERMINATE_WAIT_S)
+
+    def _launch(self) -> None:
+        child = EngineChild(self._command, self._config, self._socket_path)
+        with self._lock:
+            self._child = child
+        try:
+            info = child.wait_until_ready(self._timings.start_timeout_s, self._closing.is_set)
+        except StartupError:
+            child.reap()
+            child.disconnect()
+            with self._lock:
+                self._child = None
+            raise
+        with self._lock:
+            self._info = info
+            self._is_ready = True
+
+    def _dispatch(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._serve_child()
+                self._restart()
+        finally:
+            # Also when a callback raised: nobody would read the engine's messages any more.
+            self._closing.set()
+            if self._child is not None:
+                self._lose(self._child)
+
+    def _serve_child(self) -> None:
+        child = self._child
+        assert child is not None
+        ready_s = last_message_s = time.monotonic()
+        try:
+            while not self._is_wedged(last_message_s):
+                for message in child.receive(_RECEIVE_POLL_S):
+                    last_message_s = time.monotonic()
+                    self._deliver(message)
+            logger.error("the engine process said nothing for %g s", self._timings.watchdog_s)
+        except ConnectionError as error:
+            if not self._closing.is_set():
+                logger.error("the engine process is lost: %s", error)
+        if time.monotonic() - ready_s > self._timings.healthy_after_s:
+            self._backoff_s = self._timings.first_backoff_s
+        self._lose(child)
+
+    def _deliver(self, message: StepDone | StopRequests) -> None:
+        if isinstance(message, StopRequests):
+            self.on_stop(message.request_id)
+            return
+        finished = [output.sequence_id for output in message.outputs if output.finish_reason is not None]
+        with self._lock:
+            self._outstanding.difference_update(finished)
+        self._on_outputs(message.outputs, message.stats)
+
+    def _is_wedged(self, last_message_s: float) -> bool:
+        if not self._timings.watchdog_s:
+            return False
+        with self._lock:
+            quiet_s = time.monotonic() - max(last_message_s, self._busy_since_s)
+            return bool(self._outstanding) and quiet_s > self._timings.watchdog_s
+
+    def _lose(self, child: EngineChild) -> None:
+        with self._lock:
+            self._is_ready = False
+            self._child = None
+            is_expected = self._closing.is_set() and not self._outstanding
+            self._outstanding.clear()
+        child.kill()
+        try:
+            if not is_expected:
+                self._on_lost()
+                # What the lost engine said of itself is not so any more.
+                self._on_outputs([], EngineStats())
+        finally:
+            # After the callback: a big process takes a while to give its memory back.
+            ending = child.reap()
+            with self._send_lock:
+                child.disconnect()
+        if not is_expected:
+            logger.error("the engine process ended (%s)", ending)
+
+    def _restart(self) -> None:
+        while not self._closing.wait(self._backoff_s):
+            self._backoff_s = min(2 * self._backoff_s, self._timings.max_backoff_s)
+            try:
+                self._launch()
+            except StartupError as error:
+                logger.error("the engine can not start again: %s", error)
+            else:
+                logger.warning("the engine serves again")
+                self._on_outputs([], self.info.stats)
+                return

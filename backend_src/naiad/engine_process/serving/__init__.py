@@ -1,0 +1,1 @@
+"""Inside the engine process: the socket, the queue and the loop that steps the engine."""

@@ -1,0 +1,289 @@
+"""The engine process's main thread: take messages, compute a step, send each client its outputs."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import msgspec
+
+from naiad.engine_process.protocol import (
+    Abort,
+    AddRequests,
+    ClientMessage,
+    Drain,
+    Ready,
+    StartFailed,
+    StepDone,
+    StopServing,
+    split_outputs,
+)
+from naiad.engine_process.serving.connections import EXIT_FAILED, Connection, ConnectionEvent, Connections
+from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
+from naiad.errors import NaiadError, StartupError
+from naiad.outputs import EngineStats, RequestOutput, Timings, error_output
+from naiad.sequence import EngineRequest, FinishReason
+
+EXIT_START_FAILED = 3
+
+_FLUSH_S = 2.0
+_FIRST_CONNECTION_S = 10.0
+# Young objects seen before a collection; a step makes a few hundred, the default is 700.
+_GC_THRESHOLD = 20_000
+
+logger = logging.getLogger(__name__)
+
+
+class ServedModel(Protocol):
+    """What clients need to know of the checkpoint."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are in [0, vocab_size)."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends a text."""
+
+
+class ServedEngine(Protocol):
+    """What the loop needs of an engine; `naiad.engine.Engine` is one."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together."""
+
+    @property
+    def model_config(self) -> ServedModel:
+        """The checkpoint's configuration."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Known tokens of the sequences that wait."""
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Take all sequences of a request, or raise a `NaiadError`."""
+
+    def abort(self, sequence_id: int) -> RequestOutput | None:
+        """End a sequence now; its last output, which no step repeats. None: no such sequence."""
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step."""
+
+    def stats(self) -> EngineStats:
+        """The gauges now, as an object of their own."""
+
+
+class EngineLoop:
+    """Serves the sequences of all connections.
+
+    Each client chooses the ids of its sequences; inside the engine they have ids chosen by the loop.
+    Every accepted sequence ends with exactly one output that has a finish reason.
+    """
+
+    def __init__(self, engine: ServedEngine, connections: Connections) -> None:
+        """Serve `connections` from `engine`."""
+        self._engine = engine
+        self._connections = connections
+        self._sequences: dict[int, tuple[Connection, int]] = {}
+        self._engine_ids: dict[tuple[Connection, int], int] = {}
+        self._next_engine_id = 1
+        self._outbox: dict[Connection, list[RequestOutput]] = {}
+        self._is_draining = False
+        self._stop_timeout_s = 0.0
+        self._stop_deadline_s = math.inf
+
+    def run(self) -> None:
+        """Serve until drained."""
+        while self._sequences or not self._is_draining:
+            for connection, item in self._connections.inbox.take(0 if self._engine.has_work else None):
+                self._handle(connection, item)
+            if time.monotonic() >= self._stop_deadline_s:
+                self._end_unfinished()
+            if self._engine.has_work:
+                for output in self._engine.step():
+                    self._route(output)
+                self._connections.gate.arrived([], self._engine.num_waiting_tokens)
+            self._publish(self._engine.stats())
+
+    def fail_all(self) -> None:
+        """Answer every live sequence with an error, without asking the engine for anything."""
+        for connection, sequence_id in list(self._engine_ids):
+            failed = error_output(sequence_id, "INTERNAL", "the engine failed", Timings())
+            self._outbox[connection].append(failed)
+        for connection, outputs in self._outbox.items():
+            if outputs:
+                self._connections.send(connection, StepDone(outputs, connection.last_stats or EngineStats()))
+
+    def _handle(self, connection: Connection, item: ClientMessage | ConnectionEvent) -> None:
+        match item:
+            case ConnectionEvent.OPENED:
+                self._open(connection)
+            case ConnectionEvent.CLOSED:
+                self._close(connection)
+            case AddRequests(requests):
+                for request in requests:
+                    self._add(connection, request)
+                self._connections.gate.arrived(requests, self._engine.num_waiting_tokens)
+            case Abort(sequence_ids):
+                for sequence_id in sequence_ids:
+                    self._abort(connection, sequence_id)
+            case Drain():
+                self._is_draining = True
+            case StopServing(timeout_s):
+                self._stop_serving(timeout_s)
+
+    def _open(self, connection: Connection) -> None:
+        self._outbox[connection] = []
+        connection.last_stats = self._engine.stats()
+        ready = Ready(
+            max_model_len=self._engine.max_model_len,
+            vocab_size=self._engine.model_config.vocab_size,
+            eos_token_ids=list(self._engine.model_config.eos_token_ids),
+            max_num_seqs=connection.last_stats.max_num_seqs,
+            stats=connection.last_stats,
+        )
+        self._connections.send(connection, ready)
+
+    def _close(self, connection: Connection) -> None:
+        for owner, sequence_id in list(self._engine_ids):
+            if owner is connection:
+                self._engine.abort(self._forget(connection, sequence_id))
+        self._outbox.pop(connection, None)
+
+    def _add(self, connection: Connection, request: EngineRequest) -> None:
+        keys = [(connection, sequence_id) for sequence_id in request.sequence_ids]
+        if not self._engine_ids.keys().isdisjoint(keys):
+            logger.error("dropped a connection that used a live sequence id again")
+            self._connections.gate.leave(len(keys))
+            connection.drop()
+            return
+        first_id = self._next_engine_id
+        self._next_engine_id += len(keys)
+        engine_ids = range(first_id, self._next_engine_id)
+        try:
+            self._engine.add_request(
+                msgspec.structs.replace(request, sequence_id=first_id, sibling_ids=tuple(engine_ids[1:]))
+            )
+        except NaiadError as error:
+            self._refuse(keys, error)
+            return
+        for key, engine_id in zip(keys, engine_ids, strict=True):
+            self._engine_ids[key] = engine_id
+            self._sequences[engine_id] = key
+
+    def _refuse(self, keys: Sequence[tuple[Connection, int]], error: NaiadError) -> None:
+        for connection, sequence_id in keys:
+            self._outbox[connection].append(error_output(sequence_id, error.status, str(error)))
+        self._connections.gate.leave(len(keys))
+
+    def _abort(self, connection: Connection, sequence_id: int) -> None:
+        engine_id = self._engine_ids.get((connection, sequence_id))
+        if engine_id is not None:
+            # Answered here because there may be no further step.
+            cancelled = RequestOutput(engine_id, [], finish_reason=FinishReason.CANCELLED, timings=Timings())
+            self._route(self._engine.abort(engine_id) or cancelled)
+
+    def _stop_serving(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        if deadline_s < self._stop_deadline_s:
+            self._stop_timeout_s, self._stop_deadline_s = timeout_s, deadline_s
+
+    def _end_unfinished(self) -> None:
+        timeout_s = round(self._stop_timeout_s, 1)
+        message = f"the request did not finish in {timeout_s:g} s before the server stopped"
+        if self._sequences:
+            logger.warning("%d sequences end with an error: %s", len(self._sequences), message)
+        for engine_id in list(self._sequences):
+            ended = self._engine.abort(engine_id)
+            timings = ended.timings if ended is not None else Timings()
+            self._route(error_output(engine_id, "UNAVAILABLE", message, timings))
+
+    def _route(self, output: RequestOutput) -> None:
+        key = self._sequences.get(output.sequence_id)
+        if key is None:
+            return  # aborted and answered then, or its connection is closed
+        connection, output.sequence_id = key
+        self._outbox[connection].append(output)
+        if output.finish_reason is not None:
+            self._forget(*key)
+
+    def _forget(self, connection: Connection, sequence_id: int) -> int:
+        engine_id = self._engine_ids.pop((connection, sequence_id))
+        del self._sequences[engine_id]
+        self._connections.gate.leave()
+        return engine_id
+
+    def _publish(self, stats: EngineStats) -> None:
+        for connection, outputs in self._outbox.items():
+            # Without outputs only the owner needs the stats, for its metrics.
+            if outputs or (connection.is_owner and stats != connection.last_stats):
+                for part in split_outputs(outputs):
+                    self._connections.send(connection, StepDone(part, stats))
+                connection.last_stats = stats
+                self._outbox[connection] = []
+
+
+def serve(
+    engine_factory: Callable[[], ServedEngine], socket_path: Path, parent_pid: int, limits: QueueLimits
+) -> NoReturn:
+    """Run the engine process: socket first, then the engine, then the loop. Never returns.
+
+    Exit codes: 0 drained, or the parent or owner is gone; 3 the engine could not start;
+    4 it failed; 143 SIGTERM.
+
+    Args:
+        engine_factory: builds and warms up the engine; takes as long as it takes.
+        socket_path: as in `Connections`.
+        parent_pid: as in `Connections`.
+        limits: how much may wait.
+    """
+    # Ctrl-C reaches the terminal's whole process group; the process that drains the server ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    connections = Connections(socket_path, parent_pid, QueueGate(limits))
+    try:
+        engine = engine_factory()
+    except StartupError as error:
+        logger.error("the engine can not start: %s", error)
+        _refuse_start(connections, str(error))
+    except Exception as error:
+        logger.exception("the engine can not start")
+        _refuse_start(connections, f"internal error while starting: {type(error).__name__}")
+    # Everything allocated until now lives as long as the process: the collector need not look at it.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
+    loop = EngineLoop(engine, connections)
+    exit_code = 0
+    try:
+        loop.run()
+    except Exception:
+        logger.exception("the engine loop failed")
+        loop.fail_all()
+        exit_code = EXIT_FAILED
+    connections.flush(_FLUSH_S)
+    connections.leave(exit_code)
+
+
+def _refuse_start(connections: Connections, message: str) -> NoReturn:
+    """Report the failure to every client, waiting a while for the owner to connect, and exit."""
+    deadline = time.monotonic() + _FIRST_CONNECTION_S
+    is_reported = False
+    while not is_reported and time.monotonic() < deadline:
+        for connection, item in connections.inbox.take(deadline - time.monotonic()):
+            if item is ConnectionEvent.OPENED:
+                connections.send(connection, StartFailed(message))
+                is_reported |= connection.is_owner
+    connections.flush(_FLUSH_S)
+    connections.leave(EXIT_START_FAILED)

@@ -1,0 +1,22 @@
+"""What a request may ask for at most where no single field's row says it, and what one model serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_PROMPT_BYTES_PER_TOKEN = 64
+# A year.
+MAX_TIMEOUT_US = 365 * 24 * 3600 * 10**6
+MAX_LOGITS_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the engine serves, and this model's defaults."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    exclude_input_in_output: bool
+    forwarded_headers: str = ""
+    is_decoupled: bool = True

@@ -1,0 +1,196 @@
+"""A row's prompt and its lists of words: as its client wrote them, and in token ids."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from naiad.errors import InvalidRequestError
+from naiad.frontend.field import Field, FieldError
+from naiad.frontend.fields import FIELD
+from naiad.frontend.limits import MAX_PROMPT_BYTES_PER_TOKEN
+from naiad.sequence import TextContext
+from naiad.tokenization import Tokenizer
+
+_BIASED_WORDS, _WEIGHTS = FIELD["embedding_bias_words"], FIELD["embedding_bias_weights"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenPrompt:
+    """What one row says in text, checked.
+
+    Attributes:
+        text: the prompt, or None where it is `messages`.
+        messages: a chat, as JSON, or None where it is `text`.
+        stop_words, bad_words: none of them empty.
+        biased_words: words, and what is added to the logits of their tokens.
+    """
+
+    text: str | None
+    messages: str | None
+    stop_words: Sequence[str] = ()
+    bad_words: Sequence[str] = ()
+    biased_words: Sequence[tuple[str, float]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPrompt:
+    """What one row says in token ids.
+
+    Attributes:
+        token_ids: the prompt.
+        text: where a detokenizer follows; stop strings are matched on text then.
+        stop_sequences: that end the row where no detokenizer follows.
+        bad_words: sequences that are never completed.
+        biases: (id, number) pairs; an id may be there several times.
+    """
+
+    token_ids: list[int]
+    text: TextContext | None = None
+    stop_sequences: Sequence[tuple[int, ...]] = ()
+    bad_words: Sequence[tuple[int, ...]] = ()
+    biases: Sequence[tuple[int, float]] = ()
+
+
+def check_words(field: Field, words: Sequence[str]) -> list[str]:
+    """The words of a list without the padding, which is "".
+
+    Raises:
+        FieldError: there are too many, or one is too long or no valid Unicode.
+    """
+    kept = [word for word in words if word]
+    field.check_count(len(kept), "entries")
+    for word in kept:
+        field.check_text(word)
+    return kept
+
+
+class PromptEncoder:
+    """Checks what a row says in text, and makes token ids of it."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        vocab_size: int,
+        *,
+        add_special_tokens: bool = True,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        """Take the tokenizer and the model's parameters.
+
+        Args:
+            tokenizer: the checkpoint's.
+            max_model_len: bounds a prompt's bytes.
+            vocab_size: of the model, which may be larger than the tokenizer's.
+            add_special_tokens: to a prompt that is text.
+            skip_special_tokens: they make no text.
+        """
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self._max_prompt_bytes = MAX_PROMPT_BYTES_PER_TOKEN * max_model_len
+        self._add_special_tokens = add_special_tokens
+        self._skip_special_tokens = skip_special_tokens
+
+    def check(self, sent: Mapping[str, Any]) -> WrittenPrompt:
+        """Check the fields of one row that hold text.
+
+        Args:
+            sent: the row's fields as they were sent: strings, and lists of strings or of numbers.
+
+        Raises:
+            InvalidRequestError: names what is wrong.
+        """
+        text, messages = sent.get("text_input"), sent.get("messages")
+        if (text is None) == (messages is None):
+            both = "both" if text is not None else "neither"
+            raise InvalidRequestError(f"expected either text_input or messages: {both} was sent")
+        num_bytes = _num_prompt_bytes(text or messages or "")
+        if num_bytes > self._max_prompt_bytes:
+            raise InvalidRequestError(
+                f"the prompt has {num_bytes} bytes: at most {self._max_prompt_bytes} are allowed"
+            )
+        if text == "":
+            raise FieldError("text_input", " is empty: expected at least one character")
+        return WrittenPrompt(
+            text=text,
+            messages=messages,
+            stop_words=check_words(FIELD["stop_words"], sent.get("stop_words", ())),
+            bad_words=check_words(FIELD["bad_words"], sent.get("bad_words", ())),
+            biased_words=_biased_words(sent),
+        )
+
+    def encode(self, written: WrittenPrompt) -> EncodedPrompt:
+        """The prompt and the words in token ids, and what the later steps need to know of the text.
+
+        Raises:
+            InvalidRequestError: the messages are malformed, or a word has a token that the model has not.
+        """
+        if written.text is not None:
+            ids = self.tokenizer.encode(written.text, add_special_tokens=self._add_special_tokens)
+        else:
+            ids = self.tokenizer.render_chat(written.messages or "")
+        context = TextContext(
+            stop_strings=tuple(written.stop_words),
+            skip_special_tokens=self._skip_special_tokens,
+            prompt_tail_ids=tuple(self.tokenizer.prompt_tail(ids)),
+            num_prompt_chars=self.tokenizer.num_prompt_chars(ids),
+        )
+        bad_words = [
+            tuple(banned) for word in written.bad_words for banned in self.tokenizer.encode_bad_word(word)
+        ]
+        for banned in bad_words:
+            FIELD["bad_words"].check_token_ids(banned, self.vocab_size)
+        biases = self._biases(written.biased_words)
+        return EncodedPrompt(token_ids=ids, text=context, bad_words=bad_words, biases=biases)
+
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """The token ids of each word."""
+        return [self.tokenizer.encode(word, add_special_tokens=False) for word in words]
+
+    def known_id(self, token_id: int | None) -> int:
+        """The id, or −1: some tokenizers name a token that the model has no row for."""
+        return token_id if token_id is not None and token_id < self.vocab_size else -1
+
+    def _biases(self, words: Sequence[tuple[str, float]]) -> list[tuple[int, float]]:
+        """Each word's weight for each of its ids; what is said of one id is added up in float32."""
+        sums: defaultdict[int, np.float32] = defaultdict(lambda: np.float32(0))
+        for word, weight in words:
+            for token_id in self.tokenizer.encode(word, add_special_tokens=False):
+                if token_id >= self.vocab_size:
+                    problem = f" makes the token {token_id}: expected ids in [0, {self.vocab_size})"
+                    raise _BIASED_WORDS.error(problem)
+                sums[token_id] += np.float32(weight)
+        if len(sums) > _BIASED_WORDS.max_items:
+            problem = f" makes {len(sums)} tokens: at most {_BIASED_WORDS.max_items} are allowed"
+            raise _BIASED_WORDS.error(problem)
+        biases = [(token_id, float(value)) for token_id, value in sorted(sums.items()) if value]
+        for _, value in biases:
+            if not _WEIGHTS.minimum <= value <= _WEIGHTS.maximum:
+                expected = f"expected finite numbers in [{_WEIGHTS.minimum}, {_WEIGHTS.maximum}]"
+                raise _WEIGHTS.error(f", added up for each token, holds {value}: {expected}")
+        return biases
+
+
+def _num_prompt_bytes(prompt: str) -> int:
+    try:
+        return len(prompt.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequestError("the prompt holds half a surrogate pair: expected valid Unicode") from None
+
+
+def _biased_words(sent: Mapping[str, Any]) -> list[tuple[str, float]]:
+    words, weights = sent.get("embedding_bias_words", ()), sent.get("embedding_bias_weights", ())
+    if len(words) != len(weights):
+        raise _BIASED_WORDS.error(
+            f" has {len(words)} words and embedding_bias_weights {len(weights)} weights: "
+            "expected as many of each"
+        )
+    _BIASED_WORDS.check_count(len(words), "entries")
+    _WEIGHTS.check_numbers(weights)
+    check_words(_BIASED_WORDS, words)
+    return [(word, weight) for word, weight in zip(words, weights, strict=True) if word]

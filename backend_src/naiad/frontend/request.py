@@ -1,0 +1,449 @@
+"""The typed request: what each frontend reads its clients' requests into, and what the engine is asked for.
+
+A frontend brings each row as a mapping from field names to plain values (numbers, strings, lists), and the
+row's prompt in token ids. `build_request` checks all of it by the table of fields.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from naiad.errors import InvalidRequestError
+from naiad.frontend.field import INT32_MAX, Field, FieldError, Kind, Scalar
+from naiad.frontend.field_rules import check_beams, merge_aliases, required
+from naiad.frontend.fields import FIELD, FIELDS
+from naiad.frontend.limits import MAX_LOGITS_BYTES, MAX_TIMEOUT_US, ModelLimits
+from naiad.frontend.prompt import EncodedPrompt
+from naiad.sequence import (
+    DEFAULT_KV_PRIORITY,
+    BeamParams,
+    KVRetention,
+    SamplingParams,
+    TextContext,
+    TopPDecay,
+)
+
+# TensorRT-LLM's own: no penalty, and the first texts that have ended are the result.
+DEFAULT_LENGTH_PENALTY = 0.0
+DEFAULT_EARLY_STOPPING = True
+DEFAULT_TOP_P_MIN = 1e-6
+_BYTES_PER_LOGIT = 4
+
+_PER_REQUEST = tuple(field for field in FIELDS if field.per_request)
+_OUTPUTS = {field.name: field.requested_output for field in FIELDS if field.requested_output}
+_PARAMS = {
+    field.name: field.parameter_of_sampling
+    for field in FIELDS
+    if field.is_scalar and field.parameter_of_sampling
+}
+_FILTERS = tuple(field for field in FIELDS if field.filters)
+_RETENTION = tuple(field for field in FIELDS if field.sets == "retention")
+_STARTS, _ENDS, _PRIORITIES, _DURATIONS, _DECODE_PRIORITY, _DECODE_DURATION = _RETENTION
+# TensorRT-LLM's "none": a range without an end, a duration without one.
+_NONE = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedOutputs:
+    """Which outputs are sent. They are the whole request's, not one row's.
+
+    Attributes:
+        num_log_probs: best tokens that are shown at each new token's place; 0 = none.
+        beam_width: of each prompt's search; 1 = none.
+        num_return_sequences: sequences that are sent of each prompt, ≥ 1.
+    """
+
+    finish_reason: bool = False
+    num_input_tokens: bool = False
+    num_output_tokens: bool = False
+    num_cached_tokens: bool = False
+    log_probs: bool = False
+    num_log_probs: int = 0
+    context_logits: bool = False
+    generation_logits: bool = False
+    perf_metrics: bool = False
+    num_return_sequences: int = 1
+    beam_width: int = 1
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences from each prompt: of a search there are more than are sent."""
+        return max(self.beam_width, self.num_return_sequences)
+
+    @property
+    def num_engine_log_probs(self) -> int:
+        """What `SamplingParams.num_log_probs` must be: −1 = no log-probabilities at all."""
+        return self.num_log_probs if self.log_probs or self.num_log_probs else -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRow:
+    """One prompt: its ids, where a detokenizer follows its text context, and its search."""
+
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    text: TextContext | None
+    cache_salt: str
+    beam: BeamParams | None = None
+    draft_token_ids: tuple[int, ...] = ()
+    retention: KVRetention | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """A whole request: its rows, and the outputs that its client has requested.
+
+    Attributes:
+        joins_sequences: all sequences of a row have one response together, when all have ended.
+    """
+
+    request_id: str
+    rows: list[RequestRow]
+    timeout_s: float | None
+    streaming: bool
+    exclude_input: bool
+    outputs: RequestedOutputs
+    joins_sequences: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """`stop` = true: cancel every live request of this id."""
+
+    request_id: str
+
+
+def stop_request(request_id: str) -> StopRequest:
+    """The order to cancel what has this id.
+
+    Raises:
+        InvalidRequestError: there is no id.
+    """
+    if not request_id:
+        raise InvalidRequestError("A request id must be provided for request cancellation")
+    return StopRequest(request_id)
+
+
+def build_request(
+    rows: Sequence[Mapping[str, Any]],
+    prompts: Sequence[EncodedPrompt],
+    limits: ModelLimits,
+    *,
+    request_id: str,
+    timeout_us: Any,
+) -> GenerateRequest:
+    """Check everything that was sent.
+
+    Args:
+        rows: of each row the fields that were sent; those of the prompt and its words are not read.
+        prompts: the rows' own.
+        limits: of the model.
+        request_id: the client's; may be empty.
+        timeout_us: the deadline, in µs from now; 0 = none.
+
+    Raises:
+        InvalidRequestError: one bad row refuses the whole request.
+    """
+    checked = [_checked(row, limits.vocab_size) for row in rows]
+    common = {field.name: _same_in_all_rows(field, checked) for field in _PER_REQUEST}
+    outputs = _requested_outputs(common)
+    is_streaming = bool(common["stream"])
+    if not limits.is_decoupled:
+        _check_has_one_response(is_streaming, len(rows), outputs)
+    built = [_row(values, prompt, limits, outputs) for values, prompt in zip(checked, prompts, strict=True)]
+    _check_logits_size(built, outputs, limits.vocab_size, is_streaming)
+    exclude_input = common["exclude_input_in_output"]
+    return GenerateRequest(
+        request_id=request_id,
+        rows=built,
+        timeout_s=_timeout_s(timeout_us),
+        streaming=is_streaming,
+        exclude_input=limits.exclude_input_in_output if exclude_input is None else bool(exclude_input),
+        outputs=outputs,
+    )
+
+
+def _checked(sent: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    """The row's fields by their own names, each within its bounds."""
+    values: dict[str, Any] = {}
+    for name, value in sent.items():
+        field = FIELD[name]
+        if field.sets == "prompt" or (field.kind is Kind.STRING and not field.is_scalar):
+            continue
+        if field.sets == "retention":
+            values[name] = value
+        elif field.is_scalar:
+            values[name] = field.check(value)
+        else:
+            _check_list(field, value, vocab_size)
+            values[name] = value
+    return merge_aliases(values)
+
+
+def _check_list(field: Field, values: Sequence[Any], vocab_size: int) -> None:
+    if field.kind is Kind.FP32:
+        field.check_numbers(values)
+        return
+    most = field.max_items or vocab_size
+    if len(values) > most:
+        raise field.error(f" has {len(values)} ids: at most {most} are allowed")
+    field.check_token_ids(values, vocab_size)
+
+
+def _same_in_all_rows(field: Field, rows: Sequence[Mapping[str, Any]]) -> Scalar | None:
+    values = {row.get(field.name) for row in rows}
+    if len(values) > 1:
+        raise field.error(" differs between the rows of the request: expected one value for all")
+    return values.pop()
+
+
+def _requested_outputs(common: Mapping[str, Any]) -> RequestedOutputs:
+    beam_width = common["beam_width"] or 1
+    asked = {attribute: common[name] for name, attribute in _OUTPUTS.items() if common[name] is not None}
+    return RequestedOutputs(
+        **asked,
+        num_return_sequences=common["num_return_sequences"] or beam_width,
+        beam_width=beam_width,
+    )
+
+
+def _check_has_one_response(is_streaming: bool, num_rows: int, outputs: RequestedOutputs) -> None:
+    if is_streaming:
+        raise InvalidRequestError("Streaming is only supported in decoupled mode.")
+    num_responses = num_rows * (1 if outputs.beam_width > 1 else outputs.num_return_sequences)
+    if num_responses > 1:
+        raise InvalidRequestError(
+            f"the request asks for {num_responses} responses, its rows times num_return_sequences: "
+            "expected 1, as this model is not decoupled"
+        )
+
+
+def _check_logits_size(
+    rows: Sequence[RequestRow], outputs: RequestedOutputs, vocab_size: int, is_streaming: bool
+) -> None:
+    """Refuse a request whose logits would be too many."""
+    num_positions = 0
+    if outputs.context_logits:
+        num_times = 2 if is_streaming else 1  # with the first response and with the last
+        num_positions += num_times * sum(len(row.prompt_token_ids) for row in rows)
+    if outputs.generation_logits:
+        num_positions += outputs.num_return_sequences * sum(row.params.max_tokens for row in rows)
+    num_bytes = num_positions * vocab_size * _BYTES_PER_LOGIT
+    if num_bytes > MAX_LOGITS_BYTES:
+        raise InvalidRequestError(
+            f"return_context_logits and return_generation_logits ask for {num_bytes} bytes "
+            f"({num_positions} positions of {vocab_size} logits): at most {MAX_LOGITS_BYTES} are allowed"
+        )
+
+
+def _timeout_s(value: Any) -> float | None:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TIMEOUT_US:
+        raise FieldError("timeout", f" = {repr(value)[:40]}: expected whole µs, 0 (none) … {MAX_TIMEOUT_US}")
+    return value / 1e6 if value else None
+
+
+def _row(
+    values: Mapping[str, Any], prompt: EncodedPrompt, limits: ModelLimits, outputs: RequestedOutputs
+) -> RequestRow:
+    _check_prompt(prompt.token_ids, limits)
+    check_beams(values)
+    text = prompt.text
+    if text is not None and values.get("include_stop_str_in_output"):
+        text = msgspec.structs.replace(text, includes_stop_string=True)
+    beam = _beam_params(values, outputs.beam_width)
+    params = _sampling_params(values, prompt, limits, outputs)
+    drafts = values.get("draft_input_ids", ())
+    if beam is not None:
+        if drafts:
+            problem = f" has {len(drafts)} ids: expected none with beam_width = {outputs.beam_width}"
+            raise FIELD["draft_input_ids"].error(problem)
+        params = _without_drawing(params)
+    return RequestRow(
+        prompt_token_ids=prompt.token_ids,
+        text=text,
+        params=params,
+        cache_salt=values.get("cache_salt", ""),
+        beam=beam,
+        draft_token_ids=tuple(drafts),
+        retention=read_retention(values),
+    )
+
+
+def _check_prompt(ids: list[int], limits: ModelLimits) -> None:
+    if not ids:
+        raise InvalidRequestError("the prompt is empty: expected at least one token")
+    if len(ids) >= limits.max_model_len:
+        raise InvalidRequestError(
+            f"the prompt has {len(ids)} tokens: at most {limits.max_model_len - 1} are allowed "
+            f"(max_model_len = {limits.max_model_len}, prompt and output together)"
+        )
+    FIELD["input_ids"].check_token_ids(ids, limits.vocab_size)
+
+
+def _beam_params(values: Mapping[str, Any], beam_width: int) -> BeamParams | None:
+    """The search that a row asks for; None without beams."""
+    if beam_width == 1:
+        return None
+    return BeamParams(
+        length_penalty=values.get("length_penalty", DEFAULT_LENGTH_PENALTY),
+        stops_early=values.get("early_stopping", DEFAULT_EARLY_STOPPING),
+        diversity_rate=values.get("beam_search_diversity_rate", 0.0),
+    )
+
+
+def _without_drawing(params: SamplingParams) -> SamplingParams:
+    """A row's parameters as a search needs them; packed stop words can not end one."""
+    if params.stop_sequences:
+        raise FIELD["stop_words_list"].error(
+            " is not supported with beam_width > 1: expected no words (stop_token_ids end a beam)"
+        )
+    return msgspec.structs.replace(params, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def _sampling_params(
+    values: Mapping[str, Any], prompt: EncodedPrompt, limits: ModelLimits, outputs: RequestedOutputs
+) -> SamplingParams:
+    """Everything that decides a row's tokens: what the table says, and what follows from several fields."""
+    room = limits.max_model_len - len(prompt.token_ids)
+    max_tokens: int = required(values, "max_tokens")
+    min_tokens: int = values.get("min_tokens", 0)
+    if min_tokens > max_tokens:
+        problem = f" = {min_tokens}: expected at most max_tokens = {max_tokens}"
+        raise FIELD["min_tokens"].error(problem)
+    top_p: float = values.get("top_p", 0.0)
+    made: dict[str, Any] = {attribute: values[name] for name, attribute in _PARAMS.items() if name in values}
+    made |= {
+        "max_tokens": min(max_tokens, room),
+        "min_tokens": min(min_tokens, room),
+        "temperature": _temperature(values),
+        "top_k": min(values.get("top_k", 0), limits.vocab_size),
+        "top_p": top_p if top_p > 0 else 1.0,
+        "top_p_decay": _top_p_decay(values, top_p),
+        "seed": values["seed"] if "seed" in values else secrets.randbits(64),
+        "stop_token_ids": _stop_token_ids(values, limits),
+        "stop_sequences": tuple(prompt.stop_sequences) if prompt.text is None else (),
+        "bad_words": tuple(dict.fromkeys(prompt.bad_words)),
+        "logit_bias": _logit_bias(values, prompt),
+        "allowed_token_ids": tuple(dict.fromkeys(values.get("allowed_token_ids", ()))),
+        "num_log_probs": outputs.num_engine_log_probs,
+        "returns_context_logits": outputs.context_logits,
+        "returns_generation_logits": outputs.generation_logits,
+        "returns_perf_metrics": outputs.perf_metrics,
+    }
+    return SamplingParams(**made)
+
+
+def _temperature(values: Mapping[str, Any]) -> float:
+    """TensorRT-LLM's rule: without any filter a temperature that is absent or 1.0 means greedy.
+
+    A top_p that was sent as 1.0 samples (Triton's OpenAI frontend sends it).
+    """
+    temperature: float = values.get("temperature", 1.0)
+    has_filter = any(values.get(field.name, 0) > 0 for field in _FILTERS)
+    if values.get("top_k") == 1 or (temperature == 1.0 and not has_filter):
+        return 0.0
+    return temperature
+
+
+def _top_p_decay(values: Mapping[str, Any], top_p: float) -> TopPDecay | None:
+    """A factor of 1 is none, and then the other two fields say nothing."""
+    factor: float = values.get("top_p_decay", 1.0)
+    if factor == 1:
+        return None
+    if top_p <= 0:
+        raise FIELD["top_p_decay"].error(f" = {factor}: expected top_p > 0 with it, which decays")
+    return TopPDecay(factor, values.get("top_p_min", DEFAULT_TOP_P_MIN), values.get("top_p_reset_ids", -1))
+
+
+def _stop_token_ids(values: Mapping[str, Any], limits: ModelLimits) -> tuple[int, ...]:
+    ids: list[int] = []
+    if not values.get("ignore_eos"):
+        end_id: int = values.get("end_id", -1)
+        # An id that the model can not make ends nothing: so benchmarks say "none".
+        ids = [*limits.eos_token_ids, *([end_id] if 0 <= end_id < limits.vocab_size else [])]
+    return tuple(dict.fromkeys([*ids, *values.get("stop_token_ids", ())]))
+
+
+def _logit_bias(values: Mapping[str, Any], prompt: EncodedPrompt) -> tuple[tuple[int, float], ...]:
+    """(id, value) pairs in the ids' order, without zeros; what is said of one id is added up."""
+    ids, numbers = values.get("logit_bias_ids", ()), values.get("logit_bias_values", ())
+    if len(ids) != len(numbers):
+        raise FIELD["logit_bias_ids"].error(
+            f" has {len(ids)} ids and logit_bias_values {len(numbers)} values: expected as many of each"
+        )
+    if not ids and not prompt.biases:
+        return ()
+    sums: defaultdict[int, float] = defaultdict(float)
+    for token_id, value in [*prompt.biases, *zip(ids, numbers, strict=True)]:
+        sums[token_id] += value
+    most = FIELD["logit_bias_values"].maximum
+    for token_id, value in sums.items():
+        if abs(value) > most:
+            raise InvalidRequestError(
+                f"the biases of token {token_id} add up to {value}: expected {-most} … {most}"
+            )
+    return tuple((token_id, value) for token_id, value in sorted(sums.items()) if value)
+
+
+def read_retention(sent: Mapping[str, Any]) -> KVRetention | None:
+    """How long one row asks for its KV blocks to be kept; None: nothing is asked.
+
+    Args:
+        sent: the row's fields; those of retention hold whole numbers or lists of them.
+
+    Raises:
+        FieldError: names the field, its value and what is allowed.
+    """
+    values = {field.name: sent[field.name] for field in _RETENTION if sent.get(field.name, []) != []}
+    if not values:
+        return None
+    decode_priority = values.get(_DECODE_PRIORITY.name, DEFAULT_KV_PRIORITY)
+    _check_range(_DECODE_PRIORITY, decode_priority)
+    duration_s = _seconds(_DECODE_DURATION, values.get(_DECODE_DURATION.name, _NONE))
+    return KVRetention(ranges=_ranges(values), decode_priority=decode_priority, decode_duration_s=duration_s)
+
+
+def _ranges(values: Mapping[str, list[int]]) -> tuple[tuple[int, int, int, float], ...]:
+    starts = values.get(_STARTS.name, [])
+    _STARTS.check_count(len(starts), "values")
+    for field in (_ENDS, _PRIORITIES, _DURATIONS):
+        is_left_out = field is _DURATIONS and field.name not in values
+        num_values = len(values.get(field.name, []))
+        if not is_left_out and num_values != len(starts):
+            raise field.error(f" has {num_values} values: expected {len(starts)}, as {_STARTS.name} has")
+    ranges = []
+    durations = values.get(_DURATIONS.name, [_NONE] * len(starts))
+    for start, end, priority, duration_ms in zip(
+        starts, values.get(_ENDS.name, []), values.get(_PRIORITIES.name, []), durations, strict=True
+    ):
+        _check_range(_STARTS, start)
+        if end != _NONE:
+            _check_range(_ENDS, end, start + 1)
+        _check_range(_PRIORITIES, priority)
+        ranges.append(
+            (start, INT32_MAX if end == _NONE else end, priority, _seconds(_DURATIONS, duration_ms))
+        )
+    return tuple(ranges)
+
+
+def _check_range(field: Field, value: int, least: float | None = None) -> None:
+    least = field.minimum if least is None else least
+    if not least <= value <= field.maximum:
+        raise field.error(f" holds {value}: expected {least} … {field.maximum}")
+
+
+def _seconds(field: Field, duration_ms: int) -> float:
+    """Infinity where there is none."""
+    if duration_ms == _NONE:
+        return math.inf
+    _check_range(field, duration_ms)
+    return duration_ms / 1000

@@ -1,0 +1,1 @@
+"""The metrics on Triton's port, and the observations that they are made of."""

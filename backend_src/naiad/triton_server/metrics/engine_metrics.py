@@ -1,0 +1,166 @@
+"""Naiad's metrics on Triton's port: the reference's names and vLLM's, written by one thread.
+
+Triton's custom metrics are not thread-safe, so only the housekeeping thread calls `update`.
+Each write is an IPC round trip, so a value that did not change is not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from naiad.outputs import EngineStats
+from naiad.triton_server.metrics.observations import ObservationBatch
+from naiad.triton_server.metrics.request_metrics import MetricFamilyFactory, RequestMetrics
+
+Read = Callable[[EngineStats], float]
+
+
+def _used_share(stats: EngineStats) -> float:
+    return stats.num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0
+
+
+# Family → the label that tells its gauges apart → their values of it.
+GAUGES: dict[tuple[str, str], dict[str, Read]] = {
+    ("nv_trt_llm_request_metrics", "request_type"): {
+        "active": lambda s: s.num_running + s.num_waiting,
+        "max": lambda s: s.max_num_seqs,
+        "scheduled": lambda s: s.num_running,
+        "context": lambda s: s.num_context_seqs,
+        "waiting": lambda s: s.num_waiting,
+    },
+    ("nv_trt_llm_runtime_memory_metrics", "memory_type"): {
+        "cpu": lambda s: s.memory.cpu_bytes,
+        "gpu": lambda s: s.memory.gpu_bytes,
+        "pinned": lambda s: s.memory.pinned_bytes,
+    },
+    ("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type"): {
+        "max": lambda s: s.num_blocks,
+        "free": lambda s: s.num_blocks - s.num_used_blocks,
+        "used": lambda s: s.num_used_blocks,
+        "tokens_per": lambda s: s.block_size,
+        "reused": lambda s: s.total_hit_tokens // s.block_size if s.block_size else 0,
+        "fraction": _used_share,
+    },
+    ("nv_trt_llm_inflight_batcher_metrics", "inflight_batcher_specific_metric"): {
+        "total_context_tokens": lambda s: s.num_context_tokens,
+        "generation_requests": lambda s: s.num_running - s.num_context_seqs,
+        "micro_batch_id": lambda _: 0,
+        "paused_requests": lambda s: s.num_paused,
+    },
+    ("nv_trt_llm_general_metrics", "general_type"): {
+        "timestamp": lambda s: s.timestamp_s * 1_000_000,
+        "iteration_counter": lambda s: s.total_steps,
+    },
+    ("vllm:num_requests_running", ""): {"": lambda s: s.num_running},
+    ("vllm:num_requests_waiting", ""): {"": lambda s: s.num_waiting},
+    ("vllm:kv_cache_usage_perc", ""): {"": _used_share},
+    ("vllm:gpu_cache_usage_perc", ""): {"": _used_share},
+}
+COUNTERS: dict[str, Read] = {
+    "vllm:prompt_tokens_total": lambda s: s.total_prompt_tokens,
+    "vllm:generation_tokens_total": lambda s: s.total_generation_tokens,
+    "vllm:num_preemptions_total": lambda s: s.total_preemptions,
+    "vllm:prefix_cache_queries_total": lambda s: s.total_queried_tokens,
+    "vllm:prefix_cache_hits_total": lambda s: s.total_hit_tokens,
+    "vllm:spec_decode_num_drafts_total": lambda s: s.total_drafts,
+    "vllm:spec_decode_num_draft_tokens_total": lambda s: s.total_draft_tokens,
+    "vllm:spec_decode_num_accepted_tokens_total": lambda s: sum(s.total_accepted_tokens_at),
+    "naiad_draft_failures_total": lambda s: s.total_draft_failures,
+    "naiad_late_compiles_total": lambda s: s.total_late_compiles,
+}
+ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+
+@dataclass(slots=True)
+class _Written:
+    """A metric, where its value comes from, and the value it has."""
+
+    metric: Any
+    read: Read
+    value: float
+
+
+class Metrics:
+    """All metrics of one `llm` model."""
+
+    def __init__(self, family: MetricFamilyFactory, model: str, version: str, max_model_len: int) -> None:
+        """Create the families and their metrics; the arguments are those of `RequestMetrics`."""
+        self._family = family
+        self._labels = {"model": model, "version": version}
+        self._families: list[Any] = []
+        self._gauges = [
+            gauge
+            for (name, label), reads in GAUGES.items()
+            for gauge in self._make_gauges(name, label, reads)
+        ]
+        self._counters = [
+            _Written(self._add(name, "Tokens", "counter").Metric(labels=self._labels), read, 0)
+            for name, read in COUNTERS.items()
+        ]
+        self._accepted_at = self._add(ACCEPTED_AT, "Accepted draft tokens by their place", "counter")
+        self._num_places = 0
+        self._last_stats: EngineStats | None = None
+        self._requests = RequestMetrics(family, model, version, max_model_len)
+
+    def update(self, stats: EngineStats, batch: ObservationBatch) -> bool:
+        """Write what changed.
+
+        Gauges come last: who sees no active request sees the counters of all that have been.
+
+        Args:
+            stats: totals never fall.
+            batch: what happened to requests since the last call.
+
+        Returns:
+            Whether observations are left that there was no time to write.
+        """
+        if stats is self._last_stats:
+            return self._requests.update(stats, batch)
+        self._add_places(len(stats.total_accepted_tokens_at))
+        for counter in self._counters:
+            total = counter.read(stats)
+            if total > counter.value:
+                counter.metric.increment(total - counter.value)
+                counter.value = total
+        has_more = self._requests.update(stats, batch)
+        for gauge in self._gauges:
+            value = gauge.read(stats)
+            if value != gauge.value:
+                gauge.metric.set(value)
+                gauge.value = value
+        self._last_stats = stats
+        return has_more
+
+    def delete(self) -> None:
+        """Take the metrics off the port; Triton keeps an unloaded model's otherwise."""
+        self._requests.delete()
+        self._gauges.clear()
+        self._counters.clear()
+        del self._accepted_at
+        self._families.clear()
+
+    def _add_places(self, num_places: int) -> None:
+        """Count the accepted tokens of further places in drafts; the engine knows how many there are."""
+        for place in range(self._num_places, num_places):
+            metric = self._accepted_at.Metric(labels=self._labels | {"position": str(place)})
+            self._counters.append(_Written(metric, partial(_accepted_at, place), 0))
+        self._num_places = max(self._num_places, num_places)
+
+    def _make_gauges(self, name: str, label: str, reads: dict[str, Read]) -> list[_Written]:
+        made = self._add(name, "State of the engine", "gauge")
+        return [
+            _Written(made.Metric(labels=self._labels | ({label: value} if label else {})), read, 0)
+            for value, read in reads.items()
+        ]
+
+    def _add(self, name: str, description: str, kind: str) -> Any:
+        made = self._family(name, description, kind)
+        self._families.append(made)
+        return made
+
+
+def _accepted_at(place: int, stats: EngineStats) -> float:
+    return stats.total_accepted_tokens_at[place] if place < len(stats.total_accepted_tokens_at) else 0

@@ -1,0 +1,1 @@
+"""Triton's life cycle: one class for each model. Only this folder imports `pb_utils`."""

@@ -1,0 +1,94 @@
+"""The `detokenizer` model: token ids to text, chunk by chunk, without state.
+
+Each chunk brings the ids its text depends on, so any chunking gives the same text. Each chunk is
+acknowledged to the `llm` model, with what is known of the client: Triton does not tell a running
+`llm` step that an ensemble's client is gone.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from naiad.config.model_location import model_directory
+from naiad.engine_process import AckRouter, end_with_parent, runtime_directory
+from naiad.errors import InternalError, InvalidRequestError, NaiadError
+from naiad.frontend.field import Frontend
+from naiad.frontend.field_rules import refuse_unknown_parameters, required
+from naiad.tokenization import TokenTable
+from naiad.triton_server.models import pb
+from naiad.triton_server.models.parameters import read_bool, refuse_unknown_keys
+from naiad.triton_server.responses.text import chunk_outputs
+
+_KEYS = ("model_dir", "skip_special_tokens", "llm_model_name", "forwarded_headers")
+_REQUIRED_OF_A_CHUNK = ("sequence_id", "window_ids")
+_OPTIONAL_OF_A_CHUNK = ("num_emitted_tokens", "max_chars", "is_last")
+
+
+class DetokenizerModel:
+    """One response a chunk, none for a probe."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the token table and find llm's acknowledgement socket."""
+        try:
+            parameters = pb.model_parameters(args)
+            refuse_unknown_keys(parameters, _KEYS)
+            end_with_parent(lambda: None)
+            self._table = TokenTable.from_directory(model_directory(parameters.get("model_dir", "")))
+            self._skip_special = read_bool(parameters, "skip_special_tokens", default=True)
+            self._is_decoupled = pb.is_decoupled(args)
+            self._output_order = pb.output_order(args)
+            self._forwarded_headers = parameters.get("forwarded_headers", "")
+            llm_name = parameters.get("llm_model_name") or "llm"
+            self._acks = AckRouter(runtime_directory(os.getppid()), llm_name)
+        except NaiadError as error:
+            raise pb.start_failure(error) from None
+
+    def execute(self, requests: list[Any]) -> None:
+        """Answer each chunk. Never raises."""
+        for request in requests:
+            self._answer(request)
+
+    def finalize(self) -> None:
+        """Close the sockets."""
+        self._acks.close()
+
+    def _answer(self, request: Any) -> None:
+        sender = pb.TritonSender(request, self._is_decoupled, self._output_order)
+        is_cancelled = sender.is_cancelled()
+        tensors: pb.Tensors = {}
+        try:
+            source = pb.TritonRequest(request)
+            tensors = source.tensors()
+            _check(tensors)
+            if "window_ids" not in tensors:
+                # What comes from llm has been checked there.
+                refuse_unknown_parameters(source.parameters(), Frontend.LLM, self._forwarded_headers)
+            sender.send(chunk_outputs(self._table, tensors, self._skip_special), final=True)
+        except NaiadError as error:
+            sender.send_error(error)
+        except Exception as error:  # noqa: BLE001 — the border: this chunk fails, its neighbours do not
+            pb.log_error(f"naiad: a chunk failed with {type(error).__name__}: {error}")
+            sender.send_error(InternalError("internal error while detokenizing"))
+        if "sequence_id" in tensors and tensors["sequence_id"].size == 1:
+            self._acks.send(int(tensors["sequence_id"].item()), 1, is_cancelled)
+
+
+def _check(tensors: pb.Tensors) -> None:
+    """The core lets requests without required tensors through, and any client may send the internal ones.
+
+    Raises:
+        InvalidRequestError: a tensor is missing, or an internal one has several rows or values.
+    """
+    for name in ("TOKENS_BATCH", "SEQUENCE_LENGTH"):
+        required(tensors, name)
+    if tensors.keys().isdisjoint(_REQUIRED_OF_A_CHUNK + _OPTIONAL_OF_A_CHUNK):
+        return
+    for name in _REQUIRED_OF_A_CHUNK:
+        required(tensors, name)
+    for name in (*_REQUIRED_OF_A_CHUNK, *(each for each in _OPTIONAL_OF_A_CHUNK if each in tensors)):
+        num_rows = tensors[name].shape[0]
+        if num_rows != 1:
+            raise InvalidRequestError(f"{name} has {num_rows} rows: expected 1")
+        if name != "window_ids" and tensors[name].size != 1:
+            raise InvalidRequestError(f"{name} has {tensors[name].size} values: expected one")

@@ -1,0 +1,136 @@
+"""The `llm` model: Triton's life cycle around `LLMService`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from dataclasses import replace
+from typing import Any
+
+from naiad.config import EngineConfig
+from naiad.config.engine_config import field_names
+from naiad.config.model_location import model_directory
+from naiad.engine_process import (
+    AckReceiver,
+    EngineClient,
+    claim_instance,
+    end_with_parent,
+    remove_runtime_directory,
+)
+from naiad.errors import NaiadError
+from naiad.frontend.limits import ModelLimits
+from naiad.outputs import EngineStats, RequestOutput
+from naiad.triton_server.metrics.engine_metrics import Metrics
+from naiad.triton_server.models import pb
+from naiad.triton_server.models.parameters import read_bool, refuse_unknown_keys
+from naiad.triton_server.requests.llm import read_request
+from naiad.triton_server.responses.llm import probe_tensors, response_tensors
+from naiad.triton_server.service.housekeeper import Housekeeper
+from naiad.triton_server.service.llm_service import LLMService, RequestShape
+
+# What came by the engine's other doors may end; the server knows nothing of it.
+_DRAIN_S = 30.0
+
+
+class LLMModel:
+    """Owns the engine process, the service and the housekeeping thread."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Start the engine; the model is ready when the engine is."""
+        try:
+            self._start(args)
+        except NaiadError as error:
+            raise pb.start_failure(error) from None
+
+    def execute(self, requests: list[Any]) -> None:
+        """Take requests; answers go through their response senders. Never raises."""
+        for request in requests:
+            sender = pb.TritonSender(request, self._is_decoupled, self._output_order)
+            self._service.accept(pb.TritonRequest(request), sender, self._limits)
+
+    def is_ready(self) -> bool:
+        """Whether the engine serves (servers from 2026-03 on ask)."""
+        return self._client.is_ready
+
+    def finalize(self) -> None:
+        """Stop everything; blocks, processes, files and metrics are given back."""
+        self._stopping.set()
+        self._housekeeper.stop()
+        self._ack_reader.join(timeout=5)
+        self._service.close()
+        self._client.close(_DRAIN_S)
+        self._acks.close()
+        self._housekeeper.delete_metrics()
+        self._number_lock.release()
+        with contextlib.suppress(OSError):  # others' sockets may be in it
+            self._instance.directory.rmdir()
+
+    def _start(self, args: dict[str, str]) -> None:
+        parameters = pb.model_parameters(args)
+        refuse_unknown_keys(
+            parameters, (*field_names(), "exclude_input_in_output", "forwarded_headers", "served_name")
+        )
+        config = _engine_config(parameters)
+        self._is_decoupled = pb.is_decoupled(args)
+        self._output_order = pb.output_order(args)
+        name = args["model_name"]
+        self._instance, self._number_lock = claim_instance(os.getppid(), name)
+        end_with_parent(lambda: remove_runtime_directory(self._instance.directory))
+        try:
+            self._start_engine(config)
+        except NaiadError:
+            self._number_lock.release()
+            raise
+        info = self._client.info
+        self._service.take_outputs([], info.stats)
+        self._limits = ModelLimits(
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            eos_token_ids=tuple(info.eos_token_ids),
+            exclude_input_in_output=read_bool(parameters, "exclude_input_in_output", default=False),
+            forwarded_headers=parameters.get("forwarded_headers", ""),
+            is_decoupled=self._is_decoupled,
+        )
+        version = args["model_version"]
+        self._stopping = threading.Event()
+        self._housekeeper = Housekeeper(
+            self._service,
+            self._instance.metrics_lock(version),
+            lambda: Metrics(pb.metric_family, name, version, info.max_model_len),
+        )
+        self._ack_reader = threading.Thread(target=self._read_acks, name="naiad-acks", daemon=True)
+        self._ack_reader.start()
+
+    def _start_engine(self, config: EngineConfig) -> None:
+        instance = self._instance
+        self._client = EngineClient(config, instance.engine_socket, self._take_outputs, self._engine_lost)
+        # A model of one response a request can not probe: its rows end without a detokenizer's word.
+        shape = RequestShape(
+            read=read_request,
+            build=response_tensors,
+            build_probe=probe_tensors if self._is_decoupled else None,
+        )
+        self._service = LLMService(self._client, pb.log_error, instance.draw_first_id, shape)
+        self._client.on_stop = self._service.cancel_requests
+        self._client.start()
+        self._acks = AckReceiver(instance.ack_socket)
+
+    def _take_outputs(self, outputs: list[RequestOutput], stats: EngineStats | None) -> None:
+        self._service.take_outputs(outputs, stats)
+
+    def _engine_lost(self) -> None:
+        self._service.engine_lost()
+
+    def _read_acks(self) -> None:
+        while not self._stopping.is_set():
+            self._service.take_acks(self._acks.receive(timeout_s=0.5))
+
+
+def _engine_config(parameters: dict[str, str]) -> EngineConfig:
+    chosen = {key: value for key, value in parameters.items() if key in field_names()}
+    chosen["model_dir"] = str(model_directory(parameters.get("model_dir", "")))
+    config = EngineConfig.from_parameters(chosen)
+    if not config.draft_model:
+        return config
+    return replace(config, draft_model=str(model_directory(config.draft_model, "draft_model")))

@@ -1,0 +1,145 @@
+"""Triton's Python API as typed, small pieces. The one module that imports `pb_utils`.
+
+It imports only inside a stub of tritonserver's python backend.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+from naiad.errors import NaiadError
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+class TritonRequest:
+    """A request as the parsers read it: see `requests.tensors.RequestSource`."""
+
+    def __init__(self, request: Any) -> None:
+        """Wrap a `pb_utils.InferenceRequest`."""
+        self._request = request
+
+    @property
+    def request_id(self) -> str:
+        """The client's id; may be empty, may be used twice."""
+        return str(self._request.request_id())
+
+    @property
+    def timeout_us(self) -> int:
+        """Triton's `timeout` in µs; 0 = none."""
+        return int(self._request.timeout())
+
+    def parameters(self) -> dict[str, Any]:
+        """The request parameters."""
+        parsed = json.loads(self._request.parameters() or "{}")
+        return parsed if isinstance(parsed, dict) else {}
+
+    def tensors(self) -> Tensors:
+        """All input tensors, batch dimension included."""
+        return {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
+
+
+def response(tensors: Mapping[str, npt.NDArray[Any]], order: Mapping[str, int]) -> Any:
+    """A response of these output tensors, in the order of `output_order`."""
+    names = sorted(tensors, key=order.__getitem__)
+    return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(name, tensors[name]) for name in names])
+
+
+def error_response(error: NaiadError) -> Any:
+    """A response that carries the error with its status."""
+    # Triton's codes have the names of our statuses; they do not exist yet while this module is imported.
+    code = getattr(pb_utils.TritonError, error.status)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
+
+
+class TritonSender:
+    """Sends one request's responses; see `responses.stream.Sender`.
+
+    Asking for cancellation after FINAL crashes the whole server (seen on 2.51: the request's
+    response factory is gone), so the two exclude each other.
+    """
+
+    def __init__(self, request: Any, is_decoupled: bool, order: Mapping[str, int]) -> None:
+        """Take the request's sender.
+
+        Args:
+            request: a `pb_utils.InferenceRequest`.
+            is_decoupled: a model that is not needs a response also for a bare FINAL.
+            order: from `output_order`; clients of the reference read its first output by place.
+        """
+        self._order = order
+        self._sender = request.get_response_sender()
+        self._is_decoupled = is_decoupled
+        self._lock = threading.Lock()
+        self._is_finished = False
+
+    def send(self, tensors: Tensors | None, *, final: bool) -> None:
+        """Send a response, or a bare FINAL when `tensors` is None."""
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        with self._lock:
+            self._is_finished = final
+            if tensors is None and self._is_decoupled:
+                self._sender.send(flags=flags)
+            else:
+                self._sender.send(response(tensors or {}, self._order), flags=flags)
+
+    def send_error(self, error: NaiadError) -> None:
+        """Send the error and FINAL in one message."""
+        with self._lock:
+            self._is_finished = True
+            self._sender.send(error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is known to be gone (an IPC round trip); false once FINAL is sent."""
+        with self._lock:
+            return not self._is_finished and bool(self._sender.is_cancelled())
+
+
+def model_parameters(arguments: dict[str, str]) -> dict[str, str]:
+    """The `parameters` of the model's config.pbtxt; an unfilled "${…}" counts as empty."""
+    parameters = json.loads(arguments["model_config"]).get("parameters", {})
+    values = {key: str(value["string_value"]) for key, value in parameters.items()}
+    return {key: "" if value.startswith("${") else value for key, value in values.items()}
+
+
+def output_order(arguments: dict[str, str]) -> dict[str, int]:
+    """Each output's place in the model's config.pbtxt."""
+    outputs = json.loads(arguments["model_config"]).get("output", [])
+    return {output["name"]: place for place, output in enumerate(outputs)}
+
+
+def is_decoupled(arguments: dict[str, str]) -> bool:
+    """Whether a request of the model may have any number of responses."""
+    policy = json.loads(arguments["model_config"]).get("model_transaction_policy", {})
+    return bool(policy.get("decoupled", False))
+
+
+def start_failure(error: Exception) -> Exception:
+    """What `initialize` raises so that the server shows the message."""
+    return pb_utils.TritonModelException(str(error))  # type: ignore[no-any-return]
+
+
+def log_error(message: str) -> None:
+    """Write to the server's log."""
+    pb_utils.Logger.log_error(message)
+
+
+def log_info(message: str) -> None:
+    """Write to the server's log."""
+    pb_utils.Logger.log_info(message)
+
+
+def metric_family(name: str, description: str, kind: str) -> Any:
+    """A custom metric family of kind "counter", "gauge" or "histogram"."""
+    kinds = {
+        "counter": pb_utils.MetricFamily.COUNTER,
+        "gauge": pb_utils.MetricFamily.GAUGE,
+        "histogram": pb_utils.MetricFamily.HISTOGRAM,
+    }
+    return pb_utils.MetricFamily(name=name, description=description, kind=kinds[kind])

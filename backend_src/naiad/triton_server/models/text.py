@@ -1,0 +1,27 @@
+"""The `text` model: a prompt's text in, text out, in one process and without an ensemble's hops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from naiad.frontend.prompt import PromptEncoder
+from naiad.triton_server.models.parameters import read_bool
+from naiad.triton_server.models.text_frontend import DoorModel
+from naiad.triton_server.requests.text import TextRequestReader
+from naiad.triton_server.responses.text import TextResponses
+from naiad.triton_server.service.llm_service import RequestShape
+
+
+class TextModel(DoorModel):
+    """The fields, texts and errors of the ensemble."""
+
+    KEYS = ("exclude_input_in_output", "accumulate_tokens")
+
+    def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
+        """As `DoorModel.make_shape`."""
+        responses = TextResponses(
+            encoder.tokenizer.table,
+            skip_special_tokens=read_bool(parameters, "skip_special_tokens", default=True),
+            accumulates=read_bool(parameters, "accumulate_tokens", default=False),
+        )
+        return RequestShape(read=TextRequestReader(encoder).read, build=responses.build)

@@ -1,0 +1,152 @@
+"""Triton's life cycle of a model that asks the engine of an `llm` model for texts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from naiad.config import ModelConfig
+from naiad.config.model_location import model_directory
+from naiad.engine_process import AttachedClient, claim_instance, end_with_parent, remove_runtime_directory
+from naiad.errors import NaiadError
+from naiad.frontend.limits import ModelLimits
+from naiad.frontend.prompt import PromptEncoder
+from naiad.outputs import EngineStats, RequestOutput
+from naiad.tokenization import Tokenizer
+from naiad.triton_server.metrics.request_metrics import RequestMetrics
+from naiad.triton_server.models import pb
+from naiad.triton_server.models.parameters import read_bool, read_count, refuse_unknown_keys
+from naiad.triton_server.responses.stream import Sender
+from naiad.triton_server.service.housekeeper import Housekeeper
+from naiad.triton_server.service.llm_service import LLMService, RequestShape
+
+_KEYS = (
+    "model_dir",
+    "add_special_tokens",
+    "skip_special_tokens",
+    "max_model_len",
+    "llm_model_name",
+    "forwarded_headers",
+)
+
+
+_PATIENCE_S = 0.5
+
+
+class DoorModel(ABC):
+    """Owns a door to the engine, the service and the housekeeping thread; tokenizes and detokenizes."""
+
+    KEYS: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
+        """How this model's requests are read and answered.
+
+        Args:
+            encoder: makes token ids of prompts.
+            parameters: of config.pbtxt; those in `KEYS` are this model's own.
+        """
+
+    def make_sender(self, request: Any) -> Sender:
+        """What answers this request."""
+        return pb.TritonSender(request, self._own_limits.is_decoupled, self._output_order)
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the tokenizer and begin to look for the engine: it may come later, and go."""
+        try:
+            self._start(args)
+        except NaiadError as error:
+            raise pb.start_failure(error) from None
+
+    def execute(self, requests: list[Any]) -> None:
+        """Take requests; answers go through their response senders. Never raises."""
+        for request in requests:
+            self._service.accept(pb.TritonRequest(request), self.make_sender(request), self._limits())
+
+    def is_ready(self) -> bool:
+        """Whether the engine serves (servers from 2026-03 on ask)."""
+        return self._door.info is not None
+
+    def finalize(self) -> None:
+        """Stop everything; sequences, files and metrics are given back."""
+        self._housekeeper.stop()
+        self._service.close()
+        self._door.close()
+        self._housekeeper.delete_metrics()
+        self._number_lock.release()
+        with contextlib.suppress(OSError):  # others' sockets may be in it
+            self._instance.directory.rmdir()
+
+    def _start(self, args: dict[str, str]) -> None:
+        parameters = pb.model_parameters(args)
+        self._output_order = pb.output_order(args)
+        refuse_unknown_keys(parameters, (*_KEYS, *self.KEYS))
+        directory = model_directory(parameters.get("model_dir", ""))
+        config = ModelConfig.from_directory(directory)
+        self._own_limits = ModelLimits(
+            max_model_len=read_count(parameters, "max_model_len") or config.max_position_embeddings,
+            vocab_size=config.vocab_size,
+            eos_token_ids=config.eos_token_ids,
+            exclude_input_in_output=read_bool(parameters, "exclude_input_in_output", default=False),
+            forwarded_headers=parameters.get("forwarded_headers", ""),
+            is_decoupled=pb.is_decoupled(args),
+        )
+        skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
+        tokenizer = Tokenizer.from_directory(directory, skip_special_tokens)
+        encoder = PromptEncoder(
+            tokenizer,
+            self._own_limits.max_model_len,
+            self._own_limits.vocab_size,
+            add_special_tokens=read_bool(parameters, "add_special_tokens", default=True),
+            skip_special_tokens=skip_special_tokens,
+        )
+        shape = self.make_shape(encoder, parameters)
+        llm_name = parameters.get("llm_model_name") or "llm"
+        self._open(args["model_name"], args["model_version"], llm_name, shape)
+
+    def _open(self, name: str, version: str, llm_name: str, shape: RequestShape) -> None:
+        self._instance, self._number_lock = claim_instance(os.getppid(), name)
+        end_with_parent(lambda: remove_runtime_directory(self._instance.directory))
+        self._door = AttachedClient(
+            self._instance.directory, llm_name, self._take_outputs, self._lost, self._cancel
+        )
+        self._num_drawn_ids = 0
+        self._service = LLMService(self._door, pb.log_error, self._draw_first_id, shape, owns_engine=False)
+        # Where the engine serves already, no request is to come before it is found.
+        self._door.start(_PATIENCE_S)
+        self._housekeeper = Housekeeper(
+            self._service,
+            self._instance.metrics_lock(version),
+            lambda: RequestMetrics(pb.metric_family, name, version, self._own_limits.max_model_len),
+        )
+
+    def _draw_first_id(self, num_sequences: int) -> int:
+        """Ids are this door's own; requests are taken by one thread."""
+        first_id = self._num_drawn_ids + 1
+        self._num_drawn_ids += num_sequences
+        return first_id
+
+    def _limits(self) -> ModelLimits:
+        """Those of the engine; without one the checkpoint's, and what keeps to them is UNAVAILABLE."""
+        info = self._door.info
+        if info is None:
+            return self._own_limits
+        return replace(
+            self._own_limits,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            eos_token_ids=tuple(info.eos_token_ids),
+        )
+
+    def _take_outputs(self, outputs: list[RequestOutput], stats: EngineStats | None) -> None:
+        self._service.take_outputs(outputs, stats)
+
+    def _lost(self, sequence_ids: list[int]) -> None:
+        self._service.engine_lost(sequence_ids)
+
+    def _cancel(self, request_id: str) -> None:
+        self._service.cancel_requests(request_id)

@@ -1,0 +1,55 @@
+"""The `tokenizer` model: text to token ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from naiad.config import ModelConfig
+from naiad.config.model_location import model_directory
+from naiad.engine_process import end_with_parent
+from naiad.errors import InternalError, NaiadError
+from naiad.frontend.prompt import PromptEncoder
+from naiad.tokenization import Tokenizer
+from naiad.triton_server.models import pb
+from naiad.triton_server.models.parameters import read_bool, read_count, refuse_unknown_keys
+from naiad.triton_server.requests.tokenizer import TokenizerReader
+
+_KEYS = ("model_dir", "add_special_tokens", "skip_special_tokens", "max_model_len", "forwarded_headers")
+
+
+class TokenizerModel:
+    """One response a request; each request is answered alone."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the tokenizer."""
+        try:
+            parameters = pb.model_parameters(args)
+            self._output_order = pb.output_order(args)
+            refuse_unknown_keys(parameters, _KEYS)
+            end_with_parent(lambda: None)
+            directory = model_directory(parameters.get("model_dir", ""))
+            skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
+            model_config = ModelConfig.from_directory(directory)
+            encoder = PromptEncoder(
+                Tokenizer.from_directory(directory, skip_special_tokens),
+                read_count(parameters, "max_model_len") or model_config.max_position_embeddings,
+                model_config.vocab_size,
+                add_special_tokens=read_bool(parameters, "add_special_tokens", default=True),
+                skip_special_tokens=skip_special_tokens,
+            )
+            self._reader = TokenizerReader(encoder, parameters.get("forwarded_headers", ""))
+        except NaiadError as error:
+            raise pb.start_failure(error) from None
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Tokenize each request, or answer it with its own error. Never raises."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            return pb.response(self._reader.read(pb.TritonRequest(request)), self._output_order)
+        except NaiadError as error:
+            return pb.error_response(error)
+        except Exception as error:  # noqa: BLE001 — the border: this request fails, its neighbours do not
+            pb.log_error(f"naiad: a request failed with {type(error).__name__}: {error}")
+            return pb.error_response(InternalError("internal error while tokenizing the request"))

@@ -1,0 +1,70 @@
+"""A model of the vLLM backend's shape, in front of the engine of an `llm` model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from naiad.errors import CancelledError, EngineAwayError, NaiadError, error_with_status
+from naiad.frontend.prompt import PromptEncoder
+from naiad.triton_server.models import pb
+from naiad.triton_server.models.parameters import read_bool
+from naiad.triton_server.models.text_frontend import DoorModel
+from naiad.triton_server.requests.vllm import VLLMRequestReader
+from naiad.triton_server.responses.stream import Sender
+from naiad.triton_server.responses.text import TextResponses
+from naiad.triton_server.responses.vllm import VLLMResponses
+from naiad.triton_server.service.llm_service import RequestShape
+
+
+class VLLMModel(DoorModel):
+    """The fields, outputs and error texts of the vLLM backend.
+
+    Its parameters `REPORT_CUSTOM_METRICS` and `ENABLE_VLLM_HEALTH_CHECK` are read and change nothing: metrics
+    and the check are always on.
+    """
+
+    KEYS = ("REPORT_CUSTOM_METRICS", "ENABLE_VLLM_HEALTH_CHECK")
+
+    def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
+        """As `DoorModel.make_shape`."""
+        for key in self.KEYS:
+            read_bool(parameters, key, default=True)
+        responses = TextResponses(
+            encoder.tokenizer.table,
+            skip_special_tokens=read_bool(parameters, "skip_special_tokens", default=True),
+            accumulates=False,
+        )
+        return RequestShape(
+            read=VLLMRequestReader(encoder).read,
+            build=VLLMResponses(responses, encoder.tokenizer.table).build,
+            cancel_message="Request was cancelled",
+        )
+
+    def make_sender(self, request: Any) -> Sender:
+        """What answers this request."""
+        return VLLMSender(request, is_decoupled=True, order=self._output_order)
+
+
+class VLLMSender(pb.TritonSender):
+    """Words errors, and writes the log's lines on cancelled requests, as the vLLM backend does."""
+
+    _is_told = False
+
+    def send_error(self, error: NaiadError) -> None:
+        """Send the error and FINAL in one message."""
+        if isinstance(error, CancelledError):
+            pb.log_info("[vllm] Successfully cancelled the request")
+        elif isinstance(error, EngineAwayError):
+            error = EngineAwayError("Model is unavailable due to unhealthy vLLM engine")
+        else:
+            error = error_with_status(error.status, f"Error generating stream: {error}")
+        super().send_error(error)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is known to be gone; false once FINAL is sent."""
+        is_cancelled = super().is_cancelled()
+        if is_cancelled and not self._is_told:
+            self._is_told = True
+            pb.log_info("[vllm] Cancelling the request")
+        return is_cancelled

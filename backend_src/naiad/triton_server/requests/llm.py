@@ -1,0 +1,161 @@
+"""From `llm`'s input tensors to the typed request, or to one clear error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from naiad.errors import InvalidRequestError
+from naiad.frontend.field import Field, FieldError, Frontend
+from naiad.frontend.field_rules import refuse_unknown_parameters, refuse_unserved, required
+from naiad.frontend.fields import FIELD
+from naiad.frontend.limits import ModelLimits
+from naiad.frontend.prompt import EncodedPrompt
+from naiad.frontend.request import GenerateRequest, StopRequest, build_request, stop_request
+from naiad.sequence import TextContext
+from naiad.tokenization import unpack_word_list
+from naiad.triton_server.requests.tensors import (
+    Array,
+    RequestSource,
+    asks_to_stop,
+    sent_rows,
+    timeout_us,
+)
+
+# More than the text behind a prompt ever depends on.
+MAX_PROMPT_TAIL_IDS = 16
+MAX_PROMPT_CHARS = 1 << 30
+
+_STOP_STRINGS = FIELD["stop_words"]
+# Tensors of the prompt and its words.
+_OF_THE_PROMPT = (
+    "input_ids",
+    "input_lengths",
+    "text_context",
+    "stop_words_list",
+    "bad_words_list",
+    "embedding_bias",
+)
+_decoder = msgspec.json.Decoder(TextContext)
+
+
+def read_request(source: RequestSource, limits: ModelLimits) -> GenerateRequest | StopRequest:
+    """Check everything that was sent and build the rows.
+
+    Raises:
+        InvalidRequestError: one bad row refuses the whole request.
+    """
+    tensors, parameters = source.tensors(), source.parameters()
+    refuse_unknown_parameters(parameters, Frontend.LLM, limits.forwarded_headers)
+    refuse_unserved(tensors)
+    refuse_unserved(parameters)
+    if asks_to_stop(tensors, parameters):
+        return stop_request(source.request_id)
+    num_rows = required(tensors, "input_lengths").shape[0]
+    sent = sent_rows(tensors, parameters, Frontend.LLM, num_rows, apart=_OF_THE_PROMPT)
+    of_prompts = [(name, tensors[name]) for name in _OF_THE_PROMPT if name in tensors]
+    prompts = [
+        _prompt({name: tensor[row : row + 1] for name, tensor in of_prompts}, limits)
+        for row in range(num_rows)
+    ]
+    return build_request(
+        sent, prompts, limits, request_id=source.request_id, timeout_us=timeout_us(source, parameters)
+    )
+
+
+def _prompt(tensors: Mapping[str, Array], limits: ModelLimits) -> EncodedPrompt:
+    """What one row's tensors say of its prompt and of words."""
+    ids = required(tensors, "input_ids").reshape(-1)
+    length = int(tensors["input_lengths"].item())
+    if not 0 <= length <= ids.size:
+        raise FieldError("input_lengths", f" = {length}: expected 1 … {ids.size}, the width of input_ids")
+    text = _text_context(tensors.get("text_context"), limits.vocab_size)
+    bad_words = _words(FIELD["bad_words_list"], tensors.get("bad_words_list"))
+    for word in bad_words:
+        FIELD["bad_words_list"].check_token_ids(word, limits.vocab_size)
+    stop_words = [] if text else _words(FIELD["stop_words_list"], tensors.get("stop_words_list"))
+    return EncodedPrompt(
+        token_ids=ids[:length].tolist(),
+        text=text,
+        stop_sequences=stop_words,
+        bad_words=bad_words,
+        biases=_biases(tensors.get("embedding_bias"), limits.vocab_size),
+    )
+
+
+def _words(field: Field, tensor: Array | None) -> list[tuple[int, ...]]:
+    """The sequences of ids of a packed list."""
+    if tensor is None:
+        return []
+    words = unpack_word_list(np.ascontiguousarray(tensor.reshape(2, -1)))
+    field.check_count(len(words), "words")
+    longest = max(map(len, words), default=0)
+    if longest > field.max_item_size:
+        raise field.error(f" has a word of {longest} tokens: at most {field.max_item_size} are allowed")
+    return [tuple(word) for word in words]
+
+
+def _biases(tensor: Array | None, vocab_size: int) -> list[tuple[int, float]]:
+    """The entries that are not 0 of a dense [vocab_size] vector."""
+    field = FIELD["embedding_bias"]
+    if tensor is None or tensor.size == 0:
+        return []
+    values = tensor.reshape(-1)
+    if values.size != vocab_size:
+        raise field.error(
+            f" has {values.size} values: expected 0 or {vocab_size}, the size of the vocabulary"
+        )
+    # Not finite is not 0 either.
+    ids = np.flatnonzero(values)
+    numbers = values[ids].tolist()
+    field.check_numbers(numbers)
+    if ids.size > field.max_items:
+        problem = f" has {ids.size} values that are not 0: at most {field.max_items} are allowed"
+        raise field.error(problem)
+    return list(zip(ids.tolist(), numbers, strict=True))
+
+
+def _text_context(tensor: Array | None, vocab_size: int) -> TextContext | None:
+    """The row's text context; None: no detokenizer follows.
+
+    The tokenizer model writes it, but any client of `llm` may send one: it is checked like everything else.
+    """
+    if tensor is None:
+        return None
+    try:
+        context = _decoder.decode(tensor.item())
+    except (msgspec.ValidationError, msgspec.DecodeError, TypeError, ValueError):
+        raise InvalidRequestError("text_context is not what Naiad's tokenizer model writes") from None
+    _check_stop_strings(context.stop_strings)
+    ids = context.prompt_tail_ids
+    if len(ids) > MAX_PROMPT_TAIL_IDS:
+        raise InvalidRequestError(
+            f"text_context: prompt_tail_ids has {len(ids)} ids: at most {MAX_PROMPT_TAIL_IDS} are allowed"
+        )
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"text_context: prompt_tail_ids holds {token_id}: expected token ids in [0, {vocab_size})"
+            )
+    if not 0 <= context.num_prompt_chars <= MAX_PROMPT_CHARS:
+        raise InvalidRequestError(
+            f"text_context: num_prompt_chars = {context.num_prompt_chars}: expected 0 … {MAX_PROMPT_CHARS}"
+        )
+    return context
+
+
+def _check_stop_strings(stop_strings: Sequence[str]) -> None:
+    most, max_bytes = _STOP_STRINGS.max_items, _STOP_STRINGS.max_item_size
+    if len(stop_strings) > most:
+        raise InvalidRequestError(
+            f"text_context: stop_strings has {len(stop_strings)} entries: at most {most} are allowed"
+        )
+    for string in stop_strings:
+        # A lone surrogate can be written in JSON, but it is no text.
+        num_bytes = len(string.encode("utf-8", "surrogatepass"))
+        if not 1 <= num_bytes <= max_bytes:
+            raise InvalidRequestError(
+                f"text_context: stop_strings has an entry of {num_bytes} bytes: expected 1 … {max_bytes}"
+            )

@@ -1,0 +1,57 @@
+"""From text-level tensors and parameters to the typed request, in a model that does all steps itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from naiad.frontend.field import Frontend
+from naiad.frontend.field_rules import refuse_unknown_parameters, refuse_unserved
+from naiad.frontend.limits import ModelLimits
+from naiad.frontend.prompt import PromptEncoder
+from naiad.frontend.request import GenerateRequest, StopRequest, build_request, stop_request
+from naiad.triton_server.requests.tensors import (
+    Array,
+    RequestSource,
+    asks_to_stop,
+    sent_rows,
+    timeout_us,
+)
+
+_HAVE_A_ROW_EACH = ("text_input", "messages", "max_tokens")
+
+
+class TextRequestReader:
+    """Reads and tokenizes the requests of the `text` model."""
+
+    def __init__(self, encoder: PromptEncoder) -> None:
+        """Take what makes token ids."""
+        self._encoder = encoder
+
+    def read(self, source: RequestSource, limits: ModelLimits) -> GenerateRequest | StopRequest:
+        """Check everything that was sent and build the rows.
+
+        Raises:
+            InvalidRequestError: one bad row refuses the whole request.
+        """
+        tensors, parameters = source.tensors(), source.parameters()
+        if asks_to_stop(tensors, parameters):
+            return stop_request(source.request_id)
+        refuse_unknown_parameters(parameters, Frontend.TEXT, limits.forwarded_headers)
+        refuse_unserved(tensors)
+        refuse_unserved(parameters)
+        rows = sent_rows(tensors, parameters, Frontend.TEXT, num_rows(tensors, _HAVE_A_ROW_EACH))
+        written = [self._encoder.check(row) for row in rows]
+        prompts = [self._encoder.encode(each) for each in written]
+        end_id = self._encoder.known_id(self._encoder.tokenizer.eos_id)
+        return build_request(
+            [{"end_id": end_id} | row for row in rows],
+            prompts,
+            limits,
+            request_id=source.request_id,
+            timeout_us=timeout_us(source, parameters),
+        )
+
+
+def num_rows(tensors: Mapping[str, Array], names: Collection[str]) -> int:
+    """The rows of a request, all of whose fields may be parameters: by the first of these tensors."""
+    return next((int(tensors[name].shape[0]) for name in names if name in tensors), 1)

@@ -1,0 +1,1 @@
+"""Outputs of the engine → what is sent to the client. One writer for each frontend."""

@@ -1,0 +1,310 @@
+"""One request's way out: what its rows have to say, and when it may be said.
+
+A stream is fed by the dispatcher thread and emptied by its one sender thread. It holds at most
+one pending chunk a row: what arrives while an earlier chunk waits is merged into it, so late
+tokens travel together. When a detokenizer follows, at most `WINDOW` chunks of a row are
+outstanding, that is sent and not yet acknowledged; the first and the last chunk never wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from naiad.errors import NaiadError, error_with_status
+from naiad.frontend.request import GenerateRequest
+from naiad.outputs import RequestOutput
+
+WINDOW = 2
+ERROR_PATIENCE_S = 1.5
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+class Sender(Protocol):
+    """Where responses go; one thread uses it at a time."""
+
+    def send(self, tensors: Tensors | None, *, final: bool) -> None:
+        """Send a response, or a bare FINAL when `tensors` is None."""
+
+    def send_error(self, error: NaiadError) -> None:
+        """Send the error and FINAL in one message."""
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is known to be gone."""
+
+
+class ResponseBuilder(Protocol):
+    """Makes output tensors of a row's chunk (see `responses.llm`)."""
+
+    def __call__(self, stream: ResponseStream, row: StreamRow, chunk: RequestOutput) -> Tensors:
+        """The tensors of one response."""
+
+
+@dataclass(slots=True)
+class StreamRow:
+    """One sequence of the request.
+
+    Attributes:
+        index: the row of the request, from 0.
+        sequence_id: the engine's.
+        has_started: the engine has told that it computes it.
+        sequence_index: which of the sequences from the row's prompt, from 0.
+        text: all that was sent, where each response holds all of it.
+        context_logits: of the prompt; sent with the first chunk and once more with the last, which
+            is the one that the reference's client reads.
+    """
+
+    index: int
+    sequence_id: int
+    sequence_index: int = 0
+    pending: RequestOutput | None = None
+    outstanding: int = 0
+    is_finished: bool = False
+    num_sent_chunks: int = 0
+    has_started: bool = False
+    text: str = ""
+    context_logits: bytes = b""
+
+    @property
+    def sequence_ids(self) -> tuple[int, ...]:
+        """Ids whose outputs are this row's."""
+        return (self.sequence_id,)
+
+    @property
+    def abort_ids(self) -> tuple[int, ...]:
+        """Ids to abort, so that all of them end."""
+        return self.sequence_ids
+
+    @property
+    def never_started(self) -> bool:
+        """Whether its deadline passed in the queue, and nobody has heard of that yet."""
+        return self.pending is not None and self.pending.error_status is not None
+
+    def add(self, output: RequestOutput) -> None:
+        """Keep what the engine said until it can be sent."""
+        self.pending = output if self.pending is None else merged(self.pending, output)
+
+    def may_send(self, is_streaming: bool) -> bool:
+        """Whether the pending chunk may go now."""
+        if self.pending is None or self.is_finished:
+            return False
+        if self.pending.finish_reason is not None:
+            return True
+        return is_streaming and self.outstanding < WINDOW
+
+
+@dataclass(slots=True, eq=False)
+class ResponseStream:
+    """All sequences of one request, on their way to one client."""
+
+    request: GenerateRequest
+    sender: Sender
+    rows: list[StreamRow]
+    has_detokenizer: bool
+    error: NaiadError | None = None
+    error_since_s: float = 0.0
+    last_sent_s: float = field(default_factory=time.monotonic)
+    last_polled_s: float = 0.0
+    is_closed: bool = False
+    is_cancelling: bool = False
+    is_probe_due: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def push(self, row: StreamRow, output: RequestOutput, error: NaiadError | None) -> None:
+        """Take an engine output. An error ends the whole request.
+
+        So do deadlines, if none of its sequences has started; if one has, all end with what they have.
+        """
+        with self.lock:
+            if error is not None:
+                self._fail(error)
+                return
+            if output.only_started:
+                row.has_started = True
+                return
+            row.add(output)
+            row.has_started |= not row.never_started
+            if all(each.never_started for each in self.rows):
+                self._fail(error_with_status(output.error_status or "UNAVAILABLE", output.error_message))
+
+    def fail(self, error: NaiadError) -> None:
+        """End the request with this error once its outstanding chunks are acknowledged."""
+        with self.lock:
+            self._fail(error)
+
+    def _fail(self, error: NaiadError) -> None:
+        if self.error is None and not self.is_closed:
+            self.error = error
+            self.error_since_s = time.monotonic()
+
+    def acknowledge(self, row: StreamRow, num_chunks: int) -> bool:
+        """The detokenizer has dealt with chunks of this row; whether something has waited for that."""
+        with self.lock:
+            row.outstanding = max(0, row.outstanding - num_chunks)
+            return row.pending is not None or self.error is not None
+
+    def live_sequence_ids(self) -> list[int]:
+        """Sequences that have not ended."""
+        return [each for row in self.rows if not row.is_finished for each in row.abort_ids]
+
+    @property
+    def is_waiting_for_acks(self) -> bool:
+        """Whether chunks are on their way through the detokenizer."""
+        return any(row.outstanding for row in self.rows)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine has begun to compute it: since then it may hold blocks."""
+        return any(row.has_started for row in self.rows)
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether the client has had a response."""
+        return any(row.num_sent_chunks for row in self.rows)
+
+    @property
+    def _has_results(self) -> bool:
+        return any(
+            row.num_sent_chunks or (row.pending is not None and not row.never_started) for row in self.rows
+        )
+
+    @property
+    def wants_poll(self) -> bool:
+        """Whether its sender can tell, and has not yet told, that the client is gone."""
+        return not (self.has_detokenizer or self.is_closed or self.is_cancelling or self.error)
+
+    def wants_probe(self, now_s: float, period_s: float) -> bool:
+        """Whether a detokenizer must be asked if the client is still there."""
+        return (
+            self.has_detokenizer
+            and not (self.is_closed or self.is_cancelling or self.error)
+            and now_s - self.last_sent_s >= period_s
+            and not self.is_waiting_for_acks
+        )
+
+    def flush(self, build: ResponseBuilder, build_probe: ResponseBuilder | None) -> None:
+        """Send what may be sent now. Runs in the stream's one sender thread."""
+        final = False
+        while not final:
+            with self.lock:
+                step = self._next(build, build_probe)
+            if step is None:
+                return
+            said, final = step
+            self.last_sent_s = time.monotonic()
+            if isinstance(said, NaiadError):
+                self.sender.send_error(said)
+            else:
+                self.sender.send(said, final=final)
+
+    def _next(
+        self, build: ResponseBuilder, build_probe: ResponseBuilder | None
+    ) -> tuple[Tensors | NaiadError, bool] | None:
+        """What to send now, and whether it is the last; None: nothing yet."""
+        if self.is_closed:
+            return None
+        if self.error is not None:
+            waited_s = time.monotonic() - self.error_since_s
+            if self.is_waiting_for_acks and waited_s < ERROR_PATIENCE_S:
+                return None
+            self.is_closed = True
+            return self.error, True
+        for row in self.rows:
+            if row.may_send(self.request.streaming) and (self._has_results or not row.never_started):
+                return self._take(row, build)
+        if self.is_probe_due and build_probe is not None:
+            self.is_probe_due = False
+            row = next(row for row in self.rows if not row.is_finished)
+            row.outstanding += 1
+            return build_probe(self, row, RequestOutput(row.sequence_id, [])), False
+        return None
+
+    def _take(self, row: StreamRow, build: ResponseBuilder) -> tuple[Tensors, bool]:
+        chunk = row.pending
+        assert chunk is not None
+        row.pending = None
+        row.is_finished = chunk.finish_reason is not None
+        row.context_logits = row.context_logits or chunk.context_logits
+        if row.is_finished:
+            chunk.context_logits = row.context_logits
+        self.is_closed = all(each.is_finished for each in self.rows)
+        tensors = build(self, row, chunk)
+        row.num_sent_chunks += 1
+        if self.has_detokenizer:
+            row.outstanding += 1
+        return tensors, self.is_closed
+
+
+def merged(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    """Two consecutive outputs of a sequence as one."""
+    counted = first.num_chars >= 0 and second.num_chars >= 0
+    return RequestOutput(
+        sequence_id=first.sequence_id,
+        token_ids=first.token_ids + second.token_ids,
+        window_ids=first.window_ids if first.token_ids else second.window_ids,
+        num_chars=first.num_chars + second.num_chars if counted else -1,
+        is_cut=second.is_cut,
+        finish_reason=second.finish_reason,
+        stop_reason=second.stop_reason,
+        num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
+        log_probs=first.log_probs + second.log_probs,
+        cum_log_prob=second.cum_log_prob,
+        context_logits=first.context_logits or second.context_logits,
+        generation_logits=first.generation_logits + second.generation_logits,
+        num_draft_tokens=second.num_draft_tokens,
+        num_accepted_tokens=second.num_accepted_tokens,
+        timings=second.timings,
+        num_blocks=second.num_blocks,
+        num_reused_blocks=second.num_reused_blocks,
+    )
+
+
+@dataclass(slots=True)
+class JoinedRow(StreamRow):
+    """It has something to say when every one of its sequences has ended.
+
+    Attributes:
+        sibling_ids: of the further sequences, in order.
+        parts: id → what it has said.
+    """
+
+    sibling_ids: tuple[int, ...] = ()
+    parts: dict[int, RequestOutput] = field(default_factory=dict)
+
+    @property
+    def sequence_ids(self) -> tuple[int, ...]:
+        """Of all sequences, in order."""
+        return self.sequence_id, *self.sibling_ids
+
+    @property
+    def abort_ids(self) -> tuple[int, ...]:
+        """Each sequence ends alone."""
+        return self.sequence_ids
+
+    def add(self, output: RequestOutput) -> None:
+        """Keep what a sequence said; the first one stands for the whole row."""
+        earlier = self.parts.get(output.sequence_id)
+        self.parts[output.sequence_id] = output if earlier is None else merged(earlier, output)
+        ended = [part for part in self.parts.values() if part.finish_reason is not None]
+        if len(ended) == len(self.sequence_ids):
+            self.pending = self.parts[self.sequence_id]
+
+    def in_order(self, num_parts: int) -> list[RequestOutput]:
+        """What so many sequences said, in order."""
+        return [self.parts[each] for each in self.sequence_ids[:num_parts]]
+
+
+class BeamRow(JoinedRow):
+    """One search; its sequences are its results, best first."""
+
+    __slots__ = ()
+
+    @property
+    def abort_ids(self) -> tuple[int, ...]:
+        """The first one ends the search, and with it the others."""
+        return (self.sequence_id,)

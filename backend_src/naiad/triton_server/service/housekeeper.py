@@ -1,0 +1,76 @@
+"""The one thread of a model that asks for clients, and that writes metrics."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from naiad.engine_process import FileLock
+from naiad.outputs import EngineStats
+from naiad.triton_server.metrics.observations import ObservationBatch
+from naiad.triton_server.service.llm_service import LLMService
+
+
+class WrittenMetrics(Protocol):
+    """What a model shows on the metrics port."""
+
+    def update(self, stats: EngineStats, batch: ObservationBatch) -> bool:
+        """Write what changed; whether there was too little time for all of it."""
+
+    def delete(self) -> None:
+        """Take the metrics off the port."""
+
+
+class Housekeeper:
+    """Keeps house for a service until it is stopped."""
+
+    def __init__(
+        self, service: LLMService, lock: FileLock, make_metrics: Callable[[], WrittenMetrics]
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            service: whose rounds it makes.
+            lock: of the metrics. A reloaded model's old instance has metrics of the same labels until
+                it is gone, and takes the server's with it when it deletes them: one at a time (2.51
+                crashes otherwise).
+            make_metrics: called in the thread when it has the lock.
+        """
+        self._service = service
+        self._lock = lock
+        self._make_metrics = make_metrics
+        self._metrics: WrittenMetrics | None = None
+        self._server_pid = os.getppid()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="naiad-housekeeping", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        self._thread.join(timeout=5)
+
+    def delete_metrics(self) -> None:
+        """Take the metrics off the port, and let the next instance make its own."""
+        if self._metrics is not None:
+            self._metrics.delete()
+        self._lock.release()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set() and not self._is_left():
+            pause_s = self._service.housekeep()
+            if self._metrics is None and self._lock.try_take():
+                self._metrics = self._make_metrics()
+            if self._metrics is not None and not self._is_left():
+                # The stats first: what they count of requests is among the observations by then.
+                stats = self._service.stats
+                has_more = self._metrics.update(stats, self._service.observations.take())
+                if has_more and not self._service.open_streams():
+                    continue
+            self._service.rest(pause_s)
+
+    def _is_left(self) -> bool:
+        """Whether the server has died. A call to it would then hang, with Python's lock, and so would we."""
+        return os.getppid() != self._server_pid

@@ -1,0 +1,352 @@
+"""What a model does with requests, without Triton: rows to the engine, outputs to their streams.
+
+Threads: `accept` runs in Triton's; `take_outputs` and `take_acks` in the engine client's
+dispatcher and the acknowledgement reader; streams are sent by the sender pool; `housekeep` by the
+one housekeeping thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from naiad.config.probe import PROBE_REQUEST_ID
+from naiad.engine_process import Ack
+from naiad.errors import CancelledError, InternalError, NaiadError, UnavailableError, error_with_status
+from naiad.frontend.limits import ModelLimits
+from naiad.frontend.request import GenerateRequest, StopRequest
+from naiad.outputs import EngineStats, RequestOutput
+from naiad.sequence import EngineRequest, FinishReason
+from naiad.triton_server.metrics.observations import Observations
+from naiad.triton_server.requests.tensors import RequestSource
+from naiad.triton_server.responses.stream import (
+    BeamRow,
+    JoinedRow,
+    ResponseBuilder,
+    ResponseStream,
+    Sender,
+    StreamRow,
+)
+from naiad.triton_server.service.client_watch import (
+    IDLE_ROUND_S,
+    ROUND_S,
+    StepPace,
+    streams_to_poll,
+    streams_to_probe,
+)
+from naiad.triton_server.service.lasting_stats import LastingStats
+from naiad.triton_server.service.sender_pool import SenderPool
+
+NUM_SENDERS = 2
+DEAD_DETOKENIZER_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestShape:
+    """What distinguishes a model: how its requests are read, and what becomes of their outputs.
+
+    Attributes:
+        read: a request as its client sent it → what was asked for, or a NaiadError.
+        build: the tensors of a response.
+        build_probe: an empty response, which a detokenizer answers; None: no detokenizer follows.
+        cancel_message: of the error that a cancelled request ends with; "": it ends with what it has.
+    """
+
+    read: Callable[[RequestSource, ModelLimits], GenerateRequest | StopRequest]
+    build: ResponseBuilder
+    build_probe: ResponseBuilder | None = None
+    cancel_message: str = ""
+
+    @property
+    def has_detokenizer(self) -> bool:
+        """Whether a row with text goes through a model that acknowledges chunks and answers probes."""
+        return self.build_probe is not None
+
+
+class EngineDoor(Protocol):
+    """What the service needs of the engine's client."""
+
+    def submit(self, requests: list[EngineRequest]) -> None:
+        """Hand rows to the engine; UnavailableError while it restarts."""
+
+    def abort(self, sequence_ids: list[int]) -> None:
+        """End these sequences with `cancelled`."""
+
+    def stop_others(self, request_id: str) -> None:
+        """Tell the engine's other doors to cancel requests of this id."""
+
+
+class LLMService:
+    """Keeps every live request until its FINAL has been sent."""
+
+    def __init__(
+        self,
+        engine: EngineDoor,
+        log_error: Callable[[str], None],
+        draw_first_id: Callable[[int], int],
+        shape: RequestShape,
+        owns_engine: bool = True,
+    ) -> None:
+        """Start the sender threads.
+
+        Args:
+            engine: takes the sequences.
+            log_error: takes a line.
+            draw_first_id: number of a request's sequences → the id of the first; the others follow.
+            shape: of requests and responses.
+            owns_engine: it hears of every step, also of those of others' requests.
+        """
+        self._shape = shape
+        self._owns_engine = owns_engine
+        self._draw_first_id = draw_first_id
+        self._engine = engine
+        self._log_error = log_error
+        self._lock = threading.Lock()
+        self._streams: dict[int, tuple[ResponseStream, StreamRow]] = {}
+        self._has_news = threading.Event()
+        self._senders = SenderPool(NUM_SENDERS, self._flush)
+        self.observations = Observations()
+        self._stats = LastingStats()
+        self._pace = StepPace()
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's numbers; totals go on when it starts again."""
+        return self._stats.now()
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether somebody is to be asked, or numbers change with each step."""
+        stats = self._stats.now()
+        return bool(self._streams) or (self._owns_engine and stats.num_running + stats.num_waiting > 0)
+
+    def accept(self, source: RequestSource, sender: Sender, limits: ModelLimits) -> None:
+        """Answer a request: rows go to the engine, a bad request gets its error and FINAL. Never raises."""
+        try:
+            request = self._shape.read(source, limits)
+            if isinstance(request, StopRequest):
+                if request.request_id != PROBE_REQUEST_ID:
+                    self.cancel_requests(request.request_id)
+                    self._engine.stop_others(request.request_id)
+                sender.send(None, final=True)
+            else:
+                self._start(request, sender)
+        except NaiadError as error:
+            sender.send_error(error)
+        except Exception as error:  # noqa: BLE001 — the border: this request fails, its neighbours do not
+            sender.send_error(self._internal_error(error))
+
+    def take_outputs(self, outputs: Iterable[RequestOutput], stats: EngineStats | None) -> None:
+        """Give each output to its stream; without stats those that were told before hold."""
+        outputs = list(outputs)
+        has_worked = self._has_work
+        # First: who reads the stats is to find what they say of requests among the observations.
+        self.observations.take_outputs(outputs)
+        if stats is not None:
+            self._stats.take(stats)
+            self._pace.take(stats, time.monotonic())
+        touched: dict[int, ResponseStream] = {}
+        for output in outputs:
+            with self._lock:
+                found = self._streams.get(output.sequence_id)
+            if found is None:
+                continue
+            stream, row = found
+            stream.push(row, output, self._error_of(output))
+            touched[id(stream)] = stream
+        for stream in touched.values():
+            if stream.error is not None:
+                self._abort_rest(stream)
+            self._senders.schedule(stream)
+        if stats is not None and not (has_worked and self._has_work):
+            self._has_news.set()
+
+    def take_acks(self, acks: Iterable[Ack]) -> None:
+        """The detokenizer has dealt with chunks, and says whether their client is still there."""
+        for ack in acks:
+            with self._lock:
+                found = self._streams.get(ack.sequence_id)
+            if found is None:
+                continue
+            stream, row = found
+            has_waited = stream.acknowledge(row, ack.num_chunks)
+            if ack.is_cancelled:
+                self._cancel(stream)
+            if has_waited:
+                self._senders.schedule(stream)
+
+    def engine_lost(self, sequence_ids: Collection[int] | None = None) -> None:
+        """An engine process ended: open streams of these sequences (None: all) get an error and FINAL."""
+        self.observations.lose(sequence_ids)
+        self._stats.lose()
+        self._has_news.set()
+        with self._lock:
+            ids = self._streams.keys() if sequence_ids is None else self._streams.keys() & sequence_ids
+            lost = {id(stream): stream for stream, _ in map(self._streams.__getitem__, ids)}
+        for stream in lost.values():
+            stream.fail(
+                InternalError(
+                    "the engine process ended while this request was running; it restarts by itself"
+                )
+            )
+            self._senders.schedule(stream)
+
+    def cancel_requests(self, request_id: str) -> None:
+        """Cancel every live request of this id."""
+        for stream in self.open_streams():
+            if stream.request.request_id == request_id:
+                self._cancel(stream)
+
+    def housekeep(self) -> float:
+        """One round: who is gone, who must be asked.
+
+        Returns:
+            Seconds until the next round.
+        """
+        now_s = time.monotonic()
+        streams = self.open_streams()
+        for stream in streams_to_poll(streams, now_s, self._pace.period_s):
+            stream.last_polled_s = now_s
+            if stream.sender.is_cancelled():
+                self._cancel(stream)
+        for stream in streams_to_probe(streams, now_s, self._pace.period_s):
+            stream.is_probe_due = True
+            self._senders.schedule(stream)
+        for stream in streams:
+            if stream.error is not None:
+                self._senders.schedule(stream)
+            elif now_s - stream.last_sent_s > DEAD_DETOKENIZER_S and stream.is_waiting_for_acks:
+                stream.fail(UnavailableError("the detokenizer does not answer"))
+                self._abort_rest(stream)
+        return ROUND_S if self._has_work else IDLE_ROUND_S
+
+    def rest(self, seconds: float) -> bool:
+        """Wait for the next round; true: it comes early, as work has begun or ended."""
+        has_news = self._has_news.wait(seconds)
+        self._has_news.clear()
+        return has_news
+
+    def open_streams(self) -> list[ResponseStream]:
+        """Streams whose FINAL has not been sent."""
+        with self._lock:
+            return list({id(stream): stream for stream, _ in self._streams.values()}.values())
+
+    def close(self) -> None:
+        """Fail what is still open and end the threads."""
+        for stream in self.open_streams():
+            stream.fail(UnavailableError("the server is stopping"))
+            self._senders.schedule(stream)
+        self._senders.close()
+
+    def _start(self, request: GenerateRequest, sender: Sender) -> None:
+        rows = new_stream_rows(request, self._draw_first_id)
+        has_detokenizer = self._shape.has_detokenizer and request.rows[0].text is not None
+        stream = ResponseStream(request, sender, rows, has_detokenizer)
+        with self._lock:
+            if not self._streams:
+                self._has_news.set()
+            for row in rows:
+                self._streams.update(dict.fromkeys(row.sequence_ids, (stream, row)))
+        asked = engine_requests(request, rows)
+        self.observations.begin(asked, request.outputs.num_return_sequences)
+        try:
+            self._engine.submit(asked)
+        except Exception as error:  # noqa: BLE001 — the border: a request that is registered ends by its stream
+            self.observations.forget(asked)
+            # The loss of the engine may have failed the stream already: a stream has one end.
+            stream.fail(error if isinstance(error, NaiadError) else self._internal_error(error))
+            self._senders.schedule(stream)
+            return
+        if stream.is_cancelling:
+            # The abort may have come before the rows.
+            self._abort_rest(stream)
+
+    def _internal_error(self, error: Exception) -> NaiadError:
+        """What the client is told of a failure of ours; the log has the rest."""
+        self._log_error(f"naiad: a request failed with {type(error).__name__}: {error}")
+        return InternalError("internal error while reading the request")
+
+    def _cancel(self, stream: ResponseStream) -> None:
+        if not stream.is_cancelling:
+            stream.is_cancelling = True
+            self._abort_rest(stream)
+
+    def _abort_rest(self, stream: ResponseStream) -> None:
+        self._engine.abort(stream.live_sequence_ids())
+
+    def _flush(self, stream: ResponseStream) -> None:
+        try:
+            stream.flush(self._shape.build, self._shape.build_probe)
+        except Exception as error:  # noqa: BLE001 — the border: a response that can not be sent ends its own stream
+            self._log_error(f"naiad: sending a response failed with {type(error).__name__}: {error}")
+            self._abort_rest(stream)
+            stream.is_closed = True
+            # Fails where the end has been sent already, or nothing can be.
+            with contextlib.suppress(Exception):
+                stream.sender.send_error(InternalError("internal error while answering the request"))
+        if stream.is_closed:
+            self._forget(stream)
+
+    def _error_of(self, output: RequestOutput) -> NaiadError | None:
+        if output.finish_reason is FinishReason.CANCELLED and self._shape.cancel_message:
+            return CancelledError(self._shape.cancel_message)
+        if output.finish_reason is not FinishReason.ERROR:
+            return None
+        return error_with_status(output.error_status or "INTERNAL", output.error_message)
+
+    def _forget(self, stream: ResponseStream) -> None:
+        with self._lock:
+            for row in stream.rows:
+                for sequence_id in row.sequence_ids:
+                    self._streams.pop(sequence_id, None)
+            if not self._streams:
+                self._has_news.set()
+
+
+def new_stream_rows(request: GenerateRequest, draw_first_id: Callable[[int], int]) -> list[StreamRow]:
+    """One for each sequence or search, those of a row side by side, their ids rising.
+
+    Args:
+        request: says how many.
+        draw_first_id: number of the request's sequences → the id of the first; the others follow.
+            Nobody can guess an id: who acknowledges a chunk of it speaks for its client.
+    """
+    num_sequences = request.outputs.num_sequences
+    ids = itertools.count(draw_first_id(len(request.rows) * num_sequences))
+    if request.outputs.beam_width > 1 or request.joins_sequences:
+        row_kind = BeamRow if request.outputs.beam_width > 1 else JoinedRow
+        return [
+            row_kind(index, next(ids), sibling_ids=tuple(itertools.islice(ids, num_sequences - 1)))
+            for index in range(len(request.rows))
+        ]
+    return [
+        StreamRow(index, next(ids), sequence_index)
+        for index in range(len(request.rows))
+        for sequence_index in range(num_sequences)
+    ]
+
+
+def engine_requests(request: GenerateRequest, rows: list[StreamRow]) -> list[EngineRequest]:
+    """One for each row of the request, its further sequences as siblings of the first."""
+    num_sequences = request.outputs.num_sequences
+    ids = [sequence_id for row in rows for sequence_id in row.sequence_ids]
+    return [
+        EngineRequest(
+            sequence_id=ids[index * num_sequences],
+            sibling_ids=tuple(ids[index * num_sequences + 1 : (index + 1) * num_sequences]),
+            prompt_token_ids=asked.prompt_token_ids,
+            params=asked.params,
+            text=asked.text,
+            timeout_s=request.timeout_s,
+            cache_salt=asked.cache_salt,
+            beam=asked.beam,
+            draft_token_ids=asked.draft_token_ids,
+            retention=asked.retention,
+        )
+        for index, asked in enumerate(request.rows)
+    ]

@@ -1,0 +1,191 @@
+"""Clients of an engine that another process owns: it is found, lost and found again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.engine_harness import Recorder, fake_command, make_request, wait_until
+from helpers.fake_engine_child import HELD_ID, REFUSED_ID, SLOW_ID, let_go
+from naiad.config import EngineConfig
+from naiad.engine_process import AttachedClient, EngineClient
+from naiad.errors import InternalError, UnavailableError
+from naiad.sequence import FinishReason
+
+StartOwner = Callable[[str], EngineClient]
+
+
+class Visitor:
+    """An attached client and what it reported."""
+
+    def __init__(self, directory: Path) -> None:
+        self.recorder = Recorder()
+        self.lost: list[list[int]] = []
+        self.stopped: list[str] = []
+        self.client = AttachedClient(
+            directory, "llm", self.recorder.on_outputs, self.lost.append, self.stopped.append
+        )
+        self.client.start()
+
+    def wait_until_served(self) -> None:
+        wait_until(lambda: self.client.info is not None)
+
+
+Visit = Callable[[], Visitor]
+
+
+@pytest.fixture
+def visit(socket_dir: Path) -> Iterator[Visit]:
+    """Makes an attached client.
+
+    An engine takes the first connection from its parent for its owner's, and here one process makes all. So
+    where it matters the owner comes first.
+    """
+    visitors: list[Visitor] = []
+
+    def make() -> Visitor:
+        visitors.append(Visitor(socket_dir))
+        return visitors[-1]
+
+    yield make
+    for visitor in visitors:
+        visitor.client.close()
+
+
+@pytest.fixture
+def start_owner(socket_dir: Path) -> Iterator[StartOwner]:
+    """Starts the engine of a socket's name, as the `llm` model does."""
+    owners: list[EngineClient] = []
+
+    def start(name: str) -> EngineClient:
+        recorder = Recorder()
+        owner = EngineClient(
+            EngineConfig(model_dir=str(socket_dir)),
+            socket_dir / name,
+            recorder.on_outputs,
+            recorder.on_lost,
+            command=fake_command("good"),
+        )
+        owners.append(owner)
+        owner.start()
+        return owner
+
+    yield start
+    for owner in owners:
+        owner.close(timeout_s=0)
+
+
+def test_without_an_engine_requests_are_unavailable(visit: Visit) -> None:
+    visitor = visit()
+    assert visitor.client.info is None
+    with pytest.raises(UnavailableError, match="the engine of the model llm does not serve now"):
+        visitor.client.submit([make_request(1, first_id=4)])
+
+
+def test_an_engine_that_comes_later_serves(visit: Visit, start_owner: StartOwner) -> None:
+    visitor = visit()
+    start_owner("llm.0.engine")
+    visitor.wait_until_served()
+    assert visitor.client.info is not None
+    assert visitor.client.info.vocab_size == 1000
+    visitor.client.submit([make_request(1, first_id=4), make_request(2, REFUSED_ID)])
+    visitor.recorder.wait_finished(1, 2)
+    assert visitor.recorder.token_ids(1) == [4, 5, 6]
+    assert visitor.recorder.outputs[2][0].error_status == "INVALID_ARG"
+
+
+def test_the_engine_of_another_model_is_not_taken(visit: Visit, start_owner: StartOwner) -> None:
+    start_owner("llm.other.0.engine")
+    start_owner("llm.1.engine")
+    visitor = visit()
+    visitor.wait_until_served()
+    assert [path.name for path in visitor.client._engines] == ["llm.1.engine"]
+
+
+def test_an_abort_ends_a_sequence_of_its_own(visit: Visit, start_owner: StartOwner) -> None:
+    start_owner("llm.0.engine")
+    visitor = visit()
+    visitor.wait_until_served()
+    visitor.client.submit([make_request(1, SLOW_ID, max_tokens=10_000)])
+    visitor.recorder.wait_started(1)
+    visitor.client.abort([1, 77])
+    visitor.recorder.wait_finished(1)
+    assert visitor.recorder.reason(1) is FinishReason.CANCELLED
+
+
+def test_a_lost_engine_is_told_once_and_the_next_one_serves(visit: Visit, start_owner: StartOwner) -> None:
+    owner = start_owner("llm.0.engine")
+    visitor = visit()
+    visitor.wait_until_served()
+    visitor.client.submit([make_request(1, SLOW_ID, max_tokens=10_000), make_request(2, first_id=4)])
+    visitor.recorder.wait_finished(2)
+    assert owner.pid is not None
+    os.kill(owner.pid, 9)
+    wait_until(lambda: visitor.lost == [[1]])
+    wait_until(lambda: owner.is_ready)
+    visitor.wait_until_served()
+    visitor.client.submit([make_request(3, first_id=4)])
+    visitor.recorder.wait_finished(3)
+    assert visitor.lost == [[1]]
+
+
+def test_the_newest_engine_takes_what_is_new_and_the_old_ends_its_own(
+    visit: Visit, start_owner: StartOwner, socket_dir: Path
+) -> None:
+    old = start_owner("llm.0.engine")
+    visitor = visit()
+    visitor.wait_until_served()
+    visitor.client.submit([make_request(1, HELD_ID)])
+    visitor.recorder.wait_started(1)
+    start_owner("llm.1.engine")
+    wait_until(lambda: sum(each.info is not None for each in list(visitor.client._engines.values())) == 2)
+    assert visitor.recorder.reason(1) is None
+    let_go(socket_dir)
+    old.close(timeout_s=20)
+    visitor.recorder.wait_finished(1)
+    assert visitor.recorder.reason(1) is FinishReason.LENGTH
+    visitor.client.submit([make_request(2, first_id=4)])
+    visitor.recorder.wait_finished(2)
+    assert visitor.lost == []
+
+
+def test_requests_are_stopped_through_every_other_client(visit: Visit, start_owner: StartOwner) -> None:
+    owner = start_owner("llm.0.engine")
+    told: list[str] = []
+    owner.on_stop = told.append
+    visitor, third = visit(), visit()
+    visitor.wait_until_served()
+    third.wait_until_served()
+    visitor.client.stop_others("seven")
+    wait_until(lambda: third.stopped == ["seven"])
+    owner.stop_others("eight")
+    wait_until(lambda: third.stopped == ["seven", "eight"])
+    wait_until(lambda: (told, visitor.stopped) == (["seven"], ["eight"]))
+
+
+def test_closing_gives_its_sequences_back(visit: Visit, start_owner: StartOwner) -> None:
+    owner = start_owner("llm.0.engine")
+    visitor = visit()
+    visitor.wait_until_served()
+    visitor.client.submit([make_request(1, SLOW_ID, max_tokens=10_000)])
+    visitor.recorder.wait_started(1)
+    visitor.client.close()
+    assert visitor.lost == [[1]]
+    with pytest.raises(UnavailableError):
+        visitor.client.submit([make_request(2, first_id=4)])
+    # The owner's drain waits for every client's sequences: it ends at once.
+    owner.close(timeout_s=20)
+    assert owner.pid is None
+
+
+def test_what_can_not_be_sent_leaves_nothing_behind(visit: Visit, start_owner: StartOwner) -> None:
+    start_owner("llm.0.engine")
+    visitor = visit()
+    visitor.wait_until_served()
+    with pytest.raises(InternalError, match="can not be sent to the engine"):
+        visitor.client.submit([make_request(1, first_id=2**64)])
+    visitor.client.close()
+    assert visitor.lost == []
