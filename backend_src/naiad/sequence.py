@@ -10,7 +10,7 @@ import msgspec
 
 # Of blocks of the prefix cache for which nothing else is asked; the reference's.
 DEFAULT_KV_PRIORITY = 35
-# In the place of a sampled id that is still on its way to the host; only while a step is made ahead.
+# In a step's row, in the place of an id that the step before samples and that is not on the host yet.
 UNKNOWN_TOKEN = -1
 
 
@@ -70,6 +70,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         stop_sequences: token-id sequences that end it (direct users' packed stop words);
             their ids stay in the output.
         min_p: keep the tokens with at least this share of the best one's probability; 0 = off.
+        top_n_sigma: keep the tokens whose logit lies within so many standard deviations of the
+            greatest; 0 = off.
         bad_words: token-id sequences that are never completed.
         logit_bias: (id, value) pairs, added to the logits; no id twice.
         allowed_token_ids: only these are possible; empty = all.
@@ -96,6 +98,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     stop_sequences: tuple[tuple[int, ...], ...] = ()
     min_p: float = 0.0
+    top_n_sigma: float = 0.0
     bad_words: tuple[tuple[int, ...], ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
@@ -228,10 +231,15 @@ class Sequence:
         donor: a sequence with the same prompt, whose blocks this one takes over when it starts.
         offered_token_ids: the client's guess at how the output begins.
         retention: of its blocks, once they are free.
-        runs_ahead: its next row may be computed before the host knows its last id.
+        overlaps: its next row may be launched before the host knows its last id.
         num_draft_tokens, num_accepted_tokens: of all steps so far.
         num_cached_tokens: of the prompt, from the prefix cache; of one with a donor the donor's.
         num_reused_blocks: full blocks that were there when it first came.
+        next_start, next_end: the scheduler's projection, as if all steps that were made were over: its
+            next row computes the tokens from `next_start` on, and `next_end` of them are known.
+        last_projected_end: the length from which on `next_end` does not grow by itself.
+        num_sent_tokens, num_sent_blocks: how many of its tokens and of its table's blocks rows have
+            brought to the model runner, as far as they are still valid there.
         first_scheduled_s, first_token_s, last_token_s: by the clock of `arrival_s`; 0 = not yet.
         block_tables: the blocks that hold its KV, one table for each KV group; −1 in place of a block
             that no window sees any more. Only the KV cache manager writes them.
@@ -250,13 +258,18 @@ class Sequence:
     donor: Sequence | None = None
     offered_token_ids: tuple[int, ...] = ()
     retention: KVRetention | None = None
-    runs_ahead: bool = False
+    overlaps: bool = False
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_reused_blocks: int = 0
     num_preemptions: int = 0
+    next_start: int = 0
+    next_end: int = 0
+    last_projected_end: int = 0
+    num_sent_tokens: int = 0
+    num_sent_blocks: int = 0
     first_scheduled_s: float = 0.0
     first_token_s: float = 0.0
     last_token_s: float = 0.0

@@ -99,7 +99,7 @@ def test_an_abort_before_a_step_has_the_sequence_frees_its_blocks_at_once() -> N
     drive.add(2, [2])
     drive.step()
     drive.abort(2)
-    assert drive.scheduler.leaving == set()
+    assert drive.scheduler.leaving == {}
     drive.run()
     assert drive.tokens[1] == solo_tokens([1] * 9, 5)
 

@@ -9,7 +9,7 @@ from unittest import mock
 from naiad.model_runner import step_inputs
 from naiad.models import layers
 from naiad.sampling import sampler
-from naiad.sampling.device_draw import draw_on_device
+from naiad.sampling.draw import draw_on_device
 from naiad_kernels import gelu_and_mul, gumbel_argmax, kept_threshold, rms_norm, rotary_store_kv, silu_and_mul
 from naiad_kernels.paged_attention import AttentionPlan
 from naiad_kernels.paged_attention.device_step import plan_device_step

@@ -12,12 +12,12 @@ from kernel_tolerances import assert_close_to_reference
 from kernels_on_cpu import kernels_on_cpu
 from perf.compile_gate.compiled import compile_launches
 
+from helpers.sequence_steps import SequenceRow, step_of
 from helpers.tiny_models import make_tiny_model
 from naiad.config import ModelConfig
 from naiad.model_runner.kv_pool import KVPool
 from naiad.model_runner.paged_model import PagedModel
 from naiad.models import load_model
-from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.sequence import SamplingParams, Sequence
 from naiad_kernels.linear import LoadOptions, linear, prepare_linear
 from naiad_kernels.paged_attention.device_step import plan_device_step
@@ -124,11 +124,11 @@ def logits_of_text(directory: Path, nums_tokens: list[int], num_others: int) -> 
     with kernels_on_cpu(), mock.patch.object(np, "matmul", matmul):
         for num_tokens in nums_tokens:
             end = text.num_computed_tokens + num_tokens
-            rows = [ScheduledSequence(text, text.num_computed_tokens, num_tokens, end == text.num_tokens)]
+            rows = [SequenceRow(text, text.num_computed_tokens, num_tokens, end == text.num_tokens)]
             for index in range(num_others):
                 other = sequence(index, 1 + 9 * index, [3 * index + n for n in range(3)])
-                rows.insert(index % 2, ScheduledSequence(other, 0, other.num_tokens, True))
-            output = runner.run(SchedulerOutput(rows))
+                rows.insert(index % 2, SequenceRow(other, 0, other.num_tokens, True))
+            output = runner.run(step_of(rows))
             text.num_computed_tokens = end
             text.token_ids += output.sampled_token_ids.get(99, [])
             found += output.generation_logits.get(99, [])

@@ -7,11 +7,11 @@ import torch
 from kernel_interpreter import Interpret
 from kernels_on_cpu import kernels_on_cpu
 
+from helpers.sequence_steps import SequenceRow, step_of
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
 from naiad.model_runner.graph_buckets import Buckets
-from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.sequence import SamplingParams, Sequence
 
 BLOCK = 16
@@ -62,7 +62,7 @@ def generate(
         ]
         for nums in STEPS:
             rows = [row(each, num) for each, num in zip(sequences, nums, strict=True) if num]
-            output = runner.run(SchedulerOutput(rows))
+            output = runner.run(step_of(rows))
             assert output.errors == {}
             for each in rows:
                 sequence = each.sequence
@@ -71,15 +71,15 @@ def generate(
                 sequence.num_computed_tokens += min(known, each.num_scheduled_tokens)
                 sequence.num_computed_tokens += max(0, len(sampled) - 1)
                 sequence.token_ids += sampled
-    return [each.output_token_ids for each in sequences], runner._pool._tensor, recorder
+    return [each.output_token_ids for each in sequences], runner._pool._tensors[0], recorder
 
 
-def row(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
+def row(sequence: Sequence, num_tokens: int) -> SequenceRow:
     """So many tokens: known ones, then drafts."""
     num_known = min(num_tokens, sequence.num_tokens - sequence.num_computed_tokens)
     drafts = tuple(range(num_tokens - num_known))
     samples = sequence.num_computed_tokens + num_known == sequence.num_tokens
-    return ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens, samples, drafts)
+    return SequenceRow(sequence, sequence.num_computed_tokens, num_tokens, samples, drafts)
 
 
 def test_replayed_steps_are_the_ones_computed_eagerly(interpret: Interpret, tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from kernel_interpreter import Interpret
 from kernels_on_cpu import kernels_on_cpu
 
+from helpers.sequence_steps import SequenceRow, step_of
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
-from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.sequence import SamplingParams, Sequence
 
 BLOCK = 16
@@ -42,7 +42,7 @@ def generate(directory: Path, through_kernels: bool) -> tuple[list[list[int]], l
     with kernels_on_cpu() if through_kernels else nullcontext():
         for drafts in ((), (4,), (5, 6)):
             rows = [
-                ScheduledSequence(
+                SequenceRow(
                     each,
                     each.num_computed_tokens,
                     each.num_tokens - each.num_computed_tokens + len(drafts),
@@ -51,7 +51,7 @@ def generate(directory: Path, through_kernels: bool) -> tuple[list[list[int]], l
                 )
                 for each in sequences
             ]
-            output = runner.run(SchedulerOutput(rows))
+            output = runner.run(step_of(rows))
             assert output.errors == {}
             for each in sequences:
                 each.num_computed_tokens = each.num_tokens

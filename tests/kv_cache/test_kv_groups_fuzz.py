@@ -123,6 +123,7 @@ class Fuzz:
         for sequence in self.rng.sample(self.running, self.rng.randint(0, len(self.running))):
             if sequence.num_computed_tokens == sequence.num_tokens:
                 sequence.token_ids.append(self.rng.choice((1, 1, 2)))
+            sequence.next_start = sequence.num_computed_tokens
             if not self.cache.allocate(sequence, sequence.num_tokens):
                 assert len(self.running) > 1, "a sequence alone does not fit"
                 continue

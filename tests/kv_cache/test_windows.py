@@ -38,14 +38,14 @@ def advance(cache: KVCacheManager, sequence: Sequence, num_tokens: int) -> None:
         assert cache.allocate(sequence, sequence.num_tokens)
         assert all(len(table) * BLOCK >= end for table in sequence.block_tables)
         cache.publish(sequence, end)
-        sequence.num_computed_tokens = end
+        sequence.num_computed_tokens = sequence.next_start = end
         cache.leave_window(sequence)
 
 
 def computed(cache: KVCacheManager, sequence: Sequence) -> Sequence:
     num_cached_tokens = cache.admit(sequence)
     assert num_cached_tokens is not None
-    sequence.num_computed_tokens = num_cached_tokens
+    sequence.num_computed_tokens = sequence.next_start = num_cached_tokens
     advance(cache, sequence, sequence.num_tokens)
     return sequence
 
@@ -77,7 +77,7 @@ def test_a_window_holds_few_blocks_and_all_that_it_sees(window: int, num_prompt_
         assert len(table) * BLOCK >= end
         assert len(held(sequence)) <= most
         assert len(sequence.block_table) == math.ceil(sequence.num_tokens / BLOCK)
-        sequence.num_computed_tokens = end
+        sequence.num_computed_tokens = sequence.next_start = end
         cache.leave_window(sequence)
         if end == sequence.num_tokens:
             sequence.token_ids.append(7)

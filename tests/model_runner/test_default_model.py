@@ -8,9 +8,9 @@ import torch
 import transformers
 from torch.nn.utils.rnn import pad_sequence
 
+from helpers.sequence_steps import SequenceRow, step_of
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
-from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.sequence import SamplingParams, Sequence
 from naiad_kernels.linear.onednn import computes_in_bfloat16
 
@@ -63,12 +63,12 @@ def generate(
         for sequence in pending:
             start = sequence.num_computed_tokens
             count = min(chunks[sequence.sequence_id], sequence.num_tokens - start)
-            rows.append(ScheduledSequence(sequence, start, count, start + count == sequence.num_tokens))
-        output = runner.run(SchedulerOutput(rows))
+            rows.append(SequenceRow(sequence, start, count, start + count == sequence.num_tokens))
+        output = runner.run(step_of(rows))
         for row in rows:
             row.sequence.num_computed_tokens += row.num_scheduled_tokens
             if row.samples:
-                row.sequence.token_ids += output.sampled_token_ids[row.sequence.sequence_id]
+                row.sequence.token_ids += output.sampled_token_ids[row.sequence_id]
     return [sequence.output_token_ids for sequence in sequences]
 
 

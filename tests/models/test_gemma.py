@@ -13,8 +13,8 @@ from transformers.models.gemma3 import modeling_gemma3
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
-from naiad.outputs import ScheduledSequence, SchedulerOutput
-from naiad.sequence import SamplingParams, Sequence
+from naiad.model_runner.lone_steps import LoneRow, lone_step
+from naiad.sequence import SamplingParams
 
 WINDOW = 21
 ARCHITECTURES = ["Gemma2ForCausalLM", "Gemma3ForCausalLM"]
@@ -24,22 +24,18 @@ def logits_of(directory: Path, prompt: list[int], chunks: list[int], **settings:
     """`[len(prompt), vocab_size]`, the prompt computed in chunks of these sizes."""
     values = {"dtype": "float32", "block_size": 16, "max_num_batched_tokens": 512, **settings}
     runner = ModelRunner(EngineConfig(model_dir=str(directory), **values))
-    sequence = Sequence(
-        sequence_id=0,
-        token_ids=prompt,
-        num_prompt_tokens=len(prompt),
-        params=SamplingParams(max_tokens=1, returns_context_logits=True),
-        arrival_s=0.0,
-        block_table=[9, 3, 11, 2, 5, 7][: -(-len(prompt) // 16) + 1],
-    )
-    parts = []
+    params = SamplingParams(max_tokens=1, returns_context_logits=True)
+    table = [9, 3, 11, 2, 5, 7][: -(-len(prompt) // 16) + 1]
+    parts, start = [], 0
     for chunk in chunks:
-        end = sequence.num_computed_tokens + chunk
-        row = ScheduledSequence(sequence, sequence.num_computed_tokens, chunk, end == len(prompt))
-        output = runner.run(SchedulerOutput([row]))
+        end = start + chunk
+        row = LoneRow(
+            0, prompt[:end], start, table, params, samples=end == len(prompt), num_prompt_tokens=len(prompt)
+        )
+        output = runner.run(lone_step([row]))
         assert output.errors == {}
         parts.append(torch.frombuffer(bytearray(output.context_logits[0]), dtype=torch.float32))
-        sequence.num_computed_tokens = end
+        start = end
     return torch.cat(parts).view(len(prompt), -1)
 
 

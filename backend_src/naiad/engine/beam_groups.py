@@ -138,7 +138,7 @@ class BeamGroups:
             if parent not in in_place:
                 in_place.add(parent)
                 group.beams.append(old[parent])
-                old[parent].token_ids.append(token_id)
+                self._scheduler.append(old[parent], token_id)
             elif idle:
                 self._scheduler.take_over(idle[0], old[parent], token_id)
                 group.beams.append(idle.pop(0))

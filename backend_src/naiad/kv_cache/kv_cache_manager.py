@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 from naiad.kv_cache.kv_group import KVGroup, KVGroupSpec
 from naiad.kv_cache.prefix_cache import NO_BLOCK, BlockName, CachedBlock, PrefixCache
-from naiad.sequence import UNKNOWN_TOKEN
 from naiad.sequence import Sequence as EngineSequence
 
 
@@ -118,10 +117,10 @@ class KVCacheManager:
     def num_missing_blocks(self, sequence: EngineSequence, num_spare_blocks: int = 0) -> list[int]:
         """For each group, the blocks that `admit` lacks; it succeeds if none is positive."""
         chain, _ = self._shared(sequence)
-        taken = self._num_taken(sequence.num_tokens, len(chain) * self._block_size, self._tables_of(chain))
+        lengths = self._table_lengths(sequence.num_tokens, len(chain) * self._block_size)
         return [
-            num_taken + num_spare_blocks - group.pool.num_free
-            for group, num_taken in zip(self.groups, taken, strict=True)
+            group.num_taken(shared, length) + num_spare_blocks - group.pool.num_free
+            for group, shared, length in zip(self.groups, self._tables_of(chain), lengths, strict=True)
         ]
 
     def admit(self, sequence: EngineSequence, num_spare_blocks: int = 0) -> int | None:
@@ -154,7 +153,6 @@ class KVCacheManager:
         sequence computes its last known token again, for the logits. If the donor has left the window
         that this token sees behind, the sequence is admitted like any other.
         """
-        assert donor.num_computed_tokens >= sequence.num_tokens - 1
         num_cached_tokens = sequence.num_tokens - 1
         num_full = num_cached_tokens // self._block_size
         shared = []
@@ -188,15 +186,11 @@ class KVCacheManager:
 
     def allocate(self, sequence: EngineSequence, num_tokens: int) -> bool:
         """Lengthen the block tables for `num_tokens` known tokens; False = no room now."""
-        num_computed = sequence.num_computed_tokens
-        tables = [
-            (group, table, group.table_length(num_tokens, num_computed))
-            for group, table in zip(self.groups, sequence.block_tables, strict=True)
-        ]
-        for group, table, length in tables:
+        lengths = self._table_lengths(num_tokens, sequence.next_start)
+        for group, table, length in zip(self.groups, sequence.block_tables, lengths, strict=True):
             if length - len(table) > group.pool.num_free:
                 return False
-        for group, table, length in tables:
+        for group, table, length in zip(self.groups, sequence.block_tables, lengths, strict=True):
             group.lengthen(table, length)
         return True
 
@@ -234,7 +228,8 @@ class KVCacheManager:
         for index in range(len(chain), num_full):
             parent = chain[-1] if chain else None
             start = index * self._block_size
-            if sequence.token_ids[start + self._block_size - 1] == UNKNOWN_TOKEN:
+            if start + self._block_size > len(sequence.token_ids):
+                # Its last token is sampled by a step that is under way.
                 return
             chain.append(
                 self._prefix_cache.insert(
@@ -312,12 +307,17 @@ class KVCacheManager:
             tables.append([NO_BLOCK] * first + [block.block_ids[group.index] for block in chain[first:]])
         return tables
 
-    def _num_taken(self, num_tokens: int, num_cached_tokens: int, shared: list[list[int]]) -> list[int]:
-        """For each group, the free blocks that such a sequence takes."""
-        return [
-            group.num_taken(blocks, num_tokens, num_cached_tokens)
-            for group, blocks in zip(self.groups, shared, strict=True)
-        ]
+    def _table_lengths(self, num_tokens: int, num_computed_tokens: int) -> list[int]:
+        """For each group, how long the table of a sequence has to be; the last one is the shortest.
+
+        All groups with a window have tables of one length, which reach as far as the longest step.
+        """
+        length = self.num_blocks_for(num_tokens)
+        if not self.has_windows:
+            return [length] * len(self.groups)
+        bounds = [group.longest_table(num_computed_tokens) for group in self.groups]
+        shortest = min(length, *(bound for bound in bounds if bound is not None))
+        return [length if bound is None else shortest for bound in bounds]
 
     def _fill_tables(
         self,
@@ -329,12 +329,12 @@ class KVCacheManager:
         """Give a sequence its tables, each with a shared beginning; False = no room now."""
         tables, num_tokens = sequence.block_tables, sequence.num_tokens
         assert not any(tables), "the sequence has blocks"
-        taken = self._num_taken(num_tokens, num_cached_tokens, shared)
-        for group, num_taken in zip(self.groups, taken, strict=True):
-            if num_taken + num_spare_blocks > group.pool.num_free:
+        lengths = self._table_lengths(num_tokens, num_cached_tokens)
+        for group, blocks, length in zip(self.groups, shared, lengths, strict=True):
+            if group.num_taken(blocks, length) + num_spare_blocks > group.pool.num_free:
                 return False
         self._named_id = -1  # while it runs its tokens may be replaced
         tables.extend([] for _ in range(len(self.groups) - len(tables)))
-        for group, table, blocks in zip(self.groups, tables, shared, strict=True):
-            group.fill(table, blocks, num_tokens, num_cached_tokens)
+        for group, table, blocks, length in zip(self.groups, tables, shared, lengths, strict=True):
+            group.fill(table, blocks, length)
         return True

@@ -83,31 +83,30 @@ class KVGroup:
             return 0
         return first_block_in_window(num_computed_tokens, self.window, self._block_size)
 
-    def table_length(self, num_tokens: int, num_computed_tokens: int) -> int:
-        """How long the table of a sequence has to be."""
-        num_blocks = -(-num_tokens // self._block_size)
+    def longest_table(self, num_computed_tokens: int) -> int | None:
+        """How long the table of a sequence may be; None: no bound."""
         if self.max_held_blocks is None:
-            return num_blocks
-        return min(num_blocks, self._first_kept(num_computed_tokens) + self.max_held_blocks)
+            return None
+        return self._first_kept(num_computed_tokens) + self.max_held_blocks
 
     def num_blocks_for_all(self, num_tokens: int) -> int:
         """Blocks that one sequence holds at most until it has so many tokens."""
         num_blocks = -(-num_tokens // self._block_size)
         return num_blocks if self.max_held_blocks is None else min(num_blocks, self.max_held_blocks)
 
-    def num_taken(self, shared: Sequence[int], num_tokens: int, num_cached_tokens: int) -> int:
-        """Free blocks that a sequence would take that comes with these shared blocks."""
+    def num_taken(self, shared: Sequence[int], length: int) -> int:
+        """Free blocks that a table of this length takes which begins with these shared blocks."""
         num_revived = sum(block_id != NO_BLOCK and self.pool.ref_count(block_id) == 0 for block_id in shared)
-        return self.table_length(num_tokens, num_cached_tokens) - len(shared) + num_revived
+        return length - len(shared) + num_revived
 
-    def fill(self, table: list[int], shared: Sequence[int], num_tokens: int, num_cached_tokens: int) -> None:
+    def fill(self, table: list[int], shared: Sequence[int], length: int) -> None:
         """Give a sequence that comes its table: shared blocks and new ones."""
         # First of all: a shared block may be free, and the next to be taken.
         for block_id in shared:
             if block_id != NO_BLOCK:
                 self.pool.retain(block_id)
         table.extend(shared)
-        self.lengthen(table, self.table_length(num_tokens, num_cached_tokens))
+        self.lengthen(table, length)
 
     def lengthen(self, table: list[int], length: int) -> None:
         """Lengthen a table with new blocks; the caller has looked at what is free."""

@@ -20,6 +20,7 @@ class KVPool:
     zero times NaN is NaN.
 
     Attributes:
+        num_blocks: blocks of the smallest group: their ids are valid in all groups.
         layers: each layer's part.
     """
 
@@ -40,6 +41,7 @@ class KVPool:
             dtype: of keys and values.
             device: where they lie.
         """
+        self.num_blocks = min(num_blocks)
         self._tensors: list[torch.Tensor] = []
         layers: dict[int, LayerCache] = {}
         for group, num in zip(config.layer_groups, num_blocks, strict=True):

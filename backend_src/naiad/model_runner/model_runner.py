@@ -85,11 +85,18 @@ class ModelRunner(PagedModel):
         self.draft_runner: PagedModel | None = None
         if len(models) == 2:
             layout = self._cache_layout(config, models[1].config)
-            self.draft_runner = PagedModel(models[1], pools[1], layout, longest)
+            # The target's first layers have its groups; a draft model lies in the first one.
+            kv_groups = [] if num_layers else [0] * len(models[1].config.layer_groups)
+            self.draft_runner = PagedModel(models[1], pools[1], layout, longest, kv_groups)
             self._capture_graphs(config, self.draft_runner)
         self._capture_graphs(config, self)
         self.token_budget = self._choose_budget(config)
         self._count_compiles: Callable[[], int] = lambda: 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the first KV group."""
+        return self.kv_groups[0].num_blocks
 
     def end_start(self) -> None:
         """Kernels that are compiled from now on are late."""
@@ -193,7 +200,7 @@ class ModelRunner(PagedModel):
             return TokenBudget(config.max_num_batched_tokens)
         if self.device.type == "cuda":
             return CUDA_BUDGET
-        short, long = probe_steps(self.max_model_len, config.block_size)
+        short, long = probe_steps(self._longest_probe, config.block_size)
         budget = measure_token_budget(self.run, short, long)
-        self.clear_blocks(long.scheduled[0].sequence.block_table)
+        self._end_probes()
         return budget

@@ -60,8 +60,8 @@ def choose_for_blocks(running: list[Sequence], tenants: Tenants, max_num_seqs: i
 
 
 def all_wait(running: list[Sequence]) -> bool:
-    """Whether nobody can go on: all that run are beams that wait for others of their search."""
-    return all(sequence.num_computed_tokens == sequence.num_tokens for sequence in running)
+    """Whether nobody can go on: all that run are beams that wait for others, or about to end."""
+    return all(sequence.next_start == sequence.next_end for sequence in running)
 
 
 def num_spare_blocks(running: list[Sequence], sequence: Sequence) -> int:

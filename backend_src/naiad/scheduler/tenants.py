@@ -15,10 +15,8 @@ and then it is before everybody who comes.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from naiad.outputs import ScheduledSequence
 from naiad.scheduler.policies import rank_key
 from naiad.sequence import Sequence
 
@@ -83,9 +81,8 @@ class Tenants:
                 self._debts[name] = tenant.num_served_tokens
                 heapq.heappush(self._due_debts, (tenant.num_served_tokens, name))
 
-    def pass_step(self, rows: Iterable[ScheduledSequence]) -> None:
-        """A step has been made: the virtual time goes on."""
-        num_tokens = sum(row.num_scheduled_tokens for row in rows)
+    def pass_step(self, num_tokens: int) -> None:
+        """A step of so many tokens has been made: the virtual time goes on."""
         self._virtual_time += num_tokens / max(1, len(self._tenants))
         while self._due_debts and self._due_debts[0][0] <= self._virtual_time:
             num_served_tokens, name = heapq.heappop(self._due_debts)
@@ -107,7 +104,7 @@ class Tenants:
         return len(self) > 1 and self.of(sequence).num_running < self.share(max_num_seqs)
 
     def without_excess(self, running: list[Sequence], max_num_seqs: int, is_pausing: bool) -> list[Sequence]:
-        """Of those that run, by rank, the ones that have rows in a step that is owed to somebody.
+        """Running sequences that are scheduled in a step reserved for an under-served tenant, by rank.
 
         Args:
             running: by rank.

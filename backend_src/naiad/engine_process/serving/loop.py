@@ -27,7 +27,7 @@ from naiad.engine_process.protocol import (
 from naiad.engine_process.serving.connections import EXIT_FAILED, Connection, ConnectionEvent, Connections
 from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
 from naiad.errors import NaiadError, StartupError
-from naiad.outputs import EngineStats, RequestOutput, Timings, error_output
+from naiad.outputs import EngineStats, RequestOutput, ServedModel, Timings, error_output
 from naiad.sequence import EngineRequest, FinishReason
 
 EXIT_START_FAILED = 3
@@ -38,18 +38,6 @@ _FIRST_CONNECTION_S = 10.0
 _GC_THRESHOLD = 20_000
 
 logger = logging.getLogger(__name__)
-
-
-class ServedModel(Protocol):
-    """What clients need to know of the checkpoint."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids are in [0, vocab_size)."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Every id that ends a text."""
 
 
 class ServedEngine(Protocol):
