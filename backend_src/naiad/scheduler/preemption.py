@@ -64,9 +64,9 @@ def all_wait(running: list[Sequence]) -> bool:
     return all(sequence.next_start == sequence.next_end for sequence in running)
 
 
-def num_spare_blocks(running: list[Sequence], sequence: Sequence) -> int:
+def num_spare_blocks(running: list[Sequence], sequence: Sequence, is_stuck: bool) -> int:
     """Free blocks that have to be left over when a sequence is admitted."""
-    if sequence.num_preemptions == 0 or all_wait(running):
+    if sequence.num_preemptions == 0 or is_stuck:
         return 0
     return len(running)
 
@@ -87,7 +87,7 @@ def choose_for_first(state: SchedulerState, first: Sequence) -> list[Sequence]:
         return []
     is_stuck = all_wait(running)
     has_slot = len(running) < state.limits.max_num_seqs
-    missing = state.kv_cache.num_missing_blocks(first, num_spare_blocks(running, first))
+    missing = state.kv_cache.num_missing_blocks(first, num_spare_blocks(running, first, is_stuck))
     chosen: list[Sequence] = []
     num_taken: dict[str, int] = {}
     for sequence in reversed(running):

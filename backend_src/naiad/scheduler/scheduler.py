@@ -277,10 +277,13 @@ class Scheduler:
         Beams wait for each other. If all that run do, because some of theirs are in the queue,
         the smallest rank goes first whoever its tenant is: then some search advances.
         """
-        # Sequences that have a row in the step that is being made do not wait.
-        if self.waiting and self.running and not self._rows and all_wait(self.running):
+        if self.waiting and self.running and self._is_stuck():
             return min(self.waiting, key=rank_key)
         return self.waiting.first(self._can_start, self.limits.max_num_seqs)
+
+    def _is_stuck(self) -> bool:
+        """Whether all that run wait; a sequence with a row in the step that is being made does not."""
+        return not self._rows and all_wait(self.running)
 
     def _can_start(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence may be admitted now: not before its donor has what they share.
@@ -375,7 +378,8 @@ class Scheduler:
         if donor is not None and donor.status is SequenceStatus.RUNNING and sequence.num_preemptions == 0:
             num_cached_tokens = self._fork(sequence, donor)
         else:
-            num_cached_tokens = self.kv_cache.admit(sequence, num_spare_blocks(self.running, sequence))
+            num_spare = num_spare_blocks(self.running, sequence, self._is_stuck())
+            num_cached_tokens = self.kv_cache.admit(sequence, num_spare)
         if num_cached_tokens is None:
             return False
         self.waiting.remove(sequence)
