@@ -109,3 +109,60 @@ def test_drafts_change_no_token(
     assert run(engine) == expected
     assert engine.stats().total_drafts > 0
     assert engine.stats().total_draft_failures == 0
+
+
+def test_windowed_groups_hold_few_blocks(gemma: tuple[Path, Tokens]) -> None:
+    """Counted after every step: no more than a window of 21 tokens and a step of 17 may touch."""
+    directory, expected = gemma
+    engine, runner = engine_parts(directory, budget=17)
+    assert [group.window for group in runner.kv_groups] == [None, 21]
+    tokens: list[int] = []
+    params = SamplingParams(max_tokens=NEW_TOKENS)
+    engine.add_request(EngineRequest(sequence_id=0, prompt_token_ids=PROMPTS[-1], params=params))
+    full, windowed = engine._scheduler.kv_cache.groups
+    most = [0, 0]
+    while engine.has_work:
+        for output in engine.step():
+            tokens += output.token_ids
+        used = [group.pool.num_blocks - group.pool.num_free for group in (full, windowed)]
+        most = [max(pair) for pair in zip(most, used, strict=True)]
+    assert tokens == expected[-1]
+    assert most[0] == -(-(len(PROMPTS[-1]) + NEW_TOKENS - 1) // 16)
+    assert most[1] <= -(-(21 + 17) // 16) + 1
+
+
+@pytest.mark.parametrize("num_shared", [16, 32, 48, 80])
+def test_prefix_hits_on_both_sides_of_the_windows_edge(gemma: tuple[Path, Tokens], num_shared: int) -> None:
+    """The first blocks of a text are read again after the window has left them behind."""
+    directory, expected = gemma
+    engine, _ = engine_parts(directory, budget=64)
+    assert run(engine, num_at_once=1) == expected
+    text = [*PROMPTS[-1][:num_shared], 1, 2, 3]
+    alone, _ = engine_parts(directory, is_cached=False)
+    results = []
+    for each in (engine, alone):
+        num_hits = each.stats().total_hit_tokens
+        params = SamplingParams(max_tokens=6)
+        each.add_request(EngineRequest(sequence_id=99, prompt_token_ids=text, params=params))
+        tokens: list[int] = []
+        while each.has_work:
+            tokens += [token_id for output in each.step() for token_id in output.token_ids]
+        results.append((tokens, each.stats().total_hit_tokens - num_hits))
+    assert results[0] == (results[1][0], num_shared)
+    assert results[1][1] == 0
+
+
+def test_siblings_share_a_window(gemma: tuple[Path, Tokens]) -> None:
+    directory, expected = gemma
+    engine, _ = engine_parts(directory, num_blocks=20, budget=64, is_cached=False)
+    params = SamplingParams(max_tokens=NEW_TOKENS)
+    request = EngineRequest(
+        sequence_id=0, prompt_token_ids=PROMPTS[-1], params=params, sibling_ids=(1, 2, 3), cache_salt="a"
+    )
+    engine.add_request(request)
+    tokens: Tokens = [[] for _ in range(4)]
+    while engine.has_work:
+        for output in engine.step():
+            tokens[output.sequence_id] += output.token_ids
+    assert tokens == [expected[-1]] * 4
+    assert engine.stats().num_used_blocks == 0
