@@ -23,7 +23,7 @@ class ServedModel(Protocol):
 
 
 class BlockChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A sequence's block table in one group of layers, as far as it is new to the runner.
+    """A sequence's block table in one KV group, as far as it is new to the runner.
 
     Attributes:
         first: entries before this index stay; all others are replaced.
@@ -67,8 +67,8 @@ class StepRow(msgspec.Struct, array_like=True, gc=False):
             those at the beginning that it agrees with. Only with `samples`.
         earlier_token_ids: the known tokens right before `start` that no row has brought yet: a prefix
             hit's, or drafts that were accepted.
-        block_changes: for each group of layers how the block table changes before the row is
-            computed; empty: in no group.
+        block_changes: for each KV group how the block table changes before the row is computed; empty:
+            in no group; a single one holds for all groups.
     """
 
     sequence_id: int
@@ -104,8 +104,8 @@ class StepBatch(msgspec.Struct, array_like=True):
         ended: ids of sequences that have ended or were preempted since the last step with rows: the
             runner forgets them.
         admissions: sequences that are new to the runner.
-        block_copies: for each group of layers (from, to) KV blocks, to be copied in order before the
-            rows are computed; empty: there are none.
+        block_copies: for each KV group (from, to) blocks, to be copied in order before the rows are
+            computed; empty: there are none.
         rows: one for each sequence that computes something.
         is_projected: the step was made while the one before was under way; see `StepRow.token_ids`.
     """

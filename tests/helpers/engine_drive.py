@@ -10,6 +10,7 @@ from helpers.invariants import check_invariants
 from naiad.engine import Engine
 from naiad.engine.live_sequence import TextState
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.kv_cache.kv_group import KVGroupSpec
 from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.outputs import RequestOutput, StepBatch
 from naiad.sampling.beam_search import Beam, BeamRules, BeamSearch
@@ -67,7 +68,7 @@ class EngineDrive:
 
     def __init__(
         self,
-        num_blocks: int = 64,
+        num_blocks: int | list[KVGroupSpec] = 64,
         block_size: int = 4,
         max_num_seqs: int = 8,
         budget: int = 64,
@@ -82,7 +83,8 @@ class EngineDrive:
         self.tokens: dict[int, list[int]] = {}
         self.finals: dict[int, RequestOutput] = {}
         self.runner = FakeRunner(num_blocks, block_size)
-        kv_cache = KVCacheManager(num_blocks, block_size, prefix_cache)
+        max_step_tokens = max(budget, max_num_seqs)
+        kv_cache = KVCacheManager(num_blocks, block_size, prefix_cache, max_step_tokens=max_step_tokens)
         speculator = None
         if make_drafter is not None:
             drafter = make_drafter(kv_cache, self.runner)

@@ -34,10 +34,10 @@ class FakeDraftRunner(FakeRunner):
             error_rate: of tokens that are any other.
             failure_rate: of passes that raise, and of rows that fail.
         """
-        super().__init__(kv_cache.num_blocks, kv_cache.block_size)
+        super().__init__(kv_cache.groups[0].pool.num_blocks, kv_cache.block_size)
         self._has_own_kv = target is None
         if target is not None:
-            self._slots = target._slots
+            self._slots, self._windows = target._slots, target._windows
         self._rng = rng
         self._error_rate = error_rate
         self._failure_rate = failure_rate
@@ -54,14 +54,16 @@ class FakeDraftRunner(FakeRunner):
                 result.sampled_token_ids[sequence_id] = [self._rng.randrange(50)]
         return result
 
-    def clear_slots(self, slots: list[int]) -> None:
-        for slot in slots:
-            self._slots[slot] = None
+    def clear_slots(self, slots: list[list[int]]) -> None:
+        for group, places in zip(self._slots, slots, strict=True):
+            for slot in places:
+                group.pop(slot, None)
 
     def _take(self, step: StepBatch) -> None:
         super()._take(step)
-        written = [*chain.from_iterable(self._slots_of(row) for row in step.rows)]
-        assert len(set(written)) == len(written), "two rows write one slot"
+        for written in zip(*(self._slots_of(row) for row in step.rows), strict=True):
+            slots = [*chain.from_iterable(written)]
+            assert len(set(slots)) == len(slots), "two rows write one slot"
 
     def _run_in_targets_cache(self, step: StepBatch) -> ModelOutput:
         """Without reading: what the target computes in the same step is not there yet."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from naiad.errors import InternalError
+from naiad.kv_cache.kv_group import KVGroupSpec
 from naiad.kv_cache.slots import slots_of
 from naiad.outputs import Admission, MemoryUse, ModelOutput, StepBatch, StepRow, TokenLogProbs
 from naiad.sequence import UNKNOWN_TOKEN, SamplingParams
@@ -40,12 +41,12 @@ class FakeState:
     params: SamplingParams
     num_prompt_tokens: int
     token_ids: list[int] = field(default_factory=list)
-    block_table: list[int] = field(default_factory=list)
+    block_tables: list[list[int]] = field(default_factory=list)
 
     def advance(self, row: StepRow) -> None:
-        for change in row.block_changes:
-            assert change.first <= len(self.block_table)
-            self.block_table[change.first :] = change.block_ids
+        for table, change in zip(self.block_tables, row.block_changes, strict=bool(row.block_changes)):
+            assert change.first <= len(table)
+            table[change.first :] = change.block_ids
         if row.earlier_token_ids:
             assert len(self.token_ids) + len(row.earlier_token_ids) == row.start
             self.token_ids += row.earlier_token_ids
@@ -59,11 +60,11 @@ class FakeRunner:
     """Writes each step's ids into the rows' slots and reads the prefix back through the block table.
 
     A wrong block table, a block shared by mistake, or KV that was never computed therefore gives
-    a wrong token or fails an assertion.
+    a wrong token or fails an assertion. In KV groups with a window every row reads what its layers see.
 
     Attributes:
         failing: sequence ids whose rows fail from now on.
-        cleared: block ids of each `clear_blocks`.
+        cleared: the first group's block ids of each `clear_blocks`.
         num_copied_blocks: blocks copied before steps.
         num_late_compiles: what it says of itself.
         steps: what was run, as (sequence id, tokens) lists.
@@ -73,7 +74,9 @@ class FakeRunner:
         num_overlapped: steps that were launched while another was under way.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, max_model_len: int = 10_000) -> None:
+    def __init__(
+        self, groups: int | Sequence[KVGroupSpec], block_size: int, max_model_len: int = 10_000
+    ) -> None:
         self.model_config = FakeModelConfig()
         self.max_model_len = max_model_len
         self.block_size = block_size
@@ -87,7 +90,9 @@ class FakeRunner:
         self.states: dict[int, FakeState] = {}
         # What the last step has sampled: on a GPU the host may not know it yet.
         self._newest: dict[int, int] = {}
-        self._slots: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
+        self._windows = [None] if isinstance(groups, int) else [group.window for group in groups]
+        # For each group slot → position, token and a hash of the text up to it.
+        self._slots: list[dict[int, tuple[int, int, int]]] = [{} for _ in self._windows]
 
     def needs_ids(self, params: SamplingParams) -> bool:
         asks = params.num_log_probs >= 0 or params.returns_context_logits or params.returns_generation_logits
@@ -112,11 +117,13 @@ class FakeRunner:
 
     def _run(self, step: StepBatch) -> ModelOutput:
         self._take(step)
-        for copies in step.block_copies:
+        for slots, copies in zip(self._slots, step.block_copies, strict=bool(step.block_copies)):
             for source, target in copies:
-                self._copy(source, target)
+                self._copy(slots, source, target)
         for row in step.rows:
             self._write(row)
+        for row in step.rows:
+            self._check_windows(row)
         result = ModelOutput({})
         for row in step.rows:
             sequence_id, state = row.sequence_id, self.states[row.sequence_id]
@@ -124,7 +131,8 @@ class FakeRunner:
                 result.errors[sequence_id] = InternalError("the row failed")
             elif row.samples:
                 text = self._text(row)
-                assert self._read(state, len(text)) == text
+                if self._windows[0] is None:
+                    assert self._read(state, len(text)) == text
                 num_candidates = state.params.num_candidates
                 if num_candidates:
                     allowed = state.params.allowed_token_ids
@@ -151,7 +159,8 @@ class FakeRunner:
             self.states[row.sequence_id].advance(row)
 
     def _admitted(self, admission: Admission) -> FakeState:
-        state = FakeState(admission.params, admission.num_prompt_tokens)
+        tables: list[list[int]] = [[] for _ in self._windows]
+        state = FakeState(admission.params, admission.num_prompt_tokens, block_tables=tables)
         if admission.clone_of is not None:
             self.num_clones += 1
             donor = self.states[admission.clone_of]
@@ -195,34 +204,54 @@ class FakeRunner:
     @property
     def num_written_slots(self) -> int:
         """Slots that have not been cleared since they were written."""
-        return sum(slot is not None for slot in self._slots)
+        return sum(map(len, self._slots))
 
     def memory_use(self) -> MemoryUse:
         return MemoryUse(cpu_bytes=1)
 
-    def clear_blocks(self, block_ids: list[int]) -> None:
-        self.cleared.append(block_ids)
-        for block_id in block_ids:
-            start = block_id * self.block_size
-            self._slots[start : start + self.block_size] = [None] * self.block_size
+    def clear_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
+        self.cleared.append([*block_ids[0]])
+        for slots, blocks in zip(self._slots, block_ids, strict=True):
+            for block_id in blocks:
+                for offset in range(self.block_size):
+                    slots.pop(block_id * self.block_size + offset, None)
 
-    def _copy(self, source: int, target: int) -> None:
+    def _copy(self, slots: dict[int, tuple[int, int, int]], source: int, target: int) -> None:
         self.num_copied_blocks += 1
-        size = self.block_size
-        self._slots[target * size : (target + 1) * size] = self._slots[source * size : (source + 1) * size]
+        for offset in range(self.block_size):
+            slots.pop(target * self.block_size + offset, None)
+            if source * self.block_size + offset in slots:
+                slots[target * self.block_size + offset] = slots[source * self.block_size + offset]
 
     def _write(self, row: StepRow) -> None:
         text = self._text(row)
-        for position, slot in enumerate(self._slots_of(row), start=row.start):
-            self._slots[slot] = (position, text[position])
+        entries = [self._entry(text, position) for position in range(row.start, row.end)]
+        for slots, places in zip(self._slots, self._slots_of(row), strict=True):
+            slots |= zip(places, entries, strict=True)
 
-    def _slots_of(self, row: StepRow) -> list[int]:
-        return slots_of(self.states[row.sequence_id].block_table, row.start, row.end, self.block_size)
+    def _slots_of(self, row: StepRow) -> list[list[int]]:
+        tables = self.states[row.sequence_id].block_tables
+        return [slots_of(table, row.start, row.end, self.block_size) for table in tables]
+
+    def _entry(self, text: list[int], position: int) -> tuple[int, int, int]:
+        has_windows = any(window is not None for window in self._windows)
+        return position, text[position], hash(tuple(text[: position + 1])) if has_windows else 0
+
+    def _check_windows(self, row: StepRow) -> None:
+        text, tables = self._text(row), self.states[row.sequence_id].block_tables
+        for slots, table, window in zip(self._slots, tables, self._windows, strict=True):
+            if window is None:
+                continue
+            first = max(0, row.start + 1 - window)
+            assert min(table[first // self.block_size :]) >= 0, "a block that a window sees is gone"
+            for position, slot in enumerate(slots_of(table, first, row.end, self.block_size), start=first):
+                assert slots.get(slot) == self._entry(text, position), "not what the window should see"
 
     def _read(self, state: FakeState, num_tokens: int) -> list[int]:
         prefix = []
-        for position, slot in enumerate(slots_of(state.block_table, 0, num_tokens, self.block_size)):
-            entry = self._slots[slot]
+        table = state.block_tables[0]
+        for position, slot in enumerate(slots_of(table, 0, num_tokens, self.block_size)):
+            entry = self._slots[0].get(slot)
             assert entry is not None, "read before it was written"
             assert entry[0] == position, "another sequence's block"
             prefix.append(entry[1])

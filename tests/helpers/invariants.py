@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from helpers.kv_checks import check_blocks
+from naiad.kv_cache.prefix_cache import NO_BLOCK
 from naiad.outputs import StepBatch
 from naiad.scheduler.policies import rank_key
 from naiad.scheduler.scheduler import Scheduler
@@ -49,7 +51,7 @@ def _check_sequences(scheduler: Scheduler) -> None:
         assert sequence.status is SequenceStatus.WAITING
         assert sequence.num_computed_tokens == sequence.next_start == sequence.num_sent_blocks == 0
         assert sequence.next_end == sequence.num_tokens
-        assert not sequence.block_table, "a waiting sequence holds blocks"
+        assert not any(sequence.block_tables), "a waiting sequence holds blocks"
 
 
 def _check_under_way(scheduler: Scheduler) -> None:
@@ -66,34 +68,28 @@ def _ends_next(sequence: Sequence) -> bool:
 
 
 def _check_tenants(scheduler: Scheduler) -> None:
-    live = Counter(sequence.cache_salt for sequence in [*scheduler.running, *scheduler.waiting])
-    running = Counter(sequence.cache_salt for sequence in scheduler.running)
+    live = Counter(sequence.tenant for sequence in [*scheduler.running, *scheduler.waiting])
+    running = Counter(sequence.tenant for sequence in scheduler.running)
     assert len(scheduler.tenants) == len(live), "a tenant without sequences is remembered"
     for sequence in [*scheduler.running, *scheduler.waiting]:
         tenant = scheduler.tenants.of(sequence)
-        assert tenant.num_live == live[sequence.cache_salt]
-        assert tenant.num_running == running[sequence.cache_salt]
+        assert tenant.num_live == live[sequence.tenant]
+        assert tenant.num_running == running[sequence.tenant]
 
 
 def _check_blocks(scheduler: Scheduler) -> None:
-    kv_cache = scheduler.kv_cache
-    pool = kv_cache.pool
-    owners: Counter[int] = Counter()
-    for sequence in scheduler.running:
-        assert len(set(sequence.block_table)) == len(sequence.block_table), "a block is twice in a table"
-        assert len(sequence.block_table) * kv_cache.block_size >= sequence.num_computed_tokens
-        owners.update(sequence.block_table)
-    for sequence in scheduler.leaving.values():
-        owners.update(sequence.block_table)
-    for block_id in range(pool.num_blocks):
-        assert pool.ref_count(block_id) == owners[block_id], f"block {block_id} is counted wrongly"
-    free = pool.free_block_ids()
-    assert len(free) == len(set(free)) == pool.num_free
-    assert not owners.keys() & set(free), "a block is both free and held"
-    assert len(free) + len(owners) == pool.num_blocks, "a block is lost"
-    for sequence in scheduler.running:
-        num_written = max(sequence.num_computed_tokens, sequence.num_sent_tokens)
-        _check_written_blocks_are_own(scheduler, sequence, num_written)
+    running = scheduler.running
+    num_written = {each.sequence_id: max(each.num_computed_tokens, each.num_sent_tokens) for each in running}
+    check_blocks(scheduler.kv_cache, [*running, *scheduler.leaving.values()], num_written)
+    for group in scheduler.kv_cache.groups:
+        if group.max_held_blocks is None:
+            continue
+        for sequence in running:
+            # While a step is under way its tokens' blocks are there beside the next one's.
+            num_under_way = sequence.next_start - sequence.num_computed_tokens
+            most = group.max_held_blocks + scheduler.kv_cache.num_blocks_for(num_under_way)
+            held = [block_id for block_id in sequence.block_tables[group.index] if block_id != NO_BLOCK]
+            assert len(held) <= most, "blocks that no window sees are held"
 
 
 def _check_blocks_of_drafts(scheduler: Scheduler, drafting: set[int]) -> None:
@@ -102,14 +98,8 @@ def _check_blocks_of_drafts(scheduler: Scheduler, drafting: set[int]) -> None:
             # While a step is under way the next one's blocks may be there.
             num_tokens = sequence.next_end if scheduler.projected.rows else sequence.num_tokens
             num_needed = scheduler.kv_cache.num_blocks_for(num_tokens)
-            assert len(sequence.block_table) <= num_needed, "blocks for drafts were not given back"
-
-
-def _check_written_blocks_are_own(scheduler: Scheduler, sequence: Sequence, num_written: int) -> None:
-    """Only full blocks are shared, from the step on that fills them; what is written later never is."""
-    first_unwritten = num_written // scheduler.kv_cache.block_size
-    for block_id in sequence.block_table[first_unwritten:]:
-        assert scheduler.kv_cache.pool.ref_count(block_id) == 1, f"block {block_id} is shared and written"
+            longest = max(map(len, sequence.block_tables))
+            assert longest <= num_needed, "blocks for drafts were not given back"
 
 
 def _check_step(scheduler: Scheduler, step: StepBatch) -> None:
@@ -127,4 +117,4 @@ def _check_step(scheduler: Scheduler, step: StepBatch) -> None:
         assert step.is_projected or row.start == sequence.num_computed_tokens
         assert row.samples == (row.known_end >= sequence.num_tokens)
         assert row.samples or not row.draft_token_ids
-        assert len(sequence.block_table) * scheduler.kv_cache.block_size >= row.end
+        assert min(map(len, sequence.block_tables)) * scheduler.kv_cache.block_size >= row.end

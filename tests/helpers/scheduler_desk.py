@@ -9,7 +9,7 @@ from naiad.outputs import ModelOutput, StepBatch
 from naiad.scheduler.policies import SchedulingPolicy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
-from naiad.sequence import SamplingParams, Sequence
+from naiad.sequence import PrefixIdentity, SamplingParams, Sequence
 
 BLOCK_SIZE = 4
 
@@ -44,7 +44,8 @@ class Desk:
             num_prompt_tokens=num_tokens,
             params=SamplingParams(max_tokens=1000, priority=priority),
             arrival_s=donor.arrival_s if donor else float(self.num_added),
-            cache_salt=salt,
+            tenant=salt,
+            prefix_identity=PrefixIdentity(salt),
             donor=donor,
         )
         self.scheduler.add(sequence)

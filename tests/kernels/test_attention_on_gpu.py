@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from attention_cases import AttentionCase, random_tree
+from attention_cases import AttentionCase
 from gpu_cases import CODES, DTYPES, GPU, captured, needs_float8, plan_on_gpu, to_gpu
 from kernel_tolerances import assert_close_to_reference
 
@@ -46,16 +46,6 @@ def test_a_step(heads: tuple[int, int, int], block_size: int, dtype: torch.dtype
 @pytest.mark.parametrize("heads", HEADS)
 def test_a_quantized_cache(heads: tuple[int, int, int], codes: torch.dtype, dtype: torch.dtype) -> None:
     case = AttentionCase(STEPS, heads, 64, dtype, cache_dtype=codes)
-    assert_close_to_reference(attend_on_gpu(case), case.expected())
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("codes", [None, *CODES])
-@pytest.mark.parametrize("heads", [(9, 3, 64), (8, 1, 128)])
-def test_trees(heads: tuple[int, int, int], codes: torch.dtype | None, dtype: torch.dtype) -> None:
-    steps = [(1, 17), (4, 700), (16, 16), (16, 900), (100, 100)]
-    case = AttentionCase(steps, heads, 64, dtype, cache_dtype=codes)
-    case.trees = [random_tree(length) if 1 < length <= 16 else None for length in case.query_lens]
     assert_close_to_reference(attend_on_gpu(case), case.expected())
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from perf.compile_gate.compiled import _collecting, compile_launches
+from perf.compile_gate.served import SHAPES, ServedShape, attention_launch
 from triton import knobs
 
 from naiad_kernels.compile_counter import CompileCounter
-from naiad_kernels.compile_gate.compiled import _collecting, compile_launches
-from naiad_kernels.compile_gate.served import SHAPES, ServedShape, attention_launch
 from naiad_kernels.paged_attention.device_step import distinct_query_lens
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import triton
-
-from naiad_kernels.compile_gate.compiled import SHARED_MEMORY_BYTES, CompiledKernel, compile_launches
-from naiad_kernels.compile_gate.served import (
+from perf.compile_gate.compiled import SHARED_MEMORY_BYTES, CompiledKernel, compile_launches
+from perf.compile_gate.served import (
     OPS,
     SHAPES,
     ServedShape,
@@ -19,7 +18,8 @@ from naiad_kernels.compile_gate.served import (
     launches,
     quantised_launch,
 )
-from naiad_kernels.quant_linear import ByteWeight, FP8Tokens, kernel
+
+from naiad_kernels.linear.quantised import ByteWeight, FP8Tokens, kernel
 
 BY_LABEL = {shape.label: shape for shape in SHAPES}
 SMALL = BY_LABEL["SmolLM2-135M float16 16"]

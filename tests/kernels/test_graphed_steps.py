@@ -71,7 +71,7 @@ def generate(
                 sequence.num_computed_tokens += min(known, each.num_scheduled_tokens)
                 sequence.num_computed_tokens += max(0, len(sampled) - 1)
                 sequence.token_ids += sampled
-    return [each.output_token_ids for each in sequences], runner._pool._tensor, recorder
+    return [each.output_token_ids for each in sequences], runner._pool._tensors[0], recorder
 
 
 def row(sequence: Sequence, num_tokens: int) -> SequenceRow:

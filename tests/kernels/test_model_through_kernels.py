@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,11 +60,22 @@ def generate(directory: Path, through_kernels: bool) -> tuple[list[list[int]], l
     return [each.output_token_ids for each in sequences], logits
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+GEMMA = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("LlamaForCausalLM", {}),
+        ("Qwen3ForCausalLM", {}),
+        ("Gemma2ForCausalLM", GEMMA),
+        ("Gemma3ForCausalLM", GEMMA),
+    ],
+)
 def test_a_gpus_way_through_the_model_is_the_cpus(
-    interpret: Interpret, tmp_path: Path, architecture: str
+    interpret: Interpret, tmp_path: Path, architecture: str, settings: dict[str, Any]
 ) -> None:
-    make_tiny_model(tmp_path, architecture, num_hidden_layers=2)
+    make_tiny_model(tmp_path, architecture, num_hidden_layers=2, **settings)
     expected_ids, expected_logits = generate(tmp_path, False)
     ids, logits = interpret(generate, tmp_path, True)
     assert ids == expected_ids

@@ -6,7 +6,7 @@ import pytest
 import torch
 from quant_cases import Int4Layer, int4_layer
 
-from naiad_kernels.quant_linear import Int4Tensors, W4Weight, repack_awq, repack_gptq, w4a16_linear
+from naiad_kernels.linear.quantised import Int4Tensors, W4Weight, repack_awq, repack_gptq, w4a16_linear
 
 SIZES = [(8, 8, -1), (64, 16, 32), (96, 8, 64), (128, 24, 128), (136, 8, 128), (576, 16, 64), (320, 8, -1)]
 

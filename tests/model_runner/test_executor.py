@@ -19,10 +19,8 @@ from helpers.engine_drive import CheckedScheduler
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
 from naiad.engine import Engine
-from naiad.engine.build import make_drafter
+from naiad.engine.build import make_drafter, make_kv_cache
 from naiad.errors import InternalError, StartupError
-from naiad.kv_cache.kv_cache_manager import KVCacheManager
-from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.model_runner import ModelRunner
 from naiad.model_runner.executor import RemoteRunner
 from naiad.model_runner.lone_steps import LoneRow, lone_step
@@ -40,7 +38,7 @@ Made = dict[int, list[RequestOutput]]
 
 SETTINGS: list[dict[str, Any]] = [
     {},
-    {},
+    {"stop_token_ids": tuple(range(0, 90, 2))},
     {"temperature": 1.0},
     {"temperature": 1.3, "top_k": 20, "stop_token_ids": tuple(range(5, 50))},
     {"temperature": 0.8, "top_p": 0.9, "logit_bias": ((3, 2.0), (4, -1.0)), "num_log_probs": 2},
@@ -85,7 +83,7 @@ def remote(config: EngineConfig) -> Iterator[RemoteRunner]:
 
 
 def make_engine(config: EngineConfig, runner: Runner, overlaps: bool) -> Engine:
-    kv_cache = KVCacheManager(runner.num_blocks, BLOCK, PrefixCache(BLOCK))
+    kv_cache = make_kv_cache(config, runner.kv_groups, 48)
     drafter = make_drafter(config, runner, kv_cache)
     # Steps cost the same whatever is in them: all drafts are tried.
     policy = SpeculationPolicy(StepCost([(1, 1.0), (1 << 16, 1.0)]))
@@ -180,7 +178,7 @@ def test_what_it_tells_is_the_runners(folder: Path) -> None:
     with remote(config) as there:
         assert there.model_config.vocab_size == here.model_config.vocab_size
         assert there.model_config.eos_token_ids == tuple(here.model_config.eos_token_ids)
-        assert (there.max_model_len, there.num_blocks) == (here.max_model_len, here.num_blocks)
+        assert (there.max_model_len, there.kv_groups) == (here.max_model_len, tuple(here.kv_groups))
         assert there.token_budget == here.token_budget
         assert there.memory_use() != MemoryUse()
         assert there.num_late_compiles == 0
@@ -216,7 +214,7 @@ def test_cleared_blocks_and_slots_are_zero_there(folder: Path) -> None:
     config = make_config(folder)
     here = ModelRunner(config)
 
-    def logits_after(runner: Runner, name: str = "", numbers: list[int] | None = None) -> bytes:
+    def logits_after(runner: Runner, name: str = "", numbers: list[list[int]] | None = None) -> bytes:
         params = SamplingParams(max_tokens=4, returns_generation_logits=True)
         runner.launch(lone_step([LoneRow(1, [1, 2, 3], 0, [5], params)]))()
         if name:
@@ -227,7 +225,7 @@ def test_cleared_blocks_and_slots_are_zero_there(folder: Path) -> None:
     untouched = logits_after(here)
     with remote(config) as there:
         assert logits_after(there) == untouched
-        for name, numbers in (("clear_blocks", [5]), ("clear_slots", [5 * BLOCK, 5 * BLOCK + 1])):
+        for name, numbers in (("clear_blocks", [[5]]), ("clear_slots", [[5 * BLOCK, 5 * BLOCK + 1]])):
             cleared = logits_after(there, name, numbers)
             assert cleared == logits_after(here, name, numbers)
             assert cleared != untouched

@@ -166,7 +166,7 @@ def test_a_poisoned_sequence_fails_alone(llama: tuple[ModelRunner, Any], chunk: 
     poison(runner, bad)
     errors = step(runner, sequences, chunk)
     assert list(errors) == [bad.sequence_id]
-    runner.clear_blocks(bad.block_table)
+    runner.clear_blocks([bad.block_table])
     others = [sequences[0], sequences[2]]
     generate(runner, others, 6)
     assert [s.output_token_ids for s in others] == [expected_ids(model, s, 6) for s in others]
@@ -176,7 +176,7 @@ def test_blocks_of_a_poisoned_sequence_can_be_used_again(llama: tuple[ModelRunne
     runner, model = llama
     (first,) = make_sequences([20], 6)
     poison(runner, first)
-    runner.clear_blocks(first.block_table)
+    runner.clear_blocks([first.block_table])
     generate(runner, [first], 6)
     assert first.output_token_ids == expected_ids(model, first, 6)
 

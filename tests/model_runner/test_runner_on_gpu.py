@@ -118,7 +118,7 @@ def test_the_cache_fills_the_share_that_is_asked_for(directory: Path) -> None:
     runner = make_runner(
         directory, kv_cache_bytes=0, kv_cache_memory_fraction=wanted_bytes / total_bytes, max_num_seqs=4096
     )
-    pool_bytes = runner._pool._tensor.nbytes
+    pool_bytes = runner._pool._tensors[0].nbytes
     assert 100 << 20 < pool_bytes < 600 << 20
     config = EngineConfig(model_dir=str(directory), max_num_seqs=4096)
     for step in largest_steps(config, 4096, runner.max_model_len):

@@ -172,7 +172,7 @@ def test_a_poisoned_sequence_gets_no_logits(tiny: tuple[ModelRunner, Any]) -> No
     assert list(output.errors) == [0]
     for found in (output.context_logits, output.generation_logits, output.log_probs):
         assert list(found) == [1]
-    runner.clear_blocks(sequences[0].block_table)
+    runner.clear_blocks([sequences[0].block_table])
 
 
 def test_a_sequence_to_which_no_token_is_possible_fails_alone(tiny: tuple[ModelRunner, Any]) -> None:

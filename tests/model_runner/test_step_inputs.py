@@ -40,13 +40,13 @@ def state_rows() -> list[StateRow]:
 
 
 def test_tokens_positions_and_slots_of_a_step() -> None:
-    batch, inputs = build_step_inputs(state_rows(), LAYOUT)
+    batch, inputs = build_step_inputs(state_rows(), [LAYOUT])
     assert [each.row.sequence_id for each in inputs.rows] == [2, 3, 4, 1]
     assert inputs.ends == [1, 2, 5, 25]
     assert batch.token_ids.tolist() == [33, 4, 15, 90, 91, *range(20)]
     assert batch.positions.tolist() == [33, 4, 15, 16, 17, *range(20)]
-    assert batch.slots.blocks.tolist() == [22, 30, 40, 41, 41, *[10] * 16, *[11] * 4]
-    assert batch.slots.offsets.tolist() == [1, 4, 15, 0, 1, *range(16), *range(4)]
+    assert batch.groups[0].slots.blocks.tolist() == [22, 30, 40, 41, 41, *[10] * 16, *[11] * 4]
+    assert batch.groups[0].slots.offsets.tolist() == [1, 4, 15, 0, 1, *range(16), *range(4)]
     assert inputs.sampled_places.tolist() == [0, 2, 3, 4, 24]
 
 
@@ -58,15 +58,15 @@ def test_a_gpu_gets_the_same_numbers_in_one_copy(monkeypatch: pytest.MonkeyPatch
         step = plan_device_step(query_lens, seq_lens, tables, layout, staging=staging)
         return AttentionPlan(sum(query_lens), [], [], step)
 
-    plain = build_step_inputs(state_rows(), LAYOUT)
+    plain = build_step_inputs(state_rows(), [LAYOUT])
     monkeypatch.setattr(step_inputs, "plan_attention", plan)
     monkeypatch.setattr(step_inputs, "_on_host", None)
     monkeypatch.setattr(step_inputs, "is_staged", lambda layout: True)
     monkeypatch.setattr(Staging, "send", lambda self: (sent.append(self), send(self))[1])
-    staged = build_step_inputs(state_rows(), LAYOUT)
+    staged = build_step_inputs(state_rows(), [LAYOUT])
     assert len(sent) == 1
     assert numbers(staged) == numbers(plain)
-    step = staged[0].attention.device_step
+    step = staged[0].groups[0].attention.device_step
     assert step is not None
     assert step.seq_lens.tolist() == [34, 5, 18, 20]
     assert step.query_start_loc.tolist() == [0, 1, 2, 5, 25]
@@ -75,5 +75,5 @@ def test_a_gpu_gets_the_same_numbers_in_one_copy(monkeypatch: pytest.MonkeyPatch
 
 def numbers(step: tuple[ForwardBatch, StepRows]) -> list[list[int]]:
     batch, inputs = step
-    tensors = (batch.token_ids, batch.positions, batch.slots.blocks, batch.slots.offsets)
+    tensors = (batch.token_ids, batch.positions, batch.groups[0].slots.blocks, batch.groups[0].slots.offsets)
     return [tensor.tolist() for tensor in (*tensors, inputs.sampled_places)]

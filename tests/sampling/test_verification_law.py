@@ -110,7 +110,7 @@ class TableModel:
         token_ids = {each: [token] for each, token in sampled.sampled_token_ids.items()}
         return ModelOutput(token_ids, errors=sampled.errors)
 
-    def clear_slots(self, slots: list[int]) -> None:
+    def clear_slots(self, slots: list[list[int]]) -> None:
         raise AssertionError("no row fails")
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from naiad.config import EngineConfig
 from naiad.engine.engine import Engine
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.kv_cache.kv_group import KVGroupSpec
 from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.model_runner import ModelRunner
 from naiad.model_runner.executor import RemoteRunner
@@ -40,13 +41,12 @@ def build_engine(config: EngineConfig) -> Engine:
     if config.draft_model:
         check_same_tokens(config.model_dir, config.draft_model)
     model_runner = ModelRunner(config)
-    prefix_cache = PrefixCache(config.block_size) if config.enable_prefix_caching else None
-    kv_cache = KVCacheManager(model_runner.num_blocks, config.block_size, prefix_cache)
     policy = make_policy(config.scheduling_policy, config.priority_aging_ms / 1000)
     # Every running sequence gets its next token in every step.
     budget = model_runner.token_budget
     num_tokens = max(budget.num_tokens, config.max_num_seqs)
     limits = SchedulerLimits(config.max_num_seqs, num_tokens, budget.context_cost, budget.decode_cost)
+    kv_cache = make_kv_cache(config, model_runner.kv_groups, num_tokens)
     drafter = make_drafter(config, model_runner, kv_cache)
     speculator = Speculator(drafter, _draft_policy(drafter, model_runner), config.num_speculative_tokens)
     scheduler = Scheduler(kv_cache, limits, policy, speculator)
@@ -54,6 +54,21 @@ def build_engine(config: EngineConfig) -> Engine:
     overlaps = config.overlap_steps and model_runner.device.type == "cuda"
     model_runner.end_start()
     return Engine(scheduler, model_runner, partial(TextStream, token_table), overlaps=overlaps)
+
+
+def make_kv_cache(
+    config: EngineConfig, groups: Sequence[KVGroupSpec], max_step_tokens: int
+) -> KVCacheManager:
+    """The manager of the model runner's blocks.
+
+    Args:
+        config: the engine's.
+        groups: the model runner's.
+        max_step_tokens: of a step, at most.
+    """
+    windows = [group.window for group in groups]
+    prefix_cache = PrefixCache(config.block_size, windows=windows) if config.enable_prefix_caching else None
+    return KVCacheManager(groups, config.block_size, prefix_cache, max_step_tokens=max_step_tokens)
 
 
 def make_drafter(

@@ -31,6 +31,7 @@ from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import (
     EngineRequest,
     FinishReason,
+    PrefixIdentity,
     SamplingParams,
     Sequence,
     SequenceStatus,
@@ -60,17 +61,17 @@ class Engine:
             overlaps: a step is launched before the last one's ids are known, where it can be projected.
         """
         kv_cache = scheduler.kv_cache
+        longest = kv_cache.max_sequence_tokens
         self._scheduler = scheduler
         self._model_runner = model_runner
         self._text_state = text_state
         self._clock = clock
         # So a sequence alone always fits the cache.
         self._limits = AdmissionLimits(
-            max_model_len=min(model_runner.max_model_len, kv_cache.num_blocks * kv_cache.block_size),
+            max_model_len=min(model_runner.max_model_len, longest or model_runner.max_model_len),
             vocab_size=model_runner.model_config.vocab_size,
             max_num_seqs=scheduler.limits.max_num_seqs,
-            num_blocks=kv_cache.num_blocks,
-            block_size=kv_cache.block_size,
+            kv_groups=kv_cache.groups,
         )
         self._live: dict[int, LiveSequence] = {}
         self._beams = BeamGroups(scheduler, text_state)
@@ -140,7 +141,8 @@ class Engine:
             params=params,
             arrival_s=now,
             deadline_s=deadline_s,
-            cache_salt=request.cache_salt,
+            tenant=request.cache_salt,
+            prefix_identity=PrefixIdentity(request.cache_salt),
             donor=donor,
             offered_token_ids=request.draft_token_ids,
             retention=request.retention,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from naiad.outputs import MemoryUse, ModelOutput, ServedModel, StepBatch
@@ -38,5 +38,5 @@ class StepRunner(Protocol):
     def memory_use(self) -> MemoryUse:
         """What the process holds now."""
 
-    def clear_blocks(self, block_ids: list[int]) -> None:
-        """Overwrite what a failed row has left in KV blocks: nothing of it may reach others."""
+    def clear_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
+        """Overwrite what a failed row has left in blocks of each KV group: nothing of it may reach others."""

@@ -17,7 +17,7 @@ class LoneRow:
         sequence_id: not another row's of the step.
         token_ids: the known tokens up to the row's last.
         start: the position of the row's first token.
-        block_table: has a block for each token, drafts included.
+        block_table: has a block for each token, drafts included; it serves every KV group.
         params: how the sequence is sampled.
         samples: whether a new token is sampled.
         draft_token_ids: follow the known tokens.

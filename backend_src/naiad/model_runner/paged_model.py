@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
@@ -19,7 +19,7 @@ from naiad.model_runner.sequence_states import SequenceStates, StateRow
 from naiad.model_runner.step_costs import MeasuredCosts, measure_step_costs
 from naiad.model_runner.step_inputs import SampledIds, StepRows, build_step_inputs
 from naiad.model_runner.token_budget import probed_blocks
-from naiad.models import LlamaModel
+from naiad.models import DecoderModel
 from naiad.outputs import ModelOutput, StepBatch
 from naiad.sampling.row_state import RowState
 from naiad.sampling.sampler import QueuedSample, Sampler
@@ -59,7 +59,14 @@ class PagedModel:
         max_model_len: tokens of prompt and output together, at most.
     """
 
-    def __init__(self, model: LlamaModel, pool: KVPool, layout: CacheLayout, max_model_len: int) -> None:
+    def __init__(
+        self,
+        model: DecoderModel,
+        pool: KVPool,
+        layout: CacheLayout,
+        max_model_len: int,
+        kv_groups: Sequence[int] = (),
+    ) -> None:
         """Join the parts.
 
         Args:
@@ -67,21 +74,26 @@ class PagedModel:
             pool: a cache for each of the model's layers.
             layout: of the pool.
             max_model_len: no longer is any sequence.
+            kv_groups: for each of the model's groups of layers, the KV group in whose blocks it lies;
+                empty: each has its own.
         """
+        self._kv_groups = kv_groups or range(len(model.config.layer_groups))
         self.model_config: ModelConfig = model.config
         self.max_model_len = max_model_len
         self._model = model
         self._pool = pool
         self._layout = layout
+        # Of each group of layers.
+        self._layouts = [replace(layout, window=group.window) for group in model.config.layer_groups]
         self._sampler = Sampler(model.config.vocab_size)
-        self._states = SequenceStates(self._sampler)
+        self._states = SequenceStates(self._sampler, self._kv_groups)
         self._graphs: GraphedModel | None = None
         self._sampled: SampledIds | None = None
 
     @torch.inference_mode()
     def capture_graphs(self, buckets: Buckets, capture: Capture) -> None:
         """From now on replay steps that fit a bucket."""
-        self._graphs = GraphedModel(self._model, self._pool.layers, self._layout, buckets, capture)
+        self._graphs = GraphedModel(self._model, self._pool.layers, self._layouts, buckets, capture)
 
     def needs_ids(self, params: SamplingParams) -> bool:
         """Whether a row with these parameters, or what it asks for, waits until all its ids are known."""
@@ -106,9 +118,8 @@ class PagedModel:
             others are untouched by it. No draft makes a row fail. Log-probabilities and logits for
             sequences that ask for them.
         """
-        # There is one group of layers.
-        for copies in step.block_copies:
-            self._pool.copy(copies)
+        if step.block_copies:
+            self._pool.copy(step.block_copies)
         return self._launch_rows(self._states.take(step))
 
     def _launch_rows(self, rows: list[StateRow]) -> Callable[[], ModelOutput]:
@@ -151,7 +162,7 @@ class PagedModel:
         replayed = self._graphs.forward(rows, self._sampled) if self._graphs is not None else None
         if replayed is not None:
             return replayed
-        batch, inputs = build_step_inputs(rows, self._layout, self._sampled)
+        batch, inputs = build_step_inputs(rows, self._layouts, self._sampled)
         return inputs, self._model.forward(batch, self._pool.layers)
 
     def _run_without_drafts(self, rows: list[StateRow], result: ModelOutput) -> None:
@@ -162,7 +173,8 @@ class PagedModel:
         size = self._layout.block_size
         known_rows = []
         for row, state in rows:
-            self.clear_slots(slots_of(state.block_tables[0], row.known_end, row.end, size))
+            tables = state.block_tables
+            self._pool.zero_slots([slots_of(table, row.known_end, row.end, size) for table in tables])
             known_rows.append(StateRow(msgspec.structs.replace(row, draft_token_ids=()), state))
             del result.errors[row.sequence_id]
         again = self._launch_rows(known_rows)()
@@ -170,23 +182,32 @@ class PagedModel:
             getattr(result, field.name).update(getattr(again, field.name))
 
     @torch.inference_mode()
-    def clear_blocks(self, block_ids: list[int]) -> None:
-        """Set KV blocks to 0: their keys or values may not be finite, and somebody will get them."""
-        if block_ids:
-            self._pool.zero(block_ids)
+    def clear_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
+        """Set blocks of each KV group to 0: what they hold may not be finite, and others will get them."""
+        self._pool.zero([block_ids[group] for group in self._kv_groups])
 
     @torch.inference_mode()
-    def clear_slots(self, slots: list[int]) -> None:
-        """Set single slots to 0."""
-        self._pool.zero_slots(slots)
+    def clear_slots(self, slots: Sequence[Sequence[int]]) -> None:
+        """Set single slots of each KV group to 0."""
+        self._pool.zero_slots([slots[group] for group in self._kv_groups])
 
     def measure_step_costs(self) -> MeasuredCosts:
         """Time steps; takes some seconds on a CPU."""
         is_cuda = self._layout.device.type == "cuda"
-        costs = measure_step_costs(self.run, self.max_model_len, self._layout.block_size, is_cuda=is_cuda)
-        self.clear_blocks(probed_blocks(self.max_model_len, self._layout.block_size))
-        self._states.clear()
+        costs = measure_step_costs(self.run, self._longest_probe, self._layout.block_size, is_cuda=is_cuda)
+        self._end_probes()
         return costs
+
+    @property
+    def _longest_probe(self) -> int:
+        """Tokens of a text whose blocks all groups have."""
+        return min(self.max_model_len, self._pool.num_blocks * self._layout.block_size)
+
+    def _end_probes(self) -> None:
+        """Forget what probes have left in the first blocks of every group."""
+        blocks = probed_blocks(self._longest_probe, self._layout.block_size)
+        self.clear_blocks([blocks] * (1 + max(self._kv_groups)))
+        self._states.clear()
 
 
 def _rows_not_finite(sums: Readback, inputs: StepRows) -> dict[int, NaiadError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from naiad.outputs import Admission, StepBatch, StepRow
@@ -14,22 +15,30 @@ class SequenceState:
 
     Attributes:
         sampling: known tokens as far as sampling needs them, and how the next one is chosen.
-        block_tables: for each group of layers the sequence's blocks.
+        block_tables: for each of the model's groups of layers the sequence's blocks.
     """
 
-    __slots__ = ("block_tables", "sampling")
+    __slots__ = ("_kv_tables", "block_tables", "sampling")
 
-    def __init__(self, sampling: RowState, block_tables: list[list[int]]) -> None:
-        """Join the parts."""
+    def __init__(self, sampling: RowState, kv_groups: Sequence[int]) -> None:
+        """Start without blocks.
+
+        Args:
+            sampling: what is kept for sampling.
+            kv_groups: for each of the model's groups of layers the KV group in whose blocks it lies.
+        """
         self.sampling = sampling
-        self.block_tables = block_tables
+        self._kv_tables: list[list[int]] = [[] for _ in range(1 + max(kv_groups))]
+        self.block_tables = [self._kv_tables[group] for group in kv_groups]
 
     def advance(self, row: StepRow) -> None:
         """Take in what a row brings: blocks, and known tokens that are not known yet."""
         if row.block_changes:
-            tables = self.block_tables
-            tables.extend([] for _ in range(len(row.block_changes) - len(tables)))
-            for table, change in zip(tables, row.block_changes, strict=True):
+            changes = row.block_changes
+            if len(changes) == 1:
+                changes *= len(self._kv_tables)
+            # A draft model has fewer groups than the model that is served.
+            for table, change in zip(self._kv_tables, changes, strict=False):
                 table[change.first :] = change.block_ids
         sampling = self.sampling
         if row.earlier_token_ids:
@@ -51,13 +60,15 @@ class StateRow(NamedTuple):
 class SequenceStates:
     """The states of all sequences that have been admitted and have not ended."""
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Sampler, kv_groups: Sequence[int] = (0,)) -> None:
         """Know no sequence.
 
         Args:
             sampler: says what is kept for sampling.
+            kv_groups: for each of the model's groups of layers the KV group in whose blocks it lies.
         """
         self._sampler = sampler
+        self._kv_groups = kv_groups
         self._states: dict[int, SequenceState] = {}
 
     def __len__(self) -> int:
@@ -86,7 +97,7 @@ class SequenceStates:
         sequence_id, params = admission.sequence_id, admission.params
         if admission.clone_of is None:
             row = self._sampler.new_row(sequence_id, params, admission.num_prompt_tokens)
-            return SequenceState(row, [])
+            return SequenceState(row, self._kv_groups)
         donor = self._states[admission.clone_of]
         # Its blocks are not the donor's; the first row brings them.
-        return SequenceState(donor.sampling.clone(sequence_id, params), [])
+        return SequenceState(donor.sampling.clone(sequence_id, params), self._kv_groups)

@@ -9,7 +9,7 @@ import torch
 
 from naiad.kv_cache.slots import slots_of
 from naiad.model_runner.sequence_states import StateRow
-from naiad.models import ForwardBatch
+from naiad.models import ForwardBatch, GroupInputs
 from naiad.sequence import UNKNOWN_TOKEN
 from naiad_kernels.paged_attention import attention_sort_key, plan_attention
 from naiad_kernels.paged_attention.device_step import list_sizes
@@ -65,14 +65,14 @@ class StepTokens:
     Attributes:
         token_ids: of each token; −1 − row where the last step has sampled it (see `SampledIds`).
         positions: of each token.
-        slots: of each; see `slots_of`.
+        slots: for each group of layers, of each token; see `slots_of`.
         ends: of each row, as in `StepRows`.
         query_lens, seq_lens: of each row: its tokens, and the cached ones with them.
     """
 
     token_ids: list[int]
     positions: list[int]
-    slots: list[int]
+    slots: list[list[int]]
     ends: list[int]
     query_lens: list[int]
     seq_lens: list[int]
@@ -83,15 +83,18 @@ class StepTokens:
         return min(self.token_ids) < 0
 
     @classmethod
-    def of(cls, rows: Sequence[StateRow], block_size: int, sampled: SampledIds | None = None) -> StepTokens:
+    def of(
+        cls, rows: Sequence[StateRow], layouts: Sequence[CacheLayout], sampled: SampledIds | None = None
+    ) -> StepTokens:
         """Flatten the rows.
 
         Args:
-            rows: every token's block is in its sequence's block table.
-            block_size: tokens in a block.
+            rows: every token's block is in its sequence's block tables.
+            layouts: of the cache, one for each group of layers.
             sampled: by the last step, if ids may be unknown.
         """
-        tokens = cls([], [], [], [], [], [])
+        tokens = cls([], [], [[] for _ in layouts], [], [], [])
+        block_size = layouts[0].block_size
         places: Mapping[int, int] = {}
         for row, state in rows:
             start, end = row.start, row.end
@@ -102,7 +105,8 @@ class StepTokens:
                 tokens.token_ids[-1] = -1 - places[row.sequence_id]
             tokens.token_ids.extend(row.draft_token_ids)
             tokens.positions.extend(range(start, end))
-            tokens.slots.extend(slots_of(state.block_tables[0], start, end, block_size))
+            for slots, table in zip(tokens.slots, state.block_tables, strict=True):
+                slots.extend(slots_of(table, start, end, block_size))
             tokens.ends.append(len(tokens.token_ids))
             tokens.query_lens.append(end - start)
             tokens.seq_lens.append(end)
@@ -110,30 +114,42 @@ class StepTokens:
 
 
 def build_step_inputs(
-    step_rows: Sequence[StateRow], layout: CacheLayout, sampled: SampledIds | None = None
+    step_rows: Sequence[StateRow], layouts: Sequence[CacheLayout], sampled: SampledIds | None = None
 ) -> tuple[ForwardBatch, StepRows]:
     """Order the rows as attention wants them and flatten their tokens.
 
     Args:
-        step_rows: every token's block is in its sequence's block table.
-        layout: of the cache.
+        step_rows: every token's block is in its sequence's block tables.
+        layouts: of the cache, one for each group of layers; they differ in their windows.
         sampled: by the last step, if ids may be unknown.
     """
     rows = sorted(step_rows, key=lambda each: attention_sort_key(each.row.num_scheduled_tokens, each.row.end))
-    tokens = StepTokens.of(rows, layout.block_size, sampled)
+    tokens = StepTokens.of(rows, layouts, sampled)
     places = sampled_places(rows, tokens.ends)
-    tables = [state.block_tables[0] for _, state in rows]
-    staging = _staging_for(tokens, len(places), layout) if is_staged(layout) else None
+    staging = _staging_for(tokens, len(places), layouts) if is_staged(layouts[0]) else None
     put = _on_host if staging is None else staging.put
-    slots = put(tokens.slots, torch.int64)
+    slot_mappings = [put(slots, torch.int64) for slots in tokens.slots]
     token_ids, positions = put(tokens.token_ids, torch.int64), put(tokens.positions, torch.int64)
     place_tensor = put(places, torch.int64)
-    attention = plan_attention(tokens.query_lens, tokens.seq_lens, tables, layout, staging=staging)
+    plans = [
+        plan_attention(
+            tokens.query_lens,
+            tokens.seq_lens,
+            [state.block_tables[group] for _, state in rows],
+            layout,
+            staging=staging,
+        )
+        for group, layout in enumerate(layouts)
+    ]
     if staging is not None:
         staging.send()
     if sampled is not None and tokens.has_unknown:
         sampled.fill(token_ids)
-    batch = ForwardBatch(token_ids, positions, Slots.from_slot_mapping(slots, layout.block_size), attention)
+    groups = [
+        GroupInputs(Slots.from_slot_mapping(slots, layouts[0].block_size), plan)
+        for slots, plan in zip(slot_mappings, plans, strict=True)
+    ]
+    batch = ForwardBatch(token_ids, positions, groups)
     return batch, StepRows(rows, tokens.ends, place_tensor)
 
 
@@ -157,11 +173,12 @@ def sampled_places(rows: Sequence[StateRow], ends: Sequence[int]) -> list[int]:
     ]
 
 
-def _staging_for(tokens: StepTokens, num_places: int, layout: CacheLayout) -> Staging:
+def _staging_for(tokens: StepTokens, num_places: int, layouts: Sequence[CacheLayout]) -> Staging:
     num_tokens = len(tokens.token_ids)
-    sizes = list_sizes(tokens.query_lens, tokens.seq_lens, layout)
-    num_bytes = Staging.bytes_for([num_tokens, num_tokens, num_tokens, num_places], sizes)
-    return Staging(num_bytes, layout.device)
+    sizes = [size for each in layouts for size in list_sizes(tokens.query_lens, tokens.seq_lens, each)]
+    wide = [num_tokens] * (2 + len(layouts))
+    num_bytes = Staging.bytes_for([*wide, num_places], sizes)
+    return Staging(num_bytes, layouts[0].device)
 
 
 def _on_host(values: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

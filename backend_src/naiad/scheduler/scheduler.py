@@ -180,7 +180,7 @@ class Scheduler:
         caller to remove. Those of sequences that have ended meanwhile change nothing.
         """
         errors, sampled, running = output.errors, output.sampled_token_ids, self.running_by_id
-        is_projected = step.is_projected
+        is_projected, has_windows = step.is_projected, self.kv_cache.has_windows
         if step is self.projected:
             self.projected = StepBatch()
         for row in step.rows:
@@ -197,6 +197,8 @@ class Scheduler:
             if is_projected:
                 # A block that ends with a token which was not known when the step was made.
                 self.kv_cache.publish(sequence, row.known_end)
+            if has_windows:
+                self.kv_cache.leave_window(sequence)
 
     def cut(self, sequence: Sequence, num_tokens: int, num_new: int) -> None:
         """Drop the tokens after a sequence's end; drafts among them count as not accepted.
@@ -257,9 +259,9 @@ class Scheduler:
         while index < len(self.running):
             sequence = self.running[index]
             num_tokens = sequence.next_end
-            if len(sequence.block_table) * block_size >= num_tokens or self.kv_cache.allocate(
-                sequence, num_tokens
-            ):
+            # The last group's table is the shortest.
+            num_held = len(sequence.block_tables[-1]) * block_size
+            if num_held >= num_tokens or self.kv_cache.allocate(sequence, num_tokens):
                 index += 1
                 continue
             assert len(self.running) > 1, "a sequence alone does not fit the KV cache"
@@ -280,7 +282,7 @@ class Scheduler:
         return self.waiting.first(self._can_start, self.limits.max_num_seqs)
 
     def _is_stuck(self) -> bool:
-        """Whether no running sequence has a row in the step that is being made, or could have one."""
+        """Whether all that run wait; a sequence with a row in the step that is being made does not."""
         return not self._rows and all_wait(self.running)
 
     def _can_start(self, sequence: Sequence) -> bool:
@@ -376,7 +378,7 @@ class Scheduler:
         if donor is not None and donor.status is SequenceStatus.RUNNING and sequence.num_preemptions == 0:
             num_cached_tokens = self._fork(sequence, donor)
         else:
-            num_spare = num_spare_blocks(len(self.running), sequence, self._is_stuck())
+            num_spare = num_spare_blocks(self.running, sequence, self._is_stuck())
             num_cached_tokens = self.kv_cache.admit(sequence, num_spare)
         if num_cached_tokens is None:
             return False

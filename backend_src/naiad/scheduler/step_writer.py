@@ -30,7 +30,7 @@ class StepWriter:
         if len(token_ids) < num_tokens:
             token_ids.append(UNKNOWN_TOKEN)
         row = StepRow(sequence.sequence_id, start, token_ids, end == sequence.next_end)
-        if sequence.num_sent_blocks != len(sequence.block_table) or sequence.num_sent_tokens != start:
+        if sequence.num_sent_blocks != len(sequence.block_tables[-1]) or sequence.num_sent_tokens != start:
             self._add_news(sequence, row)
         sequence.num_sent_tokens = end
         return row
@@ -39,12 +39,12 @@ class StepWriter:
         """Let a row go on into drafts, for which the sequence has blocks by now."""
         row.draft_token_ids = tuple(draft_token_ids)
         first = row.block_changes[0].first if row.block_changes else sequence.num_sent_blocks
-        if len(sequence.block_table) > first:
+        if len(sequence.block_tables[-1]) > first:
             self._send_blocks(sequence, row, first)
 
     def trimmed(self, sequence: Sequence) -> None:
-        """Blocks at the end of the sequence's table were taken back; others may follow there."""
-        sequence.num_sent_blocks = min(sequence.num_sent_blocks, len(sequence.block_table))
+        """Blocks at the end of the sequence's tables were taken back; others may follow there."""
+        sequence.num_sent_blocks = min(sequence.num_sent_blocks, len(sequence.block_tables[-1]))
 
     def clone(self, sequence: Sequence, donor: Sequence) -> None:
         """The sequence continues what the donor has computed, if it has a row in the next step."""
@@ -56,7 +56,9 @@ class StepWriter:
             self._ended.append(sequence.sequence_id)
             sequence.num_sent_blocks = sequence.num_sent_tokens = 0
 
-    def batch(self, rows: list[StepRow], copies: list[tuple[int, int]], is_projected: bool) -> StepBatch:
+    def batch(
+        self, rows: list[StepRow], copies: list[list[tuple[int, int]]], is_projected: bool
+    ) -> StepBatch:
         """The step with these rows. What there is to tell beside rows waits for a step that has some."""
         if not rows:
             return StepBatch()
@@ -64,7 +66,7 @@ class StepWriter:
         ended, self._ended = self._ended, []
         self._first_rows.clear()
         self._donors.clear()
-        return StepBatch(ended, admissions, [copies] if copies else [], rows, is_projected)
+        return StepBatch(ended, admissions, copies, rows, is_projected)
 
     def _add_news(self, sequence: Sequence, row: StepRow) -> None:
         num_sent_blocks, num_sent_tokens = sequence.num_sent_blocks, sequence.num_sent_tokens
@@ -72,12 +74,13 @@ class StepWriter:
             self._first_rows.append((sequence, row))
         elif num_sent_tokens < row.start:
             row.earlier_token_ids = tuple(sequence.token_ids[num_sent_tokens : row.start])
-        if num_sent_blocks != len(sequence.block_table):
+        if num_sent_blocks != len(sequence.block_tables[-1]):
             self._send_blocks(sequence, row, num_sent_blocks)
 
     def _send_blocks(self, sequence: Sequence, row: StepRow, first: int) -> None:
-        row.block_changes = (BlockChange(first, sequence.block_table[first:]),)
-        sequence.num_sent_blocks = len(sequence.block_table)
+        row.block_changes = tuple(BlockChange(first, table[first:]) for table in sequence.block_tables)
+        # The last group's table is the shortest; what others have after its end is sent again with it.
+        sequence.num_sent_blocks = len(sequence.block_tables[-1])
 
     def _admission(self, sequence: Sequence, row: StepRow, rows: list[StepRow]) -> Admission:
         donor = self._donors.get(sequence.sequence_id)

@@ -33,8 +33,8 @@ class DraftRunner(Protocol):
     def run(self, step: StepBatch) -> ModelOutput:
         """Compute the rows: for each that samples an id or an error; other rows may fail too."""
 
-    def clear_slots(self, slots: list[int]) -> None:
-        """Overwrite what a failed row has left in these slots."""
+    def clear_slots(self, slots: list[list[int]]) -> None:
+        """Overwrite what a failed row has left in these slots of each KV group."""
 
 
 @dataclass(slots=True)
@@ -43,11 +43,11 @@ class _Sent:
 
     Attributes:
         num_tokens: the first of its known tokens.
-        block_table: as it was when its last row was made.
+        block_tables: as they were when its last row was made.
     """
 
     num_tokens: int = 0
-    block_table: list[int] = field(default_factory=list)
+    block_tables: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -192,7 +192,7 @@ class ModelDrafter:
 
     def _known_row(self, sequence: Sequence, start: int, end: int, admissions: list[Admission]) -> StepRow:
         """A row of known tokens, with all of the sequence before them that the runner does not know."""
-        sequence_id, table = sequence.sequence_id, sequence.block_table
+        sequence_id, tables = sequence.sequence_id, self._tables(sequence)
         sent = self._sent.get(sequence_id)
         if sent is None:
             sent = self._sent[sequence_id] = _Sent()
@@ -200,11 +200,10 @@ class ModelDrafter:
             admissions.append(Admission(sequence_id, params, sequence.num_prompt_tokens))
         row = StepRow(sequence_id, start, sequence.token_ids[start:end], end == sequence.num_tokens)
         row.earlier_token_ids = tuple(sequence.token_ids[sent.num_tokens : start])
-        if table != sent.block_table:
-            # Other entries than the last ones change only if it was preempted.
-            num_same = len(sent.block_table) if table[: len(sent.block_table)] == sent.block_table else 0
-            row.block_changes = (BlockChange(num_same, table[num_same:]),)
-            sent.block_table = table.copy()
+        if tables != sent.block_tables:
+            old_tables = sent.block_tables or [[] for _ in tables]
+            row.block_changes = tuple(_change(old, new) for old, new in zip(old_tables, tables, strict=True))
+            sent.block_tables = [table.copy() for table in tables]
         sent.num_tokens = max(sent.num_tokens, end)
         return row
 
@@ -218,7 +217,7 @@ class ModelDrafter:
             admissions.append(
                 Admission(draft.view_id, params, sequence.num_prompt_tokens, sequence.sequence_id)
             )
-            row.block_changes = (BlockChange(0, sequence.block_table.copy()),)
+            row.block_changes = tuple(BlockChange(0, table.copy()) for table in self._tables(sequence))
         return row
 
     def _pass(self, step: StepBatch, drafting: list[_Draft]) -> list[_Draft]:
@@ -269,8 +268,20 @@ class ModelDrafter:
         sequence = draft.sequence
         if self._slots is not None and row.start < sequence.num_tokens:
             self._slots.empty(sequence, row.start, row.end)
-        slots = slots_of(sequence.block_table, row.start, row.end, self._kv_cache.block_size)
-        self._runner.clear_slots(slots)
+        size = self._kv_cache.block_size
+        self._runner.clear_slots(
+            [slots_of(table, row.start, row.end, size) for table in self._tables(sequence)]
+        )
+
+    def _tables(self, sequence: Sequence) -> list[list[int]]:
+        """The block tables of the KV groups in whose blocks the model's layers lie."""
+        return sequence.block_tables if self._slots is None else [sequence.block_table]
+
+
+def _change(old: list[int], new: list[int]) -> BlockChange:
+    """What a block table has become; other entries than the last ones change seldom."""
+    num_same = len(old) if new[: len(old)] == old else 0
+    return BlockChange(num_same, new[num_same:])
 
 
 def _sampling_alone(params: SamplingParams) -> SamplingParams:

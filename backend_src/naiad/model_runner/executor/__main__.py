@@ -108,7 +108,7 @@ def _start(message: RunnerMessage) -> tuple[ModelRunner, Started]:
         vocab_size=runner.model_config.vocab_size,
         eos_token_ids=tuple(runner.model_config.eos_token_ids),
         max_model_len=runner.max_model_len,
-        num_blocks=runner.num_blocks,
+        kv_groups=tuple(runner.kv_groups),
         device_type=runner.device.type,
         token_budget=runner.token_budget,
         has_draft_runner=runner.draft_runner is not None,

@@ -11,6 +11,7 @@ import msgspec
 
 from naiad.config import EngineConfig
 from naiad.errors import NaiadError, Status, error_with_status
+from naiad.kv_cache.kv_group import KVGroupSpec
 from naiad.model_runner.step_costs import MeasuredCosts
 from naiad.model_runner.token_budget import TokenBudget
 from naiad.outputs import MemoryUse, ModelOutput, StepBatch
@@ -37,15 +38,15 @@ class Collect(msgspec.Struct, tag="collect", frozen=True):
 
 
 class ClearBlocks(msgspec.Struct, tag="clear_blocks", frozen=True):
-    """Overwrite KV blocks."""
+    """Overwrite blocks of each KV group."""
 
-    block_ids: list[int]
+    block_ids: list[list[int]]
 
 
 class ClearSlots(msgspec.Struct, tag="clear_slots", frozen=True):
-    """Overwrite single slots of the model's cache, or of the draft model's."""
+    """Overwrite single slots of each KV group, in the model's cache or in the draft model's."""
 
-    slots: list[int]
+    slots: list[list[int]]
     is_draft: bool = False
 
 
@@ -80,7 +81,7 @@ class Started(msgspec.Struct, tag="started", frozen=True, kw_only=True):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_model_len: int
-    num_blocks: int
+    kv_groups: tuple[KVGroupSpec, ...]
     device_type: str
     token_budget: TokenBudget
     has_draft_runner: bool

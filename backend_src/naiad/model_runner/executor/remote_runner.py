@@ -6,7 +6,7 @@ import contextlib
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -81,7 +81,7 @@ class RemoteRunner:
             raise
         self.model_config = ServedVocabulary(started.vocab_size, started.eos_token_ids)
         self.max_model_len = started.max_model_len
-        self.num_blocks = started.num_blocks
+        self.kv_groups = started.kv_groups
         self.device = torch.device(started.device_type)
         self.token_budget = started.token_budget
         self.draft_runner = RemoteDraftRunner(self) if started.has_draft_runner else None
@@ -117,13 +117,13 @@ class RemoteRunner:
         """See `StepRunner`."""
         return self._ask(NeedsIds(params), Answer).is_true
 
-    def clear_blocks(self, block_ids: list[int]) -> None:
+    def clear_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
         """See `StepRunner`."""
-        self._send(ClearBlocks(block_ids))
+        self._send(ClearBlocks([list(each) for each in block_ids]))
 
-    def clear_slots(self, slots: list[int], is_draft: bool = False) -> None:
-        """Overwrite single slots of the model's cache, or of the draft model's."""
-        self._send(ClearSlots(slots, is_draft))
+    def clear_slots(self, slots: Sequence[Sequence[int]], is_draft: bool = False) -> None:
+        """Overwrite single slots of each KV group, in the model's cache or in the draft model's."""
+        self._send(ClearSlots([list(each) for each in slots], is_draft))
 
     def measure_step_costs(self, is_draft: bool = False) -> MeasuredCosts:
         """Time steps of the model, or of the draft model, in the other process."""
@@ -177,8 +177,8 @@ class RemoteDraftRunner:
         """Compute one step."""
         return self._runner.launch_on(step, is_draft=True)()
 
-    def clear_slots(self, slots: list[int]) -> None:
-        """Overwrite single slots."""
+    def clear_slots(self, slots: Sequence[Sequence[int]]) -> None:
+        """Overwrite single slots of each KV group."""
         self._runner.clear_slots(slots, is_draft=True)
 
     def measure_step_costs(self) -> MeasuredCosts:
