@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,14 @@ def case_id(case: ServedShape | int | str) -> str:
 @pytest.mark.parametrize(("shape", "capability", "op"), QUICK, ids=case_id)
 def test_kernels_compile_and_fit(shape: ServedShape, capability: int, op: str) -> None:
     assert_fits(compile_launches(launches(shape, op), capability), shape)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_windows_and_caps_compile_and_fit(capability: int) -> None:
+    shape = replace(SMALL, soft_cap=50.0)
+    for length in (5, 100):
+        launch = attention_launch(shape, [length], [1_000], window=512)
+        assert_fits(compile_launches(launch, capability), shape)
 
 
 @pytest.mark.slow
