@@ -100,10 +100,10 @@ def test_entries_of_a_list_are_checked() -> None:
     with pytest.raises(FieldError, match="ids has 3 ids: at most 2 are allowed"):
         ids.check_count(3, "ids")
     with pytest.raises(FieldError, match=r"ids holds 7: expected token ids in \[0, 7\)"):
-        ids.check_token_ids(np.array([1, 7, 8]), 7)
+        ids.check_token_ids([1, 7, 8], 7)
     biases = Field("biases", Kind.FP32, (-1,), minimum=-10.0, maximum=10.0)
     with pytest.raises(FieldError, match=r"biases holds nan: expected finite numbers in \[-10.0, 10.0\]"):
-        biases.check_numbers(np.array([1, math.nan]))
+        biases.check_numbers([1, math.nan])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from naiad.outputs import EngineStats, RequestOutput, TokenLogProbs, error_outpu
 from naiad.sequence import BeamParams, FinishReason
 from naiad.tokenization import TokenTable, pack_word_list
 from naiad.triton_server.requests.llm import read_request
-from naiad.triton_server.responses.text import decode_beams, split_beams
+from naiad.triton_server.responses.detokenizer import decode_beams, split_beams
 from naiad.triton_server.service.llm_service import LLMService
 
 TEXT = b'{"prompt_tail_ids": [7], "num_prompt_chars": 3}'

@@ -20,9 +20,9 @@ from helpers.triton_server_doubles import (
     llm_source,
 )
 from naiad.engine_process import Ack
+from naiad.frontend.chunks import merged
 from naiad.outputs import EngineStats, RequestOutput, TokenLogProbs
 from naiad.sequence import FinishReason
-from naiad.triton_server.responses.stream import merged
 from naiad.triton_server.service.llm_service import LLMService
 
 VOCAB_SIZE = 5

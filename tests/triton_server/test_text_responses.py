@@ -21,12 +21,13 @@ from helpers.triton_server_doubles import (
     let_senders_finish,
 )
 from naiad.errors import CancelledError
+from naiad.frontend.chunks import ChunkTexts
 from naiad.frontend.prompt import PromptEncoder
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import FinishReason
 from naiad.tokenization import TextStream, Tokenizer
 from naiad.triton_server.requests.text import TextRequestReader
-from naiad.triton_server.responses.text import TextResponses
+from naiad.triton_server.responses.text import TextWriter
 from naiad.triton_server.service.llm_service import LLMService, RequestShape
 
 PROMPT, ANSWER = "The quick", " brown 你好 fox"
@@ -37,10 +38,10 @@ class Harness:
 
     def __init__(self, tokenizer: Tokenizer, accumulates: bool, cancel_message: str = "") -> None:
         encoder = PromptEncoder(tokenizer, LIMITS.max_model_len, LIMITS.vocab_size)
-        responses = TextResponses(tokenizer.table, skip_special_tokens=True, accumulates=accumulates)
+        texts = ChunkTexts(tokenizer.table, skip_special_tokens=True)
         shape = RequestShape(
             read=TextRequestReader(encoder).read,
-            build=responses.build,
+            build=TextWriter(texts, accumulates=accumulates).write,
             cancel_message=cancel_message,
         )
         self.tokenizer = tokenizer

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.tiny_tokenizers import tiny_tokenizer, write_tokenizer
 from helpers.triton_server_doubles import FakeSender
 from helpers.vllm_requests import make_reader, read
+from naiad.frontend.chunks import ChunkTexts
 from naiad.outputs import RequestOutput, TokenLogProbs
 from naiad.sequence import FinishReason
 from naiad.tokenization import Tokenizer
 from naiad.triton_server.requests.vllm import VLLMRequest, VLLMRequestReader
 from naiad.triton_server.responses.stream import JoinedRow, ResponseStream, StreamRow
-from naiad.triton_server.responses.text import TextResponses
-from naiad.triton_server.responses.vllm import VLLMResponses
+from naiad.triton_server.responses.vllm import VLLMWriter
 
 
 @pytest.fixture
@@ -30,13 +31,19 @@ def reader(tokenizer: Tokenizer) -> VLLMRequestReader:
 
 
 @pytest.fixture
-def responses(tokenizer: Tokenizer) -> VLLMResponses:
-    texts = TextResponses(tokenizer.table, skip_special_tokens=True, accumulates=False)
-    return VLLMResponses(texts, tokenizer.table)
+def writer(tokenizer: Tokenizer) -> VLLMWriter:
+    return VLLMWriter(ChunkTexts(tokenizer.table, skip_special_tokens=True), tokenizer.table)
 
 
-def stream_of(request: VLLMRequest, row: StreamRow) -> ResponseStream:
-    return ResponseStream(request, FakeSender(), [row], has_detokenizer=False)
+def sent(writer: VLLMWriter, request: VLLMRequest, row: StreamRow, *outputs: RequestOutput) -> dict[str, Any]:
+    """The one response to what the engine says of a row."""
+    sender = FakeSender()
+    stream = ResponseStream(request, sender, [row], has_detokenizer=False)
+    for each in outputs:
+        stream.push(row, each, None)
+    stream.flush(writer.write, None)
+    (response,) = sender.responses
+    return response
 
 
 ALL = dict.fromkeys(
@@ -65,10 +72,10 @@ def output(tokenizer: Tokenizer, sequence_id: int, text: str, reason: FinishReas
 
 
 def test_a_response_has_vllms_outputs(
-    reader: VLLMRequestReader, responses: VLLMResponses, tokenizer: Tokenizer
+    reader: VLLMRequestReader, writer: VLLMWriter, tokenizer: Tokenizer
 ) -> None:
     request, row = read(reader, {"logprobs": 2}, stream=True, **ALL), StreamRow(0, 1)
-    made = responses.build(stream_of(request, row), row, output(tokenizer, 1, " fox", None))
+    made = sent(writer, request, row, output(tokenizer, 1, " fox", None))
     (token_id, *_) = ids = tokenizer.encode(" fox", add_special_tokens=False)
     assert {name: (str(value.dtype), value.shape) for name, value in made.items()} == {
         "text_output": ("object", (1,)),
@@ -92,16 +99,16 @@ def test_a_response_has_vllms_outputs(
 
 
 def test_log_probs_that_nobody_asked_for_are_null(
-    reader: VLLMRequestReader, responses: VLLMResponses, tokenizer: Tokenizer
+    reader: VLLMRequestReader, writer: VLLMWriter, tokenizer: Tokenizer
 ) -> None:
     request, row = read(reader, return_logprobs=True), StreamRow(0, 1)
-    made = responses.build(stream_of(request, row), row, output(tokenizer, 1, " fox", FinishReason.STOP))
+    made = sent(writer, request, row, output(tokenizer, 1, " fox", FinishReason.STOP))
     assert made["logprobs"].item() == b"null"
     assert made["text_output"].item() == b"The quick fox"
 
 
 def test_all_sequences_have_one_response(
-    reader: VLLMRequestReader, responses: VLLMResponses, tokenizer: Tokenizer
+    reader: VLLMRequestReader, writer: VLLMWriter, tokenizer: Tokenizer
 ) -> None:
     request = read(reader, {"n": 2}, return_finish_reason=True, return_num_output_tokens=True)
     row = JoinedRow(0, 1, sibling_ids=(2,))
@@ -114,7 +121,7 @@ def test_all_sequences_have_one_response(
         row.add(output(tokenizer, sequence_id, text, reason))
     assert row.may_send(is_streaming=False)
     assert row.pending is not None
-    made = responses.build(stream_of(request, row), row, row.pending)
+    made = sent(writer, request, row)
     assert made["text_output"].tolist() == [b"The quick brown fox", b"The quick dog"]
     assert made["finish_reason"].tolist() == [b"length", b"stop"]
     assert made["num_output_tokens"].shape == (2,)

@@ -5,7 +5,7 @@ gives, and calls one of
 
 - `Field.check(value)` for a scalar or a string,
 - `Field.check_count(number)` for how many entries a list has,
-- `Field.check_token_ids(array, vocab_size)` and `Field.check_numbers(array)` for the entries themselves,
+- `Field.check_token_ids(ids, vocab_size)` and `Field.check_numbers(values)` for the entries themselves,
 - `Field.check_text(text)` for one string of a list.
 
 Each raises a `FieldError`, whose message begins with the field's name. A frontend whose client sent the field

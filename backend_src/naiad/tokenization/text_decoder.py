@@ -36,21 +36,22 @@ class TextDecoder:
 
     def push(self, token_id: int) -> str:
         """Return the characters that this id completes."""
-        data = self._table.visible_bytes(token_id, self._skip_special_tokens)
-        if not data:
-            return ""
-        if self._at_start:
-            self._at_start = False
-            data = self._table.first_bytes(token_id)
-        return self._utf8.decode(data)
+        return self._utf8.decode(self._bytes(token_id))
 
     def push_all(self, token_ids: Iterable[int]) -> str:
         """Return the characters that these ids complete."""
-        return "".join([self.push(token_id) for token_id in token_ids])
+        return self._utf8.decode(b"".join([self._bytes(token_id) for token_id in token_ids]))
 
     def flush(self) -> str:
         """Return what is held back: U+FFFD for a character that was never completed, or nothing."""
         return self._utf8.decode(b"", final=True)
+
+    def _bytes(self, token_id: int) -> bytes:
+        data = self._table.visible_bytes(token_id, self._skip_special_tokens)
+        if data and self._at_start:
+            self._at_start = False
+            return self._table.first_bytes(token_id)
+        return data
 
 
 def context_ids(table: TokenTable, token_ids: Sequence[int], skip_special_tokens: bool) -> list[int]:

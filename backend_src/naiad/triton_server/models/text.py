@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from naiad.frontend.chunks import ChunkTexts
 from naiad.frontend.prompt import PromptEncoder
 from naiad.triton_server.models.parameters import read_bool
 from naiad.triton_server.models.text_frontend import DoorModel
 from naiad.triton_server.requests.text import TextRequestReader
-from naiad.triton_server.responses.text import TextResponses
+from naiad.triton_server.responses.text import TextWriter
 from naiad.triton_server.service.llm_service import RequestShape
 
 
@@ -19,9 +20,9 @@ class TextModel(DoorModel):
 
     def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
         """As `DoorModel.make_shape`."""
-        responses = TextResponses(
-            encoder.tokenizer.table,
-            skip_special_tokens=read_bool(parameters, "skip_special_tokens", default=True),
+        skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
+        writer = TextWriter(
+            ChunkTexts(encoder.tokenizer.table, skip_special_tokens=skip_special_tokens),
             accumulates=read_bool(parameters, "accumulate_tokens", default=False),
         )
-        return RequestShape(read=TextRequestReader(encoder).read, build=responses.build)
+        return RequestShape(read=TextRequestReader(encoder).read, build=writer.write)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from naiad.errors import CancelledError, EngineAwayError, NaiadError, error_with_status
+from naiad.frontend.chunks import ChunkTexts
 from naiad.frontend.prompt import PromptEncoder
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool
 from naiad.triton_server.models.text_frontend import DoorModel
 from naiad.triton_server.requests.vllm import VLLMRequestReader
 from naiad.triton_server.responses.stream import Sender
-from naiad.triton_server.responses.text import TextResponses
-from naiad.triton_server.responses.vllm import VLLMResponses
+from naiad.triton_server.responses.vllm import VLLMWriter
 from naiad.triton_server.service.llm_service import RequestShape
 
 
@@ -30,14 +30,11 @@ class VLLMModel(DoorModel):
         """As `DoorModel.make_shape`."""
         for key in self.KEYS:
             read_bool(parameters, key, default=True)
-        responses = TextResponses(
-            encoder.tokenizer.table,
-            skip_special_tokens=read_bool(parameters, "skip_special_tokens", default=True),
-            accumulates=False,
-        )
+        skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
+        texts = ChunkTexts(encoder.tokenizer.table, skip_special_tokens=skip_special_tokens)
         return RequestShape(
             read=VLLMRequestReader(encoder).read,
-            build=VLLMResponses(responses, encoder.tokenizer.table).build,
+            build=VLLMWriter(texts, encoder.tokenizer.table).write,
             cancel_message="Request was cancelled",
         )
 

@@ -11,7 +11,6 @@ import msgspec
 from naiad.config.probe import PROBE_REQUEST_ID
 from naiad.errors import InvalidRequestError
 from naiad.frontend.field import INT32_MAX, Field, FieldError, Frontend, Kind, shown
-from naiad.frontend.field_rules import refuse_unknown_parameters, refuse_unserved
 from naiad.frontend.fields import FIELD, FIELDS, fields_at
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import EncodedPrompt, PromptEncoder
@@ -19,6 +18,8 @@ from naiad.frontend.request import GenerateRequest, StopRequest, build_request
 from naiad.triton_server.requests.tensors import (
     Array,
     RequestSource,
+    refuse_unknown_parameters,
+    refuse_unserved,
     sent_parameters,
     sent_rows,
     timeout_us,
@@ -83,7 +84,7 @@ class VLLMRequestReader:
         if is_streaming and flags["exclude_input_in_output"] is False:
             raise InvalidRequestError("When streaming, `exclude_input_in_output` = False is not allowed.")
         keys = _sampling_parameters(tensors.get("sampling_parameters"), parameters)
-        sampled = _sampled_fields(keys, is_streaming=is_streaming)
+        sampled, key_of = _sampled_fields(keys, is_streaming=is_streaming)
         by_row = {name: tensor[None] for name, tensor in tensors.items()}
         others = {
             name: value for name, value in parameters.items() if name not in _KEYS and name not in _FLAGS
@@ -100,7 +101,8 @@ class VLLMRequestReader:
         try:
             request = self._build(sent, source, limits, timeout_us(source, parameters))
         except FieldError as error:
-            raise _in_clients_words(error, sampled) from None
+            # The client knows the field by the key that it sent.
+            raise error.named(key_of.get(error.field_name, error.field_name)) from None
         return VLLMRequest(
             **{each.name: getattr(request, each.name) for each in fields(GenerateRequest)}
             | {"joins_sequences": request.outputs.num_return_sequences > 1},
@@ -116,13 +118,6 @@ class VLLMRequestReader:
         prompt: EncodedPrompt = self._encoder.encode(self._encoder.check(sent))
         sent.setdefault("end_id", self._encoder.known_id(self._encoder.tokenizer.eos_id))
         return build_request([sent], [prompt], limits, request_id=source.request_id, timeout_us=timeout)
-
-
-def _in_clients_words(error: FieldError, sampled: Mapping[str, Any]) -> FieldError:
-    """The error with the key of the sampling parameter that the field comes from."""
-    name = error.field_name
-    key = FIELD[name].name_at(Frontend.SAMPLING_PARAMETERS) if name in sampled else ""
-    return error.named(key) if key else error
 
 
 def _flag(name: str, tensors: Mapping[str, Array], parameters: Mapping[str, Any]) -> bool | None:
@@ -155,8 +150,8 @@ def _sampling_parameters(tensor: Array | None, parameters: Mapping[str, Any]) ->
     return sent | read
 
 
-def _sampled_fields(keys: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
-    """The fields that these sampling parameters stand for, with vLLM's defaults.
+def _sampled_fields(keys: Mapping[str, Any], *, is_streaming: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """The fields that these sampling parameters stand for, with vLLM's defaults, and each one's key.
 
     Args:
         keys: vLLM's names → values.
@@ -166,6 +161,7 @@ def _sampled_fields(keys: Mapping[str, Any], *, is_streaming: bool) -> dict[str,
         InvalidRequestError: names the parameter, its value and what is allowed.
     """
     sent: dict[str, Any] = dict(_DEFAULTS)
+    key_of: dict[str, str] = {}
     for name, value in keys.items():
         field = _KEYS.get(name)
         if field is None:
@@ -175,7 +171,9 @@ def _sampled_fields(keys: Mapping[str, Any], *, is_streaming: bool) -> dict[str,
         if not field.served:
             _check_is_off(name, field, value)
         elif value is not None:
-            sent |= _fields_of(name, field, value)
+            made = _fields_of(name, field, value)
+            sent |= made
+            key_of |= dict.fromkeys(made, name)
     if keys.get("max_tokens", 0) is None:
         sent["max_tokens"] = INT32_MAX
     best_of = sent.pop("best_of", None)
@@ -184,7 +182,7 @@ def _sampled_fields(keys: Mapping[str, Any], *, is_streaming: bool) -> dict[str,
         raise FieldError("best_of", f" = {best_of}: expected n = {num_sequences}, or none")
     if is_streaming and num_sequences > 1:
         raise FieldError("n", f" = {num_sequences}: expected 1 with stream = true")
-    return sent
+    return sent, key_of
 
 
 def _fields_of(name: str, field: Field, value: Any) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from naiad.errors import NaiadError, error_with_status
+from naiad.frontend.chunks import Chunk, merged
 from naiad.frontend.request import GenerateRequest
 from naiad.outputs import RequestOutput
 
@@ -39,10 +41,14 @@ class Sender(Protocol):
 
 
 class ResponseBuilder(Protocol):
-    """Makes output tensors of a row's chunk (see `responses.llm`)."""
+    """A frontend's writer."""
 
-    def __call__(self, stream: ResponseStream, row: StreamRow, chunk: RequestOutput) -> Tensors:
-        """The tensors of one response."""
+    def __call__(self, row: StreamRow, chunk: Chunk, /) -> Tensors:
+        """The output tensors of one response of a row."""
+
+
+# The id of a sequence → the tensors of a response that asks a detokenizer whether the client is still there.
+ProbeBuilder = Callable[[int], Tensors]
 
 
 @dataclass(slots=True)
@@ -88,6 +94,11 @@ class StreamRow:
     def add(self, output: RequestOutput) -> None:
         """Keep what the engine said until it can be sent."""
         self.pending = output if self.pending is None else merged(self.pending, output)
+
+    def pending_outputs(self, num_sequences: int) -> tuple[RequestOutput, ...]:
+        """What is sent next: the outputs of each of the row's first `num_sequences` sequences."""
+        assert self.pending is not None
+        return (self.pending,)
 
     def may_send(self, is_streaming: bool) -> bool:
         """Whether the pending chunk may go now."""
@@ -187,7 +198,7 @@ class ResponseStream:
             and not self.is_waiting_for_acks
         )
 
-    def flush(self, build: ResponseBuilder, build_probe: ResponseBuilder | None) -> None:
+    def flush(self, build: ResponseBuilder, build_probe: ProbeBuilder | None) -> None:
         """Send what may be sent now. Runs in the stream's one sender thread."""
         final = False
         while not final:
@@ -203,7 +214,7 @@ class ResponseStream:
                 self.sender.send(said, final=final)
 
     def _next(
-        self, build: ResponseBuilder, build_probe: ResponseBuilder | None
+        self, build: ResponseBuilder, build_probe: ProbeBuilder | None
     ) -> tuple[Tensors | NaiadError, bool] | None:
         """What to send now, and whether it is the last; None: nothing yet."""
         if self.is_closed:
@@ -221,47 +232,24 @@ class ResponseStream:
             self.is_probe_due = False
             row = next(row for row in self.rows if not row.is_finished)
             row.outstanding += 1
-            return build_probe(self, row, RequestOutput(row.sequence_id, [])), False
+            return build_probe(row.sequence_id), False
         return None
 
     def _take(self, row: StreamRow, build: ResponseBuilder) -> tuple[Tensors, bool]:
-        chunk = row.pending
-        assert chunk is not None
+        outputs = row.pending_outputs(self.request.outputs.num_return_sequences)
+        chunk = Chunk(self.request, row.index, row.sequence_index, row.sequence_id, outputs)
         row.pending = None
-        row.is_finished = chunk.finish_reason is not None
-        row.context_logits = row.context_logits or chunk.context_logits
-        if row.is_finished:
-            chunk.context_logits = row.context_logits
-        self.is_closed = all(each.is_finished for each in self.rows)
-        tensors = build(self, row, chunk)
+        row.is_finished = chunk.is_last
+        if chunk.first.context_logits:
+            row.context_logits = chunk.first.context_logits
+        elif row.is_finished:
+            chunk.first.context_logits = row.context_logits
+        self.is_closed = row.is_finished and all(each.is_finished for each in self.rows)
+        tensors = build(row, chunk)
         row.num_sent_chunks += 1
         if self.has_detokenizer:
             row.outstanding += 1
         return tensors, self.is_closed
-
-
-def merged(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """Two consecutive outputs of a sequence as one."""
-    counted = first.num_chars >= 0 and second.num_chars >= 0
-    return RequestOutput(
-        sequence_id=first.sequence_id,
-        token_ids=first.token_ids + second.token_ids,
-        window_ids=first.window_ids if first.token_ids else second.window_ids,
-        num_chars=first.num_chars + second.num_chars if counted else -1,
-        is_cut=second.is_cut,
-        finish_reason=second.finish_reason,
-        stop_reason=second.stop_reason,
-        num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
-        log_probs=first.log_probs + second.log_probs,
-        cum_log_prob=second.cum_log_prob,
-        context_logits=first.context_logits or second.context_logits,
-        generation_logits=first.generation_logits + second.generation_logits,
-        num_draft_tokens=second.num_draft_tokens,
-        num_accepted_tokens=second.num_accepted_tokens,
-        timings=second.timings,
-        num_blocks=second.num_blocks,
-        num_reused_blocks=second.num_reused_blocks,
-    )
 
 
 @dataclass(slots=True)
@@ -294,9 +282,9 @@ class JoinedRow(StreamRow):
         if len(ended) == len(self.sequence_ids):
             self.pending = self.parts[self.sequence_id]
 
-    def in_order(self, num_parts: int) -> list[RequestOutput]:
-        """What so many sequences said, in order."""
-        return [self.parts[each] for each in self.sequence_ids[:num_parts]]
+    def pending_outputs(self, num_sequences: int) -> tuple[RequestOutput, ...]:
+        """What is sent next: the outputs of each of the row's first `num_sequences` sequences."""
+        return tuple(self.parts[each] for each in self.sequence_ids[:num_sequences])
 
 
 class BeamRow(JoinedRow):

@@ -1,167 +1,37 @@
-"""Responses that hold text: from `llm`'s chunks of token ids to what was written."""
+"""The text level's writer: chunks to text. Nothing becomes a tensor before it is written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-from naiad.errors import InvalidRequestError
-from naiad.outputs import RequestOutput
-from naiad.tokenization import TokenTable, decode, decode_chunk
-from naiad.triton_server.requests.tensors import Array
-from naiad.triton_server.responses.llm import response_tensors
-from naiad.triton_server.responses.stream import ResponseStream, StreamRow, Tensors
-
-_DETOKENIZER_NAMES = {"output_ids": "TOKENS_BATCH", "sequence_length": "SEQUENCE_LENGTH"}
+from naiad.frontend.chunks import Chunk, ChunkTexts
+from naiad.triton_server.responses.details import detail_tensors
+from naiad.triton_server.responses.stream import StreamRow, Tensors
 
 
-class TextResponses:
-    """Makes the ensemble's outputs of a chunk: those of `llm`, through the `detokenizer`'s hands."""
+class TextWriter:
+    """Makes the ensemble's outputs of a chunk."""
 
-    def __init__(self, table: TokenTable, *, skip_special_tokens: bool, accumulates: bool) -> None:
-        """Take the model's parameters.
+    def __init__(self, texts: ChunkTexts, *, accumulates: bool) -> None:
+        """Take what makes text of tokens.
 
         Args:
-            table: the checkpoint's tokens.
-            skip_special_tokens: they make no text.
+            texts: of the checkpoint.
             accumulates: each streamed response holds all of its sequence's text so far.
         """
-        self._table = table
-        self._skip_special_tokens = skip_special_tokens
+        self._texts = texts
         self._accumulates = accumulates
 
-    def build(self, stream: ResponseStream, row: StreamRow, chunk: RequestOutput) -> Tensors:
-        """The response; see `ResponseBuilder`."""
-        outputs = self._outputs(stream, row, chunk)
-        text = outputs.pop("OUTPUT")
-        if self._accumulates and stream.request.streaming:
-            row.text += text.item().decode()
-            text = np.array([row.text.encode()], dtype=np.object_)
-        return {"text_output": text} | outputs
+    def write(self, row: StreamRow, chunk: Chunk) -> Tensors:
+        """The response; see `ResponseBuilder`.
 
-    def text_of(self, stream: ResponseStream, row: StreamRow, chunk: RequestOutput) -> str:
-        """The chunk's text alone."""
-        return str(self._outputs(stream, row, chunk)["OUTPUT"].item().decode())
-
-    def _outputs(self, stream: ResponseStream, row: StreamRow, chunk: RequestOutput) -> Tensors:
-        made = response_tensors(stream, row, chunk)
-        tensors = {_DETOKENIZER_NAMES.get(name, name): value for name, value in made.items()}
-        outputs = chunk_outputs(self._table, tensors, self._skip_special_tokens)
-        assert outputs is not None, "a chunk without tokens that is not the last"
-        return outputs
-
-
-_CONSUMED = frozenset(
-    {
-        "TOKENS_BATCH",
-        "SEQUENCE_LENGTH",
-        "sequence_id",
-        "window_ids",
-        "num_emitted_tokens",
-        "max_chars",
-        "beam_max_chars",
-        "is_last",
-    }
-)
-
-
-def chunk_outputs(
-    table: TokenTable, tensors: Mapping[str, Array], skip_special_tokens: bool
-) -> dict[str, npt.NDArray[Any]] | None:
-    """The outputs of the `detokenizer` model for its inputs.
-
-    Args:
-        table: the checkpoint's tokens.
-        tensors: without `window_ids` each row of TOKENS_BATCH is a text of its own. Beside it may be
-            left out: `num_emitted_tokens`, if the tokens of the window before those of TOKENS_BATCH are
-            text already; `max_chars`, if no text is cut off; `is_last`, if more follows.
-        skip_special_tokens: special tokens make no text.
-
-    Returns:
-        OUTPUT, one string after the other without a batch dimension, as the reference's clients
-        read it (`[0]` is the text); and what is passed on. None for a probe.
-
-    Raises:
-        InvalidRequestError: the tensors do not fit together, or an id is negative.
-    """
-    if "window_ids" not in tensors:
-        rows = split_beams(tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"])
-        texts = [decode(table, row, skip_special_tokens) for row in rows]
-    elif tensors["window_ids"].size == 0 and not _value(tensors, "is_last", 0):
-        return None
-    elif "beam_max_chars" in tensors:
-        texts = decode_beams(table, tensors, skip_special_tokens)
-    else:
-        num_before = tensors["window_ids"].size - tensors["TOKENS_BATCH"].size
-        texts = [
-            decode_chunk(
-                table,
-                tensors["window_ids"].reshape(-1).tolist(),
-                _value(tensors, "num_emitted_tokens", num_before),
-                max_chars=_value(tensors, "max_chars", -1),
-                is_last=bool(_value(tensors, "is_last", 0)),
-                skip_special_tokens=skip_special_tokens,
-            )
-        ]
-    text = np.array([text.encode() for text in texts], dtype=np.object_)
-    passed_on = {name: value for name, value in tensors.items() if name not in _CONSUMED}
-    return {"OUTPUT": text} | passed_on
-
-
-def _value(tensors: Mapping[str, Array], name: str, default: int) -> int:
-    return int(tensors[name].item()) if name in tensors else default
-
-
-def split_beams(ids: Array, lengths: Array) -> list[list[int]]:
-    """The ids of each beam of each row; −1 is padding.
-
-    Args:
-        ids: [B, k, n] int32.
-        lengths: [B, k] int32.
-
-    Raises:
-        InvalidRequestError: there is not one length for each beam.
-    """
-    rows = ids.reshape(-1, ids.shape[-1])
-    if lengths.size != len(rows):
-        raise InvalidRequestError(
-            f"SEQUENCE_LENGTH has {lengths.size} values for {len(rows)} rows of TOKENS_BATCH"
-        )
-    return [
-        [each for each in row[: max(length, 0)].tolist() if each != -1]
-        for row, length in zip(rows, lengths.reshape(-1).tolist(), strict=True)
-    ]
-
-
-def decode_beams(table: TokenTable, tensors: Mapping[str, Array], skip_special_tokens: bool) -> list[str]:
-    """The whole texts of one row's beams, all behind the same window and each with its own cut.
-
-    Args:
-        table: the checkpoint's tokens.
-        tensors: TOKENS_BATCH, SEQUENCE_LENGTH, window_ids and beam_max_chars of one row.
-        skip_special_tokens: special tokens make no text.
-
-    Raises:
-        InvalidRequestError: the tensors do not fit together, or an id is negative.
-    """
-    beams = split_beams(tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"])
-    cuts = tensors["beam_max_chars"].reshape(-1).tolist()
-    if len(cuts) != len(beams):
-        raise InvalidRequestError(
-            f"beam_max_chars has {len(cuts)} values for {len(beams)} rows of TOKENS_BATCH"
-        )
-    window = tensors["window_ids"].reshape(-1).tolist()
-    return [
-        decode_chunk(
-            table,
-            window + beam,
-            len(window),
-            max_chars=cut,
-            is_last=True,
-            skip_special_tokens=skip_special_tokens,
-        )
-        for beam, cut in zip(beams, cuts, strict=True)
-    ]
+        Returns:
+            text_output [k] strings, one for each beam and without a batch dimension, as clients of
+            TensorRT-LLM's backend read it (`[0]` is the text); and what `detail_tensors` makes.
+        """
+        texts = self._texts.of(chunk)
+        if self._accumulates and chunk.request.streaming:
+            row.text += texts[0]
+            texts = [row.text]
+        tensors: Tensors = {"text_output": np.array([text.encode() for text in texts], dtype=np.object_)}
+        return tensors | detail_tensors(chunk)

@@ -1,4 +1,4 @@
-"""Responses of the vLLM backend's shape."""
+"""The writer of the vLLM backend's shape."""
 
 from __future__ import annotations
 
@@ -9,53 +9,54 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from naiad.frontend.chunks import Chunk, ChunkTexts
 from naiad.outputs import RequestOutput, TokenLogProbs
 from naiad.tokenization import TokenTable
 from naiad.triton_server.requests.vllm import VLLMRequest
-from naiad.triton_server.responses.stream import JoinedRow, ResponseStream, StreamRow, Tensors
-from naiad.triton_server.responses.text import TextResponses
+from naiad.triton_server.responses.stream import StreamRow, Tensors
 
-# What a text has that goes on.
+# The finish reason of a text that goes on.
 _NO_REASON = "None"
 
 
-class VLLMResponses:
+class VLLMWriter:
     """Makes responses without rows: each output has one entry a sequence."""
 
-    def __init__(self, texts: TextResponses, table: TokenTable) -> None:
-        """Take what makes the text level's responses, and the checkpoint's tokens."""
+    def __init__(self, texts: ChunkTexts, table: TokenTable) -> None:
+        """Take what makes text of tokens, and the checkpoint's tokens."""
         self._texts = texts
         self._table = table
 
-    def build(self, stream: ResponseStream, row: StreamRow, chunk: RequestOutput) -> Tensors:
+    def write(self, _row: StreamRow, chunk: Chunk) -> Tensors:
         """The response; see `ResponseBuilder`."""
-        request = stream.request
+        request, outputs = chunk.request, chunk.outputs
         assert isinstance(request, VLLMRequest), "a request of another shape"
-        outputs = request.outputs
-        parts = row.in_order(outputs.num_return_sequences) if isinstance(row, JoinedRow) else [chunk]
-        texts = [self._texts.text_of(stream, row, part) for part in parts]
-        tensors: Tensors = {"text_output": _strings([request.prompt_text + text for text in texts])}
-        if outputs.finish_reason:
-            reasons = [part.finish_reason.value if part.finish_reason else _NO_REASON for part in parts]
+        requested = request.outputs
+        texts = [request.prompt_text + text for text in self._texts.of(chunk)]
+        tensors: Tensors = {"text_output": _strings(texts)}
+        if requested.finish_reason:
+            reasons = [each.finish_reason.value if each.finish_reason else _NO_REASON for each in outputs]
             tensors["finish_reason"] = _strings(reasons)
-            tensors["stop_reason"] = _strings([part.stop_reason for part in parts])
+            tensors["stop_reason"] = _strings([each.stop_reason for each in outputs])
         if request.returns_cum_log_prob:
-            tensors["cumulative_logprob"] = np.array([part.cum_log_prob for part in parts], dtype=np.float32)
+            sums = [each.cum_log_prob for each in outputs]
+            tensors["cumulative_logprob"] = np.array(sums, dtype=np.float32)
         if request.returns_log_probs:
-            tensors["logprobs"] = _strings([self._log_probs(request, part) for part in parts])
-        if outputs.num_input_tokens:
-            tensors["num_input_tokens"] = np.array([len(request.rows[0].prompt_token_ids)], dtype=np.uint32)
-        if outputs.num_output_tokens:
-            tensors["num_output_tokens"] = np.array([len(part.token_ids) for part in parts], dtype=np.uint32)
-        if outputs.num_cached_tokens:
-            tensors["num_cached_tokens"] = np.array([parts[0].num_cached_tokens], dtype=np.int32)
+            tensors["logprobs"] = _strings([self._log_probs(request, each) for each in outputs])
+        if requested.num_input_tokens:
+            tensors["num_input_tokens"] = np.array([len(chunk.prompt_token_ids)], dtype=np.uint32)
+        if requested.num_output_tokens:
+            counts = [len(each.token_ids) for each in outputs]
+            tensors["num_output_tokens"] = np.array(counts, dtype=np.uint32)
+        if requested.num_cached_tokens:
+            tensors["num_cached_tokens"] = np.array([chunk.first.num_cached_tokens], dtype=np.int32)
         return tensors
 
-    def _log_probs(self, request: VLLMRequest, part: RequestOutput) -> str:
+    def _log_probs(self, request: VLLMRequest, output: RequestOutput) -> str:
         """JSON: of each new token a map from token ids to what is known of them; "null": not asked for."""
         if request.num_log_probs is None:
             return "null"
-        pairs = zip(part.token_ids, part.log_probs, strict=True)
+        pairs = zip(output.token_ids, output.log_probs, strict=True)
         return json.dumps([self._entries(token_id, log_probs) for token_id, log_probs in pairs])
 
     def _entries(self, token_id: int, log_probs: TokenLogProbs) -> dict[int, dict[str, Any]]:

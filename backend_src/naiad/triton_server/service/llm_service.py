@@ -27,6 +27,7 @@ from naiad.triton_server.requests.tensors import RequestSource
 from naiad.triton_server.responses.stream import (
     BeamRow,
     JoinedRow,
+    ProbeBuilder,
     ResponseBuilder,
     ResponseStream,
     Sender,
@@ -59,7 +60,7 @@ class RequestShape:
 
     read: Callable[[RequestSource, ModelLimits], GenerateRequest | StopRequest]
     build: ResponseBuilder
-    build_probe: ResponseBuilder | None = None
+    build_probe: ProbeBuilder | None = None
     cancel_message: str = ""
 
     @property

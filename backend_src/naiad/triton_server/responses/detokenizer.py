@@ -1,0 +1,115 @@
+"""The detokenizer's writer: from `llm`'s tensors of one chunk to text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from naiad.errors import InvalidRequestError
+from naiad.frontend.output_tensors import RESPONSE_TENSORS, Path
+from naiad.tokenization import TokenTable, decode, decode_chunk
+from naiad.triton_server.requests.tensors import Array
+
+_CONSUMED = frozenset(each.detokenizer_name for each in RESPONSE_TENSORS if each.path is Path.TO_DETOKENIZER)
+
+
+def chunk_outputs(
+    table: TokenTable, tensors: Mapping[str, Array], skip_special_tokens: bool
+) -> dict[str, npt.NDArray[Any]] | None:
+    """The outputs of the `detokenizer` model for its inputs.
+
+    Args:
+        table: the checkpoint's tokens.
+        tensors: without `window_ids` each row of TOKENS_BATCH is a text of its own. Beside it may be
+            left out: `num_emitted_tokens`, if the tokens of the window before those of TOKENS_BATCH are
+            text already; `max_chars`, if no text is cut off; `is_last`, if more follows.
+        skip_special_tokens: special tokens make no text.
+
+    Returns:
+        OUTPUT, one string after the other without a batch dimension, as the reference's clients
+        read it (`[0]` is the text); and what is passed on. None for a probe.
+
+    Raises:
+        InvalidRequestError: the tensors do not fit together, or an id is negative.
+    """
+    if "window_ids" not in tensors:
+        rows = split_beams(tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"])
+        texts = [decode(table, row, skip_special_tokens) for row in rows]
+    elif tensors["window_ids"].size == 0 and not _value(tensors, "is_last", 0):
+        return None
+    elif "beam_max_chars" in tensors:
+        texts = decode_beams(table, tensors, skip_special_tokens)
+    else:
+        num_before = tensors["window_ids"].size - tensors["TOKENS_BATCH"].size
+        texts = [
+            decode_chunk(
+                table,
+                tensors["window_ids"].reshape(-1).tolist(),
+                _value(tensors, "num_emitted_tokens", num_before),
+                max_chars=_value(tensors, "max_chars", -1),
+                is_last=bool(_value(tensors, "is_last", 0)),
+                skip_special_tokens=skip_special_tokens,
+            )
+        ]
+    text = np.array([text.encode() for text in texts], dtype=np.object_)
+    passed_on = {name: value for name, value in tensors.items() if name not in _CONSUMED}
+    return {"OUTPUT": text} | passed_on
+
+
+def _value(tensors: Mapping[str, Array], name: str, default: int) -> int:
+    return int(tensors[name].item()) if name in tensors else default
+
+
+def split_beams(ids: Array, lengths: Array) -> list[list[int]]:
+    """The ids of each beam of each row; −1 is padding.
+
+    Args:
+        ids: [B, k, n] int32.
+        lengths: [B, k] int32.
+
+    Raises:
+        InvalidRequestError: there is not one length for each beam.
+    """
+    rows = ids.reshape(-1, ids.shape[-1])
+    if lengths.size != len(rows):
+        raise InvalidRequestError(
+            f"SEQUENCE_LENGTH has {lengths.size} values for {len(rows)} rows of TOKENS_BATCH"
+        )
+    return [
+        [each for each in row[: max(length, 0)].tolist() if each != -1]
+        for row, length in zip(rows, lengths.reshape(-1).tolist(), strict=True)
+    ]
+
+
+def decode_beams(table: TokenTable, tensors: Mapping[str, Array], skip_special_tokens: bool) -> list[str]:
+    """The whole texts of one row's beams, all behind the same window and each with its own cut.
+
+    Args:
+        table: the checkpoint's tokens.
+        tensors: TOKENS_BATCH, SEQUENCE_LENGTH, window_ids and beam_max_chars of one row.
+        skip_special_tokens: special tokens make no text.
+
+    Raises:
+        InvalidRequestError: the tensors do not fit together, or an id is negative.
+    """
+    beams = split_beams(tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"])
+    cuts = tensors["beam_max_chars"].reshape(-1).tolist()
+    if len(cuts) != len(beams):
+        raise InvalidRequestError(
+            f"beam_max_chars has {len(cuts)} values for {len(beams)} rows of TOKENS_BATCH"
+        )
+    window = tensors["window_ids"].reshape(-1).tolist()
+    return [
+        decode_chunk(
+            table,
+            window + beam,
+            len(window),
+            max_chars=cut,
+            is_last=True,
+            skip_special_tokens=skip_special_tokens,
+        )
+        for beam, cut in zip(beams, cuts, strict=True)
+    ]

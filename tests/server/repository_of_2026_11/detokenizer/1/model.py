@@ -1,0 +1,2 @@
+# Triton loads `TritonPythonModel` from here.
+from naiad.triton_server.detokenizer_model import DetokenizerModel as TritonPythonModel

@@ -1,0 +1,2 @@
+# Triton loads `TritonPythonModel` from here.
+from naiad.triton_server.vllm_model import VLLMModel as TritonPythonModel
