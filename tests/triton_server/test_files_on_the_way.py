@@ -1,7 +1,7 @@
 """How many files a request passes on its way to the engine, and its output on the way back.
 
-The files counted are those of the frontends' rooms whose code runs, without the metrics, which only watch. The
-model's own file comes before them and the engine's client after them; on the way back `pb` comes after them.
+The files counted are those of the frontends' rooms whose code runs, without the metrics, which only watch.
+The model's own file comes before them and the engine's client after them; on the way back `pb` comes last.
 """
 
 from __future__ import annotations
