@@ -70,6 +70,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         stop_sequences: token-id sequences that end it (direct users' packed stop words);
             their ids stay in the output.
         min_p: keep the tokens with at least this share of the best one's probability; 0 = off.
+        top_n_sigma: keep the tokens whose logit lies within so many standard deviations of the
+            greatest; 0 = off.
         bad_words: token-id sequences that are never completed.
         logit_bias: (id, value) pairs, added to the logits; no id twice.
         allowed_token_ids: only these are possible; empty = all.
@@ -96,6 +98,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     stop_sequences: tuple[tuple[int, ...], ...] = ()
     min_p: float = 0.0
+    top_n_sigma: float = 0.0
     bad_words: tuple[tuple[int, ...], ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()

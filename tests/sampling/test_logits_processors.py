@@ -169,10 +169,11 @@ def test_processors_see_only_the_rows_that_ask_for_them() -> None:
         {"bad_words": ((1,),)},
         {"min_tokens": 5, "stop_token_ids": (1,)},
         {"allowed_token_ids": (1,)},
+        {"top_n_sigma": 1.0},
     ]
-    rows = [make_row(0), *(make_row(n, **params) for n, params in enumerate(features, start=1)), make_row(7)]
+    rows = [make_row(0), *(make_row(n, **params) for n, params in enumerate(features, start=1)), make_row(8)]
     apply_processors(recorders, random_logits(len(rows)), rows)
-    assert [recorder.seen for recorder in recorders] == [[[n]] for n in range(1, 7)]
+    assert [recorder.seen for recorder in recorders] == [[[n]] for n in range(1, 8)]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from helpers.doc_names import ROOT
 from helpers.raw_grpc import Outcome, ask
 from helpers.server import Server
 from naiad.frontend.field import Frontend
-from naiad.frontend.fields import FIELDS
+from naiad.frontend.fields import FIELDS, fields_at
 
 # As the tokenizer's errors call its tensors.
 TEXT_NAMES = {field.name_at(Frontend.TOKENIZER): field.name for field in FIELDS if field.text}
@@ -251,12 +251,17 @@ def test_a_scalar_may_be_a_parameter(presets: Server, model: Model, row: Row) ->
     assert (outcome.errors, outcome.num_finals) == ([], 1)
 
 
-SERVED_BY_VLLM: dict[str, Any] = {
+VLLM_VALUES: dict[str, Any] = {
     **{"n": 2, "max_tokens": 3, "min_tokens": 1, "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1},
     **{"seed": -1, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
     **{"stop": ["e"], "stop_token_ids": [5], "bad_words": ["e"], "allowed_token_ids": [5, 6]},
     **{"logit_bias": {"5": 1.5}, "include_stop_str_in_output": True, "ignore_eos": True, "logprobs": 2},
     **{"priority": 1, "num_draft_tokens": 1},
+}
+SERVED_BY_VLLM = {
+    key: VLLM_VALUES.get(key, 1)
+    for key, field in fields_at(Frontend.SAMPLING_PARAMETERS).items()
+    if field.served and key != "best_of"
 }
 REFUSED_BY_VLLM: dict[str, Any] = {
     **{"best_of": 3, "prompt_logprobs": 1, "detokenize": False, "skip_special_tokens": False},

@@ -94,6 +94,8 @@ _SAMPLING = (
           llm="runtime_top_p_reset_ids", note="after this token a decaying top-p starts anew; −1 = none"),
     Field("min_p", _FP32, minimum=0, maximum=1, off=0.0, sets="params.min_p", with_beams=(0.0,), key=SAME,
           filters=True, note="keeps the tokens with at least this share of the best one's probability"),
+    Field("top_n_sigma", _FP32, above=0, sets="params.top_n_sigma", with_beams=(), key=SAME, filters=True,
+          note="keeps the tokens whose logit lies within so many standard deviations of the greatest"),
     Field("seed", _UINT64, minimum=0, maximum=UINT64_MAX, sets="params.seed", key=SAME, key_off=(-1,),
           note="not sent: random; no effect with beams"),
     Field("random_seed", _UINT64, minimum=0, maximum=UINT64_MAX, alias_of="seed",

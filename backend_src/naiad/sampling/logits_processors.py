@@ -32,6 +32,30 @@ class LogitsProcessor(Protocol):
         """
 
 
+class TopNSigma:
+    """Tokens whose logit is more than n standard deviations below the greatest are impossible.
+
+    As in llama.cpp: the deviation is that of the row's finite logits around their mean.
+    """
+
+    reads_tokens = False
+
+    def applies_to(self, params: SamplingParams) -> bool:
+        """Whether it is on."""
+        return params.top_n_sigma > 0
+
+    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
+        """Mask, in place."""
+        for index, row in rows.items():
+            values = logits[index].double()
+            is_possible = values.isfinite()
+            num_possible = is_possible.sum()
+            mean = values.where(is_possible, 0).sum() / num_possible
+            variance = (values - mean).where(is_possible, 0).square().sum() / num_possible
+            threshold = values.max() - row.params.top_n_sigma * variance.sqrt()
+            logits[index].masked_fill_(values < threshold, float("-inf"))
+
+
 # As in transformers. Masks come last: what is impossible stays so.
 LOGITS_PROCESSORS: tuple[LogitsProcessor, ...] = (
     LogitBias(),
@@ -40,6 +64,7 @@ LOGITS_PROCESSORS: tuple[LogitsProcessor, ...] = (
     BadWords(),
     MinTokens(),
     AllowedTokens(),
+    TopNSigma(),
 )
 
 
