@@ -143,7 +143,7 @@ def draw(number: int) -> Request:
 def is_greedy(row: Fields) -> bool:
     """As the compatibility page says under "Greedy or not"."""
     top_k, top_p = row.get("top_k", 0), row.get("top_p", 0.0)
-    is_on = top_k > 0 or top_p > 0 or row.get("min_p", 0.0) > 0
+    is_on = top_k > 0 or top_p > 0 or row.get("min_p", 0.0) > 0 or "top_n_sigma" in row
     temperature = row.get("temperature", 1.0)
     return bool(temperature == 0 or top_k == 1 or (temperature == 1 and not is_on))
 
@@ -211,6 +211,7 @@ def _drawing(rng: random.Random, has_beams: bool) -> Fields:
         **{"temperature": rng.choice((0.0, 0.75, 1.0, 1.0, 2.5)), "top_k": rng.choice((0, 0, 1, 5, 40))},
         **{"top_p": rng.choice((0.0, 0.5, 0.875, 1.0)), "min_p": rng.choice((0.0, 0.03125))},
         **{"length_penalty": rng.choice((0.0, 1.0)), "early_stopping": False},
+        "top_n_sigma": rng.choice((0.5, 1.5, 3.0)),
         "beam_search_diversity_rate": 0.0,
     }
 

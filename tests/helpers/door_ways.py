@@ -35,6 +35,7 @@ VLLM_NAMES = {
     **{name: name for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")},
     **{name: name for name in ("stop_token_ids", "bad_words", "allowed_token_ids", "ignore_eos")},
     **{name: name for name in ("include_stop_str_in_output", "seed", "num_draft_tokens", "priority")},
+    "top_n_sigma": "top_n_sigma",
     **{"stop_words": "stop", "num_return_sequences": "n", "random_seed": "seed", "num_log_probs": "logprobs"},
 }
 # These are tensors there; `return_log_probs` has another name.

@@ -140,7 +140,7 @@ class ResponseStream:
                 return
             row.add(output)
             row.has_started |= not row.never_started
-            if all(each.never_started for each in self.rows):
+            if output.error_status is not None and all(each.never_started for each in self.rows):
                 self._fail(error_with_status(output.error_status or "UNAVAILABLE", output.error_message))
 
     def fail(self, error: NaiadError) -> None:

@@ -152,18 +152,18 @@ class LLMService:
             self._stats.take(stats)
             self._pace.take(stats, time.monotonic())
         touched: dict[int, ResponseStream] = {}
-        for output in outputs:
-            with self._lock:
-                found = self._streams.get(output.sequence_id)
-            if found is None:
+        with self._lock:
+            found = [self._streams.get(output.sequence_id) for output in outputs]
+        for output, place in zip(outputs, found, strict=True):
+            if place is None:
                 continue
-            stream, row = found
+            stream, row = place
             stream.push(row, output, self._error_of(output))
             touched[id(stream)] = stream
         for stream in touched.values():
             if stream.error is not None:
                 self._abort_rest(stream)
-            self._senders.schedule(stream)
+        self._senders.schedule(*touched.values())
         if stats is not None and not (has_worked and self._has_work):
             self._has_news.set()
 

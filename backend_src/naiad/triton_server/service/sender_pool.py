@@ -14,7 +14,7 @@ class SenderPool:
 
     def __init__(self, num_threads: int, flush: Callable[[ResponseStream], None]) -> None:
         """Start the threads; `flush` sends what a stream has, and never raises."""
-        self._queues: list[queue.SimpleQueue[ResponseStream | None]] = [
+        self._queues: list[queue.SimpleQueue[list[ResponseStream] | None]] = [
             queue.SimpleQueue() for _ in range(num_threads)
         ]
         self._flush = flush
@@ -25,9 +25,14 @@ class SenderPool:
         for thread in self._threads:
             thread.start()
 
-    def schedule(self, stream: ResponseStream) -> None:
-        """Have the stream's thread look at it soon."""
-        self._queues[stream.rows[0].sequence_id % len(self._queues)].put(stream)
+    def schedule(self, *streams: ResponseStream) -> None:
+        """Have each stream's thread look at it soon; a thread is woken once for all of its streams."""
+        shares: list[list[ResponseStream]] = [[] for _ in self._queues]
+        for stream in streams:
+            shares[stream.rows[0].sequence_id % len(shares)].append(stream)
+        for each, share in zip(self._queues, shares, strict=True):
+            if share:
+                each.put(share)
 
     def close(self) -> None:
         """Send what is queued, then end the threads."""
@@ -36,6 +41,7 @@ class SenderPool:
         for thread in self._threads:
             thread.join(timeout=5)
 
-    def _run(self, streams: queue.SimpleQueue[ResponseStream | None]) -> None:
-        while (stream := streams.get()) is not None:
-            self._flush(stream)
+    def _run(self, shares: queue.SimpleQueue[list[ResponseStream] | None]) -> None:
+        while (share := shares.get()) is not None:
+            for stream in share:
+                self._flush(stream)
