@@ -11,13 +11,12 @@ import secrets
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from naiad.errors import InvalidRequestError
 from naiad.frontend.field import INT32_MAX, Field, FieldError, Kind, Scalar
-from naiad.frontend.field_rules import check_beams, merge_aliases, required
 from naiad.frontend.fields import FIELD, FIELDS
 from naiad.frontend.limits import MAX_LOGITS_BYTES, MAX_TIMEOUT_US, ModelLimits
 from naiad.frontend.prompt import EncodedPrompt
@@ -43,11 +42,16 @@ _PARAMS = {
     for field in FIELDS
     if field.is_scalar and field.parameter_of_sampling
 }
+_ALIASES = tuple(field for field in FIELDS if field.alias_of)
+_LIMITED_WITH_BEAMS = tuple(field for field in FIELDS if field.is_scalar and field.with_beams is not None)
+_LIMITED_WITHOUT_BEAMS = tuple(field for field in FIELDS if field.without_beams is not None)
 _FILTERS = tuple(field for field in FIELDS if field.filters)
 _RETENTION = tuple(field for field in FIELDS if field.sets == "retention")
 _STARTS, _ENDS, _PRIORITIES, _DURATIONS, _DECODE_PRIORITY, _DECODE_DURATION = _RETENTION
 # TensorRT-LLM's "none": a range without an end, a duration without one.
 _NONE = -1
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +201,40 @@ def _check_list(field: Field, values: Sequence[Any], vocab_size: int) -> None:
     field.check_token_ids(values, vocab_size)
 
 
+def merge_aliases(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The values under the fields' own names.
+
+    Args:
+        values: field name → checked value, also of aliases.
+
+    Raises:
+        FieldError: a field and its alias have different values.
+    """
+    merged = dict(values)
+    for alias in _ALIASES:
+        if alias.name not in merged:
+            continue
+        value = merged.pop(alias.name)
+        sent = merged.setdefault(alias.alias_of, value)
+        if sent != value:
+            raise FieldError(
+                alias.alias_of,
+                f" = {sent} and {alias.name} = {value}: expected one of them, or the same value",
+            )
+    return merged
+
+
+def required(sent: Mapping[str, T], name: str) -> T:
+    """A field that must be there: the server's core lets requests without it through.
+
+    Raises:
+        FieldError: it was not sent.
+    """
+    if name not in sent:
+        raise FieldError(name, " is missing: it is required")
+    return sent[name]
+
+
 def _same_in_all_rows(field: Field, rows: Sequence[Mapping[str, Any]]) -> Scalar | None:
     values = {row.get(field.name) for row in rows}
     if len(values) > 1:
@@ -287,6 +325,46 @@ def _check_prompt(ids: list[int], limits: ModelLimits) -> None:
             f"(max_model_len = {limits.max_model_len}, prompt and output together)"
         )
     FIELD["input_ids"].check_token_ids(ids, limits.vocab_size)
+
+
+def check_beams(values: Mapping[str, Scalar]) -> None:
+    """Refuse scalars that do not go with the request's beam search, or that need one that it does not have.
+
+    Args:
+        values: field name → checked value.
+
+    Raises:
+        FieldError: names the field, its value and what is allowed.
+    """
+    width = int(values.get("beam_width", 1))
+    if width == 1:
+        for field in _LIMITED_WITHOUT_BEAMS:
+            allowed = field.without_beams or ()
+            if values.get(field.name, *allowed[:1]) not in allowed:
+                raise _not_allowed(field, values, allowed, "without beams (beam_width > 1)")
+        return
+    for field in _LIMITED_WITH_BEAMS:
+        value = values.get(field.name)
+        allowed = field.with_beams or ()
+        if not value or value in allowed or field.is_off(value):
+            continue
+        if not allowed:
+            problem = f" = {value!r} is not supported with beam_width = {width}: do not send it"
+            raise field.error(problem)
+        raise _not_allowed(field, values, allowed, f"with beam_width = {width}, as nothing is drawn")
+    num_sequences = int(values.get("num_return_sequences", 1))
+    if num_sequences > width:
+        problem = f" = {num_sequences}: expected at most {width} with beam_width = {width}"
+        raise FIELD["num_return_sequences"].error(problem)
+
+
+def _not_allowed(
+    field: Field, values: Mapping[str, Scalar], allowed: tuple[Scalar, ...], where: str
+) -> FieldError:
+    expected = [str(value) for value in allowed]
+    if field.off is not None and field.off not in allowed:
+        expected.append(f"at most {field.off}" if field.off_includes_less else str(field.off))
+    return field.error(f" = {values[field.name]!r}: expected {' or '.join(expected)} {where}")
 
 
 def _beam_params(values: Mapping[str, Any], beam_width: int) -> BeamParams | None:

@@ -14,10 +14,11 @@ from naiad.config.model_location import model_directory
 from naiad.engine_process import AckRouter, end_with_parent, runtime_directory
 from naiad.errors import InternalError, InvalidRequestError, NaiadError
 from naiad.frontend.field import Frontend
-from naiad.frontend.field_rules import refuse_unknown_parameters, required
+from naiad.frontend.request import required
 from naiad.tokenization import TokenTable
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, refuse_unknown_keys
+from naiad.triton_server.requests.tensors import TritonRequest, refuse_unknown_parameters
 from naiad.triton_server.responses.detokenizer import chunk_outputs
 
 _KEYS = ("model_dir", "skip_special_tokens", "llm_model_name", "forwarded_headers")
@@ -58,7 +59,7 @@ class DetokenizerModel:
         is_cancelled = sender.is_cancelled()
         tensors: pb.Tensors = {}
         try:
-            source = pb.TritonRequest(request)
+            source = TritonRequest(request)
             tensors = source.tensors()
             _check(tensors)
             if "window_ids" not in tensors:

@@ -25,6 +25,7 @@ from naiad.triton_server.metrics.engine_metrics import Metrics
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, refuse_unknown_keys
 from naiad.triton_server.requests.llm import read_request
+from naiad.triton_server.requests.tensors import TritonRequest
 from naiad.triton_server.responses.llm import probe_tensors, response_tensors
 from naiad.triton_server.service.housekeeper import Housekeeper
 from naiad.triton_server.service.llm_service import LLMService, RequestShape
@@ -47,7 +48,7 @@ class LLMModel:
         """Take requests; answers go through their response senders. Never raises."""
         for request in requests:
             sender = pb.TritonSender(request, self._is_decoupled, self._output_order)
-            self._service.accept(pb.TritonRequest(request), sender, self._limits)
+            self._service.accept(TritonRequest(request), sender, self._limits)
 
     def is_ready(self) -> bool:
         """Whether the engine serves (servers from 2026-03 on ask)."""

@@ -18,33 +18,6 @@ from naiad.errors import NaiadError
 Tensors = dict[str, npt.NDArray[Any]]
 
 
-class TritonRequest:
-    """A request as the parsers read it: see `requests.tensors.RequestSource`."""
-
-    def __init__(self, request: Any) -> None:
-        """Wrap a `pb_utils.InferenceRequest`."""
-        self._request = request
-
-    @property
-    def request_id(self) -> str:
-        """The client's id; may be empty, may be used twice."""
-        return str(self._request.request_id())
-
-    @property
-    def timeout_us(self) -> int:
-        """Triton's `timeout` in µs; 0 = none."""
-        return int(self._request.timeout())
-
-    def parameters(self) -> dict[str, Any]:
-        """The request parameters."""
-        parsed = json.loads(self._request.parameters() or "{}")
-        return parsed if isinstance(parsed, dict) else {}
-
-    def tensors(self) -> Tensors:
-        """All input tensors, batch dimension included."""
-        return {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
-
-
 def response(tensors: Mapping[str, npt.NDArray[Any]], order: Mapping[str, int]) -> Any:
     """A response of these output tensors, in the order of `output_order`."""
     names = sorted(tensors, key=order.__getitem__)

@@ -20,6 +20,7 @@ from naiad.tokenization import Tokenizer
 from naiad.triton_server.metrics.request_metrics import RequestMetrics
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, read_count, refuse_unknown_keys
+from naiad.triton_server.requests.tensors import TritonRequest
 from naiad.triton_server.responses.stream import Sender
 from naiad.triton_server.service.housekeeper import Housekeeper
 from naiad.triton_server.service.llm_service import LLMService, RequestShape
@@ -65,7 +66,7 @@ class DoorModel(ABC):
     def execute(self, requests: list[Any]) -> None:
         """Take requests; answers go through their response senders. Never raises."""
         for request in requests:
-            self._service.accept(pb.TritonRequest(request), self.make_sender(request), self._limits())
+            self._service.accept(TritonRequest(request), self.make_sender(request), self._limits())
 
     def is_ready(self) -> bool:
         """Whether the engine serves (servers from 2026-03 on ask)."""

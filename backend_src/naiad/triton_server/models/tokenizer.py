@@ -12,6 +12,7 @@ from naiad.frontend.prompt import PromptEncoder
 from naiad.tokenization import Tokenizer
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, read_count, refuse_unknown_keys
+from naiad.triton_server.requests.tensors import TritonRequest
 from naiad.triton_server.requests.tokenizer import TokenizerReader
 
 _KEYS = ("model_dir", "add_special_tokens", "skip_special_tokens", "max_model_len", "forwarded_headers")
@@ -47,7 +48,7 @@ class TokenizerModel:
 
     def _answer(self, request: Any) -> Any:
         try:
-            return pb.response(self._reader.read(pb.TritonRequest(request)), self._output_order)
+            return pb.response(self._reader.read(TritonRequest(request)), self._output_order)
         except NaiadError as error:
             return pb.error_response(error)
         except Exception as error:  # noqa: BLE001 — the border: this request fails, its neighbours do not

@@ -9,17 +9,18 @@ import numpy as np
 
 from naiad.errors import InvalidRequestError
 from naiad.frontend.field import Field, FieldError, Frontend
-from naiad.frontend.field_rules import refuse_unknown_parameters, refuse_unserved, required
 from naiad.frontend.fields import FIELD
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import EncodedPrompt
-from naiad.frontend.request import GenerateRequest, StopRequest, build_request, stop_request
+from naiad.frontend.request import GenerateRequest, StopRequest, build_request, required, stop_request
 from naiad.sequence import TextContext
 from naiad.tokenization import unpack_word_list
 from naiad.triton_server.requests.tensors import (
     Array,
     RequestSource,
     asks_to_stop,
+    refuse_unknown_parameters,
+    refuse_unserved,
     sent_rows,
     timeout_us,
 )

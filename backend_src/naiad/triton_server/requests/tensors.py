@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from naiad.errors import InvalidRequestError
 from naiad.frontend.field import Field, Frontend, Kind
-from naiad.frontend.fields import fields_at, known_parameters
+from naiad.frontend.fields import FIELDS, fields_at, known_parameters
 
 Array = npt.NDArray[Any]
 
@@ -16,7 +19,17 @@ _SERVED = {
     frontend: {name: field for name, field in fields_at(frontend).items() if field.served}
     for frontend in Frontend
 }
-_PARAMETERS = known_parameters(Frontend.LLM)
+_KNOWN_PARAMETERS = {frontend: known_parameters(frontend) for frontend in Frontend}
+_PARAMETERS = _KNOWN_PARAMETERS[Frontend.LLM]
+_SERVERS_OWN_PARAMETERS = re.compile(r"id|timeout|sequence_\w+|triton_\w+|binary_data_output")
+# Served nowhere that takes rows: refused there under whatever name they come.
+_NOT_SERVED: Mapping[str, Field] = {
+    name: field
+    for field in FIELDS
+    if not field.served
+    for name in (field.name_at(Frontend.TEXT), field.name_at(Frontend.LLM))
+    if name
+}
 
 
 class RequestSource(Protocol):
@@ -35,6 +48,33 @@ class RequestSource(Protocol):
 
     def tensors(self) -> Mapping[str, Array]:
         """The input tensors by name, batch dimension included."""
+
+
+class TritonRequest:
+    """A `pb_utils.InferenceRequest`, read as a `RequestSource`."""
+
+    def __init__(self, request: Any) -> None:
+        """Wrap it."""
+        self._request = request
+
+    @property
+    def request_id(self) -> str:
+        """The client's id; may be empty, may be used twice."""
+        return str(self._request.request_id())
+
+    @property
+    def timeout_us(self) -> int:
+        """Triton's `timeout` in µs; 0 = none."""
+        return int(self._request.timeout())
+
+    def parameters(self) -> dict[str, Any]:
+        """The request parameters."""
+        parsed = json.loads(self._request.parameters() or "{}")
+        return parsed if isinstance(parsed, dict) else {}
+
+    def tensors(self) -> dict[str, Array]:
+        """All input tensors, batch dimension included."""
+        return {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
 
 
 def sent_rows(
@@ -82,6 +122,44 @@ def sent_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
         else:
             sent[name] = str(value) if field.sets == "prompt" else value
     return repeated | sent
+
+
+def refuse_unknown_parameters(parameters: Mapping[str, Any], frontend: Frontend, forwarded: str) -> None:
+    """Refuse parameters that nobody would read.
+
+    Args:
+        parameters: the request's parameters.
+        frontend: that they were sent to.
+        forwarded: regular expression of header names that the server forwards; "" = none.
+
+    Raises:
+        InvalidRequestError: names the parameter and those that are allowed.
+    """
+    known = _KNOWN_PARAMETERS[frontend]
+    for name in parameters:
+        if name in known or name in _NOT_SERVED or _SERVERS_OWN_PARAMETERS.fullmatch(name):
+            continue
+        if forwarded and re.fullmatch(forwarded, name):
+            continue
+        raise InvalidRequestError(
+            f"unknown parameter {name[:80]!r}: allowed are {', '.join(sorted(known))}, id, timeout"
+        )
+
+
+def refuse_unserved(sent: Mapping[str, Any], fields: Mapping[str, Field] = _NOT_SERVED) -> None:
+    """Refuse each field that is not served and asks for something.
+
+    Args:
+        sent: tensors (arrays [rows, …]) or parameters (plain values) by name.
+        fields: those that the frontend has, by the same names.
+
+    Raises:
+        FieldError: names the field.
+    """
+    for name, value in sent.items():
+        field = fields.get(name)
+        if field is not None and not field.served and not field.asks_for_nothing(value):
+            raise field.error(" is not supported by this version of Naiad: do not send it")
 
 
 def asks_to_stop(tensors: Mapping[str, Array], parameters: Mapping[str, Any]) -> bool:

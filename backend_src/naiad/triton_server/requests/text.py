@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from naiad.frontend.field import Frontend
-from naiad.frontend.field_rules import refuse_unknown_parameters, refuse_unserved
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import PromptEncoder
 from naiad.frontend.request import GenerateRequest, StopRequest, build_request, stop_request
@@ -13,6 +12,8 @@ from naiad.triton_server.requests.tensors import (
     Array,
     RequestSource,
     asks_to_stop,
+    refuse_unknown_parameters,
+    refuse_unserved,
     sent_rows,
     timeout_us,
 )

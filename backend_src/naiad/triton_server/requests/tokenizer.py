@@ -9,11 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from naiad.frontend.field import Frontend
-from naiad.frontend.field_rules import refuse_unknown_parameters, refuse_unserved, required
 from naiad.frontend.fields import FIELD, fields_at
 from naiad.frontend.prompt import EncodedPrompt, PromptEncoder
+from naiad.frontend.request import required
 from naiad.tokenization import pack_word_list
-from naiad.triton_server.requests.tensors import RequestSource, sent_rows
+from naiad.triton_server.requests.tensors import (
+    RequestSource,
+    refuse_unknown_parameters,
+    refuse_unserved,
+    sent_rows,
+)
 from naiad.triton_server.requests.text import num_rows
 
 _FIELDS = fields_at(Frontend.TOKENIZER)

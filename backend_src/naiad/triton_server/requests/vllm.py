@@ -11,7 +11,6 @@ import msgspec
 from naiad.config.probe import PROBE_REQUEST_ID
 from naiad.errors import InvalidRequestError
 from naiad.frontend.field import INT32_MAX, Field, FieldError, Frontend, Kind, shown
-from naiad.frontend.field_rules import refuse_unknown_parameters, refuse_unserved
 from naiad.frontend.fields import FIELD, FIELDS, fields_at
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import EncodedPrompt, PromptEncoder
@@ -19,6 +18,8 @@ from naiad.frontend.request import GenerateRequest, StopRequest, build_request
 from naiad.triton_server.requests.tensors import (
     Array,
     RequestSource,
+    refuse_unknown_parameters,
+    refuse_unserved,
     sent_parameters,
     sent_rows,
     timeout_us,
