@@ -49,7 +49,7 @@ def add_excluding(repository: Path) -> None:
     """As `excluding_…` those whose configuration says that an echo leaves the prompt out."""
     add_to_repository(repository, repository.parent / "checkpoint", "excluding", "--preset", "trtllm")
     config = repository / "excluding_tensorrt_llm" / "config.pbtxt"
-    text, default = config.read_text(), 'key: "exclude_input_in_output"\n  value {\n    string_value: "false"'
+    text, default = config.read_text(), 'key: "exclude_input_in_output" value: { string_value: "false"'
     assert default in text
     config.write_text(text.replace(default, default.replace("false", "true")))
 

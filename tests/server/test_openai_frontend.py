@@ -17,7 +17,7 @@ from helpers.server import Server, start_repository
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
 PROMPT = "The quick"
-DEFAULT = 'key: "exclude_input_in_output"\n  value {\n    string_value: "false"'
+DEFAULT = 'key: "exclude_input_in_output" value: { string_value: "false"'
 DOORS = {"naiad": ("ensemble", "text"), "trtllm": ("ensemble", "tensorrt_llm_bls")}
 
 

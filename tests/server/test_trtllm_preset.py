@@ -28,7 +28,7 @@ def trtllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     create_repository(folder / "repository", checkpoint, "--preset", "trtllm")
     accumulating = folder / "repository" / "tensorrt_llm_bls" / "config.pbtxt"
     text = accumulating.read_text()
-    before = 'key: "accumulate_tokens"\n  value {\n    string_value: "false"'
+    before = 'key: "accumulate_tokens" value: { string_value: "false"'
     assert before in text
     accumulating.write_text(text.replace(before, before.replace("false", "true")))
     add_to_repository(folder / "repository", checkpoint, "unary", "--preset", "trtllm", "--no-decoupled")
