@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers.drafting_engines import write_first_layers
 from helpers.served import served
-from helpers.server import Server, eventually, run_serve, start_server
+from helpers.server import Leaving, Server, eventually, run_serve, start_server
 from helpers.tiny_repository import tiny_checkpoint
 
 POISON = " zebra"
@@ -37,14 +37,16 @@ def draft_dir(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module", params=["draft_model", "self"])
-def drafting(request: pytest.FixtureRequest, default_model_dir: Path, draft_dir: Path) -> Iterator[Server]:
+def drafting(
+    request: pytest.FixtureRequest, default_model_dir: Path, draft_dir: Path, leaving: Leaving
+) -> Iterator[Server]:
     options = {
         "draft_model": ("--drafter", "draft_model", "--draft-model", str(draft_dir)),
         "self": ("--drafter", "self", "--num-draft-layers", "1"),
     }
     running = start_server(default_model_dir, *SETTINGS, *options[request.param])
     yield running
-    assert running.stop() == 0, "\n".join(running.lines[-40:])
+    leaving.take(running)
 
 
 @pytest.mark.parametrize(
