@@ -44,12 +44,21 @@ def add_padded(repository: Path) -> None:
 
 
 def add_excluding(repository: Path) -> None:
-    """As `excluding_…` those whose configuration says that an echo leaves the prompt out."""
-    add_to_repository(repository, repository.parent / "checkpoint", "excluding", "--preset", "trtllm")
-    config = repository / "excluding_tensorrt_llm" / "config.pbtxt"
-    text, default = config.read_text(), 'key: "exclude_input_in_output"\n  value {\n    string_value: "false"'
-    assert default in text
-    config.write_text(text.replace(default, default.replace("false", "true")))
+    """Models whose configuration says that an echo leaves the prompt out.
+
+    As `chat_…` Naiad's own, as `excluding_…` the reference's.
+    """
+    for name, preset, models in (
+        ("chat", "naiad", ("llm", "text")),
+        ("excluding", "trtllm", ("tensorrt_llm", "tensorrt_llm_bls")),
+    ):
+        add_to_repository(repository, repository.parent / "checkpoint", name, "--preset", preset)
+        for model in models:
+            config = repository / f"{name}_{model}" / "config.pbtxt"
+            text = config.read_text()
+            default = 'key: "exclude_input_in_output"\n  value {\n    string_value: "false"'
+            assert default in text
+            config.write_text(text.replace(default, default.replace("false", "true")))
 
 
 def infer(server: Server, model: str, inputs: Tensors, **request: Any) -> Tensors:
