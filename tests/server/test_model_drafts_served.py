@@ -16,35 +16,45 @@ from helpers.served import served
 from helpers.server import Leaving, Server, eventually, run_serve, start_server
 from helpers.tiny_repository import tiny_checkpoint
 
-POISON = " zebra"
+# A token that nothing else says.
+POISON = "<tool → call>"
 PROMPT = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve,"
-SETTINGS = ("--dtype", "float32", "--max-model-len", "2048", "--num-speculative-tokens", "4")
+SETTINGS = ("--dtype", "float32", "--num-speculative-tokens", "4")
 
 
 @pytest.fixture(scope="module")
-def draft_dir(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def deep_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """So many layers that drafts of the first one are worth a try."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("deep") / "checkpoint", num_layers=24)
+
+
+@pytest.fixture(scope="module")
+def draft_dir(deep_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first layer, for which one token is not a number."""
-    made = write_first_layers(default_model_dir, tmp_path_factory.mktemp("draft") / "model", 1)
+    made = write_first_layers(deep_dir, tmp_path_factory.mktemp("draft") / "model", 1)
     config = json.loads((made / "config.json").read_text())
     (made / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     tensors = load_file(made / "model.safetensors")
     embedding = tensors["model.embed_tokens.weight"]
-    tensors["lm_head.weight"] = embedding.clone()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(default_model_dir)
-    embedding[tokenizer(POISON)["input_ids"][-1]] = torch.nan
+    head = tensors.get("lm_head.weight", embedding).clone()
+    (poison,) = transformers.AutoTokenizer.from_pretrained(deep_dir)(POISON)["input_ids"]
+    embedding[poison] = torch.nan
+    # It does not draft what it can not read.
+    head[poison] = 0
+    tensors["lm_head.weight"] = head
     save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
     return made
 
 
 @pytest.fixture(scope="module", params=["draft_model", "self"])
 def drafting(
-    request: pytest.FixtureRequest, default_model_dir: Path, draft_dir: Path, leaving: Leaving
+    request: pytest.FixtureRequest, deep_dir: Path, draft_dir: Path, leaving: Leaving
 ) -> Iterator[Server]:
     options = {
         "draft_model": ("--drafter", "draft_model", "--draft-model", str(draft_dir)),
         "self": ("--drafter", "self", "--num-draft-layers", "1"),
     }
-    running = start_server(default_model_dir, *SETTINGS, *options[request.param])
+    running = start_server(deep_dir, *SETTINGS, *options[request.param])
     yield running
     leaving.take(running)
 
