@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,26 +23,27 @@ SETTINGS = ("--dtype", "float32", "--num-speculative-tokens", "4")
 
 @pytest.fixture(scope="module")
 def deep_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """So many layers that drafts of the first one are worth a try."""
-    return tiny_checkpoint(tmp_path_factory.mktemp("deep") / "checkpoint", num_layers=24)
+    """So many layers that drafts of the first one are worth a try; it never says POISON."""
+    made = tiny_checkpoint(tmp_path_factory.mktemp("deep") / "checkpoint", num_layers=24)
+    tensors = load_file(made / "model.safetensors")
+    tensors["lm_head.weight"][poison_id(made)] = 0
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    return made
 
 
 @pytest.fixture(scope="module")
 def draft_dir(deep_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first layer, for which one token is not a number."""
+    """The first layer, for which POISON is not a number."""
     made = write_first_layers(deep_dir, tmp_path_factory.mktemp("draft") / "model", 1)
-    config = json.loads((made / "config.json").read_text())
-    (made / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     tensors = load_file(made / "model.safetensors")
-    embedding = tensors["model.embed_tokens.weight"]
-    head = tensors.get("lm_head.weight", embedding).clone()
-    (poison,) = transformers.AutoTokenizer.from_pretrained(deep_dir)(POISON)["input_ids"]
-    embedding[poison] = torch.nan
-    # It does not draft what it can not read.
-    head[poison] = 0
-    tensors["lm_head.weight"] = head
+    tensors["model.embed_tokens.weight"][poison_id(made)] = torch.nan
     save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
     return made
+
+
+def poison_id(folder: Path) -> int:
+    (token_id,) = transformers.AutoTokenizer.from_pretrained(folder)(POISON)["input_ids"]
+    return int(token_id)
 
 
 @pytest.fixture(scope="module", params=["draft_model", "self"])
