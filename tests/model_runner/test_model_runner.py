@@ -133,6 +133,17 @@ def test_chunk_size_does_not_change_the_ids(llama: tuple[ModelRunner, Any], chun
     assert [s.output_token_ids for s in sequences] == [expected_ids(model, s, 8) for s in sequences]
 
 
+def test_every_chunk_size_makes_the_same_tokens(llama: tuple[ModelRunner, Any]) -> None:
+    runner, model = llama
+    (expected,) = make_sequences([70], 4)
+    generate(runner, [expected], 4)
+    assert expected.output_token_ids == expected_ids(model, expected, 4)
+    for chunk in range(1, 65):
+        (sequence,) = make_sequences([70], 4)
+        generate(runner, [sequence], 4, chunk)
+        assert sequence.output_token_ids == expected.output_token_ids, chunk
+
+
 def test_sequences_may_join_a_running_batch(llama: tuple[ModelRunner, Any]) -> None:
     runner, model = llama
     sequences = make_sequences([9, 30, 17], 12)
