@@ -1,4 +1,4 @@
-"""A process that must not outlive its parent."""
+"""Ends a process that must not outlive its parent."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _CHECK_S = 0.5
 
 
 def end_with_parent(before_exit: Callable[[], None]) -> None:
-    """Start a daemon thread that ends this process, at once, when its parent is gone.
+    """Start a daemon thread that exits this process as soon as its parent is gone.
 
-    For Triton's stubs, which outlive a killed server. PR_SET_PDEATHSIG would follow the
-    server's thread that started the stub, and that one ends early.
+    Triton's stubs need it, because they outlive a server that is killed. PR_SET_PDEATHSIG does not
+    help: it is tied to the server's thread that started the stub, which ends early.
 
     Args:
-        before_exit: called in that thread first; should remove what would stay behind.
+        before_exit: called in that thread first; it should remove files that would stay behind.
     """
     parent_pid = os.getppid()
 
