@@ -28,7 +28,7 @@ def _seed() -> None:
 
 def attend_on_gpu(case: AttentionCase, fixed_split: int = 0) -> torch.Tensor:
     plan = plan_on_gpu(case, fixed_split)
-    return paged_attention(case.query.to(GPU), to_gpu(case.cache()), plan).cpu()
+    return paged_attention(case.query.to(GPU), to_gpu(case.cache()), plan, case.scale, case.soft_cap).cpu()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -37,6 +37,17 @@ def attend_on_gpu(case: AttentionCase, fixed_split: int = 0) -> torch.Tensor:
 def test_a_step(heads: tuple[int, int, int], block_size: int, dtype: torch.dtype) -> None:
     case = AttentionCase(STEPS, heads, block_size, dtype)
     expected = case.expected()
+    for fixed_split in (0, SPLIT):
+        assert_close_to_reference(attend_on_gpu(case, fixed_split), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 20, 600])
+@pytest.mark.parametrize("heads", HEADS)
+def test_windows_scales_and_caps(heads: tuple[int, int, int], window: int, dtype: torch.dtype) -> None:
+    case = AttentionCase(STEPS, heads, 64, dtype, window=window, scale=0.2, soft_cap=5.0)
+    expected = case.expected()
+    case.forget_what_no_token_sees()
     for fixed_split in (0, SPLIT):
         assert_close_to_reference(attend_on_gpu(case, fixed_split), expected)
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from kernel_interpreter import Interpret
 from kernels_on_cpu import kernels_on_cpu
@@ -82,8 +84,25 @@ def row(sequence: Sequence, num_tokens: int) -> SequenceRow:
     return SequenceRow(sequence, sequence.num_computed_tokens, num_tokens, samples, drafts)
 
 
-def test_replayed_steps_are_the_ones_computed_eagerly(interpret: Interpret, tmp_path: Path) -> None:
-    make_tiny_model(tmp_path, num_hidden_layers=1)
+# With one group of layers, and with two.
+MODELS = [
+    ("LlamaForCausalLM", {"num_hidden_layers": 1}),
+    (
+        "Gemma3ForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("architecture", "settings"), MODELS)
+def test_replayed_steps_are_the_ones_computed_eagerly(
+    interpret: Interpret, tmp_path: Path, architecture: str, settings: dict[str, Any]
+) -> None:
+    make_tiny_model(tmp_path, architecture, **settings)
     expected_ids, expected_pool, _ = interpret(generate, tmp_path, None)
     ids, pool, recorder = interpret(generate, tmp_path, Recorder())
     assert (recorder.num_captured, recorder.num_replayed) == (8, NUM_REPLAYED)
