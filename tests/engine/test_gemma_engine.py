@@ -127,7 +127,8 @@ def test_windowed_groups_hold_few_blocks(gemma: tuple[Path, Tokens]) -> None:
         used = [group.pool.num_blocks - group.pool.num_free for group in (full, windowed)]
         most = [max(pair) for pair in zip(most, used, strict=True)]
     assert tokens == expected[-1]
-    assert most[0] == -(-(len(PROMPTS[-1]) + NEW_TOKENS - 1) // 16)
+    # The last step ends with no blocks held, and no step computes the last token.
+    assert most[0] == -(-(len(PROMPTS[-1]) + NEW_TOKENS - 2) // 16)
     assert most[1] <= -(-(21 + 17) // 16) + 1
 
 
