@@ -131,7 +131,7 @@ class TokenLogProbs(msgspec.Struct, array_like=True, frozen=True):
         log_prob: of the new token.
         top_token_ids: the best tokens, best first.
         top_log_probs: theirs.
-        rank: of the new token among all, 1 = the best; 0: not told (beams).
+        rank: of the new token among all, 1 = the best; 0: not reported (beams).
     """
 
     log_prob: float
@@ -264,7 +264,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     """Gauges and running totals of the engine after a step.
 
     Totals have names that begin with `total_`. Queried and hit tokens are those that the prefix cache
-    was asked for and had. Accepted draft tokens are told by their place in the draft. Paused
+    was asked for and had. Accepted draft tokens are counted by their place in the draft. Paused
     sequences wait again after a preemption. Late compiles are kernels that were compiled since the
     start. `num_context_tokens` are the prompt tokens that the last step computed; `timestamp_s` is
     Unix time.

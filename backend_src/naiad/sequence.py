@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-# Of blocks of the prefix cache for which nothing else is asked; the reference's.
+# Retention priority of blocks for which the client asks nothing; the same as TensorRT-LLM's.
 DEFAULT_KV_PRIORITY = 35
 # In a step's row, in the place of an id that the step before samples and that is not on the host yet.
 UNKNOWN_TOKEN = -1
@@ -33,7 +33,7 @@ class SequenceStatus(enum.Enum):
 
 
 class TopPDecay(msgspec.Struct, frozen=True):
-    """Top-p that shrinks (Lee et al., arXiv 2206.04624; the reference's rule).
+    """Top-p that shrinks (Lee et al., arXiv 2206.04624; TensorRT-LLM's rule).
 
     The first token has the request's own. Behind each token it is `factor` of what it was, at least
     `minimum`, or behind the token `reset_id` the request's own again.
@@ -76,11 +76,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         logit_bias: (id, value) pairs, added to the logits; no id twice.
         allowed_token_ids: only these are possible; empty = all.
         num_log_probs: −1 = none; else the log-probability of each new token, and those of the
-            so many best tokens at its place.
+            that number of best tokens at its place.
         returns_context_logits: logits of every prompt position go into the output.
         returns_generation_logits: logits from which each new token was drawn go into the output.
         priority: smaller is served first.
-        num_candidates: > 0: a beam. Nothing is drawn; the so many best tokens are chosen from.
+        num_candidates: > 0: a beam. Nothing is drawn; the search chooses among this many best tokens.
         num_draft_tokens: draft tokens in a step, at most; −1 = as many as the engine's ceiling.
         returns_perf_metrics: every output tells times and blocks.
     """
@@ -213,7 +213,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:
-        """Of all its sequences; each ends with one last output."""
+        """The ids of all its sequences; each ends with one last output."""
         return self.sequence_id, *self.sibling_ids
 
 

@@ -57,7 +57,7 @@ class Engine:
             model_runner: its KV cache has the scheduler's blocks.
             text_state: makes the text side of a request that has a TextContext; None = such
                 requests do not come.
-            clock: seconds; deadlines are told by it.
+            clock: returns seconds; deadlines are measured by it.
             overlaps: a step is launched before the last one's ids are known, where it can be projected.
         """
         kv_cache = scheduler.kv_cache

@@ -44,10 +44,10 @@ class StepRecord:
                 self._num_context_tokens += min(len(row.token_ids), sequence.num_prompt_tokens - row.start)
 
     def take_starts(self, outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
-        """Of sequences in a step for the first time since the last call that say nothing in `outputs`."""
+        """Outputs that report starts since the last call, for sequences without one in `outputs`."""
         started, self._started = self._started, []
-        told = {output.sequence_id for output in outputs} if started else set()
-        return [RequestOutput(each, []) for each in started if each not in told]
+        reported = {output.sequence_id for output in outputs} if started else set()
+        return [RequestOutput(each, []) for each in started if each not in reported]
 
     def end_step(
         self, rows: Iterable[StepRow], running: Mapping[int, Sequence], result: ModelOutput, now_s: float

@@ -104,7 +104,7 @@ class KVCacheManager:
         return min(bounds, default=None)
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many tokens fill, the last one perhaps in part."""
+        """The number of blocks that this many tokens fill; the last one may be filled in part."""
         return -(-num_tokens // self._block_size)
 
     def num_exclusive_blocks(self, sequence: EngineSequence) -> list[int]:

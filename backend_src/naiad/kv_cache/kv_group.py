@@ -78,7 +78,7 @@ class KVGroup:
         self._prefix_cache = prefix_cache
 
     def first_seen(self, num_computed_tokens: int) -> int:
-        """The first block that is read for the token after so many others."""
+        """The first block that the next token reads after this many tokens."""
         if self.window is None:
             return 0
         return first_block_in_window(num_computed_tokens, self.window, self._block_size)
@@ -90,7 +90,7 @@ class KVGroup:
         return self._first_kept(num_computed_tokens) + self.max_held_blocks
 
     def num_blocks_for_all(self, num_tokens: int) -> int:
-        """Blocks that one sequence holds at most until it has so many tokens."""
+        """The most blocks that one sequence holds until it has this many tokens."""
         num_blocks = -(-num_tokens // self._block_size)
         return num_blocks if self.max_held_blocks is None else min(num_blocks, self.max_held_blocks)
 

@@ -199,7 +199,7 @@ class PrefixCache:
                     break
 
     def _num_usable(self, found: list[CachedBlock]) -> int:
-        """Of a prefix whose blocks are known, how many every group with a window can start after."""
+        """How many leading blocks of a known prefix every group with a window can start after."""
         num_blocks, is_settled = len(found), False
         while not is_settled:
             is_settled = True

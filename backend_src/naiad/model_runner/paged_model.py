@@ -34,7 +34,7 @@ _NOT_FINITE = "the model computed numbers that are not finite for this request"
 
 @dataclass(frozen=True, slots=True)
 class _QueuedStep:
-    """A step that the device has been told to compute.
+    """A step that is queued on the device.
 
     Attributes:
         inputs: the step.

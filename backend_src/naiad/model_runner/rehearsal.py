@@ -62,5 +62,5 @@ def largest_steps(config: EngineConfig, num_tokens: int, max_model_len: int) -> 
 
 
 def _in_block_0(num_tokens: int, block_size: int) -> list[int]:
-    """A block table for so many tokens, all in one block."""
+    """A block table for this many tokens, all in one block."""
     return [0] * -(-num_tokens // block_size)

@@ -159,7 +159,7 @@ def is_staged(layout: CacheLayout) -> bool:
 
 
 def sampled_places(rows: Sequence[StateRow], ends: Sequence[int]) -> list[int]:
-    """Of each row that samples the last known token and the drafts, as indices of the step's tokens.
+    """Indices, among the step's tokens, of the last known token and the drafts of each row that samples.
 
     Args:
         rows: of the step.

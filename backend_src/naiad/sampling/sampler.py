@@ -21,7 +21,7 @@ from naiad_kernels.readback import Readback
 
 @dataclass(slots=True, frozen=True)
 class QueuedSample:
-    """A pass that the device has been told to do.
+    """A sampling pass that is queued on the device.
 
     Attributes:
         rows: the state of each row.

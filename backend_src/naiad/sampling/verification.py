@@ -18,7 +18,7 @@ from naiad.sampling.sampler_output import SamplerOutput
 
 
 def sampled_views(rows: Iterable[tuple[StepRow, RowState]]) -> list[list[RowState]]:
-    """Of each row the states to sample for: as it is, and as if its first 1, 2, … drafts were known.
+    """The states to sample for in each row: as it is, and as if its first 1, 2, … drafts were known.
 
     Those of rows with drafts have ids of their own, which are negative.
     """

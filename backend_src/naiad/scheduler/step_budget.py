@@ -19,7 +19,7 @@ class SchedulerLimits:
         max_num_seqs: sequences that run at the same time.
         max_num_batched_tokens: tokens that a step computes.
         context_cost: what a prompt token costs more for each token it attends to, as a part of
-            what it costs otherwise. 0 on a device that is not told.
+            what it costs otherwise. 0 where it was not measured.
         decode_cost: what the one next token of a running text costs, in prompt tokens.
 
     A step's costs add up to at most those of one chunk of `max_num_batched_tokens` without earlier

@@ -82,7 +82,7 @@ class Tenants:
                 heapq.heappush(self._due_debts, (tenant.num_served_tokens, name))
 
     def pass_step(self, num_tokens: int) -> None:
-        """A step of so many tokens has been made: the virtual time goes on."""
+        """Advance the virtual time by a step of this many tokens."""
         self._virtual_time += num_tokens / max(1, len(self._tenants))
         while self._due_debts and self._due_debts[0][0] <= self._virtual_time:
             num_served_tokens, name = heapq.heappop(self._due_debts)

@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 from naiad.config.engine_config import MAX_SPECULATIVE_TOKENS
 from naiad.sequence import Sequence
 
-# A drafter that reads the text takes in about so many tokens of texts that are far behind in a step:
+# In one step a drafter that reads the text takes in about this many tokens of texts that are far behind:
 # long prompts must not hold up the other sequences.
 MAX_READ_TOKENS = 4096
 # Tokens that a step adds at most, accepted drafts and the one behind them: who misses no more is in step.
@@ -44,7 +44,7 @@ class Drafter(Protocol):
         """
 
     def propose(self, sequences: list[Sequence], num_tokens: list[int]) -> list[list[int]]:
-        """Of each sequence at most so many ids that may follow its known tokens, the first one first.
+        """For each sequence, up to the given number of ids that may follow its known tokens, in order.
 
         May be empty: no guess, or not all known tokens are taken in yet (`MAX_READ_TOKENS`, or a
         bound of its own).
@@ -85,7 +85,7 @@ class TextDrafter(ABC):
         return 0
 
     def propose(self, sequences: list[Sequence], num_tokens: list[int]) -> list[list[int]]:
-        """See `Drafter`. Who is far behind when others have read much in this call waits for the next."""
+        """See `Drafter`. A text that is far behind waits for the next call if others have read much."""
         num_left = MAX_READ_TOKENS
         drafts: list[list[int]] = []
         for sequence, num in zip(sequences, num_tokens, strict=True):

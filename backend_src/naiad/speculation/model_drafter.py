@@ -126,7 +126,7 @@ class ModelDrafter:
         self.num_failures = 0
 
     def num_unread(self, sequence: Sequence) -> int | None:
-        """See `Drafter`. None also before the first output token, which shall not wait for a draft."""
+        """See `Drafter`. Also None before the first output token, which must not wait for a draft."""
         is_off = self._num_raised >= _MAX_RAISED or sequence.sequence_id in self._failed
         if is_off or sequence.num_output_tokens == 0:
             return None

@@ -8,14 +8,14 @@ from naiad.sequence import Sequence
 from naiad.speculation.drafter import Drafter
 from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolicy
 
-# Free drafters take some time for each sequence. Where at least so many have drafts and none of them
-# pays, so many steps go without.
+# Free drafters take some time for each sequence. If at least `_CROWD` sequences have drafts and none of
+# them pays, the next `_REST` steps go without.
 _CROWD, _REST = 8, 7
 
 
 @dataclass(slots=True)
 class DraftTotals:
-    """Of all sequences so far.
+    """Totals over all sequences so far.
 
     Attributes:
         num_drafts: rows that had draft tokens.
@@ -45,7 +45,7 @@ class Speculator:
         self._policy = policy
         self._num_speculative_tokens = num_speculative_tokens
         self._states: dict[int, AcceptanceState] = {}
-        # Steps in which a free drafter is not asked if there are so many sequences.
+        # Steps left in which a free drafter is not asked, and the number of sequences for which that holds.
         self._num_resting, self._crowd = 0, 0
         self.totals = DraftTotals(accepted_at=[0] * num_speculative_tokens)
 
@@ -121,7 +121,7 @@ class Speculator:
             self.totals.accepted_at[place] += 1
 
     def dropped(self, sequence: Sequence, start: int, end: int) -> None:
-        """Of the drafts that were just judged, the accepted ones at [start, end) come after a text's end."""
+        """Take back accepted drafts at the places [start, end), which come after the end of the text."""
         sequence.num_accepted_tokens -= end - start
         for place in range(start, end):
             self.totals.accepted_at[place] -= 1

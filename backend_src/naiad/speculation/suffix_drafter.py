@@ -15,7 +15,7 @@ from naiad.speculation.drafter import MAX_READ_TOKENS, TextDrafter
 from naiad.speculation.shared_outputs import END, SharedOutputs
 from naiad.speculation.suffix_automaton import ROOT, Follower, SuffixAutomaton
 
-# A longer match says little more, and so many tokens are read again when outputs have come.
+# A longer match says little more, and up to this many tokens are read again after each output.
 MAX_MATCH = 32
 # Outputs that wait to be taken in.
 _MAX_ENDED = 256

@@ -32,7 +32,7 @@ _DEFAULTS_BY_ARCHITECTURE: dict[str, dict[str, object]] = {
     },
     _GEMMA_3: {"max_position_embeddings": 131_072},
 }
-# One layer of so many has no window.
+# Every sixth layer has no window.
 _PATTERN = {_GEMMA_2: 2, _GEMMA_3: 6}
 _GLOBAL_THETA = 1_000_000.0
 
@@ -79,7 +79,7 @@ def read_config(config: Json, generation: Json) -> GemmaConfig:
 
 
 def _layer_types(config: Json, architecture: str, num_layers: int) -> list[str]:
-    """Of each layer; older files say it by a pattern, or not at all."""
+    """The window of each layer; older files give it by a pattern, or not at all."""
     kinds = config.get("layer_types")
     if kinds is None:
         key = "_sliding_window_pattern" if "_sliding_window_pattern" in config else "sliding_window_pattern"

@@ -114,11 +114,11 @@ class RemoteRunner:
         return lambda: self._ask(Collect(is_draft), StepResult).output
 
     def needs_ids(self, params: SamplingParams) -> bool:
-        """See `StepRunner`."""
+        """Whether a row with these parameters can not be launched before its last id is known."""
         return self._ask(NeedsIds(params), Answer).is_true
 
     def clear_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
-        """See `StepRunner`."""
+        """Overwrite what a failed row has left in blocks of each KV group."""
         self._send(ClearBlocks([list(each) for each in block_ids]))
 
     def clear_slots(self, slots: Sequence[Sequence[int]], is_draft: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Naiad's metrics on Triton's port: the reference's names and vLLM's, written by one thread.
+"""Naiad's metrics on Triton's port: TensorRT-LLM's names and vLLM's, written by one thread.
 
 Triton's custom metrics are not thread-safe, so only the housekeeping thread calls `update`.
 Each write is an IPC round trip, so a value that did not change is not written.

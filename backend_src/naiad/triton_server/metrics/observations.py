@@ -71,7 +71,7 @@ class Observations:
         """Start empty.
 
         Args:
-            clock: seconds; latencies are told by it.
+            clock: returns seconds; latencies are measured by it.
         """
         self._clock = clock
         self._lock = threading.Lock()

@@ -30,7 +30,7 @@ from naiad.triton_server.responses.llm import probe_tensors, response_tensors
 from naiad.triton_server.service.housekeeper import Housekeeper
 from naiad.triton_server.service.llm_service import LLMService, RequestShape
 
-# What came by the engine's other doors may end; the server knows nothing of it.
+# Requests that came from other frontends of the engine may finish; the server knows nothing of them.
 _DRAIN_S = 30.0
 
 

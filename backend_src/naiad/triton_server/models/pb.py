@@ -44,7 +44,7 @@ class TritonSender:
         Args:
             request: a `pb_utils.InferenceRequest`.
             is_decoupled: a model that is not needs a response also for a bare FINAL.
-            order: from `output_order`; clients of the reference read its first output by place.
+            order: from `output_order`; clients of TensorRT-LLM's backend read the first output by its place.
         """
         self._order = order
         self._sender = request.get_response_sender()

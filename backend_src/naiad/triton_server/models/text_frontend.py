@@ -40,7 +40,7 @@ _PATIENCE_S = 0.5
 
 
 class DoorModel(ABC):
-    """Owns a door to the engine, the service and the housekeeping thread; tokenizes and detokenizes."""
+    """Owns a client of the engine, the service and the housekeeping thread; tokenizes and detokenizes."""
 
     KEYS: ClassVar[tuple[str, ...]] = ()
 
@@ -127,7 +127,7 @@ class DoorModel(ABC):
         )
 
     def _draw_first_id(self, num_sequences: int) -> int:
-        """Ids are this door's own; requests are taken by one thread."""
+        """Ids are unique within this frontend; one thread takes its requests."""
         first_id = self._num_drawn_ids + 1
         self._num_drawn_ids += num_sequences
         return first_id

@@ -29,7 +29,7 @@ def chunk_outputs(
         skip_special_tokens: special tokens make no text.
 
     Returns:
-        OUTPUT, one string after the other without a batch dimension, as the reference's clients
+        OUTPUT, one string after the other without a batch dimension, as TensorRT-LLM's clients
         read it (`[0]` is the text); and what is passed on. None for a probe.
 
     Raises:

@@ -58,11 +58,11 @@ class StreamRow:
     Attributes:
         index: the row of the request, from 0.
         sequence_id: the engine's.
-        has_started: the engine has told that it computes it.
+        has_started: the engine has reported that it computes it.
         sequence_index: which of the sequences from the row's prompt, from 0.
         text: all that was sent, where each response holds all of it.
         context_logits: of the prompt; sent with the first chunk and once more with the last, which
-            is the one that the reference's client reads.
+            is the one that TensorRT-LLM's client reads.
     """
 
     index: int
@@ -186,7 +186,7 @@ class ResponseStream:
 
     @property
     def wants_poll(self) -> bool:
-        """Whether its sender can tell, and has not yet told, that the client is gone."""
+        """Whether its sender can report that the client is gone, and has not yet."""
         return not (self.has_detokenizer or self.is_closed or self.is_cancelling or self.error)
 
     def wants_probe(self, now_s: float, period_s: float) -> bool:

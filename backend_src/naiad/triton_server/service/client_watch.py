@@ -114,7 +114,7 @@ def _next(
     num_queued: int,
     asked_at_s: Callable[[ResponseStream], float],
 ) -> list[ResponseStream]:
-    """Of each kind those first that were asked longest ago; of the queue at most a quarter."""
+    """Streams of each kind, those asked longest ago first; at most a quarter of them are queued requests."""
     begun: list[ResponseStream] = []
     queued: list[ResponseStream] = []
     for stream in due:

@@ -79,7 +79,7 @@ class EngineDoor(Protocol):
         """End these sequences with `cancelled`."""
 
     def stop_others(self, request_id: str) -> None:
-        """Tell the engine's other doors to cancel requests of this id."""
+        """Tell the engine's other frontends to cancel requests of this id."""
 
 
 class LLMService:
@@ -143,7 +143,7 @@ class LLMService:
             sender.send_error(self._internal_error(error))
 
     def take_outputs(self, outputs: Iterable[RequestOutput], stats: EngineStats | None) -> None:
-        """Give each output to its stream; without stats those that were told before hold."""
+        """Give each output to its stream; without stats, the last ones stay valid."""
         outputs = list(outputs)
         has_worked = self._has_work
         # First: who reads the stats is to find what they say of requests among the observations.
@@ -268,7 +268,7 @@ class LLMService:
             self._abort_rest(stream)
 
     def _internal_error(self, error: Exception) -> NaiadError:
-        """What the client is told of a failure of ours; the log has the rest."""
+        """What the client learns of a failure of ours; the log has the rest."""
         self._log_error(f"naiad: a request failed with {type(error).__name__}: {error}")
         return InternalError("internal error while reading the request")
 
