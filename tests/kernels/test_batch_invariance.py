@@ -108,7 +108,7 @@ def logits_of_text(directory: Path, nums_tokens: list[int], num_others: int) -> 
     config = ModelConfig.from_directory(directory)
     with torch.inference_mode():
         model = load_model(str(directory), config, LoadOptions(batch_invariant=True))
-        pool = KVPool(config, 100, BLOCK, torch.float32, CPU)
+        pool = KVPool(config, [100], BLOCK, torch.float32, CPU)
     layout = CacheLayout(
         config.num_heads,
         config.num_kv_heads,

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from helpers.preset_server import running, stream
+from helpers.preset_server import stream
 from helpers.raw_grpc import text_inputs
+from helpers.server import Leaving, running
 from helpers.tiny_repository import tiny_checkpoint
 
 WRITTEN = Path(__file__).parent / "repository_of_2026_11"
@@ -21,13 +22,13 @@ def strings(text: str) -> Any:
     return np.array([text.encode()], dtype=np.object_)
 
 
-def test_each_of_its_models_serves_a_request(tmp_path: Path) -> None:
+def test_each_of_its_models_serves_a_request(tmp_path: Path, leaving: Leaving) -> None:
     checkpoint, repository = tiny_checkpoint(tmp_path / "checkpoint"), tmp_path / "repository"
     shutil.copytree(WRITTEN, repository)
     for config in repository.glob("*/config.pbtxt"):
         config.write_text(config.read_text().replace("CHECKPOINT", str(checkpoint)))
     sampling = json.dumps({"max_tokens": 8, "temperature": 0, "ignore_eos": True})
-    with running(repository) as server:
+    with running(leaving, repository) as server:
         fields = text_inputs(PROMPT, 8, stream=False, exclude_input_in_output=False, ignore_eos=True)
         texts = [stream(server, model, fields)["text_output"].item() for model in ("ensemble", "text")]
         written = {"text_input": strings(PROMPT), "sampling_parameters": strings(sampling)}
