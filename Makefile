@@ -1,14 +1,16 @@
 # `make serve` and `make test` are all that is needed; both install into .venv first.
 #   ARGS      options of `naiad serve`
 #   PIP_ARGS  options of pip, e.g. --extra-index-url URL for PyTorch's small CPU build
-#   WORKERS   tests that run side by side where they need no server
+#   WORKERS   tests that run side by side
 #   PYTHON    the interpreter .venv is made with: 3.10, 3.11 or 3.12
 SHELL := /bin/bash
 WORKERS ?= 2
 PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.10,$(if $(shell python$(v) -c 'print(1)' 2>/dev/null),python$(v))) python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PYTEST_APART := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := $(BIN)/python -m pytest --durations=20
+PYTEST_APART := $(PYTEST) -n $(WORKERS) --dist loadfile
+PYTEST_SERVERS := $(PYTEST) -n $(WORKERS) --dist loadgroup
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
 .PHONY: serve test test-all test-gpu memcheck-gpu bench-gpu check generated install lock clean
@@ -16,14 +18,15 @@ REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server
 serve: .venv/.installed
 	exec $(BIN)/naiad serve $(ARGS)
 
-# Tests with a server have the machine to themselves: some of them wait for things to happen in time.
+# Tests with a server come after the others, that many of them at most side by side: their servers wait for
+# things to happen in time.
 test: .venv/.installed
 	$(PYTEST_APART) -m "not slow and not gpu and not server" $(ARGS)
-	$(BIN)/python -m pytest -m "server and not slow and not gpu" $(ARGS)
+	$(PYTEST_SERVERS) -m "server and not slow and not gpu" $(ARGS)
 
 test-all: .venv/.installed
 	$(PYTEST_APART) -m "not gpu and not server" $(ARGS)
-	$(BIN)/python -m pytest -m "server and not gpu" $(ARGS)
+	$(PYTEST_SERVERS) -m "server and not gpu" $(ARGS)
 
 # Needs an NVIDIA GPU; docs/gpu-status.md says what has been run on one.
 test-gpu: .venv/.installed

@@ -1,4 +1,4 @@
-"""Named errors. Each knows the Triton status a client receives for it."""
+"""Named errors. Each has the Triton status that a client receives for it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class NaiadError(Exception):
 
 
 class InvalidRequestError(NaiadError):
-    """The client sent something that can not be served."""
+    """The client sent something that cannot be served."""
 
     status = "INVALID_ARG"
 
 
 class NoTokenPossibleError(InvalidRequestError):
-    """What the client asks for excludes every token that could come next."""
+    """The request excludes every token that could come next."""
 
     def __init__(self) -> None:
-        """Name what excludes tokens."""
+        """Name the fields that exclude tokens."""
         super().__init__(
             "no token is possible for this request: what it asks for "
             "(allowed_token_ids, bad_words, logit_bias, min_tokens) excludes every token"
@@ -35,13 +35,13 @@ class NoTokenPossibleError(InvalidRequestError):
 
 
 class UnavailableError(NaiadError):
-    """The server can not take the request now; the same request may work later."""
+    """The server cannot accept the request now; the same request may work later."""
 
     status = "UNAVAILABLE"
 
 
 class EngineAwayError(UnavailableError):
-    """No engine serves now: it starts, or starts again, or its model is not loaded."""
+    """No engine serves now: it is starting or restarting, or its model is not loaded."""
 
 
 class CancelledError(NaiadError):
@@ -51,11 +51,11 @@ class CancelledError(NaiadError):
 
 
 class InternalError(NaiadError):
-    """Our own fault, confined to the request it is raised for."""
+    """A fault of ours, confined to the request for which it is raised."""
 
 
 def error_with_status(status: Status, message: str) -> NaiadError:
-    """The error that a status from another process stands for."""
+    """Make the error for a status that another process reported."""
     kinds: dict[Status, type[NaiadError]] = {
         "INVALID_ARG": InvalidRequestError,
         "UNAVAILABLE": UnavailableError,
@@ -65,14 +65,14 @@ def error_with_status(status: Status, message: str) -> NaiadError:
 
 
 class StartupError(NaiadError):
-    """Something outside the code keeps Naiad from starting; the message names the remedy."""
+    """Something outside the code prevents Naiad from starting; the message names the remedy."""
 
 
 class ConfigError(StartupError):
     """A configuration key has a value that is not allowed."""
 
     def __init__(self, key: str, value: object, expected: str) -> None:
-        """Name the key, the value it has and what was expected."""
+        """Name the key, its value and what was expected."""
         super().__init__(f"{key} = {value!r}: expected {expected}")
         self.key = key
 

@@ -2,54 +2,124 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
 from naiad.errors import NaiadError, Status
-from naiad.sequence import FinishReason, Sequence
+from naiad.sequence import FinishReason, SamplingParams, Sequence
 
 
-@dataclass(slots=True, frozen=True)
-class ScheduledSequence:
-    """A sequence's part of one step: tokens [start, start + num_scheduled_tokens).
+class ServedModel(Protocol):
+    """What users of an engine need to know of its checkpoint; a `ModelConfig` has it."""
 
-    They are known tokens, and behind the last known one perhaps drafts.
+    @property
+    def vocab_size(self) -> int:
+        """Ids are in [0, vocab_size)."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends a text."""
+
+
+class BlockChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A sequence's block table in one KV group, as far as it is new to the runner.
 
     Attributes:
-        sequence: read, never written, by the model runner.
-        start: `num_computed_tokens` before the step.
-        num_scheduled_tokens: ≥ 1, drafts included.
-        samples: the step reaches the last known token, so a new one is sampled from it.
-        draft_token_ids: the last of the row's tokens; a guess, of which the beginning that the
-            model agrees with is kept. Only with `samples`.
+        first: entries before this index stay; all others are replaced.
+        block_ids: the entries from `first` on.
     """
 
-    sequence: Sequence
+    first: int
+    block_ids: list[int]
+
+
+class Admission(msgspec.Struct, array_like=True, frozen=True):
+    """What a runner learns once of a sequence, in the step of its first row.
+
+    After a preemption a sequence is admitted again. An admission replaces whatever the runner keeps
+    under the same id.
+
+    Attributes:
+        sequence_id: names the sequence in rows, results and errors.
+        params: how it is sampled.
+        num_prompt_tokens: of its known tokens, how many are the prompt's.
+        clone_of: a sequence whose state, as it was before this step, this one continues; None: it
+            starts without tokens.
+    """
+
+    sequence_id: int
+    params: SamplingParams
+    num_prompt_tokens: int
+    clone_of: int | None = None
+
+
+class StepRow(msgspec.Struct, array_like=True, gc=False):
+    """One sequence's part of one step: its tokens from `start` on, then perhaps drafts.
+
+    Attributes:
+        sequence_id: a sequence that has been admitted, in this step or before.
+        start: the position of the row's first token.
+        token_ids: the known tokens that are computed, at least one. The last one is `UNKNOWN_TOKEN`
+            if the step before samples it and its result is not on the host yet.
+        samples: the row reaches the last known token, so the model samples a new one.
+        draft_token_ids: guesses that follow `token_ids` and are computed with them; the model keeps
+            those at the beginning that it agrees with. Only with `samples`.
+        earlier_token_ids: the known tokens right before `start` that no row has brought yet: a prefix
+            hit's, or drafts that were accepted.
+        block_changes: for each KV group how the block table changes before the row is computed; empty:
+            in no group; a single one holds for all groups.
+    """
+
+    sequence_id: int
     start: int
-    num_scheduled_tokens: int
+    token_ids: list[int]
     samples: bool
     draft_token_ids: tuple[int, ...] = ()
+    earlier_token_ids: tuple[int, ...] = ()
+    block_changes: tuple[BlockChange, ...] = ()
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens that the row computes, drafts included."""
+        return len(self.token_ids) + len(self.draft_token_ids)
+
+    @property
+    def known_end(self) -> int:
+        """The position after the row's last known token."""
+        return self.start + len(self.token_ids)
+
+    @property
+    def end(self) -> int:
+        """The position after the row's last token, drafts included."""
+        return self.start + len(self.token_ids) + len(self.draft_token_ids)
 
 
-@dataclass(slots=True, frozen=True)
-class SchedulerOutput:
-    """One step's work; empty when nothing can run.
+class StepBatch(msgspec.Struct, array_like=True):
+    """One step's work as plain data; without rows there is nothing to compute.
+
+    A runner applies it in the order of its fields.
 
     Attributes:
-        scheduled: a row for each sequence that computes something.
-        block_copies: (from, to) KV blocks, to be copied in order before the rows are computed.
-        is_ahead: made while the step before was under way: last tokens may be unknown.
+        ended: ids of sequences that have ended or were preempted since the last step with rows: the
+            runner forgets them.
+        admissions: sequences that are new to the runner.
+        block_copies: for each KV group (from, to) blocks, to be copied in order before the rows are
+            computed; empty: there are none.
+        rows: one for each sequence that computes something.
+        is_projected: the step was made while the one before was under way; see `StepRow.token_ids`.
     """
 
-    scheduled: list[ScheduledSequence] = field(default_factory=list)
-    block_copies: list[tuple[int, int]] = field(default_factory=list)
-    is_ahead: bool = False
+    ended: list[int] = []
+    admissions: list[Admission] = []
+    block_copies: list[list[tuple[int, int]]] = []
+    rows: list[StepRow] = []
+    is_projected: bool = False
 
     @property
     def num_scheduled_tokens(self) -> int:
         """Tokens of the whole step."""
-        return sum(row.num_scheduled_tokens for row in self.scheduled)
+        return sum(row.num_scheduled_tokens for row in self.rows)
 
 
 class TokenLogProbs(msgspec.Struct, array_like=True, frozen=True):
@@ -70,8 +140,7 @@ class TokenLogProbs(msgspec.Struct, array_like=True, frozen=True):
     rank: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class ModelOutput:
+class ModelOutput(msgspec.Struct):
     """What the model made of a step.
 
     Attributes:
@@ -80,8 +149,8 @@ class ModelOutput:
         errors: sequence_id → why its row failed alone: an `InternalError` (NaN logits, …), and
             then its KV is not to be trusted, or an `InvalidRequestError`.
         log_probs: sequence_id → those of its new ids, for sequences that asked.
-        context_logits: sequence_id → little-endian float32 `[num_scheduled_tokens, vocab_size]`,
-            the logits of the step's prompt positions, for sequences that asked.
+        context_logits: sequence_id → little-endian float32 `[num_positions, vocab_size]`, the logits of
+            the prompt positions that the step computed, for sequences that asked.
         generation_logits: sequence_id → little-endian float32 `[vocab_size]` each, the model's own
             at the new ids' places, for sequences that asked.
         candidates: sequence_id → (id, log-probability) of the best tokens, best first, for beams;
@@ -89,11 +158,11 @@ class ModelOutput:
     """
 
     sampled_token_ids: dict[int, list[int]]
-    errors: dict[int, NaiadError] = field(default_factory=dict)
-    log_probs: dict[int, list[TokenLogProbs]] = field(default_factory=dict)
-    context_logits: dict[int, bytes] = field(default_factory=dict)
-    generation_logits: dict[int, list[bytes]] = field(default_factory=dict)
-    candidates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    errors: dict[int, NaiadError] = {}
+    log_probs: dict[int, list[TokenLogProbs]] = {}
+    context_logits: dict[int, bytes] = {}
+    generation_logits: dict[int, list[bytes]] = {}
+    candidates: dict[int, list[tuple[int, float]]] = {}
 
 
 class Timings(msgspec.Struct, array_like=True, frozen=True):

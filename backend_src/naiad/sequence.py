@@ -10,7 +10,7 @@ import msgspec
 
 # Of blocks of the prefix cache for which nothing else is asked; the reference's.
 DEFAULT_KV_PRIORITY = 35
-# In the place of a sampled id that is still on its way to the host; only while a step is made ahead.
+# In a step's row, in the place of an id that the step before samples and that is not on the host yet.
 UNKNOWN_TOKEN = -1
 
 
@@ -173,6 +173,16 @@ class KVRetention(msgspec.Struct, frozen=True, kw_only=True):
         return max(asked, default=None)
 
 
+class PrefixIdentity(msgspec.Struct, frozen=True):
+    """What makes two equal prefixes the same, beside their tokens: only then they share KV.
+
+    Attributes:
+        salt: the request's `cache_salt`: requests with different salts share nothing.
+    """
+
+    salt: str = ""
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One row as it is handed to the engine.
 
@@ -181,8 +191,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         prompt_token_ids: each in [0, vocab_size), at least one.
         text: present when a detokenizer follows.
         timeout_s: seconds until the deadline, counted from receipt; None = none.
-        cache_salt: the tenant: KV blocks are shared within one salt only, and each salt has a
-            fair share of the engine.
+        cache_salt: names the tenant, which has a fair share of the engine; KV blocks are shared
+            within one salt only.
         sibling_ids: further sequences from the same prompt, each with its own id and noise; the
             prompt is computed once.
         beam: the sequences are the results of one search, the best first; each has one output.
@@ -215,15 +225,25 @@ class Sequence:
     `num_computed_tokens` of them is in the cache; the scheduler lets that number catch up.
 
     Attributes:
+        tenant: who shares the engine fairly with others.
+        prefix_identity: which sequences may share KV with this one.
         rank: the scheduler's order, smaller first; ties go to the smaller id.
         donor: a sequence with the same prompt, whose blocks this one takes over when it starts.
         offered_token_ids: the client's guess at how the output begins.
         retention: of its blocks, once they are free.
-        runs_ahead: its next row may be computed before the host knows its last id.
+        overlaps: its next row may be launched before the host knows its last id.
         num_draft_tokens, num_accepted_tokens: of all steps so far.
         num_cached_tokens: of the prompt, from the prefix cache; of one with a donor the donor's.
         num_reused_blocks: full blocks that were there when it first came.
+        next_start, next_end: the scheduler's projection, as if all steps that were made were over: its
+            next row computes the tokens from `next_start` on, and `next_end` of them are known.
+        last_projected_end: the length from which on `next_end` does not grow by itself.
+        num_sent_tokens, num_sent_blocks: how many of its tokens and of its table's blocks rows have
+            brought to the model runner, as far as they are still valid there.
         first_scheduled_s, first_token_s, last_token_s: by the clock of `arrival_s`; 0 = not yet.
+        block_tables: the blocks that hold its KV, one table for each KV group; −1 in place of a block
+            that no window sees any more. Only the KV cache manager writes them.
+        block_table: the first group's.
     """
 
     sequence_id: int
@@ -232,23 +252,34 @@ class Sequence:
     params: SamplingParams
     arrival_s: float
     deadline_s: float | None = None
-    cache_salt: str = ""
+    tenant: str = ""
+    prefix_identity: PrefixIdentity = field(default_factory=PrefixIdentity)
     rank: float = 0.0
     donor: Sequence | None = None
     offered_token_ids: tuple[int, ...] = ()
     retention: KVRetention | None = None
-    runs_ahead: bool = False
+    overlaps: bool = False
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_reused_blocks: int = 0
     num_preemptions: int = 0
+    next_start: int = 0
+    next_end: int = 0
+    last_projected_end: int = 0
+    num_sent_tokens: int = 0
+    num_sent_blocks: int = 0
     first_scheduled_s: float = 0.0
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)
+    block_tables: list[list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The first group's table is the first of the tables."""
+        self.block_tables = [self.block_table]
 
     @property
     def num_tokens(self) -> int:

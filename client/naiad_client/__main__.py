@@ -15,12 +15,12 @@ from naiad_client.errors import ServerError
 
 @dataclass(slots=True)
 class Timing:
-    """When tokens came.
+    """When tokens arrived.
 
     Attributes:
-        start_s, first_s, last_s: of `time.monotonic`; first_s is None before the first token.
+        start_s, first_s, last_s: times of `time.monotonic`; first_s is None before the first token.
         num_first_tokens: tokens of the first chunk that had any.
-        num_tokens: all of them.
+        num_tokens: all tokens.
     """
 
     start_s: float
@@ -40,7 +40,7 @@ class Timing:
         self.num_tokens += chunk.num_output_tokens
 
     def summary(self) -> str:
-        """Tokens, time to the first, and the rate from the first token to the last."""
+        """Report the tokens, the time to the first, and the rate from the first token to the last."""
         if self.first_s is None:
             return "0 tokens"
         words = [
@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Stream an answer to the terminal; at the end tokens/s (from the first token on) "
         "and the time to the first token go to stderr.",
     )
-    parser.add_argument("prompt", help="text to go on with, or with --chat what the user says")
+    parser.add_argument("prompt", help="text to continue, or with --chat the user's message")
     parser.add_argument("--chat", action="store_true", help="use the checkpoint's chat template")
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default: %(default)s")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = greedy")
@@ -86,14 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Client(args.url, model=args.model) as client, _generation(client, args) as generation:
             _print_stream(generation, timing)
     except (ServerError, ValueError) as error:
-        # The message gets a line of its own when text stands before it.
+        # Start a new line if text was printed before the message.
         print(end="\n" if timing.num_tokens else "", flush=True)
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output is gone; Python would complain of it once more at its exit.
+        # The reader of our output is gone; without this, Python would report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     print(timing.summary(), file=sys.stderr)

@@ -34,8 +34,8 @@ class Chunk:
     Attributes:
         text: new text; may be empty on the last chunk.
         finish_reason: "stop", "length", "timeout", "cancelled"; None before the last chunk.
-        num_output_tokens: new tokens of this chunk; 0 if it was not asked for.
-        num_input_tokens: tokens of the prompt; 0 if it was not asked for.
+        num_output_tokens: new tokens of this chunk; 0 if not requested.
+        num_input_tokens: tokens of the prompt; 0 if not requested.
     """
 
     text: str
@@ -48,13 +48,13 @@ class Generation(Iterator[Chunk]):
     """A running request: iterate over its chunks; closing it early cancels it."""
 
     def __init__(self, call: Any, url: str) -> None:
-        """Take the call of `ModelStreamInfer`; url is named in errors."""
+        """Wrap a call of `ModelStreamInfer`; errors name the url."""
         self._call = call
         self._url = url
         self._is_done = False
 
     def __next__(self) -> Chunk:
-        """The next chunk.
+        """Return the next chunk.
 
         Raises:
             ServerError: with the server's message.
@@ -74,27 +74,27 @@ class Generation(Iterator[Chunk]):
         raise StopIteration
 
     def cancel(self) -> None:
-        """Tell the server that nobody reads on; no more chunks come."""
+        """Cancel the request at the server; no more chunks come."""
         self._is_done = True
         self._call.cancel()
 
     def close(self) -> None:
-        """As `cancel`; does nothing when the generation has ended."""
+        """Cancel a running generation; do nothing if it has ended."""
         if not self._is_done:
             self.cancel()
 
     def __enter__(self) -> Generation:
-        """Use with `with`: leaving the block cancels what has not ended."""
+        """Enter a `with` block; leaving it cancels a running generation."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cancel what has not ended."""
+        """Cancel a running generation."""
         self.close()
 
     def __del__(self) -> None:
-        """A generation nobody holds any more must not go on in the server."""
+        """Cancel a generation that is no longer referenced, so that it does not go on in the server."""
         self.close()
 
     def _receive(self) -> Any | None:
@@ -109,15 +109,15 @@ class Generation(Iterator[Chunk]):
 
 
 class Client:
-    """Speaks to one server; may be shared by threads."""
+    """Talks to one server; threads may share it."""
 
     def __init__(self, url: str = DEFAULT_URL, *, model: str = "ensemble", llm_model: str = "llm") -> None:
-        """Open no connection yet.
+        """Prepare a channel; it connects on first use.
 
         Args:
             url: HOST:PORT of the server's gRPC endpoint.
-            model: the text model that `generate` asks.
-            llm_model: the token model that `cancel` asks.
+            model: the text model that `generate` calls.
+            llm_model: the token model that `cancel` calls.
         """
         self.url = url
         self.model = model
@@ -153,13 +153,13 @@ class Client:
     ) -> Generation:
         """Start a generation; the server begins at once.
 
-        What is None is not sent: the server's default holds. Without top_k, top_p and
-        min_p, a temperature that is not sent or 1.0 means greedy.
+        A value of None is not sent, so the server's default applies. Without top_k, top_p and
+        min_p, an absent temperature or one of 1.0 means greedy.
 
         Args:
             prompt: text, or the messages of a chat for the checkpoint's template.
-            max_tokens: new tokens at most.
-            stream: chunks as they are made; False: one chunk, which holds the prompt too
+            max_tokens: maximum new tokens.
+            stream: yield chunks as they are generated; False: one chunk, which holds the prompt too
                 unless `exclude_input_in_output`.
             temperature: 0 = greedy.
             top_k: keep the k best tokens.
@@ -169,10 +169,10 @@ class Client:
             repetition_penalty: 1 = off.
             presence_penalty: 0 = off.
             frequency_penalty: 0 = off.
-            min_tokens: no end of text before this many new tokens.
+            min_tokens: minimum new tokens before the text may end.
             stop_words: strings that end the text; they are not part of it.
             bad_words: words that are never written.
-            ignore_eos: go on to max_tokens.
+            ignore_eos: continue to max_tokens.
             exclude_input_in_output: leave the prompt out of an unstreamed answer.
             priority: smaller is served first.
             cache_salt: prompts share cached work under the same salt only.
@@ -211,22 +211,22 @@ class Client:
         return self._start(build_request(self.model, tensors, request_id))
 
     def cancel(self, request_id: str) -> None:
-        """Cancel every live request of this id, whoever sent it.
+        """Cancel every live request of this id, from any client.
 
         Raises:
-            ServerError: the id is empty, or the server can not be reached.
+            ServerError: the id is empty, or the server cannot be reached.
         """
-        # The token model requires its lengths even of a request that only stops another.
+        # The token model requires the lengths even in a request that only stops another one.
         tensors = {"input_lengths": 1, "request_output_len": 1, "stop": True}
         for _ in self._start(build_request(self.llm_model, tensors, request_id)):
             pass
 
     def close(self) -> None:
-        """Close the channel; generations that run end with an error."""
+        """Close the channel; running generations end with an error."""
         self._channel.close()
 
     def __enter__(self) -> Client:
-        """Use with `with`: leaving the block closes the channel."""
+        """Enter a `with` block; leaving it closes the channel."""
         return self
 
     def __exit__(

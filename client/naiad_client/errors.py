@@ -1,10 +1,10 @@
-"""What a caller may have to handle."""
+"""The error that callers may have to handle."""
 
 from __future__ import annotations
 
 
 class ServerError(Exception):
-    """The server refused or failed the request, or can not be reached.
+    """The server refused or failed the request, or cannot be reached.
 
     The text is the server's own message. `status` is the gRPC status name ("UNAVAILABLE", …)
     when the whole call failed, "" when the server put the error into the stream.

@@ -1,4 +1,4 @@
-"""Tensors on the wire: requests to build, responses to read. Knows no sockets."""
+"""Tensors on the wire: builds requests and reads responses, without sockets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Message(TypedDict):
 
 TensorValue = str | bool | int | float | Sequence[str]
 
-# Datatypes that the Python type does not decide.
+# Tensors whose datatype does not follow from the Python type.
 _UINT64_TENSORS = frozenset({"seed"})
 _FLOAT_TENSORS = frozenset(
     {"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
@@ -27,7 +27,7 @@ _FLOAT_TENSORS = frozenset(
 
 
 def build_request(model: str, tensors: Mapping[str, TensorValue | None], request_id: str = "") -> Any:
-    """A request of one row: each tensor is [1, n].
+    """Build a request of one row; each tensor is [1, n].
 
     Args:
         model: the model's name.
@@ -52,7 +52,7 @@ def build_request(model: str, tensors: Mapping[str, TensorValue | None], request
 
 
 def encode_messages(messages: Sequence[Message]) -> str:
-    """A chat as the text of the `messages` tensor."""
+    """Return a chat as the text of the `messages` tensor."""
     return json.dumps(list(messages), ensure_ascii=False)
 
 
@@ -63,7 +63,7 @@ def is_final(response: Any) -> bool:
 
 
 def read_text(response: Any, name: str) -> str | None:
-    """The strings of a BYTES output, joined; None if the response lacks it."""
+    """Return the joined strings of a BYTES output; None if the response lacks it."""
     content = _content(response, name)
     if content is None:
         return None
@@ -76,7 +76,7 @@ def read_text(response: Any, name: str) -> str | None:
 
 
 def read_int(response: Any, name: str) -> int | None:
-    """The first value of an INT32 or UINT32 output; None if the response lacks it."""
+    """Return the first value of an INT32 or UINT32 output; None if the response lacks it."""
     content = _content(response, name)
     return None if not content else int.from_bytes(content[:4], "little", signed=True)
 

@@ -18,7 +18,6 @@ from perf.common.report import plot_path, write_report
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.outputs import ModelOutput
-from naiad.scheduler.invariants import check_invariants
 from naiad.scheduler.policies import PriorityFirst
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
@@ -60,16 +59,15 @@ def measure(num_running: int, num_steps: int) -> dict[str, float]:
     schedule_s, update_s = [], []
     for index in range(_NUM_WARM_UP_STEPS + num_steps):
         start_s = time.perf_counter()
-        scheduled = scheduler.schedule()
+        step = scheduler.schedule()
         middle_s = time.perf_counter()
-        assert len(scheduled.scheduled) == num_running
-        result = ModelOutput({row.sequence.sequence_id: [7] for row in scheduled.scheduled if row.samples})
+        assert len(step.rows) == num_running
+        result = ModelOutput({row.sequence_id: [7] for row in step.rows if row.samples})
         end_s = time.perf_counter()
-        scheduler.update(scheduled, result)
+        scheduler.update(step, result)
         if index >= _NUM_WARM_UP_STEPS:
             schedule_s.append(middle_s - start_s)
             update_s.append(time.perf_counter() - end_s)
-    check_invariants(scheduler)
     return {
         "running": num_running,
         "schedule_ms": round(1e3 * statistics.median(schedule_s), 4),

@@ -9,10 +9,8 @@ from perf.kernels.cases import Case, Rival, equals, num_bytes
 from perf.kernels.sizes import Sizes
 from torch.nn import functional as F
 
-from naiad_kernels.linear import linear, prepare_linear
-from naiad_kernels.lora import lora_expand, lora_shrink, plan_lora
-from naiad_kernels.lora import reference as lora_reference
-from naiad_kernels.quant_linear import (
+from naiad_kernels.linear import LoadOptions, linear, prepare_linear
+from naiad_kernels.linear.quantised import (
     ByteWeight,
     W4Weight,
     fp8_linear,
@@ -21,7 +19,9 @@ from naiad_kernels.quant_linear import (
     w4a16_linear,
     w8a16_linear,
 )
-from naiad_kernels.quant_linear.weights import SPAN, WORDS_PER_SPAN
+from naiad_kernels.linear.quantised.weights import SPAN, WORDS_PER_SPAN
+from naiad_kernels.lora import lora_expand, lora_shrink, plan_lora
+from naiad_kernels.lora import reference as lora_reference
 
 _GROUP_SIZE, _LARGEST_FP8 = 128, 448.0
 _NUM_ADAPTERS, _RANK = 8, 16
@@ -61,7 +61,7 @@ def _cublas(x: torch.Tensor, matrix: torch.Tensor) -> dict[str, Rival]:
 
 def _fixed_order(shape: str, x: torch.Tensor, matrix: torch.Tensor) -> Case:
     # A CPU has no fixed order; there the rehearsal takes the way it has.
-    weight = prepare_linear(matrix, batch_invariant=x.is_cuda)
+    weight = prepare_linear(matrix, options=LoadOptions(batch_invariant=x.is_cuda))
     return Case(
         op="linear, fixed order",
         shape=shape,

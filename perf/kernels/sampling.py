@@ -1,4 +1,4 @@
-"""Drawing tokens, verifying drafts, log-probabilities."""
+"""Drawing tokens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from naiad_kernels.gumbel_argmax import gumbel_argmax
 from naiad_kernels.gumbel_argmax import reference as gumbel_reference
 from naiad_kernels.kept_threshold import RowFilters, kept_threshold
 from naiad_kernels.kept_threshold import reference as threshold_reference
-from naiad_kernels.rejection_sampling import Drafts, TargetRows, rejection_sampling
-from naiad_kernels.rejection_sampling import reference as rejection_reference
-from naiad_kernels.top_log_probs import reference as log_probs_reference
-from naiad_kernels.top_log_probs import top_log_probs
 
-_TEMPERATURE, _TOP_K, _TOP_P, _NUM_TOP, _NUM_DRAFTS = 0.8, 50, 0.95, 20, 3
+_TEMPERATURE, _TOP_K, _TOP_P = 0.8, 50, 0.95
 
 
 def sampling_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -26,8 +22,6 @@ def sampling_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         logits = torch.randn(num_rows, sizes.vocab_size, device=device) * 3
         yield _draw(logits, is_filtered=False)
         yield _draw(logits, is_filtered=True)
-        yield _reject(logits)
-        yield _log_probs(logits)
 
 
 def _draw(logits: torch.Tensor, is_filtered: bool) -> Case:
@@ -91,46 +85,6 @@ def _rivals(logits: torch.Tensor, is_filtered: bool) -> dict[str, Rival]:
         "torch": Rival(sorted_draw if is_filtered else lambda: probs().multinomial(1)[:, 0], False),
         "FlashInfer": Rival(theirs if flashinfer else None, False),
     }
-
-
-def _reject(logits: torch.Tensor) -> Case:
-    num_rows, device = len(logits), logits.device
-    wide = torch.full((num_rows,), _TEMPERATURE, dtype=torch.float64, device=device)
-    keys = torch.randint(-(2**62), 2**62, (num_rows,), device=device)
-    target = TargetRows(logits, logits.amax(1), wide, torch.full_like(wide, -torch.inf), keys)
-    probs = (logits + torch.randn_like(logits)).softmax(1)
-    drafts = Drafts(probs.multinomial(1)[:, 0], probs)
-    starts = torch.arange(0, num_rows + 1, 1 + _NUM_DRAFTS, dtype=torch.int32, device=device)
-    drafts.token_ids[_NUM_DRAFTS :: 1 + _NUM_DRAFTS] = -1
-    return Case(
-        op="rejection_sampling",
-        shape=_shape(logits),
-        run=lambda: rejection_sampling(target, drafts, starts, _NUM_DRAFTS)[1],
-        check=equals(
-            "rejection_sampling",
-            lambda: rejection_reference.rejection_sampling(target, drafts, starts, _NUM_DRAFTS)[1],
-        ),
-        num_bytes=2 * num_bytes(logits),
-        logits_bytes=num_bytes(logits),
-    )
-
-
-def _log_probs(logits: torch.Tensor) -> Case:
-    chosen = torch.randint(logits.shape[1], (len(logits),), device=logits.device)
-
-    def by_torch() -> torch.Tensor:
-        log_probs = logits.log_softmax(1)
-        return log_probs.topk(_NUM_TOP, dim=1).values
-
-    return Case(
-        op="top_log_probs",
-        shape=_shape(logits),
-        run=lambda: top_log_probs(logits, chosen, _NUM_TOP)[2],
-        check=equals("top_log_probs", lambda: log_probs_reference.top_log_probs(logits, chosen, _NUM_TOP)[2]),
-        rivals={"torch": Rival(by_torch)},
-        num_bytes=num_bytes(logits),
-        logits_bytes=num_bytes(logits),
-    )
 
 
 def _shape(logits: torch.Tensor) -> str:

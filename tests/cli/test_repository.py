@@ -99,7 +99,7 @@ def test_a_config_that_can_not_be_parsed_is_named(source: Path) -> None:
 
 def test_a_repository_without_an_engine_is_refused(source: Path) -> None:
     (source / "engine_a" / "config.pbtxt").unlink()
-    with pytest.raises(StartupError, match="holds no model of Naiad's"):
+    with pytest.raises(StartupError, match="holds no model of Naiad"):
         read_repository(source)
 
 

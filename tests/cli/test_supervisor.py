@@ -17,7 +17,8 @@ import pytest
 
 from helpers.server import eventually, gone
 from naiad.cli.system_checks import free_port
-from naiad.engine_process.protocol import FrameBuffer, StopServing, client_message_decoder
+from naiad.engine_process.protocol import StopServing, client_message_decoder
+from naiad.frames import FrameBuffer
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "supervise_fake.py"
 
@@ -172,7 +173,7 @@ def test_requests_that_do_not_finish_in_time_are_given_up(start: Start) -> None:
     assert any("cut off" in line for line in supervised.lines)
 
 
-def test_the_engine_is_told_before_the_server_stops(start: Start, tmp_path: Path) -> None:
+def test_the_engine_is_notified_before_the_server_stops(start: Start, tmp_path: Path) -> None:
     supervised = start("slow-exit", "engine", str(tmp_path / "told"))
     supervised.wait_for("ready")
     supervised.process.send_signal(signal.SIGTERM)

@@ -113,7 +113,7 @@ def test_a_free_port_can_be_used() -> None:
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no host"])
 def test_an_address_of_another_machine_is_refused(host: str) -> None:
-    with pytest.raises(StartupError, match=r"--host .* is no address of this machine"):
+    with pytest.raises(StartupError, match=r"--host .* is not an address of this machine"):
         system_checks.free_port(host)
 
 

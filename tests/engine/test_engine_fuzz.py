@@ -17,6 +17,7 @@ from helpers.fake_runner import FakeRunner
 from naiad.config.engine_config import SCHEDULING_POLICIES
 from naiad.engine.beam_groups import beam_rules
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.kv_cache.kv_group import KVGroupSpec
 from naiad.kv_cache.prefix_cache import PrefixCache, sha256
 from naiad.sampling.beam_search import Beam
 from naiad.scheduler.policies import make_policy
@@ -24,6 +25,8 @@ from naiad.sequence import BeamParams, EngineRequest, FinishReason, KVRetention,
 from naiad.speculation.draft_slots import DraftSlots
 from naiad.speculation.drafter import Drafter
 from naiad.speculation.model_drafter import ModelDrafter
+
+_WINDOWS: tuple[tuple[int | None, ...], ...] = ((None, 3), (None, 1, 6), (None, 11), (5,))
 
 
 @dataclass(frozen=True)
@@ -34,21 +37,26 @@ class _Asked:
 
 
 class _Fuzz:
-    def __init__(self, rng: random.Random, overlaps: bool = False) -> None:
+    def __init__(self, rng: random.Random, overlaps: bool = False, has_windows: bool = False) -> None:
         self.rng = rng
         self.block_size = self.rng.choice((1, 2, 4))
+        windows = self.rng.choice(_WINDOWS) if has_windows else (None,)
+        groups = [KVGroupSpec(self.rng.randint(4, 16), window) for window in windows]
         # Few prefixes and a poor digest, so that blocks are shared and digests collide.
         digest = self.rng.choice((sha256, _poor_digest, None))
         # Where others than clients draft no steps overlap.
         self.kinds = ("nobody",) * 5 * overlaps + ("guesses", "draft model", "first layers")
+        if windows[0] is not None:
+            # A draft model's layers lie in a group with full attention.
+            self.kinds = tuple(kind for kind in self.kinds if kind != "draft model")
         self.error_rate = self.rng.choice((0.0, 0.2, 0.9))
         self.drafter: Drafter | None = None
         self.drive = EngineDrive(
-            num_blocks=self.rng.randint(4, 16),
+            num_blocks=groups,
             block_size=self.block_size,
             max_num_seqs=self.rng.randint(1, 8),
             budget=self.rng.choice((1, 2, 3, 5, 8, 16, 64)),
-            prefix_cache=PrefixCache(self.block_size, digest) if digest else None,
+            prefix_cache=PrefixCache(self.block_size, digest, windows) if digest else None,
             policy=make_policy(self.rng.choice(SCHEDULING_POLICIES), aging_s=1.0),
             make_drafter=self._make_drafter if self.rng.random() < 0.6 else None,
             num_speculative_tokens=self.rng.randint(1, 16),
@@ -91,7 +99,8 @@ class _Fuzz:
         self.drive.run()
 
     def _add(self) -> None:
-        longest = self.drive.engine.max_model_len - 1
+        # With windows alone a sequence may be of any length.
+        longest = min(self.drive.engine.max_model_len - 1, 63)
         num_tokens = self.rng.randint(1, longest)
         beginning = self.rng.choice(self.prefixes)[: self.rng.randint(0, num_tokens)]
         prompt = beginning + [self.rng.randrange(50) for _ in range(num_tokens - len(beginning))]
@@ -144,8 +153,10 @@ class _Fuzz:
         """A search, if there may be one so wide."""
         limits = self.drive.scheduler.limits
         num_tokens = len(prompt) + params.max_tokens
-        num_blocks = width * -(-num_tokens // self.block_size)
-        fits = num_blocks <= self.drive.scheduler.kv_cache.num_blocks and width <= limits.max_num_seqs
+        fits = width <= limits.max_num_seqs and all(
+            width * group.num_blocks_for_all(num_tokens) <= group.pool.num_blocks
+            for group in self.drive.scheduler.kv_cache.groups
+        )
         if width == 1 or not fits or self.rng.random() < 0.5:
             return None
         self.num_searches += 1
@@ -186,11 +197,11 @@ def _poor_digest(parent_digest: bytes, token_bytes: bytes) -> bytes:
     return bytes([sum(parent_digest + token_bytes) % 7])
 
 
-def _fuzz(seeds: range, num_operations: int, overlaps: bool) -> Counter[str]:
+def _fuzz(seeds: range, num_operations: int, overlaps: bool, has_windows: bool = False) -> Counter[str]:
     """Totals over all runs, to show that what is tested happened."""
     totals: Counter[str] = Counter()
     for seed in seeds:
-        fuzz = _Fuzz(random.Random(seed), overlaps)
+        fuzz = _Fuzz(random.Random(seed), overlaps, has_windows)
         fuzz.run(num_operations)
         fuzz.check()
         stats = fuzz.drive.engine.stats()
@@ -214,18 +225,26 @@ def test_random_operations(num_seeds: int, fewest: int, overlaps: bool) -> None:
     assert min(totals.values()) > fewest, totals
 
 
+@pytest.mark.parametrize(("num_seeds", "fewest", "overlaps"), [(150, 50, False), (80, 20, True)])
+def test_random_operations_with_windows(num_seeds: int, fewest: int, overlaps: bool) -> None:
+    """As of Gemma: groups of layers that see a window, beside one that sees all or alone."""
+    totals = _fuzz(range(num_seeds), 150, overlaps, has_windows=True)
+    assert min(totals.values()) > fewest, totals
+
+
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
-@given(st.randoms(use_true_random=False), st.booleans())
-def test_operations_that_hypothesis_draws(rng: random.Random, overlaps: bool) -> None:
-    fuzz = _Fuzz(rng, overlaps)
+@given(st.randoms(use_true_random=False), st.booleans(), st.booleans())
+def test_operations_that_hypothesis_draws(rng: random.Random, overlaps: bool, has_windows: bool) -> None:
+    fuzz = _Fuzz(rng, overlaps, has_windows)
     fuzz.run(40)
     fuzz.check()
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("has_windows", [False, True])
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_many_random_operations(overlaps: bool) -> None:
-    totals = _fuzz(range(1000, 2000), 600, overlaps)
+def test_many_random_operations(overlaps: bool, has_windows: bool) -> None:
+    totals = _fuzz(range(1000, 2000), 600, overlaps, has_windows)
     assert min(totals.values()) > 250, totals

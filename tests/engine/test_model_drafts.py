@@ -14,7 +14,7 @@ import torch
 from helpers.drafting_engines import engine_parts, write_first_layers
 from helpers.tiny_models import make_tiny_model
 from naiad.engine import Engine
-from naiad.outputs import ModelOutput, SchedulerOutput
+from naiad.outputs import ModelOutput, StepBatch
 from naiad.sequence import EngineRequest, SamplingParams
 
 NEW_TOKENS = 24
@@ -189,7 +189,7 @@ def test_siblings_read_what_they_share_once(folder: Path, monkeypatch: pytest.Mo
     passes: list[int] = []
     run_pass = runner.draft_runner.run
 
-    def counted(output: SchedulerOutput) -> ModelOutput:
+    def counted(output: StepBatch) -> ModelOutput:
         passes.append(output.num_scheduled_tokens)
         return run_pass(output)
 
@@ -206,12 +206,12 @@ def test_siblings_read_what_they_share_once(folder: Path, monkeypatch: pytest.Mo
 
 
 def out_of_memory(
-    run_pass: Callable[[SchedulerOutput], ModelOutput], times: int
-) -> Callable[[SchedulerOutput], ModelOutput]:
+    run_pass: Callable[[StepBatch], ModelOutput], times: int
+) -> Callable[[StepBatch], ModelOutput]:
     """`run` that raises so often, after the work is done."""
     calls = itertools.count(1)
 
-    def failing(output: SchedulerOutput) -> ModelOutput:
+    def failing(output: StepBatch) -> ModelOutput:
         result = run_pass(output)
         if next(calls) <= times:
             raise RuntimeError("out of memory")

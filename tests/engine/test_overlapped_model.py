@@ -15,7 +15,7 @@ from naiad.engine import Engine
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.model_runner import ModelRunner
-from naiad.outputs import ModelOutput, RequestOutput, SchedulerOutput
+from naiad.outputs import ModelOutput, RequestOutput, StepBatch
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import EngineRequest, SamplingParams
@@ -44,9 +44,9 @@ class CountingRunner(ModelRunner):
 
     num_ahead = 0
 
-    def launch(self, output: SchedulerOutput) -> Callable[[], ModelOutput]:
-        self.num_ahead += output.is_ahead
-        return super().launch(output)
+    def launch(self, step: StepBatch) -> Callable[[], ModelOutput]:
+        self.num_ahead += step.is_projected
+        return super().launch(step)
 
 
 @pytest.fixture(scope="module")

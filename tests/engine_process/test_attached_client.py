@@ -116,7 +116,9 @@ def test_an_abort_ends_a_sequence_of_its_own(visit: Visit, start_owner: StartOwn
     assert visitor.recorder.reason(1) is FinishReason.CANCELLED
 
 
-def test_a_lost_engine_is_told_once_and_the_next_one_serves(visit: Visit, start_owner: StartOwner) -> None:
+def test_a_lost_engine_is_reported_once_and_the_next_one_serves(
+    visit: Visit, start_owner: StartOwner
+) -> None:
     owner = start_owner("llm.0.engine")
     visitor = visit()
     visitor.wait_until_served()

@@ -13,7 +13,6 @@ from helpers.engine_harness import RawClient, Recorder, make_request
 from helpers.fake_engine_child import FAILING_ID, HELD_ID, SLOW_ID, let_go
 from naiad.engine_process import EngineClient
 from naiad.engine_process.protocol import (
-    MAX_FRAME_BYTES,
     Abort,
     AddRequests,
     Drain,
@@ -22,6 +21,7 @@ from naiad.engine_process.protocol import (
     StopServing,
     encode_frame,
 )
+from naiad.frames import MAX_FRAME_BYTES
 from naiad.sequence import FinishReason
 
 Served = tuple[EngineClient, Recorder]

@@ -157,7 +157,7 @@ def test_start_that_takes_too_long_is_an_error_and_leaves_no_process(
     make_client: MakeClient, socket_dir: Path
 ) -> None:
     client, _ = make_client("never-ready", start_timeout_s=0.5)
-    with pytest.raises(StartupError, match="not get ready in time"):
+    with pytest.raises(StartupError, match="not become ready in time"):
         client.start()
     assert client.pid is None
     assert not (socket_dir / "llm.engine").exists()

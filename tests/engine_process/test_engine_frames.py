@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 
 from naiad.engine_process import protocol
 from naiad.engine_process.protocol import (
-    MAX_FRAME_BYTES,
     AddRequests,
-    FrameBuffer,
     StepDone,
     client_message_decoder,
     encode_frame,
     engine_message_decoder,
     split_outputs,
 )
+from naiad.frames import MAX_FRAME_BYTES, FrameBuffer
 from naiad.frontend.limits import MAX_LOGITS_BYTES
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams, TextContext

@@ -10,7 +10,7 @@ from helpers.engine_harness import has_ended, wait_until
 
 CHILD = """
 import pathlib, sys, time
-from naiad.engine_process import end_with_parent
+from naiad.parent_watch import end_with_parent
 
 def before_exit():
     pathlib.Path(sys.argv[1]).unlink()

@@ -43,7 +43,7 @@ def test_a_request_comes_in_whole_or_not_at_all() -> None:
     gate.enter([make_request(num_siblings=3)])
 
 
-def test_what_can_never_come_in_is_told_so() -> None:
+def test_requests_that_never_fit_are_refused_as_invalid() -> None:
     gate = QueueGate(QueueLimits(max_num_seqs=8, max_queued_requests=16))
     message = (
         "the request asks for 32 sequences at once, its prompts times num_return_sequences or beam_width: "
@@ -53,7 +53,7 @@ def test_what_can_never_come_in_is_told_so() -> None:
         gate.enter([make_request(num_siblings=15), make_request(num_siblings=15)])
 
 
-def test_beams_that_can_never_run_are_told_so_when_the_queue_is_full() -> None:
+def test_beams_that_can_never_run_are_refused_as_invalid_even_when_the_queue_is_full() -> None:
     gate = QueueGate(QueueLimits(max_num_seqs=2, max_queued_requests=1))
     gate.enter([make_request(num_siblings=2)])
     with pytest.raises(InvalidRequestError, match="beam_width = 3: expected at most max_num_seqs = 2"):

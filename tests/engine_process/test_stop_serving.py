@@ -59,7 +59,7 @@ def test_new_requests_are_refused_at_once_and_running_ones_finish(
     client, recorder = served
     client.submit([make_request(1, HELD_ID)])
     recorder.wait_started(1)
-    make_notice(600.0).tell()
+    make_notice(600.0).send()
     wait_until(lambda: is_refused(client, recorder))
     assert recorder.reason(1) is None
     let_go(socket_dir)
@@ -74,7 +74,7 @@ def test_whatever_has_not_finished_in_time_ends_with_one_error(
     client.submit([make_request(i, SLOW_ID, max_tokens=10**6) for i in range(8)])
     recorder.wait_started(7)
     start_s = time.monotonic()
-    make_notice(0.5).tell()
+    make_notice(0.5).send()
     recorder.wait_finished(*range(8))
     assert time.monotonic() - start_s > 0.4
     message = "s before the server stopped"
@@ -96,20 +96,20 @@ def test_any_client_may_tell_and_the_earliest_end_counts(served: Served, socket_
     other.close()
 
 
-def test_an_engine_that_was_started_again_is_told_again(served: Served, make_notice: MakeNotice) -> None:
+def test_an_engine_that_was_restarted_is_notified_again(served: Served, make_notice: MakeNotice) -> None:
     client, recorder = served
     notice = make_notice(600.0)
-    notice.tell()
+    notice.send()
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
     recorder.wait_for(lambda: recorder.num_losses == 1)
-    wait_until(lambda: (notice.tell(), client.is_ready)[1])
-    notice.tell()
+    wait_until(lambda: (notice.send(), client.is_ready)[1])
+    notice.send()
     wait_until(lambda: is_refused(client, recorder))
 
 
 def test_no_engine_to_tell_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "dead.engine").touch()
     notice = StopNotice([tmp_path, tmp_path / "nothing"], 1.0)
-    notice.tell()
+    notice.send()
     notice.close()

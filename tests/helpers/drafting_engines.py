@@ -12,9 +12,7 @@ from safetensors.torch import load_file, save_file
 from helpers.engine_drive import CheckedScheduler
 from naiad.config import EngineConfig, ModelConfig
 from naiad.engine import Engine
-from naiad.engine.build import make_drafter
-from naiad.kv_cache.kv_cache_manager import KVCacheManager
-from naiad.kv_cache.prefix_cache import PrefixCache
+from naiad.engine.build import make_drafter, make_kv_cache
 from naiad.model_runner import ModelRunner
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.speculation.policy import SpeculationPolicy
@@ -60,7 +58,7 @@ def engine_parts(
 
     Args:
         model_dir: of the target.
-        num_blocks: in its pool.
+        num_blocks: in its pool; if windows leave some memory over, groups with full attention have more.
         budget: tokens of a step.
         is_cached: whether it has a prefix cache.
         settings: others of the `EngineConfig`.
@@ -73,11 +71,12 @@ def engine_parts(
         max_num_seqs=min(32, budget),
         block_size=BLOCK,
         kv_cache_bytes=num_blocks * block_bytes(*directories),
+        enable_prefix_caching=is_cached,
         **settings,
     )
     model_runner = ModelRunner(config)
-    assert model_runner.num_blocks == num_blocks
-    kv_cache = KVCacheManager(num_blocks, BLOCK, PrefixCache(BLOCK) if is_cached else None)
+    assert model_runner.num_blocks == num_blocks or len(model_runner.kv_groups) > 1
+    kv_cache = make_kv_cache(config, model_runner.kv_groups, budget)
     drafter = make_drafter(config, model_runner, kv_cache)
     policy = SpeculationPolicy(StepCost([(1, 1.0), (1 << 16, 1.0)]))
     speculator = Speculator(drafter, policy, config.num_speculative_tokens)

@@ -6,7 +6,7 @@ from itertools import count
 
 from hypothesis import strategies as st
 
-from naiad.sequence import SamplingParams, Sequence
+from naiad.sequence import PrefixIdentity, SamplingParams, Sequence
 
 _ids = count(1)
 
@@ -23,7 +23,7 @@ def draft_sequence(
         num_prompt_tokens=len(prompt),
         params=SamplingParams(max_tokens=1000, num_candidates=num_candidates),
         arrival_s=0.0,
-        cache_salt=salt,
+        prefix_identity=PrefixIdentity(salt),
     )
 
 

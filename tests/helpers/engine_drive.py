@@ -6,13 +6,14 @@ import random
 from collections.abc import Callable
 
 from helpers.fake_runner import FakeRunner, next_candidates, next_token
+from helpers.invariants import check_invariants
 from naiad.engine import Engine
 from naiad.engine.live_sequence import TextState
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.kv_cache.kv_group import KVGroupSpec
 from naiad.kv_cache.prefix_cache import PrefixCache
-from naiad.outputs import RequestOutput, SchedulerOutput
+from naiad.outputs import RequestOutput, StepBatch
 from naiad.sampling.beam_search import Beam, BeamRules, BeamSearch
-from naiad.scheduler.invariants import check_invariants
 from naiad.scheduler.policies import SchedulingPolicy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
@@ -40,14 +41,20 @@ class CheckedScheduler(Scheduler):
 
     num_late_ends = 0
 
-    def release(self, sequence: Sequence) -> None:
-        self.num_late_ends += sequence in self.leaving
-        super().release(sequence)
+    def release(self, sequence_id: int) -> None:
+        self.num_late_ends += sequence_id in self.leaving
+        super().release(sequence_id)
 
-    def schedule(self) -> SchedulerOutput:
-        scheduled = super().schedule()
-        check_invariants(self, scheduled)
-        return scheduled
+    def schedule(self) -> StepBatch:
+        step = super().schedule()
+        check_invariants(self, step)
+        return step
+
+    def schedule_projected(self) -> StepBatch | None:
+        step = super().schedule_projected()
+        if step is not None:
+            check_invariants(self, step)
+        return step
 
 
 class EngineDrive:
@@ -61,7 +68,7 @@ class EngineDrive:
 
     def __init__(
         self,
-        num_blocks: int = 64,
+        num_blocks: int | list[KVGroupSpec] = 64,
         block_size: int = 4,
         max_num_seqs: int = 8,
         budget: int = 64,
@@ -76,7 +83,8 @@ class EngineDrive:
         self.tokens: dict[int, list[int]] = {}
         self.finals: dict[int, RequestOutput] = {}
         self.runner = FakeRunner(num_blocks, block_size)
-        kv_cache = KVCacheManager(num_blocks, block_size, prefix_cache)
+        max_step_tokens = max(budget, max_num_seqs)
+        kv_cache = KVCacheManager(num_blocks, block_size, prefix_cache, max_step_tokens=max_step_tokens)
         speculator = None
         if make_drafter is not None:
             drafter = make_drafter(kv_cache, self.runner)

@@ -12,10 +12,10 @@ from pathlib import Path
 from naiad.engine_process.protocol import (
     ClientMessage,
     EngineMessage,
-    FrameBuffer,
     encode_frame,
     engine_message_decoder,
 )
+from naiad.frames import FrameBuffer
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams
 

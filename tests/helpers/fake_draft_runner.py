@@ -7,7 +7,7 @@ from itertools import chain
 
 from helpers.fake_runner import FakeRunner, next_token
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
-from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
+from naiad.outputs import ModelOutput, StepBatch
 
 
 class FakeDraftRunner(FakeRunner):
@@ -34,43 +34,42 @@ class FakeDraftRunner(FakeRunner):
             error_rate: of tokens that are any other.
             failure_rate: of passes that raise, and of rows that fail.
         """
-        super().__init__(kv_cache.num_blocks, kv_cache.block_size)
+        super().__init__(kv_cache.groups[0].pool.num_blocks, kv_cache.block_size)
         self._has_own_kv = target is None
         if target is not None:
-            self._slots = target._slots
+            self._slots, self._windows = target._slots, target._windows
         self._rng = rng
         self._error_rate = error_rate
         self._failure_rate = failure_rate
         self.num_passes = 0
 
-    def run(self, output: SchedulerOutput) -> ModelOutput:
+    def run(self, step: StepBatch) -> ModelOutput:
         self.num_passes += 1
-        written = [*chain.from_iterable(self._slots_of(row) for row in output.scheduled)]
-        assert len(set(written)) == len(written), "two rows write one slot"
         if self._rng.random() < self._failure_rate:
             raise RuntimeError("the draft model has failed")
-        rows = output.scheduled
-        self.failing = {row.sequence.sequence_id for row in rows if self._rng.random() < self._failure_rate}
-        result = super().run(output) if self._has_own_kv else self._run_in_targets_cache(output)
+        self.failing = {row.sequence_id for row in step.rows if self._rng.random() < self._failure_rate}
+        result = super().run(step) if self._has_own_kv else self._run_in_targets_cache(step)
         for sequence_id in result.sampled_token_ids:
             if self._rng.random() < self._error_rate:
                 result.sampled_token_ids[sequence_id] = [self._rng.randrange(50)]
         return result
 
-    def clear_slots(self, slots: list[int]) -> None:
-        for slot in slots:
-            self._slots[slot] = None
+    def clear_slots(self, slots: list[list[int]]) -> None:
+        for group, places in zip(self._slots, slots, strict=True):
+            for slot in places:
+                group.pop(slot, None)
 
-    def _run_in_targets_cache(self, output: SchedulerOutput) -> ModelOutput:
+    def _take(self, step: StepBatch) -> None:
+        super()._take(step)
+        for written in zip(*(self._slots_of(row) for row in step.rows), strict=True):
+            slots = [*chain.from_iterable(written)]
+            assert len(set(slots)) == len(slots), "two rows write one slot"
+
+    def _run_in_targets_cache(self, step: StepBatch) -> ModelOutput:
         """Without reading: what the target computes in the same step is not there yet."""
+        self._take(step)
         result = ModelOutput({})
-        for row in output.scheduled:
+        for row in step.rows:
             self._write(row)
-            result.sampled_token_ids[row.sequence.sequence_id] = [next_token(row.sequence.token_ids)]
+            result.sampled_token_ids[row.sequence_id] = [next_token(self._text(row))]
         return result
-
-    def _slots_of(self, row: ScheduledSequence) -> list[int]:
-        return [
-            self._slot(row.sequence, position)
-            for position in range(row.start, row.start + row.num_scheduled_tokens)
-        ]

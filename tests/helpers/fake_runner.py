@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
 
 from naiad.errors import InternalError
-from naiad.outputs import MemoryUse, ModelOutput, ScheduledSequence, SchedulerOutput, TokenLogProbs
-from naiad.sequence import UNKNOWN_TOKEN, SamplingParams, Sequence
+from naiad.kv_cache.kv_group import KVGroupSpec
+from naiad.kv_cache.slots import slots_of
+from naiad.outputs import Admission, MemoryUse, ModelOutput, StepBatch, StepRow, TokenLogProbs
+from naiad.sequence import UNKNOWN_TOKEN, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -30,23 +34,49 @@ def next_candidates(prefix: list[int], num: int, vocab_size: int = 50) -> list[t
     return [(token_id, -1e-4 * score) for score, token_id in sorted(scores)[:num]]
 
 
+@dataclass
+class FakeState:
+    """What rows have told of a sequence: all of its known tokens, and its blocks."""
+
+    params: SamplingParams
+    num_prompt_tokens: int
+    token_ids: list[int] = field(default_factory=list)
+    block_tables: list[list[int]] = field(default_factory=list)
+
+    def advance(self, row: StepRow) -> None:
+        for table, change in zip(self.block_tables, row.block_changes, strict=bool(row.block_changes)):
+            assert change.first <= len(table)
+            table[change.first :] = change.block_ids
+        if row.earlier_token_ids:
+            assert len(self.token_ids) + len(row.earlier_token_ids) == row.start
+            self.token_ids += row.earlier_token_ids
+        num_known = len(self.token_ids) - row.start
+        assert num_known >= 0, "tokens are missing"
+        assert self.token_ids[row.start : row.known_end] == row.token_ids[:num_known]
+        self.token_ids += row.token_ids[num_known:]
+
+
 class FakeRunner:
     """Writes each step's ids into the rows' slots and reads the prefix back through the block table.
 
     A wrong block table, a block shared by mistake, or KV that was never computed therefore gives
-    a wrong token or fails an assertion.
+    a wrong token or fails an assertion. In KV groups with a window every row reads what its layers see.
 
     Attributes:
         failing: sequence ids whose rows fail from now on.
-        cleared: block ids of each `clear_blocks`.
+        cleared: the first group's block ids of each `clear_blocks`.
         num_copied_blocks: blocks copied before steps.
         num_late_compiles: what it says of itself.
         steps: what was run, as (sequence id, tokens) lists.
         under_way: steps whose results have not been taken, at most two at a time.
+        states: what is known of each sequence.
+        num_clones: sequences that began as clones.
         num_overlapped: steps that were launched while another was under way.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, max_model_len: int = 10_000) -> None:
+    def __init__(
+        self, groups: int | Sequence[KVGroupSpec], block_size: int, max_model_len: int = 10_000
+    ) -> None:
         self.model_config = FakeModelConfig()
         self.max_model_len = max_model_len
         self.block_size = block_size
@@ -55,51 +85,57 @@ class FakeRunner:
         self.num_copied_blocks = 0
         self.num_late_compiles = 0
         self.steps: list[list[tuple[int, int]]] = []
-        self.under_way: list[SchedulerOutput] = []
-        self.num_overlapped = 0
+        self.under_way: list[StepBatch] = []
+        self.num_overlapped = self.num_clones = 0
+        self.states: dict[int, FakeState] = {}
         # What the last step has sampled: on a GPU the host may not know it yet.
         self._newest: dict[int, int] = {}
-        self._slots: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
+        self._windows = [None] if isinstance(groups, int) else [group.window for group in groups]
+        # For each group slot → position, token and a hash of the text up to it.
+        self._slots: list[dict[int, tuple[int, int, int]]] = [{} for _ in self._windows]
 
     def needs_ids(self, params: SamplingParams) -> bool:
         asks = params.num_log_probs >= 0 or params.returns_context_logits or params.returns_generation_logits
         return asks or params.has_penalties or params.num_candidates > 0
 
-    def run(self, output: SchedulerOutput) -> ModelOutput:
-        return self.launch(output)()
+    def run(self, step: StepBatch) -> ModelOutput:
+        return self.launch(step)()
 
-    def launch(self, output: SchedulerOutput) -> Callable[[], ModelOutput]:
+    def launch(self, step: StepBatch) -> Callable[[], ModelOutput]:
         """Computes at once, as seen from the device: in the order of the launches."""
         assert len(self.under_way) < 2
         self.num_overlapped += bool(self.under_way)
-        self.under_way.append(output)
-        result = self._run(output)
+        self.under_way.append(step)
+        result = self._run(step)
         self._newest = {each: token_ids[-1] for each, token_ids in result.sampled_token_ids.items()}
 
         def wait() -> ModelOutput:
-            assert self.under_way.pop(0) is output, "results are taken in the order of the launches"
+            assert self.under_way.pop(0) is step, "results are taken in the order of the launches"
             return result
 
         return wait
 
-    def _run(self, output: SchedulerOutput) -> ModelOutput:
-        assert output.scheduled
-        self.steps.append([(row.sequence.sequence_id, row.num_scheduled_tokens) for row in output.scheduled])
-        for source, target in output.block_copies:
-            self._copy(source, target)
-        for row in output.scheduled:
+    def _run(self, step: StepBatch) -> ModelOutput:
+        self._take(step)
+        for slots, copies in zip(self._slots, step.block_copies, strict=bool(step.block_copies)):
+            for source, target in copies:
+                self._copy(slots, source, target)
+        for row in step.rows:
             self._write(row)
+        for row in step.rows:
+            self._check_windows(row)
         result = ModelOutput({})
-        for row in output.scheduled:
-            sequence_id = row.sequence.sequence_id
+        for row in step.rows:
+            sequence_id, state = row.sequence_id, self.states[row.sequence_id]
             if sequence_id in self.failing:
                 result.errors[sequence_id] = InternalError("the row failed")
             elif row.samples:
                 text = self._text(row)
-                assert self._read(row.sequence, len(text)) == text
-                num_candidates = row.sequence.params.num_candidates
+                if self._windows[0] is None:
+                    assert self._read(state, len(text)) == text
+                num_candidates = state.params.num_candidates
                 if num_candidates:
-                    allowed = row.sequence.params.allowed_token_ids
+                    allowed = state.params.allowed_token_ids
                     result.candidates[sequence_id] = [
                         candidate
                         for candidate in next_candidates(text, self.model_config.vocab_size)
@@ -110,15 +146,37 @@ class FakeRunner:
             self._add_details(row, result)
         return result
 
-    def _text(self, row: ScheduledSequence) -> list[int]:
+    def _take(self, step: StepBatch) -> None:
+        """Learn what the step tells; a frame of it tells the same."""
+        assert step.rows
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=StepBatch) == step
+        self.steps.append([(row.sequence_id, row.num_scheduled_tokens) for row in step.rows])
+        for sequence_id in step.ended:
+            self.states.pop(sequence_id, None)
+        for admission in step.admissions:
+            self.states[admission.sequence_id] = self._admitted(admission)
+        for row in step.rows:
+            self.states[row.sequence_id].advance(row)
+
+    def _admitted(self, admission: Admission) -> FakeState:
+        tables: list[list[int]] = [[] for _ in self._windows]
+        state = FakeState(admission.params, admission.num_prompt_tokens, block_tables=tables)
+        if admission.clone_of is not None:
+            self.num_clones += 1
+            donor = self.states[admission.clone_of]
+            assert UNKNOWN_TOKEN not in donor.token_ids
+            state.token_ids = donor.token_ids.copy()
+        return state
+
+    def _text(self, row: StepRow) -> list[int]:
         """Known tokens and drafts; only the last known one may be on the device alone."""
-        text = [*row.sequence.token_ids, *row.draft_token_ids]
-        if row.sequence.token_ids[-1] == UNKNOWN_TOKEN:
+        known = self.states[row.sequence_id].token_ids
+        if row.token_ids[-1] == UNKNOWN_TOKEN:
             assert not row.draft_token_ids
-            # That of a row which has failed is anything.
-            text[-1] = self._newest.get(row.sequence.sequence_id, 0)
-        assert UNKNOWN_TOKEN not in text
-        return text
+            # What a row that has failed samples is anything. Later texts need what the row learns here.
+            known[-1] = self._newest.get(row.sequence_id, 0)
+        assert UNKNOWN_TOKEN not in known
+        return [*known, *row.draft_token_ids]
 
     def _verified(self, text: list[int], num_drafts: int) -> list[int]:
         """The model's tokens at the drafts' places as long as they agree, and one more."""
@@ -129,12 +187,12 @@ class FakeRunner:
                 break
         return token_ids
 
-    def _add_details(self, row: ScheduledSequence, result: ModelOutput) -> None:
+    def _add_details(self, row: StepRow, result: ModelOutput) -> None:
         """Log-probabilities and logits that tell by their values where they belong."""
-        sequence_id, params = row.sequence.sequence_id, row.sequence.params
-        position = row.start + row.num_scheduled_tokens - len(row.draft_token_ids)
-        if params.returns_context_logits and row.start < row.sequence.num_prompt_tokens:
-            end = min(position, row.sequence.num_prompt_tokens)
+        sequence_id, state = row.sequence_id, self.states[row.sequence_id]
+        params, position = state.params, row.known_end
+        if params.returns_context_logits and row.start < state.num_prompt_tokens:
+            end = min(position, state.num_prompt_tokens)
             result.context_logits[sequence_id] = bytes(range(row.start, end))
         if sequence_id in result.sampled_token_ids:
             places = range(position, position + len(result.sampled_token_ids[sequence_id]))
@@ -146,35 +204,54 @@ class FakeRunner:
     @property
     def num_written_slots(self) -> int:
         """Slots that have not been cleared since they were written."""
-        return sum(slot is not None for slot in self._slots)
+        return sum(map(len, self._slots))
 
     def memory_use(self) -> MemoryUse:
         return MemoryUse(cpu_bytes=1)
 
-    def clear_blocks(self, block_ids: list[int]) -> None:
-        self.cleared.append(block_ids)
-        for block_id in block_ids:
-            start = block_id * self.block_size
-            self._slots[start : start + self.block_size] = [None] * self.block_size
+    def clear_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
+        self.cleared.append([*block_ids[0]])
+        for slots, blocks in zip(self._slots, block_ids, strict=True):
+            for block_id in blocks:
+                for offset in range(self.block_size):
+                    slots.pop(block_id * self.block_size + offset, None)
 
-    def _copy(self, source: int, target: int) -> None:
+    def _copy(self, slots: dict[int, tuple[int, int, int]], source: int, target: int) -> None:
         self.num_copied_blocks += 1
-        size = self.block_size
-        self._slots[target * size : (target + 1) * size] = self._slots[source * size : (source + 1) * size]
+        for offset in range(self.block_size):
+            slots.pop(target * self.block_size + offset, None)
+            if source * self.block_size + offset in slots:
+                slots[target * self.block_size + offset] = slots[source * self.block_size + offset]
 
-    def _slot(self, sequence: Sequence, position: int) -> int:
-        block_id = sequence.block_table[position // self.block_size]
-        return block_id * self.block_size + position % self.block_size
-
-    def _write(self, row: ScheduledSequence) -> None:
+    def _write(self, row: StepRow) -> None:
         text = self._text(row)
-        for position in range(row.start, row.start + row.num_scheduled_tokens):
-            self._slots[self._slot(row.sequence, position)] = (position, text[position])
+        entries = [self._entry(text, position) for position in range(row.start, row.end)]
+        for slots, places in zip(self._slots, self._slots_of(row), strict=True):
+            slots |= zip(places, entries, strict=True)
 
-    def _read(self, sequence: Sequence, num_tokens: int) -> list[int]:
+    def _slots_of(self, row: StepRow) -> list[list[int]]:
+        tables = self.states[row.sequence_id].block_tables
+        return [slots_of(table, row.start, row.end, self.block_size) for table in tables]
+
+    def _entry(self, text: list[int], position: int) -> tuple[int, int, int]:
+        has_windows = any(window is not None for window in self._windows)
+        return position, text[position], hash(tuple(text[: position + 1])) if has_windows else 0
+
+    def _check_windows(self, row: StepRow) -> None:
+        text, tables = self._text(row), self.states[row.sequence_id].block_tables
+        for slots, table, window in zip(self._slots, tables, self._windows, strict=True):
+            if window is None:
+                continue
+            first = max(0, row.start + 1 - window)
+            assert min(table[first // self.block_size :]) >= 0, "a block that a window sees is gone"
+            for position, slot in enumerate(slots_of(table, first, row.end, self.block_size), start=first):
+                assert slots.get(slot) == self._entry(text, position), "not what the window should see"
+
+    def _read(self, state: FakeState, num_tokens: int) -> list[int]:
         prefix = []
-        for position in range(num_tokens):
-            entry = self._slots[self._slot(sequence, position)]
+        table = state.block_tables[0]
+        for position, slot in enumerate(slots_of(table, 0, num_tokens, self.block_size)):
+            entry = self._slots[0].get(slot)
             assert entry is not None, "read before it was written"
             assert entry[0] == position, "another sequence's block"
             prefix.append(entry[1])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import np_to_triton_dtype
 
 from helpers.raw_grpc import as_tensor, ask
-from helpers.server import Server, start_repository
+from helpers.server import Server
 from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
 from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 
@@ -46,20 +44,21 @@ def add_padded(repository: Path) -> None:
 
 
 def add_excluding(repository: Path) -> None:
-    """As `excluding_…` those whose configuration says that an echo leaves the prompt out."""
-    add_to_repository(repository, repository.parent / "checkpoint", "excluding", "--preset", "trtllm")
-    config = repository / "excluding_tensorrt_llm" / "config.pbtxt"
-    text, default = config.read_text(), 'key: "exclude_input_in_output"\n  value {\n    string_value: "false"'
-    assert default in text
-    config.write_text(text.replace(default, default.replace("false", "true")))
+    """Models whose configuration says that an echo leaves the prompt out.
 
-
-@contextlib.contextmanager
-def running(repository: Path) -> Iterator[Server]:
-    """A server, and at the end how it stopped."""
-    server = start_repository("--model-repository", str(repository))
-    yield server
-    assert server.stop() == 0, "\n".join(server.lines[-40:])
+    As `chat_…` Naiad's own, as `excluding_…` the reference's.
+    """
+    for name, preset, models in (
+        ("chat", "naiad", ("llm", "text")),
+        ("excluding", "trtllm", ("tensorrt_llm", "tensorrt_llm_bls")),
+    ):
+        add_to_repository(repository, repository.parent / "checkpoint", name, "--preset", preset)
+        for model in models:
+            config = repository / f"{name}_{model}" / "config.pbtxt"
+            text = config.read_text()
+            default = 'key: "exclude_input_in_output" value: { string_value: "false"'
+            assert default in text
+            config.write_text(text.replace(default, default.replace("false", "true")))
 
 
 def infer(server: Server, model: str, inputs: Tensors, **request: Any) -> Tensors:

@@ -14,6 +14,8 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype
 
+# Tokens of a text that a tiny model with a long window does not end while anybody looks.
+ENDLESS = 30_000
 _BOOL_PARAMETERS = {"triton_enable_empty_final_response": True}
 
 

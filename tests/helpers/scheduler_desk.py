@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from helpers.invariants import check_invariants
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache
-from naiad.outputs import ModelOutput, SchedulerOutput
-from naiad.scheduler.invariants import check_invariants
+from naiad.outputs import ModelOutput, StepBatch
 from naiad.scheduler.policies import SchedulingPolicy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
-from naiad.sequence import SamplingParams, Sequence
+from naiad.sequence import PrefixIdentity, SamplingParams, Sequence
 
 BLOCK_SIZE = 4
 
@@ -44,7 +44,8 @@ class Desk:
             num_prompt_tokens=num_tokens,
             params=SamplingParams(max_tokens=1000, priority=priority),
             arrival_s=donor.arrival_s if donor else float(self.num_added),
-            cache_salt=salt,
+            tenant=salt,
+            prefix_identity=PrefixIdentity(salt),
             donor=donor,
         )
         self.scheduler.add(sequence)
@@ -52,14 +53,14 @@ class Desk:
 
     def step(self) -> list[tuple[int, int]]:
         """One step; (sequence id, tokens) of its rows."""
-        scheduled = self.scheduler.schedule()
-        check_invariants(self.scheduler, scheduled)
-        self.book(scheduled)
-        return [(row.sequence.sequence_id, row.num_scheduled_tokens) for row in scheduled.scheduled]
+        step = self.scheduler.schedule()
+        check_invariants(self.scheduler, step)
+        self.book(step)
+        return [(row.sequence_id, row.num_scheduled_tokens) for row in step.rows]
 
-    def book(self, scheduled: SchedulerOutput) -> None:
-        sampled = {row.sequence.sequence_id: [7] for row in scheduled.scheduled if row.samples}
-        self.scheduler.update(scheduled, ModelOutput(sampled))
+    def book(self, step: StepBatch) -> None:
+        sampled = {row.sequence_id: [7] for row in step.rows if row.samples}
+        self.scheduler.update(step, ModelOutput(sampled))
         check_invariants(self.scheduler)
 
     def running(self) -> list[int]:

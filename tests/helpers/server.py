@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -11,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,9 +36,13 @@ class Server:
 
     def stop(self, timeout_s: float = 60) -> int:
         """SIGTERM; the exit code."""
+        self.ask_to_stop()
+        return self.process.wait(timeout_s)
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, if it runs."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout_s)
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         """POST JSON; status and text."""
@@ -89,6 +94,27 @@ class Server:
         return found
 
 
+class Leaving:
+    """Servers that nobody needs any more.
+
+    A server's end takes seconds in which next to nothing is computed, so the next test does not wait for it.
+    """
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._servers: list[Server] = []
+
+    def take(self, server: Server) -> None:
+        """Ask it to stop."""
+        server.ask_to_stop()
+        self._servers.append(server)
+
+    def check(self) -> None:
+        """Wait for all of them; each must have stopped with exit code 0."""
+        failed = [server for server in self._servers if server.stop() != 0]
+        assert not failed, "\n".join(line for server in failed for line in server.lines[-40:])
+
+
 def start_server(model_dir: Path | str, *options: str, timeout_s: float = 120) -> Server:
     """Start `naiad serve` with this model and wait for its ready line.
 
@@ -116,6 +142,14 @@ def start_repository(*options: str, timeout_s: float = 120) -> Server:
     if not server.grpc:
         raise AssertionError("naiad serve ended:\n" + "\n".join(server.lines))
     return server
+
+
+@contextlib.contextmanager
+def running(leaving: Leaving, repository: Path, *options: str) -> Iterator[Server]:
+    """A server of this repository, which leaves at the end."""
+    server = start_repository("--model-repository", str(repository), *options)
+    yield server
+    leaving.take(server)
 
 
 def run_serve(options: Sequence[str], timeout_s: float = 60) -> tuple[int, str]:

@@ -33,6 +33,35 @@ _FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     # Qwen2 has no head_dim of its own.
     "Qwen2ForCausalLM": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {"head_dim": 6}),
     "Qwen3ForCausalLM": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {}),
+    # Five windows narrower than a prompt, one layer without; every optional part is there.
+    "Gemma3ForCausalLM": (
+        transformers.Gemma3TextConfig,
+        transformers.Gemma3ForCausalLM,
+        {
+            "num_hidden_layers": 7,
+            "sliding_window": 21,
+            "query_pre_attn_scalar": 14,
+            "final_logit_softcapping": 8.0,
+            "attention_bias": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 3000.0, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+            "initializer_range": 0.15,
+        },
+    ),
+    "Gemma2ForCausalLM": (
+        transformers.Gemma2Config,
+        transformers.Gemma2ForCausalLM,
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 21,
+            "query_pre_attn_scalar": 14,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 8.0,
+            "initializer_range": 0.15,
+        },
+    ),
 }
 ARCHITECTURES = tuple(_FAMILIES)
 
@@ -58,6 +87,8 @@ def make_tiny_model(
             if name.endswith("bias"):
                 parameter.normal_(0, 0.2)
             elif "norm" in name:
-                parameter.uniform_(0.5, 1.5)
+                # Gemma scales by 1 + weight.
+                low = -0.5 if architecture.startswith("Gemma") else 0.5
+                parameter.uniform_(low, low + 1)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model

@@ -11,11 +11,16 @@ from naiad.cli.main import main
 _BUDGET_BYTES = "4000000"
 
 
-def tiny_checkpoint(folder: Path, seed: int = 0) -> Path:
+# Of `tiny_checkpoint`, unless another one is asked for.
+WINDOW = 4096
+
+
+def tiny_checkpoint(folder: Path, seed: int = 0, window: int = WINDOW, num_layers: int = 3) -> Path:
     """Write a tiny random checkpoint with a tokenizer."""
     tokenizer = byte_level_tokenizer()
     vocabulary = {"vocab_size": tokenizer.get_vocab_size(), "eos_token_id": tokenizer.token_to_id("</s>")}
-    make_tiny_model(folder, seed=seed, max_position_embeddings=4096, **vocabulary)
+    sizes = {"max_position_embeddings": window, "num_hidden_layers": num_layers}
+    make_tiny_model(folder, seed=seed, **sizes, **vocabulary)
     return write_tokenizer(folder, tokenizer)
 
 

@@ -16,16 +16,6 @@ from naiad_kernels.store_kv.quantize import quantize
 CPU = torch.device("cpu")
 
 
-def random_tree(num_rows: int, seed: int = 0) -> list[int]:
-    """Masks of draft tokens, each the child of an earlier one or a root."""
-    choose = random.Random(seed)
-    masks: list[int] = []
-    for row in range(num_rows):
-        parent = choose.randint(-1, row - 1)
-        masks.append(1 << row | (masks[parent] if parent >= 0 else 0))
-    return masks
-
-
 class AttentionCase:
     """Random queries, keys and values of a step; `steps` are pairs (query tokens, cached tokens).
 
@@ -41,13 +31,17 @@ class AttentionCase:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         cache_dtype: torch.dtype | None = None,
+        window: int = 0,
+        scale: float | None = None,
+        soft_cap: float = 0.0,
     ) -> None:
         num_heads, num_kv_heads, head_dim = heads
         self.query_lens = [query for query, _ in steps]
         self.seq_lens = [context for _, context in steps]
-        self.layout = CacheLayout(num_heads, num_kv_heads, head_dim, block_size, dtype, CPU)
+        self.layout = CacheLayout(num_heads, num_kv_heads, head_dim, block_size, dtype, CPU, window=window)
         counts = [self.layout.blocks_for(length) for length in self.seq_lens]
-        free = list(range(sum(counts) + 3))
+        # The last block belongs to nobody.
+        free = list(range(sum(counts) + 2))
         random.Random(seed).shuffle(free)
         self.tables = [[free.pop() for _ in range(count)] for count in counts]
 
@@ -61,14 +55,14 @@ class AttentionCase:
                     part = rows[:, index * block_size : (index + 1) * block_size]
                     cache[block, :, : part.shape[1]] = part
         self.cache_dtype = cache_dtype
-        self.trees: list[list[int] | None] | None = None
+        self.scale, self.soft_cap = scale, soft_cap
         # As a fused projection leaves them: the queries are part of a wider row.
         fused = torch.randn(sum(self.query_lens), num_heads + 2, head_dim, generator=generator)
         self.query = fused.to(dtype)[:, :num_heads]
 
     def step(self) -> DeviceStep:
         """The step as the kernels read it."""
-        return plan_device_step(self.query_lens, self.seq_lens, self.tables, self.layout, self.trees)
+        return plan_device_step(self.query_lens, self.seq_lens, self.tables, self.layout)
 
     def cache(self) -> LayerCache:
         """The keys and values as the op takes them."""
@@ -81,5 +75,23 @@ class AttentionCase:
     def expected(self) -> torch.Tensor:
         """The reference's result."""
         return reference.paged_attention(
-            self.query, self.cache(), self.query_lens, self.seq_lens, self.tables, self.trees
+            self.query,
+            self.cache(),
+            self.query_lens,
+            self.seq_lens,
+            self.tables,
+            window=self.layout.window,
+            scale=self.scale,
+            soft_cap=self.soft_cap,
         )
+
+    def forget_what_no_token_sees(self) -> None:
+        """Blocks that lie wholly before the window: NaN, and a table that leads to them no more."""
+        null_block = len(self.keys) - 1
+        assert all(null_block not in table for table in self.tables)
+        for row, (query_len, seq_len) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
+            num_hidden = self.layout.first_visible(query_len, seq_len) // self.layout.block_size
+            hidden = self.tables[row][:num_hidden]
+            self.keys[hidden] = torch.nan
+            self.values[hidden] = torch.nan
+            self.tables[row] = [null_block] * num_hidden + self.tables[row][num_hidden:]

@@ -28,7 +28,7 @@ def to_gpu(cache: LayerCache) -> LayerCache:
 def plan_on_gpu(case: AttentionCase, fixed_split: int = 0) -> AttentionPlan:
     """The case's step as the op takes it there."""
     layout = replace(case.layout, device=GPU, fixed_split=fixed_split)
-    return plan_attention(case.query_lens, case.seq_lens, case.tables, layout, case.trees)
+    return plan_attention(case.query_lens, case.seq_lens, case.tables, layout)
 
 
 def captured(compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:

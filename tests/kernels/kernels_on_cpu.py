@@ -6,14 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-import torch
-
 from naiad.model_runner import step_inputs
-from naiad.models import llama
+from naiad.models import layers
 from naiad.sampling import sampler
-from naiad.sampling.device_draw import draw_on_device
-from naiad_kernels import gumbel_argmax, kept_threshold, rms_norm, rotary_store_kv, silu_and_mul
-from naiad_kernels.linear import LinearWeight, linear
+from naiad.sampling.draw import draw_on_device
+from naiad_kernels import gelu_and_mul, gumbel_argmax, kept_threshold, rms_norm, rotary_store_kv, silu_and_mul
 from naiad_kernels.paged_attention import AttentionPlan
 from naiad_kernels.paged_attention.device_step import plan_device_step
 from naiad_kernels.paged_attention.layout import CacheLayout
@@ -27,20 +24,17 @@ def kernels_on_cpu() -> Iterator[None]:
     from naiad_kernels.kept_threshold import kernel as threshold_kernel
     from naiad_kernels.rms_norm import kernel as rms_norm_kernel
     from naiad_kernels.rotary_store_kv import kernel as rotary_kernel
-    from naiad_kernels.silu_and_mul import kernel as silu_kernel
-
-    def add_and_norm(
-        x: torch.Tensor, projection: LinearWeight, residual: torch.Tensor, norm: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return rms_norm_kernel.add_rms_norm(linear(x, projection), residual, norm, eps)
+    from naiad_kernels.silu_and_mul import kernel as gated_kernel
 
     patches = [
         (rms_norm.cpu, "rms_norm", rms_norm_kernel.rms_norm),
+        (rms_norm.cpu, "add_rms_norm", rms_norm_kernel.add_rms_norm),
         (rotary_store_kv.cpu, "rotary_store_kv", rotary_kernel.rotary_store_kv),
-        (silu_and_mul.cpu, "silu_and_mul", lambda x: silu_kernel.activate_and_mul(x, "silu")),
+        (silu_and_mul.cpu, "silu_and_mul", lambda x: gated_kernel.activate_and_mul(x, "silu")),
+        (gelu_and_mul.cpu, "gelu_and_mul", lambda x, form: gated_kernel.activate_and_mul(x, f"gelu_{form}")),
         (gumbel_argmax.reference, "gumbel_argmax", gumbel_kernel.gumbel_argmax),
         (kept_threshold.reference, "kept_threshold", threshold_kernel.kept_threshold),
-        (llama, "add_and_norm", add_and_norm),
+        (layers, "product_adds", lambda device: False),
         (sampler, "draw", draw_on_device),
         (step_inputs, "is_staged", lambda layout: True),
         (step_inputs, "plan_attention", plan_attention),

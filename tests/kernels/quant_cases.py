@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from naiad_kernels.quant_linear import ByteWeight, Int4Tensors
+from naiad_kernels.linear.quantised import ByteWeight, Int4Tensors
 
 # AutoAWQ's order: nibble i of a word holds this one of eight neighbouring columns.
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -16,7 +16,7 @@ LONGS = [(22, 22), (43, 100), (64, 64), (30, 31)]
 
 
 def attend(interpret: Interpret, case: AttentionCase) -> torch.Tensor:
-    return interpret(paged_attention, case.query, case.cache(), plan_of(case))
+    return interpret(paged_attention, case.query, case.cache(), plan_of(case), case.scale, case.soft_cap)
 
 
 def plan_of(case: AttentionCase) -> AttentionPlan:
@@ -139,3 +139,38 @@ def _attend_far_away(case: AttentionCase, blocks_before: int) -> torch.Tensor:
     result = paged_attention(case.query, LayerCache(*caches), plan_of(case))
     torch.use_deterministic_algorithms(True)
     return result
+
+
+EVERY_LENGTH = [(1, 5), (1, 300), (3, 17), (4, 290), (22, 40), (43, 300)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 20, 64, 257])
+def test_a_window(interpret: Interpret, window: int, dtype: torch.dtype) -> None:
+    """Blocks before the window hold NaN, and the table leads to them no more."""
+    case = AttentionCase(EVERY_LENGTH, dtype=dtype, window=window)
+    expected = case.expected()
+    case.forget_what_no_token_sees()
+    assert_close_to_reference(attend(interpret, case), expected)
+
+
+@pytest.mark.parametrize("block_size", [16, 64, 128])
+def test_a_window_over_blocks_of_any_size(interpret: Interpret, block_size: int) -> None:
+    case = AttentionCase([(1, 300), (4, 310), (40, 280)], block_size=block_size, window=70)
+    expected = case.expected()
+    case.forget_what_no_token_sees()
+    assert_close_to_reference(attend(interpret, case), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 20])
+def test_scores_are_scaled_and_capped(interpret: Interpret, window: int, dtype: torch.dtype) -> None:
+    case = AttentionCase(EVERY_LENGTH, dtype=dtype, window=window, scale=0.7, soft_cap=3.0)
+    assert_close_to_reference(attend(interpret, case), case.expected())
+
+
+def test_a_window_over_a_quantized_cache(interpret: Interpret) -> None:
+    case = AttentionCase(EVERY_LENGTH, cache_dtype=torch.int8, window=20, soft_cap=5.0)
+    expected = case.expected()
+    case.forget_what_no_token_sees()
+    assert_close_to_reference(attend(interpret, case), expected)

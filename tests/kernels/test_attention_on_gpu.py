@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from attention_cases import AttentionCase, random_tree
+from attention_cases import AttentionCase
 from gpu_cases import CODES, DTYPES, GPU, captured, needs_float8, plan_on_gpu, to_gpu
 from kernel_tolerances import assert_close_to_reference
 
@@ -28,7 +28,7 @@ def _seed() -> None:
 
 def attend_on_gpu(case: AttentionCase, fixed_split: int = 0) -> torch.Tensor:
     plan = plan_on_gpu(case, fixed_split)
-    return paged_attention(case.query.to(GPU), to_gpu(case.cache()), plan).cpu()
+    return paged_attention(case.query.to(GPU), to_gpu(case.cache()), plan, case.scale, case.soft_cap).cpu()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -42,20 +42,21 @@ def test_a_step(heads: tuple[int, int, int], block_size: int, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 20, 600])
+@pytest.mark.parametrize("heads", HEADS)
+def test_windows_scales_and_caps(heads: tuple[int, int, int], window: int, dtype: torch.dtype) -> None:
+    case = AttentionCase(STEPS, heads, 64, dtype, window=window, scale=0.2, soft_cap=5.0)
+    expected = case.expected()
+    case.forget_what_no_token_sees()
+    for fixed_split in (0, SPLIT):
+        assert_close_to_reference(attend_on_gpu(case, fixed_split), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("codes", CODES)
 @pytest.mark.parametrize("heads", HEADS)
 def test_a_quantized_cache(heads: tuple[int, int, int], codes: torch.dtype, dtype: torch.dtype) -> None:
     case = AttentionCase(STEPS, heads, 64, dtype, cache_dtype=codes)
-    assert_close_to_reference(attend_on_gpu(case), case.expected())
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("codes", [None, *CODES])
-@pytest.mark.parametrize("heads", [(9, 3, 64), (8, 1, 128)])
-def test_trees(heads: tuple[int, int, int], codes: torch.dtype | None, dtype: torch.dtype) -> None:
-    steps = [(1, 17), (4, 700), (16, 16), (16, 900), (100, 100)]
-    case = AttentionCase(steps, heads, 64, dtype, cache_dtype=codes)
-    case.trees = [random_tree(length) if 1 < length <= 16 else None for length in case.query_lens]
     assert_close_to_reference(attend_on_gpu(case), case.expected())
 
 

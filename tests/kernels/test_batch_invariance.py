@@ -10,16 +10,16 @@ import torch
 from kernel_interpreter import Interpret
 from kernel_tolerances import assert_close_to_reference
 from kernels_on_cpu import kernels_on_cpu
+from perf.compile_gate.compiled import compile_launches
 
+from helpers.sequence_steps import SequenceRow, step_of
 from helpers.tiny_models import make_tiny_model
 from naiad.config import ModelConfig
 from naiad.model_runner.kv_pool import KVPool
 from naiad.model_runner.paged_model import PagedModel
 from naiad.models import load_model
-from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.sequence import SamplingParams, Sequence
-from naiad_kernels.compile_gate.compiled import compile_launches
-from naiad_kernels.linear import linear, prepare_linear
+from naiad_kernels.linear import LoadOptions, linear, prepare_linear
 from naiad_kernels.paged_attention.device_step import plan_device_step
 from naiad_kernels.paged_attention.layout import CacheLayout
 from naiad_kernels.store_kv import LayerCache
@@ -38,7 +38,7 @@ def matmul(left: np.ndarray, right: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def fixed_order(x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     with mock.patch.object(np, "matmul", matmul):
-        return linear(x, prepare_linear(matrix, bias, batch_invariant=True))
+        return linear(x, prepare_linear(matrix, bias, LoadOptions(batch_invariant=True)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -73,19 +73,19 @@ def test_the_product_spills_no_register(dtype: torch.dtype, capability: int) -> 
     assert (compiled.tensor_core_ops > 0) == (dtype == torch.bfloat16)
 
 
-def attended(fixed_split: int, ends: list[int]) -> torch.Tensor:
+def attended(fixed_split: int, ends: list[int], window: int = 0) -> torch.Tensor:
     """What a sequence's tokens attend to, computed in chunks that end so, the earlier ones in the cache."""
     from naiad_kernels.paged_attention import kernel
 
     torch.manual_seed(0)
-    layout = CacheLayout(3, 1, 16, BLOCK, torch.float16, CPU, fixed_split=fixed_split)
+    layout = CacheLayout(3, 1, 16, BLOCK, torch.float16, CPU, fixed_split=fixed_split, window=window)
     query = torch.randn(ends[-1], 3, 16).half()
     cache = LayerCache(*(torch.randn(10, 1, BLOCK, 16).half() for _ in range(2)))
     parts = []
     with mock.patch.object(np, "matmul", matmul):
         for begin, end in pairwise([0, *ends]):
             step = plan_device_step([end - begin], [end], [[3, 1, 4, 9, 5, 2, 6, 8, 7, 0]], layout)
-            parts.append(kernel.paged_attention(query[begin:end], cache, step))
+            parts.append(kernel.paged_attention(query[begin:end], cache, step, 0.25, 0.0))
     return torch.cat(parts)
 
 
@@ -97,11 +97,17 @@ def test_a_tokens_attention_is_the_same_in_any_chunk(interpret: Interpret, fixed
     torch.testing.assert_close(whole, chunks, atol=1e-2, rtol=1e-2)
 
 
+def test_a_windows_place_in_a_chunk_changes_no_bit(interpret: Interpret) -> None:
+    whole = interpret(attended, 32, [100], 41)
+    chunks = interpret(attended, 32, [1, 40, 98, 99, 100], 41)
+    assert torch.equal(whole, chunks)
+
+
 def logits_of_text(directory: Path, nums_tokens: list[int], num_others: int) -> list[bytes]:
     """A text's logits at its last tokens; its tokens come in such steps, others' beside them."""
     config = ModelConfig.from_directory(directory)
     with torch.inference_mode():
-        model = load_model(str(directory), config, torch.float32, CPU, batch_invariant=True)
+        model = load_model(str(directory), config, LoadOptions(batch_invariant=True))
         pool = KVPool(config, 100, BLOCK, torch.float32, CPU)
     layout = CacheLayout(
         config.num_heads,
@@ -118,11 +124,11 @@ def logits_of_text(directory: Path, nums_tokens: list[int], num_others: int) -> 
     with kernels_on_cpu(), mock.patch.object(np, "matmul", matmul):
         for num_tokens in nums_tokens:
             end = text.num_computed_tokens + num_tokens
-            rows = [ScheduledSequence(text, text.num_computed_tokens, num_tokens, end == text.num_tokens)]
+            rows = [SequenceRow(text, text.num_computed_tokens, num_tokens, end == text.num_tokens)]
             for index in range(num_others):
                 other = sequence(index, 1 + 9 * index, [3 * index + n for n in range(3)])
-                rows.insert(index % 2, ScheduledSequence(other, 0, other.num_tokens, True))
-            output = runner.run(SchedulerOutput(rows))
+                rows.insert(index % 2, SequenceRow(other, 0, other.num_tokens, True))
+            output = runner.run(step_of(rows))
             text.num_computed_tokens = end
             text.token_ids += output.sampled_token_ids.get(99, [])
             found += output.generation_logits.get(99, [])

@@ -9,11 +9,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from perf.compile_gate.compiled import _collecting, compile_launches
+from perf.compile_gate.served import SHAPES, ServedShape, attention_launch
 from triton import knobs
 
 from naiad_kernels.compile_counter import CompileCounter
-from naiad_kernels.compile_gate.compiled import _collecting, compile_launches
-from naiad_kernels.compile_gate.served import SHAPES, ServedShape, attention_launch
 from naiad_kernels.paged_attention.device_step import distinct_query_lens
 
 
@@ -60,10 +60,13 @@ def test_any_step_launches_what_the_distinct_ones_do(
     shape: ServedShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     distinct: set[str] = set()
+    window = shape.windows[0]
     for length in distinct_query_lens(shape.layout()):
-        distinct |= wanted(attention_launch(shape, [length], [1_000]), monkeypatch)
+        distinct |= wanted(attention_launch(shape, [length], [1_000], window=window), monkeypatch)
     steps = [([length], [1_000]) for length in (*range(1, 80), 500)]
     steps.append(([1, 1, 2, 3, 9, 40, 300], [1, 999, 2, 700, 9, 40, 16_000]))
-    every = {key for step in steps for key in wanted(attention_launch(shape, *step), monkeypatch)}
+    every = {
+        key for step in steps for key in wanted(attention_launch(shape, *step, window=window), monkeypatch)
+    }
     assert every == distinct
     assert len(distinct) > 2

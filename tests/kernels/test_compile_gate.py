@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import triton
-
-from naiad_kernels.compile_gate.compiled import SHARED_MEMORY_BYTES, CompiledKernel, compile_launches
-from naiad_kernels.compile_gate.served import (
+from perf.compile_gate.compiled import SHARED_MEMORY_BYTES, CompiledKernel, compile_launches
+from perf.compile_gate.served import (
     OPS,
     SHAPES,
     ServedShape,
@@ -19,11 +18,13 @@ from naiad_kernels.compile_gate.served import (
     launches,
     quantised_launch,
 )
-from naiad_kernels.quant_linear import ByteWeight, FP8Tokens, kernel
+
+from naiad_kernels.linear.quantised import ByteWeight, FP8Tokens, kernel
 
 BY_LABEL = {shape.label: shape for shape in SHAPES}
 SMALL = BY_LABEL["SmolLM2-135M float16 16"]
 LARGE = BY_LABEL["Llama-3.1-8B bfloat16 64"]
+GEMMA_2 = BY_LABEL["Gemma-2-9B bfloat16 64"]
 INT8_CACHE = BY_LABEL["SmolLM2-135M float16 16 int8"]
 FP8_CACHE = BY_LABEL["Llama-3.1-8B bfloat16 64 float8_e4m3fn"]
 # Compiled in every run: each kernel, for both GPUs what differs most between them. The slow test
@@ -71,6 +72,13 @@ def case_id(case: ServedShape | int | str) -> str:
 @pytest.mark.parametrize(("shape", "capability", "op"), QUICK, ids=case_id)
 def test_kernels_compile_and_fit(shape: ServedShape, capability: int, op: str) -> None:
     assert_fits(compile_launches(launches(shape, op), capability), shape)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_windows_and_caps_compile_and_fit(capability: int) -> None:
+    for length in (5, 100):
+        launch = attention_launch(GEMMA_2, [length], [1_000], window=GEMMA_2.windows[0])
+        assert_fits(compile_launches(launch, capability), GEMMA_2)
 
 
 @pytest.mark.slow

@@ -19,12 +19,6 @@ def plan(steps: list[tuple[int, int]], group_size: int = 4, dtype: torch.dtype =
     return plan_device_step([q for q, _ in steps], [s for _, s in steps], tables, layout)
 
 
-def plan_with_trees(steps: list[tuple[int, int]], trees: list[list[int] | None]) -> DeviceStep:
-    layout = CacheLayout(4, 2, 8, 16, torch.float16, torch.device("cpu"))
-    tables = [list(range(10)) for _ in steps]
-    return plan_device_step([q for q, _ in steps], [s for _, s in steps], tables, layout, trees)
-
-
 def runs(step: DeviceStep) -> list[tuple[int, int, int, bool]]:
     return [(run.first_seq, run.num_seqs, run.max_query_len, run.is_short) for run in step.runs]
 
@@ -74,30 +68,6 @@ def test_one_token_of_very_many_heads_is_short() -> None:
 def test_bounds_cover_the_run() -> None:
     run = plan([(2, 30), (3, 9)]).runs[0]
     assert (run.num_tokens, run.max_seq_len) == (5, 30)
-
-
-def test_tokens_outside_a_tree_have_every_bit() -> None:
-    step = plan_with_trees([(1, 5), (3, 9), (2, 7)], [None, [0b1, 0b11, 0b101], None])
-    assert step.tree_masks is not None
-    assert step.tree_masks.tolist() == [-1, 1, 3, 5, -1, -1]
-    assert step.tree_masks.data_ptr() % 16 == 0
-
-
-def test_only_runs_with_a_tree_take_the_code_for_trees() -> None:
-    steps = [(1, 5), (3, 9), (40, 40)]
-    assert [run.has_trees for run in plan_with_trees(steps, [[1], [1, 3, 5], None]).runs] == [
-        False,
-        True,
-        False,
-    ]
-    assert plan(steps).tree_masks is None
-
-
-@pytest.mark.parametrize("tree", [[1], [0, 3], [1, 1], [1, 6], [(2 << row) - 1 for row in range(17)]])
-def test_what_is_no_tree_is_refused(tree: list[int]) -> None:
-    length = 17 if len(tree) == 17 else 2
-    with pytest.raises(AssertionError):
-        plan_with_trees([(length, 20)], [tree])
 
 
 def test_a_fixed_order_cuts_sequences_into_pieces_of_one_run() -> None:

@@ -55,6 +55,20 @@ def test_equals_the_three_ops(
     assert torch.equal(actual[1].nan_to_num(), expected[1].nan_to_num())
 
 
+def test_head_norms_with_weights_of_more_bits(interpret: Interpret) -> None:
+    case = Case((9, 3, 64), torch.float16, True, SLOTS)
+    weight, eps = case.norm
+    norm = (weight.float() + 1e-4 * torch.randn(weight.shape), eps)
+    actual, expected = case.caches(), case.caches()
+    query = interpret(kernel.rotary_store_kv, case.heads, case.angles, norm, LayerCache(*actual), case.slots)
+    expected_query = reference.rotary_store_kv(
+        case.heads, case.angles, norm, LayerCache(*expected), case.slots
+    )
+    assert_close_to_reference(query, expected_query)
+    assert (query != expected_query).float().mean() < 0.01
+    assert_close_to_reference(actual[0].nan_to_num(), expected[0].nan_to_num())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_public_op_on_a_cpu(dtype: torch.dtype) -> None:
     case = Case((3, 1, 8), dtype, True, SLOTS)

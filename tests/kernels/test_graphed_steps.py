@@ -2,16 +2,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from kernel_interpreter import Interpret
 from kernels_on_cpu import kernels_on_cpu
 
+from helpers.sequence_steps import SequenceRow, step_of
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
 from naiad.model_runner.graph_buckets import Buckets
-from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.sequence import SamplingParams, Sequence
 
 BLOCK = 16
@@ -62,7 +64,7 @@ def generate(
         ]
         for nums in STEPS:
             rows = [row(each, num) for each, num in zip(sequences, nums, strict=True) if num]
-            output = runner.run(SchedulerOutput(rows))
+            output = runner.run(step_of(rows))
             assert output.errors == {}
             for each in rows:
                 sequence = each.sequence
@@ -71,19 +73,36 @@ def generate(
                 sequence.num_computed_tokens += min(known, each.num_scheduled_tokens)
                 sequence.num_computed_tokens += max(0, len(sampled) - 1)
                 sequence.token_ids += sampled
-    return [each.output_token_ids for each in sequences], runner._pool._tensor, recorder
+    return [each.output_token_ids for each in sequences], runner._pool._tensors[0], recorder
 
 
-def row(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
+def row(sequence: Sequence, num_tokens: int) -> SequenceRow:
     """So many tokens: known ones, then drafts."""
     num_known = min(num_tokens, sequence.num_tokens - sequence.num_computed_tokens)
     drafts = tuple(range(num_tokens - num_known))
     samples = sequence.num_computed_tokens + num_known == sequence.num_tokens
-    return ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens, samples, drafts)
+    return SequenceRow(sequence, sequence.num_computed_tokens, num_tokens, samples, drafts)
 
 
-def test_replayed_steps_are_the_ones_computed_eagerly(interpret: Interpret, tmp_path: Path) -> None:
-    make_tiny_model(tmp_path, num_hidden_layers=1)
+# With one group of layers, and with two.
+MODELS = [
+    ("LlamaForCausalLM", {"num_hidden_layers": 1}),
+    (
+        "Gemma3ForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("architecture", "settings"), MODELS)
+def test_replayed_steps_are_the_ones_computed_eagerly(
+    interpret: Interpret, tmp_path: Path, architecture: str, settings: dict[str, Any]
+) -> None:
+    make_tiny_model(tmp_path, architecture, **settings)
     expected_ids, expected_pool, _ = interpret(generate, tmp_path, None)
     ids, pool, recorder = interpret(generate, tmp_path, Recorder())
     assert (recorder.num_captured, recorder.num_replayed) == (8, NUM_REPLAYED)

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 import torch
 from gpu_cases import CODES, DTYPES, GPU, captured, to_gpu
 from kernel_tolerances import assert_close_to_reference
 from lora_cases import LoraCase
-from rejection_cases import ragged_case
 
 from naiad_kernels.gelu_and_mul import Approximate, gelu_and_mul
 from naiad_kernels.gelu_and_mul import reference as gelu_reference
@@ -16,8 +13,6 @@ from naiad_kernels.gumbel_argmax import reference as gumbel_reference
 from naiad_kernels.kept_threshold import RowFilters, kept_threshold
 from naiad_kernels.kept_threshold import reference as threshold_reference
 from naiad_kernels.lora import lora_expand, lora_shrink, plan_lora
-from naiad_kernels.rejection_sampling import Drafts, TargetRows, rejection_sampling
-from naiad_kernels.rejection_sampling import reference as rejection_reference
 from naiad_kernels.rms_norm import add_rms_norm, rms_norm
 from naiad_kernels.rms_norm import reference as rms_norm_reference
 from naiad_kernels.rotary import reference as rotary_reference
@@ -28,8 +23,6 @@ from naiad_kernels.silu_and_mul import silu_and_mul
 from naiad_kernels.staging import Staging
 from naiad_kernels.store_kv import LayerCache, Slots, store_kv
 from naiad_kernels.store_kv.quantize import dequantize
-from naiad_kernels.top_log_probs import reference as log_probs_reference
-from naiad_kernels.top_log_probs import top_log_probs
 
 pytestmark = pytest.mark.gpu
 
@@ -228,30 +221,6 @@ def test_drawing_from_filtered_rows() -> None:
     keys = torch.randint(-(2**62), 2**62, (6,))
     drawn = gumbel_argmax(logits.to(GPU), best.to(GPU), on_gpu.temperature, threshold, keys.to(GPU))
     assert torch.equal(drawn.cpu(), gumbel_reference.gumbel_argmax(logits, best, temperature, expected, keys))
-
-
-@pytest.mark.parametrize("has_probs", [True, False])
-@pytest.mark.parametrize("vocab_size", [9, 128_256])
-def test_rejection_sampling(vocab_size: int, has_probs: bool) -> None:
-    target, drafts, starts, max_drafts = ragged_case([0, 16, 3, -1, 5], vocab_size, has_probs)
-    rows = TargetRows(*(getattr(target, field.name).to(GPU) for field in fields(target)))
-    probs = None if drafts.probs is None else drafts.probs.to(GPU)
-    on_gpu = Drafts(drafts.token_ids.to(GPU), probs)
-    actual = rejection_sampling(rows, on_gpu, starts.to(GPU), max_drafts)
-    expected = rejection_reference.rejection_sampling(target, drafts, starts, max_drafts)
-    for one, other in zip(actual, expected, strict=True):
-        assert torch.equal(one.cpu(), other)
-
-
-@pytest.mark.parametrize("num_top", [0, 5, 64])
-def test_top_log_probs(num_top: int) -> None:
-    logits, chosen = torch.randn(7, 128_256) * 3, torch.randint(128_256, (7,))
-    logits[:, ::3] = 8.5
-    actual = [part.cpu() for part in top_log_probs(logits.to(GPU), chosen.to(GPU), num_top)]
-    expected = log_probs_reference.top_log_probs(logits, chosen, num_top)
-    assert torch.equal(actual[1], expected[1])
-    assert_close_to_reference(actual[0], expected[0])
-    assert_close_to_reference(actual[2], expected[2])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

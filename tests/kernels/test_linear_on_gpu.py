@@ -5,7 +5,7 @@ import torch
 from gpu_cases import DTYPES, GPU, captured
 from kernel_tolerances import assert_close_to_reference
 
-from naiad_kernels.linear import linear, prepare_linear, reference
+from naiad_kernels.linear import LoadOptions, linear, prepare_linear, reference
 
 pytestmark = pytest.mark.gpu
 
@@ -31,9 +31,8 @@ def test_linear(
     )
     wide = reference.linear(x.float(), matrix.float(), None if is_plain else bias.float(), None)
     expected = wide.to(dtype) if is_plain else (wide.to(dtype) + residual)
-    weight = prepare_linear(
-        matrix.to(GPU), None if is_plain else bias.to(GPU), batch_invariant=batch_invariant
-    )
+    options = LoadOptions(batch_invariant=batch_invariant)
+    weight = prepare_linear(matrix.to(GPU), None if is_plain else bias.to(GPU), options)
     actual = linear(x.to(GPU), weight, None if is_plain else residual.to(GPU))
     assert_close_to_reference(actual.cpu(), expected)
 
@@ -41,7 +40,7 @@ def test_linear(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_tokens_product_in_a_fixed_order_is_the_same_in_any_step(dtype: torch.dtype) -> None:
     x, matrix = (torch.randn(*shape, device=GPU).to(dtype) for shape in ((300, 1000), (1536, 1000)))
-    weight = prepare_linear(matrix, batch_invariant=True)
+    weight = prepare_linear(matrix, options=LoadOptions(batch_invariant=True))
     whole = linear(x, weight)
     for part in (slice(0, 1), slice(63, 66), slice(17, 299)):
         assert torch.equal(linear(x[part], weight), whole[part])
@@ -50,7 +49,7 @@ def test_a_tokens_product_in_a_fixed_order_is_the_same_in_any_step(dtype: torch.
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_a_captured_product_of_a_linear_serves_other_activations(batch_invariant: bool) -> None:
     x, matrix = (torch.randn(*shape, device=GPU).bfloat16() for shape in ((4, 1000), (960, 1000)))
-    weight = prepare_linear(matrix, batch_invariant=batch_invariant)
+    weight = prepare_linear(matrix, options=LoadOptions(batch_invariant=batch_invariant))
     graph, out = captured(lambda: linear(x, weight))
     x.normal_()
     graph.replay()

@@ -2,16 +2,17 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from kernel_interpreter import Interpret
 from kernels_on_cpu import kernels_on_cpu
 
+from helpers.sequence_steps import SequenceRow, step_of
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
-from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.sequence import SamplingParams, Sequence
 
 BLOCK = 16
@@ -41,7 +42,7 @@ def generate(directory: Path, through_kernels: bool) -> tuple[list[list[int]], l
     with kernels_on_cpu() if through_kernels else nullcontext():
         for drafts in ((), (4,), (5, 6)):
             rows = [
-                ScheduledSequence(
+                SequenceRow(
                     each,
                     each.num_computed_tokens,
                     each.num_tokens - each.num_computed_tokens + len(drafts),
@@ -50,7 +51,7 @@ def generate(directory: Path, through_kernels: bool) -> tuple[list[list[int]], l
                 )
                 for each in sequences
             ]
-            output = runner.run(SchedulerOutput(rows))
+            output = runner.run(step_of(rows))
             assert output.errors == {}
             for each in sequences:
                 each.num_computed_tokens = each.num_tokens
@@ -59,11 +60,22 @@ def generate(directory: Path, through_kernels: bool) -> tuple[list[list[int]], l
     return [each.output_token_ids for each in sequences], logits
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+GEMMA = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("LlamaForCausalLM", {}),
+        ("Qwen3ForCausalLM", {}),
+        ("Gemma2ForCausalLM", GEMMA),
+        ("Gemma3ForCausalLM", GEMMA),
+    ],
+)
 def test_a_gpus_way_through_the_model_is_the_cpus(
-    interpret: Interpret, tmp_path: Path, architecture: str
+    interpret: Interpret, tmp_path: Path, architecture: str, settings: dict[str, Any]
 ) -> None:
-    make_tiny_model(tmp_path, architecture, num_hidden_layers=2)
+    make_tiny_model(tmp_path, architecture, num_hidden_layers=2, **settings)
     expected_ids, expected_logits = generate(tmp_path, False)
     ids, logits = interpret(generate, tmp_path, True)
     assert ids == expected_ids

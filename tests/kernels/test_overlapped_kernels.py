@@ -12,7 +12,7 @@ from naiad.engine import Engine
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.model_runner import ModelRunner
 from naiad.model_runner.graph_buckets import Buckets
-from naiad.outputs import ModelOutput, SchedulerOutput
+from naiad.outputs import ModelOutput, StepBatch
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import EngineRequest, SamplingParams
@@ -27,10 +27,10 @@ class CountingRunner(ModelRunner):
     num_ahead = 0
     num_replayed = 0
 
-    def launch(self, output: SchedulerOutput) -> Callable[[], ModelOutput]:
+    def launch(self, step: StepBatch) -> Callable[[], ModelOutput]:
         self.num_steps += 1
-        self.num_ahead += output.is_ahead
-        return super().launch(output)
+        self.num_ahead += step.is_projected
+        return super().launch(step)
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         """In place of a CUDA graph: computes again what was computed."""

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from attention_cases import random_tree
+from attention_cases import AttentionCase
 from kernel_tolerances import assert_close_to_unquantized
 
 from naiad_kernels.paged_attention import attention_sort_key, paged_attention, plan_attention, reference
@@ -44,7 +44,6 @@ class Case:
         self.query = torch.randn(sum(self.query_lens), num_heads, head_dim, generator=generator).to(dtype)
 
         self.cache_dtype = cache_dtype
-        self.trees: list[list[int] | None] | None = None
 
     def cache(self) -> LayerCache:
         if self.cache_dtype is None:
@@ -55,12 +54,12 @@ class Case:
         return LayerCache(key, value, key_scale, value_scale)
 
     def actual(self) -> torch.Tensor:
-        plan = plan_attention(self.query_lens, self.seq_lens, self.tables, self.layout, self.trees)
+        plan = plan_attention(self.query_lens, self.seq_lens, self.tables, self.layout)
         return paged_attention(self.query, self.cache(), plan)
 
     def expected(self) -> torch.Tensor:
         return reference.paged_attention(
-            self.query, self.cache(), self.query_lens, self.seq_lens, self.tables, self.trees
+            self.query, self.cache(), self.query_lens, self.seq_lens, self.tables
         )
 
 
@@ -145,26 +144,52 @@ def test_quantizing_changes_attention_little(cache_dtype: torch.dtype) -> None:
     assert_close_to_unquantized(quantized.actual(), exact.expected(), cache_dtype)
 
 
-def test_tokens_of_a_tree_see_their_ancestors() -> None:
-    case = Case([(1, 20), (4, 4), (7, 60), (16, 40), (5, 33), (40, 64)], num_blocks=60)
-    case.trees = [random_tree(length) if length in (4, 7, 16) else None for length in case.query_lens]
-    torch.testing.assert_close(case.actual(), case.expected(), atol=2e-6, rtol=1e-5)
+WINDOWED = [(1, 1), (1, 15), (1, 40), (1, 64), (2, 2), (3, 17), (17, 40), (5, 64), (40, 64)]
 
 
-def test_a_branch_of_a_tree_is_a_sequence_of_its_own() -> None:
-    """Behind one root lie two branches: the second gives what it gives in the place of the first."""
-    case = Case([(5, 30)])
-    case.trees = [[0b1, 0b11, 0b111, 0b1001, 0b11001]]
-    together = case.actual()[[0, 3, 4]]
-    block = case.tables[0][1]
-    for cache in (case.keys, case.values):
-        cache[block, :, 26 - BLOCK : 28 - BLOCK] = cache[block, :, 28 - BLOCK : 30 - BLOCK].clone()
-    case.query, case.query_lens, case.seq_lens, case.trees = case.query[[0, 3, 4]], [3], [28], None
-    torch.testing.assert_close(together, case.actual(), atol=2e-6, rtol=1e-5)
+def attend(case: AttentionCase) -> torch.Tensor:
+    plan = plan_attention(case.query_lens, case.seq_lens, case.tables, case.layout)
+    return paged_attention(case.query, case.cache(), plan, case.scale, case.soft_cap)
 
 
-def test_a_chain_is_a_tree() -> None:
-    case = Case([(5, 30), (3, 3)])
-    expected = case.actual()
-    case.trees = [[(2 << row) - 1 for row in range(length)] for length in case.query_lens]
-    assert torch.equal(case.actual(), expected)
+def finite_rests(case: AttentionCase) -> AttentionCase:
+    """The unwritten rest of a last block is finite on a CPU."""
+    for table in case.tables:
+        for cache in (case.keys, case.values):
+            cache[table[-1]] = cache[table[-1]].nan_to_num(0.0)
+    return case
+
+
+@pytest.mark.parametrize("window", [1, 7, 16, 17, 33, 64, 1000])
+def test_a_window_hides_what_lies_before_it(window: int) -> None:
+    case = finite_rests(AttentionCase(WINDOWED, window=window))
+    torch.testing.assert_close(attend(case), case.expected(), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 16, 20])
+def test_blocks_before_the_window_are_not_read(window: int) -> None:
+    case = finite_rests(AttentionCase(WINDOWED, window=window))
+    expected = case.expected()
+    case.forget_what_no_token_sees()
+    torch.testing.assert_close(attend(case), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_are_scaled_and_capped(window: int, dtype: torch.dtype) -> None:
+    case = finite_rests(AttentionCase(WINDOWED, dtype=dtype, window=window, scale=0.7, soft_cap=3.0))
+    atol = 2e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(attend(case), case.expected(), atol=atol, rtol=1e4 * atol)
+
+
+def test_a_cap_changes_what_is_attended_to() -> None:
+    free, capped = (finite_rests(AttentionCase(WINDOWED, soft_cap=cap)) for cap in (0.0, 1.0))
+    assert (free.expected() - capped.expected()).abs().max() > 0.1
+
+
+def test_contexts_beyond_the_window_cost_no_more_than_the_window() -> None:
+    """Texts of very different lengths form one group as wide as the window."""
+    case = AttentionCase([(1, 100), (1, 700), (1, 3000)], window=32)
+    plan = plan_attention(case.query_lens, case.seq_lens, case.tables, case.layout)
+    (group,) = plan.singles
+    assert group.mask.shape == (3, 1, 3 * BLOCK)

@@ -10,9 +10,9 @@ from kernel_interpreter import Interpret
 from kernel_tolerances import assert_close_to_reference
 from quant_cases import fp8_layer, int4_layer, int8_layer
 
-from naiad_kernels.quant_linear import ByteWeight, FP8Tokens, W4Weight, kernel, reference, repack_gptq
-from naiad_kernels.quant_linear.kernel import w4
-from naiad_kernels.quant_linear.kernel.plan import Plan, Tile, byte_tile, plan_product, w4_tile
+from naiad_kernels.linear.quantised import ByteWeight, FP8Tokens, W4Weight, kernel, reference, repack_gptq
+from naiad_kernels.linear.quantised.kernel import w4
+from naiad_kernels.linear.quantised.kernel.plan import Plan, Tile, byte_tile, plan_product, w4_tile
 
 DTYPES = [torch.float16, torch.float32]
 # Tokens, inputs, outputs: one of each, ragged tiles of each, two chunks, more rows than one tile.

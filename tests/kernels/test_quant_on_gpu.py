@@ -9,7 +9,7 @@ from gpu_cases import DTYPES, GPU, captured, needs_float8
 from kernel_tolerances import assert_close_to_reference
 from quant_cases import fp8_layer, int4_layer, int8_layer
 
-from naiad_kernels.quant_linear import (
+from naiad_kernels.linear.quantised import (
     ByteWeight,
     FP8Tokens,
     W4Weight,

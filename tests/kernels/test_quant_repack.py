@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from quant_cases import Int4Layer, int4_layer
+from quant_cases import Int4Layer, fp8_layer, int4_layer, int8_layer
 
-from naiad_kernels.quant_linear import Int4Tensors, W4Weight, repack_awq, repack_gptq, w4a16_linear
+from naiad_kernels.linear import LinearWeight, linear
+from naiad_kernels.linear.quantised import Int4Tensors, W4Weight, repack_awq, repack_gptq, w4a16_linear
 
 SIZES = [(8, 8, -1), (64, 16, 32), (96, 8, 64), (128, 24, 128), (136, 8, 128), (576, 16, 64), (320, 8, -1)]
 
@@ -121,3 +122,21 @@ def test_act_order_of_a_part_of_a_layer_is_refused() -> None:
         repack_gptq(replace(uneven, g_idx=torch.zeros(8, dtype=torch.int32)), 32)
     with pytest.raises(ValueError, match="g_idx: given with an AWQ layer"):
         repack_awq(replace(layer.as_awq(), g_idx=torch.zeros(64, dtype=torch.int32)), 32)
+
+
+@pytest.mark.parametrize("bits", ["int4", "int8", "fp8"])
+def test_quantised_weights_are_weights_of_linear(bits: str) -> None:
+    int4 = int4_layer(128, 24, 128, has_bias=True)
+    eight_bits = (int8_layer if bits == "int8" else fp8_layer)(128, 24, has_bias=True)
+    weight: LinearWeight = repack_gptq(int4.as_gptq(), 128) if bits == "int4" else eight_bits
+    matrix = int4.matrix().T if bits == "int4" else eight_bits.values.float() * eight_bits.scales[:, None]
+    bias = (int4 if bits == "int4" else eight_bits).bias
+    assert bias is not None
+    x, residual = torch.randn(3, 128), torch.randn(3, 24)
+    before = residual.clone()
+    expected = x @ matrix.float().T + bias.float() + residual
+    # FP8 weights meet tokens that are rounded to FP8 too.
+    tolerance = 0.05 * float(expected.abs().max()) if bits == "fp8" else 1e-4
+    torch.testing.assert_close(linear(x, weight, residual), expected, atol=tolerance, rtol=0)
+    assert torch.equal(residual, before)
+    assert (weight.in_features, weight.out_features) == (128, 24)

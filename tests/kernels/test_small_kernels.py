@@ -40,6 +40,22 @@ def test_rms_norm_of_heads(interpret: Interpret, weight_shape: tuple[int, ...]) 
     assert_close_to_reference(interpret(rms_norm_kernel.rms_norm, x, weight, 1e-6), expected)
 
 
+def test_rms_norm_with_a_weight_of_more_bits(interpret: Interpret) -> None:
+    """Nothing is rounded before the end, as the reference of that form says and as one dtype would not."""
+    x, residual, weight = torch.randn(40, 96).half(), torch.randn(40, 96).half(), 1 + torch.randn(96) / 8
+    expected = rms_norm_reference.rms_norm(x, weight, 1e-6)
+    wide = rms_norm_reference.rms_norm(x.float(), weight, 1e-6)
+    assert torch.equal(expected, wide.half())
+    assert not torch.equal(expected, rms_norm_reference.rms_norm(x, weight.half(), 1e-6))
+    actual = interpret(rms_norm_kernel.rms_norm, x, weight, 1e-6)
+    assert_close_to_reference(actual, expected)
+    assert (actual != expected).float().mean() < 0.01
+    normed, total = interpret(rms_norm_kernel.add_rms_norm, x, residual, weight, 1e-6)
+    expected, expected_total = rms_norm_reference.add_rms_norm(x, residual, weight, 1e-6)
+    assert_close_to_reference(normed, expected)
+    assert torch.equal(total, expected_total)
+
+
 def test_rms_norm_of_a_column_slice(interpret: Interpret) -> None:
     x, weight = torch.randn(10, 4).T, torch.randn(10)
     expected = rms_norm_reference.rms_norm(x, weight, 1e-6)

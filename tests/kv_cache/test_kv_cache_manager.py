@@ -4,7 +4,7 @@ from itertools import count
 
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache
-from naiad.sequence import SamplingParams, Sequence
+from naiad.sequence import PrefixIdentity, SamplingParams, Sequence
 
 _ids = count(1)
 
@@ -16,7 +16,7 @@ def make_sequence(num_tokens: int, salt: str = "", first_id: int = 0) -> Sequenc
         num_prompt_tokens=num_tokens,
         params=SamplingParams(max_tokens=1),
         arrival_s=0.0,
-        cache_salt=salt,
+        prefix_identity=PrefixIdentity(salt),
     )
 
 
@@ -33,7 +33,7 @@ def compute(cache: KVCacheManager, sequence: Sequence) -> Sequence:
 
 
 def test_admit_gives_blocks_for_all_known_tokens() -> None:
-    cache = KVCacheManager(num_blocks=4, block_size=4)
+    cache = KVCacheManager(4, block_size=4)
     sequence = make_sequence(9)
     assert cache.admit(sequence) == 0
     assert sequence.block_table == [0, 1, 2]
@@ -41,7 +41,7 @@ def test_admit_gives_blocks_for_all_known_tokens() -> None:
 
 
 def test_admit_without_room_changes_nothing() -> None:
-    cache = KVCacheManager(num_blocks=2, block_size=4)
+    cache = KVCacheManager(2, block_size=4)
     sequence = make_sequence(9)
     assert cache.admit(sequence) is None
     assert sequence.block_table == []
@@ -49,7 +49,7 @@ def test_admit_without_room_changes_nothing() -> None:
 
 
 def test_allocate_takes_a_block_only_past_the_edge() -> None:
-    cache = KVCacheManager(num_blocks=3, block_size=4)
+    cache = KVCacheManager(3, block_size=4)
     sequence = make_sequence(4)
     cache.admit(sequence)
     assert cache.allocate(sequence, 4)
@@ -59,7 +59,7 @@ def test_allocate_takes_a_block_only_past_the_edge() -> None:
 
 
 def test_allocate_without_room_changes_nothing() -> None:
-    cache = KVCacheManager(num_blocks=2, block_size=4)
+    cache = KVCacheManager(2, block_size=4)
     sequence = make_sequence(4)
     cache.admit(sequence)
     assert not cache.allocate(sequence, 13)
@@ -68,7 +68,7 @@ def test_allocate_without_room_changes_nothing() -> None:
 
 
 def test_free_gives_the_first_block_to_the_next_owner() -> None:
-    cache = KVCacheManager(num_blocks=6, block_size=4)
+    cache = KVCacheManager(6, block_size=4)
     keeper, leaver, next_one = make_sequence(4), make_sequence(8), make_sequence(4)
     cache.admit(keeper)
     cache.admit(leaver)
@@ -113,7 +113,7 @@ def test_revived_blocks_count_as_taken() -> None:
     cache.free(first)
     assert cache.allocate(make_sequence(4), 4)
     sequence = make_sequence(12)
-    assert cache.num_blocks_to_admit(sequence) == 3
+    assert cache.num_missing_blocks(sequence) == [1]
     assert cache.admit(sequence) is None
     assert cache.num_free_blocks == 2
 
@@ -131,7 +131,7 @@ def test_least_recently_used_goes_first_and_a_texts_end_before_its_beginning() -
     order = [4, *reversed(old.block_table), *reversed(young.block_table)]
     cache.free(old)
     cache.free(young)
-    assert cache.pool.free_block_ids() == order
+    assert cache.groups[0].pool.free_block_ids() == order
     # A new text of three blocks takes the one without KV and the old text's two.
     cache.admit(make_sequence(12, first_id=90))
     assert cache.admit(make_sequence(8)) == 0
@@ -147,7 +147,7 @@ def test_using_a_block_again_makes_it_young() -> None:
     again = make_sequence(5)
     assert cache.admit(again) == 4
     cache.free(again)
-    assert cache.pool.free_block_ids()[-2:] == [young_block, old_block]
+    assert cache.groups[0].pool.free_block_ids()[-2:] == [young_block, old_block]
 
 
 def test_a_failed_sequence_is_not_found() -> None:
@@ -157,7 +157,7 @@ def test_a_failed_sequence_is_not_found() -> None:
     cache.publish(failed, 9)
     sharer = make_sequence(9)
     assert cache.admit(sharer) == 8
-    assert cache.retract([failed]) == failed.block_table[2:]
+    assert cache.retract([failed]) == [failed.block_table[2:]]
     cache.free(failed)
     assert cache.admit(make_sequence(9)) == 0
 
@@ -169,7 +169,8 @@ def test_what_only_failed_sequences_share_is_nobody_elses() -> None:
     cache.publish(failed, 9)
     sharer = make_sequence(9)
     cache.admit(sharer)
-    assert set(cache.retract([failed, sharer])) == {*failed.block_table, *sharer.block_table}
+    (retracted,) = cache.retract([failed, sharer])
+    assert {*retracted} == {*failed.block_table, *sharer.block_table}
 
 
 def test_fork_shares_full_blocks_and_copies_the_last() -> None:
@@ -178,7 +179,7 @@ def test_fork_shares_full_blocks_and_copies_the_last() -> None:
     fork = make_sequence(10)
     assert cache.fork(fork, donor) == 9
     assert fork.block_table[:2] == donor.block_table[:2]
-    assert cache.take_copies() == [(donor.block_table[2], fork.block_table[2])]
+    assert cache.take_copies() == [[(donor.block_table[2], fork.block_table[2])]]
     assert cache.take_copies() == []
 
 

@@ -1,18 +1,26 @@
 from __future__ import annotations
 
 from naiad.kv_cache.prefix_cache import BlockName, CachedBlock, PrefixCache, sha256
+from naiad.sequence import PrefixIdentity
 
 BLOCK_SIZE = 2
+NO_SALT = PrefixIdentity()
 
 
 def insert_all(cache: PrefixCache, token_ids: list[int], first_block_id: int, salt: str = "") -> None:
     parent: CachedBlock | None = None
     for index in range(len(token_ids) // BLOCK_SIZE):
-        parent = cache.insert(parent, salt, token_ids, index * BLOCK_SIZE, first_block_id + index)
+        parent = cache.insert(
+            parent, PrefixIdentity(salt), token_ids, index * BLOCK_SIZE, [first_block_id + index]
+        )
+
+
+def block_ids(blocks: list[CachedBlock]) -> list[int]:
+    return [block.block_ids[0] for block in blocks]
 
 
 def match(cache: PrefixCache, token_ids: list[int], salt: str = "") -> list[int]:
-    return [block.block_id for block in cache.match(token_ids, salt, len(token_ids))]
+    return block_ids(cache.match(token_ids, PrefixIdentity(salt), len(token_ids)))
 
 
 def same_for_all(parent_digest: bytes, token_bytes: bytes) -> bytes:
@@ -34,7 +42,7 @@ def test_longest_known_beginning() -> None:
 def test_at_most_so_many_tokens() -> None:
     cache = PrefixCache(BLOCK_SIZE)
     insert_all(cache, [1, 2, 3, 4], 10)
-    assert [block.block_id for block in cache.match([1, 2, 3, 4], "", 3)] == [10]
+    assert block_ids(cache.match([1, 2, 3, 4], NO_SALT, 3)) == [10]
 
 
 def test_same_tokens_elsewhere_in_a_text_are_another_block() -> None:
@@ -72,7 +80,7 @@ def test_of_two_that_collide_the_newest_is_known() -> None:
     insert_all(cache, [3, 4], 20)
     assert match(cache, [1, 2]) == []
     assert match(cache, [3, 4]) == [20]
-    assert 10 not in cache
+    assert not cache.holds(10)
     assert len(cache) == 1
 
 
@@ -81,7 +89,7 @@ def test_the_first_of_two_equal_blocks_stays() -> None:
     insert_all(cache, [1, 2, 3, 4], 10)
     insert_all(cache, [1, 2, 5, 6], 20)
     assert match(cache, [1, 2, 5, 6]) == [10, 21]
-    assert 20 not in cache
+    assert not cache.holds(20)
 
 
 def test_what_was_evicted_is_unknown_with_all_that_follows_it() -> None:
@@ -92,7 +100,7 @@ def test_what_was_evicted_is_unknown_with_all_that_follows_it() -> None:
     # Computed again: the block after it is another one now.
     insert_all(cache, [1, 2, 3, 4], 20)
     assert match(cache, [1, 2, 3, 4]) == [20, 21]
-    assert 11 not in cache
+    assert not cache.holds(11)
 
 
 def test_evicting_the_unknown_does_nothing() -> None:
@@ -109,11 +117,11 @@ def test_a_text_that_is_asked_about_again_is_named_once() -> None:
         return sha256(parent_digest, token_bytes)
 
     cache = PrefixCache(2, counting)
-    cache.insert(None, "", [1, 2, 3, 4], 0, 10)
+    cache.insert(None, NO_SALT, [1, 2, 3, 4], 0, [10])
     names: list[BlockName] = []
     named.clear()
     for _ in range(3):
-        assert [block.block_id for block in cache.match([1, 2, 3, 4], "", 4, names)] == [10]
+        assert block_ids(cache.match([1, 2, 3, 4], NO_SALT, 4, names)) == [10]
     assert len(named) == 2
-    cache.insert(cache.match([1, 2, 3, 4], "", 4)[0], "", [1, 2, 3, 4], 2, 11)
-    assert [block.block_id for block in cache.match([1, 2, 3, 4], "", 4, names)] == [10, 11]
+    cache.insert(cache.match([1, 2, 3, 4], NO_SALT, 4)[0], NO_SALT, [1, 2, 3, 4], 2, [11])
+    assert block_ids(cache.match([1, 2, 3, 4], NO_SALT, 4, names)) == [10, 11]

@@ -9,7 +9,7 @@ import pytest
 
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache
-from naiad.sequence import KVRetention, SamplingParams, Sequence
+from naiad.sequence import KVRetention, PrefixIdentity, SamplingParams, Sequence
 
 BLOCK = 4
 FOREVER = math.inf
@@ -61,7 +61,7 @@ def whole(priority: int, duration_s: float = FOREVER) -> KVRetention:
 def found(cache: KVCacheManager, first_id: int) -> int:
     """Blocks of such a text that are still there."""
     text = list(range(first_id, first_id + 2 * BLOCK))
-    return len(cache._prefix_cache.match(text, "", len(text)))  # type: ignore[union-attr]
+    return len(cache._prefix_cache.match(text, PrefixIdentity(), len(text)))  # type: ignore[union-attr]
 
 
 def test_what_shall_stay_outlives_what_came_later(clock: Clock) -> None:
@@ -76,10 +76,10 @@ def test_long_durations_do_not_pile_up(clock: Clock) -> None:
     cache = make_cache(clock, num_blocks=4)
     for number in range(500):
         run_once(cache, 1000 + 100 * (number % 3), retention=whole(90, 1e6 + number))
-    assert len(cache._retention._ends) <= 2 * 4 + 64 + 2
+    assert len(cache.groups[0].retention._ends) <= 2 * 4 + 64 + 2
     clock.now_s += 2e6
     run_once(cache, 9000)
-    assert cache._retention._ends == []
+    assert cache.groups[0].retention._ends == []
 
 
 def test_what_nobody_needs_goes_first(clock: Clock) -> None:
@@ -112,7 +112,7 @@ def test_of_a_text_each_range_has_its_own(clock: Clock) -> None:
     kept, given = run_once(cache, 1000, retention=retention)
     others = [block for number in (2000, 3000) for block in run_once(cache, number)]
     # A text's end goes before its beginning.
-    assert cache.pool.free_block_ids() == [given, others[1], others[0], others[3], others[2], kept]
+    assert cache.groups[0].pool.free_block_ids() == [given, others[1], others[0], others[3], others[2], kept]
 
 
 def test_a_text_that_is_known_keeps_the_block_that_is_found(clock: Clock) -> None:
@@ -138,7 +138,7 @@ def test_a_block_that_gets_other_tokens_has_the_default_again(clock: Clock) -> N
     cache = make_cache(clock, num_blocks=2)
     blocks = run_once(cache, 1000, retention=whole(90))
     assert sorted(run_once(cache, 2000)) == sorted(blocks)
-    assert [cache._retention.priority(block) for block in blocks] == [35, 35]
+    assert [cache.groups[0].retention.priority(block) for block in blocks] == [35, 35]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import torch
 import transformers
 from torch.nn.utils.rnn import pad_sequence
 
+from helpers.sequence_steps import SequenceRow, step_of
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
-from naiad.outputs import ScheduledSequence, SchedulerOutput
 from naiad.sequence import SamplingParams, Sequence
 from naiad_kernels.linear.onednn import computes_in_bfloat16
 
@@ -63,12 +63,12 @@ def generate(
         for sequence in pending:
             start = sequence.num_computed_tokens
             count = min(chunks[sequence.sequence_id], sequence.num_tokens - start)
-            rows.append(ScheduledSequence(sequence, start, count, start + count == sequence.num_tokens))
-        output = runner.run(SchedulerOutput(rows))
+            rows.append(SequenceRow(sequence, start, count, start + count == sequence.num_tokens))
+        output = runner.run(step_of(rows))
         for row in rows:
             row.sequence.num_computed_tokens += row.num_scheduled_tokens
             if row.samples:
-                row.sequence.token_ids += output.sampled_token_ids[row.sequence.sequence_id]
+                row.sequence.token_ids += output.sampled_token_ids[row.sequence_id]
     return [sequence.output_token_ids for sequence in sequences]
 
 
@@ -99,13 +99,12 @@ def test_float32_greedy_ids_equal_transformers(
     assert actual == expected
 
 
-def test_every_chunk_size_makes_the_same_tokens(
-    float32_runner: ModelRunner, prompts: list[list[int]]
-) -> None:
+def test_chunk_sizes_make_the_same_tokens(float32_runner: ModelRunner, prompts: list[list[int]]) -> None:
     prompt = [token_id for ids in prompts for token_id in ids][:70]
     assert len(prompt) == 70
     expected = generate(float32_runner, [prompt], [70])
-    assert generate(float32_runner, [prompt] * 64, list(range(1, 65))) == expected * 64
+    chunks = [1, 2, 3, 15, 16, 17, 31, 33, 47, 63, 64, 65]
+    assert generate(float32_runner, [prompt] * len(chunks), chunks) == expected * len(chunks)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ import pytest
 import torch
 import transformers
 
+from helpers.sequence_steps import SequenceRow, step_of
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
-from naiad.outputs import ScheduledSequence, SchedulerOutput, TokenLogProbs
+from naiad.outputs import TokenLogProbs
 from naiad.sequence import SamplingParams, Sequence
 
 MAX_DEVIATION = 1e-3
@@ -42,8 +43,8 @@ def generate(runner: ModelRunner, sequences: list[Sequence]) -> dict[int, list[T
         rows = []
         for sequence in sequences:
             start = sequence.num_computed_tokens
-            rows.append(ScheduledSequence(sequence, start, sequence.num_tokens - start, samples=True))
-        output = runner.run(SchedulerOutput(rows))
+            rows.append(SequenceRow(sequence, start, sequence.num_tokens - start, samples=True))
+        output = runner.run(step_of(rows))
         for sequence in sequences:
             sequence.num_computed_tokens = sequence.num_tokens
             sequence.token_ids += output.sampled_token_ids[sequence.sequence_id]

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.sequence_steps import SequenceRow, step_of
 from helpers.tiny_models import ARCHITECTURES, make_tiny_model
 from naiad.config import EngineConfig
 from naiad.errors import ConfigError
 from naiad.model_runner import ModelRunner
-from naiad.outputs import ScheduledSequence, SchedulerOutput
+from naiad.outputs import StepBatch
 from naiad.sequence import SamplingParams, Sequence
 
 BLOCK = 16
@@ -54,11 +55,11 @@ def step(runner: ModelRunner, sequences: list[Sequence], chunk: int) -> dict[int
     for sequence in sequences:
         count = min(chunk, sequence.num_tokens - sequence.num_computed_tokens)
         start = sequence.num_computed_tokens
-        rows.append(ScheduledSequence(sequence, start, count, start + count == sequence.num_tokens))
-    output = runner.run(SchedulerOutput(rows))
+        rows.append(SequenceRow(sequence, start, count, start + count == sequence.num_tokens))
+    output = runner.run(step_of(rows))
     for row in rows:
         row.sequence.num_computed_tokens += row.num_scheduled_tokens
-        row.sequence.token_ids += output.sampled_token_ids.get(row.sequence.sequence_id, [])
+        row.sequence.token_ids += output.sampled_token_ids.get(row.sequence_id, [])
     return output.errors
 
 
@@ -132,6 +133,17 @@ def test_chunk_size_does_not_change_the_ids(llama: tuple[ModelRunner, Any], chun
     assert [s.output_token_ids for s in sequences] == [expected_ids(model, s, 8) for s in sequences]
 
 
+def test_every_chunk_size_makes_the_same_tokens(llama: tuple[ModelRunner, Any]) -> None:
+    runner, model = llama
+    (expected,) = make_sequences([70], 4)
+    generate(runner, [expected], 4)
+    assert expected.output_token_ids == expected_ids(model, expected, 4)
+    for chunk in range(1, 65):
+        (sequence,) = make_sequences([70], 4)
+        generate(runner, [sequence], 4, chunk)
+        assert sequence.output_token_ids == expected.output_token_ids, chunk
+
+
 def test_sequences_may_join_a_running_batch(llama: tuple[ModelRunner, Any]) -> None:
     runner, model = llama
     sequences = make_sequences([9, 30, 17], 12)
@@ -143,7 +155,7 @@ def test_sequences_may_join_a_running_batch(llama: tuple[ModelRunner, Any]) -> N
 
 
 def test_an_empty_step_is_nothing(llama: tuple[ModelRunner, Any]) -> None:
-    output = llama[0].run(SchedulerOutput())
+    output = llama[0].run(StepBatch())
     assert (output.sampled_token_ids, output.errors) == ({}, {})
 
 
@@ -165,7 +177,7 @@ def test_a_poisoned_sequence_fails_alone(llama: tuple[ModelRunner, Any], chunk: 
     poison(runner, bad)
     errors = step(runner, sequences, chunk)
     assert list(errors) == [bad.sequence_id]
-    runner.clear_blocks(bad.block_table)
+    runner.clear_blocks([bad.block_table])
     others = [sequences[0], sequences[2]]
     generate(runner, others, 6)
     assert [s.output_token_ids for s in others] == [expected_ids(model, s, 6) for s in others]
@@ -175,7 +187,7 @@ def test_blocks_of_a_poisoned_sequence_can_be_used_again(llama: tuple[ModelRunne
     runner, model = llama
     (first,) = make_sequences([20], 6)
     poison(runner, first)
-    runner.clear_blocks(first.block_table)
+    runner.clear_blocks([first.block_table])
     generate(runner, [first], 6)
     assert first.output_token_ids == expected_ids(model, first, 6)
 

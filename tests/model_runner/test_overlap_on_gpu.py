@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.sequence_steps import SequenceRow, step_of
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
 from naiad.engine import Engine
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.model_runner import ModelRunner
-from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
-from naiad.scheduler.foresight import foreseen
+from naiad.outputs import ModelOutput, StepBatch, StepRow
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
-from naiad.sequence import EngineRequest, SamplingParams, Sequence, SequenceStatus
+from naiad.sequence import UNKNOWN_TOKEN, EngineRequest, SamplingParams, Sequence, SequenceStatus
 
 pytestmark = pytest.mark.gpu
 
@@ -71,22 +71,22 @@ def make_sequences() -> list[Sequence]:
     ]
 
 
-def step_of(sequences: list[Sequence]) -> SchedulerOutput:
+def missing(sequences: list[Sequence]) -> StepBatch:
+    """A step that computes all that is not computed yet."""
     rows = []
     for each in sequences:
         num_missing = each.num_tokens - each.num_computed_tokens
-        rows.append(ScheduledSequence(each, each.num_computed_tokens, num_missing, samples=True))
-    return SchedulerOutput(rows)
+        rows.append(SequenceRow(each, each.num_computed_tokens, num_missing, samples=True))
+    return step_of(rows)
 
 
 def launch_two(
     runner: ModelRunner, sequences: list[Sequence]
 ) -> tuple[Callable[[], ModelOutput], Callable[[], ModelOutput]]:
     """The prompts' step and, before its ids are known, the next."""
-    first = step_of(sequences)
-    wait_first = runner.launch(first)
-    with foreseen(first.scheduled):
-        return wait_first, runner.launch(step_of(sequences))
+    wait_first = runner.launch(missing(sequences))
+    rows = [StepRow(each.sequence_id, each.num_tokens, [UNKNOWN_TOKEN], True) for each in sequences]
+    return wait_first, runner.launch(StepBatch(rows=rows, is_projected=True))
 
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])
@@ -97,11 +97,11 @@ def test_no_launch_waits_for_the_device(directory: Path, cuda_graphs: bool) -> N
         wait_first, wait_second = launch_two(runner, sequences)
     first, second = wait_first(), wait_second()
     assert first.errors == second.errors == {}
-    assert first.sampled_token_ids == runner.run(step_of(sequences)).sampled_token_ids
+    assert first.sampled_token_ids == runner.run(missing(sequences)).sampled_token_ids
     for each in sequences:
         each.num_computed_tokens = each.num_tokens
         each.token_ids += first.sampled_token_ids[each.sequence_id]
-    assert second.sampled_token_ids == runner.run(step_of(sequences)).sampled_token_ids
+    assert second.sampled_token_ids == runner.run(missing(sequences)).sampled_token_ids
 
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])

@@ -11,7 +11,7 @@ from naiad.errors import StartupError
 from naiad.model_runner import ModelRunner
 from naiad.model_runner.paged_model import PagedModel
 from naiad.model_runner.rehearsal import every_kind_of_step, largest_steps
-from naiad.outputs import ModelOutput, SchedulerOutput
+from naiad.outputs import ModelOutput, StepBatch
 
 
 @pytest.mark.parametrize(("num_tokens", "max_model_len"), [(64, 200), (64, 40), (9, 5), (4, 300)])
@@ -20,10 +20,10 @@ def test_the_largest_steps_fill_the_budget(num_tokens: int, max_model_len: int) 
     prompts, texts = largest_steps(config, num_tokens, max_model_len)
     assert prompts.num_scheduled_tokens == num_tokens
     assert texts.num_scheduled_tokens == 4 * min(4, num_tokens // 4)
-    for row in texts.scheduled:
-        assert row.start + row.num_scheduled_tokens == max_model_len
-    for row in (*prompts.scheduled, *texts.scheduled):
-        assert len(row.sequence.block_table) * config.block_size >= row.start + row.num_scheduled_tokens
+    for row in texts.rows:
+        assert row.end == max_model_len
+    for row in (*prompts.rows, *texts.rows):
+        assert len(row.block_changes[0].block_ids) * config.block_size >= row.end
 
 
 def test_a_rehearsal_computes_every_row_over_one_block(
@@ -32,7 +32,7 @@ def test_a_rehearsal_computes_every_row_over_one_block(
     make_tiny_model(tmp_path)
     config = EngineConfig(model_dir=str(tmp_path), dtype="float32", block_size=16, max_num_seqs=4)
     runner = ModelRunner(config)
-    seen: list[tuple[SchedulerOutput, ModelOutput]] = []
+    seen: list[tuple[StepBatch, ModelOutput]] = []
     run = ModelRunner.run.__get__(runner)
     monkeypatch.setattr(
         "naiad.model_runner.paged_model.PagedModel.run",
@@ -44,8 +44,8 @@ def test_a_rehearsal_computes_every_row_over_one_block(
     assert len(seen) == len(kinds) + 2
     for step, result in seen:
         assert result.errors == {}
-        assert set(result.sampled_token_ids) == {row.sequence.sequence_id for row in step.scheduled}
-    assert len(seen[-2][1].context_logits) == len(seen[-2][0].scheduled)
+        assert set(result.sampled_token_ids) == {row.sequence_id for row in step.rows}
+    assert len(seen[-2][1].context_logits) == len(seen[-2][0].rows)
 
 
 def test_the_largest_steps_come_after_every_capture_and_are_no_replays(
@@ -58,7 +58,7 @@ def test_the_largest_steps_come_after_every_capture_and_are_no_replays(
     computed: list[PagedModel] = []
     monkeypatch.setattr(runner, "_capture_graphs", lambda _, paged_model: captured.append(paged_model))
 
-    def run(paged_model: PagedModel, step: SchedulerOutput) -> None:
+    def run(paged_model: PagedModel, step: StepBatch) -> None:
         # A capture would give back the memory that this takes, before anybody has measured it.
         assert len(captured) == 2
         computed.append(paged_model)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.sequence_steps import SequenceRow, step_of
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
 from naiad.model_runner.rehearsal import largest_steps
-from naiad.outputs import ScheduledSequence, SchedulerOutput
+from naiad.outputs import StepBatch
 from naiad.sequence import SamplingParams, Sequence
 
 pytestmark = pytest.mark.gpu
@@ -40,7 +41,7 @@ def make_runner(directory: Path, **settings: Any) -> ModelRunner:
     return ModelRunner(EngineConfig(model_dir=str(directory), **values))
 
 
-def random_step(chance: random.Random, runner: ModelRunner) -> SchedulerOutput:
+def random_step(chance: random.Random, runner: ModelRunner) -> StepBatch:
     """Sequences of any length, the first perhaps long, with drafts or not, drawn or not, in own blocks."""
     free = list(range(min(400, runner.num_blocks)))
     has_prompts = chance.random() < 0.5
@@ -66,8 +67,8 @@ def random_step(chance: random.Random, runner: ModelRunner) -> SchedulerOutput:
         )
         drafts = tuple(chance.randrange(90) for _ in range(num_drafts))
         start = length - num_scheduled
-        rows.append(ScheduledSequence(sequence, start, num_scheduled + num_drafts, True, drafts))
-    return SchedulerOutput(rows)
+        rows.append(SequenceRow(sequence, start, num_scheduled + num_drafts, True, drafts))
+    return step_of(rows)
 
 
 def first_logits(runner: ModelRunner, num_steps: int) -> np.ndarray:
@@ -117,7 +118,7 @@ def test_the_cache_fills_the_share_that_is_asked_for(directory: Path) -> None:
     runner = make_runner(
         directory, kv_cache_bytes=0, kv_cache_memory_fraction=wanted_bytes / total_bytes, max_num_seqs=4096
     )
-    pool_bytes = runner._pool._tensor.nbytes
+    pool_bytes = runner._pool._tensors[0].nbytes
     assert 100 << 20 < pool_bytes < 600 << 20
     config = EngineConfig(model_dir=str(directory), max_num_seqs=4096)
     for step in largest_steps(config, 4096, runner.max_model_len):
@@ -141,7 +142,7 @@ def text_logits(runner: ModelRunner, nums_tokens: list[int], num_others: int) ->
     found = []
     for num_tokens in nums_tokens:
         rows = [
-            ScheduledSequence(
+            SequenceRow(
                 text,
                 text.num_computed_tokens,
                 num_tokens,
@@ -157,8 +158,8 @@ def text_logits(runner: ModelRunner, nums_tokens: list[int], num_others: int) ->
                 0.0,
                 block_table=[*range(20 + 14 * index, 34 + 14 * index)],
             )
-            rows.insert(index // 2, ScheduledSequence(other, 0, other.num_tokens, True))
-        output = runner.run(SchedulerOutput(rows))
+            rows.insert(index // 2, SequenceRow(other, 0, other.num_tokens, True))
+        output = runner.run(step_of(rows))
         text.num_computed_tokens += num_tokens
         text.token_ids += output.sampled_token_ids.get(99, [])
         found += output.generation_logits.get(99, [])

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.sequence_steps import SequenceRow, step_of
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
-from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
+from naiad.outputs import ModelOutput
 from naiad.sequence import SamplingParams, Sequence
 
 BLOCK = 16
@@ -44,12 +45,12 @@ def step(runner: ModelRunner, sequences: list[Sequence], chunk: int) -> ModelOut
     for sequence in sequences:
         start = sequence.num_computed_tokens
         count = min(chunk, sequence.num_tokens - start)
-        rows.append(ScheduledSequence(sequence, start, count, start + count == sequence.num_tokens))
-    output = runner.run(SchedulerOutput(rows))
+        rows.append(SequenceRow(sequence, start, count, start + count == sequence.num_tokens))
+    output = runner.run(step_of(rows))
     for row in rows:
         row.sequence.num_computed_tokens += row.num_scheduled_tokens
-        if row.sequence.sequence_id in output.sampled_token_ids:
-            row.sequence.token_ids += output.sampled_token_ids[row.sequence.sequence_id]
+        if row.sequence_id in output.sampled_token_ids:
+            row.sequence.token_ids += output.sampled_token_ids[row.sequence_id]
     return output
 
 
@@ -171,7 +172,7 @@ def test_a_poisoned_sequence_gets_no_logits(tiny: tuple[ModelRunner, Any]) -> No
     assert list(output.errors) == [0]
     for found in (output.context_logits, output.generation_logits, output.log_probs):
         assert list(found) == [1]
-    runner.clear_blocks(sequences[0].block_table)
+    runner.clear_blocks([sequences[0].block_table])
 
 
 def test_a_sequence_to_which_no_token_is_possible_fails_alone(tiny: tuple[ModelRunner, Any]) -> None:

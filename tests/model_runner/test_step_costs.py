@@ -4,7 +4,7 @@ import pytest
 
 from naiad.model_runner import token_budget
 from naiad.model_runner.step_costs import measure_step_costs
-from naiad.outputs import SchedulerOutput
+from naiad.outputs import StepBatch
 from naiad.speculation.step_cost import StepCost
 
 BLOCK = 16
@@ -29,10 +29,10 @@ class Machine:
     def thread_time(self) -> float:
         return self.computed_s - self.computed_s % self.tick_s if self.tick_s else self.computed_s
 
-    def run(self, step: SchedulerOutput) -> None:
-        (row,) = step.scheduled
-        seconds = 0.01 + 0.0005 * row.num_scheduled_tokens + 1e-6 * row.sequence.num_tokens
-        seconds += 0.0002 * row.num_scheduled_tokens * (row.sequence.params.temperature > 0)
+    def run(self, step: StepBatch) -> None:
+        (row,) = step.rows
+        seconds = 0.01 + 0.0005 * row.num_scheduled_tokens + 1e-6 * row.known_end
+        seconds += 0.0002 * row.num_scheduled_tokens * (step.admissions[0].params.temperature > 0)
         spent_s = 10 * seconds if self.num_runs in self._slow else seconds
         self.now_s += spent_s
         self.computed_s += seconds if self._is_waiting else spent_s

@@ -11,13 +11,14 @@ from helpers.tiny_models import make_tiny_model
 from naiad.config import ModelConfig
 from naiad.errors import ModelError
 from naiad.models import load_model
+from naiad_kernels.linear import LoadOptions
 
 TENSOR = "model.layers.1.self_attn.k_proj.weight"
 
 
 def load(directory: Path) -> None:
     config = ModelConfig.from_directory(directory)
-    load_model(str(directory), config, torch.float32, torch.device("cpu"))
+    load_model(str(directory), config, LoadOptions())
 
 
 @pytest.fixture

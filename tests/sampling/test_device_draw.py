@@ -5,15 +5,14 @@ import random
 import pytest
 import torch
 
-from helpers.sampling_rows import make_row
-from naiad.sampling.device_draw import draw_on_device
-from naiad.sampling.draw import draw
-from naiad.sequence import Sequence, TopPDecay
+from helpers.sampling_rows import TextRow, make_row
+from naiad.sampling.draw import draw, draw_on_device
+from naiad.sequence import TopPDecay
 
 VOCAB = 700
 
 
-def random_rows(chance: random.Random, num_rows: int) -> list[Sequence]:
+def random_rows(chance: random.Random, num_rows: int) -> list[TextRow]:
     return [
         make_row(
             index,

@@ -8,16 +8,15 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from helpers.sampling_rows import make_row
+from helpers.sampling_rows import TextRow, make_row
 from naiad.sampling.logits_processors import LOGITS_PROCESSORS, apply_processors
 from naiad.sampling.sampler import Sampler
-from naiad.sequence import Sequence
 
 VOCAB_SIZE = 12
 NUM_DRAWS = 20_000
 
 
-def sample(logits: Tensor, rows: list[Sequence]) -> dict[int, int]:
+def sample(logits: Tensor, rows: list[TextRow]) -> dict[int, int]:
     output = Sampler(logits.shape[1]).sample(logits.clone(), rows)
     assert not output.errors
     return output.sampled_token_ids

@@ -13,10 +13,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from helpers.sampling_rows import make_row
-from naiad.sampling.filters import Filters, kept_threshold, top_p_now
+from helpers.sampling_rows import make_row, text_row
+from naiad.sampling.filters import Filters, threshold_among_best, top_p_now
 from naiad.sampling.sampler import Sampler
-from naiad.sequence import SamplingParams, Sequence, TopPDecay
+from naiad.sequence import SamplingParams, TopPDecay
 
 VOCAB_SIZE = 400
 SETTINGS = list(
@@ -41,9 +41,9 @@ def ours(logits: Tensor, params: list[SamplingParams], width: int) -> tuple[Tens
     temperature = torch.tensor([[p.temperature] for p in params], dtype=torch.float64)
     scaled = (logits.double() - logits.double().amax(1, keepdim=True)) / temperature
     values = scaled.sort(dim=1, descending=True).values[:, :width]
-    rows = [Sequence(0, [1], 1, each, arrival_s=0.0) for each in params]
+    rows = [text_row(0, each, [1], []) for each in params]
     filters = Filters.of(rows, logits.shape[1], torch.device("cpu"))
-    threshold, is_final = kept_threshold(values, filters, scaled.exp().sum(1))
+    threshold, is_final = threshold_among_best(values, filters, scaled.exp().sum(1))
     return scaled >= threshold, is_final
 
 

@@ -7,10 +7,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from helpers.sampling_rows import make_row
+from helpers.sampling_rows import TextRow, make_row
 from naiad.sampling.logits_processors import LOGITS_PROCESSORS, apply_processors
 from naiad.sampling.param_tensors import ById
-from naiad.sequence import Sequence
 
 VOCAB_SIZE = 30
 PROMPT, OUTPUT = [1, 2, 2, 9], [3, 1, 5, 6]
@@ -21,13 +20,13 @@ def random_logits(num_rows: int) -> Tensor:
     return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 3
 
 
-def apply(logits: Tensor, rows: list[Sequence]) -> Tensor:
+def apply(logits: Tensor, rows: list[TextRow]) -> Tensor:
     changed = logits.clone()
     apply_processors(LOGITS_PROCESSORS, changed, rows)
     return changed
 
 
-def theirs(row: Sequence, logits: Tensor) -> Tensor:
+def theirs(row: TextRow, logits: Tensor) -> Tensor:
     """[vocab_size] after transformers' processors, in the order of its `generate`."""
     params = row.params
     processors: list[Any] = []
@@ -155,7 +154,7 @@ class Recorder:
     def applies_to(self, params: Any) -> bool:
         return bool(self.wrapped.applies_to(params))
 
-    def apply(self, logits: Tensor, rows: dict[int, Sequence]) -> None:
+    def apply(self, logits: Tensor, rows: dict[int, TextRow]) -> None:
         self.seen.append(sorted(rows))
         self.wrapped.apply(logits, rows)
 

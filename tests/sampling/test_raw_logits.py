@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.sampling_rows import make_row
+from helpers.sampling_rows import TextRow, make_row
 from naiad.outputs import ModelOutput, TokenLogProbs
-from naiad.sampling.raw_logits import RawLogits, best_token_ids
 from naiad.sampling.sampler import Sampler
-from naiad.sequence import Sequence
+from naiad.sampling.sampler_output import RawLogits, best_token_ids
 
 VOCAB_SIZE = 700
 
@@ -19,7 +18,7 @@ def random_logits(num_rows: int) -> Tensor:
     return (logits * 4).round() / 4
 
 
-def sample(logits: Tensor, rows: list[Sequence]) -> ModelOutput:
+def sample(logits: Tensor, rows: list[TextRow]) -> ModelOutput:
     return Sampler(logits.shape[1]).sample(logits.clone(), rows)
 
 

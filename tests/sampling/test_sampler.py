@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.sampling_rows import make_row
+from helpers.sampling_rows import TextRow, make_row
 from naiad.sampling import draw
 from naiad.sampling.sampler import Sampler
-from naiad.sequence import Sequence
 
 
-def sample(logits: Tensor, rows: list[Sequence]) -> dict[int, int]:
+def sample(logits: Tensor, rows: list[TextRow]) -> dict[int, int]:
     output = Sampler(logits.shape[1]).sample(logits.clone(), rows)
     assert not output.errors
     return output.sampled_token_ids
@@ -39,7 +38,7 @@ MIXED_PARAMS: list[dict[str, Any]] = [
 ]
 
 
-def mixed_batch(num_rows: int) -> tuple[Tensor, list[Sequence]]:
+def mixed_batch(num_rows: int) -> tuple[Tensor, list[TextRow]]:
     logits = torch.randn(num_rows, 1500, generator=torch.Generator().manual_seed(1)) * 3
     # Ties, as low precision makes them.
     logits = (logits * 4).round() / 4

@@ -15,9 +15,12 @@ import pytest
 import torch
 from scipy import stats
 
+from helpers.sampling_rows import text_row
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
-from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
+from naiad.model_runner.sequence_states import SequenceStates
+from naiad.outputs import ModelOutput, StepBatch, StepRow
 from naiad.sampling.logits_processors import LOGITS_PROCESSORS, apply_processors
+from naiad.sampling.row_state import RowState
 from naiad.sampling.sampler import Sampler
 from naiad.sampling.verification import sampled_views, verify
 from naiad.sequence import SamplingParams, Sequence
@@ -89,15 +92,25 @@ class TableModel:
         noise = np.random.default_rng(9).normal(0, 0.7, TABLE.shape)
         self.table = TABLE + torch.tensor(noise)
         self.sampler = Sampler(VOCAB_SIZE)
+        self.states = SequenceStates(self.sampler)
+        self.texts: dict[int, list[int]] = {}
 
-    def run(self, output: SchedulerOutput) -> ModelOutput:
-        rows = [row.sequence for row in output.scheduled]
-        logits = torch.stack([self.table[row.token_ids[-2], row.token_ids[-1]] for row in rows]).float()
-        sampled = self.sampler.sample(logits, rows)
+    def run(self, step: StepBatch) -> ModelOutput:
+        for admission in step.admissions:
+            known = [] if admission.clone_of is None else self.texts[admission.clone_of]
+            self.texts[admission.sequence_id] = list(known)
+        for row in step.rows:
+            self.texts[row.sequence_id][row.start - len(row.earlier_token_ids) :] = [
+                *row.earlier_token_ids,
+                *row.token_ids,
+            ]
+        last = [self.texts[row.sequence_id][-2:] for row in step.rows]
+        logits = torch.stack([self.table[one, other] for one, other in last]).float()
+        sampled = self.sampler.sample(logits, [state.sampling for _, state in self.states.take(step)])
         token_ids = {each: [token] for each, token in sampled.sampled_token_ids.items()}
         return ModelOutput(token_ids, errors=sampled.errors)
 
-    def clear_slots(self, slots: list[int]) -> None:
+    def clear_slots(self, slots: list[list[int]]) -> None:
         raise AssertionError("no row fails")
 
 
@@ -114,14 +127,12 @@ PROPOSALS = [one_by_one(good), one_by_one(bad), one_by_one(adversarial), by_a_mo
 NAMES = ["good", "bad", "adversarial", "by_a_model"]
 
 
-def accept_everything(
-    rows: list[ScheduledSequence], views: list[list[Sequence]], sampled: Any
-) -> ModelOutput:
+def accept_everything(rows: list[StepRow], views: list[list[RowState]], sampled: Any) -> ModelOutput:
     """A wrong rule: a draft that is possible at all is accepted."""
     output = ModelOutput({})
     for row, row_views in zip(rows, views, strict=True):
         last = sampled.sampled_token_ids[row_views[-1].sequence_id]
-        output.sampled_token_ids[row.sequence.sequence_id] = [*row.draft_token_ids, last]
+        output.sampled_token_ids[row.sequence_id] = [*row.draft_token_ids, last]
     return output
 
 
@@ -144,15 +155,21 @@ def generate(
         chosen = pending[:4000]
         guesses = propose(chosen, [NUM_TOKENS - each.num_output_tokens - 1 for each in chosen])
         rows = [
-            ScheduledSequence(sequence, sequence.num_tokens - 1, 1 + len(guess), True, tuple(guess))
-            for sequence, guess in zip(chosen, guesses, strict=True)
+            StepRow(each.sequence_id, each.num_tokens - 1, each.token_ids[-1:], True, tuple(guess))
+            for each, guess in zip(chosen, guesses, strict=True)
         ]
-        views = sampled_views(rows)
-        logits = torch.stack([logits_after(view.token_ids) for each in views for view in each]).float()
+        states = [text_row(each.sequence_id, each.params, PROMPT, each.output_token_ids) for each in chosen]
+        views = sampled_views(zip(rows, states, strict=True))
+        texts = [
+            [*each.token_ids, *row.draft_token_ids[:place]]
+            for each, row in zip(chosen, rows, strict=True)
+            for place in range(1 + len(row.draft_token_ids))
+        ]
+        logits = torch.stack([logits_after(text) for text in texts]).float()
         sampled = sampler.sample(logits, [view for each in views for view in each])
         output = rule(rows, views, sampled)
-        for row in rows:
-            row.sequence.token_ids += output.sampled_token_ids[row.sequence.sequence_id]
+        for each in chosen:
+            each.token_ids += output.sampled_token_ids[each.sequence_id]
     return [tuple(sequence.output_token_ids) for sequence in sequences]
 
 
@@ -171,7 +188,7 @@ def exact_law(settings: dict[str, Any]) -> dict[tuple[int, ...], float]:
 
 def next_law(tokens: tuple[int, ...], settings: dict[str, Any], table: torch.Tensor = TABLE) -> list[float]:
     params = SamplingParams(max_tokens=NUM_TOKENS, **settings)
-    row = Sequence(0, [*PROMPT, *tokens], len(PROMPT), params, 0.0)
+    row = text_row(0, params, PROMPT, list(tokens))
     logits = table[row.token_ids[-2], row.token_ids[-1]].float()[None].clone()
     apply_processors(LOGITS_PROCESSORS, logits, [row])
     law = torch.softmax(logits[0].double() / params.temperature, 0)

@@ -3,10 +3,12 @@ from __future__ import annotations
 import pytest
 
 from naiad.errors import InvalidRequestError
+from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.scheduler.admission import AdmissionLimits
 from naiad.sequence import EngineRequest, SamplingParams, TextContext
 
-LIMITS = AdmissionLimits(max_model_len=8, vocab_size=100, max_num_seqs=4, num_blocks=6, block_size=4)
+GROUPS = KVCacheManager(6, block_size=4).groups
+LIMITS = AdmissionLimits(max_model_len=8, vocab_size=100, max_num_seqs=4, kv_groups=GROUPS)
 
 
 def make_request(

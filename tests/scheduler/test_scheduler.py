@@ -1,9 +1,9 @@
 from __future__ import annotations
 
+from helpers.invariants import check_invariants
 from naiad.errors import InternalError
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
-from naiad.outputs import ModelOutput, SchedulerOutput
-from naiad.scheduler.invariants import check_invariants
+from naiad.outputs import ModelOutput, StepBatch
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import SamplingParams, Sequence, SequenceStatus
@@ -27,18 +27,18 @@ def add(scheduler: Scheduler, sequence_id: int, num_tokens: int) -> Sequence:
     return sequence
 
 
-def step(scheduler: Scheduler) -> SchedulerOutput:
+def step(scheduler: Scheduler) -> StepBatch:
     """Schedule and book a step in which every sampled token is 7."""
-    scheduled = scheduler.schedule()
-    check_invariants(scheduler, scheduled)
-    sampled = {row.sequence.sequence_id: [7] for row in scheduled.scheduled if row.samples}
-    scheduler.update(scheduled, ModelOutput(sampled))
+    step = scheduler.schedule()
+    check_invariants(scheduler, step)
+    sampled = {row.sequence_id: [7] for row in step.rows if row.samples}
+    scheduler.update(step, ModelOutput(sampled))
     check_invariants(scheduler)
-    return scheduled
+    return step
 
 
-def shape(scheduled: SchedulerOutput) -> list[tuple[int, int, bool]]:
-    return [(row.sequence.sequence_id, row.num_scheduled_tokens, row.samples) for row in scheduled.scheduled]
+def shape(step: StepBatch) -> list[tuple[int, int, bool]]:
+    return [(row.sequence_id, row.num_scheduled_tokens, row.samples) for row in step.rows]
 
 
 def test_long_prompt_is_cut_into_budgets() -> None:

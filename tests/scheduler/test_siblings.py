@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from helpers.invariants import check_invariants
 from helpers.scheduler_desk import Desk
-from naiad.scheduler.invariants import check_invariants
 from naiad.scheduler.step_budget import SchedulerLimits
 
 
@@ -20,11 +20,11 @@ def test_siblings_wait_for_the_prompt_and_copy_only_its_last_block() -> None:
     assert desk.step() == [(1, 4)]
     assert desk.step() == [(1, 4)]
     assert desk.step() == [(1, 2)]
-    scheduled = desk.scheduler.schedule()
-    check_invariants(desk.scheduler, scheduled)
-    assert [(row.sequence.sequence_id, row.start) for row in scheduled.scheduled] == [(1, 10), (2, 9), (3, 9)]
-    assert scheduled.block_copies == [(first.block_table[2], each.block_table[2]) for each in siblings]
-    desk.book(scheduled)
+    batch = desk.scheduler.schedule()
+    check_invariants(desk.scheduler, batch)
+    assert [(row.sequence_id, row.start) for row in batch.rows] == [(1, 10), (2, 9), (3, 9)]
+    assert batch.block_copies == [[(first.block_table[2], each.block_table[2]) for each in siblings]]
+    desk.book(batch)
 
 
 def test_siblings_of_one_that_has_ended_start_from_the_cache() -> None:
@@ -58,6 +58,6 @@ def test_a_sibling_waits_for_what_its_donor_has_from_the_step_that_is_being_made
     desk.step()
     # What it had is still cached; the copy of its last block must not come before it is computed.
     assert sibling.num_computed_tokens == 0
-    scheduled = desk.scheduler.schedule()
-    assert scheduled.block_copies == [(first.block_table[1], sibling.block_table[1])]
-    desk.book(scheduled)
+    batch = desk.scheduler.schedule()
+    assert batch.block_copies == [[(first.block_table[1], sibling.block_table[1])]]
+    desk.book(batch)

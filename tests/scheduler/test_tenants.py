@@ -117,7 +117,7 @@ def test_a_tenant_that_goes_away_after_each_request_keeps_to_its_share() -> None
             desk.add(num_tokens=4, salt="steady")
         for sequence_id, num_tokens in desk.step():
             sequence = next(each for each in desk.scheduler.running if each.sequence_id == sequence_id)
-            served[sequence.cache_salt] += num_tokens
+            served[sequence.tenant] += num_tokens
             desk.scheduler.remove(sequence)
             big = None if sequence is big else big
     assert 0.8 < served["big"] / served["steady"] < 1.25

@@ -5,32 +5,63 @@ from pathlib import Path
 
 import pytest
 
-from helpers.preset_server import add_excluding, add_padded, running, write_presets
-from helpers.server import Server, start_server
+from helpers.preset_server import add_excluding, add_padded, write_presets
+from helpers.server import Leaving, Server, running, start_server
+from helpers.tiny_repository import create_repository, tiny_checkpoint
+
+# Servers of the whole session.
+SHARED = ("server", "presets", "tiny")
+# 130,000 tokens of a tiny model.
+ROOMY = "64000000"
 
 
 @pytest.fixture(scope="session")
-def server(default_model_dir: Path) -> Iterator[Server]:
+def leaving() -> Iterator[Leaving]:
+    """Takes the servers whose tests are over."""
+    servers = Leaving()
+    yield servers
+    servers.check()
+
+
+@pytest.fixture(scope="session")
+def server(default_model_dir: Path, leaving: Leaving) -> Iterator[Server]:
     """The default model in float32, shared by the tests that leave it as they found it."""
     measured = ("--max-num-batched-tokens", "0")
     started = start_server(default_model_dir, "--dtype", "float32", "--max-model-len", "2048", *measured)
     yield started
-    assert started.stop() == 0, "\n".join(started.lines[-40:])
+    leaving.take(started)
 
 
 @pytest.fixture(scope="session")
-def presets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random checkpoint, which nobody changes. Its window is long, so that a text need not end."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint", window=32_768)
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_dir: Path, leaving: Leaving) -> Iterator[Server]:
+    """A tiny model in float32, shared by the tests that leave it as they found it and ask for no language."""
+    create_repository(tiny_dir.parent / "repository", tiny_dir, "--kv-cache-bytes", ROOMY)
+    with running(leaving, tiny_dir.parent / "repository") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def presets(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
     """Tiny models of every preset in one server; see `helpers.preset_server`."""
     folder = tmp_path_factory.mktemp("presets")
     repository = write_presets(folder)
     add_padded(repository)
     add_excluding(repository)
-    with running(repository) as server:
+    with running(leaving, repository) as server:
         yield server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers, those that share a server run in one, and else those of a file."""
     here = Path(__file__).parent
     for item in items:
-        if here in Path(item.fspath).parents:
+        if here in item.path.parents:
             item.add_marker("server")
+            names = [name for name in SHARED if name in getattr(item, "fixturenames", ())]
+            item.add_marker(pytest.mark.xdist_group(names[0] if names else item.path.stem))

@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
 from helpers.server import Server, eventually
 
-PROMPT = "The capital of France is"
-OTHER = "1, 2, 3, 4,"
+PROMPT = "1, 2, 3, 4,"
+OTHER = "The quick brown"
 MAX_TOKENS = 10
-# They end some beams early: "." and ",".
-STOP_IDS = (28, 30)
+# They end some beams early.
+STOP_IDS = (42, 128)
 # Of a search: fields of `ensemble`, which are those of `llm` but for the penalty's name.
 SEARCHES: list[dict[str, Any]] = [
     {"beam_width": 4},
@@ -29,8 +29,8 @@ FOR_ALL = {"return_log_probs": True, "return_finish_reason": True, "return_num_o
 
 
 @pytest.fixture(scope="module")
-def tokenizer(default_model_dir: Path) -> Any:
-    return AutoTokenizer.from_pretrained(default_model_dir)
+def tokenizer(tiny_dir: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_dir)
 
 
 class Oracle:
@@ -75,8 +75,13 @@ class Oracle:
 
 
 @pytest.fixture(scope="module")
-def oracle(default_model_dir: Path, tokenizer: Any) -> Oracle:
-    return Oracle(default_model_dir, tokenizer)
+def oracle(tiny_dir: Path, tokenizer: Any) -> Oracle:
+    return Oracle(tiny_dir, tokenizer)
+
+
+def text_of(tokenizer: Any, ids: list[int]) -> str:
+    text: str = tokenizer.decode(ids, skip_special_tokens=True)
+    return text
 
 
 def beams_of(response: dict[str, Any]) -> list[list[int]]:
@@ -106,10 +111,10 @@ def texts(**more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("search", SEARCHES)
 def test_tokens_and_scores_of_llm(
-    server: Server, oracle: Oracle, tokenizer: Any, search: dict[str, Any]
+    tiny: Server, oracle: Oracle, tokenizer: Any, search: dict[str, Any]
 ) -> None:
     inputs = direct(tokenizer.encode(PROMPT), **search, **FOR_ALL)
-    response = only_response(ask(server.grpc, "llm", inputs))
+    response = only_response(ask(tiny.grpc, "llm", inputs))
     beams, scores = oracle.search(PROMPT, search)
     assert beams_of(response) == beams
     assert response["cum_log_probs"][0].tolist() == pytest.approx(scores, abs=1e-3)
@@ -122,64 +127,64 @@ def test_tokens_and_scores_of_llm(
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("is_excluded", [True, False])
 def test_texts_and_scores_of_the_ensemble(
-    server: Server, oracle: Oracle, tokenizer: Any, search: dict[str, Any], is_excluded: bool
+    tiny: Server, oracle: Oracle, tokenizer: Any, search: dict[str, Any], is_excluded: bool
 ) -> None:
     inputs = texts(**search, **FOR_ALL, exclude_input_in_output=is_excluded)
-    response = only_response(ask(server.grpc, "ensemble", inputs))
+    response = only_response(ask(tiny.grpc, "ensemble", inputs))
     beams, scores = oracle.search(PROMPT, search)
     said = [each.decode() for each in response["text_output"].tolist()]
     begin = "" if is_excluded else PROMPT
-    assert said == [begin + tokenizer.decode(beam) for beam in beams]
+    assert said == [begin + text_of(tokenizer, beam) for beam in beams]
     assert response["text_output"].shape == (search["beam_width"],)
     assert response["cum_log_probs"][0].tolist() == pytest.approx(scores, abs=1e-3)
 
 
-def test_log_probs_add_up_to_the_score(server: Server, tokenizer: Any) -> None:
+def test_log_probs_add_up_to_the_score(tiny: Server, tokenizer: Any) -> None:
     """Without a penalty, and where no end-of-text id is part of the score."""
     more = {"beam_width": 3, "return_log_probs": True, "ignore_eos": True, "stop_token_ids": []}
-    response = only_response(ask(server.grpc, "llm", direct(tokenizer.encode(PROMPT), **more)))
+    response = only_response(ask(tiny.grpc, "llm", direct(tokenizer.encode(PROMPT), **more)))
     sums = response["output_log_probs"].sum(axis=2)
     np.testing.assert_allclose(response["cum_log_probs"], sums, atol=1e-4)
     assert (np.diff(sums[0]) <= 0).all()
 
 
 @pytest.mark.parametrize("endpoint", ["generate", "generate_stream"])
-def test_http(server: Server, oracle: Oracle, tokenizer: Any, endpoint: str) -> None:
+def test_http(tiny: Server, oracle: Oracle, tokenizer: Any, endpoint: str) -> None:
     search = SEARCHES[1]
     body = {"text_input": PROMPT, "max_tokens": MAX_TOKENS, "exclude_input_in_output": True}
     body |= {"stop_token_ids": list(STOP_IDS), "return_log_probs": True, **search}
-    status, answer = server.post(f"/v2/models/ensemble/{endpoint}", body)
+    status, answer = tiny.post(f"/v2/models/ensemble/{endpoint}", body)
     assert status == 200, answer
     beams, scores = oracle.search(PROMPT, search)
     (event,) = answer.split("\n\n")[:1]
     decoded = json.loads(event.removeprefix("data: "))
-    assert decoded["text_output"] == [tokenizer.decode(beam) for beam in beams]
+    assert decoded["text_output"] == [text_of(tokenizer, beam) for beam in beams]
     assert decoded["cum_log_probs"] == pytest.approx(scores, abs=1e-3)
 
 
-def test_http_to_llm(server: Server, oracle: Oracle, tokenizer: Any) -> None:
+def test_http_to_llm(tiny: Server, oracle: Oracle, tokenizer: Any) -> None:
     inputs = direct(tokenizer.encode(PROMPT), **SEARCHES[0])
-    status, answer = server.post("/v2/models/llm/generate", inputs)
+    status, answer = tiny.post("/v2/models/llm/generate", inputs)
     assert status == 200, answer
     beams, _ = oracle.search(PROMPT, SEARCHES[0])
     assert json.loads(answer)["sequence_length"] == [len(beam) for beam in beams]
 
 
-def test_fewer_beams(server: Server, oracle: Oracle, tokenizer: Any) -> None:
+def test_fewer_beams(tiny: Server, oracle: Oracle, tokenizer: Any) -> None:
     beams, _ = oracle.search(PROMPT, SEARCHES[0])
     inputs = texts(**SEARCHES[0], num_return_sequences=2)
-    response = only_response(ask(server.grpc, "ensemble", inputs))
+    response = only_response(ask(tiny.grpc, "ensemble", inputs))
     assert [each.decode() for each in response["text_output"]] == [
-        tokenizer.decode(beam) for beam in beams[:2]
+        text_of(tokenizer, beam) for beam in beams[:2]
     ]
     best = only_response(
-        ask(server.grpc, "llm", direct(tokenizer.encode(PROMPT), **SEARCHES[0], num_return_sequences=1))
+        ask(tiny.grpc, "llm", direct(tokenizer.encode(PROMPT), **SEARCHES[0], num_return_sequences=1))
     )
     assert beams_of(best) == beams[:1]
 
 
 @pytest.mark.parametrize("model", ["llm", "ensemble"])
-def test_two_rows(server: Server, oracle: Oracle, tokenizer: Any, model: str) -> None:
+def test_two_rows(tiny: Server, oracle: Oracle, tokenizer: Any, model: str) -> None:
     prompts, search = [PROMPT, OTHER], SEARCHES[1]
     if model == "llm":
         ids = [tokenizer.encode(prompt) for prompt in prompts]
@@ -188,7 +193,7 @@ def test_two_rows(server: Server, oracle: Oracle, tokenizer: Any, model: str) ->
             row["input_lengths"] = len(each)
     else:
         rows = [texts(**search) | {"text_input": prompt} for prompt in prompts]
-    outcome = ask(server.grpc, model, {name: stacked([row[name] for row in rows]) for name in rows[0]})
+    outcome = ask(tiny.grpc, model, {name: stacked([row[name] for row in rows]) for name in rows[0]})
     assert (outcome.errors, outcome.num_finals, len(outcome.responses)) == ([], 1, 2)
     for response in outcome.responses:
         beams, _ = oracle.search(prompts[response["batch_index"].item()], search)
@@ -196,7 +201,7 @@ def test_two_rows(server: Server, oracle: Oracle, tokenizer: Any, model: str) ->
             assert beams_of(response) == beams
         else:
             said = [each.decode() for each in response["text_output"]]
-            assert said == [tokenizer.decode(beam) for beam in beams]
+            assert said == [text_of(tokenizer, beam) for beam in beams]
 
 
 def stacked(values: list[Any]) -> Any:
@@ -208,32 +213,32 @@ def stacked(values: list[Any]) -> Any:
     return np.array([value if isinstance(value, list) else [value] for value in values], dtype=kind)
 
 
-def test_a_stop_string_cuts_each_text(server: Server) -> None:
-    whole = only_response(ask(server.grpc, "ensemble", texts(beam_width=3, stop_token_ids=[])))
+def test_a_stop_string_cuts_each_text(tiny: Server) -> None:
+    whole = only_response(ask(tiny.grpc, "ensemble", texts(beam_width=3, stop_token_ids=[])))
     wholes = [each.decode() for each in whole["text_output"]]
-    stop = wholes[0][6:9]
+    stop = wholes[0][8:10]
     for is_excluded, begin in ((True, ""), (False, PROMPT)):
         more = {"stop_words": [stop], "exclude_input_in_output": is_excluded, "stop_token_ids": []}
         inputs = texts(beam_width=3, return_finish_reason=True, **more)
-        response = only_response(ask(server.grpc, "ensemble", inputs))
+        response = only_response(ask(tiny.grpc, "ensemble", inputs))
         said = [each.decode() for each in response["text_output"]]
         assert said == [begin + text.partition(stop)[0] for text in wholes]
         assert (response["finish_reason"].item(), response["stop_reason"].item()) == (b"stop", stop.encode())
 
 
-def test_beams_beside_other_requests(server: Server, oracle: Oracle, tokenizer: Any) -> None:
-    alone = ask(server.grpc, "ensemble", text_inputs(OTHER, 40)).text
-    others = [Stream(server.grpc, "ensemble", text_inputs(OTHER, 40)) for _ in range(3)]
-    searches = [Stream(server.grpc, "ensemble", texts(**SEARCHES[0])) for _ in range(3)]
+def test_beams_beside_other_requests(tiny: Server, oracle: Oracle, tokenizer: Any) -> None:
+    alone = ask(tiny.grpc, "ensemble", text_inputs(OTHER, 40)).text
+    others = [Stream(tiny.grpc, "ensemble", text_inputs(OTHER, 40)) for _ in range(3)]
+    searches = [Stream(tiny.grpc, "ensemble", texts(**SEARCHES[0])) for _ in range(3)]
     beams, _ = oracle.search(PROMPT, SEARCHES[0])
     for search in searches:
         said = only_response(search.join())["text_output"].tolist()
-        assert [each.decode() for each in said] == [tokenizer.decode(beam) for beam in beams]
+        assert [each.decode() for each in said] == [text_of(tokenizer, beam) for beam in beams]
     assert [other.join().text for other in others] == [alone] * 3
 
 
-def test_streaming_is_refused_with_one_final(server: Server) -> None:
-    outcome = ask(server.grpc, "ensemble", texts(beam_width=2) | {"stream": True})
+def test_streaming_is_refused_with_one_final(tiny: Server) -> None:
+    outcome = ask(tiny.grpc, "ensemble", texts(beam_width=2) | {"stream": True})
     assert outcome.num_finals == 1
     assert outcome.responses == []
     assert "stream = True is not supported with beam_width = 2" in outcome.errors[0]
@@ -244,35 +249,35 @@ def is_idle(server: Server) -> bool:
     return active == 0 and server.used_blocks() == 0
 
 
-def num_steps(server: Server) -> float:
-    return server.metric("nv_trt_llm_general_metrics", general_type="iteration_counter")
+def num_steps(tiny: Server) -> float:
+    return tiny.metric("nv_trt_llm_general_metrics", general_type="iteration_counter")
 
 
 @pytest.mark.parametrize("model", ["llm", "ensemble"])
-def test_a_client_that_goes_away_ends_the_search(server: Server, tokenizer: Any, model: str) -> None:
+def test_a_client_that_goes_away_ends_the_search(tiny: Server, tokenizer: Any, model: str) -> None:
     more = {"beam_width": 4, "ignore_eos": True, "early_stopping": False}
     inputs = direct(tokenizer.encode(PROMPT)) if model == "llm" else texts()
     inputs |= more | {"request_output_len" if model == "llm" else "max_tokens": 1500}
-    eventually(lambda: is_idle(server))
-    stream = Stream(server.grpc, model, inputs)
-    eventually(lambda: server.used_blocks() > 0)
+    eventually(lambda: is_idle(tiny))
+    stream = Stream(tiny.grpc, model, inputs)
+    eventually(lambda: tiny.used_blocks() > 0)
     stream.cancel()
-    eventually(lambda: is_idle(server))
+    eventually(lambda: is_idle(tiny))
     stream.join()
 
 
 @pytest.mark.parametrize("model", ["llm", "ensemble"])
-def test_stop_and_deadline_give_the_beams_so_far(server: Server, tokenizer: Any, model: str) -> None:
+def test_stop_and_deadline_give_the_beams_so_far(tiny: Server, tokenizer: Any, model: str) -> None:
     long = {"beam_width": 4, "ignore_eos": True, "early_stopping": False, "return_finish_reason": True}
     long |= {"stop_token_ids": []}
     inputs = direct(tokenizer.encode(PROMPT)) if model == "llm" else texts()
-    inputs |= long | {"request_output_len" if model == "llm" else "max_tokens": 1500}
-    eventually(lambda: is_idle(server))
-    before = num_steps(server)
-    stream = Stream(server.grpc, model, inputs, request_id="search")
-    eventually(lambda: num_steps(server) > before + 5)
-    ask(server.grpc, "llm", llm_inputs([5], 1, stop=True), request_id="search")
-    ends = {b"cancelled": stream.join(), b"timeout": ask(server.grpc, model, inputs, timeout=1_500_000)}
+    inputs |= long | {"request_output_len" if model == "llm" else "max_tokens": 4000}
+    eventually(lambda: is_idle(tiny))
+    before = num_steps(tiny)
+    stream = Stream(tiny.grpc, model, inputs, request_id="search")
+    eventually(lambda: num_steps(tiny) > before + 5)
+    ask(tiny.grpc, "llm", llm_inputs([5], 1, stop=True), request_id="search")
+    ends = {b"cancelled": stream.join(), b"timeout": ask(tiny.grpc, model, inputs, timeout=500_000)}
     for reason, outcome in ends.items():
         assert (outcome.errors, outcome.num_finals) == ([], 1)
         told = [response for response in outcome.responses if "finish_reason" in response]
@@ -281,4 +286,4 @@ def test_stop_and_deadline_give_the_beams_so_far(server: Server, tokenizer: Any,
             assert told[0]["output_ids"].shape[:2] == (1, 4)
         else:
             assert told[0]["text_output"].shape == (4,)
-    eventually(lambda: is_idle(server))
+    eventually(lambda: is_idle(tiny))

@@ -22,17 +22,17 @@ BENCHMARKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def greedy(server: Server) -> str:
-    return ask(server.grpc, "ensemble", text_inputs(PROMPT, NUM_TOKENS)).text
+def greedy(tiny: Server) -> str:
+    return ask(tiny.grpc, "ensemble", text_inputs(PROMPT, NUM_TOKENS)).text
 
 
 @pytest.mark.parametrize("model", ["ensemble", "text"])
 @pytest.mark.parametrize("fields", BENCHMARKS.values(), ids=BENCHMARKS.keys())
 def test_a_benchmark_adds_up_its_events(
-    server: Server, greedy: str, model: str, fields: dict[str, Any]
+    tiny: Server, greedy: str, model: str, fields: dict[str, Any]
 ) -> None:
     body = {"accumulate_tokens": True, "text_input": PROMPT, "max_tokens": NUM_TOKENS, "stream": True}
-    status, answer = server.post(f"/v2/models/{model}/generate_stream", body | fields)
+    status, answer = tiny.post(f"/v2/models/{model}/generate_stream", body | fields)
     assert status == 200, answer
     events = [json.loads(line.removeprefix("data:")) for line in answer.splitlines() if line]
     assert len(events) > 1
@@ -40,15 +40,15 @@ def test_a_benchmark_adds_up_its_events(
 
 
 @pytest.mark.parametrize("model", ["ensemble", "text"])
-def test_a_gateway_nests_its_parameters(server: Server, greedy: str, model: str) -> None:
+def test_a_gateway_nests_its_parameters(tiny: Server, greedy: str, model: str) -> None:
     fields = {"max_tokens": NUM_TOKENS, "bad_words": [""], "stop_words": [""]}
     body = {"text_input": PROMPT, "parameters": fields, "stream": False}
-    status, answer = server.post(f"/v2/models/{model}/generate", body)
+    status, answer = tiny.post(f"/v2/models/{model}/generate", body)
     assert status == 200, answer
     assert json.loads(answer)["text_output"] == PROMPT + greedy
 
 
-def test_another_vocabularys_ids_end_and_pad_nothing(server: Server) -> None:
-    ids = ask(server.grpc, "llm", llm_inputs([504, 3575], NUM_TOKENS)).token_ids
-    foreign = llm_inputs([504, 3575], NUM_TOKENS, end_id=50256, pad_id=50256)
-    assert ask(server.grpc, "llm", foreign).token_ids == ids
+def test_another_vocabularys_ids_end_and_pad_nothing(tiny: Server) -> None:
+    ids = ask(tiny.grpc, "llm", llm_inputs([104, 375], NUM_TOKENS)).token_ids
+    foreign = llm_inputs([104, 375], NUM_TOKENS, end_id=50256, pad_id=50256)
+    assert ask(tiny.grpc, "llm", foreign).token_ids == ids

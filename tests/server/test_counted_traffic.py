@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
-from helpers.server import Server, eventually, reached, settled, start_repository
+from helpers.server import Leaving, Server, eventually, reached, running, settled
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
 KINDS = ("length", "stop", "string", "refused", "cancelled", "timeout", "beams")
@@ -25,14 +25,13 @@ Metrics = Counter[tuple[str, str, str]]
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def tiny(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
     """Few slots and a short queue, so that requests wait, lose their slot and are refused."""
     folder = tmp_path_factory.mktemp("counted_traffic")
     limits = ("--max-num-seqs", "8", "--max-queued-requests", "24")
     create_repository(folder / "repository", tiny_checkpoint(folder / "checkpoint"), *limits)
-    running = start_repository("--model-repository", str(folder / "repository"))
-    yield running
-    assert running.stop() == 0, "\n".join(running.lines[-40:])
+    with running(leaving, folder / "repository") as server:
+        yield server
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from helpers.raw_grpc import ask, text_inputs
-from helpers.server import Server, eventually, start_repository
+from helpers.server import Leaving, Server, eventually, running
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
 VLLM_INPUTS = {"text_input": np.array([b"Hello"], dtype=np.object_)}
@@ -26,7 +26,7 @@ PARAMETERS = "".join(
 
 
 @pytest.fixture(scope="module")
-def controlled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def controlled(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
     """A server whose models come and go, one of vLLM's shape among them."""
     folder = tmp_path_factory.mktemp("door_without_engine")
     checkpoint, repository = tiny_checkpoint(folder / "checkpoint"), folder / "repository"
@@ -34,9 +34,8 @@ def controlled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     create_repository(folder / "vllm", checkpoint, "--preset", "vllm")
     shutil.copytree(folder / "vllm" / "vllm_model", repository / "vllm_model")
     append(repository / "vllm_model" / "config.pbtxt", PARAMETERS)
-    running = start_repository("--model-repository", str(repository), "--model-control-mode", "explicit")
-    yield running
-    assert running.stop() == 0, "\n".join(running.lines[-40:])
+    with running(leaving, repository, "--model-control-mode", "explicit") as server:
+        yield server
 
 
 def error_of(server: Server, model: str, inputs: dict[str, Any]) -> str:

@@ -38,7 +38,7 @@ from helpers.door_ways import (
     close,
     goes_to_vllm,
 )
-from helpers.server import Server, start_repository
+from helpers.server import Leaving, Server, running
 from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
 
 Way = Callable[[], Told]
@@ -53,7 +53,7 @@ FIELDS = {row.name for row in page_rows("ensemble") if not row.is_output and row
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def doors(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
     """A repository of all models, with one of vLLM's shape for the same engine, and a unary one."""
     folder = tmp_path_factory.mktemp("doors_agree")
     checkpoint, repository = tiny_checkpoint(folder / "checkpoint"), folder / "repository"
@@ -61,9 +61,8 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     create_repository(folder / "vllm", checkpoint, "--preset", "vllm")
     shutil.copytree(folder / "vllm" / "vllm_model", repository / "vllm_model")
     add_to_repository(repository, checkpoint, "unary", "--no-decoupled")
-    running = start_repository("--model-repository", str(repository))
-    yield running
-    assert running.stop() == 0, "\n".join(running.lines[-40:])
+    with running(leaving, repository) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

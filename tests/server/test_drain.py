@@ -12,17 +12,17 @@ from typing import Any
 import psutil
 import pytest
 
-from helpers.raw_grpc import Outcome, Stream, ask, text_inputs
+from helpers.raw_grpc import ENDLESS, Outcome, Stream, ask, text_inputs
 from helpers.server import Server, eventually, gone, start_server
 from naiad.cli.serve.shared_memory import mapped_regions
 
-EXIT_TIMEOUT_S = 3
+EXIT_TIMEOUT_S = 2
 STREAMING = (True, False)
 MODELS = ("ensemble", "text")
 
 
 def story(number: int, is_streaming: bool) -> dict[str, Any]:
-    return text_inputs(f"Story {number}", 4000, ignore_eos=True) | {"stream": is_streaming}
+    return text_inputs(f"Story {number}", ENDLESS, ignore_eos=True) | {"stream": is_streaming}
 
 
 def refused(server: Server) -> Outcome:
@@ -34,8 +34,8 @@ def refused(server: Server) -> Outcome:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_under_load(default_model_dir: Path, number: signal.Signals) -> None:
-    server = start_server(default_model_dir, "--dtype", "float32", "--exit-timeout-s", str(EXIT_TIMEOUT_S))
+def test_signal_under_load(tiny_dir: Path, number: signal.Signals) -> None:
+    server = start_server(tiny_dir, "--dtype", "float32", "--exit-timeout-s", str(EXIT_TIMEOUT_S))
     children = psutil.Process(server.process.pid).children(recursive=True)
     regions = mapped_regions([child.pid for child in children])
     assert regions
@@ -60,14 +60,14 @@ def test_signal_under_load(default_model_dir: Path, number: signal.Signals) -> N
     assert is_early
     for outcome in outcomes:
         assert (outcome.num_finals, len(outcome.errors), outcome.call_error) == (1, 1, "")
-        assert "did not finish in 3 s before the server stopped" in outcome.errors[0]
+        assert "did not finish in 2 s before the server stopped" in outcome.errors[0]
     assert answered_s > EXIT_TIMEOUT_S
     eventually(lambda: gone(children))
     assert regions.isdisjoint(os.listdir("/dev/shm"))
 
 
-def test_stop_while_requests_keep_coming(default_model_dir: Path) -> None:
-    server = start_server(default_model_dir, "--dtype", "float32", "--exit-timeout-s", "2")
+def test_stop_while_requests_keep_coming(tiny_dir: Path) -> None:
+    server = start_server(tiny_dir, "--dtype", "float32", "--exit-timeout-s", "2")
     outcomes: list[tuple[float, Outcome]] = []
 
     def keep_asking() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.raw_grpc import Stream, llm_inputs
+from helpers.raw_grpc import ENDLESS, Stream, llm_inputs
 from helpers.served import WAYS, ask_by, served
-from helpers.server import Server, eventually, start_server
+from helpers.server import Leaving, Server, eventually, start_server
 
 MAX_QUEUED_TOKENS = 600
 # A prompt token puts a request off by 20 ms; by 100 ms if nothing were set.
@@ -19,15 +19,15 @@ AGING_MS = 2000
 
 
 @pytest.fixture(scope="module")
-def shortest(default_model_dir: Path) -> Iterator[Server]:
+def shortest(tiny_dir: Path, leaving: Leaving) -> Iterator[Server]:
     running = start_server(
-        default_model_dir,
-        *("--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "1"),
+        tiny_dir,
+        *("--dtype", "float32", "--max-num-seqs", "1"),
         *("--scheduling-policy", "shortest_prompt", "--priority-aging-ms", str(AGING_MS)),
         *("--max-queued-tokens", str(MAX_QUEUED_TOKENS), "--enable-prefix-caching", "false"),
     )
     yield running
-    assert running.stop() == 0, "\n".join(running.lines[-40:])
+    leaving.take(running)
 
 
 class Queue:
@@ -37,7 +37,7 @@ class Queue:
         self._started_ns: dict[int, int] = {}
         self._server, self._pool = server, pool
         self._asked: list[Future[None]] = []
-        self._busy = Stream(server.grpc, "llm", llm_inputs([5], 1900, ignore_eos=True))
+        self._busy = Stream(server.grpc, "llm", llm_inputs([5], ENDLESS, ignore_eos=True))
         assert self._busy.got_response.wait(60)
 
     def add(self, way: str, num_prompt_tokens: int, **fields: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
+from helpers.raw_grpc import ENDLESS, Outcome, Stream, ask, llm_inputs, text_inputs
 from helpers.server import Server, eventually, start_server
 
 NUM_FAILING = 16
@@ -23,7 +23,7 @@ def make(kind: str, number: int, draw: random.Random) -> tuple[str, dict[str, An
     model = draw.choice(("llm", "ensemble", "text"))
     length = draw.randrange(1, 12)
     inputs = (
-        llm_inputs([5, 6, number % 1000], length)
+        llm_inputs([5, 6, number % 300], length)
         if model == "llm"
         else text_inputs(f"Number {number}", length)
     )
@@ -34,9 +34,9 @@ def make(kind: str, number: int, draw: random.Random) -> tuple[str, dict[str, An
     elif kind == "refused":
         inputs["temperature"] = -1.0
     elif kind in ("cancelled late", "stopped"):
-        inputs |= {("request_output_len" if model == "llm" else "max_tokens"): 300, "ignore_eos": True}
+        inputs |= {("request_output_len" if model == "llm" else "max_tokens"): ENDLESS, "ignore_eos": True}
     elif kind == "timed out":
-        inputs |= {("request_output_len" if model == "llm" else "max_tokens"): 300, "ignore_eos": True}
+        inputs |= {("request_output_len" if model == "llm" else "max_tokens"): ENDLESS, "ignore_eos": True}
         options["timeout"] = 300_000
     return model, inputs, options
 
@@ -70,13 +70,13 @@ def _array(value: Any) -> Any:
 
 def lose_engine(server: Server) -> list[tuple[str, Outcome]]:
     """Kill the engine under requests that stream and requests that have no response yet."""
-    prompt = [1000 + index for index in range(1900)]
+    prompt = [5 + index % 300 for index in range(1900)]
     after = [
-        Stream(server.grpc, "llm", llm_inputs([7, number], 1900, ignore_eos=True))
+        Stream(server.grpc, "llm", llm_inputs([7, number], ENDLESS, ignore_eos=True))
         for number in range(NUM_FAILING // 2)
     ]
     assert all(stream.got_response.wait(60) for stream in after)
-    inputs = llm_inputs(prompt, 100, ignore_eos=True) | {"streaming": False}
+    inputs = llm_inputs(prompt, ENDLESS, ignore_eos=True) | {"streaming": False}
     before = [Stream(server.grpc, "llm", inputs) for _ in range(NUM_FAILING // 2)]
     eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="active") == NUM_FAILING)
     server.processes("naiad.engine_process")[0].kill()
@@ -87,8 +87,8 @@ def lose_engine(server: Server) -> list[tuple[str, Outcome]]:
 
 
 @pytest.mark.parametrize("num_requests", [100, pytest.param(500, marks=pytest.mark.slow)])
-def test_mixed_requests_get_one_final_each(default_model_dir: Path, num_requests: int) -> None:
-    server = start_server(default_model_dir, "--dtype", "float32", "--max-model-len", "2048")
+def test_mixed_requests_get_one_final_each(tiny_dir: Path, num_requests: int) -> None:
+    server = start_server(tiny_dir, "--dtype", "float32")
     try:
         with ThreadPoolExecutor(24) as pool:
             results = list(pool.map(lambda number: run(server, number), range(num_requests - NUM_FAILING)))

@@ -9,26 +9,26 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from helpers.contract_models import VOCABULARY
 from helpers.raw_grpc import ask, llm_inputs, text_inputs
 from helpers.served import WAYS, Answer, served
 from helpers.server import Server
 
-VOCABULARY = 49152
 PROMPT = "The capital of France is"
 NUM_TOKENS = 8
 
 
 @pytest.fixture(scope="module")
-def prompt_ids(default_model_dir: Path) -> list[int]:
-    ids: list[int] = AutoTokenizer.from_pretrained(default_model_dir).encode(PROMPT)
+def prompt_ids(tiny_dir: Path) -> list[int]:
+    ids: list[int] = AutoTokenizer.from_pretrained(tiny_dir).encode(PROMPT)
     return ids
 
 
 @pytest.fixture(scope="module")
-def known(server: Server, prompt_ids: list[int]) -> Answer:
+def known(tiny: Server, prompt_ids: list[int]) -> Answer:
     """Greedy tokens with the model's own logits."""
     wishes = {"return_context_logits": True, "return_generation_logits": True}
-    return served(server, "grpc", prompt_ids, max_tokens=NUM_TOKENS, **wishes)
+    return served(tiny, "grpc", prompt_ids, max_tokens=NUM_TOKENS, **wishes)
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +47,10 @@ def prompt_for(model: str, prompt_ids: list[int]) -> str | list[int]:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", ["llm", "ensemble"])
 def test_log_probs_are_those_of_the_logits(
-    server: Server, prompt_ids: list[int], known: Answer, known_log_probs: Any, model: str, way: str
+    tiny: Server, prompt_ids: list[int], known: Answer, known_log_probs: Any, model: str, way: str
 ) -> None:
     wishes = {"return_log_probs": True, "num_log_probs": 3}
-    answer = served(server, way, prompt_for(model, prompt_ids), max_tokens=NUM_TOKENS, **wishes)
+    answer = served(tiny, way, prompt_for(model, prompt_ids), max_tokens=NUM_TOKENS, **wishes)
     own = known_log_probs[range(NUM_TOKENS), known.token_ids]
     assert answer.all("output_log_probs") == pytest.approx(own.tolist(), abs=1e-3)
     assert answer.end("cum_log_probs") == pytest.approx(own.sum(), abs=1e-3)
@@ -61,14 +61,14 @@ def test_log_probs_are_those_of_the_logits(
 
 
 @pytest.mark.parametrize("model", ["llm", "ensemble"])
-def test_shapes(server: Server, prompt_ids: list[int], model: str) -> None:
+def test_shapes(tiny: Server, prompt_ids: list[int], model: str) -> None:
     wishes = {"return_log_probs": True, "num_log_probs": 3}
     inputs = (
         llm_inputs(prompt_ids, NUM_TOKENS, **wishes, streaming=False)
         if model == "llm"
         else text_inputs(PROMPT, NUM_TOKENS, **wishes | {"stream": False})
     )
-    (whole,) = ask(server.grpc, model, inputs).responses
+    (whole,) = ask(tiny.grpc, model, inputs).responses
     shapes = {name: whole[name].shape for name in ("output_log_probs", "top_log_probs", "top_log_prob_ids")}
     assert shapes == {
         "output_log_probs": (1, 1, NUM_TOKENS),
@@ -79,11 +79,11 @@ def test_shapes(server: Server, prompt_ids: list[int], model: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_log_probs_do_not_depend_on_sampling(server: Server, prompt_ids: list[int], way: str) -> None:
+def test_log_probs_do_not_depend_on_sampling(tiny: Server, prompt_ids: list[int], way: str) -> None:
     """They are raw: the only allowed token has a low one."""
     wishes = {"return_log_probs": True, "num_log_probs": 1, "max_tokens": 1}
-    plain = served(server, way, prompt_ids, **wishes)
-    forced = served(server, way, prompt_ids, allowed_token_ids=[77], temperature=3.0, **wishes)
+    plain = served(tiny, way, prompt_ids, **wishes)
+    forced = served(tiny, way, prompt_ids, allowed_token_ids=[77], temperature=3.0, **wishes)
     assert forced.token_ids == [77]
     assert forced.all("top_log_prob_ids") == plain.token_ids
     assert forced.all("top_log_probs") == pytest.approx(plain.all("output_log_probs"), abs=1e-3)
@@ -91,11 +91,11 @@ def test_log_probs_do_not_depend_on_sampling(server: Server, prompt_ids: list[in
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_log_probs_with_a_text_that_ends_by_itself(server: Server, known: Answer, way: str) -> None:
+def test_log_probs_with_a_text_that_ends_by_itself(tiny: Server, known: Answer, way: str) -> None:
     """The last streamed response has no tokens; its details are empty."""
     stop_id = known.token_ids[3]
     wishes = {"return_log_probs": True, "num_log_probs": 1}
-    answer = served(server, way, PROMPT, stop_token_ids=[stop_id], **wishes)
+    answer = served(tiny, way, PROMPT, stop_token_ids=[stop_id], **wishes)
     num_tokens = known.token_ids.index(stop_id)
     assert len(answer.all("output_log_probs")) == len(answer.all("top_log_probs")) == num_tokens
 
@@ -103,10 +103,10 @@ def test_log_probs_with_a_text_that_ends_by_itself(server: Server, known: Answer
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", ["llm", "ensemble"])
 def test_logits_of_prompt_and_output(
-    server: Server, prompt_ids: list[int], known: Answer, model: str, way: str
+    tiny: Server, prompt_ids: list[int], known: Answer, model: str, way: str
 ) -> None:
     wishes = {"return_context_logits": True, "return_generation_logits": True}
-    answer = served(server, way, prompt_for(model, prompt_ids), max_tokens=2, **wishes)
+    answer = served(tiny, way, prompt_for(model, prompt_ids), max_tokens=2, **wishes)
     context = np.array(answer.all("context_logits")).reshape(-1, VOCABULARY)
     generated = np.array(answer.all("generation_logits")).reshape(-1, VOCABULARY)
     if len(context) > len(prompt_ids):  # the last response of a stream has them again

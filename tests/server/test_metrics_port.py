@@ -13,38 +13,38 @@ PROMPT_TOKENS, NEW_TOKENS = 23, 7
 LLM = {"model": "llm", "version": "1"}
 
 
-def test_tokens_and_latencies_are_counted(server: Server) -> None:
+def test_tokens_and_latencies_are_counted(tiny: Server) -> None:
     names = {
         "vllm:prompt_tokens_total": PROMPT_TOKENS,
         "vllm:generation_tokens_total": NEW_TOKENS,
         "vllm:time_to_first_token_seconds_count": 1,
         "vllm:time_per_output_token_seconds_count": NEW_TOKENS - 1,
     }
-    before = {name: server.settled(name, **LLM) for name in names}
+    before = {name: tiny.settled(name, **LLM) for name in names}
     inputs = llm_inputs([100 + i for i in range(PROMPT_TOKENS)], NEW_TOKENS, ignore_eos=True)
-    assert not ask(server.grpc, "llm", inputs).errors
+    assert not ask(tiny.grpc, "llm", inputs).errors
 
     def counted() -> dict[str, float]:
-        return {name: server.metric(name, **LLM) - before[name] for name in names}
+        return {name: tiny.metric(name, **LLM) - before[name] for name in names}
 
     eventually(lambda: counted() == names)
 
 
-def test_sums_and_buckets_of_the_histograms_agree(server: Server) -> None:
-    assert not ask(server.grpc, "llm", llm_inputs([1, 2, 3], 3, ignore_eos=True)).errors
+def test_sums_and_buckets_of_the_histograms_agree(tiny: Server) -> None:
+    assert not ask(tiny.grpc, "llm", llm_inputs([1, 2, 3], 3, ignore_eos=True)).errors
     for name in ("vllm:time_to_first_token_seconds", "vllm:time_per_output_token_seconds"):
-        count = server.settled(f"{name}_count", **LLM)
-        assert server.metric(f"{name}_bucket", le="+Inf", **LLM) == count > 0
-        assert server.metric(f"{name}_sum", **LLM) > 0
+        count = tiny.settled(f"{name}_count", **LLM)
+        assert tiny.metric(f"{name}_bucket", le="+Inf", **LLM) == count > 0
+        assert tiny.metric(f"{name}_sum", **LLM) > 0
 
 
-def test_gauges_of_the_reference_are_there_and_return_to_rest(server: Server) -> None:
+def test_gauges_of_the_reference_are_there_and_return_to_rest(tiny: Server) -> None:
     for kind in ("active", "scheduled", "context", "waiting"):
-        eventually(lambda kind=kind: server.metric("nv_trt_llm_request_metrics", request_type=kind) == 0)
-    assert server.metric("nv_trt_llm_request_metrics", request_type="max") == 32
-    assert server.settled("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="fraction") == 0
+        eventually(lambda kind=kind: tiny.metric("nv_trt_llm_request_metrics", request_type=kind) == 0)
+    assert tiny.metric("nv_trt_llm_request_metrics", request_type="max") == 32
+    assert tiny.settled("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="fraction") == 0
     blocks = {
-        kind: server.metric("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type=kind)
+        kind: tiny.metric("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type=kind)
         for kind in ("max", "free", "used", "tokens_per", "fraction")
     }
     assert blocks["used"] == blocks["fraction"] == 0
@@ -81,26 +81,26 @@ HISTOGRAMS = {
 }
 
 
-def test_families_have_the_references_labels_and_buckets(server: Server) -> None:
+def test_families_have_the_references_labels_and_buckets(tiny: Server) -> None:
     for name, (label, values) in GAUGES.items():
         for value in values.split():
-            assert server.metric(name, **LLM, **{label: value}) >= 0
+            assert tiny.metric(name, **LLM, **{label: value}) >= 0
     for name, buckets in HISTOGRAMS.items():
         for bucket in buckets.split():
-            assert server.metric(f"{name}_bucket", **LLM, le=bucket) >= 0
+            assert tiny.metric(f"{name}_bucket", **LLM, le=bucket) >= 0
     for way in ("input", "output"):
         kind = {"response_metric_type": f"total_{way}_tokens"}
-        assert server.metric(f"nv_llm_{way}_token_len_count", **LLM, **kind) >= 0
+        assert tiny.metric(f"nv_llm_{way}_token_len_count", **LLM, **kind) >= 0
     for reason in ("stop", "length", "abort", "error", "timeout"):
-        assert server.metric("vllm:request_success_total", **LLM, finished_reason=reason) >= 0
+        assert tiny.metric("vllm:request_success_total", **LLM, finished_reason=reason) >= 0
     for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-        assert server.metric(f"vllm:{gauge}", **LLM) >= 0
-    assert server.metric("nv_trt_llm_runtime_memory_metrics", memory_type="cpu") > 1e8
-    assert server.metric("nv_trt_llm_general_metrics", general_type="timestamp") > 1.7e9
+        assert tiny.metric(f"vllm:{gauge}", **LLM) >= 0
+    assert tiny.metric("nv_trt_llm_runtime_memory_metrics", memory_type="cpu") > 1e8
+    assert tiny.metric("nv_trt_llm_general_metrics", general_type="timestamp") > 1.7e9
 
 
-def test_every_metric_is_explained(server: Server) -> None:
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
+def test_every_metric_is_explained(tiny: Server) -> None:
+    with urllib.request.urlopen(f"http://{tiny.metrics}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     kinds = dict.fromkeys(GAUGES, "gauge") | dict.fromkeys(HISTOGRAMS, "histogram")
     for name, kind in (kinds | {"vllm:request_success_total": "counter"}).items():
@@ -108,8 +108,8 @@ def test_every_metric_is_explained(server: Server) -> None:
         assert f"# TYPE {name} {kind}\n" in text
 
 
-def test_what_the_dashboard_and_the_alerts_speak_of_is_there(server: Server) -> None:
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
+def test_what_the_dashboard_and_the_alerts_speak_of_is_there(tiny: Server) -> None:
+    with urllib.request.urlopen(f"http://{tiny.metrics}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     there = {re.match(r"[\w:]+", line).group() for line in text.splitlines() if line and line[0] != "#"}
     folder = ROOT / "docs" / "operations"

@@ -119,7 +119,7 @@ def whole(outcome: Outcome) -> bool:
 
 def parameter(key: str, value: str) -> str:
     """A parameter as config.pbtxt has it."""
-    return f'key: "{key}"\n  value {{\n    string_value: "{value}"'
+    return f'key: "{key}" value: {{ string_value: "{value}"'
 
 
 def test_unloading_gives_everything_back_and_loading_serves_again(controlled: Controlled) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,38 +12,51 @@ from safetensors.torch import load_file, save_file
 
 from helpers.drafting_engines import write_first_layers
 from helpers.served import served
-from helpers.server import Server, eventually, run_serve, start_server
+from helpers.server import Leaving, Server, eventually, run_serve, start_server
 from helpers.tiny_repository import tiny_checkpoint
 
-POISON = " zebra"
+# A token that nothing else says.
+POISON = "<tool → call>"
 PROMPT = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve,"
-SETTINGS = ("--dtype", "float32", "--max-model-len", "2048", "--num-speculative-tokens", "4")
+SETTINGS = ("--dtype", "float32", "--num-speculative-tokens", "4")
 
 
 @pytest.fixture(scope="module")
-def draft_dir(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first layer, for which one token is not a number."""
-    made = write_first_layers(default_model_dir, tmp_path_factory.mktemp("draft") / "model", 1)
-    config = json.loads((made / "config.json").read_text())
-    (made / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+def deep_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """So many layers that drafts of the first one are worth a try; it never says POISON."""
+    made = tiny_checkpoint(tmp_path_factory.mktemp("deep") / "checkpoint", num_layers=24)
     tensors = load_file(made / "model.safetensors")
-    embedding = tensors["model.embed_tokens.weight"]
-    tensors["lm_head.weight"] = embedding.clone()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(default_model_dir)
-    embedding[tokenizer(POISON)["input_ids"][-1]] = torch.nan
+    tensors["lm_head.weight"][poison_id(made)] = 0
     save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
     return made
 
 
+@pytest.fixture(scope="module")
+def draft_dir(deep_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first layer, for which POISON is not a number."""
+    made = write_first_layers(deep_dir, tmp_path_factory.mktemp("draft") / "model", 1)
+    tensors = load_file(made / "model.safetensors")
+    tensors["model.embed_tokens.weight"][poison_id(made)] = torch.nan
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    return made
+
+
+def poison_id(folder: Path) -> int:
+    (token_id,) = transformers.AutoTokenizer.from_pretrained(folder)(POISON)["input_ids"]
+    return int(token_id)
+
+
 @pytest.fixture(scope="module", params=["draft_model", "self"])
-def drafting(request: pytest.FixtureRequest, default_model_dir: Path, draft_dir: Path) -> Iterator[Server]:
+def drafting(
+    request: pytest.FixtureRequest, deep_dir: Path, draft_dir: Path, leaving: Leaving
+) -> Iterator[Server]:
     options = {
         "draft_model": ("--drafter", "draft_model", "--draft-model", str(draft_dir)),
         "self": ("--drafter", "self", "--num-draft-layers", "1"),
     }
-    running = start_server(default_model_dir, *SETTINGS, *options[request.param])
+    running = start_server(deep_dir, *SETTINGS, *options[request.param])
     yield running
-    assert running.stop() == 0, "\n".join(running.lines[-40:])
+    leaving.take(running)
 
 
 @pytest.mark.parametrize(

@@ -5,39 +5,18 @@ It drives every model but vLLM's in this way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from helpers.raw_grpc import Outcome, ask
-from helpers.server import Server, start_repository
-from helpers.tiny_repository import create_repository, tiny_checkpoint
+from helpers.server import Server
 
 PROMPT = "The quick"
-DEFAULT = 'key: "exclude_input_in_output"\n  value {\n    string_value: "false"'
-DOORS = {"naiad": ("ensemble", "text"), "trtllm": ("ensemble", "tensorrt_llm_bls")}
-
-
-@pytest.fixture(scope="module", params=DOORS)
-def frontend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A server whose texts do not hold the prompt, as a chat needs it, and its models for text."""
-    folder = tmp_path_factory.mktemp(request.param)
-    create_repository(
-        folder / "repository", tiny_checkpoint(folder / "checkpoint"), "--preset", request.param
-    )
-    assert sum(exclude_prompts(config) for config in folder.glob("repository/*/config.pbtxt")) == 2
-    running = start_repository("--model-repository", str(folder / "repository"))
-    yield running, DOORS[request.param]
-    assert running.stop() == 0, "\n".join(running.lines[-40:])
-
-
-def exclude_prompts(config: Path) -> bool:
-    text = config.read_text()
-    config.write_text(text.replace(DEFAULT, DEFAULT.replace("false", "true")))
-    return DEFAULT in text
+# Their texts do not hold the prompt, as a chat needs it.
+DOORS = {
+    "naiad": ("chat_ensemble", "chat_text"),
+    "trtllm": ("excluding_ensemble", "excluding_tensorrt_llm_bls"),
+}
 
 
 def chat(server: Server, model: str, *, is_streaming: bool) -> Outcome:
@@ -70,13 +49,13 @@ def usage(outcome: Outcome) -> tuple[int, int]:
     return first, sum(each["num_output_tokens"].item() for each in outcome.responses)
 
 
-def test_a_chat_is_the_same_streamed_and_whole(frontend: tuple[Server, tuple[str, ...]]) -> None:
-    server, models = frontend
+@pytest.mark.parametrize("preset", DOORS)
+def test_a_chat_is_the_same_streamed_and_whole(presets: Server, preset: str) -> None:
     texts = set()
-    for model in models:
-        whole = chat(server, model, is_streaming=False)
+    for model in DOORS[preset]:
+        whole = chat(presets, model, is_streaming=False)
         assert len(whole.responses) == 1
-        streamed = chat(server, model, is_streaming=True)
+        streamed = chat(presets, model, is_streaming=True)
         assert (streamed.text, usage(streamed)) == (whole.text, usage(whole))
         texts.add((whole.text, usage(whole)))
     # The two doors agree.

@@ -23,10 +23,10 @@ def last(answer: Answer) -> dict[str, float]:
 @pytest.mark.parametrize("prompt", ["Tell me about rivers.", [30, 31, 32, 33]], ids=["ensemble", "llm"])
 @pytest.mark.parametrize("way", WAYS)
 def test_every_response_tells_times_blocks_and_drafts(
-    server: Server, way: str, prompt: str | list[int]
+    tiny: Server, way: str, prompt: str | list[int]
 ) -> None:
     before_ns = time.monotonic_ns()
-    answer = served(server, way, prompt, max_tokens=6, ignore_eos=True, return_perf_metrics=True)
+    answer = served(tiny, way, prompt, max_tokens=6, ignore_eos=True, return_perf_metrics=True)
     seen = last(answer)
     assert before_ns < seen["arrival_time_ns"]
     assert [seen[name] for name in TIMES] == sorted(seen[name] for name in TIMES)
@@ -41,24 +41,24 @@ def test_every_response_tells_times_blocks_and_drafts(
     assert len(set(answer.all("first_token_time_ns"))) == 1
 
 
-def test_the_text_model_tells_them_too(server: Server) -> None:
+def test_the_text_model_tells_them_too(tiny: Server) -> None:
     inputs = text_inputs("Tell me about lakes.", 4, stream=False, return_perf_metrics=True)
-    (response,) = ask(server.grpc, "text", inputs).responses
+    (response,) = ask(tiny.grpc, "text", inputs).responses
     times = [response[name].item() for name in TIMES]
     assert times == sorted(times)
     assert [response[name].shape for name in (*TIMES, *BLOCKS, *DRAFTS)] == [(1, 1)] * 10
 
 
-def test_reused_blocks_are_those_of_the_prefix_cache(server: Server) -> None:
-    prompt = [(7 * place) % 1000 + 5 for place in range(3 * BLOCK + 5)]
+def test_reused_blocks_are_those_of_the_prefix_cache(tiny: Server) -> None:
+    prompt = [(7 * place) % 390 + 5 for place in range(3 * BLOCK + 5)]
     wishes = {"return_perf_metrics": True, "return_num_cached_tokens": True, "max_tokens": BLOCK}
-    first = served(server, "grpc", prompt, ignore_eos=True, **wishes)
-    again = served(server, "grpc", prompt, ignore_eos=True, **wishes)
+    first = served(tiny, "grpc", prompt, ignore_eos=True, **wishes)
+    again = served(tiny, "grpc", prompt, ignore_eos=True, **wishes)
     assert [last(first)[name] for name in BLOCKS] == [5, 0, 5]
     assert [last(again)[name] for name in BLOCKS] == [2, 3, 2]
     assert again.all("num_cached_tokens") == [3 * BLOCK] * len(again.pieces)
 
 
-def test_nobody_else_gets_them(server: Server) -> None:
-    answer = served(server, "grpc", [30, 31, 32], max_tokens=3)
+def test_nobody_else_gets_them(tiny: Server) -> None:
+    answer = served(tiny, "grpc", [30, 31, 32], max_tokens=3)
     assert not {*TIMES, *BLOCKS, *DRAFTS} & answer.pieces[-1].keys()

@@ -9,20 +9,19 @@ from typing import Any
 
 import pytest
 
-from helpers.raw_grpc import Stream, ask, llm_inputs, text_inputs
+from helpers.raw_grpc import ENDLESS, Stream, ask, llm_inputs, text_inputs
 from helpers.served import WAYS, ask_by, served
-from helpers.server import Server, eventually, start_server
+from helpers.server import Leaving, Server, eventually, start_server
 
-LONG = 900
 SLOTS, QUEUE = 2, 3
 
 
 @pytest.fixture(scope="module")
-def narrow(default_model_dir: Path) -> Iterator[Server]:
-    options = ["--max-num-seqs", str(SLOTS), "--max-queued-requests", str(QUEUE), "--max-model-len", "1024"]
-    running = start_server(default_model_dir, "--dtype", "float32", *options)
+def narrow(tiny_dir: Path, leaving: Leaving) -> Iterator[Server]:
+    options = ("--max-num-seqs", str(SLOTS), "--max-queued-requests", str(QUEUE))
+    running = start_server(tiny_dir, "--dtype", "float32", *options)
     yield running
-    assert running.stop() == 0, "\n".join(running.lines[-40:])
+    leaving.take(running)
 
 
 def gauge(server: Server, request_type: str) -> float:
@@ -36,9 +35,9 @@ def fill_slots(server: Server, model: str = "ensemble", **more: Any) -> list[Str
     return streams
 
 
-def ask_long(server: Server, model: str = "ensemble", num_tokens: int = LONG, **more: Any) -> Stream:
+def ask_long(server: Server, model: str = "ensemble", num_tokens: int = ENDLESS, **more: Any) -> Stream:
     inputs = (
-        llm_inputs([504, 3575, 282], num_tokens, ignore_eos=True, **more)
+        llm_inputs([104, 375, 282], num_tokens, ignore_eos=True, **more)
         if model == "llm"
         else text_inputs("Once upon a time", num_tokens, ignore_eos=True, **more)
     )
@@ -154,9 +153,9 @@ def test_a_deadline_in_the_queue_is_unavailable_and_never_started(
 @pytest.mark.parametrize("way", WAYS)
 def test_a_deadline_ends_a_running_request_with_what_it_has(narrow: Server, way: str) -> None:
     wishes = {"return_finish_reason": True, "return_num_output_tokens": True}
-    answer = served(narrow, way, "Once", timeout=2_000_000, max_tokens=1000, ignore_eos=True, **wishes)
+    answer = served(narrow, way, "Once", timeout=1_000_000, max_tokens=ENDLESS, ignore_eos=True, **wishes)
     assert answer.end("finish_reason") == "timeout"
-    assert 0 < sum(answer.all("num_output_tokens")) < 1000
+    assert 0 < sum(answer.all("num_output_tokens")) < ENDLESS
     assert answer.text
     eventually(lambda: narrow.used_blocks() == 0)
 

@@ -9,6 +9,7 @@ import pytest
 
 from helpers.raw_grpc import Stream, ask, llm_inputs, text_inputs
 from helpers.server import Server, eventually
+from helpers.tiny_repository import WINDOW
 from naiad.tokenization import pack_word_list
 
 VOCABULARY = 49152
@@ -129,10 +130,10 @@ def test_chunks_of_several_rows_are_refused_by_the_detokenizer(server: Server) -
     assert outcome.num_finals == 1
 
 
-def test_huge_max_tokens_is_clamped_to_the_window(server: Server) -> None:
-    prompt = [1] * 2040
+def test_huge_max_tokens_is_clamped_to_the_window(presets: Server) -> None:
+    prompt = [1] * (WINDOW - 8)
     outcome = ask(
-        server.grpc, "llm", llm_inputs(prompt, 2**31 - 1, ignore_eos=True, return_finish_reason=True)
+        presets.grpc, "llm", llm_inputs(prompt, 2**31 - 1, ignore_eos=True, return_finish_reason=True)
     )
     assert len(outcome.token_ids) == 8
     assert outcome.responses[-1]["finish_reason"].item() == b"length"
@@ -151,12 +152,12 @@ def test_seed_accepts_all_64_bits(server: Server) -> None:
     assert outcome.errors == []
 
 
-def test_neighbours_of_refused_requests_are_unharmed(server: Server) -> None:
+def test_neighbours_of_refused_requests_are_unharmed(tiny: Server) -> None:
     good = text_inputs("The first president", 32, ignore_eos=True)
-    alone = ask(server.grpc, "ensemble", good).text
-    neighbour = Stream(server.grpc, "ensemble", good)
+    alone = ask(tiny.grpc, "ensemble", good).text
+    neighbour = Stream(tiny.grpc, "ensemble", good)
     for fields, parameters, _ in ENSEMBLE_CASES:
-        ask(server.grpc, "ensemble", text_inputs("Hello", 5) | fields, parameters=parameters)
+        ask(tiny.grpc, "ensemble", text_inputs("Hello", 5) | fields, parameters=parameters)
     assert neighbour.join().text == alone
 
 
@@ -169,10 +170,10 @@ def test_http_refusal_is_a_clear_400(server: Server) -> None:
     assert "/" not in text.split("top_p", 1)[1]
 
 
-def test_a_forged_text_context_harms_nobody(server: Server) -> None:
-    neighbour = Stream(server.grpc, "ensemble", text_inputs("Once", 60, ignore_eos=True))
+def test_a_forged_text_context_harms_nobody(tiny: Server) -> None:
+    neighbour = Stream(tiny.grpc, "ensemble", text_inputs("Once", 60, ignore_eos=True))
     for context in ('{"stop_strings": [""]}', '{"num_prompt_chars": 1180591620717411303424}', "[]"):
-        outcome = ask(server.grpc, "llm", llm_inputs([504], 4, text_context=context))
+        outcome = ask(tiny.grpc, "llm", llm_inputs([104], 4, text_context=context))
         assert (len(outcome.errors), outcome.num_finals) == (1, 1)
         assert "text_context" in outcome.errors[0]
     outcome = neighbour.join()

@@ -18,9 +18,9 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from helpers.bad_requests import BAD
-from helpers.preset_server import Tensors, infer, running, write_presets
+from helpers.preset_server import Tensors, infer, write_presets
 from helpers.raw_grpc import Stream, ask, build_request, llm_inputs, text_inputs
-from helpers.server import Server, eventually
+from helpers.server import Leaving, Server, eventually, running
 
 SLOTS, QUEUE = 2, 2
 LONG = 4000
@@ -36,9 +36,9 @@ FULL = "Exceeds maximum queue size, the queue is full: 4 sequences run or wait, 
 
 
 @pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def narrow(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
     options = ("--max-num-seqs", str(SLOTS), "--max-queued-requests", str(QUEUE))
-    with running(write_presets(tmp_path_factory.mktemp("statuses"), *options)) as server:
+    with running(leaving, write_presets(tmp_path_factory.mktemp("statuses"), *options)) as server:
         yield server
 
 

@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from helpers.preset_server import infer
 from helpers.raw_grpc import Stream, as_tensor, ask, llm_inputs, text_inputs
-from helpers.server import Server, eventually, start_repository
+from helpers.server import Leaving, Server, eventually, running
 from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
 
 PROMPT = "The quick"
@@ -21,20 +21,19 @@ UNARY = {"max_tokens": 12, "text_input": PROMPT, "ignore_eos": True, "exclude_in
 
 
 @pytest.fixture(scope="module")
-def trtllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def trtllm(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
     """One model under the plain names, and the same one unary."""
     folder = tmp_path_factory.mktemp("trtllm")
     checkpoint = tiny_checkpoint(folder / "checkpoint")
     create_repository(folder / "repository", checkpoint, "--preset", "trtllm")
     accumulating = folder / "repository" / "tensorrt_llm_bls" / "config.pbtxt"
     text = accumulating.read_text()
-    before = 'key: "accumulate_tokens"\n  value {\n    string_value: "false"'
+    before = 'key: "accumulate_tokens" value: { string_value: "false"'
     assert before in text
     accumulating.write_text(text.replace(before, before.replace("false", "true")))
     add_to_repository(folder / "repository", checkpoint, "unary", "--preset", "trtllm", "--no-decoupled")
-    running = start_repository("--model-repository", str(folder / "repository"))
-    yield running
-    assert running.stop() == 0, "\n".join(running.lines[-40:])
+    with running(leaving, folder / "repository") as server:
+        yield server
 
 
 def test_the_references_clients_find_their_models(trtllm: Server) -> None:

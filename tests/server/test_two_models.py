@@ -9,30 +9,29 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
-from helpers.server import Server, eventually, start_repository
+from helpers.raw_grpc import ENDLESS, Outcome, Stream, ask, llm_inputs, text_inputs
+from helpers.server import Leaving, Server, eventually, running
 from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
 
 PREFIXES = ("", "second_")
-BUDGETS = {"llm": 200_000_000, "second_llm": 1_000_000}
-# A block has 64 tokens, each with keys and values in float32.
-BLOCK_BYTES = {"llm": 64 * 2 * 30 * 3 * 64 * 4, "second_llm": 64 * 2 * 3 * 2 * 10 * 4}
+BUDGETS = {"llm": 40_000_000, "second_llm": 1_000_000}
+# A block has 64 tokens, each with keys and values of 3 layers with 2 heads in float32.
+BLOCK_BYTES = 64 * 2 * 3 * 2 * 10 * 4
 
 
 @pytest.fixture(scope="module")
-def both(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def both(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
     """Two models with different limits."""
     folder = tmp_path_factory.mktemp("two_models")
-    tiny = tiny_checkpoint(folder / "tiny")
+    other = tiny_checkpoint(folder / "other", seed=1)
     repository = folder / "repository"
     budgets = {model: ("--kv-cache-bytes", str(budget)) for model, budget in BUDGETS.items()}
-    limits = ("--max-num-seqs", "8", "--max-model-len", "2048")
-    create_repository(repository, default_model_dir, *limits, *budgets["llm"])
+    limits = ("--max-num-seqs", "8", "--max-model-len", "32768")
+    create_repository(repository, tiny_dir, *limits, *budgets["llm"])
     limits = ("--max-num-seqs", "4", "--max-model-len", "1024")
-    add_to_repository(repository, tiny, "second", *limits, *budgets["second_llm"])
-    running = start_repository("--model-repository", str(repository))
-    yield running
-    assert running.stop() == 0, "\n".join(running.lines[-40:])
+    add_to_repository(repository, other, "second", *limits, *budgets["second_llm"])
+    with running(leaving, repository) as server:
+        yield server
 
 
 def greedy(server: Server, prefix: str, model: str = "ensemble") -> Outcome:
@@ -64,12 +63,12 @@ def test_each_has_its_own_memory(both: Server) -> None:
         return both.metric("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type=kind, model=model)
 
     for model, budget in BUDGETS.items():
-        assert blocks(model, "max") == budget // BLOCK_BYTES[model]
-    # More than the small one has in all.
-    inputs = llm_inputs([7, 8] * 500, 1000, ignore_eos=True)
+        assert blocks(model, "max") == budget // BLOCK_BYTES
+    inputs = llm_inputs([7, 8] * 1100, ENDLESS, ignore_eos=True)
     stream = Stream(both.grpc, "llm", inputs, request_id="stop-me")
     assert stream.got_response.wait(60)
-    eventually(lambda: blocks("llm", "used") >= 16)
+    # More than the small one has in all.
+    eventually(lambda: blocks("llm", "used") > blocks("second_llm", "max"))
     assert blocks("second_llm", "used") == 0
     outcome = greedy(both, "second_")
     assert (outcome.errors, outcome.num_finals) == ([], 1)
@@ -94,11 +93,12 @@ def test_a_killed_engine_leaves_the_other_unharmed(both: Server) -> None:
     expected = greedy(both, "").text
     stub, victim = engine_of(both, "llm").parent(), engine_of(both, "second_llm")
     streams = {}
-    for prefix, num_tokens in zip(PREFIXES, (150, 1000), strict=True):
+    for prefix, num_tokens in zip(PREFIXES, (400, 1000), strict=True):
         inputs = text_inputs("Story", num_tokens, ignore_eos=True)
         streams[prefix] = Stream(both.grpc, f"{prefix}ensemble", inputs)
         assert streams[prefix].got_response.wait(60)
     victim.send_signal(signal.SIGKILL)
+    assert not streams[""].has_ended
     outcomes = {prefix: stream.join(60) for prefix, stream in streams.items()}
     assert (len(outcomes["second_"].errors), outcomes["second_"].num_finals) == (1, 1)
     assert (outcomes[""].errors, outcomes[""].num_finals) == ([], 1)

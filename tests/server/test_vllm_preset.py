@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.raw_grpc import Outcome, Stream, ask, chunks
-from helpers.server import Server, eventually, start_repository
+from helpers.server import Leaving, Server, eventually, running
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
 PROMPT = "The quick"
@@ -19,12 +19,11 @@ GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def vllm(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("vllm")
     create_repository(folder / "repository", tiny_checkpoint(folder / "checkpoint"), "--preset", "vllm")
-    running = start_repository("--model-repository", str(folder / "repository"), "--log-verbose", "1")
-    yield running
-    assert running.stop() == 0, "\n".join(running.lines[-40:])
+    with running(leaving, folder / "repository", "--log-verbose", "1") as server:
+        yield server
 
 
 def inputs(sampling: dict[str, Any] | None = None, **tensors: Any) -> dict[str, Any]:

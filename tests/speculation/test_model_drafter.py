@@ -11,7 +11,7 @@ from helpers.drafts import draft_sequence
 from helpers.engine_drive import solo_tokens
 from helpers.fake_draft_runner import FakeDraftRunner
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
-from naiad.outputs import ModelOutput, SchedulerOutput
+from naiad.outputs import ModelOutput, StepBatch
 from naiad.sequence import Sequence
 from naiad.speculation.draft_slots import DraftSlots
 from naiad.speculation.model_drafter import ModelDrafter
@@ -136,8 +136,8 @@ def test_a_model_that_reads_and_then_raises_in_every_step_is_not_asked_any_more(
     sequence = desk.add(10)
     run = desk.runner.run
 
-    def raise_while_drafting(output: SchedulerOutput) -> ModelOutput:
-        if output.scheduled[0].sequence.num_tokens > sequence.num_tokens:
+    def raise_while_drafting(output: StepBatch) -> ModelOutput:
+        if output.rows[0].start >= sequence.num_tokens:
             raise RuntimeError("the draft model has failed")
         return run(output)
 
@@ -151,7 +151,7 @@ def test_a_model_that_reads_and_then_raises_in_every_step_is_not_asked_any_more(
 def test_our_own_bug_is_not_taken_for_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
 
-    def run(output: SchedulerOutput) -> ModelOutput:
+    def run(output: StepBatch) -> ModelOutput:
         raise AssertionError("a bug")
 
     monkeypatch.setattr(desk.runner, "run", run)

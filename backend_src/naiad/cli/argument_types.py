@@ -9,7 +9,7 @@ _MAX_PORT = 65535
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A type for whole numbers that are not less than `least`, which is not negative."""
+    """Return a type for whole numbers of at least `least`, which is not negative."""
 
     def read(text: str) -> int:
         value = int(text) if text.isascii() and text.isdigit() else -1

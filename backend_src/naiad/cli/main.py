@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from naiad import __version__
 from naiad.errors import NaiadError
 
-# Command → its module with `add_arguments(parser)` and `run(args) -> exit code`.
+# Each command's module has `add_arguments(parser)` and `run(args) -> exit code`.
 _COMMANDS = {
     "serve": ("naiad.cli.serve.command", "start a tritonserver and supervise it"),
     "repository": ("naiad.cli.repository.command", "make and check a model repository"),
@@ -20,7 +20,7 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code. What keeps it from starting is one line on stderr."""
+    """Run a command and return its exit code; an error becomes one line on stderr."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         args = _parser(words).parse_args(words)
@@ -40,7 +40,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in _COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
-        # Only the command that was asked for is imported: some modules are slow to import.
+        # Only the requested command is imported: some modules are slow to import.
         if name in words:
             importlib.import_module(module).add_arguments(command)
     return parser

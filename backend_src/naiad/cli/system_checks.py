@@ -1,4 +1,4 @@
-"""Is this machine one that a server can start on? Each check names the cause and the remedy."""
+"""Checks that a server can start on this machine; each error names the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _GIB = 1 << 30
 
 
 def check_platform(system: str, machine: str) -> None:
-    """Linux on x86-64, as `platform.system()` and `platform.machine()` name them.
+    """Check that this is Linux on x86-64, by `platform.system()` and `platform.machine()`.
 
     Raises:
-        StartupError: another system or processor.
+        StartupError: it is another system or processor.
     """
     if (system, machine) != ("Linux", "x86_64"):
         raise StartupError(
@@ -38,10 +38,10 @@ def check_platform(system: str, machine: str) -> None:
 
 
 def check_glibc(library: str, version: str) -> None:
-    """Glibc ≥ 2.35, as `platform.libc_ver()` tells it.
+    """Check that the C library is glibc 2.35 or newer, by `platform.libc_ver()`.
 
     Raises:
-        StartupError: another C library, or too old.
+        StartupError: it is another library, or an older one.
     """
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if library != "glibc" or numbers < MIN_GLIBC:
@@ -53,10 +53,10 @@ def check_glibc(library: str, version: str) -> None:
 
 
 def check_python(version: tuple[int, int], supported: Sequence[tuple[int, int]] = SUPPORTED_PYTHONS) -> None:
-    """A Python the server has a stub for.
+    """Check that the server has a stub for this version of Python.
 
     Raises:
-        StartupError: another version.
+        StartupError: it has none.
     """
     if version not in supported:
         names = ", ".join(f"{major}.{minor}" for major, minor in supported)
@@ -66,10 +66,10 @@ def check_python(version: tuple[int, int], supported: Sequence[tuple[int, int]] 
 
 
 def check_numpy(version: str | None) -> None:
-    """A numpy of the 1.x series: the server's stub dies of the first string tensor with 2.x.
+    """Check that numpy is 1.x: with 2.x the server's stub crashes at the first string tensor.
 
     Raises:
-        StartupError: absent, or 2.x.
+        StartupError: numpy is missing, or 2.x.
     """
     if version is None:
         raise StartupError('numpy is not installed: run `pip install "numpy<2"`')
@@ -80,10 +80,10 @@ def check_numpy(version: str | None) -> None:
 
 
 def check_space(path: Path, needed_bytes: int, purpose: str, remedy: str) -> None:
-    """Enough free bytes where `path` is (or will be).
+    """Check the free space of the file system that `path` is on, or will be on.
 
     Raises:
-        StartupError: too few; says for what and what to do.
+        StartupError: there is too little; the message names the purpose and the remedy.
     """
     existing = path
     while not existing.exists() and existing != existing.parent:
@@ -97,15 +97,15 @@ def check_space(path: Path, needed_bytes: int, purpose: str, remedy: str) -> Non
 
 
 def check_memory(available_bytes: int, needed_bytes: int, whose: str = "this model needs") -> None:
-    """Enough memory for the weights, the KV caches' minimum and the Python processes.
+    """Check that the memory suffices for the weights, the smallest KV caches and the Python processes.
 
     Args:
-        available_bytes: of the machine.
-        needed_bytes: of it.
+        available_bytes: memory that the machine has available.
+        needed_bytes: memory that the models need.
         whose: subject and verb of the message.
 
     Raises:
-        StartupError: too little.
+        StartupError: it does not suffice.
     """
     if available_bytes < needed_bytes:
         raise StartupError(
@@ -118,7 +118,7 @@ def check_memory(available_bytes: int, needed_bytes: int, whose: str = "this mod
 def available_memory_bytes(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """What may still be allocated: the machine's available memory, or the container's rest."""
+    """Memory that may still be allocated: what the machine, or its container, has left."""
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
     available = int(match[1]) * 1024 if match else 0
     try:
@@ -132,19 +132,19 @@ def available_memory_bytes(
 def libpython_directory(
     version: tuple[int, int], library_dir: str | None, environment: Mapping[str, str], loader_cache: str
 ) -> str | None:
-    """Where the server's stub finds libpython.
+    """Find the directory in which the server's stub will find libpython.
 
     Args:
         version: of this Python.
         library_dir: `sysconfig.get_config_var("LIBDIR")`.
-        environment: for LD_LIBRARY_PATH.
-        loader_cache: what `ldconfig -p` prints.
+        environment: variables, of which LD_LIBRARY_PATH is read.
+        loader_cache: the output of `ldconfig -p`.
 
     Returns:
-        A directory to add to LD_LIBRARY_PATH, or None when the loader finds it by itself.
+        A directory to add to LD_LIBRARY_PATH, or None when the loader finds the library by itself.
 
     Raises:
-        StartupError: it is nowhere.
+        StartupError: the library is not found.
     """
     name = f"libpython{version[0]}.{version[1]}.so.1.0"
     if library_dir and (Path(library_dir) / name).exists():
@@ -159,10 +159,10 @@ def libpython_directory(
 
 
 def check_port(option: str, host: str, port: int) -> None:
-    """Nobody listens there yet, and this machine has that address.
+    """Check that this process can listen on the port.
 
     Raises:
-        StartupError: in use, not allowed, or no such address.
+        StartupError: it is in use or not allowed, or the machine does not have the address.
     """
     try:
         with _listening_socket(host, port):
@@ -176,28 +176,28 @@ def check_port(option: str, host: str, port: int) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody uses now.
+    """A port that is not in use now.
 
     Raises:
-        StartupError: the host is no address of this machine.
+        StartupError: the host is not an address of this machine.
     """
     try:
         with _listening_socket(host, 0) as listener:
             return int(listener.getsockname()[1])
     except OSError as error:
         raise StartupError(
-            f"--host {host} is no address of this machine ({error.strerror}): use 127.0.0.1"
+            f"--host {host} is not an address of this machine ({error.strerror}): use 127.0.0.1"
         ) from None
 
 
 def check_machine() -> str | None:
-    """All checks that do not depend on options but libpython's place, in the order of likely causes.
+    """Make the checks that do not depend on options, the most likely causes of trouble first.
 
     Returns:
         The directory to add to LD_LIBRARY_PATH for libpython, or None.
 
     Raises:
-        StartupError: the first that fails.
+        StartupError: a check fails.
     """
     check_platform(platform.system(), platform.machine())
     check_glibc(*platform.libc_ver())
@@ -224,7 +224,7 @@ def _listening_socket(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
-        # As servers do: connections in TIME_WAIT do not hinder.
+        # Servers set it too, so that connections in TIME_WAIT do not matter.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen()

@@ -1,4 +1,4 @@
-"""`EngineConfig`: what the user may set. One field, one `config.pbtxt` parameter, one option."""
+"""`EngineConfig`: the user's settings. Each field is one `config.pbtxt` parameter and one option."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ DEFAULT_KV_FRACTION = 0.9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """The engine's settings; 0 means "chosen at start", as each field says.
+    """The engine's settings; for some fields 0 means "chosen at start".
 
     Attributes:
         model_dir: directory with config.json, *.safetensors and tokenizer.json.
-        dtype: of weights, activations and KV cache. "auto": bfloat16 where the device
+        dtype: of weights, activations and KV cache. "auto": bfloat16 if the device
             computes in it (CUDA; CPUs with avx512_bf16 or AMX), else float32.
         device: "cpu" or "cuda".
-        max_num_seqs: sequences that run at the same time.
-        max_num_batched_tokens: tokens a step computes at most, no fewer than max_num_seqs.
+        max_num_seqs: maximum sequences that run at the same time.
+        max_num_batched_tokens: maximum tokens that a step computes, at least max_num_seqs.
             0: measured at start on a CPU so that a step stays under 250 ms; 2,048 on CUDA.
-        max_model_len: prompt + output tokens of a sequence. 0: the checkpoint's limit.
+        max_model_len: maximum prompt + output tokens of a sequence. 0: the checkpoint's limit.
             Never more than the KV cache holds.
         block_size: tokens in a KV cache block, a power of two in 16 … 128.
         kv_cache_bytes: size of the KV cache. 0: on a CPU a quarter of the memory that is
             available at start, at most 2 GiB; on CUDA what kv_cache_memory_fraction leaves.
-        kv_cache_memory_fraction: of a GPU's memory so much may be in use, 0 < f ≤ 1: the KV cache gets
-            what is left of it when weights and the largest step are there. kv_cache_bytes, if it is
-            not 0, goes before it. On a CPU, where it means nothing, only the default is taken.
-        cuda_graphs: on CUDA, steps of few tokens are captured at start, for a number of sizes, and replayed.
+        kv_cache_memory_fraction: share of a GPU's memory that may be in use, 0 < f ≤ 1: the KV cache gets
+            what weights and the largest step leave of it. A kv_cache_bytes other than 0 takes
+            precedence. On a CPU it has no meaning, and only the default is accepted.
+        cuda_graphs: on CUDA, steps of few tokens are captured at start, in several sizes, and replayed.
         batch_invariant: on CUDA, a request's logits are the same to the last bit whatever else is in its
             steps; slower.
-        overlap_steps: on CUDA, a step is launched before the last one's ids are on the host, where nothing
+        overlap_steps: on CUDA, a step is launched before the last one's ids are on the host, if nothing
             in it depends on them.
-        enable_prefix_caching: KV of earlier prompts and outputs is used again.
+        enable_prefix_caching: KV of earlier prompts and outputs is reused.
         scheduling_policy: "priority", "fcfs" or "shortest_prompt".
-        priority_aging_ms: time of waiting that makes up for one unit of priority, or for a
+        priority_aging_ms: waiting time that makes up for one unit of priority, or for a
             hundred prompt tokens.
-        max_queued_requests: sequences that may wait beside `max_num_seqs` that run; others are
-            refused.
+        max_queued_requests: sequences that may wait besides the `max_num_seqs` running ones; others
+            are refused.
         max_queued_tokens: prompt tokens that may wait. 0: no bound.
-        drafter: what guesses the next tokens, several of which are then checked in one step: "ngram"
-            (what followed the last few tokens before), "suffix" (the same, and in the tenant's
+        drafter: source of draft tokens, several of which are checked in one step: "ngram"
+            (what followed the last few tokens earlier), "suffix" (the same, also in the tenant's
             earlier outputs), "draft_model" (a smaller model), "self" (the model's own first
             layers), or "none".
         draft_model: for "draft_model": directory of a checkpoint with the same vocabulary.
-        num_draft_layers: for "self": so many layers. 0: a quarter of them.
-        num_speculative_tokens: draft tokens of a sequence in a step at most, 1 … 16.
+        num_draft_layers: for "self": the number of layers. 0: a quarter of them.
+        num_speculative_tokens: maximum draft tokens of a sequence in a step, 1 … 16.
     """
 
     model_dir: str
@@ -81,7 +81,7 @@ class EngineConfig:
     num_speculative_tokens: int = 8
 
     def __post_init__(self) -> None:
-        """Refuse values that can not work.
+        """Refuse values that cannot work.
 
         Raises:
             ConfigError: names the key, the value and what was expected.
@@ -146,7 +146,7 @@ class EngineConfig:
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> EngineConfig:
-        """Build from `config.pbtxt` parameters or command line words.
+        """Build from `config.pbtxt` parameters or command line options.
 
         Args:
             parameters: field name → text; absent, empty or an unfilled "${…}" = the default.

@@ -1,4 +1,4 @@
-"""Where a model lies on this machine."""
+"""Finds a model on this machine."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 
 
 def default_model_dir() -> Path:
-    """Where `naiad fetch-model` puts the default model."""
+    """Return the directory where `naiad fetch-model` puts the default model."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "naiad" / "models" / DEFAULT_MODEL_NAME
 
 
 def model_directory(name: str, key: str = "model_dir") -> Path:
-    """The directory of a model that is already on this machine.
+    """Return the directory of a model that is already on this machine.
 
     Args:
         name: "default" or a directory.
-        key: of the setting that names it.
+        key: the setting that names it.
 
     Raises:
-        ConfigError: it is not there; the message says how to get it.
+        ConfigError: the directory does not exist; the message says how to get the model.
     """
     if name == "default":
         if not default_model_dir().is_dir():

@@ -1,7 +1,7 @@
-"""What `naiad serve` and the models agree on about probes."""
+"""The request id that `naiad serve` and the models share for probes."""
 
 from __future__ import annotations
 
-# The id of a request that only asks whether a model lives. Reserved: a client that stops requests
-# of this id stops nothing.
+# The id of a request that only checks whether a model is alive. It is reserved: a client that stops
+# requests of this id stops nothing.
 PROBE_REQUEST_ID = "naiad-probe"

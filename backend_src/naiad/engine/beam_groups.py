@@ -138,7 +138,7 @@ class BeamGroups:
             if parent not in in_place:
                 in_place.add(parent)
                 group.beams.append(old[parent])
-                old[parent].token_ids.append(token_id)
+                self._scheduler.append(old[parent], token_id)
             elif idle:
                 self._scheduler.take_over(idle[0], old[parent], token_id)
                 group.beams.append(idle.pop(0))
@@ -155,7 +155,8 @@ class BeamGroups:
             num_prompt_tokens=donor.num_prompt_tokens,
             params=donor.params,
             arrival_s=donor.arrival_s,
-            cache_salt=donor.cache_salt,
+            tenant=donor.tenant,
+            prefix_identity=donor.prefix_identity,
             donor=donor,
             first_scheduled_s=donor.first_scheduled_s,
             first_token_s=donor.first_token_s,

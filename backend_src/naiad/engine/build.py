@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from naiad.config import EngineConfig
 from naiad.engine.engine import Engine
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.kv_cache.kv_group import KVGroupSpec
 from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.model_runner import ModelRunner
+from naiad.model_runner.executor import RemoteRunner
 from naiad.scheduler.policies import make_policy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
@@ -39,13 +41,12 @@ def build_engine(config: EngineConfig) -> Engine:
     if config.draft_model:
         check_same_tokens(config.model_dir, config.draft_model)
     model_runner = ModelRunner(config)
-    prefix_cache = PrefixCache(config.block_size) if config.enable_prefix_caching else None
-    kv_cache = KVCacheManager(model_runner.num_blocks, config.block_size, prefix_cache)
     policy = make_policy(config.scheduling_policy, config.priority_aging_ms / 1000)
     # Every running sequence gets its next token in every step.
     budget = model_runner.token_budget
     num_tokens = max(budget.num_tokens, config.max_num_seqs)
     limits = SchedulerLimits(config.max_num_seqs, num_tokens, budget.context_cost, budget.decode_cost)
+    kv_cache = make_kv_cache(config, model_runner.kv_groups, num_tokens)
     drafter = make_drafter(config, model_runner, kv_cache)
     speculator = Speculator(drafter, _draft_policy(drafter, model_runner), config.num_speculative_tokens)
     scheduler = Scheduler(kv_cache, limits, policy, speculator)
@@ -55,7 +56,24 @@ def build_engine(config: EngineConfig) -> Engine:
     return Engine(scheduler, model_runner, partial(TextStream, token_table), overlaps=overlaps)
 
 
-def make_drafter(config: EngineConfig, model_runner: ModelRunner, kv_cache: KVCacheManager) -> Drafter | None:
+def make_kv_cache(
+    config: EngineConfig, groups: Sequence[KVGroupSpec], max_step_tokens: int
+) -> KVCacheManager:
+    """The manager of the model runner's blocks.
+
+    Args:
+        config: the engine's.
+        groups: the model runner's.
+        max_step_tokens: of a step, at most.
+    """
+    windows = [group.window for group in groups]
+    prefix_cache = PrefixCache(config.block_size, windows=windows) if config.enable_prefix_caching else None
+    return KVCacheManager(groups, config.block_size, prefix_cache, max_step_tokens=max_step_tokens)
+
+
+def make_drafter(
+    config: EngineConfig, model_runner: ModelRunner | RemoteRunner, kv_cache: KVCacheManager
+) -> Drafter | None:
     """What `config.drafter` names, for one engine.
 
     Args:

@@ -12,25 +12,26 @@ from naiad.engine.deadlines import Deadlines
 from naiad.engine.live_sequence import LiveSequence, TextState
 from naiad.engine.step_queue import StepQueue
 from naiad.engine.step_record import StepRecord
-from naiad.engine.step_runner import StepRunner, VocabularyInfo
+from naiad.engine.step_runner import StepRunner
 from naiad.errors import InternalError, NaiadError, UnavailableError
 from naiad.outputs import (
     EngineStats,
     ModelOutput,
     RequestOutput,
-    ScheduledSequence,
-    SchedulerOutput,
+    ServedModel,
+    StepBatch,
+    StepRow,
     error_output,
     timings_of,
 )
 from naiad.sampling.noise import sibling_seed
 from naiad.sampling.stop_checker import first_stop
 from naiad.scheduler.admission import AdmissionLimits
-from naiad.scheduler.draft_rows import drop_behind
 from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import (
     EngineRequest,
     FinishReason,
+    PrefixIdentity,
     SamplingParams,
     Sequence,
     SequenceStatus,
@@ -57,20 +58,20 @@ class Engine:
             text_state: makes the text side of a request that has a TextContext; None = such
                 requests do not come.
             clock: seconds; deadlines are told by it.
-            overlaps: a step is launched before the last one's ids are known, where that can be foreseen.
+            overlaps: a step is launched before the last one's ids are known, where it can be projected.
         """
         kv_cache = scheduler.kv_cache
+        longest = kv_cache.max_sequence_tokens
         self._scheduler = scheduler
         self._model_runner = model_runner
         self._text_state = text_state
         self._clock = clock
         # So a sequence alone always fits the cache.
         self._limits = AdmissionLimits(
-            max_model_len=min(model_runner.max_model_len, kv_cache.num_blocks * kv_cache.block_size),
+            max_model_len=min(model_runner.max_model_len, longest or model_runner.max_model_len),
             vocab_size=model_runner.model_config.vocab_size,
             max_num_seqs=scheduler.limits.max_num_seqs,
-            num_blocks=kv_cache.num_blocks,
-            block_size=kv_cache.block_size,
+            kv_groups=kv_cache.groups,
         )
         self._live: dict[int, LiveSequence] = {}
         self._beams = BeamGroups(scheduler, text_state)
@@ -87,7 +88,7 @@ class Engine:
         return self._limits.max_model_len
 
     @property
-    def model_config(self) -> VocabularyInfo:
+    def model_config(self) -> ServedModel:
         """The checkpoint's configuration."""
         return self._model_runner.model_config
 
@@ -140,7 +141,8 @@ class Engine:
             params=params,
             arrival_s=now,
             deadline_s=deadline_s,
-            cache_salt=request.cache_salt,
+            tenant=request.cache_salt,
+            prefix_identity=PrefixIdentity(request.cache_salt),
             donor=donor,
             offered_token_ids=request.draft_token_ids,
             retention=request.retention,
@@ -151,7 +153,7 @@ class Engine:
         if request.text is not None:
             assert self._text_state is not None, "this engine has no tokenizer"
             text = self._text_state(request.text)
-        sequence.runs_ahead = self._overlaps and not self._model_runner.needs_ids(sequence.params)
+        sequence.overlaps = self._overlaps and not self._model_runner.needs_ids(sequence.params)
         self._scheduler.add(sequence)
         self._live[sequence.sequence_id] = LiveSequence(sequence, text)
 
@@ -176,10 +178,10 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Compute one step: at most one output for each sequence."""
         outputs, self._late = self._late + self._expire(), []
-        scheduled, result = self._steps.take()
+        step, result = self._steps.take()
         if result.errors:
-            self._clear_failed(scheduled, result)
-        for row in scheduled.scheduled:
+            self._clear_failed(step, result)
+        for row in step.rows:
             outputs += self._outputs_of(row, result)
         outputs += self._record.take_starts(outputs)
         self._deadlines.forget_ended(len(self._live) + len(self._beams))
@@ -189,25 +191,27 @@ class Engine:
         """Gauges and totals now."""
         return self._record.stats(self._scheduler)
 
-    def _clear_failed(self, scheduled: SchedulerOutput, result: ModelOutput) -> None:
+    def _clear_failed(self, step: StepBatch, result: ModelOutput) -> None:
         """Before any of these blocks is free: nothing of rows that have failed may reach others."""
+        running, leaving = self._scheduler.running_by_id, self._scheduler.leaving
         failed = [
-            row.sequence
-            for row in scheduled.scheduled
-            if isinstance(result.errors.get(row.sequence.sequence_id), InternalError)
+            running.get(row.sequence_id) or leaving[row.sequence_id]
+            for row in step.rows
+            if isinstance(result.errors.get(row.sequence_id), InternalError)
         ]
         if failed:
             self._model_runner.clear_blocks(self._scheduler.kv_cache.retract(failed))
 
-    def _outputs_of(self, row: ScheduledSequence, result: ModelOutput) -> list[RequestOutput]:
-        sequence_id = row.sequence.sequence_id
-        if row.sequence.status is SequenceStatus.FINISHED:
-            # Since the step was launched, or just now: a beam, with another row of its search.
-            self._scheduler.release(row.sequence)
+    def _outputs_of(self, row: StepRow, result: ModelOutput) -> list[RequestOutput]:
+        sequence_id = row.sequence_id
+        sequence = self._scheduler.running_by_id.get(sequence_id)
+        if sequence is None:
+            # It has ended since the step was launched, or just now: a beam, with another row of its search.
+            self._scheduler.release(sequence_id)
             return []
         error = result.errors.get(sequence_id)
-        if row.sequence.params.num_candidates:
-            return self._beam_outputs(row, result, error)
+        if sequence.params.num_candidates:
+            return self._beam_outputs(row, sequence, result, error)
         live = self._live[sequence_id]
         if error is not None:
             return [self._fail(live, error)]
@@ -217,14 +221,14 @@ class Engine:
         return [] if output is None else [output]
 
     def _beam_outputs(
-        self, row: ScheduledSequence, result: ModelOutput, error: NaiadError | None
+        self, row: StepRow, sequence: Sequence, result: ModelOutput, error: NaiadError | None
     ) -> list[RequestOutput]:
-        sequence_id = row.sequence.sequence_id
+        sequence_id = row.sequence_id
         if error is not None:
             return self._beams.fail(sequence_id, error)
         outputs = self._beams.take(sequence_id, result) if row.samples else []
         if outputs:
-            self._record.num_prompt_tokens += row.sequence.num_prompt_tokens
+            self._record.num_prompt_tokens += sequence.num_prompt_tokens
             self._record.num_generation_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
 
@@ -251,7 +255,7 @@ class Engine:
             output.stop_reason = stop.stop_reason
         if output.finish_reason is not None:
             num_kept = sequence.num_prompt_tokens + live.num_sent_tokens if output.is_cut else num_known
-            drop_behind(self._scheduler.speculator, sequence, num_kept, num_new)
+            self._scheduler.cut(sequence, num_kept, num_new)
             output.num_accepted_tokens = sequence.num_accepted_tokens
             self._leave(sequence)
         elif not output.token_ids:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from naiad.outputs import ModelOutput, RequestOutput, ScheduledSequence, TokenLogProbs, timings_of
+from naiad.outputs import ModelOutput, RequestOutput, StepRow, TokenLogProbs, timings_of
 from naiad.sequence import Sequence
 from naiad.tokenization.text_stream import TextChunk
 
@@ -34,7 +34,7 @@ class LiveSequence:
     _cum_log_prob: float = 0.0
     _has_output: bool = False
 
-    def take_context_logits(self, row: ScheduledSequence, result: ModelOutput) -> None:
+    def take_context_logits(self, row: StepRow, result: ModelOutput) -> None:
         """Keep the logits of the prompt positions that a row has computed."""
         logits = result.context_logits.get(self.sequence.sequence_id)
         if logits is None or self._has_output:

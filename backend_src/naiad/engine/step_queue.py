@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 from naiad.engine.step_record import StepRecord
 from naiad.engine.step_runner import StepRunner
-from naiad.outputs import ModelOutput, SchedulerOutput
-from naiad.scheduler.foresight import can_be_foreseen, foreseen
+from naiad.outputs import ModelOutput, StepBatch
 from naiad.scheduler.scheduler import Scheduler
 
 
 class _Launched(NamedTuple):
-    scheduled: SchedulerOutput
+    step: StepBatch
     wait: Callable[[], ModelOutput]
 
 
@@ -35,41 +34,40 @@ class StepQueue:
             model_runner: computes them.
             record: notes them.
             clock: seconds.
-            overlaps: a step is launched before the result of the last one is waited for, where that can
-                be foreseen.
+            overlaps: a step is launched before the result of the last one is waited for, where it can be
+                projected.
         """
         self._scheduler = scheduler
         self._model_runner = model_runner
         self._record = record
         self._clock = clock
         self._overlaps = overlaps
-        self._ahead: _Launched | None = None
+        self._next: _Launched | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether no step is under way."""
-        return self._ahead is None
+        return self._next is None
 
-    def take(self) -> tuple[SchedulerOutput, ModelOutput]:
+    def take(self) -> tuple[StepBatch, ModelOutput]:
         """The next step and its result, which is booked."""
-        step = self._ahead or self._launch(self._scheduler.schedule())
-        self._ahead = self._launch_ahead(step.scheduled) if self._overlaps else None
-        result = step.wait()
-        self._record.end_step(step.scheduled.scheduled, result, self._clock())
-        self._scheduler.update(step.scheduled, result)
-        return step.scheduled, result
+        launched = self._next or self._launch(self._scheduler.schedule())
+        step = launched.step
+        self._next = self._launch_projected(step) if self._overlaps else None
+        result = launched.wait()
+        self._record.end_step(step.rows, self._scheduler.running_by_id, result, self._clock())
+        self._scheduler.update(step, result)
+        return step, result
 
-    def _launch(self, scheduled: SchedulerOutput) -> _Launched:
-        self._record.begin_step(scheduled.scheduled, self._clock())
-        if not scheduled.scheduled:
-            return _Launched(scheduled, lambda: ModelOutput({}))
-        return _Launched(scheduled, self._model_runner.launch(scheduled))
+    def _launch(self, step: StepBatch) -> _Launched:
+        self._record.begin_step(step.rows, self._scheduler.running_by_id, self._clock())
+        if not step.rows:
+            return _Launched(step, lambda: ModelOutput({}))
+        return _Launched(step, self._model_runner.launch(step))
 
-    def _launch_ahead(self, pending: SchedulerOutput) -> _Launched | None:
-        """The step behind one that is under way, if it can be made without its result."""
-        if not can_be_foreseen(pending.scheduled, self._scheduler.speculator):
+    def _launch_projected(self, pending: StepBatch) -> _Launched | None:
+        """Launch the step after one that is under way, if it can be made without that one's result."""
+        if not self._scheduler.can_overlap(pending.rows):
             return None
-        # The runner too has to see what is foreseen: positions and lengths.
-        with foreseen(pending.scheduled):
-            scheduled = self._scheduler.schedule_ahead()
-            return None if scheduled is None else self._launch(scheduled)
+        step = self._scheduler.schedule_projected()
+        return None if step is None else self._launch(step)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from naiad.engine.step_runner import StepRunner
-from naiad.outputs import EngineStats, MemoryUse, ModelOutput, RequestOutput, ScheduledSequence
+from naiad.outputs import EngineStats, MemoryUse, ModelOutput, RequestOutput, StepRow
 from naiad.scheduler.scheduler import Scheduler
+from naiad.sequence import Sequence
 from naiad.speculation.speculator import DraftTotals
 
 
@@ -30,19 +31,17 @@ class StepRecord:
         self._memory = MemoryUse()
         self._timestamp_s = 0
 
-    def begin_step(self, rows: Iterable[ScheduledSequence], now_s: float) -> None:
-        """These rows are about to be computed."""
+    def begin_step(self, rows: Iterable[StepRow], running: Mapping[int, Sequence], now_s: float) -> None:
+        """These rows of running sequences are about to be computed."""
         self._num_steps += 1
         self._num_context_tokens = 0
         for row in rows:
-            sequence = row.sequence
+            sequence = running[row.sequence_id]
             if not sequence.first_scheduled_s:
                 sequence.first_scheduled_s = now_s
                 self._started.append(sequence.sequence_id)
             if row.start < sequence.num_prompt_tokens:
-                self._num_context_tokens += min(
-                    row.num_scheduled_tokens, sequence.num_prompt_tokens - row.start
-                )
+                self._num_context_tokens += min(len(row.token_ids), sequence.num_prompt_tokens - row.start)
 
     def take_starts(self, outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
         """Of sequences in a step for the first time since the last call that say nothing in `outputs`."""
@@ -50,11 +49,13 @@ class StepRecord:
         told = {output.sequence_id for output in outputs} if started else set()
         return [RequestOutput(each, []) for each in started if each not in told]
 
-    def end_step(self, rows: Iterable[ScheduledSequence], result: ModelOutput, now_s: float) -> None:
-        """These rows have been computed, with this result."""
+    def end_step(
+        self, rows: Iterable[StepRow], running: Mapping[int, Sequence], result: ModelOutput, now_s: float
+    ) -> None:
+        """These rows have been computed, with this result; some of their sequences may have ended."""
         for row in rows:
-            sequence = row.sequence
-            if row.samples and sequence.sequence_id not in result.errors:
+            sequence = running.get(row.sequence_id)
+            if sequence is not None and row.samples and row.sequence_id not in result.errors:
                 sequence.last_token_s = now_s
                 sequence.first_token_s = sequence.first_token_s or now_s
 

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from naiad.outputs import MemoryUse, ModelOutput, SchedulerOutput
+from naiad.outputs import MemoryUse, ModelOutput, ServedModel, StepBatch
 from naiad.sequence import SamplingParams
-
-
-class VocabularyInfo(Protocol):
-    """What the engine's users need to know of the checkpoint; a `ModelConfig` has it."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids are in [0, vocab_size)."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Every id that ends a text."""
 
 
 class StepRunner(Protocol):
     """What computes a step; `naiad.model_runner.ModelRunner` is one."""
 
     @property
-    def model_config(self) -> VocabularyInfo:
+    def model_config(self) -> ServedModel:
         """The checkpoint's configuration."""
 
     @property
@@ -36,7 +24,7 @@ class StepRunner(Protocol):
     def num_late_compiles(self) -> int:
         """Kernels that were compiled since the start: somebody waited for each."""
 
-    def launch(self, output: SchedulerOutput) -> Callable[[], ModelOutput]:
+    def launch(self, step: StepBatch) -> Callable[[], ModelOutput]:
         """Begin to compute the rows; those of the last step may be under way.
 
         Returns:
@@ -50,5 +38,5 @@ class StepRunner(Protocol):
     def memory_use(self) -> MemoryUse:
         """What the process holds now."""
 
-    def clear_blocks(self, block_ids: list[int]) -> None:
-        """Overwrite what a failed row has left in KV blocks: nothing of it may reach others."""
+    def clear_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
+        """Overwrite what a failed row has left in blocks of each KV group: nothing of it may reach others."""

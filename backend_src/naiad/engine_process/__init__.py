@@ -6,7 +6,6 @@ from naiad.engine_process.clients.engine_client import ClientTimings, EngineClie
 from naiad.engine_process.clients.stop_notice import StopNotice
 from naiad.engine_process.file_lock import FileLock
 from naiad.engine_process.instance import Instance, claim_instance
-from naiad.engine_process.parent_watch import end_with_parent
 from naiad.engine_process.protocol import Ready
 from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory, runtime_path
 
@@ -23,7 +22,6 @@ __all__ = [
     "Ready",
     "StopNotice",
     "claim_instance",
-    "end_with_parent",
     "remove_runtime_directory",
     "runtime_directory",
     "runtime_path",

@@ -1,4 +1,4 @@
-"""`python -m naiad.engine_process`: the engine process. Started by `EngineClient`, not by hand."""
+"""`python -m naiad.engine_process`: the engine process, which `EngineClient` starts."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from naiad.engine_process.serving.loop import ServedEngine, serve
 from naiad.engine_process.serving.queue_gate import QueueLimits
 from naiad.errors import ConfigError
 
-# When memory runs out the kernel should take this process, which is restarted, before the
+# When memory runs out, the kernel should kill this process, which is restarted, rather than the
 # server, which is not.
 _OOM_SCORE_ADJUSTMENT = 500
 
 
 def parse(arguments: Sequence[str]) -> tuple[EngineConfig, Path, int]:
-    """The configuration, the socket's path and the parent's process id; exits on a bad option."""
+    """Return configuration, socket path and the parent's process id; exits on a bad option."""
     parser = argparse.ArgumentParser(prog="naiad.engine_process", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket to create")
     parser.add_argument("--parent-pid", type=int, required=True, help="exit when this is not the parent")
     for name in field_names():
-        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, default="", help="see EngineConfig")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", dest=name, default="", help="a field of EngineConfig"
+        )
     options = parser.parse_args(arguments)
     try:
         config = EngineConfig.from_parameters({name: getattr(options, name) for name in field_names()})
@@ -43,7 +45,7 @@ def main() -> NoReturn:
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE_ADJUSTMENT), encoding="ascii")
 
     def build() -> ServedEngine:
-        # torch takes seconds to import: the socket is there before it.
+        # torch takes seconds to import; the socket must exist before that.
         from naiad.engine import build_engine
 
         return build_engine(config)

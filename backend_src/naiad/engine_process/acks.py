@@ -1,8 +1,8 @@
-"""Acknowledgements: the detokenizer tells the `llm` stub what arrived, past the engine.
+"""Acknowledgements, in which the detokenizer reports to the `llm` stub which chunks have arrived.
 
-The engine's thread may be inside a long step, so they go straight to the stub that waits for
-them. A sequenced-packet Unix socket keeps message borders as datagrams do; a datagram socket
-would take no more than net.unix.max_dgram_qlen (10 by default) before its reader wakes up.
+They do not pass through the engine, whose thread may be inside a long step. The socket is of the
+sequenced-packet kind: it preserves message boundaries, and unlike a datagram socket it is not limited
+to net.unix.max_dgram_qlen messages (10 by default) that its reader has not taken yet.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Ack(NamedTuple):
     """One acknowledgement.
 
     Attributes:
-        sequence_id: whose chunks.
-        num_chunks: how many more have arrived; 0 for a probe.
-        is_cancelled: what Triton said of the client.
+        sequence_id: the sequence that the chunks belong to.
+        num_chunks: number of chunks that have arrived; 0 for a probe.
+        is_cancelled: whether Triton reports that the client has cancelled.
     """
 
     sequence_id: int
@@ -35,17 +35,17 @@ class Ack(NamedTuple):
 
 
 class AckSender:
-    """The detokenizer's end. Never blocks, never raises for a receiver that is gone; thread-safe."""
+    """Sends to one receiver. Never blocks, and never raises if the receiver is gone; thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Remember where to connect; that happens with the first send."""
+        """Set up; the first `send` connects."""
         self._path = path
         self._socket: socket.socket | None = None
         self._waiting: dict[int, Ack] = {}
         self._lock = threading.Lock()
 
     def send(self, sequence_id: int, num_chunks: int, is_cancelled: bool) -> None:
-        """Send, with what an earlier full socket kept waiting; without a receiver, forget it all."""
+        """Send, with acknowledgements that a full socket has delayed; without a receiver, drop all."""
         with self._lock:
             earlier = self._waiting.get(sequence_id)
             if earlier is not None:
@@ -66,7 +66,7 @@ class AckSender:
             self._disconnect()
 
     def _send_once_more(self) -> None:
-        # The receiver may have come back since the last send.
+        # The receiver may have been restarted since the last send.
         try:
             self._send_waiting()
         except BlockingIOError:
@@ -89,20 +89,20 @@ class AckSender:
 
 
 class AckRouter:
-    """Sends each acknowledgement to the instance whose sequence it is for. For one thread."""
+    """Sends each acknowledgement to the instance that owns the sequence. For one thread."""
 
     def __init__(self, directory: Path, model: str) -> None:
-        """Take the runtime directory, and the name of the `llm` model."""
+        """Set up; `directory` is the server's runtime directory, `model` the name of the `llm` model."""
         self._directory = directory
         self._model = model
         self._senders: dict[int, AckSender] = {}
 
     def send(self, sequence_id: int, num_chunks: int, is_cancelled: bool) -> None:
-        """Send; never blocks, never raises for an instance that is gone."""
+        """Send; never blocks, and never raises if the instance is gone."""
         number = instance_number(sequence_id)
         sender = self._senders.get(number)
         if sender is None:
-            self._forget_the_gone()
+            self._drop_closed()
             sender = self._senders[number] = AckSender(self._path(number))
         sender.send(sequence_id, num_chunks, is_cancelled)
 
@@ -112,7 +112,7 @@ class AckRouter:
             sender.close()
         self._senders.clear()
 
-    def _forget_the_gone(self) -> None:
+    def _drop_closed(self) -> None:
         for number in [number for number in self._senders if not self._path(number).exists()]:
             self._senders.pop(number).close()
 
@@ -121,10 +121,10 @@ class AckRouter:
 
 
 class AckReceiver:
-    """The `llm` stub's end: any number of senders. For one thread."""
+    """Receives from any number of senders, in the `llm` stub. For one thread."""
 
     def __init__(self, path: Path) -> None:
-        """Listen at `path`, replacing what a dead receiver left there.
+        """Listen at `path`, replacing the socket of a dead receiver.
 
         Raises:
             StartupError: the path is too long.
@@ -138,11 +138,11 @@ class AckReceiver:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def fileno(self) -> int:
-        """Readable when `receive` has something to do; for select, poll or a selector."""
+        """Becomes readable when `receive` would not block; for select, poll or a selector."""
         return self._selector.fileno()
 
     def receive(self, timeout_s: float = 0.0) -> list[Ack]:
-        """All that has arrived, waiting up to `timeout_s` for something to arrive.
+        """Return the acknowledgements that have arrived, waiting up to `timeout_s` for the first.
 
         Packets that are not acknowledgements are dropped.
         """

@@ -1,4 +1,4 @@
-"""A lock between processes that leaves no trace, neither when it is given back nor when its holder dies."""
+"""A lock between processes, which the kernel releases when its holder dies."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from pathlib import Path
 
 
 class FileLock:
-    """A file that at most one process holds; it is there while somebody does."""
+    """A file that at most one process has locked; it is removed when the lock is released."""
 
     def __init__(self, path: Path) -> None:
-        """Take nothing yet."""
+        """Set up; the lock is not taken yet."""
         self._path = path
         self._descriptor: int | None = None
 
     def try_take(self) -> bool:
-        """Take it if nobody has it.
+        """Take the lock if no one holds it.
 
         Returns:
             Whether this object holds it now.
 
         Raises:
-            OSError: the file can not be made; FileNotFoundError when its directory is gone.
+            OSError: the file can not be created; FileNotFoundError if its directory is gone.
         """
         return self._take(fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def take(self) -> None:
-        """Take it, waiting for whoever has it.
+        """Take the lock, waiting until it is released.
 
         Raises:
-            OSError: as `try_take`.
+            OSError: the file can not be created.
         """
         while not self._take(fcntl.LOCK_EX):
-            # The one who had it has removed the file.
+            # The last holder has removed the file that was locked.
             continue
 
     def release(self) -> None:
-        """Give it back, if held."""
+        """Release the lock if it is held."""
         if self._descriptor is not None:
-            # Before the lock goes: who takes it meanwhile finds that the file has another inode.
+            # Removed before the lock is released: a process that waited sees that the inode has changed.
             self._path.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,7 +1,7 @@
-"""Instances of one `llm` model: a reloaded one starts beside the old, and versions stand side by side.
+"""Instances of one `llm` model: a reloaded model runs next to the old one, and so do its versions.
 
-An instance has a number. It is part of its sockets' names and of its sequences' ids, so that an
-acknowledgement finds the instance whose chunk it is for.
+Each instance has a number, which is part of its sockets' names and of its sequences' ids, so that an
+acknowledgement reaches the instance that sent the chunk.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from naiad.errors import StartupError
 
 _ENGINE_SUFFIX = ".engine"
 _NUMBER_BITS = 10
-# The rest of an id: nobody can guess it.
+# The rest of an id is random, so that it can not be guessed.
 _RANDOM_BITS = 52
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One of the instances of a model.
+    """One instance of a model.
 
     Attributes:
         directory: the server's runtime directory.
@@ -38,41 +38,41 @@ class Instance:
 
     @property
     def engine_socket(self) -> Path:
-        """Where its engine listens."""
+        """The path of its engine's socket."""
         return self.directory / f"{self.model}.{self.number}{_ENGINE_SUFFIX}"
 
     @property
     def ack_socket(self) -> Path:
-        """Where it takes acknowledgements."""
+        """The path of the socket on which it receives acknowledgements."""
         return self.directory / f"{self.model}.{self.number}.acks"
 
     def number_lock(self) -> FileLock:
-        """Held by the instance that has the number."""
+        """The lock that the instance with this number holds."""
         return FileLock(self.directory / f"{self.model}.{self.number}.number")
 
     def metrics_lock(self, version: str) -> FileLock:
-        """Held by the one instance of the model's version whose metrics the server has."""
+        """The lock of the one instance of this version that writes the server's metrics."""
         return FileLock(self.directory / f"{self.model}.{version}.metrics")
 
     def draw_first_id(self, num_sequences: int) -> int:
-        """The id of a request's first sequence; those of the others follow it."""
+        """Draw the id of a request's first sequence; its other sequences have the ids that follow."""
         return self.number << _RANDOM_BITS | secrets.randbelow((1 << _RANDOM_BITS) - num_sequences)
 
 
 def claim_instance(server_pid: int, model: str) -> tuple[Instance, FileLock]:
-    """A new instance of the model in this server.
+    """Make a new instance of the model in this server.
 
     Returns:
-        The instance, and the lock that keeps its number for it.
+        The instance, and the lock that reserves its number.
 
     Raises:
-        StartupError: every number is taken, or there can be no runtime directory.
+        StartupError: every number is taken, or the runtime directory can not be created.
     """
     number = 0
     while number < 1 << _NUMBER_BITS:
         instance = Instance(runtime_directory(server_pid), model, number)
         lock = instance.number_lock()
-        # Another instance may just have taken the empty directory away.
+        # Another instance may just have removed the directory.
         with contextlib.suppress(FileNotFoundError):
             if lock.try_take():
                 return instance, lock
@@ -81,16 +81,16 @@ def claim_instance(server_pid: int, model: str) -> tuple[Instance, FileLock]:
 
 
 def engine_sockets(directory: Path, model: str | None = None) -> list[Path]:
-    """The sockets of a server's engines.
+    """List the sockets of a server's engines.
 
     Args:
-        directory: the server's runtime directory; it may not be there.
-        model: the `llm` model that owns them; None: any.
+        directory: the server's runtime directory, which need not exist.
+        model: the `llm` model that owns the engines; None: any.
     """
     sockets = sorted(directory.glob(f"*{_ENGINE_SUFFIX}"))
     if model is None:
         return sockets
-    # Another model's name may begin with this one's and a dot.
+    # Another model's name may begin with this model's name and a dot.
     name = re.compile(rf"{re.escape(model)}\.\d+{re.escape(_ENGINE_SUFFIX)}")
     return [path for path in sockets if name.fullmatch(path.name)]
 

@@ -1,53 +1,50 @@
-"""The messages between the engine process and whoever uses it, and their frames.
+"""The messages between the engine process and its clients, as msgpack in frames.
 
-A frame is a 4-byte little-endian length and a msgpack body. Both ends decode into the typed
-messages below; anything else is an error of the sender, never code that runs.
+Both ends decode only the typed messages below, so a frame can not make the receiver run code.
 """
 
 from __future__ import annotations
 
 import logging
-import struct
 
 import msgspec
 
 from naiad.errors import InternalError
+from naiad.frames import MAX_FRAME_BYTES, frame
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest
 
-MAX_FRAME_BYTES = 512 * 1024 * 1024
-# Of one message; what is left of a frame is ample for everything else in it.
+# Limit of the logits in one message; the other half of a frame is ample for everything else.
 MAX_LOGITS_BYTES = MAX_FRAME_BYTES // 2
-_LENGTH = struct.Struct("<I")
 
 
 class AddRequests(msgspec.Struct, tag="add", frozen=True):
-    """Rows to serve; those refused are answered by an error output each."""
+    """Requests to serve; each one that is refused is answered by an error output."""
 
     requests: list[EngineRequest]
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
-    """Sequences whose clients are gone or asked to stop; each ends with `cancelled`."""
+    """Abort sequences, whose clients are gone or have cancelled; each ends with `cancelled`."""
 
     sequence_ids: list[int]
 
 
 class Drain(msgspec.Struct, tag="drain", frozen=True):
-    """Finish what runs, then exit."""
+    """Finish the running sequences, then exit; only the owner may send it."""
 
 
 class StopServing(msgspec.Struct, tag="stop", frozen=True):
-    """Refuse what is new; whatever has not finished after `timeout_s` ends with an error.
+    """Refuse new requests; sequences that have not finished after `timeout_s` end with an error.
 
-    Taken from every door: the server is shutting down for all of them.
+    Any client may send it: the server is shutting down for all of them.
     """
 
     timeout_s: float
 
 
 class StopRequests(msgspec.Struct, tag="cancel", frozen=True):
-    """Cancel the requests that carry this id of their clients'; passed on to every other door."""
+    """Cancel the requests to which clients gave this id; the engine forwards it to every other client."""
 
     request_id: str
 
@@ -56,13 +53,14 @@ ClientMessage = AddRequests | Abort | Drain | StopServing | StopRequests
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
-    """The engine serves. Sent once, to each connection.
+    """The engine serves. Sent once to each client.
 
     Attributes:
-        max_model_len: tokens of prompt and output together.
+        max_model_len: maximum number of prompt and output tokens together.
         vocab_size: ids are in [0, vocab_size).
-        eos_token_ids: every id that ends a text.
-        max_num_seqs: sequences that run at once.
+        eos_token_ids: all ids that end a text.
+        max_num_seqs: maximum number of sequences that run at once.
+        stats: the engine's gauges now.
     """
 
     max_model_len: int
@@ -73,17 +71,17 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
 
 
 class StartFailed(msgspec.Struct, tag="failed", frozen=True):
-    """The engine can not start; it exits after this."""
+    """The engine can not start, and exits after this message."""
 
     message: str
 
 
 class StepDone(msgspec.Struct, tag="step", frozen=True):
-    """Everything one step (or one intake) has to say.
+    """The outputs of one step, or of the refusal of requests.
 
     Attributes:
-        outputs: of sequences of this door.
-        stats: None: refusals, of which the engine has not heard; what was told before holds.
+        outputs: outputs of this client's sequences.
+        stats: the engine's gauges; None for refusals, which never reach the engine: earlier stats hold.
     """
 
     outputs: list[RequestOutput]
@@ -100,16 +98,15 @@ engine_message_decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack
 
 
 def encode_frame(message: ClientMessage | EngineMessage) -> bytes:
-    """The message as one frame."""
-    body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    """Encode a message as one frame."""
+    return frame(_encoder.encode(message))
 
 
 def encode_requests(requests: list[EngineRequest]) -> bytes:
-    """Rows to serve as one frame.
+    """Encode requests as one frame.
 
     Raises:
-        InternalError: a value of theirs can not be sent.
+        InternalError: one of their values can not be encoded.
     """
     try:
         return encode_frame(AddRequests(requests))
@@ -119,9 +116,9 @@ def encode_requests(requests: list[EngineRequest]) -> bytes:
 
 
 def split_outputs(outputs: list[RequestOutput]) -> list[list[RequestOutput]]:
-    """A step's outputs, in order, in as many messages as their logits need; at least one.
+    """Split a step's outputs, in order, over as many messages as their logits need; at least one.
 
-    One output alone has no more than `MAX_LOGITS_BYTES`: a request with more is refused.
+    A single output never exceeds `MAX_LOGITS_BYTES`: requests for more logits are refused.
     """
     parts: list[list[RequestOutput]] = [[]]
     num_bytes = 0
@@ -133,32 +130,3 @@ def split_outputs(outputs: list[RequestOutput]) -> list[list[RequestOutput]]:
             num_bytes = size
         parts[-1].append(output)
     return parts
-
-
-class FrameBuffer:
-    """Cuts a byte stream back into frame bodies."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take what arrived; return the bodies that are complete now.
-
-        Raises:
-            ValueError: a frame announces more than `MAX_FRAME_BYTES`.
-        """
-        self._bytes += data
-        bodies = []
-        start = 0
-        while len(self._bytes) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._bytes, start)
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
-            end = start + _LENGTH.size + length
-            if len(self._bytes) < end:
-                break
-            bodies.append(bytes(self._bytes[start + _LENGTH.size : end]))
-            start = end
-        del self._bytes[:start]
-        return bodies

@@ -1,4 +1,4 @@
-"""The private directory where one server's processes keep their sockets."""
+"""The private directory for the sockets of one server's processes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from naiad.errors import StartupError
 
 
 def runtime_directory(server_pid: int) -> Path:
-    """The directory of the server with this process id, made if need be.
+    """Return the directory of the server with this process id; it is created if necessary.
 
     Every process of one server gets the same path: `<temporary directory>/naiad-<user>-<pid
-    namespace>-<server's pid>`. Directories that dead servers left are removed.
+    namespace>-<server's pid>`. Directories of dead servers are removed.
 
     Args:
-        server_pid: of tritonserver, i.e. `os.getppid()` in a stub.
+        server_pid: process id of tritonserver, which is `os.getppid()` in a stub.
 
     Raises:
-        StartupError: it can not be made, or belongs to somebody else.
+        StartupError: the directory can not be created, or belongs to another user.
     """
     path = runtime_path(server_pid)
     try:
@@ -37,18 +37,18 @@ def runtime_directory(server_pid: int) -> Path:
 
 
 def runtime_path(server_pid: int) -> Path:
-    """Where `runtime_directory` makes it; it may not be there."""
+    """The path of the server's runtime directory, which need not exist."""
     return Path(tempfile.gettempdir()) / f"{_name_prefix()}{server_pid}"
 
 
 def remove_runtime_directory(path: Path) -> None:
-    """Remove it with what is in it; not there is fine."""
+    """Remove the directory and its contents if it exists."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(path)
 
 
 def _name_prefix() -> str:
-    # Containers may share a temporary directory and both have a server with process id 1.
+    # Two containers may share a temporary directory, and each have a server with process id 1.
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -69,7 +69,7 @@ def _remove_leftovers(parent: Path, prefix: str) -> None:
         match = pattern.fullmatch(path.name)
         if match is None or _is_alive(int(match[1])):
             continue
-        # Somebody else's, or removed by somebody else meanwhile: not our business.
+        # It may belong to another user, or another process may have removed it.
         with contextlib.suppress(StartupError, OSError):
             _check_is_private(path)
             shutil.rmtree(path)

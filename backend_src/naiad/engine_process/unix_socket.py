@@ -1,4 +1,4 @@
-"""Unix sockets of the processes of one server, for this user alone."""
+"""Unix sockets that only this user's processes can connect to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from naiad.errors import StartupError
 
-# sun_path holds 108 bytes, the last a zero.
+# sun_path has 108 bytes, the last of which is zero.
 _MAX_PATH_BYTES = 107
 _BACKLOG = 16
 
@@ -20,7 +20,7 @@ def check_socket_path(path: Path) -> None:
 
 
 def listen(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-    """A listening socket that does not block, of mode 0600.
+    """Create a non-blocking listening socket of mode 0600.
 
     Raises:
         OSError: it can not be created there.
@@ -37,15 +37,15 @@ def listen(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.s
 
 
 def connect(path: Path, timeout_s: float, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-    """A connection to the process that listens at `path`.
+    """Connect to the process that listens at `path`.
 
     Args:
-        path: of the socket.
-        timeout_s: of this and of each later call on the connection; 0: none of them blocks.
-        kind: of the socket.
+        path: path of the socket.
+        timeout_s: timeout of this call and of later calls on the connection; 0: they do not block.
+        kind: kind of the socket.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no process listens there.
     """
     connection = socket.socket(socket.AF_UNIX, kind)
     try:

@@ -4,60 +4,74 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
-from naiad.kv_cache.block_pool import BlockPool
-from naiad.kv_cache.prefix_cache import BlockName, CachedBlock, PrefixCache
-from naiad.kv_cache.retention import BlockRetention
-from naiad.sequence import UNKNOWN_TOKEN, Sequence
+from naiad.kv_cache.kv_group import KVGroup, KVGroupSpec
+from naiad.kv_cache.prefix_cache import NO_BLOCK, BlockName, CachedBlock, PrefixCache
+from naiad.sequence import Sequence as EngineSequence
 
 
 class KVCacheManager:
-    """Owns the pool and alone writes `Sequence.block_table`.
+    """Owns the blocks of all KV groups and alone writes `Sequence.block_tables`.
 
-    A block table only grows until it is freed. "No room" is an answer, not an error, and it
-    changes nothing. Full blocks are shared by reference; a block that is not full has one owner,
-    so what two sequences have in common there is copied when the second one comes.
+    Every layer of a model belongs to one KV group. Layers of a group see the same part of a text (all
+    of it, or a window) and share a pool of blocks and, for each sequence, one block table. The first
+    group has full attention if any has.
+
+    A block table only grows until it is freed; in a group with a window its first entries become
+    `NO_BLOCK` when no window sees them any more. "No room" is an answer, not an error, and
+    changes nothing in any group. Full blocks are shared by reference; a block that is not full has one
+    owner, so what two sequences have in common there is copied when the second one comes.
 
     Attributes:
+        groups: the KV groups.
+        has_windows: whether `leave_window` does anything.
         num_queried_tokens, num_hit_tokens: prompt tokens of sequences that came for the first
             time, and those of them whose KV was in the cache.
-        draft_fills: of each block, how many leading slots hold a draft model's KV of the tokens
-            that are in them. Whoever drafts writes it; a block that gets other tokens has 0.
     """
 
     def __init__(
         self,
-        num_blocks: int,
+        groups: int | Sequence[KVGroupSpec],
         block_size: int,
         prefix_cache: PrefixCache | None = None,
         clock: Callable[[], float] = time.monotonic,
+        max_step_tokens: int = 0,
     ) -> None:
-        """Manage blocks.
+        """Start with all blocks free.
 
         Args:
-            num_blocks: all there are.
-            block_size: tokens in each.
-            prefix_cache: None: nothing is ever reused.
+            groups: the KV groups, or the number of blocks of a single one with full attention.
+            block_size: tokens in each block.
+            prefix_cache: of the same groups; None: nothing is ever reused.
             clock: seconds; priorities of blocks end by it.
+            max_step_tokens: of one sequence in one step, at most; needed if a group has a window.
         """
-        self._pool = BlockPool(num_blocks)
+        specs = [KVGroupSpec(groups)] if isinstance(groups, int) else list(groups)
+        windows = [spec.window for spec in specs]
+        self.has_windows = any(window is not None for window in windows)
+        assert None not in windows[1:] or windows[0] is None, "groups with full attention come first"
+        assert max_step_tokens or not self.has_windows, "how long is the longest step?"
+        assert prefix_cache is None or prefix_cache.windows == tuple(windows)
+        self.groups = tuple(
+            KVGroup(index, spec, block_size, max_step_tokens, prefix_cache, clock)
+            for index, spec in enumerate(specs)
+        )
         self._block_size = block_size
         self._prefix_cache = prefix_cache
-        self._retention = BlockRetention(block_size, clock)
-        # Of each sequence with blocks: its full blocks as the prefix cache knows them.
+        # For each sequence with blocks, its full blocks as the prefix cache knows them.
         self._chains: dict[int, list[CachedBlock]] = {}
-        self._copies: list[tuple[int, int]] = []
+        # For each group; empty if there are none at all.
+        self._copies: list[list[tuple[int, int]]] = []
         self._named_id = -1
         self._names: list[BlockName] = []
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
-        self.draft_fills = [0] * num_blocks
 
     @property
-    def pool(self) -> BlockPool:
-        """The blocks, for checks."""
-        return self._pool
+    def draft_fills(self) -> list[int]:
+        """How far the draft model has filled each block; its KV lies in the first group's blocks."""
+        return self.groups[0].draft_fills
 
     @property
     def block_size(self) -> int:
@@ -66,115 +80,141 @@ class KVCacheManager:
 
     @property
     def num_blocks(self) -> int:
-        """All blocks."""
-        return self._pool.num_blocks
+        """All blocks of all groups."""
+        return sum(group.pool.num_blocks for group in self.groups)
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that nobody holds."""
-        return self._pool.num_free
+        return sum(group.pool.num_free for group in self.groups)
 
     @property
     def num_used_blocks(self) -> int:
         """Blocks that some sequence holds."""
-        return self._pool.num_blocks - self._pool.num_free
+        return self.num_blocks - self.num_free_blocks
+
+    @property
+    def max_sequence_tokens(self) -> int | None:
+        """How long a sequence can become that has all blocks for itself; None: no bound."""
+        bounds = [
+            group.pool.num_blocks * self._block_size
+            for group in self.groups
+            if group.max_held_blocks is None or group.max_held_blocks > group.pool.num_blocks
+        ]
+        return min(bounds, default=None)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that so many tokens fill, the last one perhaps in part."""
         return -(-num_tokens // self._block_size)
 
-    def num_exclusive_blocks(self, sequence: Sequence) -> int:
-        """Blocks that would be free if the sequence gave its own back."""
-        return sum(self._pool.ref_count(block_id) == 1 for block_id in sequence.block_table)
+    def num_exclusive_blocks(self, sequence: EngineSequence) -> list[int]:
+        """For each group, the blocks that would be free if the sequence gave its own back."""
+        return [
+            sum(block_id != NO_BLOCK and group.pool.ref_count(block_id) == 1 for block_id in table)
+            for group, table in zip(self.groups, sequence.block_tables, strict=True)
+        ]
 
-    def num_blocks_to_admit(self, sequence: Sequence) -> int:
-        """Free blocks that `admit` would take."""
-        shared, _ = self._shared(sequence)
-        return self._num_taken(sequence, [block.block_id for block in shared])
+    def num_missing_blocks(self, sequence: EngineSequence, num_spare_blocks: int = 0) -> list[int]:
+        """For each group, the blocks that `admit` lacks; it succeeds if none is positive."""
+        chain, _ = self._shared(sequence)
+        lengths = self._table_lengths(sequence.num_tokens, len(chain) * self._block_size)
+        return [
+            group.num_taken(shared, length) + num_spare_blocks - group.pool.num_free
+            for group, shared, length in zip(self.groups, self._tables_of(chain), lengths, strict=True)
+        ]
 
-    def admit(self, sequence: Sequence, num_spare_blocks: int = 0) -> int | None:
+    def admit(self, sequence: EngineSequence, num_spare_blocks: int = 0) -> int | None:
         """Give a sequence without blocks those for all its known tokens.
+
+        In a group with a window these are no more than it can hold at a time.
 
         Args:
             sequence: its prompt is in the cache as far as the prefix cache knows.
-            num_spare_blocks: so many must still be free afterwards.
+            num_spare_blocks: how many must still be free in each group afterwards.
 
         Returns:
             How many of the tokens have their KV in the cache already, or None if there is no
             room now.
         """
-        assert not sequence.block_table
         chain, queried = self._shared(sequence)
-        shared = [block.block_id for block in chain]
-        if self._num_taken(sequence, shared) + num_spare_blocks > self._pool.num_free:
+        num_cached_tokens = len(chain) * self._block_size
+        if not self._fill_tables(sequence, self._tables_of(chain), num_cached_tokens, num_spare_blocks):
             return None
         self._chains[sequence.sequence_id] = chain
-        num_cached = len(shared) * self._block_size
         if sequence.num_preemptions == 0:
             self.num_queried_tokens += queried
-            self.num_hit_tokens += num_cached
-        self._fill_table(sequence, shared)
-        return num_cached
+            self.num_hit_tokens += num_cached_tokens
+        return num_cached_tokens
 
-    def fork(self, sequence: Sequence, donor: Sequence) -> int | None:
+    def fork(self, sequence: EngineSequence, donor: EngineSequence) -> int | None:
         """Like `admit`, from a donor that has computed all tokens the sequence knows, but its last.
 
         Full blocks are shared. The last block, in which both will go on writing, is copied; the
-        sequence computes its last known token again, for the logits.
+        sequence computes its last known token again, for the logits. If the donor has left the window
+        that this token sees behind, the sequence is admitted like any other.
         """
-        assert not sequence.block_table
-        assert donor.num_computed_tokens >= sequence.num_tokens - 1
-        num_cached = sequence.num_tokens - 1
-        num_full = num_cached // self._block_size
-        shared = donor.block_table[:num_full]
-        if self._num_taken(sequence, shared) > self._pool.num_free:
+        num_cached_tokens = sequence.num_tokens - 1
+        num_full = num_cached_tokens // self._block_size
+        shared = []
+        for group, table in zip(self.groups, donor.block_tables, strict=True):
+            first = group.first_seen(num_cached_tokens)
+            if NO_BLOCK in table[first : first + 1]:
+                return self.admit(sequence)
+            shared.append([NO_BLOCK] * first + table[first:num_full])
+        if not self._fill_tables(sequence, shared, num_cached_tokens):
             return None
         self._chains[sequence.sequence_id] = self._chains.get(donor.sequence_id, [])[:num_full]
-        self._fill_table(sequence, shared)
-        if num_cached % self._block_size:
-            self._copies.append((donor.block_table[num_full], sequence.block_table[num_full]))
-        return num_cached
+        if num_cached_tokens % self._block_size:
+            self._copies = self._copies or [[] for _ in self.groups]
+            tables = zip(self._copies, donor.block_tables, sequence.block_tables, strict=True)
+            for copies, source, target in tables:
+                copies.append((source[num_full], target[num_full]))
+        return num_cached_tokens
 
     @property
     def has_copies(self) -> bool:
         """Whether blocks have yet to be copied: until then no block may be written."""
         return bool(self._copies)
 
-    def take_copies(self) -> list[tuple[int, int]]:
-        """(from, to) blocks to copy, in order, before anything else is written."""
+    def take_copies(self) -> list[list[tuple[int, int]]]:
+        """For each group (from, to) blocks to copy, in order, before anything else is written.
+
+        Empty if there are none in any group.
+        """
         copies, self._copies = self._copies, []
         return copies
 
-    def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Lengthen the block table until it holds `num_tokens`; False = no room now."""
-        num_new = self.num_blocks_for(num_tokens) - len(sequence.block_table)
-        if num_new > self._pool.num_free:
-            return False
-        sequence.block_table.extend(self._take_block() for _ in range(num_new))
+    def allocate(self, sequence: EngineSequence, num_tokens: int) -> bool:
+        """Lengthen the block tables for `num_tokens` known tokens; False = no room now."""
+        lengths = self._table_lengths(num_tokens, sequence.next_start)
+        for group, table, length in zip(self.groups, sequence.block_tables, lengths, strict=True):
+            if length - len(table) > group.pool.num_free:
+                return False
+        for group, table, length in zip(self.groups, sequence.block_tables, lengths, strict=True):
+            group.lengthen(table, length)
         return True
 
-    def extend(self, sequence: Sequence, num_tokens: int) -> int:
-        """Lengthen the block table towards `num_tokens` as far as free blocks allow.
+    def extend(self, sequence: EngineSequence, num_tokens: int) -> int:
+        """Lengthen the block tables towards `num_tokens` as far as free blocks allow.
 
         Returns:
-            How many of them it holds now.
+            How many of them every table holds now.
         """
-        num_new = self.num_blocks_for(num_tokens) - len(sequence.block_table)
-        num_new = min(num_new, self._pool.num_free)
-        sequence.block_table.extend(self._take_block() for _ in range(num_new))
-        return min(num_tokens, len(sequence.block_table) * self._block_size)
+        length = self.num_blocks_for(num_tokens)
+        for group, table in zip(self.groups, sequence.block_tables, strict=True):
+            length = min(length, len(table) + group.pool.num_free)
+        for group, table in zip(self.groups, sequence.block_tables, strict=True):
+            group.lengthen(table, length)
+        return min(num_tokens, min(map(len, sequence.block_tables)) * self._block_size)
 
-    def trim(self, sequence: Sequence) -> None:
-        """Take back the blocks behind those of the known tokens: they were for drafts."""
-        table = sequence.block_table
+    def trim(self, sequence: EngineSequence) -> None:
+        """Take back the blocks after those of the known tokens: they were for drafts."""
         num_kept = self.num_blocks_for(sequence.num_tokens)
-        surplus = table[num_kept:]
-        del table[num_kept:]
-        for block_id in reversed(surplus):
-            self._pool.release(block_id)
+        for group, table in zip(self.groups, sequence.block_tables, strict=True):
+            group.shorten(table, num_kept)
 
-    def publish(self, sequence: Sequence, num_tokens: int) -> None:
-        """The step that starts now computes the sequence up to `num_tokens`: let others find it.
+    def publish(self, sequence: EngineSequence, num_tokens: int) -> None:
+        """Let others find the blocks of a sequence up to `num_tokens`: the step that starts now fills them.
 
         A step writes all its keys and values before any of them is read, so sequences that come
         into the same step may use them too.
@@ -182,53 +222,71 @@ class KVCacheManager:
         if self._prefix_cache is None:
             return
         chain = self._chains[sequence.sequence_id]
-        for index in range(len(chain), num_tokens // self._block_size):
+        num_full = num_tokens // self._block_size
+        if len(chain) >= num_full:
+            return
+        for index in range(len(chain), num_full):
             parent = chain[-1] if chain else None
-            start, block_id = index * self._block_size, sequence.block_table[index]
-            if sequence.token_ids[start + self._block_size - 1] == UNKNOWN_TOKEN:
+            start = index * self._block_size
+            if start + self._block_size > len(sequence.token_ids):
+                # Its last token is sampled by a step that is under way.
                 return
             chain.append(
-                self._prefix_cache.insert(parent, sequence.cache_salt, sequence.token_ids, start, block_id)
+                self._prefix_cache.insert(
+                    parent,
+                    sequence.prefix_identity,
+                    sequence.token_ids,
+                    start,
+                    [table[index] for table in sequence.block_tables],
+                )
             )
 
-    def retract(self, sequences: Iterable[Sequence]) -> list[int]:
-        """These have failed together, nothing that they wrote is to be trusted: nobody may find it.
+    def leave_window(self, sequence: EngineSequence) -> None:
+        """Free the blocks that no window sees once the sequence's computed tokens are computed.
+
+        Those that are full and published can be found until they get other tokens.
+        """
+        chain = self._chains.get(sequence.sequence_id, [])
+        for group in self.groups:
+            group.leave_window(sequence, chain)
+
+    def retract(self, sequences: Sequence[EngineSequence]) -> list[list[int]]:
+        """Let nobody find what these sequences wrote: they have failed together.
 
         Returns:
-            Their blocks that nobody else holds: clear them before they are freed.
+            For each group, their blocks that nobody else holds: clear them before they are freed.
         """
-        holders = Counter(block_id for sequence in sequences for block_id in sequence.block_table)
-        if self._prefix_cache is not None:
-            for block_id in holders:
-                self._prefix_cache.evict(block_id)
-        return [block_id for block_id, num in holders.items() if self._pool.ref_count(block_id) == num]
+        for sequence in sequences:
+            self._retract_left_blocks(sequence)
+        own_blocks = []
+        for group in self.groups:
+            holders = Counter(each for sequence in sequences for each in sequence.block_tables[group.index])
+            del holders[NO_BLOCK]
+            if self._prefix_cache is not None:
+                for block_id in holders:
+                    self._prefix_cache.evict(block_id, group.index)
+            own_blocks.append([each for each, num in holders.items() if group.pool.ref_count(each) == num])
+        return own_blocks
 
-    def free(self, sequence: Sequence) -> None:
-        """Take all blocks back; of those kept for reuse, the last one is the first to go.
+    def free(self, sequence: EngineSequence) -> None:
+        """Take all blocks back; of those kept for reuse, the last one is the first to be taken again.
 
         Unless the sequence's client wants some of them kept longer, or less long, than others'.
         """
-        cache = self._prefix_cache
-        if cache is not None and sequence.retention is not None:
-            self._keep_as_asked(cache, sequence)
-        for block_id in reversed(sequence.block_table):
-            is_kept = cache is not None and block_id in cache
-            self._pool.release(block_id, self._retention.priority(block_id) if is_kept else None)
-        sequence.block_table.clear()
-        self._chains.pop(sequence.sequence_id, None)
+        chain = self._chains.pop(sequence.sequence_id, [])
+        for group in self.groups[: len(sequence.block_tables)]:
+            group.free(sequence, chain)
 
-    def _keep_as_asked(self, cache: PrefixCache, sequence: Sequence) -> None:
-        # A block of the same tokens that was known before is the one that will be found.
-        found = [*sequence.block_table]
-        for index, known in enumerate(self._chains.get(sequence.sequence_id, ())):
-            if cache.has(known):
-                found[index] = known.block_id
-        self._retention.take(sequence, found)
-        for block_id in set(found).difference(sequence.block_table):
-            if self._pool.ref_count(block_id) == 0:
-                self._pool.rerank(block_id, self._retention.priority(block_id))
+    def _retract_left_blocks(self, sequence: EngineSequence) -> None:
+        """Let nobody find the blocks that the sequence's windows have left behind."""
+        if self._prefix_cache is None or not self.has_windows:
+            return
+        for index, block in enumerate(self._chains.get(sequence.sequence_id, [])):
+            for group, table in enumerate(sequence.block_tables):
+                if table[index] == NO_BLOCK:
+                    self._prefix_cache.evict(block.block_ids[group], group)
 
-    def _shared(self, sequence: Sequence) -> tuple[list[CachedBlock], int]:
+    def _shared(self, sequence: EngineSequence) -> tuple[list[CachedBlock], int]:
         """Blocks that the prefix cache has for the sequence, and the tokens it was asked about."""
         if self._prefix_cache is None or not sequence.reads_prefix_cache:
             return [], 0
@@ -237,30 +295,46 @@ class KVCacheManager:
         # The first in the queue asks in every step until there is room.
         if self._named_id != sequence.sequence_id:
             self._named_id, self._names = sequence.sequence_id, []
-        found = self._prefix_cache.match(sequence.token_ids, sequence.cache_salt, max_tokens, self._names)
+        identity = sequence.prefix_identity
+        found = self._prefix_cache.match(sequence.token_ids, identity, max_tokens, self._names)
         return found, max_tokens + 1
 
-    def _num_taken(self, sequence: Sequence, shared: list[int]) -> int:
-        num_revived = sum(self._pool.ref_count(block_id) == 0 for block_id in shared)
-        return self.num_blocks_for(sequence.num_tokens) - len(shared) + num_revived
+    def _tables_of(self, chain: list[CachedBlock]) -> list[list[int]]:
+        """For each group, the beginning of the table of a sequence that starts after these blocks."""
+        tables = []
+        for group in self.groups:
+            first = group.first_seen(len(chain) * self._block_size)
+            tables.append([NO_BLOCK] * first + [block.block_ids[group.index] for block in chain[first:]])
+        return tables
 
-    def _fill_table(self, sequence: Sequence, shared: list[int]) -> None:
+    def _table_lengths(self, num_tokens: int, num_computed_tokens: int) -> list[int]:
+        """For each group, how long the table of a sequence has to be; the last one is the shortest.
+
+        All groups with a window have tables of one length, which reach as far as the longest step.
+        """
+        length = self.num_blocks_for(num_tokens)
+        if not self.has_windows:
+            return [length] * len(self.groups)
+        bounds = [group.longest_table(num_computed_tokens) for group in self.groups]
+        shortest = min(length, *(bound for bound in bounds if bound is not None))
+        return [length if bound is None else shortest for bound in bounds]
+
+    def _fill_tables(
+        self,
+        sequence: EngineSequence,
+        shared: list[list[int]],
+        num_cached_tokens: int,
+        num_spare_blocks: int = 0,
+    ) -> bool:
+        """Give a sequence its tables, each with a shared beginning; False = no room now."""
+        tables, num_tokens = sequence.block_tables, sequence.num_tokens
+        assert not any(tables), "the sequence has blocks"
+        lengths = self._table_lengths(num_tokens, num_cached_tokens)
+        for group, blocks, length in zip(self.groups, shared, lengths, strict=True):
+            if group.num_taken(blocks, length) + num_spare_blocks > group.pool.num_free:
+                return False
         self._named_id = -1  # while it runs its tokens may be replaced
-        # First of all: a shared block may be free, and the next to be taken.
-        for block_id in shared:
-            self._pool.retain(block_id)
-        num_new = self.num_blocks_for(sequence.num_tokens) - len(shared)
-        sequence.block_table.extend(shared)
-        sequence.block_table.extend(self._take_block() for _ in range(num_new))
-
-    def _take_block(self) -> int:
-        for ended in self._retention.pop_ended():
-            is_kept = self._prefix_cache is not None and ended in self._prefix_cache
-            if is_kept and self._pool.ref_count(ended) == 0:
-                self._pool.rerank(ended, self._retention.priority(ended))
-        block_id = self._pool.allocate()
-        self.draft_fills[block_id] = 0
-        self._retention.forget(block_id)
-        if self._prefix_cache is not None:
-            self._prefix_cache.evict(block_id)
-        return block_id
+        tables.extend([] for _ in range(len(self.groups) - len(tables)))
+        for group, table, blocks, length in zip(self.groups, tables, shared, lengths, strict=True):
+            group.fill(table, blocks, length)
+        return True

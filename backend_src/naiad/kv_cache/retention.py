@@ -1,10 +1,10 @@
-"""How long blocks of the prefix cache shall stay, as clients ask."""
+"""How long blocks stay in the prefix cache, as clients ask."""
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from naiad.sequence import DEFAULT_KV_PRIORITY, Sequence
 
@@ -15,7 +15,7 @@ class BlockRetention:
     """Priorities of blocks that differ from the default, and when they end."""
 
     def __init__(self, block_size: int, clock: Callable[[], float]) -> None:
-        """Know of none.
+        """Start without any.
 
         Args:
             block_size: tokens in a block.
@@ -27,16 +27,16 @@ class BlockRetention:
         self._asked: dict[int, tuple[int, float]] = {}
         self._ends: list[tuple[float, int]] = []
 
-    def take(self, sequence: Sequence, block_ids: list[int]) -> None:
-        """What a sequence that gives its blocks back asks; others' wishes stay where it has none.
+    def take(self, sequence: Sequence, blocks: Iterable[tuple[int, int]]) -> None:
+        """Note what a sequence asks for blocks that it gives back, where it asks for anything.
 
         Args:
             sequence: asks for something.
-            block_ids: by which its tokens will be found, from its first.
+            blocks: the place of each block in the text, and the block in which its tokens will be found.
         """
         retention, size = sequence.retention, self._block_size
         assert retention is not None
-        for index, block_id in enumerate(block_ids):
+        for index, block_id in blocks:
             asked = retention.of_tokens(index * size, (index + 1) * size, sequence.num_prompt_tokens)
             if asked is None:
                 continue
@@ -49,7 +49,7 @@ class BlockRetention:
             self._forget_ends()
 
     def priority(self, block_id: int) -> int:
-        """Blocks of a smaller one are taken first."""
+        """Blocks of a smaller priority are taken first."""
         return self._asked.get(block_id, (DEFAULT_KV_PRIORITY, 0.0))[0]
 
     def forget(self, block_id: int) -> None:
@@ -57,12 +57,12 @@ class BlockRetention:
         self._asked.pop(block_id, None)
 
     def _forget_ends(self) -> None:
-        """Drop what was asked anew since, or for other tokens: long durations must not pile up."""
+        """Drop ends that no longer count, so that long durations do not pile up."""
         self._ends = [(end_s, block_id) for block_id, (_, end_s) in self._asked.items() if end_s < math.inf]
         heapq.heapify(self._ends)
 
     def pop_ended(self) -> list[int]:
-        """Blocks whose time is over; they have the default again."""
+        """Blocks whose time is over; they have the default priority again."""
         ended = []
         while self._ends and self._ends[0][0] <= self._clock():
             end_s, block_id = heapq.heappop(self._ends)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from naiad.model_runner.step_inputs import StepRows
-from naiad.sampling.raw_logits import float32_bytes
+from naiad.sampling.sampler_output import float32_bytes
 
 
 def context_logits(
@@ -25,11 +25,11 @@ def context_logits(
         step or of the prompt, for sequences that ask and have such positions in the step.
     """
     result = {}
-    for end, row in zip(inputs.ends, inputs.rows, strict=True):
-        sequence = row.sequence
-        num_positions = min(row.num_scheduled_tokens, sequence.num_prompt_tokens - row.start)
-        if sequence.params.returns_context_logits and num_positions > 0:
+    for end, (row, state) in zip(inputs.ends, inputs.rows, strict=True):
+        sampling = state.sampling
+        num_positions = min(row.num_scheduled_tokens, sampling.num_prompt_tokens - row.start)
+        if sampling.params.returns_context_logits and num_positions > 0:
             first = end - row.num_scheduled_tokens
             logits = compute_logits(hidden[first : first + num_positions])
-            result[sequence.sequence_id] = float32_bytes(logits)
+            result[row.sequence_id] = float32_bytes(logits)
     return result

@@ -1,4 +1,4 @@
-"""What the machine offers: device, dtype, threads, memory."""
+"""The machine's resources: device, dtype, threads, memory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from naiad_kernels.linear.half_weight import has_fbgemm
 from naiad_kernels.linear.onednn import computes_in_bfloat16
 
 _GIB = 1024**3
-# Fusing and reordering weights holds one matrix twice for a moment.
+# Fusing and reordering weights briefly holds one matrix twice.
 _LOADING_OVERHEAD = 1.1
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
-    """The torch device of the configuration.
+    """Return the torch device of the configuration.
 
     Raises:
-        ConfigError: "cuda" where torch sees no CUDA device.
+        ConfigError: the device is "cuda", but torch sees no CUDA device.
     """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "cuda", "cpu: PyTorch finds no CUDA device on this machine")
@@ -33,7 +33,7 @@ def resolve_device(config: EngineConfig) -> torch.device:
 
 
 def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """The torch dtype; "auto" is bfloat16 where the device computes in it, else float32."""
+    """Return the torch dtype; "auto" is bfloat16 if the device computes in it, else float32."""
     if config.dtype != "auto":
         return {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}[config.dtype]
     return torch.bfloat16 if device.type == "cuda" or computes_in_bfloat16() else torch.float32
@@ -42,7 +42,7 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 def use_physical_cores() -> None:
     """Set torch's thread count to the physical cores this process may use.
 
-    Fewer are kept if the environment (OMP_NUM_THREADS) already says so. Two threads on one core
+    A smaller count from the environment (OMP_NUM_THREADS) is kept. Two threads on one core
     share its arithmetic units and slow each other down.
     """
     cores = min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0)), _cgroup_cores())
@@ -50,7 +50,7 @@ def use_physical_cores() -> None:
 
 
 def compile_count(device: torch.device) -> Callable[[], int]:
-    """Begin to count the kernels that are compiled from now on; none ever is on a CPU."""
+    """Begin to count compiled kernels and return the counter; a CPU compiles none."""
     if device.type == "cpu":
         return lambda: 0
     counter = CompileCounter()
@@ -58,7 +58,7 @@ def compile_count(device: torch.device) -> Callable[[], int]:
 
 
 def memory_use(device: torch.device) -> MemoryUse:
-    """What this process holds now; of a GPU's memory what torch has taken for it."""
+    """Return the memory that this process holds; on a GPU, what torch has reserved for it."""
     cpu_bytes = psutil.Process().memory_info().rss
     if device.type != "cuda":
         return MemoryUse(cpu_bytes)
@@ -69,15 +69,15 @@ def memory_use(device: torch.device) -> MemoryUse:
 def check_memory(
     checkpoints: Sequence[tuple[str, ModelConfig]], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Refuse to start loading weights that can not fit.
+    """Refuse weights that cannot fit before they are loaded.
 
     Args:
         checkpoints: directory and configuration of each.
-        dtype: to compute in.
-        device: to load to.
+        dtype: for computing.
+        device: destination of the weights.
 
     Raises:
-        StartupError: says how much is needed and how much there is.
+        StartupError: says how much memory is needed and how much is available.
     """
     needed_bytes = sum(_needed_bytes(each, config, dtype, device) for each, config in checkpoints)
     if device.type == "cuda":
@@ -102,7 +102,7 @@ def _needed_bytes(model_dir: str, config: ModelConfig, dtype: torch.dtype, devic
 
 
 def _cgroup_cores() -> int:
-    """Whole cores of the container's CPU quota; many if there is none."""
+    """Return the whole cores of the container's CPU quota, or all cores if there is none."""
     unlimited = os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

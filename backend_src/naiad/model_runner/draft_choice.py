@@ -1,19 +1,19 @@
-"""Which model drafts: refuses what can not, before any weights are loaded."""
+"""Chooses the model that drafts, and refuses unsuitable ones before any weights are loaded."""
 
 from __future__ import annotations
 
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
 
-# Where nothing is said: of the target's layers one in so many.
+# By default one of this many target layers drafts.
 _LAYERS_SHARE = 4
 
 
 def draft_model_config(config: EngineConfig, target: ModelConfig) -> ModelConfig | None:
-    """The shape of the draft model's checkpoint; None: there is none.
+    """Return the configuration of the draft model's checkpoint; None: there is none.
 
     Raises:
-        ConfigError: its vocabulary is not the target's, or its context is shorter than what is served.
+        ConfigError: its vocabulary is not the target's, or its context is shorter than the served one.
         ModelError: the checkpoint is missing or not supported.
     """
     if config.drafter != "draft_model":
@@ -39,10 +39,10 @@ def draft_model_config(config: EngineConfig, target: ModelConfig) -> ModelConfig
 
 
 def num_draft_layers(config: EngineConfig, target: ModelConfig) -> int:
-    """How many of the target's first layers draft; 0: they do not.
+    """Return how many of the target's first layers draft; 0: none.
 
     Raises:
-        ConfigError: it has no so many.
+        ConfigError: `num_draft_layers` exceeds the target's layers.
     """
     if config.drafter != "self":
         return 0

@@ -1,4 +1,4 @@
-"""The sizes of the steps that are captured as graphs; a step is computed as the next greater one."""
+"""The step sizes that are captured as graphs; a step is padded to the next larger size."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 # More tokens keep a GPU busy for longer than their launches take the host.
 _MAX_TOKENS = 512
-# A program for each part of the longest context is launched, whatever the contexts are.
+# A graph launches one program per part of its longest context, however short the contexts are.
 _SHORT_CONTEXT = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """An upper bound of a step.
+    """A captured size: an upper bound of a step.
 
     Attributes:
-        num_seqs: sequences.
-        query_len: tokens of one in the step.
-        max_seq_len: cached tokens of one, the step's included.
+        num_seqs: number of sequences.
+        query_len: tokens of one sequence in the step.
+        max_seq_len: cached tokens of one sequence, including those of the step.
     """
 
     num_seqs: int
@@ -28,13 +28,13 @@ class Bucket:
 
     @property
     def num_tokens(self) -> int:
-        """Of the whole step."""
+        """Tokens of the whole step."""
         return self.num_seqs * self.query_len
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """All of them: each number of sequences with each of the others, if that is not too much.
+    """All captured sizes: every combination of the lists below with few enough tokens.
 
     Attributes:
         nums_seqs, query_lens, max_seq_lens: ascending.
@@ -46,15 +46,15 @@ class Buckets:
 
     @classmethod
     def of(cls, max_num_seqs: int, max_query_len: int, max_model_len: int) -> Buckets:
-        """Those for an engine.
+        """Choose the sizes for an engine.
 
         Args:
-            max_num_seqs: sequences of a step, at most.
-            max_query_len: tokens of a sequence in a step, at most: one and its drafts.
-            max_model_len: tokens of a sequence, at most.
+            max_num_seqs: maximum sequences of a step.
+            max_query_len: maximum tokens of a sequence in a step: one and its drafts.
+            max_model_len: maximum tokens of a sequence.
         """
         most = min(max_num_seqs, _MAX_TOKENS)
-        # 1, 2, 3, 4, 6, 8, 12, …: no step is computed as one of twice its size.
+        # 1, 2, 3, 4, 6, 8, 12, …: no step is padded to twice its size.
         sizes = sorted({num << shift for shift in range(10) for num in (2, 3)} | {1})
         return cls(
             nums_seqs=[size for size in sizes if size < most] + [most],
@@ -63,7 +63,7 @@ class Buckets:
         )
 
     def all(self) -> list[Bucket]:
-        """The largest first: what the others need, they find in its memory."""
+        """Return all sizes, largest first, so that smaller ones reuse its memory."""
         buckets = [
             Bucket(num_seqs, query_len, max_seq_len)
             for max_seq_len in self.max_seq_lens
@@ -74,7 +74,7 @@ class Buckets:
         return sorted(buckets, key=lambda each: (each.num_tokens, each.max_seq_len), reverse=True)
 
     def smallest(self, num_seqs: int, query_len: int, max_seq_len: int) -> Bucket | None:
-        """The first that a step fits in; None: it is too large."""
+        """Return the smallest size that a step fits, or None if it is too large."""
         bounds = [
             _first_from(self.nums_seqs, num_seqs),
             _first_from(self.query_lens, query_len),
@@ -87,6 +87,6 @@ class Buckets:
 
 
 def _first_from(ascending: Sequence[int], number: int) -> int:
-    """The first that is no less; 0: none is."""
+    """Return the first number that is at least `number`; 0: there is none."""
     index = bisect_left(ascending, number)
     return ascending[index] if index < len(ascending) else 0

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from naiad.model_runner.graph_buckets import Bucket, Buckets
+from naiad.model_runner.sequence_states import StateRow
 from naiad.model_runner.step_inputs import SampledIds, StepRows, StepTokens, sampled_places
-from naiad.models import ForwardBatch, LlamaModel
-from naiad.outputs import SchedulerOutput
+from naiad.models import DecoderModel, ForwardBatch, GroupInputs
 from naiad_kernels.paged_attention import AttentionPlan
 from naiad_kernels.paged_attention.device_step import padded_run, plan_padded_step
 from naiad_kernels.paged_attention.layout import CacheLayout
@@ -42,15 +42,15 @@ def cuda_capture() -> Capture:
 class GraphedModel:
     """Graphs of a model's forward pass over one KV pool.
 
-    A step is padded to its bucket: tokens are added that are stored nowhere and that no sequence
-    has, and sequences without tokens. Lengths and blocks are read from memory, so they may change.
+    A step is padded to the next captured size with empty sequences and with tokens that are never
+    cached. Lengths and blocks are read from memory, so they may change.
     """
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: DecoderModel,
         caches: Sequence[LayerCache],
-        layout: CacheLayout,
+        layouts: Sequence[CacheLayout],
         buckets: Buckets,
         capture: Capture,
     ) -> None:
@@ -59,13 +59,14 @@ class GraphedModel:
         Args:
             model: the weights.
             caches: one for each layer; their memory is that of the graphs from now on.
-            layout: of the caches.
+            layouts: of the caches, one for each group of layers.
             buckets: sizes.
             capture: makes a graph.
         """
         self._model = model
         self._caches = caches
-        self._layout = layout
+        self._layouts = layouts
+        self._layout = layout = layouts[0]
         self._buckets = buckets
         every = buckets.all()
         num_tokens = max(bucket.num_tokens for bucket in every)
@@ -76,28 +77,27 @@ class GraphedModel:
         self._replays = {bucket: self._captured(bucket, capture) for bucket in every}
 
     def forward(
-        self, output: SchedulerOutput, sampled: SampledIds | None = None
+        self, rows: list[StateRow], sampled: SampledIds | None = None
     ) -> tuple[StepRows, torch.Tensor] | None:
         """Compute a step, if it fits a bucket.
 
         Args:
-            output: the step.
+            rows: the step's.
             sampled: by the last step, if ids may be unknown.
 
         Returns:
             The step's rows and `[num_tokens, hidden_size]`, valid until the next call; None: the step
             is too large.
         """
-        rows = output.scheduled
-        query_len = max(row.num_scheduled_tokens for row in rows)
-        seq_len = max(row.start + row.num_scheduled_tokens for row in rows)
+        query_len = max(row.num_scheduled_tokens for row, _ in rows)
+        seq_len = max(row.end for row, _ in rows)
         bucket = self._buckets.smallest(len(rows), query_len, seq_len)
         if bucket is None:
             return None
-        tokens = StepTokens.of(rows, self._layout.block_size, sampled)
+        tokens = StepTokens.of(rows, self._layouts, sampled)
         places = sampled_places(rows, tokens.ends)
         staging = self._staging(bucket)
-        token_ids, _ = self._put(staging, bucket, tokens, [row.sequence.block_table for row in rows])
+        token_ids, _ = self._put(staging, bucket, tokens, rows)
         place_tensor = staging.put(places, torch.int64)
         staging.send()
         if sampled is not None and tokens.has_unknown:
@@ -107,7 +107,7 @@ class GraphedModel:
 
     def _captured(self, bucket: Bucket, capture: Capture) -> Callable[[], None]:
         staging = self._staging(bucket)
-        _, batch_of = self._put(staging, bucket, StepTokens([], [], [], [], [], []), [])
+        _, batch_of = self._put(staging, bucket, StepTokens.of([], self._layouts), [])
         staging.send()
 
         def compute() -> None:
@@ -119,26 +119,37 @@ class GraphedModel:
         return capture(compute)
 
     def _put(
-        self, staging: Staging, bucket: Bucket, tokens: StepTokens, tables: Sequence[Sequence[int]]
+        self, staging: Staging, bucket: Bucket, tokens: StepTokens, rows: Sequence[StateRow]
     ) -> tuple[torch.Tensor, Callable[[], ForwardBatch]]:
         """Write a step; returns its ids, and what reads it, once it is sent, as it is then."""
         num_padded = bucket.num_tokens - len(tokens.token_ids)
         token_ids = staging.put(tokens.token_ids + [0] * num_padded, torch.int64)
         positions = staging.put(tokens.positions + [0] * num_padded, torch.int64)
-        slots = staging.put(tokens.slots + [_PADDING_SLOT] * num_padded, torch.int64)
+        padding = [_PADDING_SLOT] * num_padded
+        slot_mappings = [staging.put(slots + padding, torch.int64) for slots in tokens.slots]
         layout = self._layout
         run = padded_run(layout, bucket.num_seqs, bucket.query_len, bucket.max_seq_len)
-        step = plan_padded_step(tokens.query_lens, tokens.seq_lens, tables, layout, run, staging)
-        plan = AttentionPlan(num_tokens=bucket.num_tokens, singles=[], chunks=[], device_step=step)
-        return token_ids, lambda: ForwardBatch(
-            token_ids, positions, Slots.from_slot_mapping(slots, layout.block_size), plan
-        )
+        plans = []
+        for group, each in enumerate(self._layouts):
+            tables = [state.block_tables[group] for _, state in rows]
+            step = plan_padded_step(tokens.query_lens, tokens.seq_lens, tables, each, run, staging)
+            plans.append(AttentionPlan(num_tokens=bucket.num_tokens, singles=[], chunks=[], device_step=step))
+
+        def batch() -> ForwardBatch:
+            groups = [
+                GroupInputs(Slots.from_slot_mapping(slots, layout.block_size), plan)
+                for slots, plan in zip(slot_mappings, plans, strict=True)
+            ]
+            return ForwardBatch(token_ids, positions, groups)
+
+        return token_ids, batch
 
     def _staging(self, bucket: Bucket) -> Staging:
         return Staging(self._num_bytes(bucket), self._layout.device, self._inputs)
 
     def _num_bytes(self, bucket: Bucket) -> int:
-        # Three lists of the tokens, and the places that are sampled.
-        wide = [bucket.num_tokens] * 4
+        # Ids, positions and each group's slots of the tokens, and the places that are sampled.
+        wide = [bucket.num_tokens] * (3 + len(self._layouts))
         num_table = bucket.num_seqs * self._layout.blocks_for(bucket.max_seq_len)
-        return Staging.bytes_for(wide, [num_table, bucket.num_seqs, bucket.num_seqs + 1])
+        narrow = [num_table, bucket.num_seqs, bucket.num_seqs + 1] * len(self._layouts)
+        return Staging.bytes_for(wide, narrow)

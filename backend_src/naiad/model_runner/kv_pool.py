@@ -9,33 +9,53 @@ import torch
 
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
+from naiad.kv_cache.kv_group import KVGroupSpec, max_held_blocks
 from naiad_kernels.store_kv import LayerCache
 
 
 class KVPool:
-    """Keys and values of all blocks of all layers, in one allocation.
+    """Keys and values of all blocks, in one allocation for each group of layers.
 
     Zeros, not uninitialised memory: attention multiplies a block's unwritten rest by zero, and
     zero times NaN is NaN.
 
     Attributes:
-        num_blocks: blocks in the pool.
+        num_blocks: blocks of the smallest group: their ids are valid in all groups.
         layers: each layer's part.
     """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        num_blocks: Sequence[int],
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        """Allocate; on a CPU memory is only taken as blocks are written."""
-        self.num_blocks = num_blocks
-        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
-        self._tensor = torch.zeros(shape, dtype=dtype, device=device)
-        self.layers = [LayerCache(key=layer[0], value=layer[1]) for layer in self._tensor]
+        """Allocate; on a CPU memory is only taken as blocks are written.
 
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks (from, to) in every layer, one after the other."""
-        for source, target in pairs:
-            self._tensor[:, :, target] = self._tensor[:, :, source]
+        Args:
+            config: the model's shape.
+            num_blocks: for each of its groups of layers.
+            block_size: tokens in a block.
+            dtype: of keys and values.
+            device: where they lie.
+        """
+        self.num_blocks = min(num_blocks)
+        self._tensors: list[torch.Tensor] = []
+        layers: dict[int, LayerCache] = {}
+        for group, num in zip(config.layer_groups, num_blocks, strict=True):
+            shape = (len(group.layers), 2, num, config.num_kv_heads, block_size, config.head_dim)
+            self._tensors.append(torch.zeros(shape, dtype=dtype, device=device))
+            parts = zip(group.layers, self._tensors[-1], strict=True)
+            layers |= {index: LayerCache(key=layer[0], value=layer[1]) for index, layer in parts}
+        self.layers = [layers[index] for index in range(config.num_layers)]
+
+    def copy(self, copies: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Copy blocks (from, to) of each group in every layer of it, one after the other."""
+        for tensor, pairs in zip(self._tensors, copies, strict=True):
+            for source, target in pairs:
+                tensor[:, :, target] = tensor[:, :, source]
 
     def first_layers(self, num_layers: int) -> KVPool:
         """The pool as a model of fewer layers sees it; what is copied or cleared is so in all layers."""
@@ -43,37 +63,80 @@ class KVPool:
         part.layers = self.layers[:num_layers]
         return part
 
-    def zero_slots(self, slots: Sequence[int]) -> None:
-        """Clear slots, block × block_size + offset each, in every layer."""
-        index = torch.tensor(slots, dtype=torch.int64, device=self._tensor.device)
-        block_size = self._tensor.shape[4]
-        self._tensor[:, :, index // block_size, :, index % block_size] = 0
+    def zero_slots(self, slots: Sequence[Sequence[int]]) -> None:
+        """Clear slots of each group in every layer of it."""
+        for tensor, places in zip(self._tensors, slots, strict=True):
+            index = torch.tensor(places, dtype=torch.int64, device=tensor.device)
+            block_size = tensor.shape[4]
+            tensor[:, :, index // block_size, :, index % block_size] = 0
 
-    def zero(self, block_ids: Sequence[int]) -> None:
-        """Clear blocks in every layer."""
-        index = torch.tensor(list(block_ids), dtype=torch.int64, device=self._tensor.device)
-        self._tensor.index_fill_(2, index, 0)
+    def zero(self, block_ids: Sequence[Sequence[int]]) -> None:
+        """Clear blocks of each group in every layer of it."""
+        for tensor, blocks in zip(self._tensors, block_ids, strict=True):
+            index = torch.tensor(list(blocks), dtype=torch.int64, device=tensor.device)
+            tensor.index_fill_(2, index, 0)
 
 
-def num_pool_blocks(
-    config: EngineConfig, model_configs: Sequence[ModelConfig], dtype: torch.dtype, kv_cache_bytes: int
-) -> int:
-    """Blocks that fit, but no more than `max_num_seqs` sequences of full length can use.
+def kv_group_specs(
+    config: EngineConfig,
+    model_configs: Sequence[ModelConfig],
+    dtype: torch.dtype,
+    kv_cache_bytes: int,
+    max_step_tokens: int,
+) -> list[KVGroupSpec]:
+    """The KV groups of a model, and how many blocks of each fit.
+
+    All groups get the same number of blocks, except that none gets more than `max_num_seqs` sequences
+    of full length can use: in a group with a window these are few, and the others get the rest.
+
+    A draft model's keys and values of all its layers lie in blocks of the first group. If that has a
+    window, its blocks are kept all the same: the draft model may see more.
 
     Args:
         config: says how large blocks are.
-        model_configs: each has keys and values in every block; the first is the one that is served.
+        model_configs: the model that is served, and perhaps the draft model.
         dtype: of keys and values.
-        kv_cache_bytes: for all of them.
+        kv_cache_bytes: for all groups and models.
+        max_step_tokens: of one sequence in a step, at most.
 
     Raises:
-        ConfigError: not even one block fits.
+        ConfigError: not even one block of each group fits.
     """
-    num_numbers = sum(2 * each.num_layers * each.num_kv_heads * each.head_dim for each in model_configs)
-    block_bytes = num_numbers * config.block_size * dtype.itemsize
-    if kv_cache_bytes < block_bytes:
-        raise ConfigError("kv_cache_bytes", kv_cache_bytes, f"at least one block of {block_bytes} bytes")
-    limit = model_configs[0].max_position_embeddings
-    longest = min(config.max_model_len or limit, limit)
-    useful = config.max_num_seqs * -(-longest // config.block_size)
-    return min(kv_cache_bytes // block_bytes, useful)
+    target, *drafts = model_configs
+    sizes = [len(group.layers) * _layer_block_bytes(target, config, dtype) for group in target.layer_groups]
+    sizes[0] += sum(each.num_layers * _layer_block_bytes(each, config, dtype) for each in drafts)
+    windows = [group.window or None for group in target.layer_groups]
+    if drafts:
+        windows[0] = None
+    if kv_cache_bytes < sum(sizes):
+        raise ConfigError("kv_cache_bytes", kv_cache_bytes, f"at least one block of {sum(sizes)} bytes")
+    limit = target.max_position_embeddings
+    longest = -(-min(config.max_model_len or limit, limit) // config.block_size)
+    useful = [longest * config.max_num_seqs] * len(windows)
+    for index, window in enumerate(windows):
+        if window is not None:
+            # One more each, which those that run leave free for the first in the queue.
+            held = max_held_blocks(window, max_step_tokens, config.block_size) + 1
+            useful[index] = min(longest, held) * config.max_num_seqs
+    counts = _shares(kv_cache_bytes, sizes, useful)
+    return [KVGroupSpec(count, window) for count, window in zip(counts, windows, strict=True)]
+
+
+def _layer_block_bytes(model_config: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> int:
+    return 2 * model_config.num_kv_heads * model_config.head_dim * config.block_size * dtype.itemsize
+
+
+def _shares(num_bytes: int, sizes: Sequence[int], useful: Sequence[int]) -> list[int]:
+    """Blocks of these sizes, as many of each kind as of the others, but none more than are useful."""
+    counts = list(useful)
+    growing = set(range(len(sizes)))
+    while growing:
+        share = num_bytes // sum(sizes[index] for index in growing)
+        enough = {index for index in growing if useful[index] <= share}
+        if not enough:
+            for index in growing:
+                counts[index] = share
+            break
+        num_bytes -= sum(sizes[index] * useful[index] for index in enough)
+        growing -= enough
+    return counts

@@ -20,13 +20,20 @@ from naiad.model_runner.device import (
 from naiad.model_runner.draft_choice import draft_model_config, num_draft_layers
 from naiad.model_runner.graph_buckets import Buckets
 from naiad.model_runner.graphed_model import cuda_capture
-from naiad.model_runner.kv_pool import KVPool, num_pool_blocks
+from naiad.model_runner.kv_pool import KVPool, kv_group_specs
 from naiad.model_runner.paged_model import PagedModel
 from naiad.model_runner.pool_size import CudaMemory, default_cpu_bytes, measured_bytes
 from naiad.model_runner.rehearsal import every_kind_of_step, largest_steps
-from naiad.model_runner.token_budget import CUDA_BUDGET, TokenBudget, measure_token_budget, probe_steps
-from naiad.models import LlamaModel, load_model
+from naiad.model_runner.token_budget import (
+    CUDA_BUDGET,
+    MAX_BUDGET_TOKENS,
+    TokenBudget,
+    measure_token_budget,
+    probe_steps,
+)
+from naiad.models import DecoderModel, load_model
 from naiad.outputs import MemoryUse
+from naiad_kernels.linear import LoadOptions
 from naiad_kernels.paged_attention.device_step import max_short_len
 from naiad_kernels.paged_attention.layout import CacheLayout, fixed_split_for
 
@@ -37,7 +44,7 @@ class ModelRunner(PagedModel):
     Attributes:
         model_config: the checkpoint's shape.
         dtype, device: what it computes in and on.
-        num_blocks: size of the KV pool.
+        kv_groups: the KV groups and the sizes of their pools.
         max_model_len: tokens of prompt and output together, at most.
         draft_runner: the draft model, over blocks of the same numbers; None: no model drafts.
         token_budget: what a step may compute.
@@ -62,27 +69,34 @@ class ModelRunner(PagedModel):
             checkpoints.append((config.draft_model, draft))
         check_memory(checkpoints, self.dtype, self.device)
         with torch.inference_mode():
-            models = [
-                load_model(each, shape, self.dtype, self.device, config.batch_invariant)
-                for each, shape in checkpoints
-            ]
+            options = LoadOptions(self.dtype, self.device, config.batch_invariant)
+            models = [load_model(each, shape, options) for each, shape in checkpoints]
             if num_layers:
                 models.append(models[0].first_layers(num_layers))
             pools = self._allocate_pools(config, models, num_pools=len(checkpoints))
-        self.num_blocks = pools[0].num_blocks
         limit = target.max_position_embeddings
-        longest = min(config.max_model_len or limit, limit, self.num_blocks * config.block_size)
+        longest = min(config.max_model_len or limit, limit)
+        for group in self.kv_groups:
+            if group.window is None:
+                longest = min(longest, group.num_blocks * config.block_size)
         super().__init__(models[0], pools[0], self._cache_layout(config, target), longest)
         if num_layers:
             pools.append(pools[0].first_layers(num_layers))
         self.draft_runner: PagedModel | None = None
         if len(models) == 2:
             layout = self._cache_layout(config, models[1].config)
-            self.draft_runner = PagedModel(models[1], pools[1], layout, longest)
+            # The target's first layers have its groups; a draft model lies in the first one.
+            kv_groups = [] if num_layers else [0] * len(models[1].config.layer_groups)
+            self.draft_runner = PagedModel(models[1], pools[1], layout, longest, kv_groups)
             self._capture_graphs(config, self.draft_runner)
         self._capture_graphs(config, self)
         self.token_budget = self._choose_budget(config)
         self._count_compiles: Callable[[], int] = lambda: 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the first KV group."""
+        return self.kv_groups[0].num_blocks
 
     def end_start(self) -> None:
         """Kernels that are compiled from now on are late."""
@@ -97,19 +111,30 @@ class ModelRunner(PagedModel):
         """What the process holds now."""
         return memory_use(self.device)
 
-    def _allocate_pools(self, config: EngineConfig, models: list[LlamaModel], num_pools: int) -> list[KVPool]:
-        """A pool for each of the first models, of the same number of blocks; others share the first one."""
+    def _allocate_pools(
+        self, config: EngineConfig, models: list[DecoderModel], num_pools: int
+    ) -> list[KVPool]:
+        """A pool for each of the first models; others share the first one.
+
+        A draft model's layers all lie in blocks of the first KV group.
+        """
         shapes = [model.config for model in models[:num_pools]]
         kv_cache_bytes = self._choose_kv_cache_bytes(config, models)
-        num_blocks = num_pool_blocks(config, shapes, self.dtype, kv_cache_bytes)
+        max_step_tokens = max(config.max_num_batched_tokens or MAX_BUDGET_TOKENS, config.max_num_seqs)
+        self.kv_groups = kv_group_specs(config, shapes, self.dtype, kv_cache_bytes, max_step_tokens)
+        counts = [group.num_blocks for group in self.kv_groups]
+        block_counts = [counts, *([counts[0]] * len(each.layer_groups) for each in shapes[1:])]
         try:
-            return [KVPool(each, num_blocks, config.block_size, self.dtype, self.device) for each in shapes]
+            return [
+                KVPool(each, counts, config.block_size, self.dtype, self.device)
+                for each, counts in zip(shapes, block_counts, strict=True)
+            ]
         except RuntimeError as error:
             raise ConfigError(
                 "kv_cache_bytes", kv_cache_bytes, f"a size that fits in memory ({error})"
             ) from error
 
-    def _choose_kv_cache_bytes(self, config: EngineConfig, models: list[LlamaModel]) -> int:
+    def _choose_kv_cache_bytes(self, config: EngineConfig, models: list[DecoderModel]) -> int:
         if self.device.type == "cpu":
             return config.kv_cache_bytes or default_cpu_bytes()
         rehearsal = partial(self._rehearse, config, models)
@@ -124,7 +149,7 @@ class ModelRunner(PagedModel):
                 f"max_num_batched_tokens or max_num_seqs, or free memory ({error})"
             ) from error
 
-    def _rehearse(self, config: EngineConfig, models: list[LlamaModel]) -> list[PagedModel]:
+    def _rehearse(self, config: EngineConfig, models: list[DecoderModel]) -> list[PagedModel]:
         """Compute every kind of step and the largest of each model, over a pool of one block.
 
         Returns:
@@ -135,7 +160,8 @@ class ModelRunner(PagedModel):
         for model in models:
             limit = model.config.max_position_embeddings
             longest = min(config.max_model_len or limit, limit)
-            pool = KVPool(model.config, 1, config.block_size, self.dtype, self.device)
+            num_blocks = [1] * len(model.config.layer_groups)
+            pool = KVPool(model.config, num_blocks, config.block_size, self.dtype, self.device)
             layout = self._cache_layout(config, model.config)
             graphed.append(PagedModel(model, pool, layout, longest))
             self._capture_graphs(config, graphed[-1])
@@ -174,7 +200,7 @@ class ModelRunner(PagedModel):
             return TokenBudget(config.max_num_batched_tokens)
         if self.device.type == "cuda":
             return CUDA_BUDGET
-        short, long = probe_steps(self.max_model_len, config.block_size)
+        short, long = probe_steps(self._longest_probe, config.block_size)
         budget = measure_token_budget(self.run, short, long)
-        self.clear_blocks(long.scheduled[0].sequence.block_table)
+        self._end_probes()
         return budget

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 
 from naiad.config import ModelConfig
 from naiad.errors import InternalError, NaiadError
+from naiad.kv_cache.slots import slots_of
 from naiad.model_runner.context_logits import context_logits
 from naiad.model_runner.graph_buckets import Buckets
 from naiad.model_runner.graphed_model import Capture, GraphedModel
 from naiad.model_runner.kv_pool import KVPool
-from naiad.model_runner.step_costs import MeasuredCosts, measure_step_costs, probed_blocks
+from naiad.model_runner.sequence_states import SequenceStates, StateRow
+from naiad.model_runner.step_costs import MeasuredCosts, measure_step_costs
 from naiad.model_runner.step_inputs import SampledIds, StepRows, build_step_inputs
-from naiad.models import LlamaModel
-from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
-from naiad.sampling.sampled_row import SampledRow
+from naiad.model_runner.token_budget import probed_blocks
+from naiad.models import DecoderModel
+from naiad.outputs import ModelOutput, StepBatch
+from naiad.sampling.row_state import RowState
 from naiad.sampling.sampler import QueuedSample, Sampler
 from naiad.sampling.sampler_output import SamplerOutput
 from naiad.sampling.verification import sampled_views, verify
@@ -43,7 +47,7 @@ class _QueuedStep:
     inputs: StepRows
     sums: Readback
     context_logits: dict[int, bytes]
-    views: list[list[SampledRow]]
+    views: list[list[RowState]]
     sample: QueuedSample | None
 
 
@@ -55,7 +59,14 @@ class PagedModel:
         max_model_len: tokens of prompt and output together, at most.
     """
 
-    def __init__(self, model: LlamaModel, pool: KVPool, layout: CacheLayout, max_model_len: int) -> None:
+    def __init__(
+        self,
+        model: DecoderModel,
+        pool: KVPool,
+        layout: CacheLayout,
+        max_model_len: int,
+        kv_groups: Sequence[int] = (),
+    ) -> None:
         """Join the parts.
 
         Args:
@@ -63,55 +74,65 @@ class PagedModel:
             pool: a cache for each of the model's layers.
             layout: of the pool.
             max_model_len: no longer is any sequence.
+            kv_groups: for each of the model's groups of layers, the KV group in whose blocks it lies;
+                empty: each has its own.
         """
+        self._kv_groups = kv_groups or range(len(model.config.layer_groups))
         self.model_config: ModelConfig = model.config
         self.max_model_len = max_model_len
         self._model = model
         self._pool = pool
         self._layout = layout
+        # Of each group of layers.
+        self._layouts = [replace(layout, window=group.window) for group in model.config.layer_groups]
         self._sampler = Sampler(model.config.vocab_size)
+        self._states = SequenceStates(self._sampler, self._kv_groups)
         self._graphs: GraphedModel | None = None
         self._sampled: SampledIds | None = None
 
     @torch.inference_mode()
     def capture_graphs(self, buckets: Buckets, capture: Capture) -> None:
         """From now on replay steps that fit a bucket."""
-        self._graphs = GraphedModel(self._model, self._pool.layers, self._layout, buckets, capture)
+        self._graphs = GraphedModel(self._model, self._pool.layers, self._layouts, buckets, capture)
 
     def needs_ids(self, params: SamplingParams) -> bool:
         """Whether a row with these parameters, or what it asks for, waits until all its ids are known."""
         asks = params.num_log_probs >= 0 or params.returns_context_logits or params.returns_generation_logits
         return asks or params.num_candidates > 0 or self._sampler.reads_tokens(params)
 
-    def run(self, output: SchedulerOutput) -> ModelOutput:
+    def run(self, step: StepBatch) -> ModelOutput:
         """Compute one step, see `launch`."""
-        return self.launch(output)() if output.scheduled else ModelOutput({})
+        return self.launch(step)() if step.rows else ModelOutput({})
 
     @torch.inference_mode()
-    def launch(self, output: SchedulerOutput) -> Callable[[], ModelOutput]:
+    def launch(self, step: StepBatch) -> Callable[[], ModelOutput]:
         """Queue one step.
 
         Args:
-            output: at least one row. The id of a row's last token may be unknown, if the step launched
+            step: at least one row. The id of a row's last token may be unknown, if the step launched
                 last samples it and `needs_ids` is false of the row.
 
         Returns:
-            What waits for the result; to be called once. It is a token for every sequence with
-            `samples`, or an error for every sequence whose numbers are not finite or to which no
-            token is possible; the others are untouched by it. No draft makes a row fail.
-            Log-probabilities and logits for sequences that ask for them.
+            What waits for the result; to be called once. It is a token for every row that samples, or
+            an error for every row whose numbers are not finite or to which no token is possible; the
+            others are untouched by it. No draft makes a row fail. Log-probabilities and logits for
+            sequences that ask for them.
         """
-        self._pool.copy(output.block_copies)
-        inputs, hidden = self._forward(output)
+        if step.block_copies:
+            self._pool.copy(step.block_copies)
+        return self._launch_rows(self._states.take(step))
+
+    def _launch_rows(self, rows: list[StateRow]) -> Callable[[], ModelOutput]:
+        inputs, hidden = self._forward(rows)
         sums = Readback([hidden.sum(dim=1, dtype=torch.float32)])
         context = context_logits(inputs, hidden, self._model.logits)
-        views = sampled_views(row for row in inputs.rows if row.samples)
+        views = sampled_views((row, state.sampling) for row, state in inputs.rows if row.samples)
         sample = self._start_sampling(hidden, inputs, [view for row_views in views for view in row_views])
         queued = _QueuedStep(inputs, sums, context, views, sample)
         return lambda: self._finish(queued)
 
     def _start_sampling(
-        self, hidden: torch.Tensor, inputs: StepRows, views: list[SampledRow]
+        self, hidden: torch.Tensor, inputs: StepRows, views: list[RowState]
     ) -> QueuedSample | None:
         if not views:
             return None
@@ -126,56 +147,67 @@ class PagedModel:
         inputs = queued.inputs
         errors = _rows_not_finite(queued.sums, inputs)
         sampled = SamplerOutput() if queued.sample is None else self._sampler.finish(queued.sample)
-        rows = [row for row in inputs.rows if row.samples]
-        output = verify(rows, queued.views, sampled, errors)
-        context = {each: logits for each, logits in queued.context_logits.items() if each not in errors}
-        result = replace(output, errors={**errors, **output.errors}, context_logits=context)
-        failed = [row for row in inputs.rows if row.draft_token_ids and row.sequence.sequence_id in errors]
+        rows = [row for row, _ in inputs.rows if row.samples]
+        result = verify(rows, queued.views, sampled, errors)
+        result.errors = {**errors, **result.errors}
+        result.context_logits = {
+            each: logits for each, logits in queued.context_logits.items() if each not in errors
+        }
+        failed = [each for each in inputs.rows if each.row.draft_token_ids and each.row.sequence_id in errors]
         if failed:
             self._run_without_drafts(failed, result)
         return result
 
-    def _forward(self, output: SchedulerOutput) -> tuple[StepRows, torch.Tensor]:
-        replayed = self._graphs.forward(output, self._sampled) if self._graphs is not None else None
+    def _forward(self, rows: list[StateRow]) -> tuple[StepRows, torch.Tensor]:
+        replayed = self._graphs.forward(rows, self._sampled) if self._graphs is not None else None
         if replayed is not None:
             return replayed
-        batch, rows = build_step_inputs(output, self._layout, self._sampled)
-        return rows, self._model.forward(batch, self._pool.layers)
+        batch, inputs = build_step_inputs(rows, self._layouts, self._sampled)
+        return inputs, self._model.forward(batch, self._pool.layers)
 
-    def _run_without_drafts(self, rows: list[ScheduledSequence], result: ModelOutput) -> None:
+    def _run_without_drafts(self, rows: list[StateRow], result: ModelOutput) -> None:
         """Compute failed rows again: what is not finite may come from a draft.
 
         Attention multiplies what it masks by 0, so the known tokens before a draft may show it too.
         """
         size = self._layout.block_size
         known_rows = []
-        for row in rows:
-            num_known, table = row.num_scheduled_tokens - len(row.draft_token_ids), row.sequence.block_table
-            places = range(row.start + num_known, row.start + row.num_scheduled_tokens)
-            self.clear_slots([table[place // size] * size + place % size for place in places])
-            known_rows.append(replace(row, num_scheduled_tokens=num_known, draft_token_ids=()))
-            del result.errors[row.sequence.sequence_id]
-        again = self.run(SchedulerOutput(known_rows))
-        for field in fields(ModelOutput):
+        for row, state in rows:
+            tables = state.block_tables
+            self._pool.zero_slots([slots_of(table, row.known_end, row.end, size) for table in tables])
+            known_rows.append(StateRow(msgspec.structs.replace(row, draft_token_ids=()), state))
+            del result.errors[row.sequence_id]
+        again = self._launch_rows(known_rows)()
+        for field in msgspec.structs.fields(ModelOutput):
             getattr(result, field.name).update(getattr(again, field.name))
 
     @torch.inference_mode()
-    def clear_blocks(self, block_ids: list[int]) -> None:
-        """Set KV blocks to 0: their keys or values may not be finite, and somebody will get them."""
-        if block_ids:
-            self._pool.zero(block_ids)
+    def clear_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
+        """Set blocks of each KV group to 0: what they hold may not be finite, and others will get them."""
+        self._pool.zero([block_ids[group] for group in self._kv_groups])
 
     @torch.inference_mode()
-    def clear_slots(self, slots: list[int]) -> None:
-        """Set single slots to 0, block × block_size + offset each."""
-        self._pool.zero_slots(slots)
+    def clear_slots(self, slots: Sequence[Sequence[int]]) -> None:
+        """Set single slots of each KV group to 0."""
+        self._pool.zero_slots([slots[group] for group in self._kv_groups])
 
     def measure_step_costs(self) -> MeasuredCosts:
         """Time steps; takes some seconds on a CPU."""
         is_cuda = self._layout.device.type == "cuda"
-        costs = measure_step_costs(self.run, self.max_model_len, self._layout.block_size, is_cuda=is_cuda)
-        self.clear_blocks(probed_blocks(self.max_model_len, self._layout.block_size))
+        costs = measure_step_costs(self.run, self._longest_probe, self._layout.block_size, is_cuda=is_cuda)
+        self._end_probes()
         return costs
+
+    @property
+    def _longest_probe(self) -> int:
+        """Tokens of a text whose blocks all groups have."""
+        return min(self.max_model_len, self._pool.num_blocks * self._layout.block_size)
+
+    def _end_probes(self) -> None:
+        """Forget what probes have left in the first blocks of every group."""
+        blocks = probed_blocks(self._longest_probe, self._layout.block_size)
+        self.clear_blocks([blocks] * (1 + max(self._kv_groups)))
+        self._states.clear()
 
 
 def _rows_not_finite(sums: Readback, inputs: StepRows) -> dict[int, NaiadError]:
@@ -186,8 +218,8 @@ def _rows_not_finite(sums: Readback, inputs: StepRows) -> dict[int, NaiadError]:
     finite = is_finite.tolist()
     errors: dict[int, NaiadError] = {}
     start = 0
-    for end, row in zip(inputs.ends, inputs.rows, strict=True):
+    for end, (row, _) in zip(inputs.ends, inputs.rows, strict=True):
         if not all(finite[start:end]):
-            errors[row.sequence.sequence_id] = InternalError(_NOT_FINITE)
+            errors[row.sequence_id] = InternalError(_NOT_FINITE)
         start = end
     return errors

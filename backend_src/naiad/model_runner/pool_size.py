@@ -1,4 +1,4 @@
-"""How many bytes the KV cache gets."""
+"""Determines how many bytes the KV cache gets."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ class DeviceMemory(Protocol):
     """The memory of a GPU."""
 
     def total_bytes(self) -> int:
-        """All there is."""
+        """Total memory of the GPU."""
 
     def used_bytes(self) -> int:
-        """What is in use by anybody, what torch keeps for later included."""
+        """Memory in use by any program, including what torch keeps for reuse."""
 
     def give_back(self) -> None:
-        """Return what torch keeps for later."""
+        """Release the memory that torch keeps for reuse."""
 
 
 class CudaMemory:
-    """That of a CUDA device."""
+    """The memory of a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
-        """Of `device`."""
+        """Measure the memory of `device`."""
         self._device = device
 
     def total_bytes(self) -> int:
-        """See `DeviceMemory`."""
+        """Total memory of the GPU."""
         return torch.cuda.mem_get_info(self._device)[1]
 
     def used_bytes(self) -> int:
-        """See `DeviceMemory`."""
+        """Memory in use once all queued work is done."""
         torch.cuda.synchronize(self._device)
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
         return total_bytes - free_bytes
 
     def give_back(self) -> None:
-        """See `DeviceMemory`."""
+        """Release the memory that torch keeps for reuse."""
         torch.cuda.empty_cache()
 
 
 def default_cpu_bytes() -> int:
-    """On a CPU; call it after the weights are loaded."""
+    """Return the default size on a CPU; call it after the weights are loaded."""
     return min(_MAX_DEFAULT_CPU_BYTES, int(psutil.virtual_memory().available) // 4)
 
 
 def measured_bytes(memory: DeviceMemory, fraction: float, rehearse: Callable[[], object]) -> int:
-    """What a GPU has left for the KV cache.
+    """Measure what a GPU has left for the KV cache.
 
     Args:
-        memory: of the GPU, weights loaded.
+        memory: of the GPU, with the weights loaded.
         fraction: `kv_cache_memory_fraction`.
-        rehearse: computes the largest steps; torch keeps what they took. Its result holds what will be
-            taken again.
+        rehearse: computes the largest steps; torch keeps the memory that they took. Its result holds
+            memory that will be allocated again.
 
     Raises:
         ConfigError: nothing is left.
@@ -73,10 +73,10 @@ def measured_bytes(memory: DeviceMemory, fraction: float, rehearse: Callable[[],
 
 
 def bytes_left(fraction: float, total_bytes: int, used_bytes: int) -> int:
-    """What may be taken until so much of the memory is in use.
+    """Return the bytes that are left until this fraction of the memory is in use.
 
     Raises:
-        ConfigError: it is already.
+        ConfigError: nothing is left.
     """
     left_bytes = int(fraction * total_bytes) - used_bytes
     if left_bytes <= 0:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from naiad.model_runner.token_budget import best_seconds
-from naiad.outputs import ScheduledSequence, SchedulerOutput
-from naiad.sequence import SamplingParams, Sequence
+from naiad.model_runner.lone_steps import LoneRow, lone_step
+from naiad.model_runner.token_budget import best_seconds, probed_blocks
+from naiad.outputs import StepBatch
+from naiad.sequence import SamplingParams
 
 _NUM_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _CONTEXT_TOKENS = 256
@@ -36,7 +37,7 @@ class MeasuredCosts(NamedTuple):
 
 
 def measure_step_costs(
-    run: Callable[[SchedulerOutput], object], max_model_len: int, block_size: int, *, is_cuda: bool
+    run: Callable[[StepBatch], object], max_model_len: int, block_size: int, *, is_cuda: bool
 ) -> MeasuredCosts:
     """Time steps.
 
@@ -63,22 +64,9 @@ def measure_step_costs(
     return MeasuredCosts(list(seconds.items()), context, short, drawn_s)
 
 
-def probed_blocks(max_model_len: int, block_size: int) -> list[int]:
-    """The pool's blocks that are written to; clear them afterwards."""
-    return list(range(-(-min(_LONG_CONTEXT_TOKENS, max_model_len) // block_size)))
-
-
-def _verifying_step(
-    context: int, num_tokens: int, block_size: int, temperature: float = 0.0
-) -> SchedulerOutput:
+def _verifying_step(context: int, num_tokens: int, block_size: int, temperature: float = 0.0) -> StepBatch:
     num_known = context - num_tokens + 1
-    sequence = Sequence(
-        sequence_id=-1,
-        token_ids=[0] * num_known,
-        num_prompt_tokens=num_known,
-        params=SamplingParams(max_tokens=num_tokens, temperature=temperature),
-        arrival_s=0.0,
-        block_table=probed_blocks(context, block_size),
-    )
+    params = SamplingParams(max_tokens=num_tokens, temperature=temperature)
+    blocks = probed_blocks(context, block_size)
     drafts = (0,) * (num_tokens - 1)
-    return SchedulerOutput([ScheduledSequence(sequence, num_known - 1, num_tokens, True, drafts)])
+    return lone_step([LoneRow(-1, [0] * num_known, num_known - 1, blocks, params, draft_token_ids=drafts)])

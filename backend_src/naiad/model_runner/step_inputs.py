@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from naiad.models import ForwardBatch
-from naiad.outputs import ScheduledSequence, SchedulerOutput
+from naiad.kv_cache.slots import slots_of
+from naiad.model_runner.sequence_states import StateRow
+from naiad.models import ForwardBatch, GroupInputs
 from naiad.sequence import UNKNOWN_TOKEN
 from naiad_kernels.paged_attention import attention_sort_key, plan_attention
 from naiad_kernels.paged_attention.device_step import list_sizes
@@ -22,12 +23,12 @@ class StepRows:
     """Which rows of the model's result belong to whom.
 
     Attributes:
-        rows: the step's sequences in the order of their tokens.
-        ends: index of each sequence's last token, plus one.
-        sampled_places: [n] int64 on the device: the tokens that somebody samples behind, in order.
+        rows: the step's rows in the order of their tokens.
+        ends: index of each row's last token, plus one.
+        sampled_places: [n] int64 on the device: the tokens after which a new one is sampled, in order.
     """
 
-    rows: list[ScheduledSequence]
+    rows: list[StateRow]
     ends: list[int]
     sampled_places: torch.Tensor
 
@@ -64,14 +65,14 @@ class StepTokens:
     Attributes:
         token_ids: of each token; −1 − row where the last step has sampled it (see `SampledIds`).
         positions: of each token.
-        slots: block × block_size + offset of each.
+        slots: for each group of layers, of each token; see `slots_of`.
         ends: of each row, as in `StepRows`.
         query_lens, seq_lens: of each row: its tokens, and the cached ones with them.
     """
 
     token_ids: list[int]
     positions: list[int]
-    slots: list[int]
+    slots: list[list[int]]
     ends: list[int]
     query_lens: list[int]
     seq_lens: list[int]
@@ -83,68 +84,72 @@ class StepTokens:
 
     @classmethod
     def of(
-        cls, rows: Sequence[ScheduledSequence], block_size: int, sampled: SampledIds | None = None
+        cls, rows: Sequence[StateRow], layouts: Sequence[CacheLayout], sampled: SampledIds | None = None
     ) -> StepTokens:
         """Flatten the rows.
 
         Args:
-            rows: every token's block must be in its sequence's `block_table` already.
-            block_size: tokens in a block.
+            rows: every token's block is in its sequence's block tables.
+            layouts: of the cache, one for each group of layers.
             sampled: by the last step, if ids may be unknown.
         """
-        tokens = cls([], [], [], [], [], [])
+        tokens = cls([], [], [[] for _ in layouts], [], [], [])
+        block_size = layouts[0].block_size
         places: Mapping[int, int] = {}
-        for row in rows:
-            end = row.start + row.num_scheduled_tokens
-            table = row.sequence.block_table
-            tokens.token_ids.extend(row.sequence.token_ids[row.start : end])
-            if tokens.token_ids[-1] == UNKNOWN_TOKEN:
+        for row, state in rows:
+            start, end = row.start, row.end
+            tokens.token_ids.extend(row.token_ids)
+            if row.token_ids[-1] == UNKNOWN_TOKEN:
                 assert sampled is not None, "a token is neither known nor sampled"
                 places = places or sampled.places()
-                tokens.token_ids[-1] = -1 - places[row.sequence.sequence_id]
+                tokens.token_ids[-1] = -1 - places[row.sequence_id]
             tokens.token_ids.extend(row.draft_token_ids)
-            tokens.positions.extend(range(row.start, end))
-            tokens.slots.extend(
-                [
-                    table[position // block_size] * block_size + position % block_size
-                    for position in range(row.start, end)
-                ]
-            )
+            tokens.positions.extend(range(start, end))
+            for slots, table in zip(tokens.slots, state.block_tables, strict=True):
+                slots.extend(slots_of(table, start, end, block_size))
             tokens.ends.append(len(tokens.token_ids))
-            tokens.query_lens.append(row.num_scheduled_tokens)
+            tokens.query_lens.append(end - start)
             tokens.seq_lens.append(end)
-        assert len(tokens.token_ids) == sum(tokens.query_lens), "a step schedules tokens that are not known"
         return tokens
 
 
 def build_step_inputs(
-    output: SchedulerOutput, layout: CacheLayout, sampled: SampledIds | None = None
+    step_rows: Sequence[StateRow], layouts: Sequence[CacheLayout], sampled: SampledIds | None = None
 ) -> tuple[ForwardBatch, StepRows]:
-    """Order the sequences as attention wants them and flatten their tokens.
+    """Order the rows as attention wants them and flatten their tokens.
 
     Args:
-        output: every token's block must be in its sequence's `block_table` already.
-        layout: of the cache.
+        step_rows: every token's block is in its sequence's block tables.
+        layouts: of the cache, one for each group of layers; they differ in their windows.
         sampled: by the last step, if ids may be unknown.
     """
-    rows = sorted(
-        output.scheduled,
-        key=lambda row: attention_sort_key(row.num_scheduled_tokens, row.start + row.num_scheduled_tokens),
-    )
-    tokens = StepTokens.of(rows, layout.block_size, sampled)
+    rows = sorted(step_rows, key=lambda each: attention_sort_key(each.row.num_scheduled_tokens, each.row.end))
+    tokens = StepTokens.of(rows, layouts, sampled)
     places = sampled_places(rows, tokens.ends)
-    tables = [row.sequence.block_table for row in rows]
-    staging = _staging_for(tokens, len(places), layout) if is_staged(layout) else None
+    staging = _staging_for(tokens, len(places), layouts) if is_staged(layouts[0]) else None
     put = _on_host if staging is None else staging.put
-    slots = put(tokens.slots, torch.int64)
+    slot_mappings = [put(slots, torch.int64) for slots in tokens.slots]
     token_ids, positions = put(tokens.token_ids, torch.int64), put(tokens.positions, torch.int64)
     place_tensor = put(places, torch.int64)
-    attention = plan_attention(tokens.query_lens, tokens.seq_lens, tables, layout, staging=staging)
+    plans = [
+        plan_attention(
+            tokens.query_lens,
+            tokens.seq_lens,
+            [state.block_tables[group] for _, state in rows],
+            layout,
+            staging=staging,
+        )
+        for group, layout in enumerate(layouts)
+    ]
     if staging is not None:
         staging.send()
     if sampled is not None and tokens.has_unknown:
         sampled.fill(token_ids)
-    batch = ForwardBatch(token_ids, positions, Slots.from_slot_mapping(slots, layout.block_size), attention)
+    groups = [
+        GroupInputs(Slots.from_slot_mapping(slots, layouts[0].block_size), plan)
+        for slots, plan in zip(slot_mappings, plans, strict=True)
+    ]
+    batch = ForwardBatch(token_ids, positions, groups)
     return batch, StepRows(rows, tokens.ends, place_tensor)
 
 
@@ -153,7 +158,7 @@ def is_staged(layout: CacheLayout) -> bool:
     return layout.device.type == "cuda"
 
 
-def sampled_places(rows: Sequence[ScheduledSequence], ends: Sequence[int]) -> list[int]:
+def sampled_places(rows: Sequence[StateRow], ends: Sequence[int]) -> list[int]:
     """Of each row that samples the last known token and the drafts, as indices of the step's tokens.
 
     Args:
@@ -162,17 +167,18 @@ def sampled_places(rows: Sequence[ScheduledSequence], ends: Sequence[int]) -> li
     """
     return [
         place
-        for row, end in zip(rows, ends, strict=True)
+        for (row, _), end in zip(rows, ends, strict=True)
         if row.samples
         for place in range(end - 1 - len(row.draft_token_ids), end)
     ]
 
 
-def _staging_for(tokens: StepTokens, num_places: int, layout: CacheLayout) -> Staging:
+def _staging_for(tokens: StepTokens, num_places: int, layouts: Sequence[CacheLayout]) -> Staging:
     num_tokens = len(tokens.token_ids)
-    sizes = list_sizes(tokens.query_lens, tokens.seq_lens, layout)
-    num_bytes = Staging.bytes_for([num_tokens, num_tokens, num_tokens, num_places], sizes)
-    return Staging(num_bytes, layout.device)
+    sizes = [size for each in layouts for size in list_sizes(tokens.query_lens, tokens.seq_lens, each)]
+    wide = [num_tokens] * (2 + len(layouts))
+    num_bytes = Staging.bytes_for([*wide, num_places], sizes)
+    return Staging(num_bytes, layouts[0].device)
 
 
 def _on_host(values: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

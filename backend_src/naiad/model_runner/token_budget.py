@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from naiad.outputs import ScheduledSequence, SchedulerOutput
-from naiad.sequence import SamplingParams, Sequence
+from naiad.model_runner.lone_steps import LoneRow, lone_step
+from naiad.outputs import StepBatch
+from naiad.sequence import SamplingParams
 
 MIN_BUDGET_TOKENS = 32
 MAX_BUDGET_TOKENS = 2048
@@ -40,7 +41,7 @@ class TokenBudget:
 CUDA_BUDGET = TokenBudget(2048)
 
 
-def probe_steps(max_model_len: int, block_size: int) -> tuple[SchedulerOutput, SchedulerOutput]:
+def probe_steps(max_model_len: int, block_size: int) -> tuple[StepBatch, StepBatch]:
     """A prompt's chunk alone and one at the end of a long context, over the pool's first blocks.
 
     Args:
@@ -51,22 +52,20 @@ def probe_steps(max_model_len: int, block_size: int) -> tuple[SchedulerOutput, S
     return short, _probe_step(min(_LONG_CONTEXT_TOKENS, max_model_len), block_size)
 
 
-def _probe_step(context: int, block_size: int) -> SchedulerOutput:
+def _probe_step(context: int, block_size: int) -> StepBatch:
     num_tokens = min(_CHUNK_TOKENS, context)
-    sequence = Sequence(
-        sequence_id=-1,
-        token_ids=[0] * context,
-        num_prompt_tokens=context,
-        params=SamplingParams(max_tokens=1),
-        arrival_s=0.0,
-        block_table=list(range(-(-context // block_size))),
-    )
-    row = ScheduledSequence(sequence, context - num_tokens, num_tokens, samples=False)
-    return SchedulerOutput([row])
+    blocks = probed_blocks(context, block_size)
+    params = SamplingParams(max_tokens=1)
+    return lone_step([LoneRow(-1, [0] * context, context - num_tokens, blocks, params, samples=False)])
+
+
+def probed_blocks(max_model_len: int, block_size: int) -> list[int]:
+    """The pool's blocks that probes write to; clear them afterwards."""
+    return list(range(-(-min(_LONG_CONTEXT_TOKENS, max_model_len) // block_size)))
 
 
 def measure_token_budget(
-    run: Callable[[SchedulerOutput], object], short: SchedulerOutput, long: SchedulerOutput
+    run: Callable[[StepBatch], object], short: StepBatch, long: StepBatch
 ) -> TokenBudget:
     """Tokens whose step takes 200 ms of processor time, a multiple of 16 in 32 … 2,048; what context adds.
 
@@ -86,13 +85,11 @@ def measure_token_budget(
     return TokenBudget(num_tokens, pair_s / token_s, _CPU_DECODE_COST)
 
 
-def _context(step: SchedulerOutput) -> int:
-    return step.scheduled[0].sequence.num_tokens
+def _context(step: StepBatch) -> int:
+    return step.rows[0].known_end
 
 
-def best_seconds(
-    run: Callable[[SchedulerOutput], object], steps: list[SchedulerOutput], *, is_cuda: bool
-) -> list[float]:
+def best_seconds(run: Callable[[StepBatch], object], steps: list[StepBatch], *, is_cuda: bool) -> list[float]:
     """What each step takes when nothing disturbs it.
 
     Args:

@@ -4,33 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from naiad.config.model_config import RopeConfig
+from naiad.config import ModelConfig
+from naiad.config.attention import RopeConfig
 from naiad.models.weights import Checkpoint
 from naiad_kernels.linear import LinearWeight, linear, prepare_linear
-from naiad_kernels.paged_attention import AttentionPlan
 from naiad_kernels.rms_norm import add_rms_norm, rms_norm
-from naiad_kernels.store_kv import Slots
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardBatch:
-    """One step's tokens, sequences one after the other.
-
-    Attributes:
-        token_ids: `[num_tokens]` int64.
-        positions: `[num_tokens]` int64.
-        slots: where each token's key and value go.
-        attention: which cached tokens each token sees.
-    """
-
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    slots: Slots
-    attention: AttentionPlan
+from naiad_kernels.rotary import rotary_angles
 
 
 def load_linear(
@@ -39,7 +21,6 @@ def load_linear(
     out_features: Sequence[int],
     in_features: int,
     has_bias: bool,
-    batch_invariant: bool,
 ) -> LinearWeight:
     """Take projections that read the same input and fuse them, one below the other.
 
@@ -49,14 +30,25 @@ def load_linear(
         out_features: of each.
         in_features: of all.
         has_bias: whether each has a bias.
-        batch_invariant: see `prepare_linear`.
     """
     sizes = list(zip(names, out_features, strict=True))
     matrix = torch.cat([checkpoint.take(f"{name}.weight", (size, in_features)) for name, size in sizes])
     bias = None
     if has_bias:
         bias = torch.cat([checkpoint.take(f"{name}.bias", (size,)) for name, size in sizes])
-    return prepare_linear(matrix, bias, batch_invariant=batch_invariant)
+    return prepare_linear(matrix, bias, checkpoint.options)
+
+
+def load_embedding_and_head(config: ModelConfig, checkpoint: Checkpoint) -> tuple[torch.Tensor, LinearWeight]:
+    """Take the embedding `[vocab_size, hidden_size]` and the head, which may be the same weights."""
+    shape = (config.vocab_size, config.hidden_size)
+    embedding = checkpoint.take("model.embed_tokens.weight", shape)
+    if config.tie_word_embeddings:
+        checkpoint.drop("lm_head.weight")
+        head = embedding
+    else:
+        head = checkpoint.take("lm_head.weight", shape)
+    return embedding, prepare_linear(head, options=checkpoint.options)
 
 
 def add_and_norm(
@@ -74,11 +66,30 @@ def add_and_norm(
     Returns:
         The normalised sum, and the sum: `[num_tokens, hidden_size]` each.
     """
-    if x.device.type == "cuda":
+    if not product_adds(x.device):
         return add_rms_norm(linear(x, projection), residual, norm, eps)
-    # On a CPU the product adds for nothing.
     total = linear(x, projection, residual=residual)
     return rms_norm(total, norm, eps), total
+
+
+def product_adds(device: torch.device) -> bool:
+    """Whether a product adds a residual for nothing; else the norm that follows had better add it."""
+    return device.type != "cuda"
+
+
+class Ropes:
+    """The rotations of a model, whose layers may have different ones."""
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        """Compute the frequencies of each distinct rope."""
+        distinct = list(dict.fromkeys(spec.rope for spec in config.attention))
+        self._of_layer = [distinct.index(spec.rope) for spec in config.attention]
+        self._frequencies = [rope_frequencies(rope, config.head_dim).to(device) for rope in distinct]
+
+    def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """A step's angles for each layer of the checkpoint, as `rotary_angles` makes them."""
+        angles = [rotary_angles(positions, each, dtype) for each in self._frequencies]
+        return [angles[rope] for rope in self._of_layer]
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from naiad.errors import ModelError
+from naiad_kernels.linear import LoadOptions
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -19,22 +20,24 @@ _FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Checkpoint:
-    """The tensors of a model directory; each is taken once, and none may be left over."""
+    """The tensors of a model directory; each is taken once, and none may be left over.
 
-    def __init__(self, directory: str | Path, dtype: torch.dtype, device: torch.device) -> None:
+    Attributes:
+        options: how the model is loaded.
+    """
+
+    def __init__(self, directory: str | Path, options: LoadOptions) -> None:
         """Open every weight file; headers are read and checked against the files' sizes.
 
         Args:
             directory: with model.safetensors, or an index and its shards.
-            dtype: of the tensors that `take` returns.
-            device: of the tensors that `take` returns.
+            options: dtype and device of the tensors that `take` returns, and how linear layers are laid out.
 
         Raises:
             ModelError: names the file that is missing or damaged.
         """
         self._directory = Path(directory)
-        self._dtype = dtype
-        self._device = device
+        self.options = options
         self._file_of: dict[str, str] = {}
         self._files: dict[str, Any] = {}
         index = self._read_index()
@@ -48,8 +51,13 @@ class Checkpoint:
         """Whether a tensor of this name has not been taken yet."""
         return name in self._file_of
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Read one tensor: a copy in memory of the checkpoint's dtype and device.
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Read one tensor: a copy in memory on the options' device.
+
+        Args:
+            name: of the tensor.
+            shape: what the configuration asks for.
+            dtype: of the copy; None: the options' one.
 
         Raises:
             ModelError: no such tensor, or its shape or dtype is not what the configuration asks
@@ -71,7 +79,7 @@ class Checkpoint:
                 f"{file}: tensor {name!r} has dtype {tensor.dtype}: expected float32, bfloat16 or float16"
             )
         # A copy even if nothing changes: the file's mapping must not outlive loading.
-        return tensor.to(self._device, self._dtype, copy=True)
+        return tensor.to(self.options.device, dtype or self.options.dtype, copy=True)
 
     def drop(self, name: str) -> None:
         """Leave a tensor unread that is known to repeat another."""

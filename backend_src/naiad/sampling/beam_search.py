@@ -1,4 +1,4 @@
-"""Beam search over candidates: which beams go on, which are finished, when it is over.
+"""Beam search over candidates: which beams continue, which are finished, and when the search ends.
 
 The rules are those of `transformers` (5.x), so that the same logits give the same beams and
 scores. No tensors: a step has a few dozen candidates.
@@ -14,14 +14,14 @@ Candidate = tuple[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A text that runs or has ended.
+    """A running or ended text.
 
     Attributes:
-        token_ids: of the output.
-        log_probs: of each.
+        token_ids: tokens of the output.
+        log_probs: log-probability of each token.
         sum_log_probs: their sum.
-        score: the sum over (number of tokens) ** length_penalty; set when the beam has ended.
-        is_stopped: it ended with a stop id (its last token), not with the length.
+        score: the sum divided by (number of tokens) ** length_penalty; set when the beam has ended.
+        is_stopped: whether a stop id (its last token) ended it, not the length.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -31,24 +31,24 @@ class Beam:
     is_stopped: bool = False
 
     def longer(self, candidate: Candidate) -> Beam:
-        """This beam and one more token."""
+        """Return this beam with one more token."""
         token_id, log_prob = candidate
         return Beam((*self.token_ids, token_id), (*self.log_probs, log_prob), self.sum_log_probs + log_prob)
 
 
 @dataclass(frozen=True, slots=True)
 class BeamRules:
-    """What was asked for.
+    """The parameters of a search.
 
     Attributes:
-        width: beams, ≥ 2.
-        max_tokens: tokens of an output, at most.
-        stop_token_ids: end a beam.
+        width: number of beams, ≥ 2.
+        max_tokens: maximum tokens of an output.
+        stop_token_ids: ids that end a beam.
         length_penalty: exponent of the length in the score; > 0 prefers long texts.
-        stops_early: end when `width` beams have ended; otherwise go on while a running beam,
+        stops_early: end when `width` beams have ended; otherwise continue while a running beam,
             at its present length, could beat the worst of them.
-        diversity_rate: so much times its parent's place (0 = the best) is added to an option's
-            sum when the next beams are chosen, and is no part of sums and scores.
+        diversity_rate: this times the parent's rank (0 = the best) is added to an option's
+            sum when the next beams are chosen; it is not part of sums and scores.
     """
 
     width: int
@@ -60,7 +60,7 @@ class BeamRules:
 
     @property
     def num_candidates(self) -> int:
-        """Of each beam: so many that `width` are left when all stop ids are among them."""
+        """Candidates per beam: enough that `width` are left if all stop ids are among them."""
         return max(2, 1 + len(self.stop_token_ids)) * self.width
 
 
@@ -68,24 +68,24 @@ class BeamSearch:
     """The state of one search.
 
     Attributes:
-        running: the beams that go on, best first; at first one empty beam.
+        running: the running beams, best first; at first one empty beam.
     """
 
     def __init__(self, rules: BeamRules) -> None:
-        """Begin with nothing but the prompt."""
+        """Begin with the prompt alone."""
         self._rules = rules
         self._finished: list[Beam] = []
         self.running = [Beam()]
 
     def advance(self, candidates: list[list[Candidate]]) -> list[int] | None:
-        """Lengthen all running beams by a token.
+        """Extend all running beams by a token.
 
         Args:
-            candidates: of each running beam the best `num_candidates`, fewer or none if so
-                few tokens are possible. Then there may be fewer beams too.
+            candidates: the best `num_candidates` of each running beam; fewer or none if fewer
+                tokens are possible. Then there may be fewer beams too.
 
         Returns:
-            For each of the now running beams the index of the one that it continues; None when
+            For each new running beam the index of the beam that it continues; None when
             the search is over.
         """
         rules = self._rules
@@ -108,7 +108,7 @@ class BeamSearch:
         return self._finished
 
     def best_so_far(self) -> list[Beam]:
-        """The ended beams, then those that run, all with their scores; at most `width`."""
+        """The ended beams, then the running ones, all with their scores; at most `width`."""
         running = [self._scored(beam) for beam in self.running if beam.token_ids]
         return [*self._finished, *running][: self._rules.width]
 
@@ -136,5 +136,5 @@ class BeamSearch:
             return False
         if self._rules.stops_early:
             return True
-        # As transformers guesses it: at the present length.
+        # Estimated at the present length, as in transformers.
         return self._scored(self.running[0]).score <= self._finished[-1].score

@@ -1,4 +1,8 @@
-"""Drawing one token for each row: temperature, top-k, top-p, min-p, then the Gumbel-max trick."""
+"""Drawing one token for each row: temperature, top-k, top-p, min-p, then the Gumbel-max trick.
+
+`draw` computes on a CPU: it looks at a row's best tokens, and at more only if the filters may keep more.
+`draw_on_device` computes the same on a GPU, by kernels that read nothing back.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from naiad.sampling.filters import Filters, kept_threshold
-from naiad.sampling.noise import gumbel_noise, noise_key
-from naiad.sampling.sampled_row import SampledRow
+from naiad.sampling.filters import Filters, threshold_among_best, top_p_now
+from naiad.sampling.noise import gumbel_noise, stream_key
+from naiad.sampling.row_state import RowState
 from naiad.sequence import SamplingParams
+from naiad_kernels.gumbel_argmax import gumbel_argmax
+from naiad_kernels.kept_threshold import RowFilters, kept_threshold
+from naiad_kernels.staging import Staging
 
 # Best tokens looked at before a whole row is sorted; seldom do the filters keep more.
 _MIN_CANDIDATES = 256
 # So many times more are looked at next: a quarter of a sort's time.
 _MORE_CANDIDATES = 16
+# Lists of eight bytes a number that a draw needs of its rows.
+_NUM_LISTS = 6
 # Logits whose noise is made at once: bounds the memory, and stays in the cache on a CPU.
 _MAX_NOISE = 1 << 18
 # Dividing by less would overflow; a token that is worse at all has no chance long before.
@@ -30,9 +39,7 @@ def is_greedy(params: SamplingParams) -> bool:
     return params.temperature == 0 or params.top_k == 1
 
 
-def draw(
-    logits: Tensor, best: Tensor, rows: Sequence[SampledRow], drawn: list[int], token_ids: Tensor
-) -> None:
+def draw(logits: Tensor, best: Tensor, rows: Sequence[RowState], drawn: list[int], token_ids: Tensor) -> None:
     """Draw for some rows the best of logit / temperature + noise.
 
     Args:
@@ -60,6 +67,39 @@ def draw(
         token_ids[row.indices] = _draw_free(row)
 
 
+def draw_on_device(
+    logits: Tensor, best: Tensor, rows: Sequence[RowState], drawn: list[int], token_ids: Tensor
+) -> None:
+    """Draw for some rows the best of logit / temperature + noise.
+
+    Args:
+        logits: [num_rows, vocab_size] float32.
+        best: [num_rows] float32, each row's greatest logit; where it is not finite, any id is drawn.
+        rows: the sequence of each row.
+        drawn: indices of the rows to draw for.
+        token_ids: [num_rows] int64; those of `drawn` are overwritten.
+    """
+    chosen = [rows[index] for index in drawn]
+    params = [row.params for row in chosen]
+    staging = Staging(Staging.bytes_for([len(drawn)] * _NUM_LISTS, []), logits.device)
+    index = staging.put(drawn, torch.int64)
+    keys = [stream_key(row.noise, row.num_tokens) for row in chosen]
+    key_tensor = staging.put(keys, torch.int64)
+    scales = [min(max(each.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE) for each in params]
+    temperature = staging.put(scales, torch.float64)
+    top_k = staging.put([min(each.top_k, logits.shape[1]) for each in params], torch.int64)
+    top_p = staging.put([top_p_now(row) for row in chosen], torch.float64)
+    min_p = staging.put([each.min_p for each in params], torch.float64)
+    staging.send()
+    if len(drawn) < len(rows):
+        logits, best = logits.index_select(0, index), best.index_select(0, index)
+    if any(is_filtered(each) for each in params):
+        threshold = kept_threshold(logits, best, RowFilters(temperature, top_k, top_p, min_p.log()))
+    else:
+        threshold = torch.full_like(temperature, float("-inf"))
+    token_ids.index_copy_(0, index, gumbel_argmax(logits, best, temperature, threshold, key_tensor))
+
+
 def _parts(indices: list[int], width: int) -> list[list[int]]:
     size = max(1, _MAX_NOISE // width)
     return [indices[start : start + size] for start in range(0, len(indices), size)]
@@ -77,11 +117,11 @@ class _Rows:
     filters: Filters
 
     @classmethod
-    def of(cls, rows: Sequence[SampledRow], indices: list[int], logits: Tensor, best: Tensor) -> _Rows:
+    def of(cls, rows: Sequence[RowState], indices: list[int], logits: Tensor, best: Tensor) -> _Rows:
         """Gather the rows `indices` and their parameters."""
         device = logits.device
         chosen = [rows[index] for index in indices]
-        keys = [noise_key(row.params.seed, row.num_tokens) for row in chosen]
+        keys = [stream_key(row.noise, row.num_tokens) for row in chosen]
         index = torch.tensor(indices, device=device)
         scales = [row.params.temperature for row in chosen]
         temperature = torch.tensor(scales, dtype=torch.float64, device=device)
@@ -117,7 +157,7 @@ def _draw_filtered(rows: _Rows, width: int) -> tuple[Tensor, list[bool]]:
         best_logits, token_ids = rows.logits.sort(dim=1, descending=True)
     values = rows.scaled(best_logits)
     total_mass = rows.total_mass() if rows.filters.need_total_mass else torch.zeros_like(values[:, 0])
-    threshold, is_final = kept_threshold(values, rows.filters, total_mass)
+    threshold, is_final = threshold_among_best(values, rows.filters, total_mass)
     scores = values + gumbel_noise(rows.keys, token_ids)
     scores.masked_fill_(values < threshold, float("-inf"))
     chosen = token_ids.gather(1, scores.argmax(dim=1, keepdim=True)).squeeze(1)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from naiad.sampling.sampled_row import SampledRow
+from naiad.sampling.row_state import RowState, TokenState
+from naiad.sequence import SamplingParams
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,7 +35,7 @@ class Filters:
     need_total_mass: bool
 
     @classmethod
-    def of(cls, rows: Sequence[SampledRow], vocab_size: int, device: torch.device) -> Filters:
+    def of(cls, rows: Sequence[RowState], vocab_size: int, device: torch.device) -> Filters:
         """Gather those of each row."""
         params, top_p = [row.params for row in rows], [top_p_now(row) for row in rows]
         min_p = torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device)
@@ -45,20 +47,53 @@ class Filters:
         )
 
 
-def top_p_now(row: SampledRow) -> float:
+class TopPReset:
+    """The feature of a top-p that an id of the output resets; see `TopPDecay`."""
+
+    def applies_to(self, params: SamplingParams) -> bool:
+        """Whether there is such an id."""
+        return params.top_p_decay is not None and params.top_p_decay.reset_id >= 0
+
+    def new_state(self, params: SamplingParams) -> TokenState:
+        """How many tokens of the output come after the id."""
+        assert params.top_p_decay is not None
+        return _TokensAfterReset(params.top_p_decay.reset_id)
+
+
+TOP_P_RESET = TopPReset()
+
+
+class _TokensAfterReset:
+    """How many output tokens have come since an id, or at all if it has not come."""
+
+    __slots__ = ("_reset_id", "num_tokens")
+
+    def __init__(self, reset_id: int, num_tokens: int = 0) -> None:
+        self._reset_id = reset_id
+        self.num_tokens = num_tokens
+
+    def advance(self, token_ids: Sequence[int], is_prompt: bool) -> None:
+        if not is_prompt:
+            for token_id in token_ids:
+                self.num_tokens = 0 if token_id == self._reset_id else self.num_tokens + 1
+
+    def clone(self) -> _TokensAfterReset:
+        return _TokensAfterReset(self._reset_id, self.num_tokens)
+
+
+def top_p_now(row: RowState) -> float:
     """The top-p of the token that follows the row's known ones; see `TopPDecay`."""
     decay = row.params.top_p_decay
     if decay is None:
         return row.params.top_p
     num_steps = row.num_output_tokens
     if decay.reset_id >= 0:
-        behind_reset = reversed(row.output_token_ids)
-        num_steps = next((i for i, each in enumerate(behind_reset) if each == decay.reset_id), num_steps)
+        num_steps = cast(_TokensAfterReset, row.states[TOP_P_RESET]).num_tokens
     decayed = max(row.params.top_p * decay.factor**num_steps, decay.minimum)
     return decayed if num_steps else row.params.top_p
 
 
-def kept_threshold(values: Tensor, filters: Filters, total_mass: Tensor) -> tuple[Tensor, Tensor]:
+def threshold_among_best(values: Tensor, filters: Filters, total_mass: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest value that each row keeps.
 
     Top-p counts within what top-k leaves. Min-p compares with the best token, which both keep, so

@@ -9,21 +9,19 @@ from torch import Tensor
 
 from naiad.sampling.masks import AllowedTokens, BadWords, MinTokens
 from naiad.sampling.penalties import CountPenalties, LogitBias, RepetitionPenalty
-from naiad.sampling.sampled_row import SampledRow
+from naiad.sampling.row_state import RowState, Stateful
 from naiad.sequence import SamplingParams
 
 
-class LogitsProcessor(Protocol):
-    """One kind of change. It keeps nothing of a row: a row may be computed again."""
+class LogitsProcessor(Stateful, Protocol):
+    """One kind of change.
 
-    @property
-    def reads_tokens(self) -> bool:
-        """Whether `apply` reads a row's `token_ids`: then no step runs ahead of the last one's ids."""
+    What it keeps of a row (`new_state`) is found in `RowState.states` under the processor itself. A
+    processor whose state is not None needs to know each token, so the steps of its rows do not overlap.
+    `applies_to` is asked in every step, so keep it short.
+    """
 
-    def applies_to(self, params: SamplingParams) -> bool:
-        """Whether a row with these parameters is changed; asked in every step, so keep it short."""
-
-    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
+    def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
         """Change some rows in place, each as if it were alone.
 
         Args:
@@ -38,13 +36,14 @@ class TopNSigma:
     As in llama.cpp: the deviation is that of the row's finite logits around their mean.
     """
 
-    reads_tokens = False
-
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether it is on."""
         return params.top_n_sigma > 0
 
-    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
+    def new_state(self, params: SamplingParams) -> None:
+        """Nothing: the row's tokens do not matter."""
+
+    def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
         """Mask, in place."""
         for index, row in rows.items():
             values = logits[index].double()
@@ -68,9 +67,7 @@ LOGITS_PROCESSORS: tuple[LogitsProcessor, ...] = (
 )
 
 
-def apply_processors(
-    processors: Iterable[LogitsProcessor], logits: Tensor, rows: Sequence[SampledRow]
-) -> None:
+def apply_processors(processors: Iterable[LogitsProcessor], logits: Tensor, rows: Sequence[RowState]) -> None:
     """Apply each processor to the rows that ask for it, in place.
 
     Args:

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from naiad.sampling.param_tensors import ById, excluded_mask
-from naiad.sampling.sampled_row import SampledRow
+from naiad.sampling.row_state import RowState, TokenState
 from naiad.sequence import SamplingParams
 from naiad_kernels.staging import Staging
+
+
+class LastTokens:
+    """The last few known tokens of a row.
+
+    Attributes:
+        token_ids: at most so many as were asked for.
+    """
+
+    __slots__ = ("_num", "token_ids")
+
+    def __init__(self, num: int) -> None:
+        """Know none, and keep `num` at most."""
+        self._num = num
+        self.token_ids: list[int] = []
+
+    def advance(self, token_ids: Sequence[int], is_prompt: bool) -> None:
+        """See `TokenState`."""
+        if self._num:
+            self.token_ids = [*self.token_ids, *token_ids[-self._num :]][-self._num :]
+
+    def clone(self) -> LastTokens:
+        """See `TokenState`."""
+        other = LastTokens(self._num)
+        other.token_ids = self.token_ids
+        return other
 
 
 class BadWords:
@@ -19,27 +46,32 @@ class BadWords:
     As in transformers: the word may begin in the prompt.
     """
 
-    reads_tokens = True
-
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether there are any."""
         return bool(params.bad_words)
 
-    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
+    def new_state(self, params: SamplingParams) -> TokenState:
+        """As many of the last tokens as the longest word has before its last."""
+        return LastTokens(max(len(word) for word in params.bad_words) - 1)
+
+    def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
         """Mask, in place."""
-        _exclude(logits, {index: _completing(row) for index, row in rows.items()})
+        last = {index: cast(LastTokens, row.states[self]).token_ids for index, row in rows.items()}
+        excluded = {index: _completing(row.params.bad_words, last[index]) for index, row in rows.items()}
+        _exclude(logits, excluded)
 
 
 class MinTokens:
     """The stop ids are impossible until there are `min_tokens` new tokens."""
 
-    reads_tokens = False
-
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether both are set."""
         return params.min_tokens > 0 and bool(params.stop_token_ids)
 
-    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
+    def new_state(self, params: SamplingParams) -> None:
+        """None: only the number of tokens matters."""
+
+    def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
         """Mask, in place."""
         short = {i: row for i, row in rows.items() if row.num_output_tokens < row.params.min_tokens}
         _exclude(logits, {index: row.params.stop_token_ids for index, row in short.items()})
@@ -48,26 +80,26 @@ class MinTokens:
 class AllowedTokens:
     """Only `allowed_token_ids` are possible."""
 
-    reads_tokens = False
-
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether there are any."""
         return bool(params.allowed_token_ids)
 
-    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
+    def new_state(self, params: SamplingParams) -> None:
+        """None: tokens do not matter."""
+
+    def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
         """Mask, in place."""
         for index, row in rows.items():
             mask = excluded_mask(ById(row.params.allowed_token_ids), logits.shape[1], logits.device)
             logits[index].masked_fill_(mask, float("-inf"))
 
 
-def _completing(row: SampledRow) -> Iterable[int]:
-    """The ids with which the next token would complete a bad word."""
-    known = row.token_ids
-    for word in row.params.bad_words:
+def _completing(words: Iterable[tuple[int, ...]], last: list[int]) -> Iterable[int]:
+    """The ids with which the next token would complete a word, after these last tokens."""
+    for word in words:
         prefix = word[:-1]
         # The last id of the prefix decides nearly always: no slice is made for it.
-        if not prefix or (known[-1] == prefix[-1] and tuple(known[-len(prefix) :]) == prefix):
+        if not prefix or (last[-1] == prefix[-1] and tuple(last[-len(prefix) :]) == prefix):
             yield word[-1]
 
 

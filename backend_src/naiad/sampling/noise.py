@@ -22,7 +22,17 @@ def noise_key(seed: int, position: int) -> int:
         seed: 0 … 2**64 - 1.
         position: of the token that is drawn, ≥ 0.
     """
-    return _signed(_mix((_mix((seed + _STEP) & _BITS) + (position + 1) * _STEP) & _BITS))
+    return stream_key(noise_stream(seed), position)
+
+
+def noise_stream(seed: int) -> int:
+    """What all of a row's keys have in common: a row keeps it."""
+    return _mix((seed + _STEP) & _BITS)
+
+
+def stream_key(stream: int, position: int) -> int:
+    """`noise_key` of a row whose `noise_stream` is known."""
+    return _signed(_mix((stream + (position + 1) * _STEP) & _BITS))
 
 
 def sibling_seed(seed: int, index: int) -> int:

@@ -1,4 +1,4 @@
-"""Tensors made of a request's long lists once, not in every step."""
+"""Turns a request's long lists into tensors once, not in every step."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor
 from naiad_kernels.staging import Staging
 
 T = TypeVar("T")
-# Each may take some bytes for every token of the vocabulary.
+# Each entry may take some bytes per token of the vocabulary.
 _MAX_CACHED = 64
 
 
 class ById(Generic[T]):
-    """A key that is equal to another of the very same object, and hashes in no time.
+    """A cache key that compares by the identity of its object, so hashing is fast.
 
-    The cache that holds a key holds its object too, so no other can have the same address.
+    A cache that holds a key also holds its object, so no other object can get the same address.
     """
 
     __slots__ = ("value",)
 
     def __init__(self, value: T) -> None:
-        """Key of `value`."""
+        """Make the key of `value`."""
         self.value = value
 
     def __hash__(self) -> int:
-        """By address."""
+        """Hash the address."""
         return id(self.value)
 
     def __eq__(self, other: object) -> bool:
@@ -38,7 +38,7 @@ class ById(Generic[T]):
 
 @lru_cache(_MAX_CACHED)
 def bias_tensors(key: ById[tuple[tuple[int, float], ...]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids [n] int64 and values [n] float32 of (id, value) pairs, at least one; not to be written."""
+    """Ids [n] int64 and values [n] float32 of (id, value) pairs, at least one; read-only."""
     token_ids, values = zip(*key.value, strict=True)
     staging = Staging(Staging.bytes_for([len(values)] * 2, []), device)
     ids, wide = staging.put(token_ids, torch.int64), staging.put(values, torch.float64)
@@ -48,7 +48,7 @@ def bias_tensors(key: ById[tuple[tuple[int, float], ...]], device: torch.device)
 
 @lru_cache(_MAX_CACHED)
 def excluded_mask(key: ById[tuple[int, ...]], vocab_size: int, device: torch.device) -> Tensor:
-    """[vocab_size] bool: the ids that are not listed; not to be written."""
+    """[vocab_size] bool: the ids that are not listed; read-only."""
     staging = Staging(Staging.bytes_for([len(key.value)], []), device)
     token_ids = staging.put(key.value, torch.int64)
     staging.send()

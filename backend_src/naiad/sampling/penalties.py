@@ -3,30 +3,75 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from naiad.sampling.param_tensors import ById, bias_tensors
-from naiad.sampling.sampled_row import SampledRow
+from naiad.sampling.row_state import RowState, TokenState
 from naiad.sequence import SamplingParams
 
 
 class LogitBias:
     """Adds the values of `logit_bias`."""
 
-    reads_tokens = False
-
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether there are any."""
         return bool(params.logit_bias)
 
-    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
+    def new_state(self, params: SamplingParams) -> None:
+        """None: tokens do not matter."""
+
+    def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
         """Add, in place."""
         for index, row in rows.items():
             token_ids, values = bias_tensors(ById(row.params.logit_bias), logits.device)
             logits[index, token_ids] += values
+
+
+class TokenCounts:
+    """The different tokens of a row, in the order in which they came, and how often each came.
+
+    Attributes:
+        token_ids: each once.
+        counts: how often each came.
+    """
+
+    __slots__ = ("_counts_prompt", "_places", "counts", "token_ids")
+
+    def __init__(self, counts_prompt: bool) -> None:
+        """Count nothing yet.
+
+        Args:
+            counts_prompt: tokens of the prompt count like those of the output; else they do not.
+        """
+        self.token_ids = array("q")
+        self.counts = array("q")
+        self._places: dict[int, int] = {}
+        self._counts_prompt = counts_prompt
+
+    def advance(self, token_ids: Sequence[int], is_prompt: bool) -> None:
+        """See `TokenState`."""
+        if is_prompt and not self._counts_prompt:
+            return
+        places, counts = self._places, self.counts
+        for token_id in token_ids:
+            place = places.get(token_id)
+            if place is None:
+                places[token_id] = len(counts)
+                self.token_ids.append(token_id)
+                counts.append(1)
+            else:
+                counts[place] += 1
+
+    def clone(self) -> TokenCounts:
+        """See `TokenState`."""
+        other = TokenCounts(self._counts_prompt)
+        other.token_ids, other.counts = self.token_ids[:], self.counts[:]
+        other._places = self._places.copy()
+        return other
 
 
 class RepetitionPenalty:
@@ -35,15 +80,17 @@ class RepetitionPenalty:
     As in transformers.
     """
 
-    reads_tokens = True
-
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether it is on."""
         return params.repetition_penalty != 1
 
-    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
-        """Penalize, in place; an id that occurs twice is written twice, with the same value."""
-        row_indices, token_ids = _places(logits, {index: row.token_ids for index, row in rows.items()})
+    def new_state(self, params: SamplingParams) -> TokenState:
+        """Which tokens have occurred."""
+        return TokenCounts(counts_prompt=True)
+
+    def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
+        """Penalize, in place."""
+        row_indices, token_ids, _ = _occurrences(logits, {i: row.states[self] for i, row in rows.items()})
         penalty = _of_rows(logits, {index: row.params.repetition_penalty for index, row in rows.items()})
         penalty = penalty[row_indices]
         values = logits[row_indices, token_ids]
@@ -53,18 +100,18 @@ class RepetitionPenalty:
 class CountPenalties:
     """Each token of the output: subtract once for presence and per occurrence for frequency."""
 
-    reads_tokens = True
-
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether one of them is on."""
         return params.presence_penalty != 0 or params.frequency_penalty != 0
 
-    def apply(self, logits: Tensor, rows: Mapping[int, SampledRow]) -> None:
+    def new_state(self, params: SamplingParams) -> TokenState:
+        """How often each token of the output has occurred."""
+        return TokenCounts(counts_prompt=False)
+
+    def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
         """Subtract, in place."""
-        row_indices, token_ids = _places(logits, {index: row.output_token_ids for index, row in rows.items()})
-        vocab_size = logits.shape[1]
-        flat, counts = torch.unique(row_indices * vocab_size + token_ids, return_counts=True)
-        row_indices, token_ids = flat // vocab_size, flat % vocab_size
+        states = {index: row.states[self] for index, row in rows.items()}
+        row_indices, token_ids, counts = _occurrences(logits, states)
         presence = _of_rows(logits, {index: row.params.presence_penalty for index, row in rows.items()})
         frequency = _of_rows(logits, {index: row.params.frequency_penalty for index, row in rows.items()})
         logits[row_indices, token_ids] -= presence[row_indices] + frequency[row_indices] * counts
@@ -77,13 +124,19 @@ def _of_rows(logits: Tensor, values: Mapping[int, float]) -> Tensor:
     return result.to(logits.device)
 
 
-def _places(logits: Tensor, tokens: Mapping[int, list[int]]) -> tuple[Tensor, Tensor]:
-    """Row index and token id of every token, int64 each."""
-    # Contexts are long, and an array takes a list in an eighth of the time a tensor needs.
-    flat = array("q")
-    for ids in tokens.values():
-        flat.fromlist(ids)
-    lengths = torch.tensor([len(ids) for ids in tokens.values()])
-    row_indices = torch.tensor(list(tokens)).repeat_interleave(lengths)
-    token_ids = torch.frombuffer(flat, dtype=torch.int64) if flat else torch.empty(0, dtype=torch.int64)
-    return row_indices.to(logits.device), token_ids.to(logits.device)
+def _occurrences(logits: Tensor, states: Mapping[int, TokenState]) -> tuple[Tensor, Tensor, Tensor]:
+    """Row index, token id and count of every token that a row has, int64 each."""
+    token_ids, counts = array("q"), array("q")
+    lengths = []
+    for state in states.values():
+        occurred = cast(TokenCounts, state)
+        token_ids.extend(occurred.token_ids)
+        counts.extend(occurred.counts)
+        lengths.append(len(occurred.token_ids))
+    row_indices = torch.tensor(list(states)).repeat_interleave(torch.tensor(lengths))
+    # An array of no length has no memory that a tensor could share.
+    tensors = [
+        torch.frombuffer(each, dtype=torch.int64) if each else torch.empty(0, dtype=torch.int64)
+        for each in (token_ids, counts)
+    ]
+    return row_indices.to(logits.device), tensors[0].to(logits.device), tensors[1].to(logits.device)

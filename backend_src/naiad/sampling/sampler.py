@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from naiad.errors import InternalError, NaiadError, NoTokenPossibleError
-from naiad.sampling.candidates import add_candidates, normalize
-from naiad.sampling.device_draw import draw_on_device
-from naiad.sampling.draw import draw, is_greedy
+from naiad.sampling.draw import draw, draw_on_device, is_greedy
+from naiad.sampling.filters import TOP_P_RESET
 from naiad.sampling.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, apply_processors
-from naiad.sampling.raw_logits import NOT_FINITE, RawLogits
-from naiad.sampling.sampled_row import SampledRow
-from naiad.sampling.sampler_output import SamplerOutput
+from naiad.sampling.row_state import RowState, Stateful, new_row
+from naiad.sampling.sampler_output import NOT_FINITE, RawLogits, SamplerOutput, add_candidates, normalize
 from naiad.sequence import SamplingParams
 from naiad_kernels.readback import Readback
 
@@ -26,7 +24,7 @@ class QueuedSample:
     """A pass that the device has been told to do.
 
     Attributes:
-        rows: the sequence of each row.
+        rows: the state of each row.
         token_ids: [num_rows] int64 on the device; of a row that fails, any.
         best: [num_rows] float32, each row's greatest logit.
         logits: [num_rows, vocab_size] float32, processed; kept only for beams.
@@ -35,7 +33,7 @@ class QueuedSample:
         readback: of `token_ids`, and of which rows can be used.
     """
 
-    rows: Sequence[SampledRow]
+    rows: Sequence[RowState]
     token_ids: Tensor
     best: Tensor
     logits: Tensor | None
@@ -62,21 +60,25 @@ class Sampler:
         self._vocab_size = vocab_size
         self._processors = tuple(processors)
 
+    def new_row(self, sequence_id: int, params: SamplingParams, num_prompt_tokens: int) -> RowState:
+        """The state of a sequence without known tokens."""
+        features: tuple[Stateful, ...] = (*self._processors, TOP_P_RESET)
+        return new_row(features, sequence_id, params, num_prompt_tokens)
+
     def reads_tokens(self, params: SamplingParams) -> bool:
         """Whether a row with these parameters can be sampled only when all its ids are known."""
-        has_reset = params.top_p_decay is not None and params.top_p_decay.reset_id >= 0
-        return has_reset or any(each.reads_tokens and each.applies_to(params) for each in self._processors)
+        return bool(self.new_row(0, params, 0).states)
 
-    def sample(self, logits: Tensor, rows: Sequence[SampledRow]) -> SamplerOutput:
+    def sample(self, logits: Tensor, rows: Sequence[RowState]) -> SamplerOutput:
         """`finish` what is to `start`, if there are any rows."""
         return self.finish(self.start(logits, rows)) if rows else SamplerOutput()
 
-    def start(self, logits: Tensor, rows: Sequence[SampledRow]) -> QueuedSample:
-        """Begin to sample the token that follows each sequence's known tokens.
+    def start(self, logits: Tensor, rows: Sequence[RowState]) -> QueuedSample:
+        """Begin to sample the token that follows each row's known tokens.
 
         Args:
             logits: [num_rows, vocab_size] float32; overwritten.
-            rows: the sequence of each row, each with an id of its own; at least one.
+            rows: the state of each row, each with an id of its own; at least one.
         """
         assert logits.shape == (len(rows), self._vocab_size)
         assert logits.dtype == torch.float32
@@ -109,7 +111,7 @@ class Sampler:
         return output
 
     def _output(
-        self, rows: Sequence[SampledRow], best: Tensor, usable: list[bool], token_ids: list[int]
+        self, rows: Sequence[RowState], best: Tensor, usable: list[bool], token_ids: list[int]
     ) -> SamplerOutput:
         output = SamplerOutput()
         for index, (row, token_id) in enumerate(zip(rows, token_ids, strict=True)):
@@ -123,7 +125,7 @@ class Sampler:
                 output.sampled_token_ids[row.sequence_id] = token_id
         return output
 
-    def _why_unusable(self, row: SampledRow, best: float) -> NaiadError:
+    def _why_unusable(self, row: RowState, best: float) -> NaiadError:
         is_changed = any(processor.applies_to(row.params) for processor in self._processors)
         return NoTokenPossibleError() if best == -math.inf and is_changed else InternalError(NOT_FINITE)
 
@@ -133,7 +135,7 @@ def _is_drawn(params: SamplingParams) -> bool:
 
 
 def _draw(
-    logits: Tensor, best: Tensor, is_usable: Tensor, rows: Sequence[SampledRow], token_ids: Tensor
+    logits: Tensor, best: Tensor, is_usable: Tensor, rows: Sequence[RowState], token_ids: Tensor
 ) -> None:
     """Overwrite the best token's id where one is drawn."""
     drawn = [index for index, row in enumerate(rows) if _is_drawn(row.params)]

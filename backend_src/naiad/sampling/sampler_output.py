@@ -1,11 +1,25 @@
-"""What the sampler makes of rows of logits."""
+"""What the sampler makes of rows of logits: tokens, candidates of beams, and what clients may see.
+
+Clients may see the model's own logits, and the logarithms of their probabilities: both of the logits
+before any processor.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from naiad.errors import NaiadError
+import torch
+from torch import Tensor
+
+from naiad.errors import InternalError, NaiadError
 from naiad.outputs import TokenLogProbs
+from naiad.sampling.row_state import RowState
+
+NOT_FINITE = "the model's output for this request is not finite"
+# Logits whose logarithms are made at once: bounds the memory, and stays in the cache on a CPU.
+_MAX_LOGITS = 1 << 18
 
 
 @dataclass(slots=True, frozen=True)
@@ -24,3 +38,145 @@ class SamplerOutput:
     log_probs: dict[int, TokenLogProbs] = field(default_factory=dict)
     generation_logits: dict[int, bytes] = field(default_factory=dict)
     candidates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+
+
+def float32_bytes(values: Tensor) -> bytes:
+    """Little-endian float32 of a tensor, row by row."""
+    return values.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4", copy=False).tobytes()
+
+
+@dataclass(slots=True, frozen=True)
+class RawLogits:
+    """The logits of the rows that ask for something of them, before any processor.
+
+    Attributes:
+        rows: sequences that ask.
+        logits: [len(rows), vocab_size] float32, a copy.
+    """
+
+    rows: Sequence[RowState]
+    logits: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, rows: Sequence[RowState]) -> RawLogits | None:
+        """Copy the rows that ask; None if there are none."""
+        indices = [index for index, row in enumerate(rows) if _asks(row)]
+        if not indices:
+            return None
+        return cls([rows[index] for index in indices], logits[torch.tensor(indices, device=logits.device)])
+
+    def add_to(self, output: SamplerOutput) -> None:
+        """Add what was asked for to the output of rows that have a token.
+
+        A row whose logarithm is not finite fails instead.
+        """
+        sampled = output.sampled_token_ids
+        kept = [index for index, row in enumerate(self.rows) if row.sequence_id in sampled]
+        for index in kept:
+            row = self.rows[index]
+            if row.params.returns_generation_logits:
+                output.generation_logits[row.sequence_id] = float32_bytes(self.logits[index])
+        asking = [index for index in kept if self.rows[index].params.num_log_probs >= 0]
+        size = max(1, _MAX_LOGITS // self.logits.shape[1])
+        for start in range(0, len(asking), size):
+            self._add_log_probs(asking[start : start + size], output)
+
+    def _add_log_probs(self, asking: list[int], output: SamplerOutput) -> None:
+        rows = [self.rows[index] for index in asking]
+        raw = self.logits[torch.tensor(asking, device=self.logits.device)]
+        token_ids = [output.sampled_token_ids[row.sequence_id] for row in rows]
+        table = raw.log_softmax(dim=1)
+        places = torch.tensor(token_ids, device=raw.device).unsqueeze(1)
+        chosen = table.gather(1, places).squeeze(1)
+        ranks = (raw > raw.gather(1, places)).sum(dim=1) + 1
+        num_top = min(max(row.params.num_log_probs for row in rows), raw.shape[1])
+        top_ids = best_token_ids(raw, num_top)
+        top_log_probs = table.gather(1, top_ids).tolist()
+        found = zip(rows, chosen.tolist(), top_ids.tolist(), top_log_probs, ranks.tolist(), strict=True)
+        for row, log_prob, ids, their_log_probs, rank in found:
+            num = row.params.num_log_probs
+            if math.isfinite(log_prob):
+                log_probs = TokenLogProbs(log_prob, ids[:num], their_log_probs[:num], rank)
+                output.log_probs[row.sequence_id] = log_probs
+            else:
+                del output.sampled_token_ids[row.sequence_id]
+                output.generation_logits.pop(row.sequence_id, None)
+                output.errors[row.sequence_id] = InternalError(NOT_FINITE)
+
+
+def best_token_ids(logits: Tensor, num: int) -> Tensor:
+    """The best tokens of each row, best first; of equal ones the lower id first.
+
+    Args:
+        logits: [num_rows, vocab_size] float32.
+        num: how many, in [0, vocab_size].
+
+    Returns:
+        [num_rows, num] int64.
+    """
+    vocab_size = logits.shape[1]
+    if num == 0:
+        return torch.empty((len(logits), 0), dtype=torch.int64, device=logits.device)
+    values, token_ids = logits.topk(min(num + 1, vocab_size), dim=1)
+    best = _in_order(values, token_ids, num)
+    # topk takes any of the tokens that tie with the last.
+    tied = (values[:, num:] == values[:, num - 1 : num]).any(dim=1)
+    if bool(tied.any()):
+        everything = torch.arange(vocab_size, device=logits.device).expand(int(tied.sum()), -1)
+        best[tied] = _in_order(logits[tied], everything, num)
+    return best
+
+
+def _in_order(values: Tensor, token_ids: Tensor, num: int) -> Tensor:
+    """The ids of the `num` greatest values, the lower id first where values are equal.
+
+    One int64 holds both: the value's bits, made to compare as the value does, above the id.
+    """
+    # Adding zero makes zeros of both signs equal.
+    bits = (values + 0.0).view(torch.int32)
+    comparable = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    keys = (comparable.to(torch.int64) << 32) | (0x7FFFFFFF - token_ids)
+    best = keys.topk(num, dim=1).values
+    return 0x7FFFFFFF - (best & 0xFFFFFFFF)
+
+
+def _asks(row: RowState) -> bool:
+    return row.params.num_log_probs >= 0 or row.params.returns_generation_logits
+
+
+def normalize(logits: Tensor, indices: list[int]) -> None:
+    """Make logits log-probabilities, in place: processors change those of beams, as in transformers.
+
+    Args:
+        logits: [num_rows, vocab_size] float32.
+        indices: of the beams' rows.
+    """
+    if indices:
+        index = torch.tensor(indices, device=logits.device)
+        logits[index] = logits[index].log_softmax(dim=1)
+
+
+def add_candidates(
+    logits: Tensor, rows: Sequence[RowState], indices: list[int], output: SamplerOutput
+) -> None:
+    """Replace the beams' sampled ids by their candidates: the best of the possible tokens.
+
+    Args:
+        logits: [num_rows, vocab_size] float32, processed.
+        rows: the sequence of each row.
+        indices: of the beams' rows.
+        output: beams that failed, or have no possible token, have no id in it.
+    """
+    kept = [index for index in indices if rows[index].sequence_id in output.sampled_token_ids]
+    if not kept:
+        return
+    chosen = logits[torch.tensor(kept, device=logits.device)]
+    num = min(max(rows[index].params.num_candidates for index in kept), chosen.shape[1])
+    token_ids = best_token_ids(chosen, num)
+    log_probs = chosen.gather(1, token_ids)
+    for index, ids, their_log_probs in zip(kept, token_ids.tolist(), log_probs.tolist(), strict=True):
+        sequence_id = rows[index].sequence_id
+        wanted = rows[index].params.num_candidates
+        del output.sampled_token_ids[sequence_id]
+        candidates = list(zip(ids, their_log_probs, strict=True))[:wanted]
+        output.candidates[sequence_id] = [each for each in candidates if each[1] > -math.inf]

@@ -1,4 +1,4 @@
-"""Whether the token sampled last ends its sequence, judged by ids alone."""
+"""Decides by ids alone whether the last sampled token ends its sequence."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from naiad.sequence import FinishReason, Sequence
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A sequence ends here.
+    """The end of a sequence.
 
     Attributes:
         finish_reason: STOP or LENGTH.
         keeps_token: whether the last token is part of the output.
-        stop_reason: the id, or the ids, that matched, in decimal.
+        stop_reason: the ids that matched, in decimal.
     """
 
     finish_reason: FinishReason
@@ -23,15 +23,14 @@ class Stop:
 
 
 def check_stop(sequence: Sequence, num_tokens: int) -> Stop | None:
-    """Judge a sequence as it was when it had so many known tokens.
+    """Check a sequence as it was when it had `num_tokens` known tokens.
 
-    A stop id comes first, then a stop sequence, then the lengths. `min_tokens` holds back stop
-    ids only: what a user listed as a stop sequence (or stop string) ends the text whenever it
-    appears.
+    A stop id takes precedence over a stop sequence, and both over the length. `min_tokens` holds
+    back stop ids only: a stop sequence (or stop string) ends the text whenever it appears.
 
     Args:
-        sequence: the one.
-        num_tokens: of its known tokens; the last of these is of the output.
+        sequence: to check.
+        num_tokens: number of its first known tokens; the last of them belongs to the output.
     """
     params = sequence.params
     num_output_tokens = num_tokens - sequence.num_prompt_tokens
@@ -47,10 +46,10 @@ def check_stop(sequence: Sequence, num_tokens: int) -> Stop | None:
 
 
 def first_stop(sequence: Sequence, num_before: int) -> tuple[Stop | None, int]:
-    """What ends the sequence, if one of the tokens behind the first `num_before` does.
+    """Find the first token after the first `num_before` ones that ends the sequence.
 
     Returns:
-        The stop and how many tokens are known at it, or at the end.
+        The stop, or None, and the number of known tokens at the stop, or at the end.
     """
     for num_known in range(num_before + 1, sequence.num_tokens + 1):
         stop = check_stop(sequence, num_known)
@@ -60,7 +59,7 @@ def first_stop(sequence: Sequence, num_before: int) -> tuple[Stop | None, int]:
 
 
 def _ends_with(token_ids: list[int], end: int, stop_ids: tuple[int, ...]) -> bool:
-    # The last id decides nearly always: no slice is made for it.
+    # The last id decides nearly always, so compare it before making a slice.
     return (
         bool(stop_ids)
         and token_ids[end - 1] == stop_ids[-1]

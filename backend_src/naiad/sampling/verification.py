@@ -12,31 +12,34 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from naiad.outputs import ModelOutput, ScheduledSequence
-from naiad.sampling.sampled_row import DraftedRow, SampledRow
+from naiad.outputs import ModelOutput, StepRow
+from naiad.sampling.row_state import RowState
 from naiad.sampling.sampler_output import SamplerOutput
 
 
-def sampled_views(rows: Iterable[ScheduledSequence]) -> list[list[SampledRow]]:
-    """Of each row the sequences to sample for: as it is, and as if its first 1, 2, … drafts were known.
+def sampled_views(rows: Iterable[tuple[StepRow, RowState]]) -> list[list[RowState]]:
+    """Of each row the states to sample for: as it is, and as if its first 1, 2, … drafts were known.
 
     Those of rows with drafts have ids of their own, which are negative.
     """
-    views: list[list[SampledRow]] = []
+    views: list[list[RowState]] = []
     next_id = -1
-    for row in rows:
-        sequence, drafts = row.sequence, list(row.draft_token_ids)
+    for row, state in rows:
+        drafts = row.draft_token_ids
         if not drafts:
-            views.append([sequence])
+            views.append([state])
             continue
-        views.append([DraftedRow(next_id - n, sequence, drafts[:n]) for n in range(len(drafts) + 1)])
-        next_id -= len(drafts) + 1
+        places = [state.at(next_id, ())]
+        for number, draft in enumerate(drafts, start=1):
+            places.append(places[-1].at(next_id - number, (draft,)))
+        views.append(places)
+        next_id -= len(places)
     return views
 
 
 def verify(
-    rows: Iterable[ScheduledSequence],
-    views: Iterable[list[SampledRow]],
+    rows: Iterable[StepRow],
+    views: Iterable[list[RowState]],
     sampled: SamplerOutput,
     failed: Container[int] = (),
 ) -> ModelOutput:
@@ -54,7 +57,7 @@ def verify(
     """
     output = ModelOutput({})
     for row, row_views in zip(rows, views, strict=True):
-        sequence_id, first_id = row.sequence.sequence_id, row_views[0].sequence_id
+        sequence_id, first_id = row.sequence_id, row_views[0].sequence_id
         if sequence_id in failed:
             continue
         if first_id in sampled.candidates:
@@ -71,7 +74,7 @@ def verify(
     return output
 
 
-def _agreed(drafts: tuple[int, ...], views: list[SampledRow], sampled: SamplerOutput) -> list[int]:
+def _agreed(drafts: tuple[int, ...], views: list[RowState], sampled: SamplerOutput) -> list[int]:
     """The ids of the first view and of those all of whose drafts were sampled."""
     kept = [views[0].sequence_id]
     for draft, view in zip(drafts, views[1:], strict=True):

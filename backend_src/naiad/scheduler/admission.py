@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from naiad.errors import InvalidRequestError
+from naiad.kv_cache.kv_group import KVGroup
 from naiad.sequence import EngineRequest, TextContext
 
 
@@ -19,14 +20,13 @@ class AdmissionLimits:
         max_model_len: maximum prompt + output tokens of a sequence; they fit the KV cache.
         vocab_size: ids are in [0, vocab_size).
         max_num_seqs: maximum number of sequences that run at the same time.
-        num_blocks, block_size: the size of the KV cache.
+        kv_groups: the groups of the KV cache.
     """
 
     max_model_len: int
     vocab_size: int
     max_num_seqs: int
-    num_blocks: int
-    block_size: int
+    kv_groups: tuple[KVGroup, ...]
 
     def check(self, request: EngineRequest) -> None:
         """Refuse a request that can never be served.
@@ -76,12 +76,13 @@ class AdmissionLimits:
         check_beam_width(request, self.max_num_seqs)
         width = len(request.sequence_ids)
         num_tokens = len(request.prompt_token_ids) + self.clamp(request).params.max_tokens
-        num_blocks = width * -(-num_tokens // self.block_size)
-        if num_blocks > self.num_blocks:
-            raise InvalidRequestError(
-                f"beam_width = {width}: {width} beams of {num_tokens} tokens may need {num_blocks} blocks "
-                f"of the KV cache, expected at most {self.num_blocks}"
-            )
+        for group in self.kv_groups:
+            num_blocks = width * group.num_blocks_for_all(num_tokens)
+            if num_blocks > group.pool.num_blocks:
+                raise InvalidRequestError(
+                    f"beam_width = {width}: {width} beams of {num_tokens} tokens may need {num_blocks} "
+                    f"blocks of the KV cache, expected at most {group.pool.num_blocks}"
+                )
 
 
 def check_beam_width(request: EngineRequest, max_num_seqs: int) -> None:

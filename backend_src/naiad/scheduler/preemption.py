@@ -60,13 +60,13 @@ def choose_for_blocks(running: list[Sequence], tenants: Tenants, max_num_seqs: i
 
 
 def all_wait(running: list[Sequence]) -> bool:
-    """Whether nobody can go on: all that run are beams that wait for others of their search."""
-    return all(sequence.num_computed_tokens == sequence.num_tokens for sequence in running)
+    """Whether nobody can go on: all that run are beams that wait for others, or about to end."""
+    return all(sequence.next_start == sequence.next_end for sequence in running)
 
 
-def num_spare_blocks(running: list[Sequence], sequence: Sequence) -> int:
+def num_spare_blocks(running: list[Sequence], sequence: Sequence, is_stuck: bool) -> int:
     """Free blocks that have to be left over when a sequence is admitted."""
-    if sequence.num_preemptions == 0 or all_wait(running):
+    if sequence.num_preemptions == 0 or is_stuck:
         return 0
     return len(running)
 
@@ -87,32 +87,29 @@ def choose_for_first(state: SchedulerState, first: Sequence) -> list[Sequence]:
         return []
     is_stuck = all_wait(running)
     has_slot = len(running) < state.limits.max_num_seqs
-    num_missing_blocks = (
-        state.kv_cache.num_blocks_to_admit(first)
-        + num_spare_blocks(running, first)
-        - state.kv_cache.num_free_blocks
-    )
+    missing = state.kv_cache.num_missing_blocks(first, num_spare_blocks(running, first, is_stuck))
     chosen: list[Sequence] = []
     num_taken: dict[str, int] = {}
     for sequence in reversed(running):
-        if has_slot and num_missing_blocks <= 0:
+        if has_slot and max(missing) <= 0:
             return chosen
-        salt = sequence.cache_salt
+        tenant = sequence.tenant
         if is_stuck and rank_key(first) > rank_key(sequence):
             continue
-        if not is_stuck and not _gives_way(state, first, sequence, num_taken.get(salt, 0)):
+        if not is_stuck and not _gives_way(state, first, sequence, num_taken.get(tenant, 0)):
             continue
         chosen.append(sequence)
-        num_taken[salt] = num_taken.get(salt, 0) + 1
-        num_missing_blocks -= state.kv_cache.num_exclusive_blocks(sequence)
+        num_taken[tenant] = num_taken.get(tenant, 0) + 1
+        freed = state.kv_cache.num_exclusive_blocks(sequence)
+        missing = [num - num_freed for num, num_freed in zip(missing, freed, strict=True)]
         has_slot = True
     # Blocks that two of them share are free when both are gone, and have not been counted.
-    return chosen if is_stuck or (has_slot and num_missing_blocks <= 0) else []
+    return chosen if is_stuck or (has_slot and max(missing) <= 0) else []
 
 
 def _gives_way(state: SchedulerState, first: Sequence, running: Sequence, num_taken: int) -> bool:
     """Whether a running sequence must, when `num_taken` of its tenant do already."""
-    if running.cache_salt == first.cache_salt:
+    if running.tenant == first.tenant:
         return rank_key(first) < rank_key(running) and state.policy.may_preempt(first, running)
     if running.rank == state.running[0].rank:
         return False

@@ -1,24 +1,26 @@
 """Decides, step by step, which known tokens are computed next.
 
 There is one rule and there are no phases: each step spends a budget of tokens on letting every
-sequence's `num_computed_tokens` catch up with its known tokens. Whether that is a long prompt,
-a piece of one, the single token sampled last, or all of it again after a preemption makes no
-difference.
+sequence's computed tokens catch up with its known tokens. Whether that is a long prompt, a piece of
+one, the single token sampled last, or all of it again after a preemption makes no difference.
+
+The rule works on a projection: `Sequence.next_start` and `next_end` are a sequence's computed and
+known tokens once all steps that were made are over. Making a row moves them on, so the next step can
+be made before the last one's result is there (steps overlap). What a step leaves behind is certain,
+except for the ids that it samples and for whether one of them ends its sequence.
 """
 
 from __future__ import annotations
 
 import bisect
-from dataclasses import replace
+from collections.abc import Iterable
 
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
-from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
-from naiad.scheduler.donors import can_start
-from naiad.scheduler.draft_rows import add_drafts
-from naiad.scheduler.foresight import can_step
+from naiad.outputs import ModelOutput, StepBatch, StepRow
 from naiad.scheduler.policies import FirstComeFirstServed, SchedulingPolicy, rank_key
 from naiad.scheduler.preemption import all_wait, choose_for_blocks, choose_for_first, num_spare_blocks
 from naiad.scheduler.step_budget import SchedulerLimits, StepBudget
+from naiad.scheduler.step_writer import StepWriter
 from naiad.scheduler.tenants import Tenants
 from naiad.scheduler.waiting_queue import WaitingQueue
 from naiad.sequence import Sequence, SequenceStatus
@@ -28,9 +30,16 @@ from naiad.speculation.speculator import Speculator
 class Scheduler:
     """Owns all live sequences: those that wait and those that run.
 
-    Sequences run in the order of their ranks, which never change. Whoever has the smallest is
+    Sequences run in the order of their ranks, which never change. The one with the smallest rank is
     never preempted (see `preemption`), so it always advances, and with it everybody in the end.
     It relies on `admission`: a sequence alone in the cache always fits.
+
+    Attributes:
+        running: sequences that hold a slot, by rank.
+        running_by_id: the same by their ids.
+        leaving: sequences that have ended while a step that is under way computes them, by id.
+        projected: the step that was made last, while another was under way, until it is over; without
+            rows if there is none.
     """
 
     def __init__(
@@ -55,14 +64,15 @@ class Scheduler:
         self.tenants = Tenants()
         self.waiting = WaitingQueue(self.tenants)
         self.running: list[Sequence] = []
+        self.running_by_id: dict[int, Sequence] = {}
+        self.leaving: dict[int, Sequence] = {}
+        self.projected = StepBatch()
         self.num_preemptions = 0
-        # Made by `schedule_ahead` and not over; without rows if there is none.
-        self.ahead = SchedulerOutput()
-        # Of those that have ended, the ones that `ahead` computes all the same.
-        self.leaving: set[Sequence] = set()
+        self._writer = StepWriter()
         # Whether tenants with more than their share had no rows in the last step.
         self._is_pausing = False
-        # Ids of those that the step that is being made has admitted.
+        # Rows of the step that is being made, and ids of the sequences that were admitted for it.
+        self._rows: list[StepRow] = []
         self._newcomers: set[int] = set()
 
     @property
@@ -74,15 +84,24 @@ class Scheduler:
         """Queue a new sequence."""
         assert sequence.status is SequenceStatus.WAITING
         sequence.rank = self.policy.rank(sequence)
+        sequence.next_end = sequence.num_tokens
+        # What follows a beam's token is chosen by its search, and nothing follows the last token.
+        last = sequence.num_prompt_tokens + sequence.params.max_tokens - 1
+        sequence.last_projected_end = 0 if sequence.params.num_candidates else last
         self.tenants.enter(sequence)
         self.waiting.add(sequence)
 
+    def append(self, sequence: Sequence, token_id: int) -> None:
+        """Let a running beam go on with a token, which follows what it has computed."""
+        sequence.token_ids.append(token_id)
+        sequence.next_end += 1
+
     def remove(self, sequence: Sequence) -> None:
-        """End a sequence, wherever it is, and free its blocks, unless a step that is under way has it."""
+        """End a sequence, wherever it is, and free its blocks, unless a step under way computes it."""
         if sequence.status is SequenceStatus.RUNNING:
             self._stop_running(sequence)
-            if any(row.sequence is sequence for row in self.ahead.scheduled):
-                self.leaving.add(sequence)
+            if any(row.sequence_id == sequence.sequence_id for row in self.projected.rows):
+                self.leaving[sequence.sequence_id] = sequence
             else:
                 self.kv_cache.free(sequence)
         else:
@@ -93,10 +112,10 @@ class Scheduler:
             self.speculator.forget(sequence)
         sequence.status = SequenceStatus.FINISHED
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence_id: int) -> None:
         """Free the blocks of a sequence that has ended, if only a step kept them that is over now."""
-        if sequence in self.leaving:
-            self.leaving.remove(sequence)
+        sequence = self.leaving.pop(sequence_id, None)
+        if sequence is not None:
             self.kv_cache.free(sequence)
 
     def take_over(self, sequence: Sequence, donor: Sequence, token_id: int) -> None:
@@ -108,21 +127,101 @@ class Scheduler:
             token_id: follows what the donor has computed.
         """
         self.kv_cache.free(sequence)
+        self._writer.forget(sequence)
         sequence.token_ids = [*donor.token_ids[: donor.num_computed_tokens], token_id]
-        num_cached_tokens = self.kv_cache.fork(sequence, donor)
+        sequence.next_end = sequence.num_tokens
+        num_cached_tokens = self._fork(sequence, donor)
         if num_cached_tokens is None:
             self._preempt(sequence)
         else:
-            sequence.num_computed_tokens = num_cached_tokens
+            sequence.num_computed_tokens = sequence.next_start = num_cached_tokens
 
-    def schedule(self) -> SchedulerOutput:
-        """Choose the next step's work. Every row's blocks are there when it returns."""
+    def schedule(self) -> StepBatch:
+        """Choose the next step's work; no other step is under way."""
         has_preempted = self._secure_blocks()
-        # Nobody comes where somebody had to go, unless all that are left wait for others.
+        # No sequence is admitted where one had to be preempted, unless all that are left wait.
         first = None if has_preempted and not all_wait(self.running) else self._first_waiting()
         if first is not None:
             for victim in choose_for_first(self, first):
                 self._preempt(victim)
+        return self._make_step(first, is_projected=False)
+
+    def schedule_projected(self) -> StepBatch | None:
+        """Choose the next step's work while a step is under way.
+
+        Nothing is preempted here: a row under way keeps its blocks.
+
+        Returns:
+            None: nothing can go on, or something would have to be preempted, so the step has to wait
+            for the result.
+        """
+        running = self.running
+        if all_wait(running) or not all(self.kv_cache.allocate(each, each.next_end) for each in running):
+            return None
+        first = self._first_waiting()
+        if first is not None and choose_for_first(self, first):
+            return None
+        self.projected = self._make_step(first, is_projected=True)
+        return self.projected
+
+    def can_overlap(self, rows: Iterable[StepRow]) -> bool:
+        """Whether the step after these rows can be made without their result.
+
+        If one of them needs its ids on the host, the step is not made for the others either: each
+        would get a token only in every second step.
+        """
+        running = (self.running_by_id.get(row.sequence_id) for row in rows)
+        return all(each.overlaps and not self._may_draft(each) for each in running if each is not None)
+
+    def update(self, step: StepBatch, output: ModelOutput) -> None:
+        """Book a computed step: KV is in the cache, sampled ids are known tokens.
+
+        Beams learn their next token elsewhere. Rows that failed are left as they are, for the
+        caller to remove. Those of sequences that have ended meanwhile change nothing.
+        """
+        errors, sampled, running = output.errors, output.sampled_token_ids, self.running_by_id
+        is_projected, has_windows = step.is_projected, self.kv_cache.has_windows
+        if step is self.projected:
+            self.projected = StepBatch()
+        for row in step.rows:
+            sequence_id = row.sequence_id
+            sequence = running.get(sequence_id)
+            if sequence is None or (errors and sequence_id in errors):
+                continue
+            sequence.num_computed_tokens += len(row.token_ids)
+            if row.samples and not sequence.params.num_candidates:
+                token_ids = sampled[sequence_id]
+                sequence.token_ids += token_ids
+                if row.draft_token_ids:
+                    self._judge_drafts(sequence, row, len(token_ids) - 1)
+            if is_projected:
+                # A block that ends with a token which was not known when the step was made.
+                self.kv_cache.publish(sequence, row.known_end)
+            if has_windows:
+                self.kv_cache.leave_window(sequence)
+
+    def cut(self, sequence: Sequence, num_tokens: int, num_new: int) -> None:
+        """Drop the tokens after a sequence's end; drafts among them count as not accepted.
+
+        Args:
+            sequence: has ended, and is removed next.
+            num_tokens: known tokens up to the end.
+            num_new: known tokens that the last step has brought.
+        """
+        num_dropped = sequence.num_tokens - num_tokens
+        if num_dropped:
+            del sequence.token_ids[num_tokens:]
+            sequence.num_computed_tokens = min(sequence.num_computed_tokens, num_tokens)
+            if self.speculator is not None:
+                self.speculator.dropped(sequence, max(0, num_new - num_dropped), num_new - 1)
+
+    def _make_step(self, first: Sequence | None, is_projected: bool) -> StepBatch:
+        """Share out a step's tokens; every running sequence has the blocks that it needs.
+
+        Args:
+            first: the sequence that is admitted next, if it fits.
+            is_projected: another step is under way.
+        """
         active = self.running
         if first is not None and self.tenants.is_owed(first, self.limits.max_num_seqs) and self._admit(first):
             # So its first token does not wait for theirs either; but they never wait for two steps.
@@ -131,62 +230,26 @@ class Scheduler:
             first = self._first_waiting()
         else:
             self._is_pausing = False
-        rows: list[ScheduledSequence] = []
-        behind: list[Sequence] = []
+        rows = self._rows = []
+        lagging: list[Sequence] = []
         budget = StepBudget(self.limits)
         # One token each first: no long prompt may hold up those that stream.
         for sequence in active:
-            num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
+            num_missing = sequence.next_end - sequence.next_start
             if num_missing > 1:
-                behind.append(sequence)
+                lagging.append(sequence)
             elif num_missing == 1:
                 self._spend(budget, sequence, rows)
-        self._catch_up(budget, behind, rows, first)
-        if self.speculator is not None:
-            add_drafts(self.speculator, self.kv_cache, self.tenants, budget, rows)
-        self.tenants.pass_step(rows)
+        self._catch_up(budget, lagging, rows, first)
+        if self.speculator is not None and not budget.is_spent:
+            self._add_drafts(self.speculator, budget, rows)
+        self.tenants.pass_step(budget.num_taken)
         self._newcomers.clear()
-        return SchedulerOutput(rows, self.kv_cache.take_copies())
-
-    def schedule_ahead(self) -> SchedulerOutput | None:
-        """`schedule` while a step is under way that is foreseen; None: see `foresight.can_step`."""
-        if not can_step(self, self._first_waiting):
-            return None
-        self.ahead = replace(self.schedule(), is_ahead=True)
-        return self.ahead
-
-    def update(self, scheduled: SchedulerOutput, output: ModelOutput) -> None:
-        """Book a computed step: KV is in the cache, sampled ids are known tokens.
-
-        Beams learn their next token elsewhere. Rows that failed are left as they are, for the
-        caller to remove. Those of sequences that have ended meanwhile change nothing.
-        """
-        errors, sampled = output.errors, output.sampled_token_ids
-        rows, is_ahead = scheduled.scheduled, scheduled.is_ahead
-        if is_ahead:
-            rows = [row for row in rows if row.sequence.status is SequenceStatus.RUNNING]
-            if scheduled is self.ahead:
-                self.ahead = SchedulerOutput()
-        for row in rows:
-            sequence = row.sequence
-            if errors and sequence.sequence_id in errors:
-                continue
-            num_drafts = len(row.draft_token_ids)
-            sequence.num_computed_tokens += row.num_scheduled_tokens - num_drafts
-            if row.samples and not sequence.params.num_candidates:
-                token_ids = sampled[sequence.sequence_id]
-                num_accepted = len(token_ids) - 1
-                sequence.num_computed_tokens += num_accepted
-                sequence.token_ids += token_ids
-                if num_drafts and self.speculator is not None:
-                    self.speculator.judged(sequence, num_drafts, num_accepted)
-                    self.kv_cache.trim(sequence)
-            if is_ahead:
-                # A block that ends with a token which was not known then.
-                self.kv_cache.publish(sequence, row.start + row.num_scheduled_tokens - num_drafts)
+        self._rows = []
+        return self._writer.batch(rows, self.kv_cache.take_copies() if rows else [], is_projected)
 
     def _secure_blocks(self) -> bool:
-        """Let every running sequence have blocks for its known tokens; others give way.
+        """Let every running sequence have blocks for its known tokens; others are preempted for it.
 
         Returns:
             Whether any was preempted.
@@ -195,34 +258,62 @@ class Scheduler:
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            num_tokens = len(sequence.token_ids)
-            if len(sequence.block_table) * block_size >= num_tokens or self.kv_cache.allocate(
-                sequence, num_tokens
-            ):
+            num_tokens = sequence.next_end
+            # The last group's table is the shortest.
+            num_held = len(sequence.block_tables[-1]) * block_size
+            if num_held >= num_tokens or self.kv_cache.allocate(sequence, num_tokens):
                 index += 1
                 continue
             assert len(self.running) > 1, "a sequence alone does not fit the KV cache"
             victim = choose_for_blocks(self.running, self.tenants, self.limits.max_num_seqs)
-            # Who stands before the place we are at leaves a gap there.
+            # If the victim stands before this place, it leaves a gap there.
             index -= rank_key(victim) < rank_key(sequence)
             self._preempt(victim)
         return self.num_preemptions > num_before
 
     def _first_waiting(self) -> Sequence | None:
-        """Who is admitted next.
+        """The sequence that is admitted next.
 
         Beams wait for each other. If all that run do, because some of theirs are in the queue,
         the smallest rank goes first whoever its tenant is: then some search advances.
         """
-        if self.waiting and self.running and all_wait(self.running):
+        if self.waiting and self.running and self._is_stuck():
             return min(self.waiting, key=rank_key)
-        return self.waiting.first(lambda each: can_start(each, self._newcomers), self.limits.max_num_seqs)
+        return self.waiting.first(self._can_start, self.limits.max_num_seqs)
+
+    def _is_stuck(self) -> bool:
+        """Whether all that run wait; a sequence with a row in the step that is being made does not."""
+        return not self._rows and all_wait(self.running)
+
+    def _can_start(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence may be admitted now: not before its donor has what they share.
+
+        What a donor that was admitted for this very step has from the prefix cache may be written in
+        this step, and then it is too early to copy it.
+        """
+        donor = sequence.donor
+        return (
+            donor is None
+            or donor.status is not SequenceStatus.RUNNING
+            or sequence.num_preemptions > 0
+            or (
+                donor.next_start >= sequence.num_tokens - 1
+                and donor.sequence_id not in self._newcomers
+                and self._start_in_step(donor) >= sequence.num_tokens - 1
+            )
+        )
+
+    def _start_in_step(self, sequence: Sequence) -> int:
+        """How many of its tokens are computed before the step that is being made."""
+        starts = (row.start for row in self._rows if row.sequence_id == sequence.sequence_id)
+        return next(starts, sequence.next_start)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to the queue; what the cache loses is computed again."""
         self._stop_running(sequence)
         self.kv_cache.free(sequence)
-        sequence.num_computed_tokens = 0
+        sequence.num_computed_tokens = sequence.next_start = 0
+        sequence.next_end = sequence.num_tokens
         sequence.num_preemptions += 1
         sequence.status = SequenceStatus.WAITING
         self.waiting.add(sequence)
@@ -232,42 +323,46 @@ class Scheduler:
         index = bisect.bisect_left(self.running, rank_key(sequence), key=rank_key)
         assert self.running[index] is sequence, "the sequence does not run"
         del self.running[index]
+        del self.running_by_id[sequence.sequence_id]
+        self._writer.forget(sequence)
         self.tenants.of(sequence).num_running -= 1
 
-    def _spend(self, budget: StepBudget, sequence: Sequence, rows: list[ScheduledSequence]) -> None:
-        """Add a sequence's row, if the budget gives it any tokens."""
-        start, num_known = sequence.num_computed_tokens, len(sequence.token_ids)
+    def _spend(self, budget: StepBudget, sequence: Sequence, rows: list[StepRow]) -> None:
+        """Add a sequence's row, if the budget gives it any tokens, and move its projection on."""
+        start, num_known = sequence.next_start, sequence.next_end
         num_tokens = budget.take(start, num_known - start)
         if num_tokens == 0:
             return
-        end = start + num_tokens
-        rows.append(ScheduledSequence(sequence, start, num_tokens, end == num_known))
+        rows.append(self._writer.row(sequence, num_tokens))
+        end = sequence.next_start = start + num_tokens
+        if end == num_known and end < sequence.last_projected_end:
+            sequence.next_end = end + 1
         self.kv_cache.publish(sequence, end)
         self.tenants.of(sequence).num_served_tokens += num_tokens
 
     def _catch_up(
         self,
         budget: StepBudget,
-        behind: list[Sequence],
-        rows: list[ScheduledSequence],
+        lagging: list[Sequence],
+        rows: list[StepRow],
         first: Sequence | None,
     ) -> None:
         """Spend what is left on those that run and miss several tokens, and on those that wait.
 
         Nobody overtakes the first in the queue when it does not fit.
         """
-        behind.sort(key=self.tenants.order)
+        lagging.sort(key=self.tenants.order)
         while not budget.is_spent:
             if first is not None and (
-                not behind or self.tenants.order(first) < self.tenants.order(behind[0])
+                not lagging or self.tenants.order(first) < self.tenants.order(lagging[0])
             ):
                 if self._admit(first):
                     self._spend(budget, first, rows)
                     first = self._first_waiting()
                 else:
                     first = None
-            elif behind:
-                self._spend(budget, behind.pop(0), rows)
+            elif lagging:
+                self._spend(budget, lagging.pop(0), rows)
             else:
                 break
 
@@ -281,14 +376,15 @@ class Scheduler:
             return False
         donor = sequence.donor
         if donor is not None and donor.status is SequenceStatus.RUNNING and sequence.num_preemptions == 0:
-            num_cached_tokens = self.kv_cache.fork(sequence, donor)
+            num_cached_tokens = self._fork(sequence, donor)
         else:
-            num_cached_tokens = self.kv_cache.admit(sequence, num_spare_blocks(self.running, sequence))
+            num_spare = num_spare_blocks(self.running, sequence, self._is_stuck())
+            num_cached_tokens = self.kv_cache.admit(sequence, num_spare)
         if num_cached_tokens is None:
             return False
         self.waiting.remove(sequence)
         sequence.donor = None
-        sequence.num_computed_tokens = num_cached_tokens
+        sequence.num_computed_tokens = sequence.next_start = num_cached_tokens
         if sequence.num_preemptions == 0:
             # What siblings and beams take from each other is no hit of the cache.
             sequence.num_cached_tokens = num_cached_tokens if donor is None else donor.num_cached_tokens
@@ -296,5 +392,59 @@ class Scheduler:
         sequence.status = SequenceStatus.RUNNING
         self._newcomers.add(sequence.sequence_id)
         bisect.insort(self.running, sequence, key=rank_key)
+        self.running_by_id[sequence.sequence_id] = sequence
         self.tenants.of(sequence).num_running += 1
         return True
+
+    def _fork(self, sequence: Sequence, donor: Sequence) -> int | None:
+        """Give a sequence the blocks of what it shares with another one; see `KVCacheManager.fork`."""
+        assert donor.next_start >= sequence.num_tokens - 1, "the donor has yet to compute what they share"
+        num_cached_tokens = self.kv_cache.fork(sequence, donor)
+        if num_cached_tokens is not None:
+            self._writer.clone(sequence, donor)
+        return num_cached_tokens
+
+    def _may_draft(self, sequence: Sequence) -> bool:
+        return self.speculator is not None and self.speculator.may_draft(sequence)
+
+    def _add_drafts(self, speculator: Speculator, budget: StepBudget, rows: list[StepRow]) -> None:
+        """Let rows that reach the last known token go on into drafts, with what is left of the step.
+
+        Drafts take free blocks, but nobody is preempted for them. Beams have none: they choose among
+        many next tokens.
+        """
+        drafting: list[tuple[StepRow, Sequence]] = []
+        for row in rows:
+            sequence = self.running_by_id[row.sequence_id]
+            if row.samples and speculator.may_draft(sequence) and not sequence.params.num_candidates:
+                drafting.append((row, sequence))
+        if not drafting:
+            return
+        sequences = [sequence for _, sequence in drafting]
+        # One token comes out beside those that are accepted.
+        num_left = [each.params.max_tokens - each.num_output_tokens - 1 for each in sequences]
+        drafts = speculator.drafts(sequences, num_left, budget.num_drafts_left, budget.num_taken)
+        for (row, sequence), draft in zip(drafting, drafts, strict=True):
+            kept: list[int] = []
+            if draft:
+                num_tokens = sequence.num_tokens
+                num_held = self.kv_cache.extend(sequence, num_tokens + len(draft)) - num_tokens
+                kept = draft[: budget.take_drafts(num_tokens, num_held)]
+            if kept:
+                self.tenants.of(sequence).num_served_tokens += len(kept)
+                self._writer.add_drafts(sequence, row, kept)
+            else:
+                # A model that drafts may have taken blocks for drafts it did not get to.
+                self._trim(sequence)
+
+    def _judge_drafts(self, sequence: Sequence, row: StepRow, num_accepted: int) -> None:
+        """Book how many of a row's drafts the model agreed with."""
+        sequence.num_computed_tokens += num_accepted
+        sequence.next_start, sequence.next_end = sequence.num_computed_tokens, sequence.num_tokens
+        if self.speculator is not None:
+            self.speculator.judged(sequence, len(row.draft_token_ids), num_accepted)
+            self._trim(sequence)
+
+    def _trim(self, sequence: Sequence) -> None:
+        self.kv_cache.trim(sequence)
+        self._writer.trimmed(sequence)

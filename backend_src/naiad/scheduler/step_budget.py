@@ -46,10 +46,15 @@ class StepBudget:
         """A whole step's budget."""
         self._context_cost = limits.context_cost
         self._decode_cost = limits.decode_cost
-        self._tokens_left = limits.max_num_batched_tokens
+        self._max_tokens = self._tokens_left = limits.max_num_batched_tokens
         # One whole chunk without earlier context spends it exactly.
         self._cost_left = self._chunk_cost(0, limits.max_num_batched_tokens)
         self._has_chunk = False
+
+    @property
+    def num_taken(self) -> int:
+        """Tokens that were handed out, drafts included."""
+        return self._max_tokens - self._tokens_left
 
     @property
     def is_spent(self) -> bool:
@@ -76,7 +81,7 @@ class StepBudget:
         return num_tokens
 
     def take_drafts(self, start: int, num_tokens: int) -> int:
-        """Of so many draft tokens behind `start` others those that still fit.
+        """How many of these draft tokens, at the position `start`, still fit the budget.
 
         Each costs what a prompt's token costs there.
         """

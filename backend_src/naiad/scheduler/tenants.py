@@ -15,10 +15,8 @@ and then it is before everybody who comes.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from naiad.outputs import ScheduledSequence
 from naiad.scheduler.policies import rank_key
 from naiad.sequence import Sequence
 
@@ -39,7 +37,7 @@ class Tenant:
 
 
 class Tenants:
-    """All tenants with live sequences, by their salt, and the debts of those without."""
+    """All tenants with live sequences, by name, and the debts of those without."""
 
     def __init__(self) -> None:
         """Start without any."""
@@ -60,38 +58,37 @@ class Tenants:
 
     def of(self, sequence: Sequence) -> Tenant:
         """A live sequence's tenant."""
-        return self._tenants[sequence.cache_salt]
+        return self._tenants[sequence.tenant]
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence comes, to wait."""
-        salt = sequence.cache_salt
-        tenant = self._tenants.get(salt)
+        name = sequence.tenant
+        tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = self._tenants[salt] = Tenant(num_served_tokens=self._debts.pop(salt, 0.0))
+            tenant = self._tenants[name] = Tenant(num_served_tokens=self._debts.pop(name, 0.0))
         if tenant.num_live == tenant.num_running:
             tenant.num_served_tokens = max(tenant.num_served_tokens, self._virtual_time)
         tenant.num_live += 1
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence is gone."""
-        salt = sequence.cache_salt
-        tenant = self._tenants[salt]
+        name = sequence.tenant
+        tenant = self._tenants[name]
         tenant.num_live -= 1
         if tenant.num_live == 0:
-            del self._tenants[salt]
+            del self._tenants[name]
             if tenant.num_served_tokens > self._virtual_time:
-                self._debts[salt] = tenant.num_served_tokens
-                heapq.heappush(self._due_debts, (tenant.num_served_tokens, salt))
+                self._debts[name] = tenant.num_served_tokens
+                heapq.heappush(self._due_debts, (tenant.num_served_tokens, name))
 
-    def pass_step(self, rows: Iterable[ScheduledSequence]) -> None:
-        """A step has been made: the virtual time goes on."""
-        num_tokens = sum(row.num_scheduled_tokens for row in rows)
+    def pass_step(self, num_tokens: int) -> None:
+        """A step of so many tokens has been made: the virtual time goes on."""
         self._virtual_time += num_tokens / max(1, len(self._tenants))
         while self._due_debts and self._due_debts[0][0] <= self._virtual_time:
-            num_served_tokens, salt = heapq.heappop(self._due_debts)
+            num_served_tokens, name = heapq.heappop(self._due_debts)
             # Another one if the tenant has been back.
-            if self._debts.get(salt) == num_served_tokens:
-                del self._debts[salt]
+            if self._debts.get(name) == num_served_tokens:
+                del self._debts[name]
 
     def order(self, sequence: Sequence) -> tuple[float, int, float, int]:
         """Between tenants the one served least, of equals the one that runs least; then the rank."""
@@ -107,7 +104,7 @@ class Tenants:
         return len(self) > 1 and self.of(sequence).num_running < self.share(max_num_seqs)
 
     def without_excess(self, running: list[Sequence], max_num_seqs: int, is_pausing: bool) -> list[Sequence]:
-        """Of those that run, by rank, the ones that have rows in a step that is owed to somebody.
+        """Running sequences that are scheduled in a step reserved for an under-served tenant, by rank.
 
         Args:
             running: by rank.
@@ -116,12 +113,12 @@ class Tenants:
         """
         share = self.share(max_num_seqs)
         num_left = {
-            salt: 0 if is_pausing and tenant.num_running > share else share
-            for salt, tenant in self._tenants.items()
+            name: 0 if is_pausing and tenant.num_running > share else share
+            for name, tenant in self._tenants.items()
         }
         chosen = []
         for sequence in running:
-            if num_left[sequence.cache_salt]:
-                num_left[sequence.cache_salt] -= 1
+            if num_left[sequence.tenant]:
+                num_left[sequence.tenant] -= 1
                 chosen.append(sequence)
         return chosen

@@ -37,7 +37,7 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence where its rank belongs."""
-        line = self._lines.setdefault(sequence.cache_salt, [])
+        line = self._lines.setdefault(sequence.tenant, [])
         bisect.insort(line, sequence, key=rank_key)
         self._num_sequences += 1
         self.num_tokens += sequence.num_tokens
@@ -59,12 +59,12 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
-        line = self._lines[sequence.cache_salt]
+        line = self._lines[sequence.tenant]
         index = bisect.bisect_left(line, rank_key(sequence), key=rank_key)
         assert line[index] is sequence, "the sequence does not wait"
         del line[index]
         if not line:
-            del self._lines[sequence.cache_salt]
+            del self._lines[sequence.tenant]
         self._num_sequences -= 1
         self.num_tokens -= sequence.num_tokens
         self.num_paused -= sequence.num_preemptions > 0

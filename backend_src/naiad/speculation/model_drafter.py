@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import msgspec
 
 from naiad.errors import InternalError
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
-from naiad.outputs import ModelOutput, ScheduledSequence, SchedulerOutput
+from naiad.kv_cache.slots import slots_of
+from naiad.outputs import Admission, BlockChange, ModelOutput, StepBatch, StepRow
 from naiad.sequence import SamplingParams, Sequence
 from naiad.speculation.draft_slots import DraftSlots
 from naiad.speculation.drafter import MAX_IN_STEP
@@ -29,11 +30,24 @@ class DraftRunner(Protocol):
     Its cache has the target's blocks, by the same numbers.
     """
 
-    def run(self, output: SchedulerOutput) -> ModelOutput:
+    def run(self, step: StepBatch) -> ModelOutput:
         """Compute the rows: for each that samples an id or an error; other rows may fail too."""
 
-    def clear_slots(self, slots: list[int]) -> None:
-        """Overwrite what a failed row has left in slots, block × block_size + offset each."""
+    def clear_slots(self, slots: list[list[int]]) -> None:
+        """Overwrite what a failed row has left in these slots of each KV group."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What the runner knows of a sequence.
+
+    Attributes:
+        num_tokens: the first of its known tokens.
+        block_tables: as they were when its last row was made.
+    """
+
+    num_tokens: int = 0
+    block_tables: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -41,27 +55,23 @@ class _Draft:
     """One sequence's draft in the making.
 
     Attributes:
-        view: the sequence as if the draft so far were known, under an id of its own.
-        num_wanted: tokens of the draft.
+        num_wanted: tokens of the draft, at most.
+        view_id: names the sequence as if the draft so far were known.
+        token_ids: the draft so far.
     """
 
     sequence: Sequence
-    view: Sequence
     num_wanted: int
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The draft so far."""
-        return self.view.token_ids[self.sequence.num_tokens :]
+    view_id: int
+    token_ids: list[int] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
         """Whether it is as long as is wanted, or at the end of the text."""
-        token_ids, num_known = self.view.token_ids, self.sequence.num_tokens
-        if len(token_ids) == num_known:
+        if not self.token_ids:
             return False
-        ends = token_ids[-1] in self.sequence.params.stop_token_ids
-        return ends or len(token_ids) - num_known >= self.num_wanted
+        ends = self.token_ids[-1] in self.sequence.params.stop_token_ids
+        return ends or len(self.token_ids) >= self.num_wanted
 
 
 class ModelDrafter:
@@ -70,6 +80,9 @@ class ModelDrafter:
     Each draft token is what the model samples at its place as the target will: with the sequence's
     parameters and processors, and with its noise, which depends on seed, position and token id
     alone. So the two agree as often as two draws by shared noise can (see `sampling.verification`).
+
+    The runner keeps each sequence with its known tokens under the sequence's own id. The draft grows on
+    a clone, which it forgets afterwards.
 
     All sequences draft together, a pass for each place. The first pass also reads the known tokens
     that came since the last draft. One that is far behind, because its prompt is new or because it
@@ -105,6 +118,9 @@ class ModelDrafter:
         self._kv_cache = kv_cache
         self._slots = slots
         self._max_caught_up_tokens = max_caught_up_tokens
+        self._sent: dict[int, _Sent] = {}
+        # Ids that the runner is to forget with its next step.
+        self._ended: list[int] = []
         self._failed: set[int] = set()
         self._num_raised = 0
         self.num_failures = 0
@@ -130,15 +146,16 @@ class ModelDrafter:
         pending = [draft for draft in drafts if draft.num_wanted > 0]
         num_left, num_raised = self._max_caught_up_tokens, self._num_raised
         while pending:
-            rows: list[ScheduledSequence] = []
+            step = StepBatch()
             drafting: list[_Draft] = []
             for draft in pending:
-                row, num_read = self._next_row(draft, num_left)
+                row, num_read = self._next_row(draft, step.admissions, num_left)
                 num_left -= num_read
                 if row is not None:
-                    rows.append(row)
+                    step.rows.append(row)
                     drafting.append(draft)
-            pending = self._pass(rows, drafting) if rows else []
+            pending = self._pass(step, drafting) if drafting else []
+        self._ended += [draft.view_id for draft in drafts if draft.token_ids]
         if self._num_raised == num_raised:
             self._num_raised = 0
         return [draft.token_ids for draft in drafts]
@@ -146,23 +163,23 @@ class ModelDrafter:
     def forget(self, sequence: Sequence) -> None:
         """See `Drafter`."""
         self._failed.discard(sequence.sequence_id)
+        if self._sent.pop(sequence.sequence_id, None) is not None:
+            self._ended.append(sequence.sequence_id)
 
     def _begin(self, sequence: Sequence, num_tokens: int, view_id: int) -> _Draft:
         num_held = self._kv_cache.extend(sequence, sequence.num_tokens + num_tokens) - sequence.num_tokens
-        view = replace(
-            sequence,
-            sequence_id=view_id,
-            token_ids=list(sequence.token_ids),
-            params=_sampling_alone(sequence.params),
-        )
-        return _Draft(sequence, view, min(num_tokens, num_held))
+        return _Draft(sequence, min(num_tokens, num_held), view_id)
 
-    def _next_row(self, draft: _Draft, num_left: int) -> tuple[ScheduledSequence | None, int]:
+    def _next_row(
+        self, draft: _Draft, admissions: list[Admission], num_left: int
+    ) -> tuple[StepRow | None, int]:
         """A draft's part of the next pass, if it has one, and how many of `num_left` tokens it reads."""
-        sequence, view = draft.sequence, draft.view
-        num_text, num_known = view.num_tokens, sequence.num_tokens
-        if num_text > num_known or self._slots is None:
-            return ScheduledSequence(view, num_text - 1, 1, True), 0
+        sequence = draft.sequence
+        num_known = sequence.num_tokens
+        if draft.token_ids:
+            return self._draft_row(draft, admissions), 0
+        if self._slots is None:
+            return self._known_row(sequence, num_known - 1, num_known, admissions), 0
         start, end = self._slots.missing(sequence)
         num_read = 0
         if num_known - start > MAX_IN_STEP:
@@ -171,54 +188,100 @@ class ModelDrafter:
         if end == start:
             return None, 0
         self._slots.fill(sequence, start, end)
-        return ScheduledSequence(view, start, end - start, end == num_known), num_read
+        return self._known_row(sequence, start, end, admissions), num_read
 
-    def _pass(self, rows: list[ScheduledSequence], drafting: list[_Draft]) -> list[_Draft]:
+    def _known_row(self, sequence: Sequence, start: int, end: int, admissions: list[Admission]) -> StepRow:
+        """A row of known tokens, with all of the sequence before them that the runner does not know."""
+        sequence_id, tables = sequence.sequence_id, self._tables(sequence)
+        sent = self._sent.get(sequence_id)
+        if sent is None:
+            sent = self._sent[sequence_id] = _Sent()
+            params = _sampling_alone(sequence.params)
+            admissions.append(Admission(sequence_id, params, sequence.num_prompt_tokens))
+        row = StepRow(sequence_id, start, sequence.token_ids[start:end], end == sequence.num_tokens)
+        row.earlier_token_ids = tuple(sequence.token_ids[sent.num_tokens : start])
+        if tables != sent.block_tables:
+            old_tables = sent.block_tables or [[] for _ in tables]
+            row.block_changes = tuple(_change(old, new) for old, new in zip(old_tables, tables, strict=True))
+            sent.block_tables = [table.copy() for table in tables]
+        sent.num_tokens = max(sent.num_tokens, end)
+        return row
+
+    def _draft_row(self, draft: _Draft, admissions: list[Admission]) -> StepRow:
+        """The row of the draft's last token, which samples the one after it."""
+        sequence, token_ids = draft.sequence, draft.token_ids
+        position = sequence.num_tokens + len(token_ids) - 1
+        row = StepRow(draft.view_id, position, [token_ids[-1]], True)
+        if len(token_ids) == 1:
+            params = _sampling_alone(sequence.params)
+            admissions.append(
+                Admission(draft.view_id, params, sequence.num_prompt_tokens, sequence.sequence_id)
+            )
+            row.block_changes = tuple(BlockChange(0, table.copy()) for table in self._tables(sequence))
+        return row
+
+    def _pass(self, step: StepBatch, drafting: list[_Draft]) -> list[_Draft]:
         """Compute one pass.
 
         Returns:
             The drafts that go on; none if a row has failed, whose tokens others may have in common.
         """
+        step.ended, self._ended = self._ended, []
         try:
-            output = self._runner.run(SchedulerOutput(rows))
+            output = self._runner.run(step)
         except AssertionError:
             raise  # our own bug
         except Exception:  # noqa: BLE001 — torch's, a kernel's that does not compile, …: not the target's
-            self._give_up(rows, drafting)
+            self._give_up(step, drafting)
             return []
         going_on = []
         has_failed = False
-        for row, draft in zip(rows, drafting, strict=True):
-            view_id = row.sequence.sequence_id
-            error = output.errors.get(view_id)
+        for row, draft in zip(step.rows, drafting, strict=True):
+            error = output.errors.get(row.sequence_id)
             if isinstance(error, InternalError):
                 has_failed = True
                 self._failed.add(draft.sequence.sequence_id)
                 self.num_failures += 1
                 self._discard(row, draft)
             elif error is None:
-                draft.view.token_ids += output.sampled_token_ids.get(view_id, [])
+                draft.token_ids += output.sampled_token_ids.get(row.sequence_id, [])
                 if not draft.is_done:
                     going_on.append(draft)
         return [] if has_failed else going_on
 
-    def _give_up(self, rows: list[ScheduledSequence], drafting: list[_Draft]) -> None:
+    def _give_up(self, step: StepBatch, drafting: list[_Draft]) -> None:
         """A pass has raised: no more drafts in this step, and after some such steps none at all."""
         self.num_failures += 1
         self._num_raised += 1
         logger.exception("the draft model failed, this step goes on without drafts")
         if self._num_raised >= _MAX_RAISED:
             logger.error("the draft model failed %d times in succession: no more drafts", _MAX_RAISED)
-        for row, draft in zip(rows, drafting, strict=True):
+        # The runner may have taken the step in or not.
+        self._ended += step.ended
+        for row, draft in zip(step.rows, drafting, strict=True):
             self._discard(row, draft)
+            self._ended.append(row.sequence_id)
+            self._sent.pop(row.sequence_id, None)
 
-    def _discard(self, row: ScheduledSequence, draft: _Draft) -> None:
+    def _discard(self, row: StepRow, draft: _Draft) -> None:
         """Nothing that a row wrote may be read: neither as KV nor, if not finite, as a block's rest."""
-        size, table = self._kv_cache.block_size, draft.sequence.block_table
-        start, end = row.start, row.start + row.num_scheduled_tokens
-        if self._slots is not None and start < draft.sequence.num_tokens:
-            self._slots.empty(draft.sequence, start, end)
-        self._runner.clear_slots([table[place // size] * size + place % size for place in range(start, end)])
+        sequence = draft.sequence
+        if self._slots is not None and row.start < sequence.num_tokens:
+            self._slots.empty(sequence, row.start, row.end)
+        size = self._kv_cache.block_size
+        self._runner.clear_slots(
+            [slots_of(table, row.start, row.end, size) for table in self._tables(sequence)]
+        )
+
+    def _tables(self, sequence: Sequence) -> list[list[int]]:
+        """The block tables of the KV groups in whose blocks the model's layers lie."""
+        return sequence.block_tables if self._slots is None else [sequence.block_table]
+
+
+def _change(old: list[int], new: list[int]) -> BlockChange:
+    """What a block table has become; other entries than the last ones change seldom."""
+    num_same = len(old) if new[: len(old)] == old else 0
+    return BlockChange(num_same, new[num_same:])
 
 
 def _sampling_alone(params: SamplingParams) -> SamplingParams:

@@ -64,7 +64,7 @@ class SuffixDrafter(TextDrafter):
         reader = self._readers.get(sequence.sequence_id)
         if reader is None:
             reader = self._readers[sequence.sequence_id] = _Reader()
-        match = reader.read(sequence.token_ids, self._shared.parts(sequence.cache_salt))
+        match = reader.read(sequence.token_ids, self._shared.parts(sequence.prefix_identity.salt))
         return [] if match is None else _follow_up(match, num_tokens, self._min_chance)
 
     def num_read(self, sequence: Sequence) -> int:
@@ -83,9 +83,9 @@ class SuffixDrafter(TextDrafter):
             return
         output = sequence.token_ids[sequence.num_prompt_tokens :][-MAX_READ_TOKENS:]
         if self._num_left > 0 and not self._ended:
-            self._share(sequence.cache_salt, output)
+            self._share(sequence.prefix_identity.salt, output)
         else:
-            self._ended.append((sequence.cache_salt, output))
+            self._ended.append((sequence.prefix_identity.salt, output))
 
     def _share(self, salt: str, output: list[int]) -> None:
         self._num_left -= len(output)

@@ -9,14 +9,12 @@ are very small: products and sums are the float32 ones.
 from __future__ import annotations
 
 import functools
-from typing import TypeAlias
+from dataclasses import dataclass
 
 import torch
 
 # A weight may move by this part of the matrix's largest: half a unit in a float32's last place.
 _MAX_RELATIVE_CHANGE = 2.0**-24
-
-HalfWeight: TypeAlias = torch.ScriptObject
 
 
 @functools.cache
@@ -39,13 +37,22 @@ def can_narrow(matrix: torch.Tensor) -> bool:
     return bool(change <= _MAX_RELATIVE_CHANGE * matrix.abs().max())
 
 
-def narrow(matrix: torch.Tensor, bias: torch.Tensor | None) -> HalfWeight:
-    """The weight as float16 in FBGEMM's tiles, with its bias in float32."""
-    packed: HalfWeight = torch.ops.quantized.linear_prepack_fp16(matrix.contiguous(), bias)
-    return packed
+@dataclass(frozen=True, slots=True)
+class HalfWeight:
+    """A weight as float16 in FBGEMM's tiles, with its bias in float32; only FBGEMM can read `packed`."""
 
+    packed: torch.ScriptObject
+    in_features: int
+    out_features: int
 
-def linear(x: torch.Tensor, weight: HalfWeight, residual: torch.Tensor | None) -> torch.Tensor:
-    """See the public op; `weight` comes from `narrow` and brings its bias."""
-    product: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, weight)
-    return product if residual is None else product.add_(residual)
+    @classmethod
+    def of(cls, matrix: torch.Tensor, bias: torch.Tensor | None) -> HalfWeight:
+        """Narrow a weight for which `can_narrow` is true."""
+        out_features, in_features = matrix.shape
+        packed = torch.ops.quantized.linear_prepack_fp16(matrix.contiguous(), bias)
+        return cls(packed, in_features, out_features)
+
+    def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """Compute `linear` for this layout."""
+        product: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
+        return product if residual is None else product.add_(residual)

@@ -7,6 +7,7 @@ few tokens that packing costs more than the product.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 
@@ -31,25 +32,34 @@ def _has_onednn() -> bool:
 
 
 def can_pack(matrix: torch.Tensor) -> bool:
-    """Whether `pack` and `linear` work for a weight of this device and dtype, and pay."""
+    """Whether oneDNN can multiply by a weight of this device and dtype, and is faster at it."""
     if matrix.device.type != "cpu" or not _has_onednn():
         return False
     return matrix.dtype == torch.float32 or (matrix.dtype == torch.bfloat16 and computes_in_bfloat16())
 
 
-def pack(matrix: torch.Tensor) -> torch.Tensor:
-    """The weight in oneDNN's layout: a copy that only `linear` below understands."""
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix.contiguous(), _LAYOUT_TOKENS)
-    return packed
+@dataclass(frozen=True, slots=True)
+class OneDNNWeight:
+    """A weight in oneDNN's layout; only oneDNN can read `packed`."""
 
+    packed: torch.Tensor
+    bias: torch.Tensor | None
+    in_features: int
+    out_features: int
 
-def linear(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
-) -> torch.Tensor:
-    """See the public op; `packed` comes from `pack`, the residual is added inside the product."""
-    result: torch.Tensor
-    if residual is None:
-        result = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    else:
-        result = torch.ops.mkldnn._linear_pointwise.binary(x, residual, packed, bias, "add")
-    return result
+    @classmethod
+    def of(cls, matrix: torch.Tensor, bias: torch.Tensor | None) -> OneDNNWeight:
+        """Reorder a weight for which `can_pack` is true."""
+        out_features, in_features = matrix.shape
+        packed = torch.ops.mkldnn._reorder_linear_weight(matrix.contiguous(), _LAYOUT_TOKENS)
+        return cls(packed, bias, in_features, out_features)
+
+    def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """Compute `linear` for this layout; the residual is added inside the product."""
+        pointwise = torch.ops.mkldnn._linear_pointwise
+        result: torch.Tensor
+        if residual is None:
+            result = pointwise(x, self.packed, self.bias, "none", [], "")
+        else:
+            result = pointwise.binary(x, residual, self.packed, self.bias, "add")
+        return result

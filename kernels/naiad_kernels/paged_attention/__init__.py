@@ -17,29 +17,37 @@ def paged_attention(
     query: torch.Tensor,
     cache: LayerCache,
     plan: AttentionPlan,
+    scale: float | None = None,
+    soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """Each token attends to its own sequence's cached tokens up to and including itself.
 
+    In a plan with a window it attends to the last of them only.
+
     The keys and values of the step's own tokens must be in the cache already. Cached vectors of a
     sequence's own blocks must be finite, the unwritten rest of its last block included; what other
-    blocks hold never matters.
+    blocks hold never matters, nor what blocks hold that lie wholly before the window.
 
     Args:
         query: `[num_tokens, num_heads, head_dim]`, sequences one after the other as in the plan.
         cache: of the dtype of `query`, or quantized.
         plan: from `plan_attention` for the same step and the same shapes.
+        scale: factor of the scores; None: 1 / √head_dim.
+        soft_cap: c > 0: scores become c · tanh(score / c); 0: they stay as they are.
 
     Returns:
         `[num_tokens, num_heads * head_dim]`, dtype of `query`.
     """
     assert query.shape[0] == plan.num_tokens, (query.shape, plan.num_tokens)
     cache.check(query.dtype)
+    if scale is None:
+        scale = float(query.shape[-1] ** -0.5)
     if plan.device_step is not None:
         from naiad_kernels.paged_attention import kernel
 
-        return kernel.paged_attention(query, cache, plan.device_step)
+        return kernel.paged_attention(query, cache, plan.device_step, scale, soft_cap)
     parts: Sequence[torch.Tensor] = [
-        *(single.attend(query[group.tokens], cache, group) for group in plan.singles),
-        *(chunks.attend(query[group.tokens], cache, group) for group in plan.chunks),
+        *(single.attend(query[group.tokens], cache, group, scale, soft_cap) for group in plan.singles),
+        *(chunks.attend(query[group.tokens], cache, group, scale, soft_cap) for group in plan.chunks),
     ]
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))

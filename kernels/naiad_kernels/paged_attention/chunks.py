@@ -40,29 +40,24 @@ def plan_chunks(
     seq_lens: Sequence[int],
     block_tables: Sequence[Sequence[int]],
     layout: CacheLayout,
-    masks: Sequence[int] | None,
 ) -> ChunkGroup:
-    """Build a group's tensors on the host and move them to the device.
-
-    `masks` are from `tree_masks`, or None.
-    """
-    table, _ = padded_table(seq_lens, block_tables, layout)
+    """Build a group's tensors on the host and move them to the device."""
+    table = padded_table(query_lens, seq_lens, block_tables, layout)
     lens, contexts = torch.tensor(list(query_lens)), torch.tensor(list(seq_lens))
     num_padded = int(lens.max())
     index = torch.arange(num_padded)
     is_token = index < lens[:, None]
-    query_rows = (lens.cumsum(0) - lens)[:, None] + index.minimum(lens[:, None] - 1)
+    own_index = index.minimum(lens[:, None] - 1)
+    query_rows = (lens.cumsum(0) - lens)[:, None] + own_index
 
     heads = torch.arange(layout.num_kv_heads)
-    cache_rows = table[:, None, :] * layout.num_kv_heads + heads[:, None]
-    query_positions = (contexts - lens)[:, None] + index
-    key_positions = torch.arange(table.shape[1] * layout.block_size)
-    is_hidden = key_positions > query_positions[:, None, :, None]
-    if masks is not None:
-        # Bits of the padded rows, by their key's place among the step's tokens.
-        bits = (key_positions - (contexts - lens)[:, None])[:, None, None].clamp(max=31)
-        trees = torch.tensor(list(masks))[query_rows][:, None, :, None]
-        is_hidden |= (bits >= 0) & ((trees >> bits.clamp(min=0)) & 1 == 0)
+    cache_rows = table.blocks[:, None, :] * layout.num_kv_heads + heads[:, None]
+    query_positions = ((contexts - lens)[:, None] + own_index)[:, None, :, None]
+    width = table.blocks.shape[1] * layout.block_size
+    key_positions = (table.origins[:, None] + torch.arange(width))[:, None, None]
+    is_hidden = key_positions > query_positions
+    if layout.window:
+        is_hidden |= key_positions <= query_positions - layout.window
     mask = torch.zeros(is_hidden.shape, dtype=layout.dtype).masked_fill_(is_hidden, -torch.inf)
     device = layout.device
     return ChunkGroup(
@@ -76,7 +71,9 @@ def plan_chunks(
     )
 
 
-def attend(query: torch.Tensor, cache: LayerCache, group: ChunkGroup) -> torch.Tensor:
+def attend(
+    query: torch.Tensor, cache: LayerCache, group: ChunkGroup, scale: float, soft_cap: float
+) -> torch.Tensor:
     """`[num_tokens, num_heads, head_dim]` queries to `[num_tokens, num_heads * head_dim]`.
 
     The query heads of a KV head become further query rows of it, so keys and values are neither
@@ -90,10 +87,31 @@ def attend(query: torch.Tensor, cache: LayerCache, group: ChunkGroup) -> torch.T
     rows = padded.permute(0, 2, 3, 1, 4).reshape(num_seqs, kv_heads, -1, head_dim)
     keys = _gather(cache.key, cache.key_scale, group)
     values = _gather(cache.value, cache.value_scale, group)
-    result = F.scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask, scale=layout.scale)
+    if soft_cap:
+        result = _capped_attention(rows, keys, values, group.mask, scale, soft_cap)
+    else:
+        result = F.scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask, scale=scale)
     result = result.view(num_seqs, kv_heads, group_size, -1, head_dim).permute(0, 3, 1, 2, 4)
     result = result.reshape(-1, layout.num_heads * head_dim)
     return result.index_select(0, group.result_rows) if is_padded else result
+
+
+def _capped_attention(
+    rows: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    soft_cap: float,
+) -> torch.Tensor:
+    """Attention with capped scores, which torch's own does not have."""
+    result = torch.empty_like(rows)
+    # One KV head at a time: the scores of all of them would be as many times the mask.
+    for head in range(rows.shape[1]):
+        scores = rows[:, head].float() @ keys[:, head].float().transpose(1, 2)
+        scores = scores.mul_(scale / soft_cap).tanh_().mul_(soft_cap).add_(mask[:, 0])
+        result[:, head] = scores.softmax(-1).to(rows.dtype) @ values[:, head]
+    return result
 
 
 def _gather(part: torch.Tensor, scale: torch.Tensor | None, group: ChunkGroup) -> torch.Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from naiad_kernels.paged_attention.layout import MIN_SPLIT, CacheLayout, tree_masks
+from naiad_kernels.paged_attention.layout import MIN_SPLIT, CacheLayout
 from naiad_kernels.staging import Staging
 
 # Query rows (tokens × heads of a KV head) up to which one program takes a whole sequence's, by
@@ -30,7 +30,6 @@ class Run:
         max_query_len: query tokens of one.
         max_seq_len: cached tokens of one.
         is_short: all query tokens of one sequence fit one program.
-        has_trees: at least one has a tree.
         min_split: keys of the parts that the contexts of short ones are read in, at least.
     """
 
@@ -40,7 +39,6 @@ class Run:
     max_query_len: int
     max_seq_len: int
     is_short: bool
-    has_trees: bool
     min_split: int = MIN_SPLIT
 
 
@@ -49,19 +47,19 @@ class DeviceStep:
     """A step of S sequences.
 
     Attributes:
-        block_tables: `[S, max_blocks]` int32; entries after a sequence's last block are not read.
+        block_tables: `[S, max_blocks]` int32; entries after a sequence's last block are not read, nor are
+            those of blocks that lie wholly before its window.
         seq_lens: `[S]` int32, cached tokens including the step's own.
         query_start_loc: `[S + 1]` int32, where each sequence's query tokens begin.
         runs: cover the sequences in order.
-        tree_masks: `[num_tokens]` int32, which tokens of its sequence's step each token may see;
-            all bits where the sequence has no tree. None if none has.
+        window: 0, or how many tokens each token attends to at most, itself included.
     """
 
     block_tables: torch.Tensor
     seq_lens: torch.Tensor
     query_start_loc: torch.Tensor
     runs: tuple[Run, ...]
-    tree_masks: torch.Tensor | None = None
+    window: int = 0
 
 
 def plan_device_step(
@@ -69,18 +67,14 @@ def plan_device_step(
     seq_lens: Sequence[int],
     block_tables: Sequence[Sequence[int]],
     layout: CacheLayout,
-    trees: Sequence[Sequence[int] | None] | None = None,
     staging: Staging | None = None,
 ) -> DeviceStep:
     """Arguments as for `plan_attention`; without `staging`, a copy of its own to the device."""
     if layout.fixed_split:
-        assert trees is None, "trees and a fixed order"
         query_lens, seq_lens, block_tables = _pieces(query_lens, seq_lens, block_tables, layout)
     counts = [layout.blocks_for(length) for length in seq_lens]
     shape = (len(counts), max(counts))
     lists = [list(seq_lens), list(itertools.accumulate(query_lens, initial=0))]
-    if trees is not None:
-        lists.append(tree_masks(query_lens, trees))
     sizes = [shape[0] * shape[1], *(len(each) for each in lists)]
     sent = staging or Staging(Staging.bytes_for([], sizes), layout.device)
     tables = sent.put_table(block_tables, counts, shape)
@@ -91,13 +85,13 @@ def plan_device_step(
         block_tables=tables,
         seq_lens=parts[0],
         query_start_loc=parts[1],
-        runs=_runs(query_lens, seq_lens, layout, trees or [None] * len(counts)),
-        tree_masks=parts[2] if trees is not None else None,
+        runs=_runs(query_lens, seq_lens, layout),
+        window=layout.window,
     )
 
 
 def list_sizes(query_lens: Sequence[int], seq_lens: Sequence[int], layout: CacheLayout) -> list[int]:
-    """How many int32 each list has that `plan_device_step` puts for a step without trees."""
+    """How many int32 each list has that `plan_device_step` puts for a step."""
     num_lines = len(query_lens)
     if layout.fixed_split:
         size = max_short_len(layout)
@@ -118,7 +112,6 @@ def padded_run(layout: CacheLayout, num_seqs: int, query_len: int, seq_len: int)
         max_query_len=query_len,
         max_seq_len=seq_len,
         is_short=True,
-        has_trees=False,
     )
 
 
@@ -131,7 +124,6 @@ def _fixed_run(layout: CacheLayout, num_seqs: int, num_tokens: int, seq_len: int
         max_query_len=max_short_len(layout),
         max_seq_len=seq_len,
         is_short=True,
-        has_trees=False,
         min_split=layout.fixed_split,
     )
 
@@ -183,6 +175,7 @@ def plan_padded_step(
         seq_lens=staging.put([*seq_lens, *[0] * num_empty], torch.int32),
         query_start_loc=staging.put(starts, torch.int32),
         runs=(run,),
+        window=layout.window,
     )
 
 
@@ -208,7 +201,6 @@ def _runs(
     query_lens: Sequence[int],
     seq_lens: Sequence[int],
     layout: CacheLayout,
-    trees: Sequence[Sequence[int] | None],
 ) -> tuple[Run, ...]:
     """One query token first, then the short ones that follow, then all the rest."""
     if layout.fixed_split:
@@ -226,8 +218,6 @@ def _runs(
             max_query_len=max(query_lens[first:end]),
             max_seq_len=max(seq_lens[first:end]),
             is_short=is_short,
-            # One token is no tree: it takes the code of a step without trees.
-            has_trees=first >= singles and any(tree is not None for tree in trees[first:end]),
         )
         for first, end, is_short in borders
         if first < end

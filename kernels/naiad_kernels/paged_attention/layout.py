@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-# Draft rows of a sequence with a tree.
-MAX_TREE_ROWS = 16
 # Parts that a context is read in, at most, and keys of a part that is as small as can be: enough
 # programs for one long sequence, and 3 % more memory traffic for the partial results of many.
 MAX_SPLITS = 64
@@ -27,6 +25,7 @@ class CacheLayout:
         fixed_split: 0, or keys of every part that a context is read in, from `fixed_split_for`. Then
             what a token attends to is summed, on a GPU, in an order that its place in its sequence
             alone gives: batch and chunks do not show, to the last bit.
+        window: 0, or how many tokens each token attends to at most, itself included.
     """
 
     num_heads: int
@@ -36,20 +35,20 @@ class CacheLayout:
     dtype: torch.dtype
     device: torch.device
     fixed_split: int = 0
+    window: int = 0
 
     @property
     def group_size(self) -> int:
         """Query heads of one KV head."""
         return self.num_heads // self.num_kv_heads
 
-    @property
-    def scale(self) -> float:
-        """Factor of the scores."""
-        return float(self.head_dim**-0.5)
-
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
+
+    def first_visible(self, query_len: int, seq_len: int) -> int:
+        """The first position that any of a sequence's last `query_len` tokens attends to."""
+        return max(0, seq_len - query_len + 1 - self.window) if self.window else 0
 
 
 def fixed_split_for(max_seq_len: int) -> int:
@@ -57,34 +56,43 @@ def fixed_split_for(max_seq_len: int) -> int:
     return max(1, -(-max_seq_len // (MAX_SPLITS * MIN_SPLIT))) * MIN_SPLIT
 
 
-def tree_masks(query_lens: Sequence[int], trees: Sequence[Sequence[int] | None]) -> list[int]:
-    """A mask for every token of a step, of 32 bits with a sign; all bits without a tree."""
-    masks: list[int] = []
-    for query_len, tree in zip(query_lens, trees, strict=True):
-        if tree is None:
-            masks += [-1] * query_len
-            continue
-        assert len(tree) == query_len <= MAX_TREE_ROWS, (tree, query_len)
-        for row, mask in enumerate(tree):
-            assert 1 << row <= mask < 2 << row, (tree, row)
-        masks += tree
-    return masks
+@dataclass(frozen=True, slots=True)
+class PaddedTable:
+    """Block tables cut to the blocks that a step reads and padded to one width, on the host.
+
+    Attributes:
+        blocks: `[num_seqs, max_blocks]` int64. The padding repeats a block that the sequence reads
+            anyway: whatever another sequence's block holds, even NaN times a weight of zero, stays out
+            of the row.
+        counts: `[num_seqs]` int64, the blocks that are read.
+        origins: `[num_seqs]` int64, the position of the first key in the first of them.
+    """
+
+    blocks: torch.Tensor
+    counts: torch.Tensor
+    origins: torch.Tensor
 
 
 def padded_table(
-    seq_lens: Sequence[int], block_tables: Sequence[Sequence[int]], layout: CacheLayout
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Block tables cut to what is used and padded to one width, on the host.
-
-    Returns:
-        `[num_seqs, max_blocks]` int64 and `[num_seqs]` int64 with the blocks in use. The padding
-        repeats the sequence's own first block: whatever another sequence's block holds, even NaN
-        times a weight of zero, stays out of the row.
-    """
-    counts = [layout.blocks_for(length) for length in seq_lens]
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
+    layout: CacheLayout,
+) -> PaddedTable:
+    """Leave out what no query token attends to: blocks after the sequence's end or before its window."""
+    firsts = [
+        layout.first_visible(query_len, seq_len) // layout.block_size
+        for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
+    ]
+    ends = [layout.blocks_for(length) for length in seq_lens]
+    counts = [end - first for first, end in zip(firsts, ends, strict=True)]
     width = max(counts)
     rows = []
-    for table, count in zip(block_tables, counts, strict=True):
-        assert len(table) >= count, (table, count)
-        rows.append([*table[:count], *[table[0]] * (width - count)])
-    return torch.tensor(rows, dtype=torch.int64), torch.tensor(counts, dtype=torch.int64)
+    for table, first, end in zip(block_tables, firsts, ends, strict=True):
+        assert len(table) >= end, (table, end)
+        rows.append([*table[first:end], *[table[first]] * (width - end + first)])
+    return PaddedTable(
+        blocks=torch.tensor(rows, dtype=torch.int64),
+        counts=torch.tensor(counts, dtype=torch.int64),
+        origins=torch.tensor(firsts, dtype=torch.int64) * layout.block_size,
+    )

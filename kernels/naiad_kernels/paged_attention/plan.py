@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from naiad_kernels.paged_attention.chunks import ChunkGroup, plan_chunks
 from naiad_kernels.paged_attention.device_step import DeviceStep, plan_device_step
-from naiad_kernels.paged_attention.layout import CacheLayout, tree_masks
+from naiad_kernels.paged_attention.layout import CacheLayout
 from naiad_kernels.paged_attention.single import SingleGroup, plan_single
 from naiad_kernels.staging import Staging
 
@@ -46,7 +46,6 @@ def plan_attention(
     seq_lens: Sequence[int],
     block_tables: Sequence[Sequence[int]],
     layout: CacheLayout,
-    trees: Sequence[Sequence[int] | None] | None = None,
     staging: Staging | None = None,
 ) -> AttentionPlan:
     """Group a step's sequences and build what each group needs.
@@ -54,19 +53,20 @@ def plan_attention(
     Args:
         query_lens: tokens of each sequence in this step, ≥ 1; the last tokens of its `seq_len`.
         seq_lens: cached tokens of each sequence including this step's.
-        block_tables: each sequence's block ids, enough for its `seq_len`; more are ignored.
+        block_tables: each sequence's block ids, enough for its `seq_len`; more are ignored, and so are
+            blocks that lie wholly before the window of the sequence's first token in this step.
         layout: shapes of the cache and the query.
-        trees: for each sequence None, or what its query tokens, at most 16, see of each other: bit j
-            of mask i is set if token j is token i or an ancestor of it, so j ≤ i. They all see the
-            context before them. Without trees, and where None, they see those before them.
         staging: for a CUDA device, what takes the plan there; None: a copy of its own does.
 
     Sequences should be sorted by `attention_sort_key`; those with one token must come first.
     """
     assert list(query_lens) == sorted(query_lens, key=lambda length: length > 1), query_lens
-    keys = [attention_sort_key(n, t) for n, t in zip(query_lens, seq_lens, strict=True)]
+    keys = [
+        attention_sort_key(query_len, seq_len - layout.first_visible(query_len, seq_len))
+        for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
+    ]
     if layout.device.type == "cuda":
-        step = plan_device_step(query_lens, seq_lens, block_tables, layout, trees, staging)
+        step = plan_device_step(query_lens, seq_lens, block_tables, layout, staging)
         return AttentionPlan(num_tokens=sum(query_lens), singles=[], chunks=[], device_step=step)
     plan = AttentionPlan(num_tokens=sum(query_lens), singles=[], chunks=[])
     token = 0
@@ -79,8 +79,7 @@ def plan_attention(
         if query_bucket == 1:
             plan.singles.append(plan_single(tokens, contexts, tables, layout))
         else:
-            masks = None if trees is None else tree_masks(lens, [trees[row] for row in rows])
-            plan.chunks.append(plan_chunks(tokens, lens, contexts, tables, layout, masks))
+            plan.chunks.append(plan_chunks(tokens, lens, contexts, tables, layout))
         token = tokens.stop
     return plan
 

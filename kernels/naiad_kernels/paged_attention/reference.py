@@ -16,26 +16,30 @@ def paged_attention(
     query_lens: Sequence[int],
     seq_lens: Sequence[int],
     block_tables: Sequence[Sequence[int]],
-    trees: Sequence[Sequence[int] | None] | None = None,
+    *,
+    window: int = 0,
+    scale: float | None = None,
+    soft_cap: float = 0.0,
 ) -> torch.Tensor:
-    """See the public op; the step is given as plain lists instead of a plan."""
+    """Compute the public op; the step is given as plain lists instead of a plan."""
+    scale = query.shape[2] ** -0.5 if scale is None else scale
     num_tokens, num_heads, head_dim = query.shape
     group_size = num_heads // cache.key.shape[1]
     result = torch.full((num_tokens, num_heads, head_dim), torch.nan)
     token = 0
-    trees = trees or [None] * len(query_lens)
-    steps = zip(query_lens, seq_lens, block_tables, trees, strict=True)
-    for query_len, seq_len, table, tree in steps:
+    for query_len, seq_len, table in zip(query_lens, seq_lens, block_tables, strict=True):
         # Shape [seq_len, num_kv_heads, head_dim] both.
         keys = _read(cache.key, cache.key_scale, table)
         values = _read(cache.value, cache.value_scale, table)
         context = seq_len - query_len
         for index in range(query_len):
-            seen = [j for j in range(index + 1) if tree is None or tree[index] >> j & 1]
-            visible = [*range(context), *(context + j for j in seen)]
+            end = context + index + 1
+            visible = slice(max(0, end - window) if window else 0, end)
             for head in range(num_heads):
                 kv_head = head // group_size
-                scores = keys[visible, kv_head] @ query[token, head].float() * head_dim**-0.5
+                scores = keys[visible, kv_head] @ query[token, head].float() * scale
+                if soft_cap:
+                    scores = soft_cap * torch.tanh(scores / soft_cap)
                 result[token, head] = scores.softmax(0) @ values[visible, kv_head]
             token += 1
     return result.flatten(1).to(query.dtype)

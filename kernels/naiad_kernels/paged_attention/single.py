@@ -30,7 +30,8 @@ class SingleGroup:
         probability_rows: `[P * H]` the inverse.
         partial_rows: `[S * B]` each sequence's pairs.
         is_used: `[S, 1, B]` 1 for a block in use, 0 for padding; dtype of the query.
-        mask: `[S, 1, B * block_size]` float32, 0 for a cached token, −inf after the last.
+        mask: `[S, 1, B * block_size]` float32, 0 for a token that the sequence's last one attends to,
+            −inf after it and before its window.
     """
 
     tokens: slice
@@ -51,8 +52,9 @@ def plan_single(
     layout: CacheLayout,
 ) -> SingleGroup:
     """Build a group's tensors on the host and move them to the device."""
-    table, counts = padded_table(seq_lens, block_tables, layout)
-    num_seqs, width = table.shape
+    padded = padded_table([1] * len(seq_lens), seq_lens, block_tables, layout)
+    table, counts = padded.blocks, padded.counts
+    width = table.shape[1]
     is_used = torch.arange(width) < counts[:, None]
     # A cell is a place in the padded table; pairs are the cells in use.
     pair_cells = is_used.flatten().nonzero().squeeze(1)
@@ -64,9 +66,12 @@ def plan_single(
     owner = cell_of_pair // width
     column = cell_of_pair % width
     probability_rows = (owner[:, None] * layout.num_heads + heads) * width + column[:, None]
-    positions = torch.arange(width * layout.block_size)
-    is_after_end = positions >= torch.tensor(list(seq_lens))[:, None, None]
-    mask = torch.zeros(num_seqs, 1, len(positions)).masked_fill_(is_after_end, -torch.inf)
+    positions = (padded.origins[:, None] + torch.arange(width * layout.block_size))[:, None]
+    ends = torch.tensor(list(seq_lens))[:, None, None]
+    is_hidden = positions >= ends
+    if layout.window:
+        is_hidden |= positions < ends - layout.window
+    mask = torch.zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
     device = layout.device
     return SingleGroup(
         tokens=tokens,
@@ -102,7 +107,9 @@ def _place_pairs(
     return pair_blocks, pair_of_cell, pair_cells
 
 
-def attend(query: torch.Tensor, cache: LayerCache, group: SingleGroup) -> torch.Tensor:
+def attend(
+    query: torch.Tensor, cache: LayerCache, group: SingleGroup, scale: float, soft_cap: float
+) -> torch.Tensor:
     """`[S, num_heads, head_dim]` queries to `[S, num_heads * head_dim]`; see the package's op."""
     layout = group.layout
     num_seqs, (num_heads, head_dim) = len(query), query.shape[1:]
@@ -113,7 +120,10 @@ def attend(query: torch.Tensor, cache: LayerCache, group: SingleGroup) -> torch.
     pair_query = query.reshape(num_seqs, -1).index_select(0, group.owner)
     scores = torch.bmm(pair_query.view(-1, layout.group_size, head_dim), keys.transpose(1, 2))
     scores = scores.view(-1, layout.block_size).index_select(0, group.score_rows)
-    scores = torch.add(group.mask, scores.view(num_seqs, num_heads, -1), alpha=layout.scale)
+    scores = scores.view(num_seqs, num_heads, -1)
+    if soft_cap:
+        scores, scale = scores.float().mul_(scale / soft_cap).tanh_(), soft_cap
+    scores = torch.add(group.mask, scores, alpha=scale)
     probabilities = scores.softmax(-1).to(query.dtype).view(-1, layout.block_size)
     probabilities = probabilities.index_select(0, group.probability_rows)
     partial = torch.bmm(probabilities.view(-1, layout.group_size, layout.block_size), values)

@@ -14,14 +14,16 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     Args:
         x: `[..., dim]`, any floating dtype, any strides.
-        weight: `[dim]`, or any shape that broadcasts to `x` (one row per head, say); dtype of `x`.
+        weight: `[dim]`, or any shape that broadcasts to `x` (one row per head, say). In the dtype of `x`
+            it scales the normalised vector rounded to that dtype; in float32, beside an `x` of fewer
+            bits, nothing is rounded before the end.
         eps: added to the mean square.
 
     Returns:
         A new tensor of the shape and dtype of `x`; computed in float32.
     """
     assert weight.shape[-1] == x.shape[-1], (weight.shape, x.shape)
-    assert weight.dtype == x.dtype, (weight.dtype, x.dtype)
+    assert weight.dtype in (x.dtype, torch.float32), (weight.dtype, x.dtype)
     if x.device.type == "cpu" and x.dtype == torch.float32:
         return cpu.rms_norm(x, weight, eps)
     if x.device.type == "cuda":
@@ -39,15 +41,18 @@ def add_rms_norm(
     Args:
         x: `[num_tokens, dim]`, any floating dtype.
         residual: same shape and dtype as `x`.
-        weight: `[dim]`, dtype of `x`.
+        weight: `[dim]`, as for `rms_norm`.
         eps: added to the mean square.
 
     Returns:
         `rms_norm` of the sum, and the sum itself rounded to the dtype of `x`; both new tensors.
     """
     assert x.shape == residual.shape, (x.shape, residual.shape)
-    assert x.dtype == residual.dtype == weight.dtype, (x.dtype, residual.dtype, weight.dtype)
+    assert x.dtype == residual.dtype, (x.dtype, residual.dtype)
+    assert weight.dtype in (x.dtype, torch.float32), (weight.dtype, x.dtype)
     assert weight.shape == x.shape[-1:], (weight.shape, x.shape)
+    if x.device.type == "cpu" and x.dtype == torch.float32:
+        return cpu.add_rms_norm(x, residual, weight, eps)
     if x.device.type == "cuda":
         from naiad_kernels.rms_norm import kernel
 

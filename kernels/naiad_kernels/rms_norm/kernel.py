@@ -48,7 +48,9 @@ def _rms_norm_kernel(
         tl.store(sum_ptr + rows * DIM + columns, x, mask=mask)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=1, keep_dims=True) / DIM + eps)
-    normed = (wide * scale).to(out_ptr.dtype.element_ty).to(tl.float32)
+    normed = wide * scale
+    if weight_ptr.dtype.element_ty == out_ptr.dtype.element_ty:
+        normed = normed.to(out_ptr.dtype.element_ty).to(tl.float32)
     weight_row = heads * DIM if HAS_HEAD_WEIGHTS else rows * 0
     weight = tl.load(weight_ptr + weight_row + columns, mask=mask, other=0.0)
     result = normed * weight.to(tl.float32)

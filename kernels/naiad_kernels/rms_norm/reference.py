@@ -6,10 +6,12 @@ import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute the public op; the normalised vector is rounded to x's dtype before `weight` scales it."""
+    """Compute the public op."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return normed.to(x.dtype) * weight
+    if weight.dtype == x.dtype:
+        normed = normed.to(x.dtype)
+    return (normed * weight).to(x.dtype)
 
 
 def add_rms_norm(

@@ -17,7 +17,7 @@ class HeadNorm:
     """A root-mean-square norm of every query and key head.
 
     Attributes:
-        weight: `[num_heads + num_kv_heads, head_dim]`, dtype of the heads.
+        weight: `[num_heads + num_kv_heads, head_dim]`, dtype of the heads or float32, as for `rms_norm`.
         eps: added to the mean square.
     """
 

@@ -87,9 +87,12 @@ def _rotary_store_kv_kernel(
         row_ptr = weight_ptr + heads * 2 * HALF + columns
         first_weight = tl.load(row_ptr, mask=is_rotated, other=0.0).to(tl.float32)
         second_weight = tl.load(row_ptr + HALF, mask=is_rotated, other=0.0).to(tl.float32)
+        first, second = first * scale, second * scale
         # Rounded where three separate ops would round.
-        first = ((first * scale).to(dtype).to(tl.float32) * first_weight).to(dtype).to(tl.float32)
-        second = ((second * scale).to(dtype).to(tl.float32) * second_weight).to(dtype).to(tl.float32)
+        if weight_ptr.dtype.element_ty == dtype:
+            first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
+        first = (first * first_weight).to(dtype).to(tl.float32)
+        second = (second * second_weight).to(dtype).to(tl.float32)
     angle_row = token * 2 * HALF
     cos = tl.load(cos_ptr + angle_row + columns, mask=is_column, other=0.0).to(tl.float32)
     sin = tl.load(signed_sin_ptr + angle_row + HALF + columns, mask=is_column, other=0.0).to(tl.float32)

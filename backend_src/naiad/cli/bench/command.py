@@ -1,4 +1,4 @@
-"""`naiad bench throughput`: the engine alone, in this process, on random tokens."""
+"""`naiad bench throughput`: measures the engine alone, in this process, on random tokens."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
         0.
 
     Raises:
-        StartupError: configuration, checkpoint or machine; or what was made is wrong.
+        StartupError: the configuration, the checkpoint or the machine is not suitable, or the engine
+            generates wrong tokens.
     """
     if args.output_tokens < 2:
         raise ConfigError("--output-tokens", args.output_tokens, "at least 2, else nothing is decoded")
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure_batches(config: EngineConfig, args: argparse.Namespace) -> None:
-    # torch takes seconds to import; the other commands do without it.
+    # torch takes seconds to import, and the other commands do not need it.
     from naiad.cli.bench import throughput
 
     engine, dtype = throughput.load_engine(config)

@@ -1,7 +1,7 @@
-"""How fast an engine, or anything that generates, is.
+"""Measures the throughput of an engine, or of anything else that generates tokens.
 
-Prefill and decode are told apart by two passes: one makes a single token a sequence, the other
-all of them; what the second takes longer is decoding. What is made is checked before a speed is
+Prefill and decode are separated by two passes: the first generates one token per sequence, the
+second all of them; the difference is the time of decoding. The tokens are checked before a speed is
 reported.
 """
 
@@ -35,11 +35,11 @@ _sequence_ids = count(1)
 
 
 class SteppedEngine(Protocol):
-    """What is measured; `naiad.engine.Engine` is one."""
+    """An engine that can be measured, such as `naiad.engine.Engine`."""
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something."""
+        """Whether there is anything to compute."""
 
     def add_request(self, request: EngineRequest) -> None:
         """Queue a request."""
@@ -50,7 +50,7 @@ class SteppedEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one pass makes: `batch` sequences that start together, tokens of each."""
+    """The work of one pass: `batch` sequences that start together, and the tokens of each."""
 
     batch: int
     prompt_tokens: int
@@ -59,13 +59,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Median seconds of one shape of work.
+    """Median times of one kind of work.
 
     Attributes:
-        batch: sequences that start together.
-        prompt_tokens, output_tokens: of each sequence.
-        first_token_s: until every sequence has its first token.
-        total_s: until every sequence has all of its tokens.
+        batch: number of sequences that start together.
+        prompt_tokens, output_tokens: number of tokens of each sequence.
+        first_token_s: time until every sequence has its first token.
+        total_s: time until every sequence has all of its tokens.
     """
 
     batch: int
@@ -76,36 +76,36 @@ class Timing:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens of all sequences over the time to the first tokens."""
+        """Prompt tokens of all sequences, divided by the time to the first tokens."""
         return self.batch * self.prompt_tokens / self.first_token_s
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Tokens after the first ones over the time after the first ones."""
+        """Output tokens after the first of each sequence, divided by the time that they take."""
         return self.batch * (self.output_tokens - 1) / max(self.total_s - self.first_token_s, 1e-6)
 
     @property
     def output_tokens_per_s(self) -> float:
-        """All new tokens over the whole time."""
+        """All output tokens, divided by the total time."""
         return self.batch * self.output_tokens / self.total_s
 
 
 def load_engine(config: EngineConfig) -> tuple[Engine, str]:
-    """The engine and the name of the dtype it computes in.
+    """Build an engine; return it and the name of the dtype it computes in.
 
     Raises:
-        StartupError: configuration, checkpoint or machine.
+        StartupError: the configuration, the checkpoint or the machine is not suitable.
     """
     dtype = str(resolve_dtype(config, resolve_device(config))).removeprefix("torch.")
     return build_engine(config), dtype
 
 
 def engine_generate(engine: SteppedEngine) -> Generate:
-    """Greedy generation by an engine, without an end of text.
+    """Make a function that generates greedily with an engine and ignores the end of text.
 
     Returns:
-        prompts, number of new tokens → the new ids of each prompt. It raises `InternalError`
-        if a sequence does not end with exactly that many.
+        A function of the prompts and the number of new tokens that returns the new ids of each
+        prompt. It raises `InternalError` if a sequence ends with another number of tokens.
     """
 
     def generate(prompts: Prompts, num_tokens: int) -> list[list[int]]:
@@ -127,10 +127,10 @@ def engine_generate(engine: SteppedEngine) -> Generate:
 
 
 def check_counts(made: list[list[int]], num_tokens: int) -> None:
-    """Every sequence has all of its tokens.
+    """Check that every sequence has all of its tokens.
 
     Raises:
-        InternalError: names the number that was made.
+        InternalError: a sequence has another number of tokens.
     """
     for token_ids in made:
         if len(token_ids) != num_tokens:
@@ -140,7 +140,7 @@ def check_counts(made: list[list[int]], num_tokens: int) -> None:
 def check(generate: Generate, prompts: Prompts, num_tokens: int = 16) -> bool:
     """Whether the first and the last prompt give the same tokens alone and in the batch.
 
-    In float32 they must; in a 16-bit type the order of additions may turn close calls.
+    In float32 they must be equal; in a 16-bit type the order of additions may decide a near tie.
     """
     together = generate(prompts, num_tokens)
     return all(generate([prompts[i]], num_tokens)[0] == together[i] for i in (0, -1))
@@ -152,13 +152,13 @@ def measure(
     work: Work,
     repeats: int,
 ) -> dict[str, Timing]:
-    """Time contestants on the same work in turns: A B A B, so that they meet the same machine.
+    """Time contestants on the same work in turns (A B A B), so that the machine's state is the same for all.
 
     Args:
-        contestants: name → what generates; each is warmed up once.
-        make_prompts: seed → `work.batch` prompts; no prompt is used twice by a contestant.
-        work: what one pass is.
-        repeats: the median is taken of each pass.
+        contestants: a generating function for each name; each is warmed up once.
+        make_prompts: returns `work.batch` prompts for a seed; no contestant gets a prompt twice.
+        work: the work of one pass.
+        repeats: number of turns, of which the median is returned.
     """
 
     def seconds(generate: Callable[[Prompts, int], object], seed: int, num_tokens: int) -> float:
@@ -189,7 +189,7 @@ def random_prompts(work: Work, vocab_size: int, seed: int) -> Prompts:
 
 
 def figures(timing: Timing) -> dict[str, float]:
-    """A timing with its rates, as it is written to JSON."""
+    """A timing and its rates, for JSON."""
     return {
         **asdict(timing),
         "prefill_tokens_per_s": round(timing.prefill_tokens_per_s, 1),
@@ -199,7 +199,7 @@ def figures(timing: Timing) -> dict[str, float]:
 
 
 def machine() -> dict[str, str | int]:
-    """What a figure depends on besides the code."""
+    """The properties of machine and software that measured figures depend on."""
     return {
         "cpu": _cpu_name(),
         "threads": torch.get_num_threads(),
@@ -220,7 +220,7 @@ def _cpu_name() -> str:
 
 
 def sentence(timing: Timing, dtype: str) -> str:
-    """A timing for people."""
+    """A timing as a line of text."""
     return (
         f"batch {timing.batch:>3} {dtype}: decode {timing.decode_tokens_per_s:8.1f} tokens/s, "
         f"prefill {timing.prefill_tokens_per_s:8.1f} tokens/s, "

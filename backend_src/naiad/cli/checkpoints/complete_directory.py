@@ -1,4 +1,4 @@
-"""A directory that is whole or not there: filled elsewhere, sealed by a manifest, renamed into place."""
+"""Directories that are complete or absent: filled elsewhere, sealed by a manifest, renamed into place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READ_BYTES = 1 << 20
 
 
 def is_complete(directory: Path) -> bool:
-    """Whether its manifest is ours and every file it names has the size it says."""
+    """Whether the directory has a manifest of ours and each file has the size that it records."""
     try:
         manifest: Any = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != _FORMAT or not manifest["files"]:
@@ -36,8 +36,8 @@ def is_complete(directory: Path) -> bool:
 def fill_directory(directory: Path, make: Callable[[Path], None]) -> None:
     """Let `make` fill a new directory, seal it, and put it in the place of `directory`.
 
-    Whatever goes wrong, `directory` is what it was, or whole. Call it with the lock held: what
-    killed processes left half-filled is removed.
+    Whatever goes wrong, `directory` is unchanged or complete. The caller holds the lock: partial
+    directories that killed processes left behind are removed.
 
     Args:
         directory: its parent must exist; an earlier directory there is removed.
@@ -60,7 +60,7 @@ def fill_directory(directory: Path, make: Callable[[Path], None]) -> None:
 
 @contextmanager
 def exclusive_lock(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of `directory`, a file beside it; the kernel gives it back if this process dies."""
+    """Hold a lock file next to `directory`; the kernel releases it if this process dies."""
     lock = FileLock(directory.parent / f".{directory.name}.lock")
     if not lock.try_take():
         say(f"another process fetches {directory}: waiting for it")
@@ -72,7 +72,7 @@ def exclusive_lock(directory: Path, say: Callable[[str], None]) -> Iterator[None
 
 
 def _seal(directory: Path) -> None:
-    """Write the manifest, last, when the files are on the disk."""
+    """Write the manifest last, after the files have been synced to disk."""
     files = {}
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         digest = hashlib.sha256()

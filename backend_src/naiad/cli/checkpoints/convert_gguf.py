@@ -1,6 +1,6 @@
 """`python -m naiad.cli.checkpoints.convert_gguf FILE DIR`: GGUF to safetensors and tokenizer files.
 
-A process of its own: torch and the weights leave memory with it.
+It runs in a process of its own so that torch and the weights are out of memory afterwards.
 """
 
 from __future__ import annotations

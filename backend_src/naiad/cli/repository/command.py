@@ -1,4 +1,4 @@
-"""`naiad repository`: create a model repository, add and remove models, check it all."""
+"""`naiad repository`: creates a model repository, adds and removes models, and checks them."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command = commands.add_parser(action, help=summary, description=summary.capitalize() + ".")
         _add_model_arguments(command)
         command.set_defaults(act=_create if action == "create" else _add)
-    remove = commands.add_parser("remove", help="take a model out of a repository")
+    remove = commands.add_parser("remove", help="remove a model from a repository")
     remove.add_argument("name", metavar="NAME", help="as `naiad repository check` lists it")
     remove.set_defaults(act=_remove)
-    check = commands.add_parser("check", help="can this machine serve the repository?")
+    check = commands.add_parser("check", help="check that this machine can serve the repository")
     check.set_defaults(act=_check)
     for command in commands.choices.values():
         command.add_argument("repository", type=Path, metavar="DEST", help="the repository's directory")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it; 0.
+    """Run the chosen command; returns 0.
 
     Raises:
         StartupError: it can not be done; nothing was changed.
@@ -65,10 +65,10 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-decoupled",
         dest="decoupled",
         action="store_false",
-        help="one response a request, for clients that ask by HTTP infer or unary gRPC; no streaming",
+        help="one response per request, for clients that use HTTP infer or unary gRPC; no streaming",
     )
     parser.add_argument(
-        "--max-batch-size", type=int, metavar="N", help="rows of a request at most (default: 8)"
+        "--max-batch-size", type=int, metavar="N", help="maximum number of rows of a request (default: 8)"
     )
     add_engine_arguments(parser, "Each becomes the parameter of the same name in config.pbtxt.")
 
@@ -129,7 +129,7 @@ def _print_model(model: ServedModel) -> None:
 
 
 def _new_model(args: argparse.Namespace, prefix: str) -> NewModel:
-    """What the options ask for, checked."""
+    """The model that the options describe, after checking them."""
     if not args.decoupled and args.preset in ALWAYS_DECOUPLED:
         raise ConfigError("--preset", args.preset, "naiad or trtllm with --no-decoupled")
     check_name(args.name)

@@ -1,4 +1,4 @@
-"""Model repositories: what their config.pbtxt files say, and a copy with other parameters."""
+"""Model repositories: reads their config.pbtxt files, and writes copies with other parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from naiad.errors import ConfigError, StartupError
 
 _CONFIG_NAME = "config.pbtxt"
 _MODEL_DIR = "model_dir"
-# What only the `llm` model has: marks it whatever it is called.
+# A parameter that only the `llm` model has, whatever its name is.
 _ENGINE_MARK = "max_num_seqs"
 
 
@@ -22,10 +22,10 @@ class ModelEntry:
     """A model of the repository.
 
     Attributes:
-        name: its directory.
-        config: `model_config_pb2.ModelConfig`; None where there is no readable config.pbtxt of ours.
-        parameters: of config.pbtxt.
-        input_names: of config.pbtxt.
+        name: name of its directory.
+        config: `model_config_pb2.ModelConfig`; None if there is no config.pbtxt.
+        parameters: the parameters in config.pbtxt.
+        input_names: the names of the inputs in config.pbtxt.
     """
 
     name: str
@@ -35,7 +35,7 @@ class ModelEntry:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is one of Naiad's models: tokenizer, llm or detokenizer."""
+        """Whether it is one of Naiad's models."""
         return _MODEL_DIR in self.parameters
 
     @property
@@ -45,7 +45,7 @@ class ModelEntry:
 
 
 def find_repository(option: Path | None) -> Path:
-    """The model repository: the option's, or the one that the package brings.
+    """Return the repository that the option names, or else the one in the package.
 
     Raises:
         StartupError: there is none.
@@ -63,22 +63,22 @@ def find_repository(option: Path | None) -> Path:
 
 
 def read_repository(source: Path) -> list[ModelEntry]:
-    """All models, by name.
+    """Return all models, sorted by name.
 
     Raises:
-        StartupError: none is Naiad's, or a config.pbtxt can not be parsed.
+        StartupError: none of them is Naiad's, or a config.pbtxt can not be parsed.
     """
     entries = [read_model(path) for path in sorted(source.iterdir()) if path.is_dir()]
     if not any(entry.is_engine for entry in entries):
         raise StartupError(
-            f"{source} holds no model of Naiad's: expected one whose config.pbtxt has the parameters "
+            f"{source} holds no model of Naiad: expected one whose config.pbtxt has the parameters "
             f"{_MODEL_DIR} and {_ENGINE_MARK}"
         )
     return entries
 
 
 def read_model(path: Path) -> ModelEntry:
-    """The model in this directory.
+    """Return the model in this directory.
 
     Raises:
         StartupError: its config.pbtxt can not be parsed.
@@ -97,13 +97,13 @@ def read_model(path: Path) -> ModelEntry:
 
 
 def model_entry(name: str, config: Any) -> ModelEntry:
-    """The entry of a model with this configuration, a `model_config_pb2.ModelConfig`."""
+    """Make the entry of a model from its configuration, a `model_config_pb2.ModelConfig`."""
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     return ModelEntry(name, config, parameters, frozenset(each.name for each in config.input))
 
 
 def with_parameters(entry: ModelEntry, overrides: Mapping[str, str]) -> ModelEntry:
-    """The model with other texts for those parameters that it has; models of others stay as they are."""
+    """Return the model with new values of the parameters that it has, if it is one of Naiad's."""
     chosen = {key: text for key, text in overrides.items() if key in entry.parameters}
     if not entry.is_ours or not chosen:
         return entry
@@ -115,19 +115,19 @@ def with_parameters(entry: ModelEntry, overrides: Mapping[str, str]) -> ModelEnt
 
 
 def write_repository(source: Path, entries: Sequence[ModelEntry], target: Path) -> None:
-    """Write the models of a repository as `entries` have them.
+    """Write a copy of a repository with the configurations in `entries`.
 
     Args:
-        source: where they were read.
-        entries: the models.
-        target: a new directory.
+        source: the repository that the entries were read from.
+        entries: its models.
+        target: the directory to create.
     """
     from google.protobuf import text_format
 
     target.mkdir(mode=0o700)
     for entry in entries:
         if not entry.is_ours:
-            # Somebody else's model may be huge, and nothing in it changes.
+            # Models that are not Naiad's do not change, and may be huge.
             (target / entry.name).symlink_to(source / entry.name)
             continue
         write_model(source / entry.name, target / entry.name, text_format.MessageToString(entry.config))
@@ -138,8 +138,8 @@ def write_model(source: Path, target: Path, config_text: str) -> None:
 
     Args:
         source: the model's directory.
-        target: a new directory.
-        config_text: of its config.pbtxt.
+        target: the directory to create.
+        config_text: the new configuration, as its config.pbtxt holds it.
     """
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     (target / _CONFIG_NAME).write_text(config_text, encoding="utf-8")

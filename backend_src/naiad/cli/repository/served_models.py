@@ -1,4 +1,4 @@
-"""Which models of a repository belong together: a language model is an engine and what is around it."""
+"""The language models of a repository: each is an engine's model and the models that use that engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from naiad.errors import ConfigError, StartupError
 
 SERVED_NAME = "served_name"
 LLM_NAME = "llm_model_name"
-# Part of directory names, metric labels, and of sockets' paths, which are short.
+# The name is part of directory names, metric labels and socket paths, whose length is limited.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 
 
@@ -22,8 +22,8 @@ class ServedModel:
     """A language model of the repository.
 
     Attributes:
-        engine: its `llm`.
-        others: its tokenizer, its detokenizer, its ensemble, and further doors to its engine.
+        engine: its `llm` model, which owns the engine.
+        others: its tokenizer, detokenizer and ensemble, and further frontends of its engine.
     """
 
     engine: ModelEntry
@@ -31,7 +31,7 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """What `naiad repository` calls it."""
+        """Its name in `naiad repository`."""
         return self.engine.parameters.get(SERVED_NAME) or self.engine.name
 
     @property
@@ -41,7 +41,7 @@ class ServedModel:
 
     @property
     def entry_point(self) -> ModelEntry:
-        """Whom clients ask: the ensemble, or else another model that takes text, or the engine's."""
+        """The model that clients should use: an ensemble, else one that takes text, else the `llm` model."""
         by_text = [each for each in self.others if "text_input" in each.input_names]
         return next((each for each in by_text if steps(each)), (by_text or [self.engine])[0])
 
@@ -56,11 +56,11 @@ class ServedModel:
 
 
 def served_models(entries: Sequence[ModelEntry]) -> list[ServedModel]:
-    """The language models, by the names of their engines.
+    """Group a repository's models into language models, in the order of their `llm` models.
 
     Raises:
-        StartupError: a step or an engine that a model names is not there.
-        ConfigError: two have the same name.
+        StartupError: a model names another one that is missing.
+        ConfigError: two language models have the same name.
     """
     by_name = {entry.name: entry for entry in entries}
     _check_wiring(by_name)
@@ -73,7 +73,7 @@ def served_models(entries: Sequence[ModelEntry]) -> list[ServedModel]:
 
 
 def check_name(name: str) -> None:
-    """Raise a ConfigError if a language model can not have this name."""
+    """Raise a ConfigError if the name of a language model is not allowed."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             "--name", name, "up to 40 letters, digits, '_', '.' and '-', a letter or digit first"
@@ -81,16 +81,17 @@ def check_name(name: str) -> None:
 
 
 def top_models(entries: Sequence[ModelEntry]) -> list[str]:
-    """The models that are no steps of others: with an ensemble the server loads its steps.
+    """Return the models that are not steps of an ensemble.
 
-    It unloads them with it too, unless they were asked for by name.
+    The server loads an ensemble's steps with it, and unloads them with it unless they were loaded by
+    name.
     """
     joined = {name for entry in entries for name in steps(entry)}
     return [entry.name for entry in entries if entry.name not in joined]
 
 
 def steps(entry: ModelEntry) -> list[str]:
-    """The models that an ensemble joins; of others none."""
+    """The models that an ensemble consists of; empty for other models."""
     if entry.config is None:
         return []
     return [step.model_name for step in entry.config.ensemble_scheduling.step]

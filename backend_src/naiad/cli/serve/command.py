@@ -1,4 +1,4 @@
-"""`naiad serve`: from options to a running, supervised server."""
+"""`naiad serve`: checks the options and the machine, then starts and supervises a server."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ _EXPOSED_BUNDLED = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options; those of the engine override the parameter of the same name."""
+    """Declare the options."""
     _add_server_arguments(parser)
     add_engine_arguments(parser, "Each overrides the parameter of the same name in config.pbtxt.")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check everything that can be checked, start the server, and keep it serving.
+    """Check everything that can be checked, then start the server and keep it running.
 
     Raises:
-        StartupError: it can not be started; the message names cause and remedy.
+        StartupError: it can not be started; the message names the cause and the remedy.
     """
     with StopSignal() as stop:
         return _serve(args, stop)
@@ -91,7 +91,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
             write_repository(source, models, repository)
         files = _server_files(args.tritonserver, runtime_dir)
         _warn_if_exposed(args, files)
-        # After the checks: gRPC takes a while to import.
+        # Imported after the checks because gRPC takes a while to import.
         from naiad.cli.serve.supervisor import SERVER_EXIT_TIMEOUT_S, ServerPlan, Supervisor
 
         plan = ServerPlan(
@@ -123,7 +123,7 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-repository",
         type=Path,
         metavar="DIR",
-        help="the model repository (default: the one that Naiad brings); it is not changed",
+        help="the model repository, which is not changed (default: the one in Naiad's package)",
     )
     add(
         "--model-control-mode",
@@ -139,7 +139,7 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
             type=port_number,
             default=port,
             metavar="N",
-            help="default: %(default)s; 0: a free one",
+            help="default: %(default)s; 0: any free port",
         )
     add(
         "--tritonserver",
@@ -161,7 +161,7 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
 def server_command(
     files: ServerFiles, repository: Path, ports: Mapping[str, int], args: argparse.Namespace
 ) -> list[str]:
-    """Tritonserver with its arguments."""
+    """Return the command line of tritonserver."""
     command = [str(files.program), f"--model-repository={repository}"]
     if files.backend_directory is not None:
         command.append(f"--backend-directory={files.backend_directory}")
@@ -169,7 +169,7 @@ def server_command(
         command += [f"--{name}-address={args.host}", f"--{name}-port={ports[name]}"]
     command += [
         "--exit-on-error=true",
-        # Every config.pbtxt is complete; completing them would start each stub twice.
+        # Every config.pbtxt is complete; auto-completion would start each stub twice.
         "--disable-auto-complete-config",
         f"--log-info={'true' if args.log_verbose else 'false'}",
         f"--log-verbose={args.log_verbose}",
@@ -198,7 +198,7 @@ def _choose_ports(args: argparse.Namespace) -> dict[str, int]:
 
 
 def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[ModelEntry]:
-    """The repository's models with what the options say, and with the directories of their checkpoints."""
+    """Return the models with the values of the options and the directories of their checkpoints."""
     overrides = chosen_parameters(args)
     if args.model is not None:
         num_engines = sum(entry.is_engine for entry in models)
@@ -249,7 +249,7 @@ def _announce(host: str, ports: Mapping[str, int], entry: ModelEntry) -> None:
     model = entry.name
     client = f"{sys.executable} -m naiad_client" + ("" if model == "ensemble" else f" --model {model}")
     if entry.config.max_batch_size:
-        # The client sends rows.
+        # The client sends batched requests, which this model accepts.
         print(f'  {client} "What is the capital of France?" --chat --url {addresses["grpc"]}')
     print(f"  curl -N {addresses['http']}/v2/models/{model}/generate_stream \\")
     print("""    -d '{"text_input": "The capital of France is", "max_tokens": 32, "stream": true}'""")
@@ -257,6 +257,6 @@ def _announce(host: str, ports: Mapping[str, int], entry: ModelEntry) -> None:
 
 
 def _address(host: str, port: int) -> str:
-    """HOST:PORT that a client on this machine can use."""
+    """Return HOST:PORT as a client on this machine can use it."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"

@@ -1,4 +1,4 @@
-"""Does the server still serve? Asks each of our models what a client would see."""
+"""Sends each of Naiad's models a request, to find out whether the server still serves."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from naiad.cli.repository.model_entries import ModelEntry, model_entry
 from naiad.config.probe import PROBE_REQUEST_ID
 
-# The server says so when a model's process is gone; other errors come from a live one.
+# The server's errors when a model's process is gone; any other error comes from a live one.
 _DEAD_STUB = re.compile(r"stub process|not healthy", re.IGNORECASE)
-# Not so where clients unload models.
+# Proves a failure only if clients can not unload models.
 _MISSING_MODEL = re.compile(r"is not ready|unknown model", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailure:
-    """A model that did not answer as a live one does.
+    """The failure of a probe.
 
     Attributes:
-        reason: for the log.
-        is_silence: no answer in time; else an error.
+        reason: a description for the log.
+        is_silence: whether there was no answer in time, instead of an error.
     """
 
     reason: str
@@ -33,15 +33,15 @@ class ProbeFailure:
 
 
 class Prober:
-    """Cheap requests that touch each Python model and never the engine."""
+    """Sends cheap requests that reach each Python model but not the engine."""
 
     def __init__(self, address: str, entries: Iterable[ModelEntry] | None, timeout_s: float) -> None:
         """Connect lazily.
 
         Args:
             address: HOST:PORT of gRPC.
-            entries: the models to ask; None: those that the server says are ready.
-            timeout_s: for each model.
+            entries: the models to probe; None: those that the server reports as ready.
+            timeout_s: timeout of each model's probe.
         """
         self._channel = grpc.insecure_channel(address)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
@@ -49,7 +49,7 @@ class Prober:
         self._timeout_s = timeout_s
 
     def probe(self) -> ProbeFailure | None:
-        """Ask every model once; the first failure."""
+        """Send each model one request; return the first failure."""
         requests = self._requests
         if requests is None:
             try:
@@ -63,13 +63,13 @@ class Prober:
         return None
 
     def close(self) -> None:
-        """Hang up: an open connection delays the server's exit."""
+        """Close the connection, which would delay the server's exit."""
         self._channel.close()
 
     def _ask(self, request: Any) -> ProbeFailure | None:
         name = request.model_name
         try:
-            # A stream of one request serves decoupled models and the others alike.
+            # A stream works for decoupled models and for the others.
             for message in self._stub.ModelStreamInfer(iter([request]), timeout=self._timeout_s):
                 if self._says_dead(message.error_message):
                     return ProbeFailure(f"{name}: {message.error_message}", is_silence=False)
@@ -98,7 +98,7 @@ class Prober:
                     service_pb2.ModelConfigRequest(name=name), timeout=self._timeout_s
                 )
             except grpc.RpcError as error:
-                # Unloaded meanwhile.
+                # The model has been unloaded since.
                 if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE):
                     continue
                 raise
@@ -111,7 +111,7 @@ def _requests(entries: Iterable[ModelEntry]) -> list[Any]:
 
 
 def probe_request(entry: ModelEntry) -> Any | None:
-    """A `ModelInferRequest` that this model answers at once; None for models that are not ours."""
+    """Make a `ModelInferRequest` that this model answers at once; None for models that are not Naiad's."""
     if not entry.is_ours:
         return None
     if entry.is_engine:

@@ -12,18 +12,18 @@ from pathlib import Path
 
 from naiad.errors import StartupError
 
-# The backend's program that runs one Python model.
+# The Python backend's program that runs one model.
 STUB_NAME = "triton_python_backend_stub"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFiles:
-    """What to run.
+    """The files of a server.
 
     Attributes:
-        program: tritonserver.
-        backend_directory: for --backend-directory; None: the server's own.
-        is_bundled: whether it is the one of the Python package.
+        program: the tritonserver binary.
+        backend_directory: value of --backend-directory; None: the server's default.
+        is_bundled: whether it is the server in the package nvidia-pytriton.
     """
 
     program: Path
@@ -32,10 +32,10 @@ class ServerFiles:
 
 
 def installed_server(program: Path) -> ServerFiles:
-    """A server that is already on this machine, as `--tritonserver` names it.
+    """The installed server that `--tritonserver` names.
 
     Raises:
-        StartupError: no program there.
+        StartupError: there is no executable file.
     """
     if not program.is_file() or not os.access(program, os.X_OK):
         raise StartupError(f"--tritonserver {program}: expected the path of an executable tritonserver")
@@ -43,18 +43,18 @@ def installed_server(program: Path) -> ServerFiles:
 
 
 def bundled_server(package: Path | None, python: tuple[int, int], backends: Path) -> ServerFiles:
-    """The server of the Python package, with a private backends directory of links.
+    """The server in the package nvidia-pytriton, with a private backends directory of symbolic links.
 
-    Links keep the package as it was installed, and let each file find its libraries by the path
-    relative to its real place.
+    With links the package stays as it was installed, and each file finds its libraries by their path
+    relative to the file's real location.
 
     Args:
         package: pytriton's folder; None: not installed.
-        python: of the stub.
-        backends: a new directory.
+        python: Python version of the stub.
+        backends: the directory to create.
 
     Raises:
-        StartupError: the package or its stub is missing, or the run bits can not be set.
+        StartupError: the package or its stub is missing, or can not be made executable.
     """
     if package is None:
         raise StartupError(
@@ -82,7 +82,7 @@ def bundled_server(package: Path | None, python: tuple[int, int], backends: Path
 
 
 def package_directory() -> Path | None:
-    """Pytriton's folder; it is never imported."""
+    """Return pytriton's folder without importing it; None if it is not installed."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -92,7 +92,7 @@ def package_directory() -> Path | None:
 def server_environment(environment: Mapping[str, str], library_dir: str | None) -> dict[str, str]:
     """The server's environment.
 
-    The stub takes its Python from the first one on PATH, and libpython from LD_LIBRARY_PATH.
+    The stub runs the first Python on PATH, and finds libpython by LD_LIBRARY_PATH.
     """
     paths = {"PATH": str(Path(sys.executable).parent)}
     if library_dir is not None:

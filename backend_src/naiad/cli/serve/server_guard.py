@@ -1,8 +1,8 @@
 """`python -m naiad.cli.serve.server_guard`: runs a tritonserver that must not outlive `naiad serve`.
 
-The supervisor holds the other end of this process's stdin and writes orders to it; its end, however
-the supervisor ends, closes it. Whatever happens, the server's whole process group (its stubs and
-the engine) is gone when this process ends, and so are its regions in /dev/shm and its sockets.
+The supervisor writes orders to this process's stdin, which is closed when the supervisor ends, however
+it ends. When the guard exits, the server's whole process group (its stubs and the engine) is gone, and
+so are its regions in /dev/shm and its sockets.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _GROUP_END_S = 5.0
 
 
 class Guard:
-    """The server's process group, from its start to its last trace."""
+    """Starts the server's process group, and removes everything that it leaves behind."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Start the server in a group of its own."""
+        """Start the server in a process group of its own."""
         # This process has one thread, so the parent-death signal follows the process.
         self._server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
@@ -51,10 +51,10 @@ class Guard:
         self._server.terminate()
 
     def run(self, orders_fd: int) -> bool:
-        """Obey until the server has ended.
+        """Follow orders until the server has ended or must be killed.
 
         Returns:
-            Whether the supervisor still is there.
+            Whether the supervisor still runs.
         """
         next_look_s = 0.0
         while self._server.poll() is None:
@@ -72,7 +72,7 @@ class Guard:
         return True
 
     def finish(self) -> int:
-        """Kill what is left of the group and remove its traces; the server's exit code."""
+        """Kill what is left of the process group, remove its files, and return the server's exit code."""
         self._look_at_memory()
         deadline_s = time.monotonic() + _GROUP_END_S
         while process_group(self._server.pid) and time.monotonic() < deadline_s:
@@ -81,14 +81,14 @@ class Guard:
             self._server.poll()
             time.sleep(0.01)
         remove_regions(self._regions)
-        # A directory of somebody else's with that name is not ours to remove.
+        # A directory of that name that belongs to another user is left alone.
         with contextlib.suppress(StartupError):
             remove_runtime_directory(runtime_directory(self._server.pid))
         code = self._server.poll()
         return 1 if code is None else code if code >= 0 else 128 - code
 
     def _look_at_new_memory(self) -> None:
-        """Learn the names of regions that came: a region is mapped soon after it was made."""
+        """Collect the names of new regions; each is mapped soon after it is created."""
         change_s, now_s = last_change_s(), time.monotonic()
         if change_s != self._last_change_s:
             self._last_change_s, self._look_until_s = change_s, now_s + _MAPPED_AFTER_S
@@ -100,7 +100,7 @@ class Guard:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command after `--`; stdin brings the orders."""
+    """Run the command after `--`, and follow the orders on stdin."""
     parser = argparse.ArgumentParser(prog="naiad.cli.serve.server_guard", description=__doc__)
     parser.add_argument("--remove", required=True, help="directory to remove if the supervisor is gone")
     parser.add_argument("server", nargs="+", help="program and arguments")
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _die_with_parent() -> None:
-    """For the server, should this process be killed: between fork and exec, so no Python of ours."""
+    """Have the kernel kill the server if this process is killed; runs between fork and exec."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

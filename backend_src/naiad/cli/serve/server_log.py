@@ -1,4 +1,4 @@
-"""What the server prints: held back while it starts, so that the cause of a failure is read first."""
+"""The server's output, held back while it starts so that the cause of a failure is shown first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 
-# Said by a server without a GPU; means nothing.
+# Printed by a server without a GPU; harmless.
 _HARMLESS = (
     "Failed to initialize NVML",
     "DCGM unable to start",
@@ -15,7 +15,7 @@ _HARMLESS = (
     "unable to create stream for ensemble: CUDA driver version is insufficient",
     "failed to allocate pinned system memory",
 )
-# The most telling first. The log writes a line break as the two characters \n.
+# The most specific pattern first. The log writes a line break as the two characters \n.
 _CAUSES = (
     re.compile(r"TritonModelException: (.+?)(?:\\n|\"?$)"),
     re.compile(r"error while loading shared libraries: (.+)"),
@@ -23,24 +23,24 @@ _CAUSES = (
     re.compile(r"^E\d{4} .*?\] \"?(?:ERROR: )?(.+?)(?:\\n|\"?$)"),
     re.compile(r"^(?:\S+: )?error: (.+)", re.IGNORECASE),
 )
-# Of a Python exception in a model, where it was raised.
+# The place where a model raised a Python exception.
 _PLACE = re.compile(r"\\n\\nAt:\\n.*")
-# Follows any failure of a model.
+# Printed after any failure of a model.
 _CONSEQUENCE = "failed to load all models"
 _MAX_HELD_LINES = 1000
 
 
 class ServerLog:
-    """Lines go to `write`, at once or after `release`."""
+    """Passes lines on to `write`, at once or after `release`."""
 
     def __init__(self, write: Callable[[str], None], *, hold: bool) -> None:
-        """Hold lines back until `release` if asked to."""
+        """Set up; if `hold`, lines are held back until `release`."""
         self._write = write
         self._lock = threading.Lock()
         self._held: list[str] | None = [] if hold else None
 
     def take(self, line: str) -> None:
-        """A line of the server's, without its end."""
+        """Take one line of the server's output, without its line break."""
         if any(words in line for words in _HARMLESS):
             return
         with self._lock:
@@ -50,7 +50,7 @@ class ServerLog:
                 self._held.append(line)
 
     def release(self) -> list[str]:
-        """Write what was held, and all that follows at once; the lines that were held."""
+        """Write the held lines and from now on every line at once; return the held lines."""
         with self._lock:
             lines, self._held = self._held or [], None
             for line in lines:
@@ -58,13 +58,13 @@ class ServerLog:
             return lines
 
     def held(self) -> list[str]:
-        """The lines that are held."""
+        """The lines that are held back."""
         with self._lock:
             return list(self._held or [])
 
 
 def find_cause(lines: Sequence[str]) -> str | None:
-    """The one line that says best why the server did not start."""
+    """The line that best explains why the server did not start."""
     for pattern in _CAUSES:
         for line in lines:
             if match := pattern.search(line):
@@ -73,5 +73,5 @@ def find_cause(lines: Sequence[str]) -> str | None:
 
 
 def other_lines(lines: Sequence[str], cause: str) -> list[str]:
-    """What was printed beside the cause, without what only repeats it or says where it was raised."""
+    """The other lines, except those that repeat the cause or say where it was raised."""
     return [_PLACE.sub('"', line) for line in lines if cause not in line and _CONSEQUENCE not in line]

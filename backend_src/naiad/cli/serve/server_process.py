@@ -18,7 +18,7 @@ from naiad.engine_process.runtime_dir import runtime_path
 
 
 class ServerProcess:
-    """The server under its guard, which cleans up after it whatever happens to us."""
+    """The server under its guard, which cleans up after it even if this process is killed."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], runtime_dir: Path, log: ServerLog
@@ -27,9 +27,9 @@ class ServerProcess:
 
         Args:
             command: tritonserver with its arguments.
-            environment: of the server.
-            runtime_dir: removed by the guard if this process is killed.
-            log: takes what the server and its children print.
+            environment: the server's environment variables.
+            runtime_dir: directory that the guard removes if this process is killed.
+            log: takes the output of the server and its children.
         """
         guard = [sys.executable, "-m", "naiad.cli.serve.server_guard", "--remove", str(runtime_dir), "--"]
         self._guard = subprocess.Popen(
@@ -38,7 +38,7 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=dict(environment),
-            # The terminal's Ctrl-C is for the supervisor alone.
+            # Only the supervisor should get the terminal's Ctrl-C.
             start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read, args=(log,), name="server-log", daemon=True)
@@ -56,7 +56,7 @@ class ServerProcess:
         self._order(ORDER_TERMINATE)
 
     def kill(self, timeout_s: float) -> None:
-        """Kill it with all its processes, and wait until its traces are removed."""
+        """Kill it with all its processes, and wait until its files are removed."""
         self._order(ORDER_KILL)
         try:
             self._guard.wait(timeout_s)
@@ -66,7 +66,7 @@ class ServerProcess:
         self.poll()
 
     def num_stubs(self) -> int:
-        """Live stubs: one for each Python model."""
+        """Number of live stubs: there is one for each Python model."""
         count = 0
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self._guard.pid).children(recursive=True):
@@ -76,7 +76,7 @@ class ServerProcess:
         return count
 
     def runtime_directories(self) -> list[Path]:
-        """Where its models keep their sockets: one directory, once they have been loaded."""
+        """The directories of its models' sockets: one directory, once the models have been loaded."""
         paths: list[Path] = []
         with contextlib.suppress(psutil.NoSuchProcess):
             # Any descendant: the program may be a script that starts the server.
@@ -86,7 +86,7 @@ class ServerProcess:
 
     def _order(self, order: bytes) -> None:
         assert self._guard.stdin is not None
-        # A guard that has ended reads no orders, and needs none.
+        # The guard may have exited; then it needs no orders.
         with contextlib.suppress(BrokenPipeError):
             self._guard.stdin.write(order)
             self._guard.stdin.flush()

@@ -1,4 +1,4 @@
-"""The server's regions in /dev/shm: dead processes leave theirs behind."""
+"""The server's regions in /dev/shm, which processes that were killed leave behind."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _PREFIX = "triton_python_backend_shm_region_"
 
 
 def process_group(group_id: int, proc: Path = Path("/proc")) -> list[int]:
-    """The ids of the group's live processes."""
+    """The ids of the process group's live processes."""
     found = []
     for entry in proc.iterdir():
         if not entry.name.isdigit():
             continue
-        # The name in parentheses may hold anything; state, parent and group follow it.
+        # The name in parentheses may contain anything; after it come state, parent and group.
         with contextlib.suppress(OSError):
             state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
             if int(group) == group_id and state not in "ZX":
@@ -25,9 +25,9 @@ def process_group(group_id: int, proc: Path = Path("/proc")) -> list[int]:
 
 
 def mapped_regions(pids: list[int], proc: Path = Path("/proc")) -> set[str]:
-    """Names of the python backend's regions that these processes have mapped.
+    """Names of the Python backend's regions that these processes have mapped.
 
-    Regions of other names are clients' own, registered with the server.
+    Regions with other names belong to clients that registered them with the server.
     """
     names = set()
     for pid in pids:
@@ -40,12 +40,12 @@ def mapped_regions(pids: list[int], proc: Path = Path("/proc")) -> set[str]:
 
 
 def last_change_s(directory: Path = Path(_SHM)) -> float:
-    """When something last came into the directory, or went: seconds since the epoch."""
+    """When an entry was last added to or removed from the directory, in seconds since the epoch."""
     return directory.stat().st_mtime
 
 
 def remove_regions(names: set[str], directory: Path = Path(_SHM)) -> None:
-    """Remove those that still are there."""
+    """Remove the regions that still exist."""
     for name in names:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(directory / name)

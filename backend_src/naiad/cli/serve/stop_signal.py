@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP as something the main loop can wait for."""
+"""Lets the main loop wait for SIGINT, SIGTERM or SIGHUP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignal:
-    """Set by the first signal; later ones change nothing. A context manager, in the main thread."""
+    """Set by the first signal; later ones change nothing. A context manager for the main thread."""
 
     def __init__(self) -> None:
         """Open the pipe."""
@@ -27,7 +27,7 @@ class StopSignal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Put back what was there."""
+        """Restore the earlier handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         os.close(self._read_fd)
@@ -35,11 +35,11 @@ class StopSignal:
 
     @property
     def is_set(self) -> bool:
-        """Whether a signal has come."""
+        """Whether a signal has arrived."""
         return self._is_set
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the signal; whether it has come."""
+        """Wait for a signal; return whether one has arrived."""
         if not self._is_set:
             select.select([self._read_fd], [], [], timeout_s)
         return self._is_set

@@ -1,4 +1,4 @@
-"""Keeps one server serving: starts it, watches it as a client sees it, restarts it, stops it."""
+"""Keeps a server running: starts it, probes it as a client would, restarts it and stops it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from naiad.cli.serve.watcher import Watcher
 from naiad.errors import StartupError
 
 PROBE_TIMEOUT_S = 3.0
-# For connections and the models' ends: the requests have ended before.
+# Time to close connections and unload models; the requests have ended before.
 SERVER_EXIT_TIMEOUT_S = 4
 _POLL_S = 0.2
 _HTTP_TIMEOUT_S = 2.0
@@ -36,15 +36,15 @@ class ServerPlan:
     """Everything a (re)start needs.
 
     Attributes:
-        command: → tritonserver with its arguments, as the repository is at that time.
-        environment: of the server.
-        runtime_dir: private; removed by the guard if the supervisor is killed.
-        models: to watch, of the repository; None: those that the server says are ready.
+        command: returns tritonserver with its arguments, which depend on the repository at that time.
+        environment: the server's environment variables.
+        runtime_dir: a private directory, which the guard removes if the supervisor is killed.
+        models: the models to watch; None: those that the server reports as ready.
         http_address: HOST:PORT to ask for readiness.
         grpc_address: HOST:PORT to probe.
         metrics_address: HOST:PORT of the metrics.
-        exit_timeout_s: what requests that run get to finish.
-        is_verbose: whether the server's lines are shown while it starts.
+        exit_timeout_s: time that running requests get to finish.
+        is_verbose: whether the server's output is shown while it starts.
     """
 
     command: Callable[[], Sequence[str]]
@@ -59,19 +59,19 @@ class ServerPlan:
 
 
 class Supervisor:
-    """One server at a time, until a signal comes."""
+    """Runs one server at a time until a signal arrives."""
 
     def __init__(self, plan: ServerPlan, stop: StopSignal, on_ready: Callable[[], None]) -> None:
-        """Take the plan; `on_ready` is called once, when the first server serves."""
+        """Set up; `on_ready` is called once, when the first server serves."""
         self._plan = plan
         self._stop = stop
         self._on_ready = on_ready
 
     def run(self) -> int:
-        """Serve until a signal; the exit code.
+        """Serve until a signal arrives; return the exit code.
 
         Raises:
-            StartupError: the first server, or one restart after the other, did not get ready.
+            StartupError: the first server, or several in a row, did not become ready.
         """
         num_failures = 0
         is_first = True
@@ -101,7 +101,7 @@ class Supervisor:
         return 0
 
     def _start(self) -> ServerProcess | None:
-        """A server that serves; None when a signal came first."""
+        """Start a server and wait until it serves; None if a signal arrives first."""
         log = ServerLog(_show, hold=not self._plan.is_verbose)
         command = self._plan.command()
         server = ServerProcess(command, self._plan.environment, self._plan.runtime_dir, log)
@@ -123,9 +123,9 @@ class Supervisor:
         return server
 
     def _watch(self, server: ServerProcess) -> str | None:
-        """Why the server must be restarted; None when a signal came."""
+        """Watch the server; return why it must be restarted, or None when a signal arrives."""
         prober = self._prober()
-        # Where clients unload models, a stub that is gone proves nothing.
+        # If clients may unload models, a missing stub does not prove a failure.
         count_stubs = server.num_stubs if self._plan.models is not None else lambda: 0
         watcher = Watcher(prober.probe, count_stubs)
         try:
@@ -143,9 +143,9 @@ class Supervisor:
             watcher.join(timeout_s=1.0)
 
     def _drain(self, server: ServerProcess) -> int:
-        """End all requests, then the server; the exit code: 1 if it was killed with requests in it.
+        """End all requests, then the server; return the exit code: 1 if it was killed with open requests.
 
-        The requests go first: a stopping server refuses the detokenizer's step, so the
+        The requests end first: a stopping server refuses the detokenizer's step, so the
         ensemble's requests would hang until its exit timeout (seen on 2.51).
         """
         have_ended = end_requests(server, self._plan.metrics_address, self._plan.exit_timeout_s)
@@ -153,7 +153,7 @@ class Supervisor:
         deadline_s = time.monotonic() + SERVER_EXIT_TIMEOUT_S + _STOP_MARGIN_S
         while server.poll() is None:
             if time.monotonic() > deadline_s:
-                say("the server does not stop by itself: killing it")
+                say("the server does not stop: killing it")
                 server.kill(_KILL_TIMEOUT_S)
                 return 0 if have_ended else 1
             time.sleep(0.05)
@@ -172,7 +172,7 @@ class Supervisor:
 
 
 def _start_failure(code: int, program: str, lines: Sequence[str]) -> StartupError:
-    """The cause in one line; what the server printed besides follows it."""
+    """Make an error of the cause in one line, followed by the rest of the server's output."""
     cause = find_cause(lines)
     if cause is None:
         cause = (

@@ -1,4 +1,4 @@
-"""Decides when a server that runs does not serve any more."""
+"""Decides when a running server no longer serves."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from naiad.cli.serve.probes import ProbeFailure
 PERIOD_S = 2.0
 _RETRY_S = 0.5
 _ERRORS_UNTIL_DEAD = 2
-# A model may be slow for long while every process lives: a tokenizer with a queue of long texts. Probes
-# that waited are counted, about a minute of them, not seconds: a machine that stood still proves nothing.
+# A model may be slow for long although every process lives, as a tokenizer with a queue of long texts.
+# About a minute of silent probes is needed. Probes are counted instead of seconds, because the machine may
+# have been suspended.
 _SILENCES_UNTIL_DEAD = 17
 
 
 class Verdict:
-    """Collects the outcome of each probe; `reason` is set when the server must be restarted."""
+    """Counts failed probes; `reason` is set when the server must be restarted."""
 
     def __init__(self, num_stubs: int) -> None:
         """Take the number of live stubs of the healthy server."""
@@ -26,7 +27,7 @@ class Verdict:
         self.reason: str | None = None
 
     def take(self, failure: ProbeFailure | None, num_stubs: int) -> None:
-        """An outcome, and the stubs that live now."""
+        """Take the outcome of a probe and the number of stubs that live now."""
         if failure is None:
             self._num_errors = self._num_silences = 0
         elif not failure.is_silence:
@@ -42,10 +43,10 @@ class Verdict:
 
 
 class Watcher:
-    """Probes in a thread of its own: a probe may take long, and signals must not wait for it."""
+    """Probes in a thread of its own, because a probe may take long and signals must not wait for it."""
 
     def __init__(self, probe: Callable[[], ProbeFailure | None], count_stubs: Callable[[], int]) -> None:
-        """Start; the server must be healthy now."""
+        """Start the thread; the server must be healthy now."""
         self._probe = probe
         self._count_stubs = count_stubs
         self._verdict = Verdict(count_stubs())
@@ -59,11 +60,11 @@ class Watcher:
         return self._verdict.reason
 
     def stop(self) -> None:
-        """End after the probe that is running, if any; its outcome does not count."""
+        """Ask the thread to end after the current probe, whose outcome is ignored."""
         self._stopping.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end."""
+        """Wait for the thread to end."""
         self._thread.join(timeout_s)
 
     def _watch(self) -> None:

@@ -1,1 +1,1 @@
-"""The processes that use an engine: the one that owns it, those that share it, and the one that stops it."""
+"""Clients of an engine process: its owner, the other models that use it, and the one that stops it."""

@@ -36,7 +36,7 @@ class _Engine(EngineConnection):
     """One engine, seen by this client."""
 
     def __init__(self, path: Path) -> None:
-        """Connect; OSError when nobody listens there."""
+        """Connect; raises OSError if no process listens there."""
         self.path = path
         self.made_ns = path.stat().st_mtime_ns
         self.info: Ready | None = None
@@ -45,7 +45,7 @@ class _Engine(EngineConnection):
         super().__init__(path)
 
     def send_or_hang_up(self, frame: bytes) -> None:
-        """Send, or hang up when the engine does not read; the loss is then seen by the reader."""
+        """Send a frame. If the engine does not read, hang up; the receiving thread then sees the loss."""
         with self._send_lock:
             try:
                 self.send(frame)
@@ -54,10 +54,10 @@ class _Engine(EngineConnection):
 
 
 class AttachedClient:
-    """Hands sequences to the engine of an `llm` model. All methods may be called from any thread.
+    """Sends requests to the engine of an `llm` model. All methods may be called from any thread.
 
-    A reloaded model has two engines for a while: what is new goes to the newest that serves. Every
-    accepted sequence ends with one output that has a finish reason, or with a loss.
+    A model that is reloaded has two engines for a while; new requests go to the newest one that serves.
+    Every accepted sequence ends with one output that has a finish reason, or with a call of `on_lost`.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class AttachedClient:
         Args:
             directory: the server's runtime directory.
             model: the name of the `llm` model that owns the engine.
-            on_outputs: called by this client's thread with each message of an engine.
-            on_lost: called by it with the sequences of an engine that is gone.
-            on_stop: called by it with the id of requests that are to be cancelled, as a client of
-                another model asked.
+            on_outputs: called by this client's thread with the outputs and stats of each message.
+            on_lost: called by it with the unanswered sequences of an engine that is gone.
+            on_stop: called by it with the id of requests that another frontend's client wants to
+                cancel.
         """
         self._directory = directory
         self._model = model
@@ -93,21 +93,21 @@ class AttachedClient:
 
     @property
     def info(self) -> Ready | None:
-        """What the engine said of itself; None while none serves."""
+        """The newest engine's description of itself; None while none serves."""
         engine = self._newest()
         return None if engine is None else engine.info
 
     def start(self, patience_s: float = 0.0) -> None:
-        """Look for the engine from now on, and wait so long for one that serves. Once."""
+        """Start to look for engines, and wait up to `patience_s` for one that serves. To be called once."""
         self._thread.start()
         self._has_found.wait(patience_s)
 
     def submit(self, requests: list[EngineRequest]) -> None:
-        """Hand rows to the engine; those it refuses are answered by an error output each.
+        """Send requests to the engine; each one that it refuses is answered by an error output.
 
         Raises:
-            EngineAwayError: no engine now; none of the rows was taken.
-            InternalError: a value of theirs can not be sent; none of the rows was taken.
+            EngineAwayError: no engine serves now; no request was accepted.
+            InternalError: a value can not be sent; no request was accepted.
         """
         frame = encode_requests(requests)
         with self._lock:
@@ -120,7 +120,7 @@ class AttachedClient:
         engine.send_or_hang_up(frame)
 
     def abort(self, sequence_ids: list[int]) -> None:
-        """End sequences; each that still runs is answered with `cancelled`. Others are ignored."""
+        """Abort sequences; each that still runs is answered with `cancelled`. Others are ignored."""
         with self._lock:
             found = [
                 (engine, live)
@@ -136,7 +136,7 @@ class AttachedClient:
             engine.send_or_hang_up(encode_frame(StopRequests(request_id)))
 
     def close(self) -> None:
-        """Hang up; the engines end what this client has outstanding, and it is reported as lost."""
+        """Hang up; the engines abort this client's sequences, which are reported as lost."""
         self._closing.set()
         self._thread.join(timeout=5)
         self._selector.close()
@@ -153,7 +153,7 @@ class AttachedClient:
                 for key, _ in self._selector.select(pause_s):
                     self._read(key.data)
         finally:
-            # Also when a callback raised: nobody would read the engines' messages any more.
+            # This also runs when a callback raises: no thread reads the engines' messages any more.
             self._closing.set()
             for engine in list(self._engines.values()):
                 self._lose(engine)
@@ -163,7 +163,7 @@ class AttachedClient:
             return
         for path in engine_sockets(self._directory, self._model):
             if path not in self._engines:
-                # One that was killed leaves its socket behind, where nobody listens.
+                # An engine that was killed leaves its socket behind.
                 with contextlib.suppress(OSError):
                     self._add(_Engine(path))
         self._next_look_s = time.monotonic() + (_SEARCH_S if self._newest() is None else _LOOK_S)
@@ -191,7 +191,7 @@ class AttachedClient:
                 case StopRequests(request_id):
                     self._on_stop(request_id)
                 case StartFailed():
-                    # Its owner says why; it hangs up at once.
+                    # The engine's owner reports the failure; the engine closes the connection.
                     continue
 
     def _deliver(self, engine: _Engine, message: StepDone) -> None:

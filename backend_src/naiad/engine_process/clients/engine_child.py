@@ -1,4 +1,4 @@
-"""One run of the engine process, seen from its parent: spawn, connect, talk, end."""
+"""One run of the engine process, seen from its parent, from its start to its end."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ _CONNECT_RETRY_S = 0.01
 _START_POLL_S = 0.2
 _EXIT_WAIT_S = 5.0
 
-# Set unless the user did.
-# PYTHONSAFEPATH: the server's working directory is not ours to import from.
-# GOMP_SPINCOUNT: the server and its stubs need the same cores. A thread that spins for its mate
-# while that has lost its core keeps the core from it; one that sleeps at once wakes too late.
-# This many turns are about 0.1 ms: longer than the gaps between a step's parallel regions.
+# Used unless the user has set them.
+# PYTHONSAFEPATH: modules must not be imported from the server's working directory.
+# GOMP_SPINCOUNT: the server and its stubs need the same cores. A thread that spins while it waits for
+# another keeps that one from running on its core; a thread that sleeps at once wakes too late. This count
+# is about 0.1 ms, longer than the gaps between a step's parallel regions.
 _CHILD_SETTINGS = {"PYTHONSAFEPATH": "1", "GOMP_SPINCOUNT": "10000"}
 
 
 def default_command() -> list[str]:
-    """The engine process's command, by the Python that runs this."""
-    # An embedded interpreter may not know its own name.
+    """The engine process's command, with the Python that runs this process."""
+    # An embedded interpreter may not know its own path.
     python = sys.executable or str(Path(sys.prefix) / "bin" / "python3")
     return [python, "-m", "naiad.engine_process"]
 
 
 def child_environment() -> dict[str, str]:
-    """The engine process's environment: ours, and what must be set before torch is imported."""
+    """This process's environment, with the variables that must be set before torch is imported."""
     return {**_CHILD_SETTINGS, **os.environ}
 
 
 def config_options(config: EngineConfig) -> list[str]:
     """The configuration as the engine process's options."""
-    # One word each: a value may begin with a dash.
+    # Option and value are one word because a value may begin with a dash.
     return [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in field_names()]
 
 
@@ -62,8 +62,9 @@ class EngineChild:
 
         Args:
             command: program and first arguments; socket, parent and configuration are appended.
-            config: becomes options.
-            socket_path: a leftover there is removed; its directory must be private.
+            config: passed on as options.
+            socket_path: where the process will listen, in a private directory; a file that is left
+                there is removed.
 
         Raises:
             StartupError: the program can not be run, or the socket's path is too long.
@@ -76,7 +77,7 @@ class EngineChild:
         arguments = [*command, "--socket", str(socket_path), "--parent-pid", str(os.getpid())]
         arguments += config_options(config)
         try:
-            # Not a session of its own: who kills the server's process group takes it along.
+            # It stays in the server's process group, so that killing the group kills it too.
             self._process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, env=child_environment())
         except OSError as error:
             raise StartupError(f"the engine process can not be run: {error.strerror}") from error
@@ -90,11 +91,11 @@ class EngineChild:
         """Connect and wait for the engine.
 
         Args:
-            timeout_s: for all of it.
-            is_cancelled: asked now and then; True ends the wait.
+            timeout_s: for connecting and waiting together.
+            is_cancelled: called every now and then; True ends the wait.
 
         Raises:
-            StartupError: the engine's own message, or how the process ended, or the timeout.
+            StartupError: the engine reported an error, the process ended, or the time is up.
         """
         deadline = time.monotonic() + timeout_s
         while self._connection is None:
@@ -115,10 +116,10 @@ class EngineChild:
             raise StartupError(text) from None
 
     def receive(self, timeout_s: float) -> list[StepDone | StopRequests]:
-        """The messages that arrive next; empty when none does in time.
+        """Return the next messages; none if the timeout comes first.
 
         Raises:
-            ConnectionError: the process is gone, or does not keep to the protocol.
+            ConnectionError: the process is gone, or violates the protocol.
         """
         messages: Sequence[EngineMessage] = self._early or self._receive(timeout_s)
         self._early = []
@@ -128,7 +129,7 @@ class EngineChild:
         return expected
 
     def send(self, frame: bytes) -> None:
-        """Send, or kill the process when it does not read; its loss is then seen by `receive`."""
+        """Send a frame. If the process does not read, it is killed, and `receive` raises."""
         assert self._connection is not None
         try:
             self._connection.send(frame)
@@ -144,16 +145,16 @@ class EngineChild:
         self._process.kill()
 
     def reap(self) -> str:
-        """Kill if need be, wait, and remove the socket's file; say how the process ended."""
+        """Kill the process if it runs, wait for it, remove its socket, and describe how it ended."""
         self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            # Only a process stuck in the kernel takes longer; it is left to the next reaper.
+            # Only a process stuck in the kernel takes longer; init will reap it.
             self._process.wait(_EXIT_WAIT_S)
         self._socket_path.unlink(missing_ok=True)
         return self._describe_exit()
 
     def disconnect(self) -> None:
-        """Close the socket; nobody may be sending."""
+        """Close the socket; no thread may be sending."""
         if self._connection is not None:
             self._connection.close()
 
@@ -161,7 +162,7 @@ class EngineChild:
         if is_cancelled():
             raise StartupError("the engine was closed while it started")
         if time.monotonic() > deadline:
-            raise StartupError("the engine did not get ready in time")
+            raise StartupError("the engine did not become ready in time")
 
     def _started(self, messages: list[EngineMessage]) -> Ready:
         first, *rest = messages
@@ -188,7 +189,7 @@ class EngineChild:
 
 
 def _try_connect(path: Path) -> EngineConnection | None:
-    """A connection, or None after a moment when nobody listens yet."""
+    """Return a connection; None, after a pause, if no process listens yet."""
     try:
         return EngineConnection(path)
     except (FileNotFoundError, ConnectionRefusedError, TimeoutError):

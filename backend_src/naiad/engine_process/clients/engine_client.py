@@ -1,4 +1,4 @@
-"""`EngineClient`: owns the engine process, talks to it, and starts it again when it is lost."""
+"""`EngineClient`: owns the engine process, exchanges messages with it, and restarts it when it is lost."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientTimings:
-    """How patient the client is.
+    """How long the client waits.
 
     Attributes:
-        start_timeout_s: from spawn to ready.
+        start_timeout_s: from the start of the process until it is ready.
         first_backoff_s: before the first restart; doubles with each further one.
-        max_backoff_s: between restarts at most.
-        healthy_after_s: a run that was ready this long resets the back-off.
-        watchdog_s: an engine that says nothing this long while it has work is killed; 0 = never.
+        max_backoff_s: maximum wait between restarts.
+        healthy_after_s: a run that has been ready this long resets the back-off.
+        watchdog_s: an engine that has work and sends nothing for this long is killed; 0: never.
     """
 
     start_timeout_s: float = 900.0
@@ -52,13 +52,13 @@ class ClientTimings:
 class EngineClient:
     """The engine, for the process that owns it. All methods may be called from any thread.
 
-    Every accepted sequence ends with one output that has a finish reason, or with a loss.
-    A sequence handed to `submit` while the engine is being lost can be reported by `on_lost`
-    and by the error that `submit` raises: whoever takes it out of the caller's table answers it.
+    Every accepted sequence ends with one output that has a finish reason, or with a call of `on_lost`.
+    A sequence that is submitted while the engine is being lost may be reported both by `on_lost` and
+    by the error that `submit` raises: the one that removes it from the caller's table answers it.
 
     Attributes:
-        on_stop: called by the dispatcher thread with the id of requests that are to be cancelled, as a
-            client of another door said. To be set before `start`.
+        on_stop: called by the dispatcher thread with the id of requests that another frontend's client
+            wants to cancel. Set it before `start`.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class EngineClient:
         """Set up; `start` starts the process.
 
         Args:
-            config: of the engine.
+            config: the engine's configuration.
             socket_path: where the process listens, in a directory of mode 0700.
-            on_outputs: called by the dispatcher thread with each message of the engine; after a
-                loss with empty stats, and after a restart with the first of the new engine.
-            on_lost: called by the dispatcher thread once per loss, when nothing more will come
+            on_outputs: called by the dispatcher thread with the outputs and stats of each message;
+                after a loss with empty stats, and after a restart with the new engine's first ones.
+            on_lost: called by the dispatcher thread once per loss, when no more outputs will come
                 for any sequence submitted so far; the restart follows.
-            command: instead of `python -m naiad.engine_process`.
-            timings: instead of the defaults.
+            command: replaces `python -m naiad.engine_process`.
+            timings: replaces the defaults.
         """
         self.on_stop: Callable[[str], None] = lambda _: None
         self._config = config
@@ -91,9 +91,9 @@ class EngineClient:
         self._command = list(command or default_command())
         self._timings = timings or ClientTimings()
         self._backoff_s = self._timings.first_backoff_s
-        # Held while sending, so that messages leave in the order of the calls.
+        # Held while sending, so that messages are sent in the order of the calls.
         self._send_lock = threading.Lock()
-        # Guards the four fields below; never held while something blocks.
+        # Guards the four fields below; never held during a blocking call.
         self._lock = threading.Lock()
         self._child: EngineChild | None = None
         self._is_ready = False
@@ -105,38 +105,39 @@ class EngineClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `submit` takes requests now."""
+        """Whether `submit` accepts requests now."""
         return self._is_ready and not self._closing.is_set()
 
     @property
     def info(self) -> Ready:
-        """What the engine said of itself at its last start; only after `start`."""
+        """The engine's description of itself at its last start; only after `start`."""
         assert self._info is not None, "info before start"
         return self._info
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None while there is none."""
+        """The process's id; None while no process runs."""
         child = self._child
         return child.pid if child is not None else None
 
     def start(self) -> None:
-        """Start the process and wait until it serves. Once.
+        """Start the process and wait until it serves. To be called once.
 
         Raises:
-            StartupError: the engine's own message, or how the process ended.
+            StartupError: the engine reported an error, or the process ended.
         """
         self._launch()
         self._dispatcher.start()
 
     def submit(self, requests: list[EngineRequest]) -> None:
-        """Hand rows to the engine; those it refuses are answered by an error output each.
+        """Send requests to the engine; each one that it refuses is answered by an error output.
 
         Raises:
-            UnavailableError: no engine now, or shutting down; none of the rows was taken.
-            InternalError: a value of theirs can not be sent; none of the rows was taken.
+            UnavailableError: there is no engine now, or the server is shutting down; no request was
+                accepted.
+            InternalError: a value can not be sent; no request was accepted.
         """
-        # Before anything is remembered: rows that were never sent are never answered either.
+        # Encoded before the sequences are recorded: if encoding fails, nothing will answer them.
         frame = encode_requests(requests)
         with self._send_lock:
             with self._lock:
@@ -151,7 +152,7 @@ class EngineClient:
             child.send(frame)
 
     def abort(self, sequence_ids: list[int]) -> None:
-        """End sequences; each that still runs is answered with `cancelled`. Others are ignored."""
+        """Abort sequences; each that still runs is answered with `cancelled`. Others are ignored."""
         with self._send_lock:
             with self._lock:
                 live = [sequence_id for sequence_id in sequence_ids if sequence_id in self._outstanding]
@@ -160,7 +161,7 @@ class EngineClient:
                 child.send(encode_frame(Abort(live)))
 
     def stop_others(self, request_id: str) -> None:
-        """Tell the engine's other doors to cancel requests of this id."""
+        """Have the engine's other clients cancel their requests of this id."""
         with self._send_lock:
             with self._lock:
                 child = self._child if self._is_ready else None
@@ -168,9 +169,9 @@ class EngineClient:
                 child.send(encode_frame(StopRequests(request_id)))
 
     def close(self, timeout_s: float) -> None:
-        """End the process: let it finish what runs for `timeout_s`, then end it. Idempotent.
+        """End the process, after giving running sequences `timeout_s` to finish. Idempotent.
 
-        What is unanswered then is reported by one `on_lost`.
+        Sequences that are still unanswered are reported by one call of `on_lost`.
         """
         with self._send_lock:
             with self._lock:
@@ -210,7 +211,7 @@ class EngineClient:
                 self._serve_child()
                 self._restart()
         finally:
-            # Also when a callback raised: nobody would read the engine's messages any more.
+            # This also runs when a callback raises: no thread reads the engine's messages any more.
             self._closing.set()
             if self._child is not None:
                 self._lose(self._child)
@@ -224,7 +225,7 @@ class EngineClient:
                 for message in child.receive(_RECEIVE_POLL_S):
                     last_message_s = time.monotonic()
                     self._deliver(message)
-            logger.error("the engine process said nothing for %g s", self._timings.watchdog_s)
+            logger.error("the engine process sent nothing for %g s", self._timings.watchdog_s)
         except ConnectionError as error:
             if not self._closing.is_set():
                 logger.error("the engine process is lost: %s", error)
@@ -258,10 +259,10 @@ class EngineClient:
         try:
             if not is_expected:
                 self._on_lost()
-                # What the lost engine said of itself is not so any more.
+                # The lost engine's stats no longer hold.
                 self._on_outputs([], EngineStats())
         finally:
-            # After the callback: a big process takes a while to give its memory back.
+            # After the callback, because a large process takes a while to exit.
             ending = child.reap()
             with self._send_lock:
                 child.disconnect()

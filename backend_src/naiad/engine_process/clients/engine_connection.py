@@ -8,15 +8,16 @@ from pathlib import Path
 
 import msgspec
 
-from naiad.engine_process.protocol import EngineMessage, FrameBuffer, engine_message_decoder
+from naiad.engine_process.protocol import EngineMessage, engine_message_decoder
 from naiad.engine_process.unix_socket import connect
+from naiad.frames import FrameBuffer
 
 _READ_BYTES = 1 << 18
 _SEND_TIMEOUT_S = 5.0
 
 
 class ProtocolError(ConnectionError):
-    """The engine process sent something that is no message."""
+    """The engine process sent something that is not a message."""
 
 
 class EngineConnection:
@@ -26,29 +27,29 @@ class EngineConnection:
         """Connect.
 
         Raises:
-            OSError: nobody listens there.
+            OSError: no process listens there.
         """
         self._socket = connect(path, _SEND_TIMEOUT_S)
         self._frames = FrameBuffer()
 
     def fileno(self) -> int:
-        """Readable when `receive` does not wait; for select, poll or a selector."""
+        """Becomes readable when `receive` would not block; for select, poll or a selector."""
         return self._socket.fileno()
 
     def send(self, frame: bytes) -> None:
         """Send a frame.
 
         Raises:
-            OSError: the engine does not read, or is gone. Part of the frame may be out, so the
-                connection can not be used any more.
+            OSError: the engine does not read, or is gone. Part of the frame may have been sent, so
+                the connection can not be used any more.
         """
         self._socket.sendall(frame, socket.MSG_NOSIGNAL)
 
     def receive(self) -> list[EngineMessage]:
-        """The messages that are complete after the next read.
+        """Read once and return the messages that are complete.
 
         Raises:
-            ProtocolError: what came is no message.
+            ProtocolError: what arrived is not a message.
             OSError: the engine closed the connection, or is gone.
         """
         data = self._socket.recv(_READ_BYTES)
@@ -57,13 +58,13 @@ class EngineConnection:
         try:
             return [engine_message_decoder.decode(body) for body in self._frames.feed(data)]
         except (ValueError, msgspec.DecodeError) as error:
-            raise ProtocolError(f"the engine process does not keep to the protocol: {error}") from error
+            raise ProtocolError(f"the engine process violates the protocol: {error}") from error
 
     def hang_up(self) -> None:
-        """End the connection; the receiving thread then reads its end."""
+        """Shut the connection down; `receive` then raises in the receiving thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket; nobody may be sending or receiving."""
+        """Close the socket; no thread may be sending or receiving."""
         self._socket.close()

@@ -1,4 +1,4 @@
-"""How the one who stops a server tells its engines, past the server."""
+"""Tells a server's engines, without going through the server, that it is about to stop."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ _READ_BYTES = 1 << 16
 
 
 class StopNotice:
-    """Tells each engine once to refuse what is new and to end what does not finish in time."""
+    """Tells each engine once to refuse new requests and to end those that do not finish in time."""
 
     def __init__(self, directories: Sequence[Path], timeout_s: float) -> None:
-        """Tell nobody yet.
+        """Set up; nothing is sent yet.
 
         Args:
             directories: runtime directories of the server.
-            timeout_s: what running requests get to finish, from now on.
+            timeout_s: time that running requests get to finish, from now on.
         """
         self._directories = directories
         self._deadline_s = time.monotonic() + timeout_s
-        self._told: dict[Path, socket.socket] = {}
+        self._notified: dict[Path, socket.socket] = {}
 
-    def tell(self) -> None:
-        """Tell the engines that have not heard it, as one that was started again has not."""
-        for path, connection in list(self._told.items()):
+    def send(self) -> None:
+        """Notify the engines that have not been notified yet, such as one that was restarted."""
+        for path, connection in list(self._notified.items()):
             if not _is_open(connection):
                 connection.close()
-                del self._told[path]
+                del self._notified[path]
         for directory in self._directories:
             for path in engine_sockets(directory):
-                if path not in self._told:
-                    self._tell(path)
+                if path not in self._notified:
+                    self._notify(path)
 
     def close(self) -> None:
-        """Hang up; what was told stays told."""
-        for connection in self._told.values():
+        """Close the connections; the notices remain in force."""
+        for connection in self._notified.values():
             connection.close()
-        self._told.clear()
+        self._notified.clear()
 
-    def _tell(self, path: Path) -> None:
+    def _notify(self, path: Path) -> None:
         rest_s = max(0.0, self._deadline_s - time.monotonic())
         try:
             connection = connect(path, _SEND_TIMEOUT_S)
         except OSError:
-            # Nobody listens yet, or any more: nothing runs there.
+            # No process listens there yet, or any more.
             return
         try:
             connection.sendall(encode_frame(StopServing(rest_s)), socket.MSG_NOSIGNAL)
@@ -59,11 +59,11 @@ class StopNotice:
             connection.close()
             return
         connection.setblocking(False)
-        self._told[path] = connection
+        self._notified[path] = connection
 
 
 def _is_open(connection: socket.socket) -> bool:
-    """Whether the engine is there; what it says is for its other doors."""
+    """Whether the engine still holds the connection; its messages are discarded."""
     try:
         while connection.recv(_READ_BYTES):
             pass

@@ -1,1 +1,1 @@
-"""Inside the engine process: the socket, the queue and the loop that steps the engine."""
+"""The inside of the engine process: its socket, the gate of its queue, and the loop that runs steps."""

@@ -28,7 +28,6 @@ from naiad.engine_process.protocol import (
     ClientMessage,
     Drain,
     EngineMessage,
-    FrameBuffer,
     StepDone,
     StopRequests,
     StopServing,
@@ -38,6 +37,7 @@ from naiad.engine_process.protocol import (
 from naiad.engine_process.serving.queue_gate import QueueGate
 from naiad.engine_process.unix_socket import listen
 from naiad.errors import NaiadError
+from naiad.frames import FrameBuffer
 from naiad.outputs import EngineStats, error_output
 from naiad.sequence import EngineRequest
 
@@ -123,8 +123,8 @@ class Connections:
         """Create the socket, for this user alone, and start to accept.
 
         Args:
-            socket_path: must not exist; its directory should be private (mode 0700).
-            parent_pid: the process ends when this is no longer its parent. The first connection
+            socket_path: where to listen; it must not exist, and its directory should have mode 0700.
+            parent_pid: the process exits when this is no longer its parent. The first connection
                 from that process is the owner's.
             gate: admits or refuses every request before it reaches the inbox.
 
@@ -151,20 +151,20 @@ class Connections:
         threading.Thread(target=self._run, name="engine-io", daemon=True).start()
 
     def send(self, connection: Connection, message: EngineMessage) -> None:
-        """Write now what the socket takes, leave the rest to the I/O thread. Never blocks."""
+        """Write what the socket takes now; the I/O thread writes the rest. Never blocks."""
         if not connection.push(encode_frame(message)):
             self._unfinished.add(connection)
             with contextlib.suppress(BlockingIOError):
                 self._wake_write.send(_WAKE)
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until everything is written, at most `timeout_s`."""
+        """Wait up to `timeout_s` until everything is written."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and not all(each.push() for each in list(self._open)):
             time.sleep(0.005)
 
     def leave(self, exit_code: int) -> NoReturn:
-        """End the process at once: no teardown that could hang or take seconds."""
+        """Exit the process at once, without a teardown that could hang or take seconds."""
         with contextlib.suppress(OSError):
             self._path.unlink()
         os._exit(exit_code)
@@ -191,7 +191,7 @@ class Connections:
             accepted, _ = self._listener.accept()
         except OSError:
             logger.warning("a connection could not be accepted", exc_info=True)
-            # Out of descriptors, probably, and the listener stays readable: do not spin.
+            # Probably out of file descriptors. The listener stays readable, so wait instead of spinning.
             time.sleep(_ACCEPT_RETRY_S)
             return
         raw = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
@@ -233,7 +233,7 @@ class Connections:
         except OSError:
             data = b""
         except (ValueError, msgspec.DecodeError) as error:
-            logger.error("dropped a connection that does not keep to the protocol: %s", error)
+            logger.error("dropped a connection that violates the protocol: %s", error)
             data = b""
         if not data:
             self._close(connection)

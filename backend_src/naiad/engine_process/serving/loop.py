@@ -27,37 +27,25 @@ from naiad.engine_process.protocol import (
 from naiad.engine_process.serving.connections import EXIT_FAILED, Connection, ConnectionEvent, Connections
 from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
 from naiad.errors import NaiadError, StartupError
-from naiad.outputs import EngineStats, RequestOutput, Timings, error_output
+from naiad.outputs import EngineStats, RequestOutput, ServedModel, Timings, error_output
 from naiad.sequence import EngineRequest, FinishReason
 
 EXIT_START_FAILED = 3
 
 _FLUSH_S = 2.0
 _FIRST_CONNECTION_S = 10.0
-# Young objects seen before a collection; a step makes a few hundred, the default is 700.
+# Number of new objects that triggers a collection; a step makes a few hundred, the default is 700.
 _GC_THRESHOLD = 20_000
 
 logger = logging.getLogger(__name__)
 
 
-class ServedModel(Protocol):
-    """What clients need to know of the checkpoint."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids are in [0, vocab_size)."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Every id that ends a text."""
-
-
 class ServedEngine(Protocol):
-    """What the loop needs of an engine; `naiad.engine.Engine` is one."""
+    """The part of an engine that the loop uses, such as `naiad.engine.Engine`."""
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and output together."""
+        """Maximum number of prompt and output tokens together."""
 
     @property
     def model_config(self) -> ServedModel:
@@ -65,23 +53,23 @@ class ServedEngine(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something."""
+        """Whether there is anything to compute."""
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Known tokens of the sequences that wait."""
+        """Number of known tokens of waiting sequences."""
 
     def add_request(self, request: EngineRequest) -> None:
-        """Take all sequences of a request, or raise a `NaiadError`."""
+        """Accept all sequences of a request, or raise a `NaiadError`."""
 
     def abort(self, sequence_id: int) -> RequestOutput | None:
-        """End a sequence now; its last output, which no step repeats. None: no such sequence."""
+        """Abort a sequence now; return its last output, or None if there is no such sequence."""
 
     def step(self) -> list[RequestOutput]:
         """Compute one step."""
 
     def stats(self) -> EngineStats:
-        """The gauges now, as an object of their own."""
+        """A copy of the gauges as they are now."""
 
 
 class EngineLoop:
@@ -104,7 +92,7 @@ class EngineLoop:
         self._stop_deadline_s = math.inf
 
     def run(self) -> None:
-        """Serve until drained."""
+        """Serve until an owner's `Drain` and the end of all sequences."""
         while self._sequences or not self._is_draining:
             for connection, item in self._connections.inbox.take(0 if self._engine.has_work else None):
                 self._handle(connection, item)
@@ -117,7 +105,7 @@ class EngineLoop:
             self._publish(self._engine.stats())
 
     def fail_all(self) -> None:
-        """Answer every live sequence with an error, without asking the engine for anything."""
+        """Answer every live sequence with an error, without using the engine."""
         for connection, sequence_id in list(self._engine_ids):
             failed = error_output(sequence_id, "INTERNAL", "the engine failed", Timings())
             self._outbox[connection].append(failed)
@@ -237,16 +225,16 @@ class EngineLoop:
 def serve(
     engine_factory: Callable[[], ServedEngine], socket_path: Path, parent_pid: int, limits: QueueLimits
 ) -> NoReturn:
-    """Run the engine process: socket first, then the engine, then the loop. Never returns.
+    """Run the engine process: open the socket, build the engine, run the loop. Never returns.
 
     Exit codes: 0 drained, or the parent or owner is gone; 3 the engine could not start;
     4 it failed; 143 SIGTERM.
 
     Args:
-        engine_factory: builds and warms up the engine; takes as long as it takes.
-        socket_path: as in `Connections`.
-        parent_pid: as in `Connections`.
-        limits: how much may wait.
+        engine_factory: builds and warms up the engine, which may take minutes.
+        socket_path: where to listen, as in `Connections`.
+        parent_pid: the process to exit with, as in `Connections`.
+        limits: limits of the queue.
     """
     # Ctrl-C reaches the terminal's whole process group; the process that drains the server ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Refuses what the queue has no room for, at once: nobody waits for the running step to hear it."""
+"""Refuses requests that the queue has no room for at once, without waiting for the running step."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from naiad.errors import InvalidRequestError, UnavailableError
 from naiad.scheduler.admission import check_beam_width
 from naiad.sequence import EngineRequest
 
-# The first words are those of the server's own queue, which clients look for.
+# It begins like the message of the server's own queue, which clients look for.
 _FULL = "Exceeds maximum queue size, the queue is full"
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How much may wait.
+    """How many sequences and tokens may wait.
 
     Attributes:
-        max_num_seqs: sequences that run at the same time.
-        max_queued_requests: sequences that may wait beside them.
-        max_queued_tokens: prompt tokens of sequences that have not started; 0 = no bound. One
+        max_num_seqs: maximum number of sequences that run at the same time.
+        max_queued_requests: maximum number of sequences that wait.
+        max_queued_tokens: maximum number of prompt tokens of waiting sequences; 0: no limit. One
             prompt may always wait.
     """
 
@@ -31,15 +31,15 @@ class QueueLimits:
 
     @property
     def max_inside(self) -> int:
-        """Sequences that run or wait, at most."""
+        """Maximum number of sequences that run or wait."""
         return self.max_num_seqs + self.max_queued_requests
 
 
 class QueueGate:
-    """Counts the sequences inside. The I/O thread lets them in, the engine's thread out."""
+    """Counts the sequences that run or wait. The I/O thread admits them, the engine's thread removes them."""
 
     def __init__(self, limits: QueueLimits) -> None:
-        """Nobody is inside."""
+        """Start empty."""
         self._limits = limits
         self._closed_because = ""
         self._lock = threading.Lock()
@@ -48,11 +48,11 @@ class QueueGate:
         self._num_waiting_tokens = 0
 
     def enter(self, requests: Sequence[EngineRequest]) -> None:
-        """Let all sequences of these requests in, or none.
+        """Admit all sequences of these requests, or none.
 
         Raises:
-            InvalidRequestError: they could not come in if nobody else were there.
-            UnavailableError: they may not come in now.
+            InvalidRequestError: they would not fit even if no other sequence were there.
+            UnavailableError: there is no room now, or the gate is closed.
         """
         limits = self._limits
         num_sequences, num_tokens = _num_sequences(requests), _num_tokens(requests)
@@ -76,28 +76,28 @@ class QueueGate:
             self._num_tokens_on_the_way += num_tokens
 
     def close(self, reason: str) -> None:
-        """Let nobody in from now on, for this reason."""
+        """Refuse all further requests, for this reason."""
         with self._lock:
             self._closed_because = reason
 
     def leave(self, num_sequences: int = 1) -> None:
-        """Sequences have ended."""
+        """Record that sequences have ended."""
         with self._lock:
             self._num_inside -= num_sequences
 
     def arrived(self, requests: Sequence[EngineRequest], num_waiting_tokens: int) -> None:
-        """The engine has these requests now.
+        """Record that the engine has taken these requests.
 
         Args:
-            requests: as they entered.
-            num_waiting_tokens: prompt tokens that wait in the engine now.
+            requests: the requests, as they were admitted.
+            num_waiting_tokens: number of prompt tokens that wait in the engine now.
         """
         with self._lock:
             self._num_tokens_on_the_way -= _num_tokens(requests)
             self._num_waiting_tokens = num_waiting_tokens
 
     def _check(self, requests: Sequence[EngineRequest], num_sequences: int) -> None:
-        """Nobody is to try again with what never fits."""
+        """Refuse requests that never fit with an error that does not suggest to try again."""
         limits = self._limits
         if num_sequences > limits.max_inside:
             raise InvalidRequestError(

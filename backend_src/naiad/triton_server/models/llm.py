@@ -15,12 +15,12 @@ from naiad.engine_process import (
     AckReceiver,
     EngineClient,
     claim_instance,
-    end_with_parent,
     remove_runtime_directory,
 )
 from naiad.errors import NaiadError
 from naiad.frontend.limits import ModelLimits
 from naiad.outputs import EngineStats, RequestOutput
+from naiad.parent_watch import end_with_parent
 from naiad.triton_server.metrics.engine_metrics import Metrics
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, refuse_unknown_keys

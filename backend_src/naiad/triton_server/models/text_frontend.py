@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 
 from naiad.config import ModelConfig
 from naiad.config.model_location import model_directory
-from naiad.engine_process import AttachedClient, claim_instance, end_with_parent, remove_runtime_directory
+from naiad.engine_process import AttachedClient, claim_instance, remove_runtime_directory
 from naiad.errors import NaiadError
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import PromptEncoder
 from naiad.outputs import EngineStats, RequestOutput
+from naiad.parent_watch import end_with_parent
 from naiad.tokenization import Tokenizer
 from naiad.triton_server.metrics.request_metrics import RequestMetrics
 from naiad.triton_server.models import pb

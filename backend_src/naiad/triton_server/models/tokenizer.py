@@ -6,9 +6,9 @@ from typing import Any
 
 from naiad.config import ModelConfig
 from naiad.config.model_location import model_directory
-from naiad.engine_process import end_with_parent
 from naiad.errors import InternalError, NaiadError
 from naiad.frontend.prompt import PromptEncoder
+from naiad.parent_watch import end_with_parent
 from naiad.tokenization import Tokenizer
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, read_count, refuse_unknown_keys

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from naiad_kernels.paged_attention.kernel.tile import MAX_TREE_ROWS, attend_range
+from naiad_kernels.paged_attention.kernel.tile import attend_range, lowest_of
 
 
 @triton.jit
@@ -44,13 +44,13 @@ def long_attention_kernel(
     block_tables_ptr,  # [num_seqs, max_blocks] int32
     seq_lens_ptr,  # [num_seqs] int32
     query_start_loc_ptr,  # [num_seqs + 1] int32
-    tree_masks_ptr,  # [num_tokens] int32, or None: no sequence has a tree
     first_seq,
     num_seqs,
     stride_query_token: tl.int64,
     stride_query_head: tl.int64,
     stride_table: tl.int64,
-    scale_log2: tl.float32,
+    scale: tl.float32,
+    cap_log2: tl.float32,
     NUM_HEADS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -58,6 +58,8 @@ def long_attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    IS_CAPPED: tl.constexpr,
 ):
     """Grid (at least all tiles of all sequences, num_kv_heads).
 
@@ -87,17 +89,18 @@ def long_attention_kernel(
     position = tl.load(seq_lens_ptr + seq) - query_len
     end = position + tl.minimum(first_of_tile + TILE_TOKENS, query_len)
     visible_to_all = position + first_of_tile + 1
-    tree_masks = None
-    if tree_masks_ptr is not None:
-        tree_masks = tl.load(tree_masks_ptr + token_ids, mask=is_row, other=0)
-    if tree_masks is not None:
-        visible_to_all = tl.where(query_len <= MAX_TREE_ROWS, position, visible_to_all)
+    lowest_key = lowest_of(visible_to_all, 1, WINDOW)
+    begin = 0
+    begin_of_full = 0
+    if WINDOW > 0:
+        begin = lowest_key // TILE_KEYS * TILE_KEYS
+        begin_of_full = tl.maximum(begin, tl.cdiv(tl.maximum(end - WINDOW, 0), TILE_KEYS) * TILE_KEYS)
     accumulated, _, row_sum = attend_range(
-        query, position + tokens, position, tree_masks,
+        query, position + tokens,
         key_cache_ptr, value_cache_ptr, key_scale_ptr, value_scale_ptr,
         block_tables_ptr + seq * stride_table, kv_head,
-        0, visible_to_all // TILE_KEYS * TILE_KEYS, end, scale_log2,
-        NUM_HEADS // GROUP_SIZE, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_ROWS, TILE_KEYS,
+        begin, lowest_key, begin_of_full, visible_to_all // TILE_KEYS * TILE_KEYS, end, scale, cap_log2,
+        NUM_HEADS // GROUP_SIZE, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_ROWS, TILE_KEYS, WINDOW, IS_CAPPED,
     )  # fmt: skip
     out = (accumulated / row_sum[:, None]).to(out_ptr.dtype.element_ty)
     out_rows = (token_ids * NUM_HEADS + heads) * HEAD_DIM

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from naiad_kernels.paged_attention import layout
-from naiad_kernels.paged_attention.kernel.tile import attend_range
+from naiad_kernels.paged_attention.kernel.tile import attend_range, lowest_of
 
 MAX_SPLITS = tl.constexpr(layout.MAX_SPLITS)
 
@@ -37,13 +37,13 @@ def short_attention_kernel(
     block_tables_ptr,  # [num_seqs, max_blocks] int32
     seq_lens_ptr,  # [num_seqs] int32
     query_start_loc_ptr,  # [num_seqs + 1] int32
-    tree_masks_ptr,  # [num_tokens] int32, or None: no sequence has a tree
     first_seq,
     num_splits,
     stride_query_token: tl.int64,
     stride_query_head: tl.int64,
     stride_table: tl.int64,
-    scale_log2: tl.float32,
+    scale: tl.float32,
+    cap_log2: tl.float32,
     NUM_HEADS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -52,12 +52,14 @@ def short_attention_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    IS_CAPPED: tl.constexpr,
 ):
     """Grid (num_seqs, num_kv_heads, num_splits).
 
     A program reads its split's keys once for all query tokens and heads that use them: row r of
     its tile is head r % GROUP_SIZE of token r // GROUP_SIZE. A sequence that fits one split is
-    finished here.
+    finished here. A split that lies before the window of all query tokens is skipped.
     """
     seq = first_seq + tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -69,6 +71,10 @@ def short_attention_kernel(
     query_len = tl.load(query_start_loc_ptr + seq + 1) - first_token
     if (begin >= seq_len) | (query_len == 0):
         return
+    end = tl.minimum(begin + split_size, seq_len)
+    lowest_key = lowest_of(seq_len, query_len, WINDOW)
+    if end <= lowest_key:
+        return
     rows = tl.arange(0, TILE_ROWS)
     tokens = rows // GROUP_SIZE
     heads = kv_head * GROUP_SIZE + rows % GROUP_SIZE
@@ -79,21 +85,21 @@ def short_attention_kernel(
     query_rows = token_ids * stride_query_token + heads * stride_query_head
     query = tl.load(query_ptr + query_rows[:, None] + columns[None, :], mask=mask, other=0.0)
 
-    end = tl.minimum(begin + split_size, seq_len)
     first_position = seq_len - query_len
-    tree_masks = None
-    if tree_masks_ptr is not None:
-        tree_masks = tl.load(tree_masks_ptr + token_ids, mask=is_row, other=0)
-    end_for_all = first_position + (1 if tree_masks is None else 0)
-    visible_to_all = tl.maximum(tl.minimum(end, end_for_all) - begin, 0)
+    begin_of_full = begin
+    if WINDOW > 0:
+        begin = tl.maximum(begin, lowest_key // TILE_KEYS * TILE_KEYS)
+        begin_of_full = tl.maximum(begin, tl.cdiv(tl.maximum(seq_len - WINDOW, 0), TILE_KEYS) * TILE_KEYS)
+    visible_to_all = tl.maximum(tl.minimum(end, first_position + 1) - begin, 0)
     accumulated, row_max, row_sum = attend_range(
-        query, first_position + tokens, first_position, tree_masks,
+        query, first_position + tokens,
         key_cache_ptr, value_cache_ptr, key_scale_ptr, value_scale_ptr,
         block_tables_ptr + seq * stride_table, kv_head,
-        begin, begin + visible_to_all // TILE_KEYS * TILE_KEYS, end, scale_log2,
-        NUM_HEADS // GROUP_SIZE, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_ROWS, TILE_KEYS,
+        begin, lowest_key, begin_of_full, begin + visible_to_all // TILE_KEYS * TILE_KEYS, end,
+        scale, cap_log2,
+        NUM_HEADS // GROUP_SIZE, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_ROWS, TILE_KEYS, WINDOW, IS_CAPPED,
     )  # fmt: skip
-    # A split that lies after a token's position has no keys for it, and no weight in the merge.
+    # A split with no keys for a token, after its position or before its window, has no weight in the merge.
     result = accumulated / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
     out_rows = token_ids * NUM_HEADS + heads
     if split_size >= seq_len:
@@ -122,6 +128,7 @@ def merge_splits_kernel(
     TILE_DIM: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
     TILE_SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Grid (num_seqs * max_query_len, NUM_HEADS); always sums a row's splits in the same order."""
     seq = first_seq + tl.program_id(0) // max_query_len
@@ -129,22 +136,26 @@ def merge_splits_kernel(
     seq_len = tl.load(seq_lens_ptr + seq)
     split_size = split_keys(seq_len, MIN_SPLIT)
     num_used = tl.cdiv(seq_len, split_size)
-    token = tl.load(query_start_loc_ptr + seq) + tl.program_id(0) % max_query_len
-    if (num_used <= 1) | (token >= tl.load(query_start_loc_ptr + seq + 1)):
+    first_token = tl.load(query_start_loc_ptr + seq)
+    end_token = tl.load(query_start_loc_ptr + seq + 1)
+    token = first_token + tl.program_id(0) % max_query_len
+    if (num_used <= 1) | (token >= end_token):
         return
+    first_used = lowest_of(seq_len, end_token - first_token, WINDOW) // split_size
     first_short_token = tl.load(query_start_loc_ptr + first_seq)
     row = (token - first_short_token).to(tl.int64) * NUM_HEADS + head
     lanes = tl.arange(0, MAX_SPLITS)
     lse_ptr = partial_lse_ptr + row * num_splits
-    lse = tl.load(lse_ptr + lanes, mask=lanes < num_used, other=float("-inf"))
+    has_keys = (lanes >= first_used) & (lanes < num_used)
+    lse = tl.load(lse_ptr + lanes, mask=has_keys, other=float("-inf"))
     top = tl.max(lse, axis=0)
     total = tl.sum(tl.exp2(lse - top), axis=0)
 
     columns = tl.arange(0, TILE_DIM)
     splits = tl.arange(0, TILE_SPLITS)
     merged = tl.zeros([TILE_DIM], dtype=tl.float32)
-    for first in tl.range(0, num_used, TILE_SPLITS):
-        is_used = first + splits < num_used
+    for first in tl.range(first_used // TILE_SPLITS * TILE_SPLITS, num_used, TILE_SPLITS):
+        is_used = (first + splits >= first_used) & (first + splits < num_used)
         weights = tl.exp2(tl.load(lse_ptr + first + splits, mask=is_used, other=float("-inf")) - top)
         mask = is_used[:, None] & (columns < HEAD_DIM)[None, :]
         rows = (row * num_splits + first + splits) * HEAD_DIM

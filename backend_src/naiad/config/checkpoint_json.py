@@ -1,0 +1,69 @@
+"""Reads keys of a checkpoint's JSON files; every error names the key, its value and what is supported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from naiad.errors import ModelError
+
+Json = Mapping[str, Any]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file.
+
+    Raises:
+        ModelError: the file is missing or no JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist: expected a model directory with {path.name}") from None
+    except OSError as error:
+        raise ModelError(f"{path} can not be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return value
+
+
+def bad_value(key: str, value: object, expected: str) -> ModelError:
+    """The error for a key of config.json with a value that can not be honoured."""
+    return ModelError(f"config.json: {key} = {value!r} is not supported: expected {expected}")
+
+
+def is_int(value: object) -> bool:
+    """Whether a value is a whole number; JSON's true is an int to Python."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def positive_int(config: Json, key: str, default: int | None = None) -> int:
+    """A whole number from 1 on; `default` if the key is missing or null."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or not is_int(value) or value < 1:
+        raise bad_value(key, value, "a positive whole number")
+    return value
+
+
+def positive_float(config: Json, key: str, default: float | None = None) -> float:
+    """A finite number above 0; `default` if the key is missing or null."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise bad_value(key, value, "a positive number")
+    return float(value)
+
+
+def flag(config: Json, key: str) -> bool:
+    """True or false; false if the key is missing or null."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise bad_value(key, value, "true or false")
+    return bool(value)

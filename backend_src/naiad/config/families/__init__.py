@@ -1,0 +1,42 @@
+"""The families of models: what each reads in config.json, and the registry from architecture to family.
+
+A family refuses what its forward pass, in `naiad.models`, would not follow. Nothing here needs torch:
+the tokenizer's process and the command line read configurations too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from naiad.config.checkpoint_json import Json, bad_value
+from naiad.config.families import gemma, llama
+from naiad.config.model_config import ModelConfig
+
+__all__ = ["ARCHITECTURES", "read_model_config"]
+
+_READERS: dict[str, Callable[[Json, Json], ModelConfig]] = {
+    architecture: family.read_config for family in (llama, gemma) for architecture in family.ARCHITECTURES
+}
+ARCHITECTURES = tuple(_READERS)
+_NON_TEXT_KEYS = ("vision_config", "audio_config", "text_config")
+
+
+def read_model_config(config: Json, generation: Json) -> ModelConfig:
+    """Let the family read that has the architecture.
+
+    Args:
+        config: the parsed config.json.
+        generation: the parsed generation_config.json, or empty.
+
+    Raises:
+        ModelError: no family has it, or a key is missing or has a value that the family does not support.
+    """
+    names = config.get("architectures")
+    expected = f"one of {', '.join(ARCHITECTURES)}"
+    if isinstance(names, list) and len(names) == 1 and names[0] in _READERS:
+        return _READERS[names[0]](config, generation)
+    if any(key in config for key in _NON_TEXT_KEYS):
+        raise bad_value(
+            "architectures", names, f"a checkpoint for text alone, without images or audio: {expected}"
+        )
+    raise bad_value("architectures", names, expected)

@@ -1,0 +1,13 @@
+"""Slots of the KV cache: block × block_size + offset numbers one token's place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def slots_of(block_table: Sequence[int], start: int, end: int, block_size: int) -> list[int]:
+    """The slots of a sequence's tokens at the positions [start, end)."""
+    return [
+        block_table[position // block_size] * block_size + position % block_size
+        for position in range(start, end)
+    ]

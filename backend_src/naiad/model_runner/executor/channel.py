@@ -1,0 +1,46 @@
+"""`Channel`: whole frames over a socket that blocks."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+
+from naiad.frames import FrameBuffer, frame
+
+_RECEIVE_BYTES = 1 << 18
+
+
+class Channel:
+    """One end of a stream socket between two processes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Take over a connected stream socket."""
+        self._connection = connection
+        self._frames = FrameBuffer()
+        self._bodies: deque[bytes] = deque()
+
+    def send(self, body: bytes) -> None:
+        """Send one body.
+
+        Raises:
+            OSError: the other end is gone.
+        """
+        self._connection.sendall(frame(body))
+
+    def receive(self) -> bytes:
+        """Wait for the next body.
+
+        Raises:
+            EOFError: the other end has closed.
+            OSError: the connection is broken.
+        """
+        while not self._bodies:
+            data = self._connection.recv(_RECEIVE_BYTES)
+            if not data:
+                raise EOFError
+            self._bodies.extend(self._frames.feed(data))
+        return self._bodies.popleft()
+
+    def close(self) -> None:
+        """Close the connection: the other end receives no more."""
+        self._connection.close()

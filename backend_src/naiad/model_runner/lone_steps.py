@@ -1,0 +1,54 @@
+"""Steps that no scheduler made: for measurements and rehearsals at start, and for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from naiad.outputs import Admission, BlockChange, StepBatch, StepRow
+from naiad.sequence import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class LoneRow:
+    """A row with all that a runner has to know of its sequence.
+
+    Attributes:
+        sequence_id: not another row's of the step.
+        token_ids: the known tokens up to the row's last.
+        start: the position of the row's first token.
+        block_table: has a block for each token, drafts included; it serves every KV group.
+        params: how the sequence is sampled.
+        samples: whether a new token is sampled.
+        draft_token_ids: follow the known tokens.
+        num_prompt_tokens: None: all known tokens are the prompt's.
+    """
+
+    sequence_id: int
+    token_ids: list[int]
+    start: int
+    block_table: list[int]
+    params: SamplingParams
+    samples: bool = True
+    draft_token_ids: tuple[int, ...] = ()
+    num_prompt_tokens: int | None = None
+
+
+def lone_step(rows: Iterable[LoneRow], is_projected: bool = False) -> StepBatch:
+    """A step that depends on no earlier one: every sequence is admitted in it."""
+    step = StepBatch(is_projected=is_projected)
+    for row in rows:
+        num_prompt_tokens = len(row.token_ids) if row.num_prompt_tokens is None else row.num_prompt_tokens
+        step.admissions.append(Admission(row.sequence_id, row.params, num_prompt_tokens))
+        step.rows.append(
+            StepRow(
+                row.sequence_id,
+                row.start,
+                row.token_ids[row.start :],
+                row.samples,
+                row.draft_token_ids,
+                tuple(row.token_ids[: row.start]),
+                (BlockChange(0, row.block_table),),
+            )
+        )
+    return step

@@ -1,0 +1,103 @@
+"""What a runner keeps of each sequence between steps: block tables, and what sampling keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from naiad.outputs import Admission, StepBatch, StepRow
+from naiad.sampling.row_state import RowState
+from naiad.sampling.sampler import Sampler
+
+
+class SequenceState:
+    """One sequence as a runner knows it.
+
+    Attributes:
+        sampling: known tokens as far as sampling needs them, and how the next one is chosen.
+        block_tables: for each of the model's groups of layers the sequence's blocks.
+    """
+
+    __slots__ = ("_kv_tables", "block_tables", "sampling")
+
+    def __init__(self, sampling: RowState, kv_groups: Sequence[int]) -> None:
+        """Start without blocks.
+
+        Args:
+            sampling: what is kept for sampling.
+            kv_groups: for each of the model's groups of layers the KV group in whose blocks it lies.
+        """
+        self.sampling = sampling
+        self._kv_tables: list[list[int]] = [[] for _ in range(1 + max(kv_groups))]
+        self.block_tables = [self._kv_tables[group] for group in kv_groups]
+
+    def advance(self, row: StepRow) -> None:
+        """Take in what a row brings: blocks, and known tokens that are not known yet."""
+        if row.block_changes:
+            changes = row.block_changes
+            if len(changes) == 1:
+                changes *= len(self._kv_tables)
+            # A draft model has fewer groups than the model that is served.
+            for table, change in zip(self._kv_tables, changes, strict=False):
+                table[change.first :] = change.block_ids
+        sampling = self.sampling
+        if row.earlier_token_ids:
+            assert sampling.num_tokens + len(row.earlier_token_ids) == row.start, "tokens are missing"
+            sampling.advance(row.earlier_token_ids)
+        num_known = sampling.num_tokens - row.start
+        assert num_known >= 0, "a row starts after what is known of its sequence"
+        # A clone may know tokens that it computes once more.
+        sampling.advance(row.token_ids[num_known:] if num_known else row.token_ids)
+
+
+class StateRow(NamedTuple):
+    """A row of a step and its sequence's state, which has taken in the row."""
+
+    row: StepRow
+    state: SequenceState
+
+
+class SequenceStates:
+    """The states of all sequences that have been admitted and have not ended."""
+
+    def __init__(self, sampler: Sampler, kv_groups: Sequence[int] = (0,)) -> None:
+        """Know no sequence.
+
+        Args:
+            sampler: says what is kept for sampling.
+            kv_groups: for each of the model's groups of layers the KV group in whose blocks it lies.
+        """
+        self._sampler = sampler
+        self._kv_groups = kv_groups
+        self._states: dict[int, SequenceState] = {}
+
+    def __len__(self) -> int:
+        """How many sequences are known."""
+        return len(self._states)
+
+    def take(self, step: StepBatch) -> list[StateRow]:
+        """Take in a step: who has ended, who is new, and what its rows bring."""
+        for sequence_id in step.ended:
+            # Unknown if a step has raised before it was taken in.
+            self._states.pop(sequence_id, None)
+        for admission in step.admissions:
+            self._states[admission.sequence_id] = self._admitted(admission)
+        rows = []
+        for row in step.rows:
+            state = self._states[row.sequence_id]
+            state.advance(row)
+            rows.append(StateRow(row, state))
+        return rows
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        self._states.clear()
+
+    def _admitted(self, admission: Admission) -> SequenceState:
+        sequence_id, params = admission.sequence_id, admission.params
+        if admission.clone_of is None:
+            row = self._sampler.new_row(sequence_id, params, admission.num_prompt_tokens)
+            return SequenceState(row, self._kv_groups)
+        donor = self._states[admission.clone_of]
+        # Its blocks are not the donor's; the first row brings them.
+        return SequenceState(donor.sampling.clone(sequence_id, params), self._kv_groups)

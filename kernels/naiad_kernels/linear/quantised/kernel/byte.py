@@ -1,0 +1,86 @@
+"""The product with one-byte weights: int8 under 16-bit activations, or FP8 on both sides."""
+
+# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# ruff: noqa: N803
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from naiad_kernels.linear.quantised.kernel.tile import store_output, store_slab, tile_of_program
+
+
+@triton.jit
+def chunk_sums(
+    x_ptr,
+    values_ptr,
+    rows,
+    columns,
+    begin,
+    end,
+    num_rows,
+    out_features,
+    in_features,
+    stride_x,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    TILE_INPUTS: tl.constexpr,
+):
+    """Sums of x · valuesᵀ over the inputs `begin` … `end`, `[TILE_ROWS, TILE_COLUMNS]` float32."""
+    is_row = (rows < num_rows)[:, None]
+    is_column = (columns < out_features)[None, :]
+    x_rows = x_ptr + rows[:, None] * stride_x
+    value_columns = values_ptr + columns.to(tl.int64)[None, :] * in_features
+    sums = tl.zeros([TILE_ROWS, TILE_COLUMNS], dtype=tl.float32)
+    for first in tl.range(begin, end, TILE_INPUTS):
+        inputs = first + tl.arange(0, TILE_INPUTS)
+        is_input = inputs < end
+        x = tl.load(x_rows + inputs[None, :], mask=is_row & is_input[None, :], other=0.0)
+        values = tl.load(value_columns + inputs[:, None], mask=is_column & is_input[:, None], other=0.0)
+        # Hopper adds FP8 products with few bits: what is older than a tile is kept in float32.
+        sums = tl.dot(x, values.to(x.dtype), sums, input_precision="ieee", max_num_imprecise_acc=TILE_INPUTS)
+    return sums
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def byte_kernel(
+    out_ptr,  # [num_rows, out_features], unused if IS_SPLIT
+    slabs_ptr,  # [num_chunks, num_rows, out_features] float32, written if IS_SPLIT
+    x_ptr,  # [num_rows, in_features], floating or FP8
+    values_ptr,  # [out_features, in_features] int8 or FP8
+    column_scales_ptr,  # [out_features]
+    row_scales_ptr,  # [num_rows] float32 or None
+    bias_ptr,  # [out_features] or None
+    num_rows,
+    in_features,
+    out_features,
+    chunk_size,
+    stride_x: tl.int64,
+    IS_SPLIT: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    TILE_INPUTS: tl.constexpr,
+):
+    """Grid and order of sums as for `w4a16_kernel`; scales are applied to the sum."""
+    rows, columns = tile_of_program(num_rows, out_features, TILE_ROWS, TILE_COLUMNS)
+    if IS_SPLIT:
+        chunk = tl.program_id(1)
+        begin = chunk * chunk_size
+        sums = chunk_sums(
+            x_ptr, values_ptr, rows, columns, begin, tl.minimum(begin + chunk_size, in_features),
+            num_rows, out_features, in_features, stride_x, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        )  # fmt: skip
+        store_slab(slabs_ptr, chunk, sums, rows, columns, num_rows, out_features)
+    else:
+        total = tl.zeros([TILE_ROWS, TILE_COLUMNS], dtype=tl.float32)
+        for begin in tl.range(0, in_features, chunk_size):
+            total += chunk_sums(
+                x_ptr, values_ptr, rows, columns, begin, tl.minimum(begin + chunk_size, in_features),
+                num_rows, out_features, in_features, stride_x, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+            )  # fmt: skip
+        store_output(
+            out_ptr, total, rows, columns, num_rows, out_features,
+            column_scales_ptr, row_scales_ptr, bias_ptr,
+        )  # fmt: skip

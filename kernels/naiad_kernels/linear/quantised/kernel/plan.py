@@ -1,0 +1,91 @@
+"""How a product is cut into programs: fixed, because tuning while serving would stall requests.
+
+Chosen from compiled code: the tiles spill no register on the shapes of the compile gate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from naiad_kernels.linear.quantised.weights import SPAN
+
+HOPPER = 90
+
+# Two programs for each multiprocessor of an H100: what one token's product is split into.
+_PROGRAMS = 264
+_ENOUGH_PROGRAMS = _PROGRAMS // 2
+_MAX_CHUNKS = 16
+_MIN_CHUNK = 2 * SPAN
+_CHUNK_COLUMNS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Sizes of a program's tile, its warps, and tiles in flight."""
+
+    rows: int
+    columns: int
+    inputs: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one product runs.
+
+    Attributes:
+        tile: of each program.
+        chunk_size: inputs that are summed before their sum is added to the total.
+        num_chunks: of all inputs.
+        is_split: each chunk is a program's, and another launch adds them.
+    """
+
+    tile: Tile
+    chunk_size: int
+    num_chunks: int
+    is_split: bool
+
+    def num_tiles(self, num_rows: int, out_features: int) -> int:
+        """Tiles of an output of this size."""
+        return -(-num_rows // self.tile.rows) * -(-out_features // self.tile.columns)
+
+
+def plan_product(tile: Tile, num_rows: int, in_features: int, out_features: int) -> Plan:
+    """Cut a product of `num_rows` tokens into tiles of this size.
+
+    The chunks depend on the layer alone, so a token's sum does not depend on how many others the
+    step has; whether they are spread over programs depends on how many programs there are without.
+    For a 4096 × 4096 layer: 8 chunks of 512, 256 programs for one token.
+    """
+    wanted = min(_PROGRAMS // -(-out_features // _CHUNK_COLUMNS), in_features // _MIN_CHUNK, _MAX_CHUNKS)
+    power = 1 << (max(wanted, 1).bit_length() - 1)
+    chunk_size = -(-in_features // (power * SPAN)) * SPAN
+    whole = Plan(tile, chunk_size, -(-in_features // chunk_size), is_split=False)
+    if whole.num_chunks == 1 or whole.num_tiles(num_rows, out_features) >= _ENOUGH_PROGRAMS:
+        return whole
+    return Plan(tile, chunk_size, whole.num_chunks, is_split=True)
+
+
+def w4_tile(num_rows: int, element_bytes: int, capability: int) -> Tile:
+    """For four-bit weights; activations of `element_bytes`; `capability` is 90 for sm_90."""
+    if element_bytes > 2:
+        return Tile(16, 32, SPAN, 4, 1)
+    if num_rows <= 32:
+        return Tile(16 if num_rows <= 16 else 32, 128, SPAN, 4, 3)
+    if num_rows <= 64 or capability < HOPPER:
+        return Tile(64, 128, SPAN, 8, 3)
+    return Tile(128, 64, SPAN, 8, 3)
+
+
+def byte_tile(num_rows: int, element_bytes: int, capability: int) -> Tile:
+    """For one-byte weights; activations of `element_bytes`; `capability` is 90 for sm_90."""
+    if element_bytes > 2:
+        return Tile(16, 32, 32, 4, 2)
+    if num_rows <= 16:
+        return Tile(16, 64, SPAN, 4, 4)
+    if num_rows <= 32:
+        return Tile(32, 128, SPAN, 4, 3)
+    if capability < HOPPER:
+        return Tile(64, 128, SPAN, 8, 3)
+    return Tile(64, 128, SPAN, 4, 3) if num_rows <= 64 else Tile(128, 128, SPAN, 8, 3)

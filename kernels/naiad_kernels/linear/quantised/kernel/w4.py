@@ -1,0 +1,135 @@
+"""The product with four-bit weights: codes are widened in registers, groups scaled in float32."""
+
+# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# ruff: noqa: N803, N806
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from naiad_kernels.linear.quantised import weights
+from naiad_kernels.linear.quantised.kernel.tile import store_output, store_slab, tile_of_program
+
+_SPAN = tl.constexpr(weights.SPAN)
+_WORDS = tl.constexpr(weights.WORDS_PER_SPAN)
+_STEP_INPUTS = tl.constexpr(weights.INPUTS_PER_STEP)
+_STEPS = tl.constexpr(weights.SPAN // weights.INPUTS_PER_STEP)
+# A float whose last mantissa bits are a code: 2⁷ + code in bfloat16, 2¹⁰ + code in float16.
+_BFLOAT16_BITS = tl.constexpr(0x4300)
+_FLOAT16_BITS = tl.constexpr(0x6400)
+
+
+@triton.jit
+def step_weights(words, zeros, STEP: tl.constexpr, TILE_COLUMNS: tl.constexpr, DTYPE: tl.constexpr):
+    """The difference code − zero of a step's inputs, `[_STEP_INPUTS, TILE_COLUMNS]` in DTYPE; exact.
+
+    Setting the bits of a float around the code is one instruction for two weights, where a
+    conversion from integer is one for each, at a quarter of the rate.
+    """
+    BITS: tl.constexpr = _BFLOAT16_BITS if DTYPE.is_bf16() else _FLOAT16_BITS
+    codes = (words >> (4 * STEP)) & 0x000F000F
+    if not DTYPE.is_fp32():
+        codes = codes | (BITS * 0x00010001)
+    pairs = tl.join(codes.to(tl.int16), (codes >> 16).to(tl.int16))
+    codes = tl.reshape(pairs, TILE_COLUMNS, _STEP_INPUTS)
+    if DTYPE.is_fp32():
+        shifted = (codes - zeros[:, None]).to(tl.float32)
+    else:
+        shifted = codes.to(DTYPE, bitcast=True) - (zeros | BITS).to(DTYPE, bitcast=True)[:, None]
+    return tl.trans(shifted)
+
+
+@triton.jit
+def chunk_sums(
+    x_ptr,
+    words_ptr,
+    scales_ptr,
+    zeros_ptr,
+    rows,
+    columns,
+    begin,
+    end,
+    num_rows,
+    in_features,
+    out_features,
+    group_size,
+    stride_x,
+    stride_span,
+    STEPS_PER_GROUP: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """Sums of x · W over the inputs `begin` … `end`, `[TILE_ROWS, TILE_COLUMNS]` float32."""
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    inputs = tl.arange(0, _STEP_INPUTS)
+    is_row = (rows < num_rows)[:, None]
+    is_column = columns < out_features
+    x_rows = x_ptr + rows[:, None] * stride_x
+    word_offsets = columns[:, None] * _WORDS + tl.arange(0, _WORDS)[None, :]
+    sums = tl.zeros([TILE_ROWS, TILE_COLUMNS], dtype=tl.float32)
+    for first in tl.range(begin, end, _SPAN):
+        span_ptr = words_ptr + first // _SPAN * stride_span
+        words = tl.load(span_ptr + word_offsets, mask=is_column[:, None], other=0)
+        for step in tl.static_range(_STEPS):
+            step_inputs = first + step * _STEP_INPUTS + inputs
+            is_input = (step_inputs < in_features)[None, :]
+            x = tl.load(x_rows + step_inputs[None, :], mask=is_row & is_input, other=0.0)
+            if step % STEPS_PER_GROUP == 0:
+                group = (first + step * _STEP_INPUTS) // group_size * out_features
+                zeros = tl.load(zeros_ptr + group + columns, mask=is_column, other=0)
+                scales = tl.load(scales_ptr + group + columns, mask=is_column, other=0.0)
+                group_sums = tl.zeros([TILE_ROWS, TILE_COLUMNS], dtype=tl.float32)
+            weight = step_weights(words, zeros, step, TILE_COLUMNS, DTYPE)
+            group_sums = tl.dot(x, weight, group_sums, input_precision="ieee")
+            if step % STEPS_PER_GROUP == STEPS_PER_GROUP - 1:
+                sums += group_sums * scales.to(tl.float32)[None, :]
+    return sums
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def w4a16_kernel(
+    out_ptr,  # [num_rows, out_features], unused if IS_SPLIT
+    slabs_ptr,  # [num_chunks, num_rows, out_features] float32, written if IS_SPLIT
+    x_ptr,  # [num_rows, in_features]
+    words_ptr,  # [num_spans, out_features, _WORDS] int32
+    scales_ptr,  # [num_groups, out_features]
+    zeros_ptr,  # [num_groups, out_features] int16
+    bias_ptr,  # [out_features] or None
+    num_rows,
+    in_features,
+    out_features,
+    chunk_size,
+    group_size,
+    stride_x: tl.int64,
+    stride_span: tl.int64,
+    STEPS_PER_GROUP: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """Grid (tiles, num_chunks) if IS_SPLIT, else (tiles, 1).
+
+    The inputs are summed in chunks and the chunks in their order, by one program or by
+    `sum_slabs_kernel`: which of the two changes no bit.
+    """
+    rows, columns = tile_of_program(num_rows, out_features, TILE_ROWS, TILE_COLUMNS)
+    if IS_SPLIT:
+        chunk = tl.program_id(1)
+        begin = chunk * chunk_size
+        sums = chunk_sums(
+            x_ptr, words_ptr, scales_ptr, zeros_ptr, rows, columns, begin,
+            tl.minimum(begin + chunk_size, in_features), num_rows, in_features, out_features,
+            group_size, stride_x, stride_span, STEPS_PER_GROUP, TILE_ROWS, TILE_COLUMNS,
+        )  # fmt: skip
+        store_slab(slabs_ptr, chunk, sums, rows, columns, num_rows, out_features)
+    else:
+        total = tl.zeros([TILE_ROWS, TILE_COLUMNS], dtype=tl.float32)
+        for begin in tl.range(0, in_features, chunk_size):
+            total += chunk_sums(
+                x_ptr, words_ptr, scales_ptr, zeros_ptr, rows, columns, begin,
+                tl.minimum(begin + chunk_size, in_features), num_rows, in_features, out_features,
+                group_size, stride_x, stride_span, STEPS_PER_GROUP, TILE_ROWS, TILE_COLUMNS,
+            )  # fmt: skip
+        store_output(out_ptr, total, rows, columns, num_rows, out_features, None, None, bias_ptr)

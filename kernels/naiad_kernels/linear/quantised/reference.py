@@ -1,0 +1,61 @@
+"""What the quantised linears compute, in plain float32 torch."""
+
+from __future__ import annotations
+
+import torch
+
+from naiad_kernels.linear.quantised.weights import (
+    INPUTS_PER_STEP,
+    SPAN,
+    WORDS_PER_SPAN,
+    ByteWeight,
+    FP8Tokens,
+    W4Weight,
+)
+
+LARGEST_FP8 = 448.0
+
+
+def w4a16_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
+    """Compute the public op; weights are widened to float32 and never rounded."""
+    ordered = x if weight.input_order is None else x[:, weight.input_order]
+    groups = torch.arange(weight.in_features, device=x.device) // weight.group_size
+    scales, zeros = weight.scales.float()[groups], weight.zeros.float()[groups]
+    return _with_bias(ordered.float() @ ((_codes(weight) - zeros) * scales), weight.bias, x.dtype)
+
+
+def _codes(weight: W4Weight) -> torch.Tensor:
+    """`[in_features, out_features]` float32."""
+    steps = SPAN // INPUTS_PER_STEP
+    shifts = [4 * step + 16 * half for step in range(steps) for half in range(2)]
+    codes = torch.stack([(weight.words >> shift) & 15 for shift in shifts])
+    codes = codes.view(steps, 2, -1, weight.out_features, WORDS_PER_SPAN)
+    # Input = 32 · step + 2 · word + half of its span.
+    return codes.permute(2, 0, 4, 1, 3).reshape(-1, weight.out_features)[: weight.in_features].float()
+
+
+def w8a16_linear(x: torch.Tensor, weight: ByteWeight) -> torch.Tensor:
+    """Compute the public op."""
+    product = x.float() @ weight.values.float().T * weight.scales.float()
+    return _with_bias(product, weight.bias, x.dtype)
+
+
+def fp8_linear(tokens: FP8Tokens, weight: ByteWeight, dtype: torch.dtype) -> torch.Tensor:
+    """Compute the public op."""
+    product = tokens.values.float() @ weight.values.float().T
+    scaled = product * weight.scales.float() * tokens.scales[:, None]
+    return _with_bias(scaled, weight.bias, dtype)
+
+
+def quantize_tokens(x: torch.Tensor) -> FP8Tokens:
+    """Compute the public op."""
+    wide = x.float()
+    # 0 · x is NaN for NaN and infinity, 0 for the rest: such a token's scale, so its output, is NaN.
+    scales = wide.abs().amax(1) / LARGEST_FP8 + (wide * 0).sum(1)
+    divisors = torch.where(scales > 0, scales, 1.0)
+    values = (wide / divisors[:, None]).clamp(-LARGEST_FP8, LARGEST_FP8)
+    return FP8Tokens(values.to(torch.float8_e4m3fn), scales)
+
+
+def _with_bias(product: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    return (product if bias is None else product + bias.float()).to(dtype)

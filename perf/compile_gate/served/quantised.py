@@ -1,0 +1,58 @@
+"""What linears over quantised weights launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from perf.compile_gate.served.shapes import ServedShape
+
+from naiad_kernels.linear.quantised import ByteWeight, W4Weight
+from naiad_kernels.linear.quantised import kernel as quant_kernel
+from naiad_kernels.linear.quantised.weights import SPAN, WORDS_PER_SPAN
+
+
+def quantised_launch(shape: ServedShape, num_tokens: int, group_sizes: Sequence[int]) -> Callable[[], object]:
+    """A layer of this shape in each kind of weights, with four bits in groups of each of these sizes."""
+    dim, is_wide = shape.hidden_size, shape.dtype == torch.float32
+    x = torch.empty(num_tokens, dim, dtype=shape.dtype)
+    int4 = [_int4_weight(dim, group_size) for group_size in group_sizes]
+    int8, fp8 = (
+        ByteWeight(torch.empty(dim, dim, dtype=dtype), torch.empty(dim))
+        for dtype in (torch.int8, torch.float8_e4m3fn)
+    )
+
+    def launch() -> None:
+        for weight in int4:
+            quant_kernel.w4a16_linear(x, weight)
+        quant_kernel.w8a16_linear(x, int8)
+        if quant_kernel.has_fp8() and not is_wide:
+            quant_kernel.fp8_linear(quant_kernel.quantize_tokens(x), fp8, shape.dtype)
+
+    return launch
+
+
+def _int4_weight(dim: int, group_size: int) -> W4Weight:
+    num_spans = -(-dim // SPAN)
+    num_groups = -(-num_spans * SPAN // group_size)
+    return W4Weight(
+        words=torch.empty(num_spans, dim, WORDS_PER_SPAN, dtype=torch.int32),
+        scales=torch.empty(num_groups, dim, dtype=torch.float16),
+        zeros=torch.empty(num_groups, dim, dtype=torch.int16),
+        in_features=dim,
+        group_size=group_size,
+        input_order=None,
+        bias=None,
+    )
+
+
+def quantised_token(shape: ServedShape) -> Callable[[], object]:
+    """A step of one token."""
+    return quantised_launch(shape, 1, [128])
+
+
+def quantised_tokens(shape: ServedShape) -> Callable[[], object]:
+    """Each size of tile, split or not as it comes; the smallest groups take the most registers."""
+    steps = [quantised_launch(shape, num_tokens, [128]) for num_tokens in (20, 50)]
+    steps += [quantised_launch(shape, num_tokens, [32, 64, 128]) for num_tokens in (1, 5_000)]
+    return lambda: [launch() for launch in steps]

@@ -1,0 +1,25 @@
+"""What the drawing of tokens launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from perf.compile_gate.served.shapes import NUM_TOKENS, ServedShape
+
+from naiad_kernels.gumbel_argmax import kernel as gumbel_kernel
+from naiad_kernels.kept_threshold import kernel as threshold_kernel
+
+
+def sampling(shape: ServedShape) -> Callable[[], object]:
+    """Logits are float32 whatever the model's dtype."""
+    logits = torch.empty(NUM_TOKENS, shape.vocab_size)
+    best = torch.empty(NUM_TOKENS)
+    wide = torch.empty(NUM_TOKENS, dtype=torch.float64)
+    whole = torch.empty(NUM_TOKENS, dtype=torch.int64)
+
+    def launch() -> None:
+        threshold_kernel.kept_threshold(logits, best, wide, whole, wide, wide)
+        gumbel_kernel.gumbel_argmax(logits, best, wide, wide, whole)
+
+    return launch

@@ -1,0 +1,89 @@
+"""The KV groups of a model, and how many blocks each gets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from naiad.config import AttentionSpec, EngineConfig, ModelConfig
+from naiad.errors import ConfigError
+from naiad.model_runner.kv_pool import KVPool, kv_group_specs
+
+# Two KV heads of eight numbers in blocks of 16 tokens, float32.
+LAYER_BLOCK_BYTES = 2 * 2 * 8 * 16 * 4
+
+
+def model_config(*windows: int) -> ModelConfig:
+    return ModelConfig(
+        architecture="Any",
+        vocab_size=10,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=len(windows),
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=8,
+        rms_norm_eps=1e-6,
+        max_position_embeddings=1600,
+        tie_word_embeddings=True,
+        attention=tuple(AttentionSpec(scale=1.0, window=window) for window in windows),
+        eos_token_ids=(),
+        dtype="float32",
+    )
+
+
+def specs(
+    num_layer_blocks: int, *model_configs: ModelConfig, max_num_seqs: int = 4
+) -> list[tuple[int, int | None]]:
+    """Sizes and windows of the groups, if so many blocks of one layer fit, and steps have 32 tokens."""
+    config = EngineConfig(model_dir="", block_size=16, max_num_seqs=max_num_seqs)
+    num_bytes = num_layer_blocks * LAYER_BLOCK_BYTES
+    groups = kv_group_specs(config, model_configs, torch.float32, num_bytes, max_step_tokens=32)
+    return [(group.num_blocks, group.window) for group in groups]
+
+
+def test_one_group_gets_all_that_it_can_use() -> None:
+    assert specs(100, model_config(0, 0)) == [(50, None)]
+    assert specs(5000, model_config(0, 0)) == [(400, None)]
+
+
+def test_a_window_gets_what_its_bound_needs_and_the_rest_goes_to_full_attention() -> None:
+    """A window of 40 and a step are six blocks, and one to spare, for each of four sequences."""
+    assert specs(300, model_config(40, 0, 40)) == [(244, None), (28, 40)]
+
+
+def test_where_memory_is_short_all_groups_have_the_same_number() -> None:
+    assert specs(30, model_config(40, 0, 40)) == [(10, None), (10, 40)]
+
+
+def test_no_group_gets_more_than_is_useful() -> None:
+    assert specs(10_000, model_config(40, 0, 40)) == [(400, None), (28, 40)]
+
+
+def test_a_draft_models_layers_lie_in_the_first_group() -> None:
+    assert specs(60, model_config(40, 0), model_config(0, 40, 0, 40)) == [(10, None), (10, 40)]
+
+
+def test_a_draft_model_sees_all_even_if_the_target_does_not() -> None:
+    assert specs(30, model_config(40, 40), model_config(0)) == [(10, None)]
+
+
+def test_too_little_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match=rf"at least one block of {3 * LAYER_BLOCK_BYTES} bytes"):
+        specs(2, model_config(40, 0, 40))
+
+
+def test_copies_and_clears_are_those_of_their_group() -> None:
+    pool = KVPool(model_config(40, 0, 40), [3, 4], 16, torch.float32, torch.device("cpu"))
+    assert [len(layer.key) for layer in pool.layers] == [4, 3, 4]
+    for layer in pool.layers:
+        layer.key[1] = layer.value[1] = 7
+    pool.copy([[(1, 2)], [(1, 0)]])
+    assert [layer.key[:, 0, 0, 0].tolist() for layer in pool.layers] == [
+        [7, 7, 0, 0],
+        [0, 7, 7],
+        [7, 7, 0, 0],
+    ]
+    pool.zero([[1], []])
+    pool.zero_slots([[], [1 * 16]])
+    assert [layer.value[1, 0, :2, 0].tolist() for layer in pool.layers] == [[0, 7], [0, 0], [0, 7]]
