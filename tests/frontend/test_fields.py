@@ -89,7 +89,7 @@ def test_any_other_value_is_refused_by_name(field: Field, value: Any, message: s
     assert str(raised.value).startswith(message)
 
 
-def test_an_error_can_be_told_in_the_clients_name() -> None:
+def test_an_error_can_name_the_field_as_its_client_does() -> None:
     with pytest.raises(FieldError) as raised:
         COUNT.check(6)
     assert str(raised.value.named("n")) == "n = 6: expected a finite number ≥ 0 and ≤ 5"

@@ -9,7 +9,7 @@ import pytest
 from helpers.triton_server_doubles import LIMITS, FakeSource, llm_source
 from naiad.errors import InvalidRequestError
 from naiad.frontend.field import Field, Kind
-from naiad.frontend.fields import SCALARS
+from naiad.frontend.fields import FIELDS
 from naiad.frontend.request import GenerateRequest, StopRequest
 from naiad.triton_server.requests.llm import read_request
 
@@ -244,8 +244,8 @@ def test_both_names_of_the_least_length_must_agree() -> None:
     ("field", "bound"),
     [
         (field, bound)
-        for field in SCALARS
-        if field.kind is Kind.FP32
+        for field in FIELDS
+        if field.kind is Kind.FP32 and field.served and field.is_scalar
         for bound in (field.minimum, field.maximum)
         if math.isfinite(bound)
     ],

@@ -37,7 +37,7 @@ def test_the_engine_computes_log_probs_only_when_asked(sent: dict[str, Any], exp
     assert request.outputs.log_probs is bool(sent.get("return_log_probs"))
 
 
-def test_wishes_come_as_parameters_too() -> None:
+def test_requested_outputs_come_as_parameters_too() -> None:
     sent = {"return_log_probs": True, "num_log_probs": 2, "num_return_sequences": 3}
     outputs = read(llm_source(parameters=sent)).outputs
     assert (outputs.log_probs, outputs.num_log_probs, outputs.num_return_sequences) == (True, 2, 3)
@@ -106,7 +106,7 @@ def test_the_rows_of_a_request_share_the_bound() -> None:
         ("return_generation_logits", [True, False]),
     ],
 )
-def test_rows_can_not_wish_apart(name: str, values: list[Any]) -> None:
+def test_rows_must_request_the_same_outputs(name: str, values: list[Any]) -> None:
     source = llm_source()
     doubled = {key: np.repeat(tensor, 2, axis=0) for key, tensor in source.inputs.items()}
     with pytest.raises(InvalidRequestError, match=f"{name} differs between the rows"):

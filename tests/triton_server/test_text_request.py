@@ -146,7 +146,7 @@ def test_what_is_not_served_is_refused_by_name(
         reader.read(text_source("Hello", **fields), LIMITS)
 
 
-def test_what_is_off_is_no_wish(reader: TextRequestReader) -> None:
+def test_what_is_off_asks_for_nothing(reader: TextRequestReader) -> None:
     source = text_source("Hello", use_draft_logits=False, lora_task_id=0, stop=False)
     assert isinstance(reader.read(source, LIMITS), GenerateRequest)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from naiad.frontend.request import GenerateRequest
 from naiad.outputs import RequestOutput, Timings
 from naiad.sequence import FinishReason
-from naiad.tokenization import TokenTable, decode_chunk
+from naiad.tokenization import TokenTable, decode_after
 
 
 @dataclass(slots=True)
@@ -76,13 +76,13 @@ class Chunk:
 
     @property
     def perf_metrics(self) -> PerfMetrics:
-        """Times, blocks and drafts until now. Of several sequences the first one's."""
+        """Times, blocks and drafts so far. Of several sequences the first one's."""
         return PerfMetrics.of(self.outputs[0])
 
 
 @dataclass(frozen=True, slots=True)
 class PerfMetrics:
-    """What a sequence has taken until now.
+    """What a sequence has used so far.
 
     Attributes:
         arrival_time_ns, first_scheduled_time_ns, first_token_time_ns, last_token_time_ns: nanoseconds of the
@@ -102,7 +102,7 @@ class PerfMetrics:
 
     @classmethod
     def of(cls, output: RequestOutput) -> PerfMetrics:
-        """Those that the engine sends with an output."""
+        """Read those that the engine sends with an output."""
         timings = output.timings or Timings()
         return cls(
             arrival_time_ns=_nanoseconds(timings.arrival_s),
@@ -134,27 +134,25 @@ class ChunkTexts:
         self._skip_special_tokens = skip_special_tokens
 
     def of(self, chunk: Chunk) -> list[str]:
-        """The new text of each sequence, after the prompt's where that is echoed."""
+        """Return the new text of each sequence, after the prompt's where that is echoed."""
         return [self._text(chunk, output) for output in chunk.outputs]
 
     def _text(self, chunk: Chunk, output: RequestOutput) -> str:
-        is_echoing = chunk.is_echoing
-        before = chunk.prompt_token_ids if is_echoing else output.window_ids
-        max_chars = output.num_chars if output.is_cut else -1
-        if is_echoing and output.is_cut:
-            max_chars += chunk.num_prompt_chars
-        return decode_chunk(
+        before, new, num_echoed_chars = output.window_ids, output.token_ids, 0
+        if chunk.is_echoing:
+            before, new, num_echoed_chars = [], chunk.prompt_token_ids + new, chunk.num_prompt_chars
+        text = decode_after(
             self._table,
-            before + output.token_ids,
-            0 if is_echoing else len(before),
-            max_chars=max_chars,
+            before,
+            new,
             is_last=output.finish_reason is not None,
             skip_special_tokens=self._skip_special_tokens,
         )
+        return text[: num_echoed_chars + output.num_chars] if output.is_cut else text
 
 
 def merged(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """Two consecutive outputs of a sequence as one."""
+    """Merge two consecutive outputs of a sequence into one."""
     counted = first.num_chars >= 0 and second.num_chars >= 0
     return RequestOutput(
         sequence_id=first.sequence_id,

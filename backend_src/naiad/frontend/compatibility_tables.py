@@ -41,7 +41,7 @@ _KEY_VALUES = {
 
 
 def with_tables(page: str) -> str:
-    """The page with each of its tables written anew.
+    """Return the page with each of its tables written anew.
 
     Raises:
         ValueError: the page lacks a table.
@@ -150,7 +150,7 @@ def _key_notes(field: Field) -> list[str]:
 
 
 def note(field: Field, frontend: Frontend) -> str:
-    """What the page says of a field at a frontend: its bounds, its rules, its sentence."""
+    """Return what the page says about a field at a frontend: its bounds, its rules, its sentence."""
     sentence = field.notes.get(frontend, field.note)
     if not field.served:
         return _join(_off_of_refused(field), sentence)

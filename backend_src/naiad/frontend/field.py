@@ -4,7 +4,7 @@ How a frontend uses it: it takes each value from where its client put it, under 
 gives, and calls one of
 
 - `Field.check(value)` for a scalar or a string,
-- `Field.check_count(number)` for how many entries a list has,
+- `Field.check_count(number)` for the number of entries of a list,
 - `Field.check_token_ids(ids, vocab_size)` and `Field.check_numbers(values)` for the entries themselves,
 - `Field.check_text(text)` for one string of a list.
 
@@ -86,7 +86,7 @@ class FieldError(InvalidRequestError):
         self.problem = problem
 
     def named(self, client_name: str) -> FieldError:
-        """The same error for a client that knows the field by this name."""
+        """Return the same error for a client that knows the field by this name."""
         return FieldError(client_name, self.problem)
 
 
@@ -95,7 +95,7 @@ class Field:
     """A row of the table of fields.
 
     Attributes:
-        name: at the text level, and in messages. A field that the text level does not have is called as at
+        name: at the text level, and in messages; of a field that the text level does not have, the name at
             the frontend that has it.
         kind: of each value.
         dims: of the tensor, without the batch dimension; (1,) is a scalar, −1 any number.
@@ -162,7 +162,7 @@ class Field:
     notes: Mapping[Frontend, str] = field(default_factory=dict)
 
     def name_at(self, frontend: Frontend) -> str:
-        """What the frontend calls it; "" if it does not have the field."""
+        """Return what the frontend calls it; "" if it does not have the field."""
         names = {
             Frontend.ENSEMBLE: ABSENT if self.text_model_only else self.text,
             Frontend.TEXT: self.text,
@@ -203,15 +203,15 @@ class Field:
         return self.off is not None and self.minimum == -math.inf and self.above is None
 
     def is_off(self, value: Scalar) -> bool:
-        """Whether this value changes nothing."""
+        """Return whether this value changes nothing."""
         return value == self.off or (self.off_includes_less and value < (self.off or 0))
 
     def error(self, problem: str) -> FieldError:
-        """An error about this field; the problem follows its name."""
+        """Return an error about this field; the problem follows its name."""
         return FieldError(self.name, problem)
 
     def check(self, value: Any) -> Any:
-        """A scalar's value as its kind has it, or a string.
+        """Return a scalar's value in the type of its kind, or a string.
 
         Raises:
             FieldError: it has another type, or is outside of the bounds.
@@ -271,7 +271,7 @@ class Field:
             raise self.error(f" has an entry of {num_bytes} bytes: at most {self.max_item_size} are allowed")
 
     def num_bytes(self, text: str) -> int:
-        """The length of a string in UTF-8.
+        """Return the length of a string in UTF-8.
 
         Raises:
             FieldError: it is no valid Unicode (a parameter may hold half a surrogate pair).
@@ -282,7 +282,7 @@ class Field:
             raise self.error(" holds half a surrogate pair: expected valid Unicode") from None
 
     def decoded(self, raw: bytes) -> str:
-        """The text of a string tensor's value.
+        """Return the text of a string tensor's value.
 
         Raises:
             FieldError: it is not valid UTF-8.
@@ -293,7 +293,7 @@ class Field:
             raise self.error(f" is not valid UTF-8 (byte {error.start})") from None
 
     def asks_for_nothing(self, value: Any) -> bool:
-        """Whether a value of a field that is not served may be accepted.
+        """Return whether a value of a field that is not served asks for nothing.
 
         Args:
             value: an array [rows, …], or a parameter's plain value.
@@ -341,5 +341,5 @@ class Field:
 
 
 def shown(value: Any) -> str:
-    """A client's value as messages show it."""
+    """Return a client's value as messages show it."""
     return repr(value)[:80]

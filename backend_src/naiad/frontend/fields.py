@@ -125,7 +125,7 @@ _WORDS_AND_BIASES = (
           max_item_size=_MAX_WORD_BYTES, llm=ABSENT, tokenizer="EMBEDDING_BIAS_WORDS",
           note='"" is padding; see below', notes={Frontend.TOKENIZER: '"" is padding'}),
     Field("embedding_bias_weights", _FP32, _LIST, minimum=-_MAX_BIAS, maximum=_MAX_BIAS,
-          sets="params.logit_bias", llm=ABSENT, tokenizer="EMBEDDING_BIAS_WEIGHTS", note="as many as words"),
+          sets="params.logit_bias", llm=ABSENT, tokenizer="EMBEDDING_BIAS_WEIGHTS", note="one for each word"),
     Field("embedding_bias", _FP32, _LIST, minimum=-_MAX_BIAS, maximum=_MAX_BIAS, sets="params.logit_bias",
           max_items=_MAX_BIASED_IDS, text=ABSENT,
           note="no values, or one for each id of the vocabulary; zeros are not counted"),
@@ -133,7 +133,7 @@ _WORDS_AND_BIASES = (
           key="logit_bias", note="an id that is there twice gets the sum",
           notes={_KEYS: "with `logit_bias_values`: −1000 … 1000"}),
     Field("logit_bias_values", _FP32, _LIST, minimum=-_MAX_BIAS, maximum=_MAX_BIAS,
-          sets="params.logit_bias", vllm=SAME, note="as many as ids"),
+          sets="params.logit_bias", vllm=SAME, note="one for each id"),
     Field("allowed_token_ids", _INT32, _LIST, sets="params.allowed_token_ids", key=SAME,
           note="only these are possible; empty = all"),
 )  # fmt: skip
@@ -173,11 +173,11 @@ _SERVICE = (
     Field("retention_token_range_ends", _INT32, _LIST, maximum=INT32_MAX, sets="retention", text=ABSENT,
           note="the token after its last; −1: to the prompt's end"),
     Field("retention_token_range_priorities", _INT32, _LIST, minimum=0, maximum=100, sets="retention",
-          text=ABSENT, note="others have 35"),
+          text=ABSENT, note="the default is 35"),
     Field("retention_token_range_durations_ms", _INT32, _LIST, minimum=0, maximum=INT32_MAX, sets="retention",
           text=ABSENT, note="−1, or none sent: until the block is taken"),
     Field("retention_decode_priority", _INT32, minimum=0, maximum=100, sets="retention", text=ABSENT,
-          arrival=Arrival.TENSOR, note="of blocks with output"),
+          arrival=Arrival.TENSOR, note="for blocks that hold output"),
     Field("retention_decode_duration_ms", _INT32, minimum=0, maximum=INT32_MAX, sets="retention", text=ABSENT,
           arrival=Arrival.TENSOR, note="−1: until the block is taken"),
 )  # fmt: skip
@@ -287,22 +287,14 @@ FIELDS: tuple[Field, ...] = (
 # Where two rows have a name, the first: `length_penalty` is a field, and a key that is refused.
 FIELD: Mapping[str, Field] = {field.name: field for field in reversed(FIELDS)}
 
-# What a row of a request may have one of, as a tensor or as a parameter; strings are read apart.
-SCALARS: tuple[Field, ...] = tuple(
-    field
-    for field in FIELDS
-    if field.served and (field.text or field.llm) and field.is_scalar and field.comes_as_parameter
-    if field.kind is not Kind.STRING
-)
-
 
 def fields_at(frontend: Frontend) -> dict[str, Field]:
-    """The fields that a frontend has, by its names for them."""
+    """Return the fields that a frontend has, by its names for them."""
     return {name: field for field in FIELDS if (name := field.name_at(frontend))}
 
 
 def known_parameters(frontend: Frontend) -> dict[str, Field]:
-    """The parameters that a frontend reads, by name; fields that it declares and refuses are not among them.
+    """Return the parameters that a frontend reads, by name, without those that it declares and refuses.
 
     A parameter reaches every step of the ensemble, under the text level's name; the model of vLLM's shape
     also takes the keys of `sampling_parameters`.

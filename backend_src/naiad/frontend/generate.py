@@ -20,7 +20,7 @@ _TEMPLATES = _PACKAGE / "cli" / "repository" / "templates"
 
 
 def generated_files() -> Mapping[Path, str]:
-    """Each file that is written, with what belongs in it."""
+    """Return the text of each file that is written."""
     files = {
         folder / name / "config.pbtxt": config_text(name)
         for name in CONFIGURATIONS

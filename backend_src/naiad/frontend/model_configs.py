@@ -178,14 +178,14 @@ CONFIGURATIONS: Mapping[str, ModelConfiguration] = {
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a repository's models have in place of what is shipped.
+    """In what a repository's models differ from those that are shipped.
 
     Attributes:
         names: shipped model → its name there; a model that is not named keeps its own.
-        max_batch_size: rows of a request at most.
+        max_batch_size: the most rows of a request.
         is_decoupled: false: each request has one response.
         parameters: texts for those parameters that a model has.
-        more_engine_parameters: that only the model with the engine gets.
+        more_engine_parameters: further ones of the model with the engine.
     """
 
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -195,12 +195,12 @@ class Choices:
     more_engine_parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def name_of(self, shipped: str) -> str:
-        """What a shipped model is called."""
+        """Return what a shipped model is called."""
         return self.names.get(shipped, shipped)
 
 
 def inputs_of(model: str) -> dict[str, Field]:
-    """The fields that a model has inputs for, by tensor name, in its configuration's order.
+    """Return the fields that a model has inputs for, by tensor name, in its configuration's order.
 
     Args:
         model: a shipped model, other than the detokenizer.
@@ -213,14 +213,14 @@ def inputs_of(model: str) -> dict[str, Field]:
 
 
 def input_tensors(model: str) -> list[Tensor]:
-    """The inputs that a model declares, in order."""
+    """Return the inputs that a model declares, in order."""
     if model == "detokenizer":
         return [Tensor(each.detokenizer_name, each.kind, each.dims) for each in detokenizer_inputs()]
     return [Tensor(name, field.kind, field.dims) for name, field in inputs_of(model).items()]
 
 
 def output_tensors(model: str) -> list[Tensor]:
-    """The outputs that a model declares, in order."""
+    """Return the outputs that a model declares, in order."""
     if model == "tokenizer":
         return [Tensor(each.name, each.kind, each.dims) for each in TOKENIZER_TENSORS]
     if model == "detokenizer":
@@ -230,7 +230,7 @@ def output_tensors(model: str) -> list[Tensor]:
 
 
 def config_text(model: str, choices: Choices | None = None) -> str:
-    """The text of a model's `config.pbtxt`.
+    """Return the text of a model's `config.pbtxt`.
 
     Args:
         model: one of `CONFIGURATIONS`.

@@ -21,8 +21,8 @@ _MATRIX = (-1, -1)
 class Path(enum.Enum):
     """Where a tensor goes from `llm`."""
 
-    LLM_ONLY = "its direct clients alone"
-    TO_DETOKENIZER = "the detokenizer, which uses it"
+    LLM_ONLY = "to direct clients of `llm` only"
+    TO_DETOKENIZER = "to the detokenizer, which uses it"
     TO_CLIENT = "through the detokenizer to every client"
     FROM_DETOKENIZER = "made by the detokenizer"
 
@@ -67,14 +67,14 @@ RESPONSE_TENSORS: tuple[OutputTensor, ...] = (
                       "TensorRT-LLM's backend sends it: `[0]` is the text"),
     OutputTensor("output_ids", _INT32, _MATRIX, Path.TO_DETOKENIZER, "TOKENS_BATCH",
                  note="new ids; unstreamed with the prompt unless it is excluded; with beams "
-                      "[beams, most ids], filled up with −1"),
+                      "[beams, most ids], padded with −1"),
     OutputTensor("sequence_length", _INT32, _LIST, Path.TO_DETOKENIZER, "SEQUENCE_LENGTH",
                  note="of each row of `output_ids`"),
     OutputTensor("cum_log_probs", _FP32, _LIST,
                  note="with `return_log_probs`: the sum over all new tokens so far; with beams their scores"),
     OutputTensor("output_log_probs", _FP32, _MATRIX,
                  note="with `return_log_probs`: [1, tokens], one for each new token; with beams "
-                      "[beams, most tokens], filled up with 0"),
+                      "[beams, most tokens], padded with 0"),
     OutputTensor("context_logits", _FP32, _MATRIX,
                  note="with `return_context_logits`: [prompt tokens, vocabulary], for each prompt with its "
                       "first response and, in a stream, its last"),
@@ -187,16 +187,16 @@ VLLM_TENSORS: tuple[OutputTensor, ...] = (
 
 
 def llm_tensors() -> list[OutputTensor]:
-    """The outputs of `llm`."""
+    """Return the outputs of `llm`."""
     return [tensor for tensor in RESPONSE_TENSORS if tensor.path is not Path.FROM_DETOKENIZER]
 
 
 def text_tensors() -> list[OutputTensor]:
-    """The outputs of the ensemble, of `text` and, under its own names, of the detokenizer."""
+    """Return the outputs of the ensemble, of `text` and, under its own names, of the detokenizer."""
     return [t for t in RESPONSE_TENSORS if t.path in (Path.TO_CLIENT, Path.FROM_DETOKENIZER)]
 
 
 def detokenizer_inputs() -> list[OutputTensor]:
-    """What the detokenizer takes, under its own names: first what it uses, then what it passes on."""
+    """Return what the detokenizer takes, under its own names: first what it uses, then what it passes on."""
     consumed = [t for t in RESPONSE_TENSORS if t.path is Path.TO_DETOKENIZER]
     return consumed + [t for t in RESPONSE_TENSORS if t.path is Path.TO_CLIENT]

@@ -1,6 +1,12 @@
 """Text in and text out: token ids ↔ text, chat templates, stop strings."""
 
-from naiad.tokenization.text_decoder import TextDecoder, context_ids, decode, decode_chunk
+from naiad.tokenization.text_decoder import (
+    TextDecoder,
+    context_ids,
+    decode,
+    decode_after,
+    decode_chunk,
+)
 from naiad.tokenization.text_stream import TextChunk, TextStream
 from naiad.tokenization.token_table import TokenTable
 from naiad.tokenization.tokenizer import Tokenizer
@@ -14,6 +20,7 @@ __all__ = [
     "Tokenizer",
     "context_ids",
     "decode",
+    "decode_after",
     "decode_chunk",
     "pack_word_list",
     "unpack_word_list",

@@ -77,6 +77,29 @@ def context_ids(table: TokenTable, token_ids: Sequence[int], skip_special_tokens
     return found
 
 
+def decode_after(
+    table: TokenTable,
+    before_ids: Iterable[int],
+    new_ids: Iterable[int],
+    *,
+    is_last: bool,
+    skip_special_tokens: bool,
+) -> str:
+    """Return the text that `new_ids` add to that of `before_ids`; the ids must not be negative.
+
+    Args:
+        table: the checkpoint's tokens.
+        before_ids: ids already turned into text (`context_ids` of all of them is enough).
+        new_ids: the ids that follow.
+        is_last: also return what is held back at their end.
+        skip_special_tokens: special tokens make no text.
+    """
+    decoder = TextDecoder(table, skip_special_tokens)
+    decoder.push_all(before_ids)
+    text = decoder.push_all(new_ids)
+    return text + decoder.flush() if is_last else text
+
+
 def decode_chunk(
     table: TokenTable,
     window_ids: Sequence[int],
@@ -106,11 +129,8 @@ def decode_chunk(
     if max_chars < -1:
         raise InvalidRequestError(f"max_chars = {max_chars}: expected -1 (all) or a number of characters")
     table.check_ids(window_ids)
-    decoder = TextDecoder(table, skip_special_tokens)
-    decoder.push_all(window_ids[:num_emitted])
-    text = decoder.push_all(window_ids[num_emitted:])
-    if is_last:
-        text += decoder.flush()
+    before, new = window_ids[:num_emitted], window_ids[num_emitted:]
+    text = decode_after(table, before, new, is_last=is_last, skip_special_tokens=skip_special_tokens)
     return text if max_chars < 0 else text[:max_chars]
 
 

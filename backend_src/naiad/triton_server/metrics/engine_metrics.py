@@ -1,4 +1,4 @@
-"""Naiad's metrics on Triton's port: TensorRT-LLM's names and vLLM's, written by one thread.
+"""Naiad's metrics on Triton's port, under TensorRT-LLM's names and vLLM's, written by one thread.
 
 Triton's custom metrics are not thread-safe, so only the housekeeping thread calls `update`.
 Each write is an IPC round trip, so a value that did not change is not written.
@@ -108,7 +108,7 @@ class Metrics:
     def update(self, stats: EngineStats, batch: ObservationBatch) -> bool:
         """Write what changed.
 
-        Gauges come last: who sees no active request sees the counters of all that have been.
+        Gauges come last: whoever reads that no request is active also reads all requests' final counters.
 
         Args:
             stats: totals never fall.

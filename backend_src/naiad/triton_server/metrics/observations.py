@@ -1,4 +1,4 @@
-"""What happened to requests, kept until the housekeeping thread writes it to metrics."""
+"""What happened to requests, kept until the housekeeping thread writes it to the metrics."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Observations:
         """Start empty.
 
         Args:
-            clock: returns seconds; latencies are measured by it.
+            clock: seconds, for latencies.
         """
         self._clock = clock
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class Observations:
         self._open: dict[int, _Open] = {}
 
     def begin(self, requests: Iterable[EngineRequest], num_sequences: int) -> None:
-        """These are handed to the engine; each prompt was asked for `num_sequences` sequences."""
+        """Begin to observe requests that are handed to the engine, each for `num_sequences` sequences."""
         now_s = self._clock()
         with self._lock:
             for request in requests:
@@ -92,7 +92,7 @@ class Observations:
                     self._open[sequence_id] = _Open(now_s, num_tokens, 0 if index else num_sequences, 1)
 
     def take_outputs(self, outputs: Iterable[RequestOutput]) -> None:
-        """The engine said this."""
+        """Observe the engine's outputs."""
         now_s = self._clock()
         with self._lock:
             for output in outputs:
@@ -105,7 +105,7 @@ class Observations:
                     self._end(known, output.finish_reason, output.timings, now_s)
 
     def lose(self, sequence_ids: Collection[int] | None = None) -> None:
-        """Nothing more will come for these (None: all)."""
+        """End these sequences (None: all): no output of them will follow."""
         now_s = self._clock()
         with self._lock:
             ids = self._open.keys() if sequence_ids is None else self._open.keys() & sequence_ids
@@ -113,14 +113,14 @@ class Observations:
                 self._end(known, FinishReason.ERROR, Timings(), now_s)
 
     def forget(self, requests: Iterable[EngineRequest]) -> None:
-        """The engine did not take these."""
+        """Drop requests that the engine did not take."""
         with self._lock:
             for request in requests:
                 for sequence_id in request.sequence_ids:
                     self._open.pop(sequence_id, None)
 
     def take(self) -> ObservationBatch:
-        """What came since the last call."""
+        """What was observed since the last call."""
         with self._lock:
             taken, self._batch = self._batch, ObservationBatch()
         return taken

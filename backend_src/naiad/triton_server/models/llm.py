@@ -30,7 +30,7 @@ from naiad.triton_server.responses.llm import probe_tensors, response_tensors
 from naiad.triton_server.service.housekeeper import Housekeeper
 from naiad.triton_server.service.llm_service import LLMService, RequestShape
 
-# Requests that came from other frontends of the engine may finish; the server knows nothing of them.
+# Requests of the engine's other clients may finish; the server does not know of them.
 _DRAIN_S = 30.0
 
 
@@ -45,7 +45,7 @@ class LLMModel:
             raise pb.start_failure(error) from None
 
     def execute(self, requests: list[Any]) -> None:
-        """Take requests; answers go through their response senders. Never raises."""
+        """Accept requests; responses go through their response senders. Never raises."""
         for request in requests:
             sender = pb.TritonSender(request, self._is_decoupled, self._output_order)
             self._service.accept(TritonRequest(request), sender, self._limits)
@@ -55,7 +55,7 @@ class LLMModel:
         return self._client.is_ready
 
     def finalize(self) -> None:
-        """Stop everything; blocks, processes, files and metrics are given back."""
+        """Stop everything; blocks are freed, processes end, files and metrics are removed."""
         self._stopping.set()
         self._housekeeper.stop()
         self._ack_reader.join(timeout=5)
@@ -106,7 +106,7 @@ class LLMModel:
     def _start_engine(self, config: EngineConfig) -> None:
         instance = self._instance
         self._client = EngineClient(config, instance.engine_socket, self._take_outputs, self._engine_lost)
-        # A model of one response a request can not probe: its rows end without a detokenizer's word.
+        # A model with one response for each request can not probe: its rows end without acknowledgements.
         shape = RequestShape(
             read=read_request,
             build=response_tensors,

@@ -35,7 +35,7 @@ class TritonSender:
     """Sends one request's responses; see `responses.stream.Sender`.
 
     Asking for cancellation after FINAL crashes the whole server (seen on 2.51: the request's
-    response factory is gone), so the two exclude each other.
+    response factory is gone), so a lock keeps the two apart.
     """
 
     def __init__(self, request: Any, is_decoupled: bool, order: Mapping[str, int]) -> None:
@@ -43,8 +43,8 @@ class TritonSender:
 
         Args:
             request: a `pb_utils.InferenceRequest`.
-            is_decoupled: a model that is not needs a response also for a bare FINAL.
-            order: from `output_order`; clients of TensorRT-LLM's backend read the first output by its place.
+            is_decoupled: a model that is not decoupled needs a response even for a bare FINAL.
+            order: from `output_order`; clients of TensorRT-LLM's backend read the first output by position.
         """
         self._order = order
         self._sender = request.get_response_sender()

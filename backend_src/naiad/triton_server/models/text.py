@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from naiad.frontend.chunks import ChunkTexts
 from naiad.frontend.prompt import PromptEncoder
 from naiad.triton_server.models.parameters import read_bool
-from naiad.triton_server.models.text_frontend import DoorModel
+from naiad.triton_server.models.text_frontend import TextFrontend
 from naiad.triton_server.requests.text import TextRequestReader
 from naiad.triton_server.responses.text import TextWriter
 from naiad.triton_server.service.llm_service import RequestShape
 
 
-class TextModel(DoorModel):
+class TextModel(TextFrontend):
     """The fields, texts and errors of the ensemble."""
 
     KEYS = ("exclude_input_in_output", "accumulate_tokens")
 
     def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
-        """As `DoorModel.make_shape`."""
+        """As `TextFrontend.make_shape`."""
         skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
         writer = TextWriter(
             ChunkTexts(encoder.tokenizer.table, skip_special_tokens=skip_special_tokens),

@@ -1,4 +1,4 @@
-"""Triton's life cycle of a model that asks the engine of an `llm` model for texts."""
+"""Triton's life cycle of a model that takes and gives text, and uses the engine of an `llm` model."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _KEYS = (
 _PATIENCE_S = 0.5
 
 
-class DoorModel(ABC):
-    """Owns a client of the engine, the service and the housekeeping thread; tokenizes and detokenizes."""
+class TextFrontend(ABC):
+    """Owns a connection to the engine, the service and the housekeeping thread; tokenizes and detokenizes."""
 
     KEYS: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
-        """How this model's requests are read and answered.
+        """How this model reads and answers requests.
 
         Args:
             encoder: makes token ids of prompts.
@@ -54,30 +54,30 @@ class DoorModel(ABC):
         """
 
     def make_sender(self, request: Any) -> Sender:
-        """What answers this request."""
+        """The sender of this request's responses."""
         return pb.TritonSender(request, self._own_limits.is_decoupled, self._output_order)
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the tokenizer and begin to look for the engine: it may come later, and go."""
+        """Load the tokenizer and begin to look for the engine, which may start later, and may end."""
         try:
             self._start(args)
         except NaiadError as error:
             raise pb.start_failure(error) from None
 
     def execute(self, requests: list[Any]) -> None:
-        """Take requests; answers go through their response senders. Never raises."""
+        """Accept requests; responses go through their response senders. Never raises."""
         for request in requests:
             self._service.accept(TritonRequest(request), self.make_sender(request), self._limits())
 
     def is_ready(self) -> bool:
         """Whether the engine serves (servers from 2026-03 on ask)."""
-        return self._door.info is not None
+        return self._client.info is not None
 
     def finalize(self) -> None:
-        """Stop everything; sequences, files and metrics are given back."""
+        """Stop everything; sequences end, files and metrics are removed."""
         self._housekeeper.stop()
         self._service.close()
-        self._door.close()
+        self._client.close()
         self._housekeeper.delete_metrics()
         self._number_lock.release()
         with contextlib.suppress(OSError):  # others' sockets may be in it
@@ -113,13 +113,13 @@ class DoorModel(ABC):
     def _open(self, name: str, version: str, llm_name: str, shape: RequestShape) -> None:
         self._instance, self._number_lock = claim_instance(os.getppid(), name)
         end_with_parent(lambda: remove_runtime_directory(self._instance.directory))
-        self._door = AttachedClient(
+        self._client = AttachedClient(
             self._instance.directory, llm_name, self._take_outputs, self._lost, self._cancel
         )
         self._num_drawn_ids = 0
-        self._service = LLMService(self._door, pb.log_error, self._draw_first_id, shape, owns_engine=False)
-        # Where the engine serves already, no request is to come before it is found.
-        self._door.start(_PATIENCE_S)
+        self._service = LLMService(self._client, pb.log_error, self._draw_first_id, shape, owns_engine=False)
+        # If the engine serves already, it is found before the first request.
+        self._client.start(_PATIENCE_S)
         self._housekeeper = Housekeeper(
             self._service,
             self._instance.metrics_lock(version),
@@ -127,14 +127,14 @@ class DoorModel(ABC):
         )
 
     def _draw_first_id(self, num_sequences: int) -> int:
-        """Ids are unique within this frontend; one thread takes its requests."""
+        """Ids are this client's own; one thread takes requests."""
         first_id = self._num_drawn_ids + 1
         self._num_drawn_ids += num_sequences
         return first_id
 
     def _limits(self) -> ModelLimits:
-        """Those of the engine; without one the checkpoint's, and what keeps to them is UNAVAILABLE."""
-        info = self._door.info
+        """The engine's limits; without one the checkpoint's, and requests within them get UNAVAILABLE."""
+        info = self._client.info
         if info is None:
             return self._own_limits
         return replace(

@@ -10,14 +10,14 @@ from naiad.frontend.chunks import ChunkTexts
 from naiad.frontend.prompt import PromptEncoder
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool
-from naiad.triton_server.models.text_frontend import DoorModel
+from naiad.triton_server.models.text_frontend import TextFrontend
 from naiad.triton_server.requests.vllm import VLLMRequestReader
 from naiad.triton_server.responses.stream import Sender
 from naiad.triton_server.responses.vllm import VLLMWriter
 from naiad.triton_server.service.llm_service import RequestShape
 
 
-class VLLMModel(DoorModel):
+class VLLMModel(TextFrontend):
     """The fields, outputs and error texts of the vLLM backend.
 
     Its parameters `REPORT_CUSTOM_METRICS` and `ENABLE_VLLM_HEALTH_CHECK` are read and change nothing: metrics
@@ -27,7 +27,7 @@ class VLLMModel(DoorModel):
     KEYS = ("REPORT_CUSTOM_METRICS", "ENABLE_VLLM_HEALTH_CHECK")
 
     def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
-        """As `DoorModel.make_shape`."""
+        """As `TextFrontend.make_shape`."""
         for key in self.KEYS:
             read_bool(parameters, key, default=True)
         skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
@@ -39,14 +39,14 @@ class VLLMModel(DoorModel):
         )
 
     def make_sender(self, request: Any) -> Sender:
-        """What answers this request."""
+        """The sender of this request's responses."""
         return VLLMSender(request, is_decoupled=True, order=self._output_order)
 
 
 class VLLMSender(pb.TritonSender):
-    """Words errors, and writes the log's lines on cancelled requests, as the vLLM backend does."""
+    """Phrases errors, and logs cancelled requests, as the vLLM backend does."""
 
-    _is_told = False
+    _is_logged = False
 
     def send_error(self, error: NaiadError) -> None:
         """Send the error and FINAL in one message."""
@@ -61,7 +61,7 @@ class VLLMSender(pb.TritonSender):
     def is_cancelled(self) -> bool:
         """Whether the client is known to be gone; false once FINAL is sent."""
         is_cancelled = super().is_cancelled()
-        if is_cancelled and not self._is_told:
-            self._is_told = True
+        if is_cancelled and not self._is_logged:
+            self._is_logged = True
             pb.log_info("[vllm] Cancelling the request")
         return is_cancelled

@@ -17,7 +17,7 @@ from naiad.triton_server.responses.stream import Tensors
 
 
 def detail_tensors(chunk: Chunk) -> Tensors:
-    """What the request asked for of a chunk, and what tells its rows and sequences apart.
+    """Return what the request asked for of a chunk, and what tells its rows and sequences apart.
 
     Returns:
         finish_reason and stop_reason [1, 1] strings; num_input_tokens, num_output_tokens,
@@ -44,7 +44,7 @@ def detail_tensors(chunk: Chunk) -> Tensors:
 
 
 def _count_tensors(chunk: Chunk) -> Tensors:
-    """Why the text ended, and how many tokens there are."""
+    """Return why the text ended, and how many tokens there are."""
     requested = chunk.request.outputs
     tensors: Tensors = {}
     if requested.finish_reason:
@@ -61,19 +61,19 @@ def _count_tensors(chunk: Chunk) -> Tensors:
 
 
 def int32_tensor(value: int) -> npt.NDArray[np.int32]:
-    """`[1, 1]`."""
+    """Return a tensor [1, 1]."""
     return np.array([[value]], dtype=np.int32)
 
 
 def string_tensor(value: str) -> npt.NDArray[Any]:
-    """`[1, 1]`."""
+    """Return a tensor [1, 1]."""
     return np.array([[value.encode()]], dtype=np.object_)
 
 
 def padded(
     rows: Sequence[Sequence[float]], padding: float, kind: type[np.generic]
 ) -> npt.NDArray[np.generic]:
-    """`[1, rows, longest]`, filled up with `padding`."""
+    """Return a tensor [1, rows, longest], padded with `padding`."""
     filled = np.full((1, len(rows), max(len(row) for row in rows)), padding, dtype=kind)
     for target, row in zip(filled[0], rows, strict=True):
         target[: len(row)] = row
@@ -81,7 +81,7 @@ def padded(
 
 
 def _perf_tensors(chunk: Chunk) -> Tensors:
-    """Times, blocks and drafts until this chunk.
+    """Return times, blocks and drafts up to this chunk.
 
     Returns:
         `[1, 1]` each: total_draft_tokens and total_accepted_draft_tokens int32, acceptance_rate
@@ -111,7 +111,7 @@ def _perf_tensors(chunk: Chunk) -> Tensors:
 
 
 def _log_prob_tensors(chunk: Chunk) -> Tensors:
-    """Of n new tokens.
+    """Return the log-probabilities of n new tokens.
 
     Returns:
         With return_log_probs: output_log_probs [1, 1, n] and cum_log_probs [1, 1] float32. With
@@ -132,10 +132,10 @@ def _log_prob_tensors(chunk: Chunk) -> Tensors:
 
 
 def _beam_score_tensors(chunk: Chunk) -> Tensors:
-    """Of k beams.
+    """Return the log-probabilities and scores of k beams.
 
     Returns:
-        output_log_probs [1, k, m] float32 of the m new tokens at most, filled up with 0, and
+        output_log_probs [1, k, m] float32 of the m new tokens at most, padded with 0, and
         cum_log_probs [1, k] float32, the scores.
     """
     log_probs = [[each.log_prob for each in beam.log_probs] for beam in chunk.outputs]
@@ -147,7 +147,7 @@ def _beam_score_tensors(chunk: Chunk) -> Tensors:
 
 
 def _logit_tensors(chunk: Chunk) -> Tensors:
-    """Logits over a vocabulary of V ids.
+    """Return logits over a vocabulary of V ids.
 
     Returns:
         With return_generation_logits: generation_logits [1, 1, n, V] float32 of n > 0 new tokens.

@@ -19,7 +19,7 @@ _CONSUMED = frozenset(each.detokenizer_name for each in RESPONSE_TENSORS if each
 def chunk_outputs(
     table: TokenTable, tensors: Mapping[str, Array], skip_special_tokens: bool
 ) -> dict[str, npt.NDArray[Any]] | None:
-    """The outputs of the `detokenizer` model for its inputs.
+    """Return the outputs of the `detokenizer` model for its inputs.
 
     Args:
         table: the checkpoint's tokens.
@@ -29,8 +29,8 @@ def chunk_outputs(
         skip_special_tokens: special tokens make no text.
 
     Returns:
-        OUTPUT, one string after the other without a batch dimension, as TensorRT-LLM's clients
-        read it (`[0]` is the text); and what is passed on. None for a probe.
+        OUTPUT, one string after the other without a batch dimension, as clients of TensorRT-LLM's
+        backend read it (`[0]` is the text); and what is passed on. None for a probe.
 
     Raises:
         InvalidRequestError: the tensors do not fit together, or an id is negative.
@@ -64,7 +64,7 @@ def _value(tensors: Mapping[str, Array], name: str, default: int) -> int:
 
 
 def split_beams(ids: Array, lengths: Array) -> list[list[int]]:
-    """The ids of each beam of each row; −1 is padding.
+    """Return the ids of each beam of each row; −1 is padding.
 
     Args:
         ids: [B, k, n] int32.
@@ -85,7 +85,7 @@ def split_beams(ids: Array, lengths: Array) -> list[list[int]]:
 
 
 def decode_beams(table: TokenTable, tensors: Mapping[str, Array], skip_special_tokens: bool) -> list[str]:
-    """The whole texts of one row's beams, all behind the same window and each with its own cut.
+    """Return the whole texts of one row's beams, all after the same window and each with its own cut.
 
     Args:
         table: the checkpoint's tokens.

@@ -15,13 +15,13 @@ PADDING_ID = -1
 
 
 def response_tensors(_row: StreamRow, chunk: Chunk) -> Tensors:
-    """A response of new tokens, or of all results of a beam search.
+    """Return a response of new tokens, or of all results of a beam search.
 
     Streamed `output_ids` are deltas; unstreamed ones hold the prompt too unless it is excluded.
 
     Returns:
         output_ids [1, k, n] int32, where k is 1 or the number of beams and n the most ids of one,
-        filled up with −1; sequence_length [1, k] int32; what `detail_tensors` makes; and for a
+        padded with −1; sequence_length [1, k] int32; what `detail_tensors` makes; and for a
         detokenizer the tensors of the interface between the steps.
     """
     ids = [output.token_ids for output in chunk.outputs]
@@ -38,7 +38,7 @@ def response_tensors(_row: StreamRow, chunk: Chunk) -> Tensors:
 
 
 def probe_tensors(sequence_id: int) -> Tensors:
-    """An empty chunk: the detokenizer swallows it and says whether the client is still there."""
+    """Return an empty chunk: the detokenizer swallows it and says whether the client is still there."""
     return {
         "output_ids": np.zeros((1, 1, 0), dtype=np.int32),
         "sequence_length": int32_tensor(0),
@@ -48,7 +48,7 @@ def probe_tensors(sequence_id: int) -> Tensors:
 
 
 def _text_context(chunk: Chunk) -> Tensors:
-    """What the text of new tokens depends on."""
+    """Return what the text of new tokens depends on."""
     output, is_echoing = chunk.first, chunk.is_echoing
     window = chunk.prompt_token_ids if is_echoing else output.window_ids
     tensors: Tensors = {
@@ -70,7 +70,7 @@ def _text_context(chunk: Chunk) -> Tensors:
 
 
 def _beam_context(chunk: Chunk) -> Tensors:
-    """What the texts of k beams depend on: one window, and for each a cut, beam_max_chars [1, k] int32."""
+    """Return what the texts of k beams depend on: one window, and the cuts, beam_max_chars [1, k] int32."""
     # An echoed prompt begins each beam's ids; otherwise all texts follow the same window.
     window = [] if chunk.is_echoing else chunk.first.window_ids
     num_prompt_chars = chunk.num_prompt_chars if chunk.is_echoing else 0

@@ -23,7 +23,7 @@ class TextWriter:
         self._accumulates = accumulates
 
     def write(self, row: StreamRow, chunk: Chunk) -> Tensors:
-        """The response; see `ResponseBuilder`.
+        """Return the response; see `ResponseBuilder`.
 
         Returns:
             text_output [k] strings, one for each beam and without a batch dimension, as clients of

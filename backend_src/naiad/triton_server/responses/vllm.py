@@ -28,7 +28,7 @@ class VLLMWriter:
         self._table = table
 
     def write(self, _row: StreamRow, chunk: Chunk) -> Tensors:
-        """The response; see `ResponseBuilder`."""
+        """Return the response; see `ResponseBuilder`."""
         request, outputs = chunk.request, chunk.outputs
         assert isinstance(request, VLLMRequest), "a request of another shape"
         requested = request.outputs

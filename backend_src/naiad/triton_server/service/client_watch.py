@@ -1,16 +1,17 @@
 """Which clients are asked whether they are still there, and when.
 
-Triton tells nobody that a client is gone. A stream that goes straight to its client is polled, an
-IPC round trip. One with a detokenizer behind it is probed, a response through two models: the
-acknowledgement says what the detokenizer sees of the client, as that of every other chunk does.
-So a probe is needed only where nothing was sent for a while: for one that streams and has begun a
-longer while, as each step brings it a token, and the steps of a crowd are long. Both cost time that
-the engine would use: on two busy cores about 1 ms a probe and 0.1 ms a poll, all processes together.
-So a round asks only so many clients, those first that have waited longest: 400 probes and 1,600 polls
-a second at most, which is 32 silent clients each 80 ms. Those in the queue hold no blocks yet:
-together they are asked 20 times a second, or each of them every two seconds, and take few of a round's
-places. And nobody is asked again before the engine has made a step, after which it can end a sequence; of
-steps longer than `LONGEST_S` so long at most.
+Triton does not report that a client is gone. A stream that goes straight to its client is polled, which is
+one IPC round trip. A stream before a detokenizer is probed with an empty response through both models: the
+detokenizer's acknowledgement says whether its client is still connected, as it does for every other chunk.
+So a probe is needed only where nothing was sent for a while. A stream that has begun is given longer,
+because each step brings it a token and the steps of many sequences are long.
+
+Both cost time that the engine could use: on two busy cores about 1 ms a probe and 0.1 ms a poll, over all
+processes. So a round asks a limited number of clients, those first that were asked longest ago: at most 400
+probes and 1,600 polls a second, which is 32 silent clients every 80 ms. Requests in the queue hold no blocks
+yet: together they are asked 20 times a second, or each of them every two seconds, and take few of a round's
+places. No client is asked twice within one step of the engine, or within `LONGEST_S` if the step is longer,
+because the engine ends a sequence only after a step.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from naiad.outputs import EngineStats
 from naiad.triton_server.responses.stream import ResponseStream
 
 ROUND_S = 0.02
-# Nobody is there to ask; what changes meanwhile brings a round of its own.
+# While there is no client to ask; a change brings the next round early.
 IDLE_ROUND_S = 0.5
 PROBE_PERIOD_S = 0.06
 STREAMING_PROBE_PERIOD_S = 0.6
 LONGEST_S = 0.25
 MAX_PROBES = 8
 MAX_POLLS = 32
-# Clients in the queue: between two questions, and the most for one of them if the rounds have room for all.
+# Between two questions to queued clients, and at most between two to the same one if rounds have room.
 QUEUE_GAP_S = 0.05
 LONGEST_IN_QUEUE_S = 2.0
 
@@ -39,20 +40,20 @@ class StepPace:
     """How long the engine's steps take now."""
 
     def __init__(self) -> None:
-        """Nothing is known: as if they took no time."""
-        self._told = EngineStats()
-        self._told_at_s = 0.0
+        """Assume that steps take no time until the engine has reported some."""
+        self._reported = EngineStats()
+        self._reported_at_s = 0.0
         self._step_s = 0.0
 
     def take(self, stats: EngineStats, now_s: float) -> None:
-        """The engine said this."""
-        num_steps = stats.total_steps - self._told.total_steps
+        """Take the engine's latest report."""
+        num_steps = stats.total_steps - self._reported.total_steps
         if num_steps == 0:
             return
-        had_work = self._told.num_running + self._told.num_waiting > 0
-        # What came behind a rest, or from an engine that was started again, tells nothing.
-        self._step_s = (now_s - self._told_at_s) / num_steps if had_work and num_steps > 0 else 0.0
-        self._told, self._told_at_s = stats, now_s
+        had_work = self._reported.num_running + self._reported.num_waiting > 0
+        # The first step after a pause, or of a restarted engine, says nothing about the pace.
+        self._step_s = (now_s - self._reported_at_s) / num_steps if had_work and num_steps > 0 else 0.0
+        self._reported, self._reported_at_s = stats, now_s
 
     @property
     def period_s(self) -> float:
@@ -63,12 +64,12 @@ class StepPace:
 def streams_to_poll(
     streams: Collection[ResponseStream], now_s: float, step_s: float = 0.0
 ) -> list[ResponseStream]:
-    """Direct streams whose turn it is: the next `MAX_POLLS`, those first that were not asked for longest.
+    """The streams without a detokenizer to poll now: at most `MAX_POLLS`, those asked longest ago first.
 
     Args:
         streams: all that are open.
         now_s: by the monotonic clock.
-        step_s: nobody is asked more often.
+        step_s: no client is asked twice within this time.
     """
     num_queued = _num_queued(streams)
     queue_s = max(step_s, _queue_period_s(num_queued))
@@ -83,7 +84,7 @@ def streams_to_poll(
 def streams_to_probe(
     streams: Collection[ResponseStream], now_s: float, step_s: float = 0.0
 ) -> list[ResponseStream]:
-    """Silent streams before a detokenizer whose turn it is: the next `MAX_PROBES`; arguments as above."""
+    """The silent streams before a detokenizer to probe now: at most `MAX_PROBES`; arguments as above."""
     num_queued = _num_queued(streams)
     due = [
         stream
@@ -114,7 +115,7 @@ def _next(
     num_queued: int,
     asked_at_s: Callable[[ResponseStream], float],
 ) -> list[ResponseStream]:
-    """Streams of each kind, those asked longest ago first; at most a quarter of them are queued requests."""
+    """The streams that were asked longest ago; queued requests take at most a quarter of the places."""
     begun: list[ResponseStream] = []
     queued: list[ResponseStream] = []
     for stream in due:

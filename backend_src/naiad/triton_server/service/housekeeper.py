@@ -1,4 +1,4 @@
-"""The one thread of a model that asks for clients, and that writes metrics."""
+"""The one thread of a model that asks whether clients are still connected, and that writes metrics."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from naiad.triton_server.service.llm_service import LLMService
 
 
 class WrittenMetrics(Protocol):
-    """What a model shows on the metrics port."""
+    """A model's metrics on Triton's metrics port."""
 
     def update(self, stats: EngineStats, batch: ObservationBatch) -> bool:
-        """Write what changed; whether there was too little time for all of it."""
+        """Write what has changed; true if there was no time for all of it."""
 
     def delete(self) -> None:
         """Take the metrics off the port."""
 
 
 class Housekeeper:
-    """Keeps house for a service until it is stopped."""
+    """Makes a service's rounds until it is stopped."""
 
     def __init__(
         self, service: LLMService, lock: FileLock, make_metrics: Callable[[], WrittenMetrics]
@@ -32,7 +32,7 @@ class Housekeeper:
         """Start the thread.
 
         Args:
-            service: whose rounds it makes.
+            service: the one that gets rounds.
             lock: of the metrics. A reloaded model's old instance has metrics of the same labels until
                 it is gone, and takes the server's with it when it deletes them: one at a time (2.51
                 crashes otherwise).
@@ -64,7 +64,7 @@ class Housekeeper:
             if self._metrics is None and self._lock.try_take():
                 self._metrics = self._make_metrics()
             if self._metrics is not None and not self._is_left():
-                # The stats first: what they count of requests is among the observations by then.
+                # The stats first: the requests that they count are among the observations by then.
                 stats = self._service.stats
                 has_more = self._metrics.update(stats, self._service.observations.take())
                 if has_more and not self._service.open_streams():
@@ -72,5 +72,5 @@ class Housekeeper:
             self._service.rest(pause_s)
 
     def _is_left(self) -> bool:
-        """Whether the server has died. A call to it would then hang, with Python's lock, and so would we."""
+        """Whether the server has died. A call to it would hang, and with it this whole process."""
         return os.getppid() != self._server_pid

@@ -1,4 +1,4 @@
-"""The engine's numbers, whichever process it is."""
+"""The engine's numbers across restarts of its process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TOTALS = [name for name in EngineStats.__struct_fields__ if name.startswith("to
 
 
 class LastingStats:
-    """Totals go on when another process takes over; gauges are those of the process that is.
+    """Totals over all engine processes so far; gauges of the present one.
 
     One thread writes, others may read.
     """
@@ -23,13 +23,13 @@ class LastingStats:
         self._now = EngineStats()
 
     def take(self, stats: EngineStats) -> None:
-        """The process says this of itself."""
+        """Take the present process's report."""
         ended = self._of_the_ended
         totals = {name: _sum(getattr(ended, name), getattr(stats, name)) for name in _TOTALS}
         self._now = msgspec.structs.replace(stats, **totals)
 
     def lose(self) -> None:
-        """The process has ended; the next one counts from zero."""
+        """Keep the totals of a process that has ended; the next one counts from zero."""
         self._of_the_ended = self._now
         self.take(EngineStats())
 

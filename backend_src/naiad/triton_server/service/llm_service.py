@@ -49,13 +49,14 @@ DEAD_DETOKENIZER_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """What distinguishes a model: how its requests are read, and what becomes of their outputs.
+    """What distinguishes a model: how it reads requests, and how it writes responses.
 
     Attributes:
-        read: a request as its client sent it → what was asked for, or a NaiadError.
-        build: the tensors of a response.
-        build_probe: an empty response, which a detokenizer answers; None: no detokenizer follows.
-        cancel_message: of the error that a cancelled request ends with; "": it ends with what it has.
+        read: reads a request as its client sent it, or raises a NaiadError.
+        build: makes the tensors of a response.
+        build_probe: makes an empty response, which a detokenizer answers; None: no detokenizer follows.
+        cancel_message: a cancelled request ends with an error of this message; "": it ends with the tokens
+            that it has.
     """
 
     read: Callable[[RequestSource, ModelLimits], GenerateRequest | StopRequest]
@@ -69,7 +70,7 @@ class RequestShape:
         return self.build_probe is not None
 
 
-class EngineDoor(Protocol):
+class EngineConnection(Protocol):
     """What the service needs of the engine's client."""
 
     def submit(self, requests: list[EngineRequest]) -> None:
@@ -79,7 +80,7 @@ class EngineDoor(Protocol):
         """End these sequences with `cancelled`."""
 
     def stop_others(self, request_id: str) -> None:
-        """Tell the engine's other frontends to cancel requests of this id."""
+        """Tell the engine's other clients to cancel requests of this id."""
 
 
 class LLMService:
@@ -87,7 +88,7 @@ class LLMService:
 
     def __init__(
         self,
-        engine: EngineDoor,
+        engine: EngineConnection,
         log_error: Callable[[str], None],
         draw_first_id: Callable[[int], int],
         shape: RequestShape,
@@ -97,10 +98,10 @@ class LLMService:
 
         Args:
             engine: takes the sequences.
-            log_error: takes a line.
+            log_error: writes a line to the log.
             draw_first_id: number of a request's sequences → the id of the first; the others follow.
             shape: of requests and responses.
-            owns_engine: it hears of every step, also of those of others' requests.
+            owns_engine: the engine reports every step to it, including those of other models' requests.
         """
         self._shape = shape
         self._owns_engine = owns_engine
@@ -117,17 +118,17 @@ class LLMService:
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's numbers; totals go on when it starts again."""
+        """The engine's numbers; a restart of the engine does not reset totals."""
         return self._stats.now()
 
     @property
     def _has_work(self) -> bool:
-        """Whether somebody is to be asked, or numbers change with each step."""
+        """Whether there are clients to ask, or numbers that change with each step."""
         stats = self._stats.now()
         return bool(self._streams) or (self._owns_engine and stats.num_running + stats.num_waiting > 0)
 
     def accept(self, source: RequestSource, sender: Sender, limits: ModelLimits) -> None:
-        """Answer a request: rows go to the engine, a bad request gets its error and FINAL. Never raises."""
+        """Send a request's rows to the engine, or its error and FINAL to its client. Never raises."""
         try:
             request = self._shape.read(source, limits)
             if isinstance(request, StopRequest):
@@ -143,10 +144,10 @@ class LLMService:
             sender.send_error(self._internal_error(error))
 
     def take_outputs(self, outputs: Iterable[RequestOutput], stats: EngineStats | None) -> None:
-        """Give each output to its stream; without stats, the last ones stay valid."""
+        """Give each output to its stream; without `stats` the last ones stay valid."""
         outputs = list(outputs)
         has_worked = self._has_work
-        # First: who reads the stats is to find what they say of requests among the observations.
+        # First, so that whoever reads the stats finds the requests that they count among the observations.
         self.observations.take_outputs(outputs)
         if stats is not None:
             self._stats.take(stats)
@@ -168,7 +169,7 @@ class LLMService:
             self._has_news.set()
 
     def take_acks(self, acks: Iterable[Ack]) -> None:
-        """The detokenizer has dealt with chunks, and says whether their client is still there."""
+        """Take the detokenizer's acknowledgements, which say whether the client is still connected."""
         for ack in acks:
             with self._lock:
                 found = self._streams.get(ack.sequence_id)
@@ -182,7 +183,7 @@ class LLMService:
                 self._senders.schedule(stream)
 
     def engine_lost(self, sequence_ids: Collection[int] | None = None) -> None:
-        """An engine process ended: open streams of these sequences (None: all) get an error and FINAL."""
+        """End the streams of these sequences (None: all) with an error: their engine process has ended."""
         self.observations.lose(sequence_ids)
         self._stats.lose()
         self._has_news.set()
@@ -204,7 +205,7 @@ class LLMService:
                 self._cancel(stream)
 
     def housekeep(self) -> float:
-        """One round: who is gone, who must be asked.
+        """Make one round: find out which clients are gone, and probe those that can not be polled.
 
         Returns:
             Seconds until the next round.
@@ -227,7 +228,7 @@ class LLMService:
         return ROUND_S if self._has_work else IDLE_ROUND_S
 
     def rest(self, seconds: float) -> bool:
-        """Wait for the next round; true: it comes early, as work has begun or ended."""
+        """Wait for the next round; true if it comes early because work has begun or ended."""
         has_news = self._has_news.wait(seconds)
         self._has_news.clear()
         return has_news
@@ -268,7 +269,7 @@ class LLMService:
             self._abort_rest(stream)
 
     def _internal_error(self, error: Exception) -> NaiadError:
-        """What the client learns of a failure of ours; the log has the rest."""
+        """What the client is told about a failure of ours; the log has the rest."""
         self._log_error(f"naiad: a request failed with {type(error).__name__}: {error}")
         return InternalError("internal error while reading the request")
 
@@ -310,12 +311,12 @@ class LLMService:
 
 
 def new_stream_rows(request: GenerateRequest, draw_first_id: Callable[[int], int]) -> list[StreamRow]:
-    """One for each sequence or search, those of a row side by side, their ids rising.
+    """One stream row for each sequence or search, in the order of the request's rows and of ids.
 
     Args:
-        request: says how many.
+        request: has the rows.
         draw_first_id: number of the request's sequences → the id of the first; the others follow.
-            Nobody can guess an id: who acknowledges a chunk of it speaks for its client.
+            Ids can not be guessed, because whoever acknowledges a chunk of an id speaks for its client.
     """
     num_sequences = request.outputs.num_sequences
     ids = itertools.count(draw_first_id(len(request.rows) * num_sequences))
@@ -333,7 +334,7 @@ def new_stream_rows(request: GenerateRequest, draw_first_id: Callable[[int], int
 
 
 def engine_requests(request: GenerateRequest, rows: list[StreamRow]) -> list[EngineRequest]:
-    """One for each row of the request, its further sequences as siblings of the first."""
+    """One engine request for each row; its further sequences are siblings of the first."""
     num_sequences = request.outputs.num_sequences
     ids = [sequence_id for row in rows for sequence_id in row.sequence_ids]
     return [

@@ -1,4 +1,4 @@
-"""The threads that send responses. A stream always has the same one, so its order is kept."""
+"""The threads that send responses. A stream always has the same thread, which keeps its order."""
 
 from __future__ import annotations
 
