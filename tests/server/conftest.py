@@ -57,11 +57,8 @@ def presets(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Itera
         yield server
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers, those that share a server run in one, and else those of a file."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker("server")
-            names = [name for name in SHARED if name in getattr(item, "fixturenames", ())]
-            item.add_marker(pytest.mark.xdist_group(names[0] if names else item.path.stem))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """With several workers, tests that share a server run in one, and else those of a file."""
+    item.add_marker("server")
+    names = [name for name in SHARED if name in getattr(item, "fixturenames", ())]
+    item.add_marker(pytest.mark.xdist_group(names[0] if names else item.path.stem))
