@@ -8,9 +8,7 @@ WORKERS ?= 2
 PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.10,$(if $(shell python$(v) -c 'print(1)' 2>/dev/null),python$(v))) python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest --durations=20
-PYTEST_APART := $(PYTEST) -n $(WORKERS) --dist loadfile
-PYTEST_SERVERS := $(PYTEST) -n $(WORKERS) --dist loadgroup
+PYTEST_APART := $(BIN)/python -m pytest --durations=20 -n $(WORKERS) --dist loadfile
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
 .PHONY: serve test test-all test-gpu memcheck-gpu bench-gpu check generated install lock clean
@@ -22,11 +20,11 @@ serve: .venv/.installed
 # things to happen in time.
 test: .venv/.installed
 	$(PYTEST_APART) -m "not slow and not gpu and not server" $(ARGS)
-	$(PYTEST_SERVERS) -m "server and not slow and not gpu" $(ARGS)
+	$(PYTEST_APART) -m "server and not slow and not gpu" $(ARGS)
 
 test-all: .venv/.installed
 	$(PYTEST_APART) -m "not gpu and not server" $(ARGS)
-	$(PYTEST_SERVERS) -m "server and not gpu" $(ARGS)
+	$(PYTEST_APART) -m "server and not gpu" $(ARGS)
 
 # Needs an NVIDIA GPU; docs/gpu-status.md says what has been run on one.
 test-gpu: .venv/.installed

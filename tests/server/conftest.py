@@ -9,8 +9,6 @@ from helpers.preset_server import add_excluding, add_padded, write_presets
 from helpers.server import Leaving, Server, running, start_server
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
-# Servers of the whole session.
-SHARED = ("server", "presets", "tiny")
 # 130,000 tokens of a tiny model.
 ROOMY = "64000000"
 
@@ -57,11 +55,5 @@ def presets(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Itera
         yield server
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers, those that share a server run in one, and else those of a file."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker("server")
-            names = [name for name in SHARED if name in getattr(item, "fixturenames", ())]
-            item.add_marker(pytest.mark.xdist_group(names[0] if names else item.path.stem))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker("server")
