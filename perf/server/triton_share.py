@@ -4,10 +4,10 @@
 
 All four get prompts of the same length at the same time and stream the same number of tokens, from a
 server that runs from the first turn to the last. In a turn the engine in process runs before and behind
-each door, A B A C A D A, and a door's share is its speed over the mean of the two beside it: a machine that
+each model, A B A C A D A, and a model's share is its speed over the mean of the two beside it: a machine that
 grows slower or faster meanwhile cancels out. The medians over the turns are what is asked for. The load
 generator shares the machine with the server, while the engine in process has it to itself. Both get the
-same token budget of a step: one that each had measured for itself would differ by more than the doors do.
+same token budget of a step: one that each had measured for itself would differ by more than the models do.
 A budget that is set counts tokens alone, neither context nor running texts.
 """
 
@@ -53,25 +53,25 @@ class Turn:
     """New tokens a second, prompts included in the time.
 
     Attributes:
-        engine: in process, before the first door and behind each.
-        doors: each through the server, in their order.
+        engine: in process, before the first model and after each.
+        models: each through the server, in their order.
         stolen: part of the machine's time that its host gave to others.
     """
 
     engine: Sequence[float]
-    doors: Mapping[str, float]
+    models: Mapping[str, float]
     stolen: float = 0.0
 
     def share(self, name: str) -> float:
         """Of the mean of the engine's two passes beside it."""
         if name == "engine":
             return 1.0
-        place = list(self.doors).index(name)
-        return self.doors[name] / statistics.mean(self.engine[place : place + 2])
+        place = list(self.models).index(name)
+        return self.models[name] / statistics.mean(self.engine[place : place + 2])
 
     def tokens_per_s(self, name: str) -> float:
-        """A door's, or the engine's on average."""
-        return self.doors[name] if name in self.doors else statistics.mean(self.engine)
+        """A model's, or the engine's on average."""
+        return self.models[name] if name in self.models else statistics.mean(self.engine)
 
 
 def main() -> int:
@@ -140,10 +140,10 @@ def _take_settings_of_engine_process() -> None:
 def take_turn(
     contestants: Contestants, make_prompts: Callable[[str], Prompts], work: Work, number: int
 ) -> Turn:
-    """The engine, a door, the engine, a door, …, the engine.
+    """The engine, a model, the engine, a model, …, the engine.
 
     Args:
-        contestants: `engine` and the doors; no prompt is used twice.
+        contestants: `engine` and the models; no prompt is used twice.
         make_prompts: seed → `work.batch` prompts.
         work: of each pass.
         number: of the turn.
@@ -157,12 +157,12 @@ def take_turn(
 
     before = psutil.cpu_times()
     engine = [tokens_per_s("engine", "engine")]
-    doors: dict[str, float] = {}
+    models: dict[str, float] = {}
     for name in contestants:
         if name != "engine":
-            doors[name] = tokens_per_s(name, name)
+            models[name] = tokens_per_s(name, name)
             engine.append(tokens_per_s("engine", f"engine after {name}"))
-    return Turn(engine, doors, _stolen(before, psutil.cpu_times()))
+    return Turn(engine, models, _stolen(before, psutil.cpu_times()))
 
 
 def calm(turns: Sequence[Turn], max_stolen: float) -> list[Turn]:
@@ -179,7 +179,7 @@ def _stolen(before: Any, after: Any) -> float:
 def rows(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """Medians over the turns, and of the turns' shares."""
     result: list[dict[str, Any]] = []
-    for name in ("engine", *turns[0].doors):
+    for name in ("engine", *turns[0].models):
         shares = [turn.share(name) for turn in turns]
         result.append(
             {
@@ -220,7 +220,7 @@ def _is_same(
 def _plot(turns: Sequence[Turn], batch: int) -> str:
     numbers = list(range(1, len(turns) + 1))
     speed = {
-        name: (numbers, [turn.tokens_per_s(name) for turn in turns]) for name in ("engine", *turns[0].doors)
+        name: (numbers, [turn.tokens_per_s(name) for turn in turns]) for name in ("engine", *turns[0].models)
     }
     shares = {
         f"{name}, asked ≥ {asked:g}": (numbers, [turn.share(name) for turn in turns])

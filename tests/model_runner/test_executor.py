@@ -248,6 +248,15 @@ def test_a_step_that_raises_is_an_internal_error_and_others_go_on(folder: Path) 
         assert there.launch(one_step(2))().sampled_token_ids.keys() == {2}
 
 
+def test_a_bug_of_ours_ends_the_process(folder: Path) -> None:
+    """A row that skips tokens: no caller may take that for a failed step."""
+    row = LoneRow(1, [1, 2, 3], 0, [0], SamplingParams(max_tokens=4))
+    step = lone_step([row])
+    step.rows[0].earlier_token_ids = (1, 2)
+    with remote(make_config(folder)) as there, pytest.raises(InternalError, match="process has ended"):
+        there.launch(step)()
+
+
 def test_a_start_that_fails_says_why(folder: Path, tmp_path: Path) -> None:
     config = make_config(folder)
     missing = EngineConfig(model_dir=str(tmp_path), dtype="float32", block_size=config.block_size)

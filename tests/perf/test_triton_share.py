@@ -35,7 +35,7 @@ def test_turns_in_which_the_host_took_the_processor_away_do_not_count() -> None:
     assert calm(turns, 0.05) == [turns[0], turns[2]]
 
 
-def test_in_a_turn_the_engine_runs_before_and_behind_each_door() -> None:
+def test_in_a_turn_the_engine_runs_before_and_after_each_model() -> None:
     order = []
 
     def contestant(name: str) -> Callable[[Prompts, int], list[Any]]:
@@ -51,7 +51,7 @@ def test_in_a_turn_the_engine_runs_before_and_behind_each_door() -> None:
     assert [name for name, _, _ in order] == ["engine", "text", "engine", "llm", "engine"]
     assert len({prompt for _, prompt, _ in order}) == len(order)
     assert {num_tokens for _, _, num_tokens in order} == {10}
-    assert (len(turn.engine), list(turn.doors)) == (3, ["text", "llm"])
+    assert (len(turn.engine), list(turn.models)) == (3, ["text", "llm"])
 
 
 def test_the_fast_engine_repeats_the_prompt_and_ends_once(default_model_dir: Path) -> None:

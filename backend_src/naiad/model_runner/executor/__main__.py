@@ -80,9 +80,15 @@ class RunnerProcess:
 
 
 def _launch(launch: Callable[[], Callable[[], ModelOutput]]) -> Callable[[], ModelOutput]:
-    """What waits for a step; it raises what its launch has raised."""
+    """What waits for a step; it raises what its launch has raised.
+
+    Raises:
+        AssertionError: our own bug. It ends this process, so that no caller goes on as if a step had failed.
+    """
     try:
         return launch()
+    except AssertionError:
+        raise
     except Exception as error:  # noqa: BLE001 — torch's, a kernel's, …: it is the step's result
         return partial(_raise, error)
 
@@ -96,6 +102,8 @@ def _collect(wait: Callable[[], ModelOutput]) -> StepResult | Failed:
         return StepResult(wait())
     except NaiadError as error:
         return Failed(error.status, str(error))
+    except AssertionError:
+        raise
     except Exception:
         logger.exception("a step has failed")
         return Failed(InternalError.status, "a step has failed in the model runner's process")

@@ -6,23 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
+from naiad_kernels.linear.plain import PlainWeight
+
 
 @dataclass(frozen=True, slots=True)
-class FixedOrderWeight:
-    """A weight as it came: `[out_features, in_features]`, contiguous; bias `[out_features]` or None."""
-
-    matrix: torch.Tensor
-    bias: torch.Tensor | None
-
-    @property
-    def in_features(self) -> int:
-        """Columns of the layer's input."""
-        return self.matrix.shape[1]
-
-    @property
-    def out_features(self) -> int:
-        """Columns of the layer's output."""
-        return self.matrix.shape[0]
+class FixedOrderWeight(PlainWeight):
+    """A weight as it came, `[out_features, in_features]`, contiguous, and a bias `[out_features]` or None."""
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """Compute `linear` for this layout; on a CPU, in triton-lang's interpreter only."""
