@@ -10,7 +10,7 @@ Status = Literal["INVALID_ARG", "UNAVAILABLE", "CANCELLED", "NOT_FOUND", "INTERN
 class NaiadError(Exception):
     """Base of all errors whose message may be shown to a client.
 
-    Messages name field, value and what is allowed; never a path, an address, a prompt
+    A message names the field, its value and what is allowed, never a path, an address, a prompt
     or a traceback.
     """
 
@@ -41,7 +41,7 @@ class UnavailableError(NaiadError):
 
 
 class EngineAwayError(UnavailableError):
-    """No engine serves now: it is starting or restarting, or its model is not loaded."""
+    """No engine is serving: it is starting or restarting, or its model is not loaded."""
 
 
 class CancelledError(NaiadError):

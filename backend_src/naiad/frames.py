@@ -9,7 +9,13 @@ _LENGTH = struct.Struct("<I")
 
 
 def frame(body: bytes) -> bytes:
-    """The body as one frame."""
+    """The body as one frame.
+
+    Raises:
+        ValueError: the body is larger than `MAX_FRAME_BYTES`, which no reader takes.
+    """
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {len(body)} bytes; at most {MAX_FRAME_BYTES} are allowed")
     return _LENGTH.pack(len(body)) + body
 
 
@@ -21,7 +27,7 @@ class FrameBuffer:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take what arrived; return the bodies that are complete now.
+        """Take the bytes that arrived; return the bodies that are now complete.
 
         Raises:
             ValueError: a frame announces more than `MAX_FRAME_BYTES`.

@@ -1,4 +1,4 @@
-"""What crosses rooms in a step: ints and lists, never tensors."""
+"""The data of a step that the packages exchange: ints and lists, never tensors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class ServedModel(Protocol):
 
 
 class BlockChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A sequence's block table in one KV group, as far as it is new to the runner.
+    """The part of a sequence's block table in one KV group that the runner does not have yet.
 
     Attributes:
-        first: entries before this index stay; all others are replaced.
+        first: entries before this index are kept; all others are replaced.
         block_ids: the entries from `first` on.
     """
 
@@ -35,16 +35,16 @@ class BlockChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Admission(msgspec.Struct, array_like=True, frozen=True):
-    """What a runner learns once of a sequence, in the step of its first row.
+    """What the runner receives once for each sequence, in the step of the sequence's first row.
 
-    After a preemption a sequence is admitted again. An admission replaces whatever the runner keeps
+    A preempted sequence is admitted again. An admission replaces any state that the runner keeps
     under the same id.
 
     Attributes:
-        sequence_id: names the sequence in rows, results and errors.
+        sequence_id: identifies the sequence in rows, results and errors.
         params: how it is sampled.
-        num_prompt_tokens: of its known tokens, how many are the prompt's.
-        clone_of: a sequence whose state, as it was before this step, this one continues; None: it
+        num_prompt_tokens: how many of its known tokens belong to the prompt.
+        clone_of: the sequence whose state before this step is copied to start this one; None: it
             starts without tokens.
     """
 
@@ -55,20 +55,20 @@ class Admission(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StepRow(msgspec.Struct, array_like=True, gc=False):
-    """One sequence's part of one step: its tokens from `start` on, then perhaps drafts.
+    """One sequence's part of one step: its tokens from `start` on, then any draft tokens.
 
     Attributes:
-        sequence_id: a sequence that has been admitted, in this step or before.
+        sequence_id: a sequence that was admitted in this step or an earlier one.
         start: the position of the row's first token.
-        token_ids: the known tokens that are computed, at least one. The last one is `UNKNOWN_TOKEN`
-            if the step before samples it and its result is not on the host yet.
+        token_ids: the known tokens to compute, at least one. The last one is `UNKNOWN_TOKEN` if the
+            previous step samples it and the result is not on the host yet.
         samples: the row reaches the last known token, so the model samples a new one.
-        draft_token_ids: guesses that follow `token_ids` and are computed with them; the model keeps
-            those at the beginning that it agrees with. Only with `samples`.
-        earlier_token_ids: the known tokens right before `start` that no row has brought yet: a prefix
-            hit's, or drafts that were accepted.
-        block_changes: for each KV group how the block table changes before the row is computed; empty:
-            in no group; a single one holds for all groups.
+        draft_token_ids: draft tokens that follow `token_ids` and are computed with them; the longest
+            prefix that the model agrees with is accepted. Only with `samples`.
+        earlier_token_ids: the known tokens right before `start` that no earlier row contained: those
+            of a prefix cache hit, or accepted drafts.
+        block_changes: for each KV group, how the block table changes before the row is computed.
+            Empty: it changes in no group. A single entry applies to all groups.
     """
 
     sequence_id: int
@@ -98,16 +98,17 @@ class StepRow(msgspec.Struct, array_like=True, gc=False):
 class StepBatch(msgspec.Struct, array_like=True):
     """One step's work as plain data; without rows there is nothing to compute.
 
-    A runner applies it in the order of its fields.
+    The runner applies the fields in their order.
 
     Attributes:
-        ended: ids of sequences that have ended or were preempted since the last step with rows: the
-            runner forgets them.
+        ended: ids of sequences that have ended or were preempted since the last step with rows; the
+            runner drops their state.
         admissions: sequences that are new to the runner.
-        block_copies: for each KV group (from, to) blocks, to be copied in order before the rows are
-            computed; empty: there are none.
+        block_copies: for each KV group the (source, destination) blocks that are copied, in order,
+            before the rows are computed; empty: none.
         rows: one for each sequence that computes something.
-        is_projected: the step was made while the one before was under way; see `StepRow.token_ids`.
+        is_projected: the step was made while the previous one was still computed; see
+            `StepRow.token_ids`.
     """
 
     ended: list[int] = []
@@ -123,15 +124,15 @@ class StepBatch(msgspec.Struct, array_like=True):
 
 
 class TokenLogProbs(msgspec.Struct, array_like=True, frozen=True):
-    """Natural logarithms of probabilities at one new token's place.
+    """Natural log-probabilities at the position of one new token.
 
-    They are the model's own, of the logits before penalties, biases, temperature and filters.
+    They are computed from the model's own logits, before penalties, biases, temperature and filters.
 
     Attributes:
-        log_prob: of the new token.
-        top_token_ids: the best tokens, best first.
-        top_log_probs: theirs.
-        rank: of the new token among all, 1 = the best; 0: not reported (beams).
+        log_prob: the new token's log-probability.
+        top_token_ids: the most probable tokens, best first.
+        top_log_probs: the log-probabilities of `top_token_ids`.
+        rank: the new token's rank in the vocabulary, 1 = the most probable; 0: not reported (beams).
     """
 
     log_prob: float
@@ -141,20 +142,20 @@ class TokenLogProbs(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ModelOutput(msgspec.Struct):
-    """What the model made of a step.
+    """The result of a step.
 
     Attributes:
-        sampled_token_ids: sequence_id → the new ids, for each sequence with `samples`: the accepted
+        sampled_token_ids: sequence_id → the new ids, for each row with `samples`: the accepted
             drafts and one more.
-        errors: sequence_id → why its row failed alone: an `InternalError` (NaN logits, …), and
-            then its KV is not to be trusted, or an `InvalidRequestError`.
-        log_probs: sequence_id → those of its new ids, for sequences that asked.
+        errors: sequence_id → the error that confines a failure to this row: an `InternalError` (NaN
+            logits, …), after which its KV must not be used, or an `InvalidRequestError`.
+        log_probs: sequence_id → one entry for each new id, where requested.
         context_logits: sequence_id → little-endian float32 `[num_positions, vocab_size]`, the logits of
-            the prompt positions that the step computed, for sequences that asked.
-        generation_logits: sequence_id → little-endian float32 `[vocab_size]` each, the model's own
-            at the new ids' places, for sequences that asked.
-        candidates: sequence_id → (id, log-probability) of the best tokens, best first, for beams;
-            of the logits' softmax after all processors. A beam has no sampled id.
+            the prompt positions that the step computed, where requested.
+        generation_logits: sequence_id → for each new id the model's own logits, little-endian float32
+            `[vocab_size]`, where requested.
+        candidates: sequence_id → (id, log-probability) of the most probable tokens, best first, for
+            beams; the softmax is taken after all logits processors. Beams have no sampled id.
     """
 
     sampled_token_ids: dict[int, list[int]]
@@ -166,7 +167,7 @@ class ModelOutput(msgspec.Struct):
 
 
 class Timings(msgspec.Struct, array_like=True, frozen=True):
-    """When what happened to a sequence: seconds of the machine's monotonic clock; 0 = it did not."""
+    """Times of a sequence's events, in seconds on the machine's monotonic clock; 0 = not happened."""
 
     arrival_s: float = 0.0
     first_scheduled_s: float = 0.0
@@ -177,32 +178,33 @@ class Timings(msgspec.Struct, array_like=True, frozen=True):
 class RequestOutput(msgspec.Struct, array_like=True):
     """What one step adds to one sequence, as it leaves the engine.
 
-    One that adds nothing says that the sequence has left the queue and has no token yet.
+    An output that adds nothing reports that the sequence has left the queue and has no token yet.
 
     Attributes:
-        sequence_id: whose.
-        token_ids: new ids, in order; may be empty on the last output, and is where it only has started.
-        window_ids: with a TextContext: ids before `token_ids` that their text depends on
+        sequence_id: the sequence that the output belongs to.
+        token_ids: new ids, in order; may be empty on the last output, and is empty if the sequence
+            has only started.
+        window_ids: with a TextContext: the ids before `token_ids` that their text depends on
             (all of them already turned into text).
         num_chars: with stop strings: characters of text that `token_ids` add (after the cut,
             when `is_cut`); −1 = not counted.
-        is_cut: a stop string ended inside this output's text: only `num_chars` of it count.
+        is_cut: a stop string ended inside this output's text: only its first `num_chars` count.
         finish_reason: set on the last output of a sequence, exactly once.
         stop_reason: the stop string or the decimal id that matched.
-        error_status, error_message: with FinishReason.ERROR; also with TIMEOUT, of a sequence that
+        error_status, error_message: with FinishReason.ERROR; also with TIMEOUT if the sequence
             never started.
         num_cached_tokens: prompt tokens taken from the prefix cache.
-        log_probs: one for each of `token_ids`, if asked for.
-        cum_log_prob: the sum over all ids sent so far, if asked for.
-        context_logits: on the first output, if asked for: little-endian float32
+        log_probs: one for each of `token_ids`, if requested.
+        cum_log_prob: the sum over all ids sent so far, if requested.
+        context_logits: on the first output, if requested: little-endian float32
             `[num_prompt_tokens, vocab_size]`.
-        generation_logits: one for each of `token_ids`, if asked for: little-endian float32
+        generation_logits: one for each of `token_ids`, if requested: little-endian float32
             `[vocab_size]`.
-        num_draft_tokens, num_accepted_tokens: of all steps so far.
-        timings: on the last output of each sequence that the engine had taken, and on all if asked
-            for; None = it refused it.
-        num_blocks, num_reused_blocks: of the KV cache, that the sequence holds, and those of them
-            that were there when it came; where `timings` is.
+        num_draft_tokens, num_accepted_tokens: totals over all steps so far.
+        timings: on the last output of each sequence that the engine accepted, and on every output if
+            requested; None if the engine refused the sequence.
+        num_blocks, num_reused_blocks: KV cache blocks that the sequence holds, and how many of them
+            were already cached when it was admitted; set where `timings` is.
     """
 
     sequence_id: int
@@ -227,12 +229,12 @@ class RequestOutput(msgspec.Struct, array_like=True):
 
     @property
     def only_started(self) -> bool:
-        """Whether this is all that it says."""
+        """Whether the output only reports that the sequence has started."""
         return not self.token_ids and self.finish_reason is None
 
 
 def timings_of(sequence: Sequence) -> Timings:
-    """What is known of a sequence until now."""
+    """The times of a sequence's events so far."""
     return Timings(
         sequence.arrival_s, sequence.first_scheduled_s, sequence.first_token_s, sequence.last_token_s
     )
@@ -253,7 +255,7 @@ def error_output(
 
 
 class MemoryUse(msgspec.Struct, array_like=True, frozen=True):
-    """Bytes that the engine's process holds; pinned ones are the processor's, for transfers to a GPU."""
+    """Bytes that the engine process holds; pinned memory is host memory for transfers to a GPU."""
 
     cpu_bytes: int = 0
     gpu_bytes: int = 0
@@ -263,11 +265,11 @@ class MemoryUse(msgspec.Struct, array_like=True, frozen=True):
 class EngineStats(msgspec.Struct, array_like=True):
     """Gauges and running totals of the engine after a step.
 
-    Totals have names that begin with `total_`. Queried and hit tokens are those that the prefix cache
-    was asked for and had. Accepted draft tokens are counted by their place in the draft. Paused
-    sequences wait again after a preemption. Late compiles are kernels that were compiled since the
-    start. `num_context_tokens` are the prompt tokens that the last step computed; `timestamp_s` is
-    Unix time.
+    Names of totals begin with `total_`. Queried tokens were looked up in the prefix cache, hit tokens
+    were found there. Accepted draft tokens are counted by their place in the draft. Paused sequences
+    wait again after a preemption. Late compiles are kernels that were compiled after startup.
+    `num_context_tokens` counts the prompt tokens that the last step computed; `timestamp_s` is Unix
+    time.
     """
 
     num_running: int = 0

@@ -13,11 +13,12 @@ _CHECK_S = 0.5
 def end_with_parent(before_exit: Callable[[], None]) -> None:
     """Start a daemon thread that exits this process as soon as its parent is gone.
 
-    Triton's stubs need it, because they outlive a server that is killed. PR_SET_PDEATHSIG does not
+    Triton's stubs need it because they outlive a server that is killed. PR_SET_PDEATHSIG does not
     help: it is tied to the server's thread that started the stub, which ends early.
 
     Args:
-        before_exit: called in that thread first; it should remove files that would stay behind.
+        before_exit: called in that thread before the exit; it should remove files that would be left
+            over.
     """
     parent_pid = os.getppid()
 

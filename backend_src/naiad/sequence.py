@@ -1,4 +1,4 @@
-"""One request's row in the engine: what was asked for, and how far it has come. No tensors."""
+"""One request's row in the engine: its parameters and its progress. No tensors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-# Retention priority of blocks for which the client asks nothing; the same as TensorRT-LLM's.
+# Retention priority of blocks for which the client requests none; the same as TensorRT-LLM's.
 DEFAULT_KV_PRIORITY = 35
-# In a step's row, in the place of an id that the step before samples and that is not on the host yet.
+# Stands in a step's row for an id that the previous step samples and that is not on the host yet.
 UNKNOWN_TOKEN = -1
 
 
@@ -25,7 +25,7 @@ class FinishReason(str, enum.Enum):
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence is. A preempted sequence is WAITING again, its blocks given back."""
+    """A sequence's state. A preempted sequence is WAITING again and holds no blocks."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -33,10 +33,10 @@ class SequenceStatus(enum.Enum):
 
 
 class TopPDecay(msgspec.Struct, frozen=True):
-    """Top-p that shrinks (Lee et al., arXiv 2206.04624; TensorRT-LLM's rule).
+    """A decaying top-p (Lee et al., arXiv 2206.04624; TensorRT-LLM's rule).
 
-    The first token has the request's own. Behind each token it is `factor` of what it was, at least
-    `minimum`, or behind the token `reset_id` the request's own again.
+    The first token is sampled with the request's top-p. After each token top-p is multiplied by
+    `factor`, down to `minimum`; after the token `reset_id` it is the request's again.
 
     Attributes:
         factor: in (0, 1).
@@ -57,8 +57,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         temperature: 0 = greedy.
         top_k: keep the k best tokens; 0 = off.
         top_p: keep the smallest set of best tokens with this mass; 1 = off.
-        top_p_decay: None = top_p stays what it is.
-        seed: key of the row's noise, 0 … 2**64 - 1. Whoever builds the params draws one if
+        top_p_decay: how top_p shrinks from token to token; None = it does not.
+        seed: key of the row's noise, 0 … 2**64 - 1. The caller that builds the params draws one if
             the client sent none, so that a recomputed row draws the same noise.
         repetition_penalty: divides (multiplies, if negative) the logit of every token of
             prompt and output; 1 = off.
@@ -70,19 +70,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         stop_sequences: token-id sequences that end it (direct users' packed stop words);
             their ids stay in the output.
         min_p: keep the tokens with at least this share of the best one's probability; 0 = off.
-        top_n_sigma: keep the tokens whose logit lies within so many standard deviations of the
+        top_n_sigma: keep the tokens whose logit lies within this many standard deviations of the
             greatest; 0 = off.
         bad_words: token-id sequences that are never completed.
         logit_bias: (id, value) pairs, added to the logits; no id twice.
         allowed_token_ids: only these are possible; empty = all.
-        num_log_probs: −1 = none; else the log-probability of each new token, and those of the
-            that number of best tokens at its place.
-        returns_context_logits: logits of every prompt position go into the output.
-        returns_generation_logits: logits from which each new token was drawn go into the output.
+        num_log_probs: −1 = none; else the log-probability of each new token is reported, and those of
+            this many most probable tokens at its position.
+        returns_context_logits: the output contains the logits of every prompt position.
+        returns_generation_logits: the output contains the logits from which each new token was drawn.
         priority: smaller is served first.
         num_candidates: > 0: a beam. Nothing is drawn; the search chooses among this many best tokens.
-        num_draft_tokens: draft tokens in a step, at most; −1 = as many as the engine's ceiling.
-        returns_perf_metrics: every output tells times and blocks.
+        num_draft_tokens: maximum number of draft tokens in a step; −1 = the engine's maximum.
+        returns_perf_metrics: every output contains times and block counts.
     """
 
     max_tokens: int
@@ -110,21 +110,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     num_draft_tokens: int = -1
     returns_perf_metrics: bool = False
 
-    @property
-    def has_penalties(self) -> bool:
-        """Whether any token's logit depends on the tokens so far."""
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-
 
 class TextContext(msgspec.Struct, frozen=True, kw_only=True):
     """Sent with a request whose tokens a detokenizer turns into text (interface A3).
 
     Attributes:
         stop_strings: raw stop strings, matched on text.
-        skip_special_tokens: whether special tokens make text.
-        prompt_tail_ids: the last prompt ids, the text is primed with them.
+        skip_special_tokens: special tokens are left out of the text.
+        prompt_tail_ids: the last ids of the prompt, with which decoding starts.
         num_prompt_chars: characters of the prompt's decoded text (for echoed prompts).
-        includes_stop_string: the stop string that ended the text is part of it.
+        includes_stop_string: the text includes the stop string that ended it.
     """
 
     stop_strings: tuple[str, ...] = ()
@@ -135,11 +130,11 @@ class TextContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
-    """A search for the best texts, as wide as the request has sequences.
+    """A beam search; its width is the number of the request's sequences.
 
     Attributes:
-        length_penalty: exponent of the length that a text's score is divided by.
-        stops_early: end as soon as enough texts have ended.
+        length_penalty: exponent of the length by which a text's score is divided.
+        stops_early: the search ends as soon as enough texts have ended.
         diversity_rate: makes the children of worse beams more likely to be chosen; 0 = off.
     """
 
@@ -149,11 +144,11 @@ class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVRetention(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the blocks of a sequence shall stay in the prefix cache, beside others'.
+    """The priority with which a sequence's blocks stay in the prefix cache.
 
     Attributes:
-        ranges: of prompt tokens: the first, the one behind the last, the priority in [0, 100] and for
-            how many seconds it holds (infinity: until the block is taken).
+        ranges: ranges of prompt tokens as (start, end, priority, duration_s): `end` is exclusive, the
+            priority is in [0, 100], and infinite seconds mean until the block is evicted.
         decode_priority, decode_duration_s: the same for blocks with output.
     """
 
@@ -162,11 +157,11 @@ class KVRetention(msgspec.Struct, frozen=True, kw_only=True):
     decode_duration_s: float = math.inf
 
     def of_tokens(self, start: int, end: int, num_prompt_tokens: int) -> tuple[int, float] | None:
-        """The greatest priority of the tokens [start, end) with its seconds; None: nothing is asked."""
+        """The greatest priority of the tokens [start, end) and its seconds; None: none is requested."""
         asked = [
             (priority, duration_s)
-            for first, behind, priority, duration_s in self.ranges
-            if max(first, start) < min(behind, end, num_prompt_tokens)
+            for first, stop, priority, duration_s in self.ranges
+            if max(first, start) < min(stop, end, num_prompt_tokens)
         ]
         if end > num_prompt_tokens and self.decode_priority != DEFAULT_KV_PRIORITY:
             asked.append((self.decode_priority, self.decode_duration_s))
@@ -174,10 +169,10 @@ class KVRetention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixIdentity(msgspec.Struct, frozen=True):
-    """What makes two equal prefixes the same, beside their tokens: only then they share KV.
+    """What must be equal, besides the tokens, for two prefixes to share KV.
 
     Attributes:
-        salt: the request's `cache_salt`: requests with different salts share nothing.
+        salt: the request's `cache_salt`; requests with different salts share nothing.
     """
 
     salt: str = ""
@@ -187,17 +182,17 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One row as it is handed to the engine.
 
     Attributes:
-        sequence_id: unique in the life of the stub that sends it.
+        sequence_id: unique during the life of the stub that sends it.
         prompt_token_ids: each in [0, vocab_size), at least one.
         text: present when a detokenizer follows.
         timeout_s: seconds until the deadline, counted from receipt; None = none.
-        cache_salt: names the tenant, which has a fair share of the engine; KV blocks are shared
+        cache_salt: names the tenant, which gets a fair share of the engine; KV blocks are shared
             within one salt only.
         sibling_ids: further sequences from the same prompt, each with its own id and noise; the
             prompt is computed once.
         beam: the sequences are the results of one search, the best first; each has one output.
         draft_token_ids: the client's guess at how the output begins.
-        retention: of its blocks, once they are free.
+        retention: priority of its blocks in the prefix cache, once they are free.
     """
 
     sequence_id: int
@@ -213,7 +208,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:
-        """The ids of all its sequences; each ends with one last output."""
+        """The ids of all its sequences; each of them gets exactly one last output."""
         return self.sequence_id, *self.sibling_ids
 
 
@@ -225,25 +220,25 @@ class Sequence:
     `num_computed_tokens` of them is in the cache; the scheduler lets that number catch up.
 
     Attributes:
-        tenant: who shares the engine fairly with others.
+        tenant: the tenant that it belongs to; tenants share the engine fairly.
         prefix_identity: which sequences may share KV with this one.
         rank: the scheduler's order, smaller first; ties go to the smaller id.
-        donor: a sequence with the same prompt, whose blocks this one takes over when it starts.
+        donor: a sequence with the same prompt, whose blocks this one shares when it starts.
         offered_token_ids: the client's guess at how the output begins.
-        retention: of its blocks, once they are free.
+        retention: priority of its blocks in the prefix cache, once they are free.
         overlaps: its next row may be launched before the host knows its last id.
-        num_draft_tokens, num_accepted_tokens: of all steps so far.
-        num_cached_tokens: of the prompt, from the prefix cache; of one with a donor the donor's.
-        num_reused_blocks: full blocks that were there when it first came.
-        next_start, next_end: the scheduler's projection, as if all steps that were made were over: its
-            next row computes the tokens from `next_start` on, and `next_end` of them are known.
-        last_projected_end: the length from which on `next_end` does not grow by itself.
-        num_sent_tokens, num_sent_blocks: how many of its tokens and of its table's blocks rows have
-            brought to the model runner, as far as they are still valid there.
-        first_scheduled_s, first_token_s, last_token_s: by the clock of `arrival_s`; 0 = not yet.
+        num_draft_tokens, num_accepted_tokens: totals over all steps so far.
+        num_cached_tokens: prompt tokens from the prefix cache; with a donor, the donor's number.
+        num_reused_blocks: full blocks that were already cached when it was first admitted.
+        next_start, next_end: the scheduler's projection, as if every scheduled step were complete: its
+            next row computes the tokens from `next_start` on, and `next_end` tokens are known.
+        last_projected_end: the length at which the projection stops adding a token to `next_end`.
+        num_sent_tokens, num_sent_blocks: how many of its tokens and of its table's blocks the model
+            runner has received and still holds unchanged.
+        first_scheduled_s, first_token_s, last_token_s: on the clock of `arrival_s`; 0 = not yet.
         block_tables: the blocks that hold its KV, one table for each KV group; −1 in place of a block
             that no window sees any more. Only the KV cache manager writes them.
-        block_table: the first group's.
+        block_table: the first group's block table.
     """
 
     sequence_id: int
@@ -278,7 +273,7 @@ class Sequence:
     block_tables: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """The first group's table is the first of the tables."""
+        """Make the first group's table the first of the tables."""
         self.block_tables = [self.block_table]
 
     @property
@@ -293,7 +288,7 @@ class Sequence:
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Whether its beginning may come from the cache: not if every position's logits are wanted."""
+        """Whether its prefix may come from the cache; not if the logits of every position are requested."""
         return not self.params.returns_context_logits
 
     @property

@@ -30,7 +30,7 @@ class Timing:
     num_tokens: int = 0
 
     def take(self, chunk: Chunk, now_s: float) -> None:
-        """Count a chunk's tokens."""
+        """Count the tokens of a chunk that arrived at `now_s`."""
         if not chunk.num_output_tokens:
             return
         if self.first_s is None:
@@ -40,7 +40,7 @@ class Timing:
         self.num_tokens += chunk.num_output_tokens
 
     def summary(self) -> str:
-        """Report the tokens, the time to the first, and the rate from the first token to the last."""
+        """The number of tokens, the time to the first token, and the rate from then on, as a line of text."""
         if self.first_s is None:
             return "0 tokens"
         words = [
@@ -54,7 +54,7 @@ class Timing:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line's options."""
+    """Build the parser of the command line's options."""
     parser = argparse.ArgumentParser(
         prog="python -m naiad_client",
         description="Stream an answer to the terminal; at the end tokens/s (from the first token on) "
@@ -65,8 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default: %(default)s")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = greedy")
     parser.add_argument("--top-k", type=int, metavar="K", help="keep the K best tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="keep the best tokens with this mass")
-    parser.add_argument("--min-p", type=float, metavar="P", help="keep tokens with P of the best one's share")
+    parser.add_argument("--top-p", type=float, metavar="P", help="keep the best tokens up to probability P")
+    parser.add_argument("--min-p", type=float, metavar="P", help="keep tokens with P × the best probability")
     parser.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before TEXT; may be repeated")
     parser.add_argument("--url", default=DEFAULT_URL, metavar="HOST:PORT", help="default: %(default)s (gRPC)")

@@ -45,10 +45,10 @@ class Chunk:
 
 
 class Generation(Iterator[Chunk]):
-    """A running request: iterate over its chunks; closing it early cancels it."""
+    """A running request. Iterate over its chunks; closing it early cancels it."""
 
     def __init__(self, call: Any, url: str) -> None:
-        """Wrap a call of `ModelStreamInfer`; errors name the url."""
+        """Wrap a call of `ModelStreamInfer`; error messages name the url."""
         self._call = call
         self._url = url
         self._is_done = False
@@ -57,7 +57,7 @@ class Generation(Iterator[Chunk]):
         """Return the next chunk.
 
         Raises:
-            ServerError: with the server's message.
+            ServerError: the request failed; the error has the server's message.
         """
         while not self._is_done:
             message = self._receive()
@@ -94,7 +94,7 @@ class Generation(Iterator[Chunk]):
         self.close()
 
     def __del__(self) -> None:
-        """Cancel a generation that is no longer referenced, so that it does not go on in the server."""
+        """Cancel a generation that is no longer referenced, so that it stops running in the server."""
         self.close()
 
     def _receive(self) -> Any | None:
@@ -109,7 +109,7 @@ class Generation(Iterator[Chunk]):
 
 
 class Client:
-    """Talks to one server; threads may share it."""
+    """A client of one server; thread-safe."""
 
     def __init__(self, url: str = DEFAULT_URL, *, model: str = "ensemble", llm_model: str = "llm") -> None:
         """Prepare a channel; it connects on first use.
@@ -159,12 +159,12 @@ class Client:
         Args:
             prompt: text, or the messages of a chat for the checkpoint's template.
             max_tokens: maximum new tokens.
-            stream: yield chunks as they are generated; False: one chunk, which holds the prompt too
-                unless `exclude_input_in_output`.
+            stream: yield chunks as they are generated; False: one chunk, which also holds the prompt
+                unless `exclude_input_in_output` is true.
             temperature: 0 = greedy.
             top_k: keep the k best tokens.
-            top_p: keep the smallest set of best tokens with this mass.
-            min_p: keep the tokens with at least this share of the best one's probability.
+            top_p: keep the smallest set of best tokens whose total probability is at least this.
+            min_p: keep the tokens with at least this fraction of the best token's probability.
             seed: the same seed gives the same text.
             repetition_penalty: 1 = off.
             presence_penalty: 0 = off.
@@ -174,12 +174,12 @@ class Client:
             bad_words: words that are never written.
             ignore_eos: continue to max_tokens.
             exclude_input_in_output: leave the prompt out of an unstreamed answer.
-            priority: smaller is served first.
-            cache_salt: prompts share cached work under the same salt only.
+            priority: smaller values are served first.
+            cache_salt: only prompts with the same salt share cached KV.
             return_finish_reason: fill this field of the chunks.
             return_num_input_tokens: fill this field of the chunks.
             return_num_output_tokens: fill this field of the chunks.
-            request_id: for `cancel`.
+            request_id: id by which `cancel` finds the request.
 
         Raises:
             ValueError: a value does not fit its tensor's type.

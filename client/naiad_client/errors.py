@@ -1,4 +1,4 @@
-"""The error that callers may have to handle."""
+"""The error that the client raises."""
 
 from __future__ import annotations
 

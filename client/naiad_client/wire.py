@@ -1,4 +1,4 @@
-"""Tensors on the wire: builds requests and reads responses, without sockets."""
+"""Builds requests and reads responses, without a connection."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def build_request(model: str, tensors: Mapping[str, TensorValue | None], request
 
 
 def encode_messages(messages: Sequence[Message]) -> str:
-    """Return a chat as the text of the `messages` tensor."""
+    """Return a chat in the JSON format of the `messages` tensor."""
     return json.dumps(list(messages), ensure_ascii=False)
 
 

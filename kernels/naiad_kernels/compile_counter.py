@@ -1,4 +1,4 @@
-"""Counts kernel compilations: each one stalls, so there should be none while serving."""
+"""Counts kernel compilations: each one stalls the engine, so there should be none while serving."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ class CompileCounter:
     """Counts kernel variants that this process compiled or loaded from triton-lang's cache.
 
     Attributes:
-        num_compiled: since the counter was made.
+        num_compiled: number of kernels since the counter was made.
     """
 
     def __init__(self) -> None:
-        """Begin to count, and keep calling a hook that is already installed."""
-        # Imported here: where no kernel runs, triton-lang is not loaded.
+        """Start counting; a hook that is already installed is still called."""
+        # Imported here so that triton-lang is not loaded where no kernel runs.
         from triton import knobs
 
         self.num_compiled = 0

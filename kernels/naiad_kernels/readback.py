@@ -1,4 +1,4 @@
-"""Copies the numbers of a step back from a GPU."""
+"""Copies a step's results from a GPU to the host."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 class Readback:
-    """Copies tensors to the host as soon as they are computed; `wait` is called only when they are needed.
+    """Copies tensors to the host as soon as they are computed; `wait` blocks until the copy is complete.
 
-    Waiting ends with the copy: work that was queued after it may still be running.
+    `wait` does not wait for work that was queued after the copy.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         """Queue the copies.
 
         Args:
-            tensors: all on one device; on a CPU they are used as they are.
+            tensors: all on one device; tensors on a CPU are not copied.
         """
         self._tensors = list(tensors)
         self._event: torch.cuda.Event | None = None
@@ -27,7 +27,7 @@ class Readback:
                 torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True)
                 for each in tensors
             ]
-            # A blocking event sleeps: a spinning thread would take a core from the server.
+            # Waiting for a blocking event sleeps; a spinning thread would take a core from the server.
             self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._event.record()
 

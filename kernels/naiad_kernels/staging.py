@@ -1,4 +1,4 @@
-"""Copies the numbers of a step to a GPU."""
+"""Copies a step's inputs from the host to a GPU."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-# Compiled kernels rely on this alignment: other tensors would need kernels of their own.
+# Compiled kernels rely on this alignment; tensors aligned differently would need other variants.
 _ALIGNMENT_BYTES = 16
 _NUMPY_KINDS = {torch.int64: "i8", torch.int32: "i4", torch.float64: "f8"}
 
 
 class Staging:
-    """Writes lists to one pinned buffer and moves them with one asynchronous copy.
+    """Writes lists to one pinned buffer and copies them to the device in one asynchronous copy.
 
     The buffer belongs to one step: torch reuses its memory when the copy is done.
     """
@@ -33,7 +33,7 @@ class Staging:
 
     @staticmethod
     def bytes_for(num_wide: Sequence[int], num_narrow: Sequence[int]) -> int:
-        """Return the bytes that lists of these lengths need, of 8-byte and of 4-byte numbers."""
+        """Return the bytes needed for lists of 8-byte and of 4-byte numbers with these lengths."""
         sizes = [8 * num for num in num_wide] + [4 * num for num in num_narrow]
         return sum(_aligned(size) for size in sizes)
 
@@ -53,12 +53,12 @@ class Staging:
     def put_table(
         self, lines: Sequence[Sequence[int]], counts: Sequence[int], shape: tuple[int, int]
     ) -> torch.Tensor:
-        """Return an int32 table for `send` like `put`, its lines padded with zeros: `shape` on the device.
+        """Return the int32 table of this shape that holds the lines, padded with zeros, after `send`.
 
         Args:
-            lines: at most as many as the table has.
-            counts: how many numbers of each line are put.
-            shape: lines and columns of the table.
+            lines: at most `shape[0]` lines.
+            counts: how many numbers of each line are written.
+            shape: number of lines and columns of the table.
         """
         num_bytes = shape[0] * shape[1] * torch.int32.itemsize
         begin, end = self._end, self._end + num_bytes
@@ -72,7 +72,7 @@ class Staging:
         return self._target[begin:end].view(torch.int32).view(shape)
 
     def send(self) -> None:
-        """Queue one copy of everything that was put, after the work that the device already has."""
+        """Queue one copy of everything that was put, after the work already queued on the device."""
         num_bytes = min(self._end, len(self._numbers))
         self._target[:num_bytes].copy_(self._host[:num_bytes], non_blocking=True)
 

@@ -1,1 +1,1 @@
-"""What the measurements share."""
+"""Code shared by the measurements."""

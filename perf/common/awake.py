@@ -1,6 +1,6 @@
-"""Cores that do not sleep while something is measured or tested.
+"""Keeps CPU cores awake during measurements and tests.
 
-`python -m perf.common.awake COMMAND …` runs a command so.
+`python -m perf.common.awake COMMAND …` runs a command with its cores kept awake.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from naiad.errors import InternalError
 
-# A kernel that groups processes by session shares time between the groups first: there the policy counts
-# within the loop's own group only.
+# A Linux kernel with autogroups first shares time between the groups of sessions. The policy applies within
+# the loop's own group only, so the group gets the lowest priority too.
 _LOOP = """
 import contextlib, os, sys
 core, parent = map(int, sys.argv[1:])
@@ -32,14 +32,14 @@ while os.getppid() == parent:
 
 @contextmanager
 def cores_kept_awake() -> Iterator[None]:
-    """Let a loop of the lowest priority run on each core that this process may use.
+    """Run a loop of the lowest priority on each core that this process may use.
 
-    A virtual machine's host gives the cores that sleep to others, and is late to give them back: programs
-    that wake each other lose more by it than one that computes. For a machine of one's own: a quota of
-    processor time is used up by it, and a core that shares its units with another one slows that down.
+    The host of a virtual machine gives sleeping cores to other machines and returns them late. This
+    slows down processes that wake each other more than a process that computes. Use this only on a
+    dedicated machine: the loop uses up a quota of CPU time, and slows down a core that shares its units.
 
     Raises:
-        InternalError: a loop ended by itself, so that its core slept.
+        InternalError: a loop ended by itself, so that its core may have slept.
     """
     loops = [
         subprocess.Popen([sys.executable, "-c", _LOOP, str(core), str(os.getpid())], start_new_session=True)
@@ -57,7 +57,7 @@ def cores_kept_awake() -> Iterator[None]:
 
 
 def main(command: Sequence[str]) -> int:
-    """Run it with the cores kept awake, unless its time is limited; its exit code as a shell gives it."""
+    """Run a command with the cores kept awake, unless CPU time is limited; return its exit code."""
     if not command:
         print("usage: python -m perf.common.awake COMMAND …", file=sys.stderr)
         return 2
@@ -66,13 +66,13 @@ def main(command: Sequence[str]) -> int:
         with nullcontext() if _has_quota() else cores_kept_awake():
             code = _run(command)
     except InternalError as error:
-        # It ran, only not as fast as it might have.
+        # The command did run, but perhaps slower.
         print(f"perf.common.awake: {error}", file=sys.stderr)
     return code if code >= 0 else 128 - code
 
 
 def _run(command: Sequence[str]) -> int:
-    # The command has Ctrl-C from the terminal too, and ends in its own time. It would inherit SIG_IGN.
+    # The command gets Ctrl-C from the terminal too, and handles it. It would inherit SIG_IGN, but not this.
     signal.signal(signal.SIGINT, lambda *_: None)
     process = subprocess.Popen(command)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
@@ -80,9 +80,9 @@ def _run(command: Sequence[str]) -> int:
 
 
 def _has_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> bool:
-    """Whether the container's processor time is limited, by either version of control groups.
+    """Whether the container's CPU time is limited, in either version of control groups.
 
-    A limit of a group below the one that the container sees as its root is not looked for.
+    Only the group that the container sees as its root is checked.
     """
     for name, unlimited in (("cpu.max", "max"), ("cpu/cpu.cfs_quota_us", "-1")):
         with suppress(OSError):

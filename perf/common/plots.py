@@ -1,4 +1,4 @@
-"""Lines over a common axis, as the measurements plot them."""
+"""Line plots of measurements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Panel:
     Attributes:
         xlabel, ylabel: with units.
         lines: label → x and y.
-        level: label and height of a horizontal line; None: none.
+        level: label and height of a horizontal line, or None.
     """
 
     xlabel: str
@@ -32,9 +32,9 @@ def save_panels(name: str, title: str, panels: Sequence[Panel]) -> str:
     """Plot panels side by side, three in a row.
 
     Args:
-        name: of the measurement.
-        title: above all panels.
-        panels: from left to right, then down.
+        name: the measurement's name.
+        title: the title above all panels.
+        panels: in reading order.
 
     Returns:
         The file's name.

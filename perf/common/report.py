@@ -17,7 +17,7 @@ RESULTS = ROOT / "perf" / "results"
 
 
 def print_table(timings: Mapping[int, Mapping[str, Timing]], rival: str) -> None:
-    """One row a batch and contestant, with the ratio of its new tokens per second to the rival's.
+    """Print one row per batch and contestant, with the ratio of its new tokens per second to the rival's.
 
     Args:
         timings: batch → contestant → its timing.
@@ -35,7 +35,7 @@ def print_table(timings: Mapping[int, Mapping[str, Timing]], rival: str) -> None
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table of figures: one line a row, one column a key of the first."""
+    """Print a table of figures: one line per row, one column per key of the first row."""
     columns = list(rows[0])
     cells = [columns, *([f"{row[name]}" for name in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -49,7 +49,7 @@ def write_results(
     """Write timings; see `write_report`.
 
     Args:
-        name: of the measurement.
+        name: the measurement's name.
         settings: how it was run.
         timings: batch → contestant → its timing.
     """
@@ -65,9 +65,9 @@ def write_report(name: str, settings: Mapping[str, Any], results: Sequence[Mappi
     """Write everything that is needed to judge the figures later.
 
     Args:
-        name: of the measurement; the file's name begins with the date and time.
+        name: the measurement's name; the file's name begins with the date and time.
         settings: how it was run.
-        results: one row of figures each.
+        results: rows of figures.
     """
     now = datetime.datetime.now(datetime.timezone.utc)
     report = {
@@ -85,13 +85,13 @@ def write_report(name: str, settings: Mapping[str, Any], results: Sequence[Mappi
 
 
 def plot_path(name: str) -> Path:
-    """Where a measurement's newest plot belongs."""
+    """The path of a measurement's newest plot."""
     RESULTS.mkdir(exist_ok=True)
     return RESULTS / f"{name}.png"
 
 
 def _figure(value: Any) -> Any:
-    """None for what there is no figure of: JSON has no NaN."""
+    """Replace NaN by None, because JSON has no NaN."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
 

@@ -1,4 +1,4 @@
-"""When a stream's tokens came."""
+"""The arrival times of a stream's tokens."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class TokenTimes:
-    """Of one request; seconds since whatever its times count from.
+    """The token times of one request, in seconds from an origin that the caller chooses.
 
     Attributes:
-        first_s, last_s: None: no token came.
+        first_s, last_s: the times of the first and the last token; None if no token came.
     """
 
     first_s: float | None = None
@@ -19,7 +19,7 @@ class TokenTimes:
 
     @property
     def inter_token_s(self) -> float | None:
-        """Mean time from a token to the next; None for less than two tokens."""
+        """Mean time between tokens; None for fewer than two tokens."""
         if self.first_s is None or self.last_s is None or self.num_tokens < 2:
             return None
         return (self.last_s - self.first_s) / (self.num_tokens - 1)
@@ -28,9 +28,9 @@ class TokenTimes:
         """Count a response's tokens.
 
         Returns:
-            For each token but the first of all the time since the one before it. Tokens of a response
-            share its time equally; those beside the first of all took none. They sum up to the time
-            from the first token to the last.
+            For each token except the stream's first, the time since the previous token. Tokens of one
+            response share its time equally; those in the first response have 0. The sum over a stream is
+            the time from the first token to the last.
         """
         if not num_tokens:
             return []

@@ -1,4 +1,4 @@
-"""`transformers` as a contestant: greedy `generate` and `generate_batch`, without an end of text."""
+"""`transformers` for comparison: greedy `generate` and `generate_batch`, without an end-of-text id."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from perf.common.torch_threads import all_cores
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 from naiad.cli.bench.throughput import Generate, Prompts, check_counts
 
-# Its default.
+# The default of `generate_batch`.
 _PAGE_TOKENS = 256
 _MAX_BATCH_TOKENS = 8_192
 
@@ -23,25 +24,25 @@ def transformers_generate(model_dir: Path, dtype: str) -> Generate:
         dtype: "float32", "bfloat16" or "float16".
 
     Returns:
-        prompts of one length, number of new tokens → the new ids of each prompt.
+        A function (prompts of equal length, number of new tokens) → the new ids of each prompt.
     """
     return padded_generate(load_transformers(model_dir, dtype, "cpu"))
 
 
 def load_transformers(model_dir: Path, dtype: str, device: str) -> Any:
-    """The model on a device; dtype as for `transformers_generate`."""
+    """Load the model to a device; dtype as for `transformers_generate`."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype)).to(device)
-    # The checkpoint's own sampling defaults and eos would make other tokens than asked for.
+    # The checkpoint's own sampling defaults and eos would change the tokens and their number.
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     return model
 
 
 def padded_generate(model: Any) -> Generate:
-    """Its `generate` of a padded batch; the result is that of `transformers_generate`."""
+    """Wrap the model's `generate` for a padded batch; the result is that of `transformers_generate`."""
 
     def generate(prompts: Prompts, num_tokens: int) -> list[list[int]]:
         input_ids = torch.tensor(prompts, device=model.device)
-        with torch.inference_mode():
+        with torch.inference_mode(), all_cores():
             ids = model.generate(
                 input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=num_tokens
             )
@@ -53,16 +54,16 @@ def padded_generate(model: Any) -> Generate:
 
 
 def paged_generate_s(model: Any, prompts: Prompts, num_tokens: int) -> tuple[float, float]:
-    """Its `generate_batch`: continuous batching over a paged cache, by the times that it notes.
+    """Time the model's `generate_batch` (continuous batching over a paged cache) by its own timestamps.
 
     Args:
         model: from `load_transformers`.
-        prompts: of one length.
-        num_tokens: new tokens of each.
+        prompts: prompts of equal length.
+        num_tokens: number of new tokens for each.
 
     Returns:
-        Seconds from the requests until each has its first token, and until each has all; what it
-        does before it takes requests is not counted.
+        Seconds from the requests until all have their first token, and until all have all tokens. Time
+        before it accepts requests is not counted.
     """
     length = len(prompts[0])
     settings = ContinuousBatchingConfig(

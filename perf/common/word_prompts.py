@@ -1,4 +1,4 @@
-"""Prompts of common words: as a text and as ids they are the same prompt."""
+"""Prompts of common words, for which the text and the ids are the same prompt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    # Its torch takes seconds to import; load generators have no use for it.
+    # It imports torch, which takes seconds and is not needed by load generators.
     from naiad.cli.bench.throughput import Prompts, Work
 
 _WORDS = (
@@ -17,10 +17,10 @@ _WORDS = (
 
 
 def single_token_words(tokenizer: Any) -> list[int]:
-    """Ids of common words that are one token after a space.
+    """Find the ids of common words that are one token after a space.
 
     Raises:
-        RuntimeError: the tokenizer has too few of them to make prompts.
+        RuntimeError: the tokenizer has too few of them for prompts.
     """
     encoded = [tokenizer.encode(f" {word}", add_special_tokens=False) for word in _WORDS]
     ids = [token_ids[0] for token_ids in encoded if len(token_ids) == 1]
@@ -30,13 +30,13 @@ def single_token_words(tokenizer: Any) -> list[int]:
 
 
 def word_prompts(work: Work, first_ids: list[int], word_ids: list[int], seed: int | str) -> Prompts:
-    """Prompts of whole words, so that text and ids are the same prompt.
+    """Make prompts of whole words, so that text and ids are the same prompt.
 
     Args:
-        work: how many, how long.
-        first_ids: what the tokenizer puts before every text.
-        word_ids: drawn from.
-        seed: other prompts for another seed.
+        work: the number and length of the prompts.
+        first_ids: the ids that the tokenizer puts before every text.
+        word_ids: the ids of the words to draw from.
+        seed: another seed gives other prompts.
     """
     draw = random.Random(f"{work.batch} {seed}")
     num_words = work.prompt_tokens - len(first_ids)
@@ -44,5 +44,5 @@ def word_prompts(work: Work, first_ids: list[int], word_ids: list[int], seed: in
 
 
 def word_text(num_words: int, draw: random.Random) -> str:
-    """A text of so many random words: about as many tokens."""
+    """Make a text of this many random words, which are about as many tokens."""
     return " ".join(draw.choices(_WORDS, k=num_words))

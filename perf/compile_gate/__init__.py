@@ -1,1 +1,1 @@
-"""Compiles every kernel as it is served, without a GPU: `python -m perf.compile_gate`."""
+"""Compiles every kernel as serving does, without a GPU: `python -m perf.compile_gate`."""

@@ -60,7 +60,7 @@ def _rows_of(shape: ServedShape, capability: int) -> Iterator[str]:
 
 
 def _programs(kernel: CompiledKernel) -> int:
-    """Programs that run on one multiprocessor at a time."""
+    """Number of programs that run on one multiprocessor at a time."""
     by_memory = SHARED_MEMORY_BYTES[kernel.capability] // (kernel.shared_bytes + _RESERVED_BYTES)
     by_registers = _REGISTERS // (kernel.registers * kernel.num_warps * _THREADS_PER_WARP)
     return min(by_memory, by_registers, _MAX_WARPS // kernel.num_warps, _MAX_PROGRAMS)

@@ -1,4 +1,4 @@
-"""Compile what a launch would compile, for a GPU that is not there, and read what it takes."""
+"""Compiles the kernels of a launch without a GPU, and reads the resources that they need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-# What one program may use, bytes: the most a block can ask for on that architecture.
+# The most shared memory, in bytes, that one program can use on each architecture.
 SHARED_MEMORY_BYTES = {80: 166_912, 90: 232_448}
 
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -29,17 +29,17 @@ _TENSOR_CORE = re.compile(r"\b(?:HGMMA|HMMA|QGMMA)\b")
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """What one compiled variant takes.
+    """The resources of one compiled variant.
 
     Attributes:
         kernel: name of the function.
         capability: 80 for sm_80, and so on.
-        registers: of a thread.
-        stack_bytes: of a thread; anything but 0 is spilled registers.
-        shared_bytes: of a program.
-        num_warps: of a program.
-        tensor_core_ops: instructions in the code, of Hopper's kinds and of the older one.
-        variant: equal for two launches that run the same compiled code.
+        registers: registers per thread.
+        stack_bytes: stack per thread; if not 0, registers are spilled.
+        shared_bytes: shared memory per program.
+        num_warps: warps per program.
+        tensor_core_ops: number of tensor-core instructions in the code, of Hopper's and of older kinds.
+        variant: equal for launches that run the same compiled code.
     """
 
     kernel: str
@@ -53,7 +53,7 @@ class CompiledKernel:
 
 
 class _AbsentGPU:
-    """The part of a Triton driver that compiling needs."""
+    """The part of a triton-lang driver that compiling needs."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability
@@ -62,7 +62,7 @@ class _AbsentGPU:
         return GPUTarget("cuda", self._capability, 32)
 
     def get_current_device(self) -> int:
-        # Compiled kernels are kept by device: each architecture needs its own number.
+        # Compiled kernels are cached by device, so each architecture needs its own number.
         return self._capability
 
     def get_current_stream(self, device: int) -> int:
@@ -73,11 +73,11 @@ class _AbsentGPU:
 
 
 def compile_launches(launch: Callable[[], object], capability: int) -> list[CompiledKernel]:
-    """Every kernel that `launch` would start, compiled by the same calls and not started.
+    """Compile every kernel that `launch` would start, without starting it.
 
     Args:
-        launch: calls launchers with CPU tensors shaped and aligned as they are when serving.
-        capability: of the GPU, 80 or 90.
+        launch: calls the launchers with CPU tensors of the same shapes and alignment as in serving.
+        capability: the GPU's compute capability, 80 or 90.
     """
     with _collecting(capability) as kernels:
         launch()
@@ -92,7 +92,7 @@ def _collecting(capability: int) -> Iterator[list[Any]]:
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         kernels.append(run(self, *args, grid=grid, warmup=True, **options))
 
-    # `driver.reset_active` would look for a GPU, so the attribute is put back instead.
+    # `driver.reset_active` would look for a GPU, so the attribute is restored instead.
     absent = mock.patch.object(driver, "_active", _AbsentGPU(capability))
     with absent, mock.patch.object(JITFunction, "run", compile_only):
         yield kernels

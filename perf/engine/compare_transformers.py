@@ -1,8 +1,8 @@
-"""The engine in process against `transformers` `generate`, in turns, in one run.
+"""Compares the engine in process with `generate` of `transformers`, in turns, in one run.
 
     python -m perf.engine.compare_transformers --batch 1,8,32
 
-Both get the same prompts and dtype and make the same number of tokens. In float32 the greedy ids
+Both get the same prompts and dtype and generate the same number of tokens. In float32 the greedy ids
 must be equal, or no speed is reported.
 """
 
@@ -33,7 +33,7 @@ _NUM_CHECKED_TOKENS = 32
 
 
 def main() -> int:
-    """Measure, print, write; 1 if the tokens differ."""
+    """Measure, print and write the results; return 1 if the tokens differ."""
     args = _parse()
     model_dir = resolve_model(args.model)
     batches = [int(part) for part in args.batch.split(",")]
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def num_same_prompts(one: Generate, other: Generate, prompts: Prompts) -> int:
-    """Prompts from which both make the same tokens."""
+    """Number of prompts for which both generate the same tokens."""
     pairs = zip(one(prompts, _NUM_CHECKED_TOKENS), other(prompts, _NUM_CHECKED_TOKENS), strict=True)
     return sum(ours == theirs for ours, theirs in pairs)
 

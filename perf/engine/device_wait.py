@@ -1,4 +1,4 @@
-"""How much of a step a GPU waits for the host."""
+"""Measures how much of a step the GPU waits for the host."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from naiad.engine import Engine
 from naiad.sequence import EngineRequest, SamplingParams
 
 _NUM_STEPS = 20
-# No sequence has an id of these otherwise.
+# Other sequences do not use ids from here on.
 _FIRST_ID = 1 << 40
 
 
 def waiting_share(engine: Engine, prompts: Prompts) -> float | None:
-    """Of decode steps of all the prompts: an upper bound, because being watched slows the host down.
+    """Measure the share of decode steps in which the GPU waits.
+
+    It is an upper bound, because profiling slows the host down.
 
     Args:
-        engine: idle.
-        prompts: with room for some tokens behind them.
+        engine: an idle engine.
+        prompts: prompts of sequences that are decoded; they leave room for some tokens.
 
     Returns:
-        From 0 to 1; None without a GPU.
+        The share, from 0 to 1; None without a GPU.
     """
     ids = range(_FIRST_ID, _FIRST_ID + len(prompts))
     params = SamplingParams(max_tokens=1 << 20)
@@ -45,10 +47,13 @@ def waiting_share(engine: Engine, prompts: Prompts) -> float | None:
 
 
 def idle_share(spans: Iterable[tuple[float, float]]) -> float | None:
-    """Of the time from the first begin to the last end, the part in no span; None without spans.
+    """The share of the time from the first start to the last end that no span covers.
 
     Args:
-        spans: begin and end of each, in any order, perhaps at the same time.
+        spans: (start, end) of each, in any order; spans may overlap.
+
+    Returns:
+        The share, from 0 to 1; None without spans.
     """
     ordered = sorted(spans)
     if not ordered:

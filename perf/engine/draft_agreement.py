@@ -1,9 +1,9 @@
-"""How often draft models would say what the served model says: the acceptance of a first draft token.
+"""Measures how often draft models agree with the served model: the acceptance rate of first draft tokens.
 
     python -m perf.engine.draft_agreement DIR …
 
-The served model writes greedy answers to the prompts of `perf.engine.speculation`; at each place of
-them each draft model's best token is compared with the answer's. Both run in `transformers`, float32.
+The served model writes greedy answers to the prompts of `perf.engine.speculation`. At each position the
+best token of each draft model is compared with the answer's. Both run in `transformers` in float32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from naiad.cli.checkpoints.fetch import resolve_model
 
 @torch.inference_mode()
 def main() -> int:
-    """Compare, print, write."""
+    """Compare the models; print and write the results."""
     args = _parse()
     model_dir = resolve_model(args.model)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)

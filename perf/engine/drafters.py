@@ -1,10 +1,11 @@
-"""What drafting costs without a model: a guess by the length of the text, `plan` by the batch.
+"""Measures the cost of free drafters by the length of the text, and of `plan` by the batch size.
 
     python -m perf.engine.drafters
 
-A text of phrases that come again, some oftener than others. First drafts are compared with those of a
-scan over the whole text; only then anything is timed. Reading is the prompt's share, once; a step is
-a call with one new token. Medians of the thread's own time; memory is what a text of that length holds.
+The text consists of recurring phrases, some more frequent than others. Drafts are first compared with
+those of a scan over the whole text, and timed only if they are equal. "Read" is the cost of reading the
+prompt once, "step" that of a call with one new token: medians of the thread's CPU time. Memory is what a
+drafter holds for a text of that length.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _DRAFTERS: dict[str, Callable[[], TextDrafter]] = {"ngram": NGramDrafter, "suffi
 
 
 def main() -> int:
-    """Compare with a scan, measure, print, write; 1 if a draft differs."""
+    """Compare with a scan, measure, print and write the results; return 1 if a draft differs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -82,7 +83,7 @@ def measure(name: str, num_tokens: int) -> dict[str, str | float]:
 
 
 def measure_plan(num_rows: int) -> dict[str, float]:
-    """Microseconds to share out draft tokens in a batch that is far from full."""
+    """Microseconds to distribute draft tokens in a batch that is far from full."""
     policy = SpeculationPolicy(StepCost([(1, 1.0), (8, 1.35), (64, 4.15), (4096, 270.0)]))
     rows = [DraftRow(AcceptanceState(), _NUM_DRAFT_TOKENS) for _ in range(num_rows)]
     plans_s = []
@@ -117,7 +118,7 @@ def _text(num_tokens: int) -> list[int]:
     phrases = [[draw.randrange(40_000) for _ in range(draw.randint(1, 12))] for _ in range(num_tokens // 8)]
     text: list[int] = []
     while len(text) < num_tokens:
-        # The smaller its number, the oftener a phrase comes.
+        # Phrases with smaller numbers are more frequent.
         text += phrases[int(len(phrases) * draw.random() ** 3)]
     return text[:num_tokens]
 
@@ -153,7 +154,7 @@ def _suffix_is_right() -> bool:
 
 
 def _places(text: list[int], end: int, size: int) -> list[int]:
-    """Where the last tokens before `end` occurred earlier: the places after them."""
+    """The positions after earlier occurrences of the `size` tokens before `end`."""
     last = text[end - size : end]
     if size > end:
         return []

@@ -1,9 +1,9 @@
-"""What a shared system prompt costs: time to first token of the first request and of the others.
+"""Measures time to first token with a shared system prompt, for the first request and for the others.
 
     python -m perf.engine.prefix_cache
 
-Requests share their first tokens and differ in the last ones. They come one by one, then all at
-once; the greedy tokens must be those of an engine without a prefix cache, or no figure is shown.
+Requests share their first tokens and differ in the last ones. They arrive one by one, then all at
+once. The greedy tokens must equal those of an engine without a prefix cache, or no figure is shown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NEW_TOKENS = 4
 
 
 def main() -> int:
-    """Measure, print, write; 1 if the tokens differ."""
+    """Measure, print and write the results; return 1 if the tokens differ."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,7 +78,7 @@ def _request(sequence_id: int, prompt: list[int]) -> EngineRequest:
 
 
 def _one_by_one(engine: Engine, prompts: list[list[int]]) -> tuple[list[float], list[list[int]]]:
-    """Seconds to the first token, and the tokens, of each."""
+    """Return each request's seconds to the first token, and its tokens."""
     times, made = [], []
     for number, prompt in enumerate(prompts):
         start_s = time.perf_counter()
@@ -94,7 +94,7 @@ def _one_by_one(engine: Engine, prompts: list[list[int]]) -> tuple[list[float], 
 
 
 def _all_at_once(engine: Engine, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
-    """Seconds until every one has its first token; the tokens."""
+    """Return the seconds until every request has its first token, and the tokens."""
     start_s = time.perf_counter()
     for number, prompt in enumerate(prompts):
         engine.add_request(_request(number, prompt))

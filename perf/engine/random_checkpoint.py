@@ -1,4 +1,4 @@
-"""Checkpoints with random weights: what a step costs does not depend on them."""
+"""Checkpoints with random weights, on which the cost of a step does not depend."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ TINY: dict[str, Any] = {
 
 
 def write_random_checkpoint(directory: Path, shape: dict[str, Any], dtype: str, device: str) -> Path:
-    """Draw the weights and write what the engine and `transformers` load.
+    """Draw the weights and write a checkpoint that the engine and `transformers` can load.
 
     Args:
-        directory: to write to; the 8B shape takes 16 GB of it in 16 bits.
-        shape: of the model, `LLAMA_3_8B` say.
-        dtype: of the weights, as torch names it.
-        device: that draws them.
+        directory: the destination; the 8B shape takes 16 GB in 16 bits.
+        shape: the model's shape, for example `LLAMA_3_8B`.
+        dtype: torch's name for the dtype of the weights.
+        device: the device that draws them.
 
     Returns:
         The directory.
@@ -51,7 +51,7 @@ def write_random_checkpoint(directory: Path, shape: dict[str, Any], dtype: str, 
     finally:
         torch.set_default_dtype(before)
     model.save_pretrained(directory)
-    # Nobody makes text of the tokens, but an engine wants to know how it would be made.
+    # The tokens are never decoded, but an engine requires a tokenizer.
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(directory / "tokenizer.json"))

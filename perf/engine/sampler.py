@@ -1,9 +1,9 @@
-"""The sampler alone, on random logits.
+"""Measures the sampler alone, on random logits.
 
     python -m perf.engine.sampler --rows 1,32,256
 
-Prints the median milliseconds of one pass for rows that ask for nothing, for one feature each, and
-for all of them.
+Prints the median milliseconds of one pass for rows that use no feature, one feature each, and all of
+them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What deciding costs: `schedule` and `update` at steady decode, without a model.
+"""Measures the cost of scheduling: `schedule` and `update` at steady decode, without a model.
 
     python -m perf.engine.scheduling_cost
 
-Medians over steps of a batch that only decodes, with the prefix cache on. Blocks are filled and
-published on the way, as in service.
+Figures are medians over steps of a batch that only decodes, with the prefix cache on. Blocks are filled
+and published as in service.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _NUM_WARM_UP_STEPS = 40
 
 
 def main() -> int:
-    """Measure, print, write the figures and the plot."""
+    """Measure, print and write the figures and the plot."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--running", default="1,4,16,64,256,1024", metavar="N,…")
     parser.add_argument(
-        "--steps", type=int, default=300, metavar="N", help="measured; the median is reported"
+        "--steps", type=int, default=300, metavar="N", help="measured steps; the median is reported"
     )
     args = parser.parse_args()
     results = [measure(int(part), args.steps) for part in args.running.split(",")]
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def measure(num_running: int, num_steps: int) -> dict[str, float]:
-    """Median milliseconds of the two halves of a step."""
+    """Median milliseconds of `schedule` and of `update`."""
     scheduler = _running(num_running)
     schedule_s, update_s = [], []
     for index in range(_NUM_WARM_UP_STEPS + num_steps):
@@ -78,11 +78,11 @@ def measure(num_running: int, num_steps: int) -> dict[str, float]:
 def _running(num_running: int) -> Scheduler:
     kv_cache = KVCacheManager(num_running * 20, _BLOCK_SIZE, PrefixCache(_BLOCK_SIZE))
     limits = SchedulerLimits(num_running, num_running * (_PROMPT_TOKENS + _BLOCK_SIZE))
-    # As in service without a drafter: only clients' own drafts would be tried.
+    # As in service without a drafter, where only clients' own drafts are tried.
     speculator = Speculator(None, SpeculationPolicy(StepCost([(1, 1.0)])), 8)
     scheduler = Scheduler(kv_cache, limits, PriorityFirst(aging_s=10.0), speculator)
     for number in range(num_running):
-        # Of different lengths, so that blocks are not all full in the same step.
+        # Lengths differ, so that blocks do not all become full in the same step.
         num_tokens = _PROMPT_TOKENS + number % _BLOCK_SIZE
         params = SamplingParams(max_tokens=1 << 20)
         scheduler.add(Sequence(number, [number + 1] * num_tokens, num_tokens, params, float(number)))
@@ -99,7 +99,7 @@ def _plot(results: list[dict[str, float]]) -> str:
         running, [each["schedule_ms"] + each["update_ms"] for each in results], marker="o", label="both"
     )
     axes.plot(running, [each["update_ms"] for each in results], marker=".", label="update")
-    axes.set(xscale="log", yscale="log", xlabel="running sequences", ylabel="ms a step")
+    axes.set(xscale="log", yscale="log", xlabel="running sequences", ylabel="ms per step")
     axes.set_title("schedule + update at steady decode")
     axes.grid(which="both", alpha=0.3)
     axes.legend()

@@ -1,12 +1,12 @@
-"""What drafts bring: new tokens per second with and without, at batch 1 and in a full batch.
+"""Measures new tokens per second with and without drafts, at batch 1 and in a full batch.
 
     python -m perf.engine.speculation [--drafters draft_model --draft-model DIR]
 
 Kinds of prompts: answers that copy from the prompt (corrections, quotes, JSON); free chat, also in a full
-batch; and free chat behind a long text, where attention makes drafts dearer. Engines take turns on each
-prompt, A B A B; in float32 greedy tokens must be the same, or no figure is shown. The plot has beside
-what was measured what the formula of Leviathan et al. (arXiv 2211.17192) gives for the acceptance of the
-first draft token and the cost of a step.
+batch; and free chat after a long text, where attention makes drafts more expensive. Engines take turns on
+each prompt, A B A B; in float32 the greedy tokens must be the same, or no figure is shown. Besides the
+measurements the plot shows the speed that the formula of Leviathan et al. (arXiv 2211.17192) predicts from
+the acceptance of first draft tokens and the cost of a step.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from naiad.sequence import EngineRequest, SamplingParams
 from naiad.speculation.policy import SpeculationPolicy
 from naiad.speculation.step_cost import StepCost
 
-# Drafts cost nothing beside their verification; so the formula has it.
+# Drafters that cost nothing besides verification, as the formula assumes.
 _FREE = ("ngram", "suffix")
-# As if drafts cost nothing.
+# A step cost with which drafts cost nothing.
 _FLAT = [(1, 1.0), (1 << 16, 1.0)]
 _LETTER = (
     "Dear Ms Novak, thank you for your order of 12 oak chairs and 3 round tables. We have recieved the "
@@ -57,7 +57,7 @@ _CODE = (
 
 
 def _long_text() -> str:
-    """About 2,500 tokens."""
+    """A text of about 2,500 tokens."""
     docs = Path(__file__).parents[2] / "docs"
     return "\n".join((docs / name).read_text() for name in ("scheduling.md", "speculation.md"))[:10_000]
 
@@ -86,7 +86,7 @@ PROMPTS = {
 
 
 def main() -> int:
-    """Measure, print, plot, write; 1 if the tokens differ."""
+    """Measure, print, plot and write the results; return 1 if the tokens differ."""
     args = _parse()
     model_dir = str(resolve_model(args.model))
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
@@ -130,7 +130,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--all-drafts",
         action="store_true",
-        help="try every draft, whether it pays or not: for its acceptance",
+        help="verify every draft, whether it pays or not, to measure acceptance",
     )
     parser.add_argument("--output-tokens", type=at_least(2), default=120, metavar="N")
     parser.add_argument("--device", default="cpu", choices=DEVICES)
@@ -138,7 +138,7 @@ def _parse() -> argparse.Namespace:
         "--dtype",
         default="float32",
         choices=("float32", "bfloat16", "float16"),
-        help="in 16 bits close calls may turn: how many did is printed, and figures are shown all the same",
+        help="in 16 bits near-ties may resolve differently: their number is printed with the figures",
     )
     parser.add_argument("--full-batch", type=int, default=32, metavar="N")
     parser.add_argument("--repeats", type=int, default=2, metavar="N")
@@ -146,7 +146,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _measurements(num_speculative_tokens: int, args: argparse.Namespace) -> list[tuple[str, int]]:
-    """Kinds of prompts and batch sizes; all of them where most drafts can be lost."""
+    """Kinds of prompts and batch sizes; all of them only for the number of tokens that can lose the most."""
     measurements = [("copying", 1)]
     if num_speculative_tokens == max(args.num_speculative_tokens):
         measurements += [("free chat", 1), ("long chat", 1), ("free chat", args.full_batch)]
@@ -174,7 +174,7 @@ def _config(
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """A user's message as a prompt, by the checkpoint's chat template."""
+    """Encode a user's message with the checkpoint's chat template."""
     messages = [{"role": "user", "content": text}]
     ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     return ids
@@ -183,7 +183,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 def _compare(
     plain: Engine, drafting: Engine, prompts: list[list[int]], batch: int, args: argparse.Namespace
 ) -> dict[str, Any] | None:
-    """Decode tokens per second of both, their ratio, and the drafts' fate; None: other tokens."""
+    """Decode speeds of both, their ratio, and the drafts' acceptance; None: the tokens differ."""
     before = drafting.stats()
     seconds: dict[str, list[float]] = {"plain": [], "drafting": []}
     num_tokens = {"plain": 0, "drafting": 0}
@@ -215,7 +215,7 @@ def _compare(
 
 
 def _drafts_fate(before: EngineStats, after: EngineStats, num_tokens: int) -> dict[str, float]:
-    """What became of the drafts between two moments, in which so many tokens could come from drafts."""
+    """How many drafts were made and accepted between two moments, out of `num_tokens` possible ones."""
     windows = after.total_drafts - before.total_drafts
     drafted = after.total_draft_tokens - before.total_draft_tokens
     accepted_at = [
@@ -232,10 +232,10 @@ def _drafts_fate(before: EngineStats, after: EngineStats, num_tokens: int) -> di
 
 
 def _predicted(row: dict[str, Any], step_cost: StepCost) -> float:
-    """Speed with drafts over that without, at batch 1, if every draft token were accepted like the first.
+    """Speed-up by drafts at batch 1, if every draft token were accepted with the same probability a.
 
-    A window of k tokens makes (1 - a**(k + 1)) / (1 - a) tokens in a step of 1 + k tokens; the other
-    steps make one each.
+    A window of k tokens yields (1 - a**(k + 1)) / (1 - a) tokens in a step of 1 + k tokens; other steps
+    yield one.
     """
     if not row["rows_with_drafts"]:
         return 1.0
@@ -246,9 +246,9 @@ def _predicted(row: dict[str, Any], step_cost: StepCost) -> float:
 
 
 def _generate(engine: Engine, prompts: list[list[int]], num_tokens: int) -> tuple[list[list[int]], float]:
-    """The tokens, and the seconds after every prompt has its first one.
+    """Return the tokens, and the seconds from the moment when every prompt has its first token.
 
-    Every request is a tenant of its own: no drafter has seen the same answer before.
+    Every request is a tenant of its own, so that no drafter has seen the same answer before.
     """
     eos = engine.model_config.eos_token_ids
     params = SamplingParams(max_tokens=num_tokens, stop_token_ids=eos)
@@ -281,10 +281,10 @@ def _plot(rows: list[dict[str, Any]]) -> str:
             speed.plot(window, predicted, "x--", color=color, label=f"{drafter}, predicted")
         acceptance.plot(window, [row["acceptance_rate"] for row in mine], "o-", color=color, label=drafter)
     speed.axhline(1.0, color="grey", linewidth=0.8)
-    speed.set(ylabel="decode speed, of that without drafts", ylim=(0, None))
-    acceptance.set(ylabel="part of the draft tokens accepted", ylim=(0, 1))
+    speed.set(ylabel="decode speed relative to no drafts", ylim=(0, None))
+    acceptance.set(ylabel="share of draft tokens accepted", ylim=(0, 1))
     for axes in (speed, acceptance):
-        axes.set(xlabel="draft tokens in a step, at most", xscale="log", xticks=window, xticklabels=window)
+        axes.set(xlabel="maximum draft tokens per step", xscale="log", xticks=window, xticklabels=window)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
         axes.legend()

@@ -1,13 +1,13 @@
-"""A whole model on a GPU: the engine's speed, what the memory allows, and `transformers`, in one run.
+"""Measures a whole model on a GPU: the engine, the memory bound, and `transformers`, in one run.
 
     python -m perf.engine.whole_model --models llama-3-8b,default
     python -m perf.engine.whole_model --rehearse
 
-`llama-3-8b` has that shape and random weights, made on the spot; other models are directories or
+`llama-3-8b` has that shape and random weights that are generated here; other models are directories or
 names. The bound of a decode step is the time to read every weight and every cached token once, at the
-copy bandwidth that is measured in the same run. `device_waits` is the part of a decode step in which
-the GPU computes nothing. `same_prompts` give the tokens of `generate`; in float32 all must. `--rehearse`
-runs everything on a CPU with a tiny model, judges nothing and writes nothing.
+copy bandwidth measured in the same run. `device_waits` is the share of a decode step in which the GPU
+computes nothing. `same_prompts` counts the prompts with the same tokens as `generate`; in float32 these
+must be all. `--rehearse` runs everything on a CPU with a tiny model, without verdicts and reports.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from naiad.engine import Engine, build_engine
 from naiad.errors import InternalError
 
 RANDOM_8B = "llama-3-8b"
-# Of the bound, one text on the 8B shape; and new tokens a second, of those of `generate_batch`.
+# Targets: the share of the bound with one text on the 8B shape, and the speed relative to `generate_batch`.
 LEAST_OF_BOUND, LEAST_OF_PAGED, JUDGED_BATCH = 0.85, 3.0, 256
 REHEARSAL: dict[str, Any] = {
     "models": "tiny",
@@ -62,7 +62,7 @@ Row = dict[str, Any]
 
 
 def main() -> int:
-    """Measure, print, write; 1 without a GPU."""
+    """Measure, print and write the results; return 1 without a GPU."""
     args = _parse()
     args.device = "cuda"
     if args.rehearse:
@@ -84,16 +84,16 @@ def main() -> int:
 
 
 def measure_model(name: str, model_dir: Path, args: argparse.Namespace, bytes_per_s: float) -> list[Row]:
-    """Every batch of one model.
+    """Measure every batch size with one model.
 
     Args:
-        name: for the table.
+        name: the model's name in the table.
         model_dir: the checkpoint.
-        args: those of `main`.
-        bytes_per_s: what the memory gives.
+        args: the command line's.
+        bytes_per_s: the memory's bandwidth.
 
     Raises:
-        InternalError: the engine makes other tokens than `transformers`, in float32.
+        InternalError: in float32 the engine's tokens differ from those of `transformers`.
     """
     config = ModelConfig.from_directory(str(model_dir))
     batches = [int(part) for part in args.batch.split(",")]
@@ -120,7 +120,7 @@ def measure_model(name: str, model_dir: Path, args: argparse.Namespace, bytes_pe
 
 
 def step_bytes(config: ModelConfig, work: Work, dtype: str) -> int:
-    """What a decode step must read: weights once, and the cached tokens, on average over the step's texts."""
+    """Bytes that a decode step must read: the weights once, and the cached tokens, averaged over steps."""
     heads = (config.num_heads + config.num_kv_heads) * config.head_dim
     layer = 2 * config.hidden_size * heads + 3 * config.hidden_size * config.intermediate_size
     weights = config.num_layers * layer + config.vocab_size * config.hidden_size
@@ -129,7 +129,7 @@ def step_bytes(config: ModelConfig, work: Work, dtype: str) -> int:
 
 
 def verdict(rows: list[Row]) -> str:
-    """What was asked for of the engine's row, the first, beside `generate_batch`, the last; "": nothing."""
+    """Whether the engine (first row) meets its target, given `generate_batch` (last row); "": no target."""
     ours, paged = rows[0], rows[-1]
     if ours["model"] == RANDOM_8B and ours["batch"] == 1:
         word = "met" if ours["of_bound"] >= LEAST_OF_BOUND else "missed"
@@ -153,7 +153,7 @@ def _model_dir(name: str, scratch: Path, args: argparse.Namespace) -> Path:
 
 
 def _engine(model_dir: Path, config: ModelConfig, max_num_seqs: int, args: argparse.Namespace) -> Engine:
-    # Nobody else is to find the memory taken that the texts do not need.
+    # Leave the memory that these texts do not need to the other contestants.
     tokens = max_num_seqs * (args.prompt_tokens + args.output_tokens + 2 * args.block_size)
     kv_cache_bytes = tokens * _token_elements(config) * getattr(torch, args.dtype).itemsize
     return build_engine(

@@ -21,7 +21,7 @@ _LARGE_BATCH, _LONG_CONTEXT, _LONG_PROMPT = 32, 2_048, 8_192
 
 
 def attention_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
-    """One at a time: a case's cache may take most of the memory."""
+    """Yield one case at a time, because a case's cache may take most of the memory."""
     codes = [None, torch.int8]
     if device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0):
         codes.append(torch.float8_e4m3fn)
@@ -30,7 +30,7 @@ def attention_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             yield _decode(sizes, device, [seq_len] * num_seqs, cache_dtype)
         for query_len, context in sizes.prefill:
             yield _prefill(sizes, device, query_len, context, cache_dtype)
-    # As requests come: some contexts are short, one is long.
+    # Realistic lengths: most contexts are short, one is long.
     draw = random.Random(0)
     longest = max(seq_len for _, seq_len in sizes.decode)
     yield _decode(sizes, device, [draw.randint(1, longest) for _ in range(32)], None)
@@ -126,7 +126,7 @@ def _check(
     seq_lens: Sequence[int],
     tables: Sequence[Sequence[int]],
 ) -> Callable[[torch.Tensor], None]:
-    """Of some tokens, each as if it were a step of its own."""
+    """Make a check of some tokens, each computed by the reference as a step of its own."""
     draw = random.Random(1)
     tokens = [(row, index) for row, length in enumerate(query_lens) for index in range(length)]
     chosen = draw.sample(range(len(tokens)), min(_NUM_CHECKED_TOKENS, len(tokens)))

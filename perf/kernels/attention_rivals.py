@@ -1,4 +1,4 @@
-"""Who else computes attention: on keys and values in one piece, and on pages of their own."""
+"""Other implementations of attention, on contiguous keys and values and on their own pages."""
 
 from __future__ import annotations
 
@@ -82,17 +82,17 @@ def _flex(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Run:
     mask = None
     if query_len > 1:
         mask = create_block_mask(is_seen, None, None, query_len, seq_len, device=query.device)
-    # Every shape is compiled for itself; only so many of one function are kept.
+    # Every shape is compiled separately, and the number of compiled variants per function is limited.
     torch.compiler.reset()
     attend = torch.compile(flex_attention, dynamic=False) if query.is_cuda else flex_attention
     return lambda: attend(heads_first, key, value, block_mask=mask, enable_gqa=True).transpose(1, 2)
 
 
 def _transformers_paged(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Run:
-    """As `generate_batch` with SDPA: reads the cache by index, then one product of all with all, masked."""
+    """As in `generate_batch` with SDPA: gather by index, then one masked product of all tokens with all."""
     num_seqs, query_len, num_heads, head_dim = query.shape
     num_kv_heads, seq_len = key.shape[1:3]
-    # Its cache is of tokens, [num_tokens, num_kv_heads, head_dim].
+    # Its cache is indexed by token: [num_tokens, num_kv_heads, head_dim].
     flat_key, flat_value = (part.transpose(1, 2).flatten(0, 1).contiguous() for part in (key, value))
     index = torch.arange(len(flat_key), device=query.device)
     packed = query.reshape(1, num_seqs * query_len, num_heads, head_dim).transpose(1, 2)

@@ -1,13 +1,13 @@
-"""The kernels on a GPU: speed, share of what the GPU can do, others' speed, and what was asked for.
+"""Measures the kernels on a GPU: speed, share of the hardware's speed, other implementations, and targets.
 
     python -m perf.kernels.bench
     python -m perf.kernels.bench --rehearse
 
-Shapes are those of Llama-3-8B. In the same run the copy bandwidth and the speed of a matrix product
-are measured, which the shares are of. An op is checked against its reference before it is timed; a
-rival that computes the same is checked against the op. Before each timed call the cache is overwritten;
-`queued_us` is of calls in a row. `slower` is a rival's time over the op's. `--rehearse` runs everything
-on a CPU with tiny shapes, judges nothing and writes nothing.
+Shapes are those of Llama-3-8B. Shares are relative to the copy bandwidth and the speed of a matrix product,
+which are measured in the same run. An op is checked against its reference before it is timed; a rival that
+computes the same is checked against the op. The cache is overwritten before each timed call; `queued_us`
+is the time per call of back-to-back calls. `slower` is a rival's time divided by the op's. `--rehearse`
+runs everything on a CPU with tiny shapes, without verdicts and reports.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 
 def main() -> int:
-    """Measure, print, write; 1 without a GPU."""
+    """Measure, print and write the results; return 1 without a GPU."""
     args = _parse()
     if not args.rehearse and not torch.cuda.is_available():
         print("error: PyTorch finds no CUDA device; --rehearse runs tiny shapes on a CPU", file=sys.stderr)
@@ -75,15 +75,15 @@ def measure_family(cases: Iterator[Case], clock: Clock, ceilings: Ceilings, judg
     """Time all cases and print them.
 
     Args:
-        cases: one at a time.
-        clock: for their device.
-        ceilings: what shares are of.
-        judges: whether targets count.
+        cases: the cases; only one is held in memory at a time.
+        clock: times calls on their device.
+        ceilings: the hardware speeds to which shares are relative.
+        judges: whether rows are compared with targets.
     """
     rows: list[Row] = []
     for case in cases:
         rows += measure_case(case, clock, ceilings, judges)
-        # The next one may need its memory.
+        # The next case may need its memory.
         del case
     if rows:
         print_rows([{name: _cell(name, value) for name, value in row.items()} for row in rows])
@@ -91,10 +91,10 @@ def measure_family(cases: Iterator[Case], clock: Clock, ceilings: Ceilings, judg
 
 
 def measure_case(case: Case, clock: Clock, ceilings: Ceilings, judges: bool) -> list[Row]:
-    """A row for the op and one for each rival.
+    """Return a row for the op and one for each rival.
 
     Raises:
-        WrongResultError: the op or a rival made something else than it should.
+        WrongResultError: the result of the op or of a rival is wrong.
     """
     made = case.run()
     case.check(made)
@@ -174,7 +174,9 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--families", default=",".join(FAMILIES), metavar="NAME,…", help="%(default)s")
-    parser.add_argument("--repeats", type=at_least(2), default=100, metavar="N", help="calls, at most")
+    parser.add_argument(
+        "--repeats", type=at_least(2), default=100, metavar="N", help="maximum number of calls"
+    )
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes on a CPU")
     return parser.parse_args()
 

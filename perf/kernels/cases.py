@@ -1,4 +1,4 @@
-"""What is measured: an op on a shape, how to tell that it is right, and who else computes it."""
+"""A measured case: an op on a shape, a check of its result, and rival implementations."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 
 Run = Callable[[], torch.Tensor]
 
-# Root mean square of the difference, relative to that of the values. What a kernel owes its reference
-# is asserted by tests; this finds a call that computes something else.
+# Root mean square of the difference, relative to that of the values. The exact tolerances of kernels are
+# asserted by tests; this detects calls that compute something else.
 _MAX_DIFFERENCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
 
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """Somebody else's way.
+    """Another implementation.
 
     Attributes:
-        run: None: it is not installed.
-        computes_the_same: its result is compared with ours.
+        run: computes the op; None: it is not installed.
+        computes_the_same: whether its result is compared with ours.
     """
 
     run: Run | None
@@ -35,13 +35,13 @@ class Case:
     """An op on a shape.
 
     Attributes:
-        op, shape: what the table calls them.
-        run: ours.
-        check: of what `run` made; raises `WrongResultError`.
-        rivals: by name.
-        num_bytes: that must be read and written, each once; 0: no matter.
-        flops: that must be computed; 0: no matter.
-        logits_bytes: of the logits that are sampled from; 0: none.
+        op, shape: their names in the table.
+        run: computes the op with our kernel.
+        check: checks the result of `run`; raises `WrongResultError`.
+        rivals: other implementations by name.
+        num_bytes: bytes that must be read or written, each once; 0: not relevant.
+        flops: operations that must be computed; 0: not relevant.
+        logits_bytes: bytes of the logits that are sampled from; 0: none.
         target: a key of `TARGETS`, or "".
     """
 
@@ -57,14 +57,14 @@ class Case:
 
 
 class WrongResultError(Exception):
-    """An op, or a rival that was asked for the same, made something else."""
+    """The result of an op, or of a rival that computes the same, is wrong."""
 
 
 def assert_agrees(what: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Compare in float32.
 
     Raises:
-        WrongResultError: the difference is more than rounding.
+        WrongResultError: the difference is more than rounding explains.
     """
     if not expected.is_floating_point():
         if not torch.equal(actual.cpu(), expected.cpu()):
@@ -80,15 +80,15 @@ def assert_agrees(what: str, actual: torch.Tensor, expected: torch.Tensor) -> No
 
 
 def equals(what: str, expected: Run) -> Callable[[torch.Tensor], None]:
-    """A check against the whole result of a reference."""
+    """Make a check against the whole result of a reference."""
     return lambda actual: assert_agrees(what, actual, expected())
 
 
 def optional_module(name: str) -> Any:
-    """The module; None: it is not installed."""
+    """Import a module; None: it is not installed."""
     return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
 
 
 def num_bytes(*tensors: torch.Tensor) -> int:
-    """Of all of them."""
+    """The size of all tensors together, in bytes."""
     return sum(each.numel() * each.element_size() for each in tensors)

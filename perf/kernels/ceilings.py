@@ -1,4 +1,4 @@
-"""What a device can do at best, measured: a copy, and a product of matrices."""
+"""Measures the speed of a device: of a copy, and of a matrix product."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from perf.kernels.sizes import Sizes
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Of one run.
+    """The measured speeds of a device.
 
     Attributes:
-        bytes_per_s: of a copy, read and written.
-        flops_per_s: of a product of square matrices in the model's dtype.
+        bytes_per_s: the bandwidth of a copy, counting bytes read and written.
+        flops_per_s: the speed of a product of square matrices in the model's dtype.
     """
 
     bytes_per_s: float
     flops_per_s: float
 
     def settings(self) -> dict[str, float]:
-        """As they are written to a report."""
+        """The speeds as settings for a report."""
         return {f"ceiling_{name}": value for name, value in asdict(self).items()}
 
 
 def measure_ceilings(sizes: Sizes, device: torch.device, clock: Clock) -> Ceilings:
-    """On random numbers: zeros take a GPU less power, so it computes faster with them."""
+    """Measure with random numbers: a GPU needs less power for zeros and computes them faster."""
     source = torch.randn(sizes.copy_bytes // 4, device=device)
     target = torch.empty_like(source)
     side = sizes.product_side

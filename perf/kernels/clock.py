@@ -1,4 +1,4 @@
-"""How long a call takes on a device whose cache holds nothing of its inputs."""
+"""Times calls on a device whose cache does not contain their inputs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-# More than the second-level cache of any GPU; and writing it takes longer than the host needs to launch
-# what is timed, so the GPU does not wait for the host between the events.
+# More than the second-level cache of any GPU. Writing it also takes longer than the host needs to launch the
+# timed call, so the GPU does not wait for the host between the events.
 _FLUSH_BYTES = 1 << 30
 _WARM_UP_CALLS = 3
 _MOST_S, _FEWEST = 0.5, 7
@@ -18,13 +18,13 @@ _MOST_S, _FEWEST = 0.5, 7
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Of one call.
+    """The duration of a call.
 
     Attributes:
-        median_s: of all calls, each after the cache was overwritten.
-        spread: difference of the two halves' medians, relative to it.
-        queued_s: of a call among many in a row, with what the host takes to launch them; inputs may
-            lie in the cache.
+        median_s: median over all calls, each after the cache was overwritten.
+        spread: difference between the medians of the two halves, relative to `median_s`.
+        queued_s: time per call of back-to-back calls, including their launches by the host; inputs may
+            be in the cache.
     """
 
     median_s: float
@@ -36,18 +36,18 @@ class Clock:
     """Times calls on one device."""
 
     def __init__(self, device: torch.device, repeats: int) -> None:
-        """Take the memory.
+        """Allocate the memory that overwrites the cache.
 
         Args:
-            device: a CUDA device, or the CPU, whose cache is left as it is.
-            repeats: calls that are timed, at most; fewer of slow ones.
+            device: a CUDA device, or the CPU, whose cache is not overwritten.
+            repeats: maximum number of timed calls; slow calls are timed less often.
         """
         self._is_cuda = device.type == "cuda"
         self._repeats = repeats
         self._flush = torch.empty(_FLUSH_BYTES if self._is_cuda else 0, dtype=torch.uint8, device=device)
 
     def time(self, run: Callable[[], object]) -> Sample:
-        """Median of many calls."""
+        """Time a call many times."""
         for _ in range(_WARM_UP_CALLS):
             run()
         once_s = self._queued_s(run, 1)

@@ -1,4 +1,4 @@
-"""Ops that only read and write: norms, activations, rotary, the cache."""
+"""Memory-bound ops: norms, activations, rotary embedding, writes to the cache."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _cache_ops(sizes: Sizes, device: torch.device, num_tokens: int) -> Iterator[
 
 
 def _torch(run: Run) -> dict[str, Rival]:
-    """As it is written, and compiled where that is not for a few calls on a CPU."""
+    """Torch code as a rival, on a GPU also compiled; on a CPU compiling is not worth it for a few calls."""
     rivals = {"torch": Rival(run)}
     if run().is_cuda:
         compiled: Callable[[], torch.Tensor] = torch.compile(run)

@@ -1,4 +1,4 @@
-"""Products with weights: in a fixed order, in four and in eight bits, and of adapters."""
+"""Products with weights: with a fixed order of summation, with four and eight bits, and adapters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NUM_ADAPTERS, _RANK = 8, 16
 
 
 def product_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
-    """One token through every layer, more through the widest, the square product, adapters."""
+    """One token with every layer, more with the widest layer, the square product, and adapters."""
     has_fp8 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
     steps = [(1, name) for name in sizes.layers]
     steps += [(num_tokens, "gate_up") for num_tokens in sizes.product_tokens if num_tokens > 1]
@@ -55,12 +55,12 @@ def _random(sizes: Sizes, device: torch.device, rows: int, columns: int) -> torc
 
 
 def _cublas(x: torch.Tensor, matrix: torch.Tensor) -> dict[str, Rival]:
-    """In the activations' dtype, with other weights."""
+    """The library's product in the activations' dtype, with other weights."""
     return {"cuBLAS" if x.is_cuda else "torch": Rival(lambda: F.linear(x, matrix), False)}
 
 
 def _fixed_order(shape: str, x: torch.Tensor, matrix: torch.Tensor) -> Case:
-    # A CPU has no fixed order; there the rehearsal takes the way it has.
+    # There is no fixed-order method on a CPU; the rehearsal uses the CPU's own.
     weight = prepare_linear(matrix, options=LoadOptions(batch_invariant=x.is_cuda))
     return Case(
         op="linear, fixed order",
@@ -128,7 +128,7 @@ def _fp8(shape: str, x: torch.Tensor, num_out: int, target: str) -> Case:
             tokens.values, weight.values.T, scale_a=row_scales, scale_b=column_scales, out_dtype=x.dtype
         )
 
-    # What cuBLAS takes: sizes in multiples of 16.
+    # cuBLAS requires sizes in multiples of 16.
     if x.is_cuda and len(x) % 16 == 0:
         rivals["cuBLAS"] = Rival(scaled)
     return Case(

@@ -1,4 +1,4 @@
-"""Drawing tokens."""
+"""Sampling: drawing tokens from logits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sampling_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
 
 
 def _draw(logits: torch.Tensor, is_filtered: bool) -> Case:
-    """From the logits to the token: the best logit, what is kept, the draw."""
+    """From logits to a token: the best logit, the filters' threshold, and the draw."""
     num_rows, device = len(logits), logits.device
     wide = torch.full((num_rows,), _TEMPERATURE, dtype=torch.float64, device=device)
     any_token = torch.full_like(wide, -torch.inf)
@@ -60,7 +60,7 @@ def _draw(logits: torch.Tensor, is_filtered: bool) -> Case:
 
 
 def _rivals(logits: torch.Tensor, is_filtered: bool) -> dict[str, Rival]:
-    """They draw by noise of their own, so no two tokens need be the same."""
+    """Rivals draw with their own noise, so their tokens may differ."""
     flashinfer = optional_module("flashinfer")
 
     def probs() -> torch.Tensor:

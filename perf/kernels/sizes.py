@@ -9,20 +9,20 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A model's layer, and the steps that meet it.
+    """The sizes of a model's layer and of the steps that are measured.
 
     Attributes:
-        dtype: of weights and activations.
+        dtype: dtype of weights and activations.
         heads: query heads, KV heads, head_dim.
-        hidden_size, intermediate_size, vocab_size: of the model.
-        block_size: of the cache.
+        hidden_size, intermediate_size, vocab_size: the model's.
+        block_size: tokens in a block of the cache.
         decode: (sequences, cached tokens of each).
         prefill: (tokens of one sequence, cached tokens before them).
-        num_tokens: of steps of element-wise ops and adapters.
-        num_rows: of steps that sample.
-        product_tokens: of steps of the widest layer; the others are met by one token.
-        product_side: of the square product.
-        copy_bytes: of the copy.
+        num_tokens: numbers of tokens for element-wise ops and adapters.
+        num_rows: numbers of rows for sampling.
+        product_tokens: numbers of tokens for the widest layer; other layers are measured with one token.
+        product_side: side of the square product.
+        copy_bytes: bytes of the copy.
     """
 
     dtype: torch.dtype

@@ -1,4 +1,4 @@
-"""What the kernels are asked for on a GPU, and whether they have it."""
+"""The kernels' performance targets on a GPU, and whether they are met."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound of one figure of a row.
+    """A bound on one figure of a row.
 
     Attributes:
-        figure: its name.
-        bound: the least it may be.
-        is_most: the bound is the most it may be.
+        figure: the figure's name.
+        bound: the minimum.
+        is_most: the bound is a maximum instead.
     """
 
     figure: str
@@ -23,14 +23,14 @@ class Target:
 
 
 TARGETS = {
-    # 32 sequences or more, 2,048 cached tokens or more.
+    # For 32 sequences or more with 2,048 cached tokens or more.
     "decode": Target("of_copy", 0.85),
     "decode of an 8-bit cache": Target("of_copy", 0.75),
-    # 8,192 tokens.
+    # For 8,192 tokens.
     "prefill": Target("tflops_per_s", 450.0),
-    # 2,048 tokens or more.
+    # For 2,048 tokens or more.
     "element-wise": Target("of_copy", 0.85),
-    # One token.
+    # For one token.
     "four-bit weights": Target("of_copy", 0.70),
     "FP8 product": Target("of_cublas", 1.0),
     "sampler": Target("logits_passes", 3.0, is_most=True),
@@ -38,7 +38,7 @@ TARGETS = {
 
 
 def verdict(name: str, row: Mapping[str, float | str | None]) -> str:
-    """Whether the row has met its target, with the bound; "" without one."""
+    """State whether the row meets its target, and the bound; "" without a target."""
     if not name:
         return ""
     target = TARGETS[name]

@@ -1,11 +1,11 @@
-"""What it brings that late tokens travel together: an engine faster than the server behind `ensemble`.
+"""Measures the benefit of coalescing late tokens, with an engine faster than the server, through `ensemble`.
 
     python -m perf.server.coalescing
 
-Two servers with the real models, but an engine process that only counts. In one of them late tokens
-share a response, as in service; in the other each token has one of its own. They take turns, A B A B.
-Every text is checked. More tokens, or a busy machine, may keep the other server's detokenizer from
-answering for a minute: then `naiad serve` restarts it, and the measurement ends with an error.
+There are two servers with the real models and an engine process that only counts. In one of them late
+tokens share a response, as in service; in the other each token has its own. They take turns, A B A B.
+Every text is checked. With more tokens or on a busy machine, the second server's detokenizer may not
+answer for a minute: then `naiad serve` restarts it, and the measurement ends with an error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ASKED_RATIO = 3.0
 
 
 def main() -> int:
-    """Measure, print, write; 1 if a request failed or a text was wrong."""
+    """Measure, print and write the results; return 1 if a request failed or a text was wrong."""
     args = _parse()
     try:
         turns = _turns(args)
@@ -45,14 +45,14 @@ def main() -> int:
     print_rows(results)
     pairs = zip(*turns.values(), strict=True)
     ratio = statistics.median(a["tokens/s"] / b["tokens/s"] for a, b in pairs)
-    print(f"together {ratio:.2f} times as fast as one response a token (asked: {ASKED_RATIO:g})")
+    print(f"coalescing is {ratio:.2f} times as fast as one response per token (target: {ASKED_RATIO:g})")
     results.append({"ratio": round(ratio, 3), "asked": ASKED_RATIO})
     print("written:", write_report("coalescing", vars(args), results))
     return 0
 
 
 def _turns(args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    """Figures of each turn, of both servers."""
+    """Return the figures of each turn for both servers."""
     model_dir = resolve_model(args.model)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     work = Work(args.concurrency, 16, args.output_tokens)
@@ -74,15 +74,15 @@ def _turns(args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
 
 
 def measure(url: str, prompts: list[str], num_tokens: int) -> dict[str, float]:
-    """Ask for all prompts at once.
+    """Send all prompts at once.
 
     Args:
         url: HOST:PORT of the server's gRPC endpoint.
-        prompts: of words that are one token each, beginning with a space.
-        num_tokens: of each.
+        prompts: prompts of words that are one token each, with a space before each word.
+        num_tokens: number of new tokens for each.
 
     Raises:
-        InternalError: a text is not what the engine made.
+        InternalError: a text is not what the engine generated.
     """
     start_s = time.perf_counter()
     streams = all_at_once(url, [partial(_stream, prompt=each, num_tokens=num_tokens) for each in prompts])
@@ -95,21 +95,21 @@ def measure(url: str, prompts: list[str], num_tokens: int) -> dict[str, float]:
 
 
 async def _stream(client: Any, prompt: str, num_tokens: int) -> int:
-    """The number of responses."""
+    """Stream one answer and return the number of its responses."""
     parts: list[str] = []
     async for result in responses(client, "ensemble", text_inputs(prompt, num_tokens)):
         parts.append(result.as_numpy("text_output").item().decode())
     words = prompt.split(" ")[1:]
     expected = "".join(f" {words[number % len(words)]}" for number in range(num_tokens))
     if "".join(parts) != expected:
-        raise InternalError("a stream's text is not what the engine made")
+        raise InternalError("a stream's text is not what the engine generated")
     return len(parts)
 
 
 def _serve_options(
     folder: Path, model_dir: Path, args: argparse.Namespace, *, coalesces: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """Options and environment of a server with the fast engine in a repository of its own."""
+    """Return options and environment for a server with the fast engine in its own repository."""
     repository = folder / f"coalesces-{coalesces}"
     environment = write_fast_repository(repository, args.tokens_per_s, coalesces=coalesces)
     return ["--model", str(model_dir), "--model-repository", str(repository)], environment

@@ -1,4 +1,4 @@
-"""A row of a stream whose tokens do not travel together."""
+"""A row of a stream without coalescing: each token has its own response."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from naiad.triton_server.responses.stream import StreamRow
 
 @dataclass(slots=True)
 class EachTokenRow(StreamRow):
-    """A row that never merges and never waits for an acknowledgement: one response a token."""
+    """A row that never merges outputs and never waits for an acknowledgement: one response per token."""
 
     later: deque[RequestOutput] = field(default_factory=deque)
 
     def add(self, output: RequestOutput) -> None:
-        """Keep it behind what is not sent yet."""
+        """Queue an output after those that are not sent yet."""
         self.later.append(output)
         self._refill()
 

@@ -1,8 +1,8 @@
-"""An engine process that computes nothing: tokens at a given rate, each sequence's prompt over and over.
+"""An engine process without a model: it repeats each sequence's prompt at a given rate.
 
     python -m perf.server.fast_engine --tokens-per-s 20000 …
 
-Further options are those of `naiad.engine_process`. `fast_llm_model` puts it into a server.
+Further options are those of `naiad.engine_process`. `fast_llm_model` uses it in a server.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from naiad.engine_process.serving.queue_gate import QueueLimits
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
 
-# What was not made in time is made up for, unless it is longer ago.
+# A step that comes late is followed by faster ones, to make up for at most this delay.
 _MAX_DEBT_S = 0.1
 
 
 class FastEngine:
-    """A step makes one token of each sequence and takes as long as the rate says."""
+    """An engine whose step generates one token for each sequence and lasts as long as the rate requires."""
 
     def __init__(self, model_config: ModelConfig, tokens_per_s: float) -> None:
         """Serve in place of a model of this configuration."""
@@ -44,7 +44,7 @@ class FastEngine:
         return bool(self._live)
 
     def add_request(self, request: EngineRequest) -> None:
-        """Take all sequences of a request."""
+        """Add all sequences of a request."""
         self._num_prompt_tokens += len(request.prompt_token_ids)
         if not self._live:
             self._due_s = time.monotonic()
@@ -59,7 +59,7 @@ class FastEngine:
         return RequestOutput(sequence_id, [], finish_reason=FinishReason.CANCELLED)
 
     def step(self) -> list[RequestOutput]:
-        """One token of each sequence."""
+        """Generate one token for each sequence."""
         now_s = time.monotonic()
         self._due_s = max(self._due_s, now_s - _MAX_DEBT_S) + len(self._live) / self._tokens_per_s
         time.sleep(max(0.0, self._due_s - now_s))
@@ -67,7 +67,7 @@ class FastEngine:
         return [self._advance(sequence_id, request) for sequence_id, request in list(self._live.items())]
 
     def stats(self) -> EngineStats:
-        """The gauges now."""
+        """Return the current gauges."""
         return EngineStats(
             num_running=len(self._live),
             max_num_seqs=1024,

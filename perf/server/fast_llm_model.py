@@ -1,4 +1,4 @@
-"""The `llm` model on `fast_engine`, with and without what makes late tokens travel together."""
+"""The `llm` model on `fast_engine`, with and without coalescing of late tokens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from naiad.triton_server.service import llm_service
 
 
 def fast_llm_model(tokens_per_s: float, *, coalesces: bool) -> type[LLMModel]:
-    """The `llm` model with this engine; for the model.py of a repository.
+    """Make the `llm` model with this engine, for the model.py of a repository.
 
     Args:
-        tokens_per_s: of all sequences together.
-        coalesces: whether late tokens travel together, as they do in service.
+        tokens_per_s: the rate of all sequences together.
+        coalesces: whether late tokens share responses, as in service.
     """
     command = [
         *engine_client.default_command()[:1],

@@ -1,4 +1,4 @@
-"""A model repository whose `llm` has the engine of `fast_engine`."""
+"""A model repository whose `llm` model uses `fast_engine`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TritonPythonModel = fast_llm_model({tokens_per_s}, coalesces={coalesces})
 
 
 def write_fast_repository(path: Path, tokens_per_s: float, *, coalesces: bool = True) -> dict[str, str]:
-    """Write it; the arguments are those of `fast_llm_model`.
+    """Write the repository; the arguments are those of `fast_llm_model`.
 
     Returns:
-        What the server's environment needs.
+        Variables for the server's environment.
     """
     shutil.copytree(ROOT / "model_repository", path)
     text = _MODEL.format(tokens_per_s=tokens_per_s, coalesces=coalesces)

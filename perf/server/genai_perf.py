@@ -1,10 +1,10 @@
-"""NVIDIA's GenAI-Perf on repositories of the old shapes: TensorRT-LLM's ensemble and vLLM's model.
+"""Runs NVIDIA's GenAI-Perf on the presets for TensorRT-LLM's ensemble and for vLLM's model.
 
     python -m perf.server.genai_perf
 
-GenAI-Perf drives perf_analyzer and is not changed for us: that its requests are served whole is the
-check. It counts tokens by tokenizing the answers again, so its lengths may be off by a few percent.
-It sends no temperature: the first shape then takes the best token, the second samples.
+GenAI-Perf drives perf_analyzer and is not changed for Naiad; the check is that all its requests are
+answered in full. It counts tokens by tokenizing the answers again, so its lengths may be off by a few
+percent. It sends no temperature: then the first preset is greedy, and the second samples.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What GenAI-Perf calls a backend.
+    """One kind of requests that GenAI-Perf sends.
 
     Attributes:
-        preset: of `naiad repository create`.
-        model: that is asked.
-        backend: GenAI-Perf's word.
+        preset: a preset of `naiad repository create`.
+        model: the model that gets the requests.
+        backend: GenAI-Perf's name for the format.
     """
 
     preset: str
@@ -53,7 +53,7 @@ FORMATS = (Format("trtllm", "ensemble", "tensorrtllm"), Format("vllm", "vllm_mod
 
 
 def main() -> int:
-    """Measure, print, plot, write; 1 if answers are not whole, 2 if GenAI-Perf is not to be had."""
+    """Measure, print, plot and write; return 1 if answers are incomplete, 2 if GenAI-Perf is unavailable."""
     args = _parse()
     try:
         tool = genai_perf()
@@ -86,13 +86,13 @@ def run_level(
 
     Args:
         tool: GenAI-Perf.
-        each: of the requests.
-        where: HOST:PORT of the server's gRPC endpoint, the tokenizer's directory.
-        concurrency: requests in flight.
-        args: lengths.
+        each: the kind of requests.
+        where: HOST:PORT of the server's gRPC endpoint, and the tokenizer's directory.
+        concurrency: number of requests in flight.
+        args: the lengths of prompts and outputs.
 
     Raises:
-        InternalError: it failed, or answers are not whole.
+        InternalError: GenAI-Perf failed, or answers are incomplete.
     """
     url, tokenizer = where
     num_requests = max(10, 2 * concurrency)
@@ -115,12 +115,12 @@ def run_level(
 
 
 def figures(exported: Mapping[str, Any], num_requests: int, num_tokens: int) -> Row:
-    """GenAI-Perf's own figures.
+    """Extract GenAI-Perf's own figures.
 
     Args:
         exported: its `profile_export_genai_perf.json`; times in milliseconds.
-        num_requests: that were asked for.
-        num_tokens: of each answer.
+        num_requests: expected number of requests.
+        num_tokens: expected length of each answer.
 
     Raises:
         InternalError: answers are missing or have another length.

@@ -1,4 +1,4 @@
-"""Requests over gRPC streams or server-sent events, each token streamed; a server's models as contestants."""
+"""Sends streaming requests over gRPC or server-sent events, to compare a server's models with others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DATATYPES = {"b": "BOOL", "i": "INT32", "O": "BYTES"}
 
 
 def llm_inputs(prompt: list[int], num_tokens: int) -> Inputs:
-    """Tensors that ask `llm` for exactly so many tokens, streamed."""
+    """Tensors that ask `llm` for exactly this many tokens, streamed."""
     return {
         "input_ids": np.array([prompt], dtype=np.int32),
         "input_lengths": np.array([[len(prompt)]], dtype=np.int32),
@@ -39,7 +39,7 @@ def llm_inputs(prompt: list[int], num_tokens: int) -> Inputs:
 
 
 def text_inputs(text: str, num_tokens: int) -> Inputs:
-    """Tensors that ask `ensemble` or `text` for exactly so many tokens, streamed."""
+    """Tensors that ask `ensemble` or `text` for exactly this many tokens, streamed."""
     return {
         "text_input": np.array([[text.encode()]], dtype=np.object_),
         "max_tokens": np.array([[num_tokens]], dtype=np.int32),
@@ -49,15 +49,15 @@ def text_inputs(text: str, num_tokens: int) -> Inputs:
 
 
 async def responses(client: Any, model: str, inputs: Mapping[str, npt.NDArray[Any]]) -> AsyncIterator[Any]:
-    """The responses that carry tensors.
+    """Send a request and yield the responses that contain tensors.
 
     Args:
-        client: of `tritonclient.grpc.aio`.
-        model: its name.
+        client: a client of `tritonclient.grpc.aio`.
+        model: the model's name.
         inputs: name → `[1, …]`.
 
     Raises:
-        InternalError: what the server answered instead, or how the call broke.
+        InternalError: the server answered with an error, or the call broke.
     """
 
     async def request() -> AsyncIterator[dict[str, Any]]:
@@ -79,10 +79,10 @@ async def responses(client: Any, model: str, inputs: Mapping[str, npt.NDArray[An
 
 
 def llm_generate(server: Served, protocol: str = "grpc") -> Generate:
-    """Ask the token model: prompts, number of new tokens → the new ids of each prompt.
+    """Make a function (prompts, number of new tokens) → the new ids of each prompt, which asks `llm`.
 
     Args:
-        server: where to ask.
+        server: the server.
         protocol: one of `PROTOCOLS`.
     """
     answers = PROTOCOLS[protocol]
@@ -99,14 +99,15 @@ def llm_generate(server: Served, protocol: str = "grpc") -> Generate:
 def text_generate(
     server: Served, model: str, decode: Callable[[list[int]], str], protocol: str = "grpc"
 ) -> Callable[[Prompts, int], list[str]]:
-    """Ask a text model: prompts, number of new tokens → the text made of each prompt.
+    """Make a function (prompts, number of new tokens) → the text for each prompt, which asks a text model.
 
-    Texts tell no number of tokens, so the server's counters are checked: nobody else is to use it.
+    A text does not reveal its number of tokens, so the server's counters are checked; there must be no
+    other load on the server.
 
     Args:
-        server: where to ask.
+        server: the server.
         model: "ensemble" or "text".
-        decode: ids → text that the server's tokenizer turns into the same ids.
+        decode: ids → text that the server's tokenizer encodes as the same ids.
         protocol: one of `PROTOCOLS`.
     """
     answers = PROTOCOLS[protocol]
@@ -123,7 +124,7 @@ def text_generate(
 
 
 def all_at_once(url: str, streams: list[Callable[[Any], Coroutine[Any, Any, Any]]]) -> list[Any]:
-    """Run streams side by side on one connection; what each of them gave."""
+    """Run streams concurrently on one connection; return the result of each."""
 
     async def run() -> list[Any]:
         async with triton.InferenceServerClient(url) as client:
@@ -133,13 +134,13 @@ def all_at_once(url: str, streams: list[Callable[[Any], Coroutine[Any, Any, Any]
 
 
 def _grpc_answers(server: Served, model: str, asked: list[Inputs], name: str) -> list[list[Any]]:
-    """The values of that output in all responses of each stream, one after the other."""
+    """Return the output's values in all responses of each stream, concatenated."""
     streams = _undecoded(server.grpc, model, asked)
     return [[value for each in _arrays(stream, name) for value in each.tolist()] for stream in streams]
 
 
 def _sse_answers(server: Served, model: str, asked: list[Inputs], name: str) -> list[list[Any]]:
-    """What `_grpc_answers` gives, over HTTP; texts as bytes."""
+    """Like `_grpc_answers`, over HTTP; texts as bytes."""
     streams = event_streams(server.http, model, [_body(inputs) for inputs in asked])
     return [
         [value for event in stream if name in event for value in _values(event[name])] for stream in streams
@@ -147,7 +148,7 @@ def _sse_answers(server: Served, model: str, asked: list[Inputs], name: str) -> 
 
 
 def _body(inputs: Inputs) -> dict[str, Any]:
-    """JSON of a request: one value alone, more as a list."""
+    """The JSON of a request: single values as scalars, several as a list."""
     values = {name: array.reshape(-1).tolist() for name, array in inputs.items()}
     return {
         name: each[0].decode() if isinstance(each[0], bytes) else each[0] if len(each) == 1 else each
@@ -161,7 +162,7 @@ def _values(said: Any) -> list[Any]:
     return said if isinstance(said, list) else [said]
 
 
-# How to ask: server, model, inputs of each request, name of an output → its values of each request.
+# Name → a function (server, model, inputs of each request, name of an output) → its values for each request.
 PROTOCOLS: dict[str, Callable[[Served, str, list[Inputs], str], list[list[Any]]]] = {
     "grpc": _grpc_answers,
     "sse": _sse_answers,
@@ -169,12 +170,12 @@ PROTOCOLS: dict[str, Callable[[Served, str, list[Inputs], str], list[list[Any]]]
 
 
 def _undecoded(url: str, model: str, asked: list[Inputs]) -> list[list[bytes]]:
-    """Ask for all of them at once, one stream each on one connection; the messages of each stream.
+    """Send all requests at once, each as a stream on one connection; return the messages of each stream.
 
-    They are kept as they came, so that a client's work takes the server no core while it streams.
+    Messages are decoded later, so that the client takes no CPU time from the server while it streams.
 
     Raises:
-        InternalError: how a call broke.
+        InternalError: a call broke.
     """
 
     async def run() -> list[list[bytes]]:
@@ -201,7 +202,7 @@ def _request(model: str, inputs: Inputs) -> Any:
 
 
 def _arrays(messages: list[bytes], name: str) -> list[npt.NDArray[Any]]:
-    """That output of each response that has tensors, flat.
+    """Decode one output of each response that contains tensors, flattened.
 
     Raises:
         InternalError: the server answered with an error.
@@ -217,10 +218,10 @@ def _arrays(messages: list[bytes], name: str) -> list[npt.NDArray[Any]]:
 
 
 def _totals_at_rest(server: Served, expected: list[float] | None = None) -> list[float]:
-    """Tokens of prompts, and new ones, that the server has counted once nothing runs.
+    """Return the server's counters of prompt tokens and new tokens once no sequence runs.
 
     Raises:
-        InternalError: something runs on, or they do not become what is expected.
+        InternalError: sequences keep running, or the counters do not reach the expected values.
     """
     names = ("vllm:num_requests_running", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
     end_s = time.monotonic() + _COUNTED_AFTER_S

@@ -1,4 +1,4 @@
-"""How many users there are at a moment of a run."""
+"""The number of users over the time of a run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ _NUM_STEPS = 4
 
 
 def users_at(time_s: float, run_time_s: float, most: int, shape: str) -> int | None:
-    """Users at a moment of the run; None: it has ended.
+    """Number of users at a moment of the run; None: the run has ended.
 
     Args:
-        time_s: since its start.
-        run_time_s: of the run.
-        most: users.
-        shape: "steady", or "ramp": a quarter of them more in each quarter of the run.
+        time_s: seconds since the start.
+        run_time_s: duration of the run.
+        most: maximum number of users.
+        shape: "steady", or "ramp": another quarter of the users starts in each quarter of the run.
     """
     if time_s >= run_time_s:
         return None

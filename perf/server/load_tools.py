@@ -17,12 +17,12 @@ from naiad.cli.serve.server_files import package_directory
 from naiad.config.model_location import default_model_dir
 from naiad.errors import InternalError, StartupError
 
-# The newest wheel that carries a perf_analyzer for glibc 2.36.
+# The newest wheel that contains a perf_analyzer for glibc 2.36.
 _WHEEL = "tritonclient==2.50.0"
 _WHEEL_HASH = "sha256:421fbb69ae6ab8cdb2c35b82134fcef2fe11e7af7718b1fcbc53335ab9bfe889"
 _PROGRAM = "tritonclient-2.50.0.data/data/bin/perf_analyzer"
 _GENAI_PERF = "genai-perf==0.0.16"
-# Library → how its file begins in the server's package, and the Debian package that has it too.
+# Library → the prefix of its file name in the server's package, and the Debian package that has it too.
 _LIBRARIES = {
     "libb64.so.0d": ("libb64-", "libb64-0d"),
     "libcudart.so.12": ("libcudart-", "libcudart12"),
@@ -41,10 +41,10 @@ class Tool:
     environment: Mapping[str, str]
 
     def run(self, options: Sequence[str]) -> None:
-        """Run it to its end.
+        """Run the program and wait until it ends.
 
         Raises:
-            InternalError: it failed; holds the end of what it said.
+            InternalError: it failed; the message contains the end of its output.
         """
         done = subprocess.run(
             [str(self.program), *options],
@@ -61,7 +61,7 @@ class Tool:
 
 
 def perf_analyzer() -> Tool:
-    """perf_analyzer 2.50.
+    """Provide perf_analyzer 2.50.
 
     Raises:
         StartupError: it can not be downloaded, or a library is missing; the message names the remedy.
@@ -77,13 +77,13 @@ def perf_analyzer() -> Tool:
 
 
 def genai_perf() -> Tool:
-    """GenAI-Perf 0.0.16 in a virtual environment of its own, with the perf_analyzer above.
+    """Provide GenAI-Perf 0.0.16 in its own virtual environment, with the perf_analyzer above.
 
     Raises:
-        StartupError: it can not be installed, or perf_analyzer lacks something.
+        StartupError: it can not be installed, or perf_analyzer is not available.
     """
     analyzer = perf_analyzer()
-    # A virtual environment can not be moved, so it is not filled elsewhere first.
+    # A virtual environment can not be moved, so it is installed in place.
     directory = analyzer.program.parents[1] / "genai-perf-0.0.16"
     program, done = directory / "bin" / "genai-perf", directory / "installed"
     with exclusive_lock(directory, _say):
@@ -95,12 +95,12 @@ def genai_perf() -> Tool:
             _run([python, "-m", "pip", "--disable-pip-version-check", "install", _GENAI_PERF], _GENAI_PERF)
             done.touch()
     path = f"{analyzer.program.parent}:{analyzer.environment.get('PATH', '')}"
-    # Its tokenizer is a directory here: nothing is to be looked for on a hub.
+    # The tokenizer is a local directory, so nothing has to be looked up on the hub.
     return Tool(program, {**analyzer.environment, "PATH": path, "HF_HUB_OFFLINE": "1"})
 
 
 def error_of(output: str) -> str:
-    """What a program said of its failure: perf_analyzer lets pages of help follow."""
+    """The error messages in a program's output; perf_analyzer prints pages of help after them."""
     lines = [line for line in output.splitlines() if line.lower().startswith("error")]
     return lines[0] if lines else output.strip()[-_ERROR_TAIL_CHARS:]
 
@@ -143,7 +143,7 @@ def _run(command: list[str], what: str) -> None:
 
 
 def _link_libraries(folder: Path) -> None:
-    """Links, by the names that the loader looks for, to those of the server's package."""
+    """Create links to libraries of the server's package, with the names that the loader looks for."""
     package = package_directory()
     packed = package.parent / "nvidia_pytriton.libs" if package is not None else None
     folder.mkdir(exist_ok=True)

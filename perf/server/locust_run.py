@@ -1,8 +1,8 @@
-"""Locust against a server that is started for it: gRPC and SSE users, steady and in a ramp.
+"""Runs Locust against its own server: gRPC and SSE users, steady and in a ramp.
 
     python -m perf.server.locust_run
 
-The users are those of `perf/server/locustfile.py`; percentiles are Locust's own, rounded as it does.
+The users are those of `perf/server/locustfile.py`; percentiles are computed and rounded by Locust.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from naiad_client import Client
 _LOCUSTFILE = ROOT / "perf" / "server" / "locustfile.py"
 _CHECKED_PROMPTS = ("The capital of France is", "A cat and a dog", "In the morning")
 _CHECKED_TOKENS = 16
-# After the last moment of a run Locust waits for nobody, but it has to start and to stop.
+# Locust does not wait for requests at the end of a run, but it needs time to start and to stop.
 _LOCUST_OVERHEAD_S = 120
 _PERCENTS = ("50%", "90%", "95%", "99%")
 
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 def main() -> int:
-    """Measure, print, plot, write; 1 if an answer was wrong or a request failed."""
+    """Measure, print, plot and write; return 1 if an answer was wrong or a request failed."""
     args = _parse()
     model_dir = resolve_model(args.model)
     rows: list[Row] = []
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def event_rows(stats: Sequence[Mapping[str, str]]) -> list[Row]:
-    """What a `…_stats.csv` says of each kind of event; milliseconds."""
+    """The figures in a `…_stats.csv` for each kind of event, in milliseconds."""
     rows = []
     for line in stats:
         if line["Name"] == "Aggregated":
@@ -83,7 +83,7 @@ def event_rows(stats: Sequence[Mapping[str, str]]) -> list[Row]:
 
 
 def history_lines(history: Sequence[Mapping[str, str]], name: str, column: str) -> dict[str, Line]:
-    """Values of an event over the seconds of a run, by the users' protocol."""
+    """An event's values over the seconds of a run, for each protocol."""
     lines: dict[str, tuple[list[float], list[float]]] = {}
     start_s = int(history[0]["Timestamp"])
     for line in history:
@@ -121,7 +121,7 @@ def _run_locust(server: Served, shape: str, prefix: Path, args: argparse.Namespa
 
 
 def _is_same(server: Served, model: str) -> bool:
-    """Whether gRPC and SSE give the same greedy texts; it also warms up."""
+    """Whether gRPC and SSE return the same greedy texts; this also warms up the server."""
     with Client(server.grpc, model=model) as client, requests.Session() as session:
         for prompt in _CHECKED_PROMPTS:
             with client.generate(prompt, max_tokens=_CHECKED_TOKENS, ignore_eos=True) as chunks:
@@ -129,7 +129,7 @@ def _is_same(server: Served, model: str) -> bool:
             events = sse_events(session, server.http, model, prompt, _CHECKED_TOKENS)
             by_sse = "".join(event.get("text_output", "") for event in events)
             if by_grpc != by_sse:
-                print(f"gRPC and SSE give other texts: {by_grpc!r}, {by_sse!r}", file=sys.stderr)
+                print(f"gRPC and SSE return different texts: {by_grpc!r}, {by_sse!r}", file=sys.stderr)
                 return False
     return True
 
@@ -163,10 +163,10 @@ def _parse() -> argparse.Namespace:
     add("--served-model", default="ensemble", choices=("ensemble", "text"))
     add("--user-classes", nargs="+", default=[], metavar="CLASS", help="GrpcUser, SseUser; default: both")
     add("--users", type=int, default=8, metavar="N", help="at most")
-    add("--seconds", type=int, default=60, metavar="S", help="of each shape")
+    add("--seconds", type=int, default=60, metavar="S", help="duration of each shape")
     add("--prompt-words", type=int, default=64, metavar="N")
     add("--max-tokens", type=int, default=32, metavar="N")
-    add("--processes", type=int, default=1, metavar="N", help="of Locust: a master and so many workers")
+    add("--processes", type=int, default=1, metavar="N", help="number of Locust's worker processes")
     return parser.parse_args()
 
 

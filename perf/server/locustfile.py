@@ -1,11 +1,11 @@
-"""Locust users that stream from a Naiad server, with times to the first and between tokens.
+"""Locust users that stream from a Naiad server, with time to first token and times between tokens.
 
     locust -f perf/server/locustfile.py --grpc-url HOST:PORT --http-url HOST:PORT [GrpcUser] [SseUser]
 
-Each answer gives events of its protocol: `ttft` (once), `itl` (once a token but the first) and `request`,
-whose time is that of the whole answer and whose content size is its tokens. Closed loop: a user sends
-its next request when the last one has ended, so what a slow server keeps waiting is not counted;
-`perf.server.replay` counts it.
+Each answer fires events of its protocol: `ttft` once, `itl` for each token but the first, and `request`,
+whose time is that of the whole answer and whose content size is its number of tokens. The loop is closed:
+a user sends its next request when the last one has ended, so requests that would have waited for a slow
+server are not counted; `perf.server.replay` counts them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perf.server.sse import sse_events
 
 from naiad_client import Client, ServerError
 
-# gRPC's own threads would stop all other users while one waits.
+# Without this, one waiting user would block all others in gRPC.
 grpc_gevent.init_gevent()
 
 _PAUSE_AFTER_ERROR_S = 1.0
@@ -34,29 +34,29 @@ _draw = random.SystemRandom()
 
 @events.init_command_line_parser.add_listener
 def add_arguments(parser: Any) -> None:
-    """Declare our options; the web page has them too."""
+    """Add our options to Locust's command line and web page."""
     group = parser.add_argument_group("Naiad")
     add = group.add_argument
     add("--grpc-url", default="127.0.0.1:8001", metavar="HOST:PORT", help="of GrpcUser")
     add("--http-url", default="127.0.0.1:8000", metavar="HOST:PORT", help="of SseUser")
     add("--model", default="ensemble", help="a text model")
-    add("--prompt-words", type=int, default=64, metavar="N", help="about as many tokens")
-    add("--max-tokens", type=int, default=32, metavar="N", help="each answer has exactly so many")
+    add("--prompt-words", type=int, default=64, metavar="N", help="words of a prompt; about as many tokens")
+    add("--max-tokens", type=int, default=32, metavar="N", help="exact number of tokens of each answer")
     add(
         "--shape",
         choices=("steady", "ramp"),
         default="steady",
-        help="all at once, or in 4 steps over --run-time",
+        help="start users all at once, or in 4 steps over --run-time",
     )
 
 
 class Shape(LoadTestShape):
-    """`--users` from the start (steady), or a quarter of them more in each quarter of `--run-time`."""
+    """`--users` from the start (steady), or another quarter of them in each quarter of `--run-time`."""
 
     use_common_options = True
 
     def tick(self) -> tuple[int, float] | None:
-        """Users now and how many may start in a second; None ends the run."""
+        """Return the current number of users and how many may start per second; None ends the run."""
         assert self.runner is not None
         options = self.runner.environment.parsed_options
         run_time_s = options.run_time or float("inf")
@@ -65,18 +65,18 @@ class Shape(LoadTestShape):
 
 
 class StreamUser(User):
-    """Asks again and again for streamed answers; a subclass says how."""
+    """Repeatedly asks for streamed answers; subclasses implement the protocol."""
 
     abstract = True
     protocol = ""
 
     def num_tokens_of_chunks(self, prompt: str, max_tokens: int) -> Iterator[int]:
-        """Ask, and say of each response how many new tokens it has."""
+        """Send a request and yield the number of new tokens in each response."""
         raise NotImplementedError
 
     @task
     def ask(self) -> None:
-        """One request and its events."""
+        """Send one request and fire its events."""
         options = self.environment.parsed_options
         prompt = word_text(options.prompt_words, _draw)
         times = TokenTimes()
@@ -136,7 +136,7 @@ class SseUser(StreamUser):
     protocol = "sse"
 
     def on_start(self) -> None:
-        """Keep a connection."""
+        """Open a connection that is kept."""
         self._session = requests.Session()
 
     def on_stop(self) -> None:

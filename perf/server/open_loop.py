@@ -1,7 +1,7 @@
-"""Open-loop load on `llm`: requests are sent when they are due, whatever became of earlier ones.
+"""Open-loop load on `llm`: requests are sent when they are due, regardless of earlier ones.
 
-Times count from the moment a request was due, not from when it was sent: a generator that falls
-behind does not hide the wait.
+Times count from the moment a request was due, not from when it was sent, so that a late load generator
+does not hide waiting time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Arrival:
 
     Attributes:
         due_s: seconds from the start of the run.
-        prompt_token_ids, num_tokens: what is asked for.
-        tenant: its cache_salt; "" = none is sent.
+        prompt_token_ids, num_tokens: the prompt, and the number of tokens to generate.
+        tenant: the cache_salt; "" = none is sent.
     """
 
     due_s: float
@@ -41,13 +41,13 @@ class Arrival:
 
 @dataclass(slots=True)
 class Answer:
-    """What became of a request; seconds since it was due.
+    """The outcome of a request; times in seconds since it was due.
 
     Attributes:
-        sent_s: how late the generator was.
-        times: of its tokens, since it was due.
-        end_s: until the last response, or the error.
-        error: "" = it was served whole.
+        sent_s: when it was sent, which shows how late the generator was.
+        times: when its tokens arrived.
+        end_s: when the last response or the error arrived.
+        error: "" = it was served completely.
     """
 
     arrival: Arrival
@@ -58,18 +58,18 @@ class Answer:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the server would not take it."""
+        """Whether the server refused the request because its queue was full."""
         return bool(self.error) and "queue is full" in self.error
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Requests of one kind that come at random (Poisson).
+    """Requests of one kind that arrive at random (Poisson).
 
     Attributes:
         rate: requests per second.
-        duration_s: of the arrivals.
-        prompt_tokens, output_tokens: of each.
+        duration_s: time over which they arrive.
+        prompt_tokens, output_tokens: lengths of each request.
     """
 
     rate: float
@@ -80,7 +80,7 @@ class Shape:
 
 
 def poisson(shape: Shape, vocab_size: int, seed: int) -> list[Arrival]:
-    """Arrivals with prompts of their own; the same for the same arguments."""
+    """Draw arrivals with distinct prompts; the same arguments give the same arrivals."""
     draw = random.Random(f"{shape} {seed}")
     arrivals = []
     due_s = draw.expovariate(shape.rate)
@@ -101,8 +101,8 @@ class Summary:
     """Figures of one run.
 
     Attributes:
-        span_s: from the first due request to the last answer.
-        goodput: tokens per second of requests that were served whole, over that time.
+        span_s: time from the first due request to the last answer.
+        goodput: tokens per second, over that time, of requests that were served completely.
     """
 
     num_sent: int
@@ -116,7 +116,7 @@ class Summary:
 
 
 def summarize(answers: Sequence[Answer]) -> Summary:
-    """Count and sum up; failures are answers with another error than a full queue."""
+    """Summarise a run; answers with an error other than a full queue count as failed."""
     served = [answer for answer in answers if not answer.error]
     refused = [answer for answer in answers if answer.is_refused]
     span_s = max(answer.arrival.due_s + answer.end_s for answer in answers) - answers[0].arrival.due_s

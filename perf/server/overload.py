@@ -1,10 +1,10 @@
-"""More load than the server can serve, and a tenant that floods another: one run, open loop.
+"""Measures the server under overload, and a quiet tenant beside one that floods the server (open loop).
 
     python -m perf.server.overload
 
-First the rate is found at which the server is saturated; then requests come at half, once, twice
-and three times that rate into a short queue. Last, a quiet tenant sends a few requests beside
-another tenant that sends little, and then floods.
+First the rate is found at which the server is saturated; then requests arrive at half, once, twice
+and three times that rate, with a short queue. Finally, a quiet tenant sends a few requests, alone, beside
+a tenant with a light load, and beside a tenant that floods the server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOADS = (0.5, 1.0, 2.0, 3.0)
 
 
 def main() -> int:
-    """Measure, print, write; 1 if a request failed otherwise than by a full queue."""
+    """Measure, print and write; return 1 if a request failed for another reason than a full queue."""
     args = _parse()
     model_dir = resolve_model(args.model)
     vocab_size = ModelConfig.from_directory(model_dir).vocab_size
@@ -65,7 +65,7 @@ def _loads(url: str, args: argparse.Namespace, vocab_size: int) -> list[dict[str
 
 
 def _saturated_rate(url: str, args: argparse.Namespace, vocab_size: int) -> float:
-    """Requests per second when more of them wait than can run."""
+    """Requests served per second when more requests wait than can run."""
     num_requests = args.max_num_seqs + args.max_queued
     shape = Shape(1000.0, num_requests / 1000.0, args.prompt_tokens, args.output_tokens)
     run(url, poisson(shape, vocab_size, seed=1)[:2])
@@ -121,7 +121,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--max-queued", type=int, default=16, metavar="N", help="--max-queued-requests")
     parser.add_argument("--prompt-tokens", type=int, default=64, metavar="N")
     parser.add_argument("--output-tokens", type=int, default=32, metavar="N")
-    parser.add_argument("--duration-s", type=float, default=30.0, metavar="S", help="of each run's arrivals")
+    parser.add_argument(
+        "--duration-s", type=float, default=30.0, metavar="S", help="time over which requests arrive"
+    )
     return parser.parse_args()
 
 

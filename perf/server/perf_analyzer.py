@@ -1,11 +1,11 @@
-"""Sweeps by NVIDIA's perf_analyzer: closed loop over concurrency, open loop over the request rate.
+"""Runs sweeps with NVIDIA's perf_analyzer: concurrency (closed loop) and request rate (open loop).
 
     python -m perf.server.perf_analyzer [--served-model llm]
 
-Each level is a run of its own with prompts of its own. Figures are made from the times that
-perf_analyzer exports, which count from when a request was sent. Every answer must have all its tokens.
-Requests of a rate come at equal intervals: perf_analyzer's random ones are the same in each run, and
-sparse at first.
+Each level is a separate run with its own prompts. Figures are computed from the times that perf_analyzer
+exports, which count from when a request was sent. Every answer must have all its tokens. For a request
+rate, requests are sent at equal intervals, because perf_analyzer's random intervals are the same in each
+run, and long at first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 
 def main() -> int:
-    """Measure, print, plot, write; 1 if an answer is not whole, 2 if perf_analyzer is not to be had."""
+    """Measure, print, plot and write; return 1 for an incomplete answer, 2 without perf_analyzer."""
     args = _parse()
     try:
         tool = perf_analyzer()
@@ -72,13 +72,13 @@ def run_level(tool: Tool, url: str, level: tuple[str, float, int], args: argpars
         tool: perf_analyzer.
         url: HOST:PORT of the server's gRPC endpoint.
         level: "concurrency" or "rate", its value, number of requests.
-        args: served model, lengths.
+        args: the served model, and the lengths of prompts and outputs.
 
     Raises:
-        InternalError: it failed, or an answer is not whole.
+        InternalError: perf_analyzer failed, or an answer is incomplete.
     """
     kind, value, num_requests = level
-    # A rate's range ends at 1 unless told.
+    # The end of a rate's range is 1 by default, so it is given too.
     option = {
         "concurrency": ["--concurrency-range", f"{value:g}"],
         "rate": ["--request-rate-range", f"{value:g}:{value:g}:1"],
@@ -100,11 +100,12 @@ def run_level(tool: Tool, url: str, level: tuple[str, float, int], args: argpars
 
 
 def figures(requests: Sequence[Mapping[str, Any]], num_tokens: int) -> Row:
-    """Rates and percentiles of what perf_analyzer exported; seconds.
+    """Compute rates and percentiles, in seconds, from perf_analyzer's export.
 
     Args:
-        requests: each has the nanoseconds of its send and of its responses, and the responses' outputs.
-        num_tokens: of each answer.
+        requests: each has the times in nanoseconds at which it was sent and its responses arrived, and the
+            responses' outputs.
+        num_tokens: expected number of tokens of each answer.
 
     Raises:
         InternalError: an answer has another number of tokens.
@@ -134,7 +135,7 @@ def figures(requests: Sequence[Mapping[str, Any]], num_tokens: int) -> Row:
 
 
 def _inputs(level: tuple[str, float, int], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A prompt for each request, other ones at each level."""
+    """A prompt for each request; prompts differ between levels."""
     draw = random.Random(f"{level}")
     every = {"ignore_eos": [True], "return_num_output_tokens": [True]}
     inputs: list[dict[str, Any]] = []
@@ -197,10 +198,10 @@ def _parse() -> argparse.Namespace:
         type=float,
         default=2,
         metavar="N",
-        help="at each concurrency, at least 10 in all",
+        help="requests per user at each concurrency, at least 10 in total",
     )
-    add("--seconds", type=float, default=20, metavar="S", help="of requests at each rate")
-    add("--prompt-tokens", type=int, default=64, metavar="N", help="about, for a text model")
+    add("--seconds", type=float, default=20, metavar="S", help="duration of each rate")
+    add("--prompt-tokens", type=int, default=64, metavar="N", help="approximate for a text model")
     add("--output-tokens", type=int, default=32, metavar="N")
     return parser.parse_args()
 

@@ -1,11 +1,11 @@
-"""What a token costs the server's processes, in processor time, behind an engine that only counts.
+"""Measures the CPU time per token of the server's processes, with an engine that only counts.
 
     python -m perf.server.processor_time
 
 The real server with the real models streams each token of an engine that computes nothing, at a rate
-that all of them keep up with. `ensemble`, `text` and `llm` take turns; then nothing is asked for a while.
-Processor time says more than speed where other load comes and goes. What it leaves out: a real engine
-takes turns with these processes on the same cores.
+that all models sustain. `ensemble`, `text` and `llm` take turns; then the server is idle for a while.
+CPU time is more reliable than speed on a machine with other load. It does not include the effect that a
+real engine competes with these processes for the same cores.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Row = dict[str, Any]
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the results."""
     args = _parse()
     model_dir = resolve_model(args.model)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
@@ -75,7 +75,7 @@ def main() -> int:
                     rate = made / (time.perf_counter() - began_s)
                     turns.append(row_of(name, spent, made, rate))
     rows = medians(turns)
-    print("milliseconds of processor time a token")
+    print("milliseconds of CPU time per token")
     print_rows(rows)
     settings = vars(args) | {"model": model_dir.name}
     print("written:", write_report("processor-time", settings, rows))
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def processor_seconds() -> Counter[str]:
-    """What this process and all below it have taken until now, by what they are."""
+    """CPU seconds that this process and its descendants have used so far, by kind of process."""
     spent: Counter[str] = Counter()
     here = psutil.Process()
     for process in [here, *here.children(recursive=True)]:
@@ -97,14 +97,14 @@ def processor_seconds() -> Counter[str]:
 
 
 def kind_of(name: str, command: Sequence[str]) -> str:
-    """The model of a stub, "tritonserver", or `OTHERS`: the engine, `naiad serve` and its helpers."""
+    """The kind of a process: a stub's model, "tritonserver", or `OTHERS` (engine, `naiad serve`, helpers)."""
     if match := _STUB.search(" ".join(command)):
         return match[1]
     return name if name == "tritonserver" else OTHERS
 
 
 def row_of(name: str, spent: Mapping[str, float], made: float, rate: float) -> Row:
-    """Milliseconds for each of what was made: tokens, or seconds of rest."""
+    """Milliseconds per unit of work: per token, or per idle second."""
     shares = {kind: round(1e3 * spent.get(kind, 0.0) / made, 3) for kind in _COLUMNS}
     load = round(1e3 * spent.get(LOAD, 0.0) / made, 3)
     return {
@@ -117,7 +117,7 @@ def row_of(name: str, spent: Mapping[str, float], made: float, rate: float) -> R
 
 
 def medians(turns: Sequence[Row]) -> list[Row]:
-    """One row for each way, in the order of the turns."""
+    """One row of medians for each model, in the order of the turns."""
     by_name: dict[str, list[Row]] = {}
     for row in turns:
         by_name.setdefault(row["through"], []).append(row)
@@ -137,8 +137,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
     parser.add_argument("--tokens-per-s", type=float, default=400, metavar="N", help="of the engine")
     parser.add_argument("--concurrency", type=at_least(1), default=32, metavar="N")
-    parser.add_argument("--protocol", default="grpc", choices=sorted(PROTOCOLS), help="of the load generator")
-    parser.add_argument("--seconds", type=float, default=10, metavar="S", help="of a turn")
+    parser.add_argument(
+        "--protocol", default="grpc", choices=sorted(PROTOCOLS), help="the load generator's protocol"
+    )
+    parser.add_argument("--seconds", type=float, default=10, metavar="S", help="duration of a turn")
     parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="turns")
     return parser.parse_args()
 

@@ -1,10 +1,10 @@
-"""A recorded trace replayed, open loop: arrivals and lengths are the trace's, sped up and scaled.
+"""Replays a recorded trace (open loop): arrivals and lengths are the trace's, sped up and scaled.
 
     python -m perf.server.replay [--trace FILE --speeds 0.2,0.4]
 
-Each speed is a run of its own. Times count from the moment a request was due. A request is good if it
-was served whole, its first token came within --slo-ttft-s, and its later tokens came on average within
---slo-itl-s of each other; goodput is good requests per second.
+Each speed is a separate run. Times count from the moment a request was due. A request is good if it was
+served completely, its first token arrived within --slo-ttft-s, and the mean time between its tokens was
+at most --slo-itl-s; goodput is good requests per second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PERCENTS = (50, 90, 99)
 
 
 def main() -> int:
-    """Measure, print, plot, write; 1 if a request failed otherwise than by a full queue."""
+    """Measure, print, plot and write; return 1 if a request failed for another reason than a full queue."""
     parser = _parser()
     args = parser.parse_args()
     try:
@@ -71,18 +71,18 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a good request keeps to.
+    """The latency limits of a good request.
 
     Attributes:
-        first_token_s: from the moment it was due.
-        inter_token_s: from a token to the next, on average.
+        first_token_s: time to the first token, from the moment it was due.
+        inter_token_s: mean time between tokens.
     """
 
     first_token_s: float
     inter_token_s: float
 
     def allow(self, answer: Answer) -> bool:
-        """Whether the request was served whole, and in time."""
+        """Whether the request was served completely and within the limits."""
         if answer.error or answer.times.first_s is None:
             return False
         inter_s = answer.times.inter_token_s
@@ -91,12 +91,13 @@ class Limits:
 
 
 def figures(answers: Sequence[Answer], limits: Limits, duration_s: float) -> dict[str, Any]:
-    """Counts, percentiles and goodput of a run.
+    """Compute counts, percentiles and goodput of a run.
 
     Args:
-        answers: in the order in which they were due.
-        limits: of a good request.
-        duration_s: of the arrivals; rates are over this time or until the last answer, if that is longer.
+        answers: in the order in which the requests were due.
+        limits: the limits of a good request.
+        duration_s: time over which requests arrive; rates are over this time, or over the time until the
+            last answer if that is longer.
     """
     summary = summarize(answers)
     inter = [
@@ -147,9 +148,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--speeds", type=_factors, default=[0.2, 0.4, 0.6, 0.8], metavar="F,…", help="1 = as recorded")
     add("--prompt-scale", type=_factor, default=0.1, metavar="F", help="factor of prompt lengths")
     add("--output-scale", type=_factor, default=0.1, metavar="F", help="factor of output lengths")
-    add("--window-tokens", type=int, default=0, metavar="N", help="lengths are clipped to it; 0: the model's")
-    add("--start-s", type=float, default=30.0, metavar="S", help="where in the trace to begin")
-    add("--duration-s", type=_factor, default=40.0, metavar="S", help="of each run's arrivals")
+    add("--window-tokens", type=int, default=0, metavar="N", help="maximum length; 0: the model's")
+    add("--start-s", type=float, default=30.0, metavar="S", help="start of the replayed part of the trace")
+    add("--duration-s", type=_factor, default=40.0, metavar="S", help="time over which requests arrive")
     add("--slo-ttft-s", type=_factor, default=1.0, metavar="S", help="time to first token of a good request")
     add("--slo-itl-s", type=_factor, default=0.25, metavar="S", help="mean time between its later tokens")
     add("--max-num-seqs", type=int, default=32, metavar="N")

@@ -1,4 +1,4 @@
-"""`naiad serve` as a user starts it, on free ports."""
+"""Runs `naiad serve` as a user would, on free ports."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Served:
 
 @contextmanager
 def naiad_serve(options: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Served]:
-    """Start the server, give its endpoints, stop it with SIGTERM.
+    """Start the server, yield its endpoints, and stop it with SIGTERM.
 
     Args:
-        options: of `naiad serve`, but the ports.
-        environment: what is set beside the variables of this process.
+        options: options of `naiad serve`, except the ports.
+        environment: variables in addition to those of this process.
 
     Raises:
-        RuntimeError: it ended before it was ready; holds its last lines.
+        RuntimeError: it ended before it was ready; the message contains its last lines.
     """
     command = [
         *(sys.executable, "-m", "naiad.cli.main", "serve"),
@@ -50,7 +50,7 @@ def naiad_serve(options: Sequence[str], environment: Mapping[str, str] | None = 
     )
     try:
         served = _wait_until_ready(process)
-        # A full pipe would stop the server.
+        # A full pipe would block the server.
         threading.Thread(target=deque, args=(process.stdout, 0), daemon=True).start()
         yield served
     finally:

@@ -1,4 +1,4 @@
-"""Server-sent events of `generate_stream`, each decoded when it comes; many at once and later: `sse_load`."""
+"""Server-sent events of `generate_stream`, each decoded on arrival; for load tests see `sse_load`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _TIMEOUT_S = 600
 
 
 def sse_events(session: requests.Session, url: str, model: str, text: str, max_tokens: int) -> Iterator[Any]:
-    """Ask a text model for exactly so many tokens; its answer's events, decoded.
+    """Ask a text model for exactly `max_tokens` tokens and yield the decoded events of its answer.
 
     Args:
         session: keeps the connection.
         url: HOST:PORT of the server's HTTP endpoint.
         model: a text model.
         text: the prompt.
-        max_tokens: of the answer.
+        max_tokens: number of tokens of the answer.
 
     Raises:
-        ServerError: what the server answered instead.
+        ServerError: the server answered with an error.
         requests.RequestException: the connection broke.
     """
     body = {

@@ -1,6 +1,6 @@
-"""Streams of server-sent events, many at once, by a client that takes next to no processor time.
+"""Many concurrent streams of server-sent events, by a client that takes almost no CPU time.
 
-For a user that looks at each event when it comes: `sse`.
+For a user that decodes each event on arrival see `sse`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Event = dict[str, Any]
 
 
 def event_streams(url: str, model: str, bodies: Sequence[Mapping[str, Any]]) -> list[list[Event]]:
-    """Ask `generate_stream` for all of them at once; the events of each stream.
+    """Send all requests to `generate_stream` at once and return the events of each stream.
 
-    What comes is kept as it is, and decoded when all streams have ended.
+    Received bytes are decoded only when all streams have ended.
 
     Args:
-        url: HOST:PORT.
-        model: its name.
-        bodies: JSON of each request.
+        url: HOST:PORT of the server's HTTP endpoint.
+        model: the model's name.
+        bodies: the JSON of each request.
 
     Raises:
         InternalError: the server answered with an error, or not at all.
@@ -66,7 +66,7 @@ def _send(url: str, model: str, body: bytes) -> socket.socket:
 
 
 def _receive(selector: selectors.BaseSelector) -> None:
-    """Until the server has closed every connection."""
+    """Receive until the server has closed every connection."""
     while selector.get_map():
         ready = selector.select(_SILENCE_S)
         if not ready:
@@ -85,7 +85,7 @@ def _hang_up(selector: selectors.BaseSelector, connection: Any) -> None:
 
 
 class _Received:
-    """What `HTTPResponse` needs of a socket."""
+    """The part of a socket that `HTTPResponse` needs."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw

@@ -1,9 +1,9 @@
-"""Engine in process, `llm` and `ensemble` through the server, beside `transformers`: one run.
+"""Compares the engine in process, `llm` and `ensemble` through the server, and `transformers`, in one run.
 
     python -m perf.server.throughput
 
-All four get the same prompts at the same time and make the same number of tokens; they take turns.
-The server is `naiad serve`, started here on free ports and stopped at the end.
+All four get the same prompts and generate the same number of tokens; they take turns. The server is
+`naiad serve`, started here on free ports and stopped at the end.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Contestant = Callable[[Prompts, int], object]
 
 
 def main() -> int:
-    """Measure, print, write; 1 if the server makes other tokens than the engine in process."""
+    """Measure, print and write; return 1 if the server's tokens differ from the engine's."""
     args = _parse()
     model_dir = resolve_model(args.model)
     batches = [int(part) for part in args.concurrency.split(",")]
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    # What one contestant has computed must not help the next.
+    # A contestant must not reuse what the previous one has computed.
     config = EngineConfig(
         model_dir=str(model_dir),
         dtype=args.dtype,
@@ -75,9 +75,9 @@ def main() -> int:
 def _is_same(in_process: Generate, served: Generate, prompts: Prompts, dtype: str) -> bool:
     pairs = zip(in_process(prompts, _NUM_CHECKED_TOKENS), served(prompts, _NUM_CHECKED_TOKENS), strict=True)
     num_same = sum(ours == theirs for ours, theirs in pairs)
-    print(f"concurrency {len(prompts)}: {num_same} prompts give the engine's tokens", flush=True)
+    print(f"concurrency {len(prompts)}: {num_same} prompts have the engine's tokens", flush=True)
     if dtype == "float32" and num_same < len(prompts):
-        print("the server makes other tokens in float32: no speed is reported", file=sys.stderr)
+        print("the server's tokens differ in float32: no speed is reported", file=sys.stderr)
         return False
     return True
 

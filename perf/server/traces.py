@@ -1,4 +1,4 @@
-"""Recorded request arrivals and lengths, and what of them a small server can be asked."""
+"""Recorded request arrivals and lengths, scaled to what a small server can serve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from naiad.errors import ConfigError
 
 _BLOCK_TOKENS = 512
 _AZURE_COLUMNS = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
-# Below are special tokens of most vocabularies.
+# The special tokens of most vocabularies are below this id.
 _FIRST_PLAIN_ID = 1000
 
 
@@ -26,7 +26,7 @@ class TraceRequest:
 
     Attributes:
         due_s: seconds after the trace's first request.
-        prompt_tokens, output_tokens: how many.
+        prompt_tokens, output_tokens: lengths.
         block_ids: one for each 512 tokens of the prompt, equal for equal prefixes; () = not recorded.
     """
 
@@ -43,9 +43,9 @@ class Scaling:
     Attributes:
         speed: 2 = arrivals twice as dense.
         prompt_scale, output_scale: factors of the lengths; at least one token remains.
-        start_s: where in the trace to begin.
-        duration_s: of the replayed arrivals.
-        window_tokens: prompt and output together, at most.
+        start_s: start of the replayed part of the trace.
+        duration_s: time over which the replayed requests arrive.
+        window_tokens: maximum length of prompt and output together.
     """
 
     speed: float
@@ -78,10 +78,10 @@ def read_trace(path: Path) -> list[TraceRequest]:
 def scaled_arrivals(
     trace: Sequence[TraceRequest], scaling: Scaling, vocab_size: int
 ) -> tuple[list[Arrival], int]:
-    """A part of a trace as requests, and how many of them were clipped to the window.
+    """Convert a part of a trace to requests; also return how many were clipped to the window.
 
-    Equal prefixes of the trace are equal prefixes here; other tokens are random, and others again at
-    another speed, so that no run finds the prompts of an earlier one in a cache.
+    Prefixes that are equal in the trace are equal here. All tokens are random and differ between speeds,
+    so that no run finds the prompts of an earlier one in a cache.
     """
     arrivals = []
     num_clipped = 0

@@ -1,14 +1,14 @@
-"""What the server costs: the engine in process, and through `text`, `llm` and `ensemble`.
+"""Measures the cost of the server: the engine in process, and through `text`, `llm` and `ensemble`.
 
     python -m perf.server.triton_share
 
-All four get prompts of the same length at the same time and stream the same number of tokens, from a
-server that runs from the first turn to the last. In a turn the engine in process runs before and behind
-each model, A B A C A D A, and a model's share is its speed over the mean of the two beside it: a machine that
-grows slower or faster meanwhile cancels out. The medians over the turns are what is asked for. The load
-generator shares the machine with the server, while the engine in process has it to itself. Both get the
-same token budget of a step: one that each had measured for itself would differ by more than the models do.
-A budget that is set counts tokens alone, neither context nor running texts.
+All four get concurrent prompts of the same length and stream the same number of tokens; the server runs
+from the first turn to the last. In a turn the engine in process runs before and after each model,
+A B A C A D A, and a model's share is its speed divided by the mean of the engine's passes before and after
+it, so that drifts of the machine's speed cancel out. The targets apply to the medians over the turns. The
+load generator shares the machine with the server, while the engine in process has it to itself. Both get
+the same token budget: budgets that each measured by itself would differ by more than the models do. A
+configured budget counts tokens alone, without the cost of context and of running sequences.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
 from naiad.engine_process.clients.engine_child import child_environment
 
-# The part of the engine's tokens per second that each is asked to keep.
+# Targets: the share of the engine's tokens per second that each model keeps.
 ASKED = {"text": 0.9, "llm": 0.9, "ensemble": 0.8}
 _NUM_CHECKED_TOKENS = 16
 _CPU_BUDGET = 128
@@ -50,12 +50,12 @@ Contestants = Mapping[str, Callable[[Prompts, int], Sequence[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """New tokens a second, prompts included in the time.
+    """New tokens per second; the time includes prompts.
 
     Attributes:
-        engine: in process, before the first model and after each.
-        models: each through the server, in their order.
-        stolen: part of the machine's time that its host gave to others.
+        engine: the engine in process, before the first model and after each.
+        models: each model through the server, in order.
+        stolen: share of the machine's time that its host gave to other machines.
     """
 
     engine: Sequence[float]
@@ -63,19 +63,19 @@ class Turn:
     stolen: float = 0.0
 
     def share(self, name: str) -> float:
-        """Of the mean of the engine's two passes beside it."""
+        """A model's speed relative to the mean of the engine's passes before and after it."""
         if name == "engine":
             return 1.0
         place = list(self.models).index(name)
         return self.models[name] / statistics.mean(self.engine[place : place + 2])
 
     def tokens_per_s(self, name: str) -> float:
-        """A model's, or the engine's on average."""
+        """A model's speed, or the engine's average."""
         return self.models[name] if name in self.models else statistics.mean(self.engine)
 
 
 def main() -> int:
-    """Measure, print, plot, write; 1 if the server makes other tokens than the engine in process."""
+    """Measure, print, plot and write; return 1 if the server's tokens differ from the engine's."""
     args = _parse()
     _take_settings_of_engine_process()
     model_dir = resolve_model(args.model)
@@ -83,7 +83,7 @@ def main() -> int:
     decode = partial(tokenizer.decode, skip_special_tokens=True)
     is_cuda = torch.cuda.is_available()
     budget = args.max_num_batched_tokens or (0 if is_cuda else max(_CPU_BUDGET, args.concurrency))
-    # What one contestant has computed must not help the next.
+    # A contestant must not reuse what the previous one has computed.
     config = EngineConfig(
         model_dir=str(model_dir),
         dtype=args.dtype,
@@ -117,7 +117,7 @@ def main() -> int:
 
 
 def _report(turns: Sequence[Turn], num_taken: int, args: argparse.Namespace, more: dict[str, Any]) -> int:
-    """Print, plot, write what counts; the exit code."""
+    """Print, plot and write the turns that count; return the exit code."""
     if not turns:
         print(f"no turn was calm: the host took more than {args.max_stolen:.0%} each time", file=sys.stderr)
         return 1
@@ -131,7 +131,7 @@ def _report(turns: Sequence[Turn], num_taken: int, args: argparse.Namespace, mor
 
 
 def _take_settings_of_engine_process() -> None:
-    """Start anew where threads wait otherwise than the engine process's do: it is read at the import."""
+    """Restart this process with the engine process's GOMP_SPINCOUNT, which is read at import."""
     name = "GOMP_SPINCOUNT"
     if name not in os.environ:
         os.execve(sys.executable, sys.orig_argv, os.environ | {name: child_environment()[name]})
@@ -140,13 +140,13 @@ def _take_settings_of_engine_process() -> None:
 def take_turn(
     contestants: Contestants, make_prompts: Callable[[str], Prompts], work: Work, number: int
 ) -> Turn:
-    """The engine, a model, the engine, a model, …, the engine.
+    """Run the engine, a model, the engine, a model, …, the engine.
 
     Args:
         contestants: `engine` and the models; no prompt is used twice.
         make_prompts: seed → `work.batch` prompts.
-        work: of each pass.
-        number: of the turn.
+        work: the work of each pass.
+        number: the turn's number.
     """
 
     def tokens_per_s(name: str, seed: str) -> float:
@@ -166,18 +166,18 @@ def take_turn(
 
 
 def calm(turns: Sequence[Turn], max_stolen: float) -> list[Turn]:
-    """Those in which the machine's host took no more than this part of the time for others."""
+    """The turns in which the machine's host gave at most this share of the time to other machines."""
     return [turn for turn in turns if turn.stolen <= max_stolen]
 
 
 def _stolen(before: Any, after: Any) -> float:
-    """The part of the time that a virtual machine's host gave to others; 0 where it does not say so."""
+    """The share of the time that a virtual machine's host gave to others; 0 if it is not reported."""
     spent = [new - old for new, old in zip(after, before, strict=True)]
     return max(0.0, getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)) / max(sum(spent), 1e-9)
 
 
 def rows(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Medians over the turns, and of the turns' shares."""
+    """Medians over the turns: of speeds and of shares."""
     result: list[dict[str, Any]] = []
     for name in ("engine", *turns[0].models):
         shares = [turn.share(name) for turn in turns]
@@ -201,7 +201,7 @@ def _median(values: Any) -> float:
 def _is_same(
     contestants: Contestants, prompts: Prompts, decode: Callable[[list[int]], str], dtype: str
 ) -> bool:
-    """Whether all make the engine's tokens; in a 16-bit type another batch may turn close calls."""
+    """Whether all generate the engine's tokens; in 16 bits, batches may resolve near-ties differently."""
     made = {name: generate(prompts, _NUM_CHECKED_TOKENS) for name, generate in contestants.items()}
     texts = [
         decode(prompt + ids).removeprefix(decode(prompt))
@@ -210,9 +210,9 @@ def _is_same(
     for name, outputs in made.items():
         expected = texts if isinstance(outputs[0], str) else made["engine"]
         num_same = sum(ours == theirs for ours, theirs in zip(outputs, expected, strict=True))
-        print(f"{name}: {num_same} of {len(prompts)} prompts give the engine's tokens", flush=True)
+        print(f"{name}: {num_same} of {len(prompts)} prompts have the engine's tokens", flush=True)
         if dtype == "float32" and num_same < len(prompts):
-            print("the server makes other tokens in float32: no speed is reported", file=sys.stderr)
+            print("the server's tokens differ in float32: no speed is reported", file=sys.stderr)
             return False
     return True
 
@@ -242,13 +242,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=32, metavar="N")
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--output-tokens", type=at_least(2), default=128, metavar="N")
-    budget = "of a step, everywhere; 0: 128 or as many as streams on a CPU, and on a GPU what it takes anyway"
+    budget = "token budget of a step; 0: on a CPU the number of streams, at least 128; on a GPU the default"
     parser.add_argument("--max-num-batched-tokens", type=at_least(0), default=0, metavar="N", help=budget)
-    protocol = "of the load generator, which shares the cores: gRPC takes several times the processor time"
+    protocol = "the load generator's protocol; it shares the cores, and gRPC takes several times the CPU time"
     parser.add_argument("--protocol", default="sse", choices=sorted(PROTOCOLS), help=protocol)
-    parser.add_argument("--keep-awake", action="store_true", help="let no core sleep, on a shared host")
+    parser.add_argument("--keep-awake", action="store_true", help="keep all cores awake, on a shared host")
     parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="turns that count")
-    limit = "a turn in which a virtual machine's host takes more than this part of the time does not count"
+    limit = "turns in which a virtual machine's host takes more than this share of the time do not count"
     parser.add_argument("--max-stolen", type=float, default=0.05, metavar="X", help=limit)
     return parser.parse_args()
 

@@ -12,7 +12,7 @@ from naiad.sequence import EngineRequest, FinishReason
 
 
 class CountingEngine:
-    """Makes prompt sum + position; `extra` is added in batches only."""
+    """Generates the prompt's sum + position; `extra` is added in batches only."""
 
     def __init__(self, extra: int = 0, lost_tokens: int = 0, fails: bool = False) -> None:
         self.requests: list[EngineRequest] = []

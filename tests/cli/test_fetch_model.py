@@ -91,6 +91,23 @@ def test_a_second_process_waits_and_finds_the_model_of_the_first(tmp_path: Path)
     assert (target / "model.safetensors").read_bytes() == b"weights"
 
 
+def test_a_model_that_another_process_finishes_meanwhile_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It appears between the look at the manifest and the look at the directory."""
+    target = tmp_path / "model"
+    is_complete = fetch.is_complete
+
+    def appears_after_the_first_look(directory: Path) -> bool:
+        found = is_complete(directory)
+        if not found:
+            fill_directory(target, make)
+        return found
+
+    monkeypatch.setattr(fetch, "is_complete", appears_after_the_first_look)
+    assert fetch.fetch_default_model(target, refuse_to_make) == target
+
+
 def test_the_command_prints_the_directory_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fetch.fetch_default_model(tmp_path / "model", make)
     assert main(["fetch-model", "--to", str(tmp_path / "model")]) == 0

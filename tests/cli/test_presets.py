@@ -1,4 +1,4 @@
-"""`naiad repository` with presets: whose names the models have, and how they hang together."""
+"""`naiad repository` with presets: the models' names, and how they refer to each other."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_vllms_shape_is_always_decoupled(
 
 
 def test_an_installed_package_brings_what_it_writes(tmp_path: Path, checkpoint: Path) -> None:
-    """The wheel alone, without the checkout beside it."""
+    """Uses the wheel alone, without the checkout."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "wheels")]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = (tmp_path / "wheels").glob("*.whl")

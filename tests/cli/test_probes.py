@@ -1,4 +1,4 @@
-"""The prober against a gRPC server that answers as a healthy or a broken tritonserver does."""
+"""The prober against a gRPC server that answers like a healthy or a broken tritonserver."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FakeServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
 
 
 class Fake:
-    """A server with this answer to every request."""
+    """A server that gives this answer to every request."""
 
     def __init__(self, answer: Answer) -> None:
         self.servicer = FakeServicer(answer)

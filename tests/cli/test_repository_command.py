@@ -1,4 +1,4 @@
-"""`naiad repository`: what it writes, and what it refuses."""
+"""The files that `naiad repository` writes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def repository(tmp_path: Path, checkpoint: Path) -> Path:
-    """Two models, each with a budget."""
+    """A repository with two models, each with a budget."""
     folder = tmp_path / "repository"
     create(folder, checkpoint, "--kv-cache-bytes", "1000", "--max-num-seqs", "4")
     add(

@@ -1,4 +1,4 @@
-"""`naiad serve` before any server runs: options and refusals, as a person reads them."""
+"""`naiad serve` before any server runs: its options and the messages of refusals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_help_and_checks_load_no_torch() -> None:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    """The one line that `naiad serve` says before it exits with 1."""
+    """The single line that `naiad serve` prints before it exits with 1."""
     ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
     assert main(["serve", *ports, *options]) == 1
     captured = capsys.readouterr()
@@ -94,7 +94,7 @@ def test_no_such_server(capsys: pytest.CaptureFixture[str], model: Path) -> None
 
 @pytest.fixture
 def two_models(tmp_path: Path, model: Path) -> Path:
-    """A repository of two models with budgets; the checkpoint has lengths of its own."""
+    """A repository of two models with budgets; the checkpoint has its own length limit."""
     folder = tmp_path / "repository"
     for action, name in (("create", "first"), ("add", "second")):
         words = ["--model", str(model), "--name", name, "--kv-cache-bytes", "1000", str(folder)]

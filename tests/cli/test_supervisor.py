@@ -1,4 +1,4 @@
-"""The supervisor and its guard over a fake server."""
+"""The supervisor and its guard with a fake server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parents[1] / "helpers" / "supervise_fake.py"
 
 
 class Supervised:
-    """The supervisor's process and what it printed."""
+    """The supervisor's process and its output."""
 
     def __init__(self, runtime_dir: Path, *words: str) -> None:
         self.port = free_port("127.0.0.1")
@@ -191,6 +191,14 @@ def test_a_failed_start_says_the_cause_and_what_else_was_printed(start: Start) -
         "naiad: error: the server did not start: dtype = 'int3': expected one of auto",
         "  something else",
     ]
+
+
+def test_a_model_that_dies_before_the_first_probe_fails_the_start(start: Start) -> None:
+    """The server goes on and calls itself ready, so waiting for it would never end."""
+    supervised = start("dead-model")
+    assert supervised.wait() == 1
+    (line,) = supervised.lines
+    assert line == "naiad: error: the server did not start: llm: Stub process 'llm_0_0' is not healthy."
 
 
 def test_a_program_that_ends_in_silence_is_named(start: Start) -> None:

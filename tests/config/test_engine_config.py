@@ -40,9 +40,9 @@ def test_a_share_of_a_gpus_memory_is_refused_on_a_cpu() -> None:
         EngineConfig(model_dir="m", kv_cache_memory_fraction=0.5)
 
 
-def test_batch_invariance_is_refused_on_a_cpu() -> None:
-    with pytest.raises(ConfigError, match=r"^batch_invariant = True: expected false: a CPU's products"):
-        EngineConfig(model_dir="m", batch_invariant=True)
+def test_unknown_cpu_kernels_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^cpu_kernels = 'fast': expected one of auto, native, torch"):
+        EngineConfig(model_dir="m", cpu_kernels="fast")
 
 
 @pytest.mark.parametrize("unset", ["", "${block_size}"])

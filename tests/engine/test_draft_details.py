@@ -1,4 +1,4 @@
-"""What comes beside the tokens is the same with drafts: log-probabilities, logits, cumulated sums."""
+"""Drafts do not change the details of an output: log-probabilities, logits, cumulative sums."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outputs_of(folder: Path, **settings: Any) -> tuple[dict[int, RequestOutput], int]:
-    """Of each request all its outputs as one, and how many drafts were accepted."""
+    """Each request's outputs merged into one, and the number of accepted drafts."""
     engine, _ = engine_parts(folder / "target", **settings)
     for number, asked in enumerate(SETTINGS):
         params = SamplingParams(max_tokens=NUM_TOKENS, seed=number, **asked)

@@ -1,4 +1,4 @@
-"""Drafts that are wrong, impossible or behind the end of a text."""
+"""Drafts that are wrong, impossible or after the end of a text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TABLE = TokenTable([bytes([97 + n % 26, 65 + n // 26]) for n in range(50)], {}, 
 
 
 class RightDrafter(TextDrafter):
-    """Knows what the fake model says, and keeps what it is told at the end."""
+    """Drafts the tokens that the fake model will sample, and records the outputs of ended sequences."""
 
     def __init__(self) -> None:
         self.outputs: list[list[int]] = []
@@ -67,7 +67,7 @@ def test_what_comes_after_the_end_was_not_accepted(kind: str) -> None:
     assert drive.reason(1) is FinishReason.STOP
     assert drafter.outputs == [expected[:7]]
     stats = drive.engine.stats()
-    # Four of the first window, two of the second.
+    # Four in the first window, two in the second.
     assert stats.total_accepted_tokens_at == [2, 2, 1, 1]
     assert drive.finals[1].num_accepted_tokens == 6
     assert stats.total_draft_tokens == drive.finals[1].num_draft_tokens == 8
@@ -81,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(engine: Engine, offered: dict[int, tuple[int, ...]]) -> dict[int, list[int]]:
-    """Tokens of six requests, each with a guess at them."""
+    """The tokens of six requests, each with a client's guess at them."""
     tokens: dict[int, list[int]] = {number: [] for number in range(6)}
     for number in tokens:
         params = SamplingParams(max_tokens=24, seed=number, temperature=number % 2, bad_words=((3,),))
@@ -98,10 +98,10 @@ def run(engine: Engine, offered: dict[int, tuple[int, ...]]) -> dict[int, list[i
 
 
 def test_a_draft_that_is_not_finite_harms_nobody(folder: Path) -> None:
-    """The model can not compute token 3, which it must not say itself."""
+    """The model computes NaN for token 3, which it must not sample itself."""
     engine, runner = engine_parts(folder, num_blocks=24)
     with torch.inference_mode():
-        runner._model._embedding[3] = torch.nan
+        runner._model._model._embedding[3] = torch.nan
     plain = run(engine, {})
     rng = random.Random(0)
     offered = {number: [*tokens] for number, tokens in plain.items()}

@@ -1,4 +1,4 @@
-"""What may be wrong with a draft model is said at the start, by the names of both models."""
+"""Unsuitable draft models are refused at startup, with the names of both models."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_more_layers_than_there_are(target: Path) -> None:
 
 
 def test_memory_for_both(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is enough for one of them."""
+    """There is enough memory for one of the models only."""
     size = (target / "model.safetensors").stat().st_size
     memory = type("Memory", (), {"available": int(1.5 * size)})
     monkeypatch.setattr(device.psutil, "virtual_memory", lambda: memory)

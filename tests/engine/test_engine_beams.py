@@ -75,7 +75,7 @@ def test_a_search_survives_preemption_beside_others() -> None:
 
 
 def test_searches_that_hold_each_other_up_all_end() -> None:
-    # Any two of them are too many for the cache.
+    # No two of the searches fit the cache together.
     drive = EngineDrive(num_blocks=12, block_size=2, max_num_seqs=8)
     params = SamplingParams(max_tokens=7)
     for number in range(6):
@@ -155,7 +155,7 @@ def test_results_that_do_not_exist_are_empty_and_worse_than_any_other() -> None:
 
 def test_a_search_that_comes_to_a_dead_end_is_an_error_for_each() -> None:
     drive = EngineDrive()
-    # An id that the model does not know: nothing is possible.
+    # The model does not have this id, so no token is possible.
     params = SamplingParams(max_tokens=6, allowed_token_ids=(1000,))
     drive.add(1, PROMPT, params, sibling_ids=(2,), beam=BeamParams())
     drive.run()

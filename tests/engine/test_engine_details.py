@@ -1,4 +1,4 @@
-"""What may be asked for besides tokens; several sequences of one request; prefix hits."""
+"""Requested details besides tokens; several sequences of one request; prefix cache hits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLE = TokenTable([bytes([97 + n % 26, 65 + n // 26]) for n in range(50)], {}, 
 
 
 def run(drive: EngineDrive) -> list[RequestOutput]:
-    """All outputs but those that only tell of a start."""
+    """All outputs except those that only report a start."""
     outputs = []
     while drive.engine.has_work:
         outputs += [output for output in drive.step() if not output.only_started]

@@ -67,7 +67,7 @@ def make_engine(
 def make_drafting_engine(
     model_dir: Path, draft_dir: Callable[[], Path], num_blocks: int, drafter: str, num_tokens: int
 ) -> Engine:
-    """All drafts are tried, as if they cost nothing."""
+    """Make an engine that verifies all drafts, as if they cost nothing."""
     settings: dict[str, Any] = {"drafter": drafter, "num_speculative_tokens": num_tokens}
     num_block_bytes = BLOCK_BYTES
     if drafter == "self":
@@ -84,7 +84,7 @@ def make_drafting_engine(
 
 
 def run(engine: Engine, asked: list[EngineRequest], cancelled: dict[int, int]) -> dict[int, list[int]]:
-    """Tokens by id; those in `cancelled` go after so many steps."""
+    """Tokens by sequence id; `cancelled` maps sequences to the step in which they are aborted."""
     for request in asked:
         engine.add_request(request)
     tokens: dict[int, list[int]] = {request.sequence_id: [] for request in asked}
@@ -101,7 +101,7 @@ def run(engine: Engine, asked: list[EngineRequest], cancelled: dict[int, int]) -
 
 @pytest.fixture(scope="module")
 def draft_dir(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    """Writes the draft model, once, for those who want it."""
+    """Writes the draft model once, when a test needs it."""
     target = tmp_path_factory.mktemp("draft") / "model"
     return lru_cache(lambda: write_first_layers(default_model_dir, target, NUM_DRAFT_LAYERS))
 
@@ -113,11 +113,11 @@ def plain(default_model_dir: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def expected(default_model_dir: Path, plain: Engine) -> Callable[[int], dict[int, list[int]]]:
-    """Without drafts, of the first requests."""
+    """The tokens of the first requests without drafts."""
     return lru_cache(lambda num_requests: run(plain, requests(default_model_dir)[:num_requests], {}))
 
 
-# 16 blocks hold four of these texts: of eight some are preempted.
+# 16 blocks hold four of these texts, so some of eight are preempted.
 @pytest.mark.parametrize("num_blocks", [pytest.param(400, marks=pytest.mark.slow), 16])
 @pytest.mark.parametrize(
     ("num_speculative_tokens", "batch", "num_requests"),

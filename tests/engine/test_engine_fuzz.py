@@ -1,4 +1,4 @@
-"""Random requests of all kinds, aborts and deadlines on tiny pools: everybody ends once, and rightly."""
+"""Random requests of all kinds, aborts and deadlines on tiny pools: each sequence ends once and correctly."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class _Fuzz:
         groups = [KVGroupSpec(self.rng.randint(4, 16), window) for window in windows]
         # Few prefixes and a poor digest, so that blocks are shared and digests collide.
         digest = self.rng.choice((sha256, _poor_digest, None))
-        # Where others than clients draft no steps overlap.
+        # Steps overlap only if no drafter is configured.
         self.kinds = ("nobody",) * 5 * overlaps + ("guesses", "draft model", "first layers")
         if windows[0] is not None:
-            # A draft model's layers lie in a group with full attention.
+            # A draft model's layers need a group with full attention.
             self.kinds = tuple(kind for kind in self.kinds if kind != "draft model")
         self.error_rate = self.rng.choice((0.0, 0.2, 0.9))
         self.drafter: Drafter | None = None
@@ -99,7 +99,7 @@ class _Fuzz:
         self.drive.run()
 
     def _add(self) -> None:
-        # With windows alone a sequence may be of any length.
+        # If all groups have windows, a sequence may have any length.
         longest = min(self.drive.engine.max_model_len - 1, 63)
         num_tokens = self.rng.randint(1, longest)
         beginning = self.rng.choice(self.prefixes)[: self.rng.randint(0, num_tokens)]
@@ -150,7 +150,7 @@ class _Fuzz:
         return KVRetention(ranges=((start, end, self.rng.choice((0, 50, 100)), duration_s),))
 
     def _beam(self, prompt: list[int], params: SamplingParams, width: int) -> BeamParams | None:
-        """A search, if there may be one so wide."""
+        """Parameters of a search, if this width is allowed."""
         limits = self.drive.scheduler.limits
         num_tokens = len(prompt) + params.max_tokens
         fits = width <= limits.max_num_seqs and all(
@@ -198,7 +198,7 @@ def _poor_digest(parent_digest: bytes, token_bytes: bytes) -> bytes:
 
 
 def _fuzz(seeds: range, num_operations: int, overlaps: bool, has_windows: bool = False) -> Counter[str]:
-    """Totals over all runs, to show that what is tested happened."""
+    """Run all seeds; return totals, which show that the tested events happened."""
     totals: Counter[str] = Counter()
     for seed in seeds:
         fuzz = _Fuzz(random.Random(seed), overlaps, has_windows)
@@ -227,7 +227,7 @@ def test_random_operations(num_seeds: int, fewest: int, overlaps: bool) -> None:
 
 @pytest.mark.parametrize(("num_seeds", "fewest", "overlaps"), [(150, 50, False), (80, 20, True)])
 def test_random_operations_with_windows(num_seeds: int, fewest: int, overlaps: bool) -> None:
-    """As of Gemma: groups of layers that see a window, beside one that sees all or alone."""
+    """As with Gemma: groups with windows, with or without a group with full attention."""
     totals = _fuzz(range(num_seeds), 150, overlaps, has_windows=True)
     assert min(totals.values()) > fewest, totals
 

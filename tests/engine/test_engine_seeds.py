@@ -88,7 +88,7 @@ def test_in_a_batch_of_others(model_dir: Path, alone: dict[int, list[int]]) -> N
 
 @pytest.mark.parametrize("is_cached", [True, False])
 def test_after_preemptions(model_dir: Path, alone: dict[int, list[int]], is_cached: bool) -> None:
-    """Each grows to four blocks or five, and there are six."""
+    """Each sequence grows to four or five blocks, and there are six."""
     engine = make_engine(model_dir, num_blocks=6, is_cached=is_cached)
     assert run(engine, [request(number) for number in PROMPTS]) == alone
     assert engine.stats().total_preemptions > 0

@@ -1,4 +1,4 @@
-"""Many sequences that grow to the pool's edge: all advance, and little is computed twice."""
+"""Many sequences that fill the pool: all advance, and little is computed twice."""
 
 from __future__ import annotations
 

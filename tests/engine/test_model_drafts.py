@@ -1,4 +1,4 @@
-"""Drafts by a model change no token, and a model that drafts for itself is always right."""
+"""Drafts by a model change no token, and a model's drafts for itself are always accepted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def make_engine(folder: Path, drafter: str, num_speculative_tokens: int = 4, **s
 
 
 def make_requests(num: int) -> list[EngineRequest]:
-    """Some begin alike, some have siblings, each has settings of its own."""
+    """Make requests: some share prefixes, some have siblings, and each has its own settings."""
     requests = []
     for number in range(num):
         length = 3 + 5 * (number % 9)
@@ -171,7 +171,7 @@ def iterate(engine: Engine) -> Iterator[Any]:
 
 
 def test_a_long_text_without_drafts_is_caught_up_in_pieces(folder: Path) -> None:
-    """Its first drafts come when the draft model has read all of it, 256 tokens a step."""
+    """The first drafts are made once the draft model has read all of the text, 256 tokens per step."""
     make_tiny_model(folder / "long", max_position_embeddings=1024)
     settings = {"drafter": "draft_model", "draft_model": str(folder / "long")}
     engine, _ = engine_parts(folder / "long", budget=1024, is_cached=False, **settings)
@@ -179,7 +179,7 @@ def test_a_long_text_without_drafts_is_caught_up_in_pieces(folder: Path) -> None
     params = SamplingParams(max_tokens=20)
     engine.add_request(EngineRequest(sequence_id=1, prompt_token_ids=prompt, params=params))
     sizes = [len(output.token_ids) for output in iterate(engine)]
-    # One with the prompt, two while 512 tokens are read, then the draft of that step.
+    # One step with the prompt, two while 512 tokens are read, then those with drafts.
     assert sizes == [1, 1, 1, 9, 8]
 
 
@@ -201,14 +201,14 @@ def test_siblings_read_what_they_share_once(folder: Path, monkeypatch: pytest.Mo
         EngineRequest(sequence_id=1, prompt_token_ids=prompt, params=params, sibling_ids=siblings)
     )
     list(iterate(engine))
-    # Four full blocks of the prompt once, its three other tokens and a new one by each.
+    # The four full blocks of the prompt once, its other three tokens and a new one by each sequence.
     assert max(passes) <= 64 + 4 * (3 + 2)
 
 
 def out_of_memory(
     run_pass: Callable[[StepBatch], ModelOutput], times: int
 ) -> Callable[[StepBatch], ModelOutput]:
-    """`run` that raises so often, after the work is done."""
+    """Make a `run` that raises this often, after the work is done."""
     calls = itertools.count(1)
 
     def failing(output: StepBatch) -> ModelOutput:
@@ -242,11 +242,11 @@ def test_a_draft_model_that_raises_is_done_without(
 
 
 def test_numbers_that_are_not_finite_end_one_sequences_drafts(folder: Path, plain: Tokens) -> None:
-    """Wherever the draft model meets token 3 it computes NaN; blocks are used again, there are few."""
+    """The draft model computes NaN for token 3; blocks are reused, because there are few."""
     engine, runner = engine_parts(folder / "target", num_blocks=14, **settings_of(folder, "itself"))
     assert runner.draft_runner is not None
     with torch.inference_mode():
-        runner.draft_runner._model._embedding[3] = torch.nan
+        runner.draft_runner._model._model._embedding[3] = torch.nan
     made = run(engine, make_requests(11))
     assert made == {each: plain[each] for each in made}
     stats = engine.stats()
@@ -274,5 +274,5 @@ def test_a_clients_own_draft_goes_first(folder: Path) -> None:
     offered = tuple(expected)
     request = EngineRequest(sequence_id=2, prompt_token_ids=[9, 8], params=params, draft_token_ids=offered)
     assert run(engine, [request])[2] == expected
-    # Windows of five, the last one of what is left.
+    # Windows of five draft tokens; the last one has the rest.
     assert sum(engine.stats().total_accepted_tokens_at) - before == 4 * 3

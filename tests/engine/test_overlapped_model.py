@@ -1,4 +1,4 @@
-"""A model's steps on a CPU, overlapping as on a GPU: the same tokens as one after the other."""
+"""A model's steps on a CPU, overlapping as on a GPU: the tokens are the same as without overlap."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from naiad.sequence import EngineRequest, SamplingParams
 BLOCK = 16
 # Keys and values of three layers of two heads of ten float32.
 BLOCK_BYTES = BLOCK * 2 * 3 * 2 * 10 * 4
-# What needs no ids on the host.
-FORESEEABLE: list[dict[str, Any]] = [
+# Settings with which rows can be projected: their ids are not needed on the host.
+PROJECTABLE: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0},
     {"temperature": 1.3, "top_k": 20, "stop_token_ids": (5, 6, 7, 8, 9, 10)},
@@ -40,12 +40,12 @@ OTHERS: list[dict[str, Any]] = [
 
 
 class CountingRunner(ModelRunner):
-    """Counts the steps that are launched while another is under way."""
+    """Counts the steps that are launched while another is in flight."""
 
-    num_ahead = 0
+    num_overlapped = 0
 
     def launch(self, step: StepBatch) -> Callable[[], ModelOutput]:
-        self.num_ahead += step.is_projected
+        self.num_overlapped += step.is_projected
         return super().launch(step)
 
 
@@ -59,7 +59,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def generate(
     model_dir: Path, requests: list[EngineRequest], num_blocks: int, overlaps: bool
 ) -> tuple[dict[int, RequestOutput], int, int]:
-    """Each sequence's outputs as one; steps launched early, preemptions."""
+    """Each sequence's outputs merged into one, the number of overlapping steps, and of preemptions."""
     config = EngineConfig(
         model_dir=str(model_dir),
         dtype="float32",
@@ -79,7 +79,7 @@ def generate(
         for output in engine.step():
             join(made, output)
     assert kv_cache.num_used_blocks == 0
-    return made, runner.num_ahead, engine.stats().total_preemptions
+    return made, runner.num_overlapped, engine.stats().total_preemptions
 
 
 def join(made: dict[int, RequestOutput], output: RequestOutput) -> None:
@@ -125,17 +125,17 @@ def make_requests(settings: list[dict[str, Any]]) -> list[EngineRequest]:
 
 
 @pytest.mark.parametrize("num_blocks", [64, 7])
-@pytest.mark.parametrize("settings", [FORESEEABLE, [*OTHERS, *FORESEEABLE]], ids=["foreseeable", "mixed"])
+@pytest.mark.parametrize("settings", [PROJECTABLE, [*OTHERS, *PROJECTABLE]], ids=["projectable", "mixed"])
 def test_outputs_are_those_of_steps_one_after_the_other(
     model_dir: Path, settings: list[dict[str, Any]], num_blocks: int
 ) -> None:
     requests = make_requests(settings)
-    expected, num_ahead, _ = generate(model_dir, requests, num_blocks, overlaps=False)
-    assert num_ahead == 0
-    made, num_ahead, num_preemptions = generate(model_dir, requests, num_blocks, overlaps=True)
+    expected, num_overlapped, _ = generate(model_dir, requests, num_blocks, overlaps=False)
+    assert num_overlapped == 0
+    made, num_overlapped, num_preemptions = generate(model_dir, requests, num_blocks, overlaps=True)
     for sequence_id, output in expected.items():
         assert_same(made[sequence_id], output)
-    assert num_ahead > 10
+    assert num_overlapped > 10
     assert (num_preemptions > 0) == (num_blocks == 7)
     reasons = {output.finish_reason for output in made.values()}
     assert len(reasons) == 2, "some stop and some are as long as they may be"

@@ -1,4 +1,4 @@
-"""Steps that are launched before the last one's ids are known: what comes out is what comes out without."""
+"""Steps launched before the ids of the previous one are known: the output is the same as without overlap."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_step_is_launched_before_the_last_ones_ids_are_known() -> None:
     assert len(drive.runner.under_way) == 1
     drive.run()
     assert drive.tokens[1] == solo_tokens(PROMPT, 5)
-    # The prompt's step has nothing before it; the last token ends the text, which is known before.
+    # The prompt's step has none before it; no step follows the last token, whose place is known in advance.
     assert (len(drive.runner.steps), drive.runner.num_overlapped) == (5, 4)
     assert drive.scheduler.num_late_ends == 0
 
@@ -125,7 +125,7 @@ def test_a_row_that_fails_takes_the_row_behind_it_along() -> None:
     drive.runner.failing.add(1)
     drive.run()
     assert drive.reason(1) is FinishReason.ERROR
-    # Once when it fails, and once for what the step that was under way by then has left.
+    # Once when it fails, and once for what the step in flight at that time has written.
     assert drive.runner.cleared == [[0, 1, 4], [0, 1, 4]]
     assert drive.tokens[2] == solo_tokens([2] * 5, 5)
 
@@ -155,7 +155,7 @@ def test_no_step_overlaps_whose_ids_somebody_needs(asked: dict[str, float]) -> N
     drive.add(2, [1], SamplingParams(max_tokens=8))
     drive.run()
     assert drive.tokens == {1: solo_tokens(PROMPT, 4), 2: solo_tokens([1], 8)}
-    # Only when the first has ended.
+    # Only once the first sequence has ended.
     assert drive.runner.num_overlapped == 3
     assert rows_of(drive)[:4] == [[1, 2]] * 4
 
@@ -284,7 +284,7 @@ def test_only_known_tokens_of_a_row_with_drafts_are_published(num_prompt: int, n
         drive.step()
     assert drive.tokens[2] == expected[: num_right + 1]
     table = next(each.block_table for each in drive.scheduler.running if each.sequence_id == 2)
-    # In the next step, as when no step overlaps, the accepted ones are.
+    # In the next step the accepted ones are published, as without overlap.
     assert [block_id for block_id in table if prefix_cache.holds(block_id)] == table[: num_prompt // 4]
     drive.run()
     assert drive.tokens[2] == expected
@@ -293,7 +293,7 @@ def test_only_known_tokens_of_a_row_with_drafts_are_published(num_prompt: int, n
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_blocks_that_only_failed_rows_share_are_cleared(overlaps: bool) -> None:
     drive = EngineDrive(prefix_cache=PrefixCache(4), overlaps=overlaps)
-    # The second finds the blocks that the first writes in the same step.
+    # The second sequence finds the blocks that the first writes in the same step.
     for sequence_id in (1, 2):
         drive.add(sequence_id, [1] * 9)
     drive.runner.failing.update({1, 2})

@@ -1,4 +1,4 @@
-"""What the engine says of its steps, and of when things happened to a sequence."""
+"""The engine's statistics of steps, and the timings of sequences."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ MakeClient = Callable[..., tuple[EngineClient, Recorder]]
 
 @pytest.fixture
 def socket_dir() -> Iterator[Path]:
-    """A private directory with a short path: pytest's own may be too long for a socket."""
+    """A private directory with a short path, because pytest's may be too long for a socket."""
     with tempfile.TemporaryDirectory(prefix="naiad-test-") as name:
         yield Path(name)
 

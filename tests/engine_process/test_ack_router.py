@@ -1,4 +1,4 @@
-"""Acknowledgements where an `llm` model has several instances, as during a reload."""
+"""Acknowledgements when an `llm` model has several instances, as during a reload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def receiver(directory: Path, number: int) -> AckReceiver:
 
 
 def received(receiver: AckReceiver) -> list[Ack]:
-    """What has come, the connection's own first read included."""
+    """The acknowledgements received within a second."""
     return receiver.receive(1.0)
 
 

@@ -41,8 +41,8 @@ Visit = Callable[[], Visitor]
 def visit(socket_dir: Path) -> Iterator[Visit]:
     """Makes an attached client.
 
-    An engine takes the first connection from its parent for its owner's, and here one process makes all. So
-    where it matters the owner comes first.
+    An engine treats the first connection from its parent as its owner's. Here one process makes all
+    connections, so the owner must connect first where it matters.
     """
     visitors: list[Visitor] = []
 
@@ -57,7 +57,7 @@ def visit(socket_dir: Path) -> Iterator[Visit]:
 
 @pytest.fixture
 def start_owner(socket_dir: Path) -> Iterator[StartOwner]:
-    """Starts the engine of a socket's name, as the `llm` model does."""
+    """Starts the engine with a socket's name, as the `llm` model does."""
     owners: list[EngineClient] = []
 
     def start(name: str) -> EngineClient:
@@ -178,7 +178,7 @@ def test_closing_gives_its_sequences_back(visit: Visit, start_owner: StartOwner)
     assert visitor.lost == [[1]]
     with pytest.raises(UnavailableError):
         visitor.client.submit([make_request(2, first_id=4)])
-    # The owner's drain waits for every client's sequences: it ends at once.
+    # The owner's drain waits for every client's sequences; here it ends immediately.
     owner.close(timeout_s=20)
     assert owner.pid is None
 

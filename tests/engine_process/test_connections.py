@@ -143,7 +143,7 @@ def test_draining_engine_refuses_new_sequences(served: Served, socket_dir: Path)
 
 
 def test_a_refusal_says_nothing_of_the_engine(other: RawClient) -> None:
-    """It overtakes what the engine's thread says, so numbers in it could be older ones that stay."""
+    """A refusal overtakes messages of the engine's thread, so statistics in it could replace newer ones."""
     other.send(StopServing(600.0))
     other.send(AddRequests([make_request(1, first_id=4)]))
     message = other.receive()

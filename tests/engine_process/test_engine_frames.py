@@ -16,7 +16,7 @@ from naiad.engine_process.protocol import (
     engine_message_decoder,
     split_outputs,
 )
-from naiad.frames import MAX_FRAME_BYTES, FrameBuffer
+from naiad.frames import MAX_FRAME_BYTES, FrameBuffer, frame
 from naiad.frontend.limits import MAX_LOGITS_BYTES
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams, TextContext
@@ -93,3 +93,10 @@ def test_a_steps_logits_are_cut_into_messages(
 
 def test_the_largest_request_fits_a_message() -> None:
     assert MAX_LOGITS_BYTES <= protocol.MAX_LOGITS_BYTES < MAX_FRAME_BYTES
+
+
+def test_oversized_body_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("naiad.frames.MAX_FRAME_BYTES", 8)
+    assert frame(b"12345678") == struct.pack("<I", 8) + b"12345678"
+    with pytest.raises(ValueError, match="a frame of 9 bytes; at most 8 are allowed"):
+        frame(b"123456789")

@@ -87,7 +87,7 @@ def test_killed_engine_serves_again(served: Served) -> None:
     old_pid = client.pid
     kill_and_wait(client, recorder)
     wait_until(lambda: client.is_ready)
-    # An engine that nobody asks anything is not taken for dead.
+    # An idle engine is not considered dead.
     recorder.wait_for(lambda: recorder.stats[-1].max_num_seqs == 8)
     client.submit([make_request(1, first_id=4)])
     recorder.wait_finished(1)

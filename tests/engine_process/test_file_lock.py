@@ -55,7 +55,7 @@ def test_who_takes_a_held_lock_waits_for_it(tmp_path: Path) -> None:
     holder.release()
     assert has_it.wait(10)
     thread.join()
-    # It is the lock of the file that is there now, not of the one that the holder removed.
+    # The lock is on the file that exists now, not on the one that the holder removed.
     assert not holder.try_take()
     waiting.release()
     assert list(tmp_path.iterdir()) == []

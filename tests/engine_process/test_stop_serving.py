@@ -1,4 +1,4 @@
-"""The end of service: new requests are refused, those that run finish in time or end with an error."""
+"""The end of service: new requests are refused; running ones finish before the timeout or get an error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def errors(recorder: Recorder, sequence_id: int) -> tuple[int, FinishReason | No
 
 
 def is_refused(client: EngineClient, recorder: Recorder) -> bool:
-    """Whether a new request is refused: the notice comes through another client, so it may come later."""
+    """Whether a new request is refused; the notice is sent by another client, so it may arrive later."""
     number = len(recorder.outputs) + 100
     client.submit([make_request(number, first_id=4)])
     recorder.wait_finished(number)

@@ -1,4 +1,4 @@
-"""For each model of the presets a request that is wrong, and what its error says."""
+"""For each model of the presets an invalid request and a part of its error message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helpers.raw_grpc import llm_inputs, text_inputs
 TEXT = np.array([[b"x"]], dtype=np.object_)
 VLLM_TEXT = np.array([b"x"], dtype=np.object_)
 BAD: dict[str, tuple[Tensors, str]] = {
-    "llm": (llm_inputs([5], 0), "max_tokens = 0"),
+    "llm": (llm_inputs([5], 0), "request_output_len = 0"),
     "text": (text_inputs("x", 4, top_p=2.0), "top_p = 2.0"),
     "ensemble": (text_inputs("x", 4, num_return_sequences=99), "num_return_sequences = 99"),
     "vllm_model": (

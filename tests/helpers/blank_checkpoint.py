@@ -1,4 +1,4 @@
-"""A checkpoint whose files pass the checks before a start, and hold nothing."""
+"""A checkpoint whose files pass the checks before a start but are empty."""
 
 from __future__ import annotations
 

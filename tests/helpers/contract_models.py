@@ -1,4 +1,4 @@
-"""Models of every preset, as the compatibility page speaks of them, and what to send them."""
+"""Models of every preset that the compatibility page describes, and values to send them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOCABULARY = 401
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the server, and the section of the page that speaks of it."""
+    """A model of the server, and the section of the page that describes it."""
 
     name: str
     section: str
@@ -45,7 +45,7 @@ class Model:
         }.get(self.section, {"text_input": "Hello", "max_tokens": 4})
 
     def tensors(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Of the types that the page says."""
+        """Tensors of the types given on the page."""
         rows = {row.name: row for row in self.inputs}
         return {
             name: value if isinstance(value, np.ndarray) else rows[name].array(value, self.has_rows)
@@ -54,13 +54,14 @@ class Model:
 
 
 class Messages(Model):
-    """Asked with messages, which stand in for the text."""
+    """A model that is sent messages instead of text."""
 
     def base(self) -> dict[str, Any]:
         return {name: value for name, value in super().base().items() if name not in ("text_input", "QUERY")}
 
 
-# A preset each: Naiad's own, the reference's unary, and vLLM's, with names where the page has the first's.
+# The models of three presets: Naiad's own, vLLM's, and TensorRT-LLM's unary ones, with the sections of the
+# corresponding models of Naiad.
 MODELS = [
     *(Model(name, name) for name in ("ensemble", "tokenizer", "llm", "text", "vllm_model")),
     Model("unary_ensemble", "ensemble", is_decoupled=False),
@@ -70,7 +71,7 @@ MODELS = [
 ]
 
 WORDS = {"bad_words": ["e", " qu"], "stop_words": ["stop"], "embedding_bias_words": ["e"]}
-# What an input of the page is sent as, where one or true will not do: with others where they come in pairs.
+# Values for inputs for which one or true will not do; inputs that belong together are sent together.
 VALUES: dict[str, dict[str, Any]] = {
     **{name: {name: value} for name, value in WORDS.items()},
     "text_input": {"text_input": "The quick"},
@@ -108,5 +109,5 @@ RANGES = {"starts": [0, 2], "ends": [2, -1], "priorities": [90, 10], "durations_
 RANGES = {f"retention_token_range_{name}": values for name, values in RANGES.items()}
 VALUES["retention_token_range_starts"] = RANGES
 PAIRED = {"embedding_bias_weights", "EMBEDDING_BIAS_WEIGHTS", "logit_bias_values", *list(RANGES)[1:]}
-# The first is made by the tokenizer; the second ends other requests.
+# Not sent by these tests: the first is made by the tokenizer, the second ends other requests.
 INTERNAL = {"text_context", "stop"}

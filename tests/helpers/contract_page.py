@@ -1,4 +1,4 @@
-"""The tables of docs/compatibility.md: a row for each tensor of each model."""
+"""Reads the tables of docs/compatibility.md, which have a row for each tensor of each model."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Row:
     """One tensor.
 
     Attributes:
-        dims: without the batch dimension, as the page writes them.
-        status: served, refused, never sent, passed on.
-        is_output: whether the model sends it.
+        dims: dimensions without the batch dimension, as written on the page.
+        status: served, refused, never sent or passed on.
+        is_output: whether it is an output of the model.
     """
 
     name: str
@@ -44,18 +44,18 @@ class Row:
 
     @property
     def dtype(self) -> Any:
-        """numpy's."""
+        """The numpy dtype."""
         return np.dtype(_KINDS[self.kind])
 
     def array(self, value: Any, has_rows: bool) -> Any:
-        """A tensor of this type: of one row, or where the model knows none, without that dimension."""
+        """A tensor of this type with one row, or without the batch dimension if the model has none."""
         items = value if isinstance(value, list) else [value]
         items = [item.encode() if isinstance(item, str) else item for item in items]
         array = np.array(items, dtype=self.dtype)
         return array[None] if has_rows else array
 
     def filled(self, has_rows: bool) -> Any:
-        """A tensor that asks for something, of the smallest shape with two values where any number may be."""
+        """A tensor of values that are not off; dimensions of any size have two entries."""
         shape = [2 if dim.strip() == "-1" else int(dim) for dim in self.dims[1:-1].split(",")]
         value = b"x" if self.kind == "STRING" else 2
         return np.full([1, *shape] if has_rows else shape, value, dtype=self.dtype)
@@ -63,7 +63,7 @@ class Row:
 
 @functools.cache
 def page_rows(model: str) -> list[Row]:
-    """Those of a model's section, in order; inputs come before outputs."""
+    """The rows of a model's section, in order; inputs come before outputs."""
     text = (ROOT / "docs" / "compatibility.md").read_text()
     section = re.search(rf"^## `{model}`.*?(?=^## )", text, re.MULTILINE | re.DOTALL)
     assert section is not None

@@ -1,4 +1,4 @@
-"""Finds names in Markdown pages that stand for something of this project which does not exist."""
+"""Finds names in Markdown pages that refer to things of this project that do not exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What the pages name of other programs.
+# Options of other programs that the pages mention.
 OTHERS_OPTIONS = frozenset(
     {
         *("--build-arg", "--shm-size", "--no-cache-dir", "--extra-index-url"),
@@ -112,7 +112,7 @@ class Page:
 
     @staticmethod
     def spans(text: str) -> list[str]:
-        """What stands between backticks."""
+        """The texts between backticks."""
         return [span.strip() for span in _SPAN.findall(text)]
 
 
@@ -123,7 +123,7 @@ def pages() -> list[Page]:
 
 
 def missing_names(page: Page) -> list[str]:
-    """Everything on the page that looks like ours and does not exist."""
+    """Everything on the page that looks like a name of ours but does not exist."""
     found = [
         *_missing_links(page),
         *(name for code in page.code for name in _missing_in_code(code)),
@@ -147,7 +147,7 @@ def _missing_links(page: Page) -> Iterator[str]:
 
 
 def _path_exists(name: str, page: Page) -> bool:
-    """Whether a path is there; what is no path, or begins with no folder of ours, passes."""
+    """Whether a path exists; text that is not a path, or not in a folder of ours, passes."""
     if not _PATH.fullmatch(name):
         return True
     first = name.partition("/")[0]

@@ -1,4 +1,4 @@
-"""Step costs of several shapes, and what drafts bring under them."""
+"""Step costs of several shapes, and the gain from drafts with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines over real tiny checkpoints with a drafter that is always asked, and checkpoints for drafting."""
+"""Engines of real tiny checkpoints whose drafter is always asked, and checkpoints for drafting."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _layer(name: str) -> int:
 
 
 def block_bytes(*directories: Path) -> int:
-    """Of a block of all these float32 models."""
+    """Bytes of a block of all these float32 models."""
     shapes = [ModelConfig.from_directory(directory) for directory in directories]
     return sum(2 * each.num_layers * each.num_kv_heads * each.head_dim * BLOCK * 4 for each in shapes)
 
@@ -54,14 +54,15 @@ def block_bytes(*directories: Path) -> int:
 def engine_parts(
     model_dir: Path, num_blocks: int = 128, budget: int = 256, is_cached: bool = True, **settings: Any
 ) -> tuple[Engine, ModelRunner]:
-    """An engine whose steps cost the same whatever is in them, so all drafts are tried; its runner.
+    """Make an engine whose steps all cost the same, so that all drafts are tried; also return its runner.
 
     Args:
-        model_dir: of the target.
-        num_blocks: in its pool; if windows leave some memory over, groups with full attention have more.
-        budget: tokens of a step.
+        model_dir: directory of the target.
+        num_blocks: number of blocks in its pool; groups with full attention may have more, if windows
+            leave memory over.
+        budget: maximum number of tokens of a step.
         is_cached: whether it has a prefix cache.
-        settings: others of the `EngineConfig`.
+        settings: other settings of the `EngineConfig`.
     """
     directories = [model_dir, Path(settings["draft_model"])] if "draft_model" in settings else [model_dir]
     config = EngineConfig(

@@ -1,4 +1,4 @@
-"""An engine over `FakeRunner`, a clock to turn by hand, and what a request gives when alone."""
+"""An engine with `FakeRunner`, a clock that tests set, and the expected tokens of a single request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CheckedScheduler(Scheduler):
     """Checks the invariants of each step before it is computed.
 
     Attributes:
-        num_late_ends: sequences that a step computed although they had ended.
+        num_late_ends: number of sequences that a step computed although they had ended.
     """
 
     num_late_ends = 0
@@ -88,7 +88,7 @@ class EngineDrive:
         speculator = None
         if make_drafter is not None:
             drafter = make_drafter(kv_cache, self.runner)
-            # Steps cost the same whatever is in them: all drafts are tried.
+            # All steps cost the same, so all drafts are tried.
             policy_of_drafts = SpeculationPolicy(StepCost([(1, 1.0), (1000, 1.0)]))
             speculator = Speculator(drafter, policy_of_drafts, num_speculative_tokens)
         self.scheduler = CheckedScheduler(kv_cache, SchedulerLimits(max_num_seqs, budget), policy, speculator)
@@ -146,7 +146,7 @@ class EngineDrive:
             if not self.engine.has_work:
                 return
             self.step()
-        raise AssertionError("the engine does not come to an end")
+        raise AssertionError("the engine does not finish")
 
     def reason(self, sequence_id: int) -> FinishReason | None:
         return self.finals[sequence_id].finish_reason
@@ -159,7 +159,7 @@ class EngineDrive:
 
 
 def solo_tokens(prompt: list[int], num_tokens: int) -> list[int]:
-    """What the fake model says after `prompt`, computed without any engine."""
+    """The tokens that the fake model generates after `prompt`, computed without an engine."""
     tokens = list(prompt)
     for _ in range(num_tokens):
         tokens.append(next_token(tokens))
@@ -167,7 +167,7 @@ def solo_tokens(prompt: list[int], num_tokens: int) -> list[int]:
 
 
 def solo_beams(prompt: list[int], rules: BeamRules) -> list[Beam]:
-    """What a search after `prompt` gives, computed without any engine."""
+    """The beams of a search after `prompt`, computed without an engine."""
     search = BeamSearch(rules)
     is_over = False
     while not is_over:
@@ -177,7 +177,7 @@ def solo_beams(prompt: list[int], rules: BeamRules) -> list[Beam]:
 
 
 class GuessingDrafter(TextDrafter):
-    """Knows the fake model and is wrong now and then."""
+    """Drafts what the fake model would generate, with occasional errors."""
 
     def __init__(self, rng: random.Random, error_rate: float) -> None:
         self._rng = rng

@@ -1,4 +1,4 @@
-"""What the engine process's tests share: a recorder of the client's callbacks, a raw connection."""
+"""Helpers for tests of the engine process: a recorder of the client's callbacks, and a raw connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams
 
 FAKE_CHILD = Path(__file__).parent / "fake_engine_child.py"
-# Less than what is stuck is stuck for.
+# Shorter than the hang of the fake engine that hangs on purpose.
 WAIT_S = 45.0
 
 
@@ -45,7 +45,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Gone, or a zombie that nobody has reaped."""
+    """Whether the process is gone, or a zombie that has not been reaped."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
     except (FileNotFoundError, ProcessLookupError):
@@ -54,7 +54,7 @@ def has_ended(pid: int) -> bool:
 
 
 class Recorder:
-    """Takes the client's callbacks."""
+    """Records the client's callbacks."""
 
     def __init__(self) -> None:
         self.outputs: dict[int, list[RequestOutput]] = {}

@@ -1,4 +1,4 @@
-"""A draft model's runner without a model: the fake model, wrong now and then, failing now and then."""
+"""A draft model's runner without a model: the fake model with occasional errors and failures."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from naiad.outputs import ModelOutput, StepBatch
 
 
 class FakeDraftRunner(FakeRunner):
-    """Keeps ids like `FakeRunner`, so a draft from KV that is not the text's own fails an assertion.
+    """Stores ids like `FakeRunner`, so a draft that reads another text's KV fails an assertion.
 
     Attributes:
-        num_passes: that were asked for.
+        num_passes: number of passes so far.
     """
 
     def __init__(
@@ -28,11 +28,11 @@ class FakeDraftRunner(FakeRunner):
         """Make a runner.
 
         Args:
-            kv_cache: its blocks.
-            target: whose cache it writes to; None: it has its own.
-            rng: draws what goes wrong.
-            error_rate: of tokens that are any other.
-            failure_rate: of passes that raise, and of rows that fail.
+            kv_cache: the manager of its blocks.
+            target: the runner to whose cache it writes; None: it has its own cache.
+            rng: draws errors and failures.
+            error_rate: fraction of tokens that are random.
+            failure_rate: fraction of passes that raise, and of rows that fail.
         """
         super().__init__(kv_cache.groups[0].pool.num_blocks, kv_cache.block_size)
         self._has_own_kv = target is None
@@ -66,7 +66,7 @@ class FakeDraftRunner(FakeRunner):
             assert len(set(slots)) == len(slots), "two rows write one slot"
 
     def _run_in_targets_cache(self, step: StepBatch) -> ModelOutput:
-        """Without reading: what the target computes in the same step is not there yet."""
+        """Compute without reading the cache: the target's KV of the same step is not there yet."""
         self._take(step)
         result = ModelOutput({})
         for row in step.rows:

@@ -1,4 +1,4 @@
-"""The engine process with a fake engine: sequence s of prompt [p, …] gets the tokens p, p + 1, …
+"""The engine process with a fake engine: a sequence with the prompt [p, …] gets the tokens p, p + 1, …
 
 Run as a script through `EngineClient(command=[python, this file, behaviour])`.
 Special first prompt ids make it misbehave; see the constants.
@@ -21,13 +21,13 @@ REFUSED_ID = 900
 FAILING_ID = 901
 STUCK_ID = 902
 SLOW_ID = 903
-LAST_ID = 904  # what an aborted sequence had held back
-HELD_ID = 905  # goes on until `let_go`, slowly
+LAST_ID = 904  # a token that an aborted sequence had held back
+HELD_ID = 905  # runs slowly until `let_go`
 _LET_GO = "let-go"
 
 
 def let_go(model_dir: Path) -> None:
-    """End sequences that are held, as if they had all of their tokens."""
+    """End the held sequences as if they had all of their tokens."""
     (model_dir / _LET_GO).touch()
 
 

@@ -35,7 +35,7 @@ class FakeMetric:
 
 
 class FakeFamilies:
-    """Makes metrics and remembers them, the kind of each family, and in which order they were written."""
+    """Makes metrics; remembers them, the kind of each family, and the order of writes."""
 
     def __init__(self) -> None:
         self.kinds: dict[str, str] = {}

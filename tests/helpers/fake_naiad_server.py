@@ -1,4 +1,4 @@
-"""A gRPC server that records requests and gives made-up answers, as the ensemble would."""
+"""A gRPC server that records requests and sends made-up answers in the ensemble's form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model runner without a model: it keeps token ids where a real one keeps keys and values."""
+"""A model runner without a model: it stores token ids where a real one stores keys and values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def next_candidates(prefix: list[int], num: int, vocab_size: int = 50) -> list[t
 
 @dataclass
 class FakeState:
-    """What rows have told of a sequence: all of its known tokens, and its blocks."""
+    """What is known of a sequence from its rows: all of its known tokens, and its blocks."""
 
     params: SamplingParams
     num_prompt_tokens: int
@@ -60,16 +60,16 @@ class FakeRunner:
     """Writes each step's ids into the rows' slots and reads the prefix back through the block table.
 
     A wrong block table, a block shared by mistake, or KV that was never computed therefore gives
-    a wrong token or fails an assertion. In KV groups with a window every row reads what its layers see.
+    a wrong token or fails an assertion. In KV groups with a window every row reads the tokens in its window.
 
     Attributes:
         failing: sequence ids whose rows fail from now on.
         cleared: the first group's block ids of each `clear_blocks`.
         num_copied_blocks: blocks copied before steps.
-        num_late_compiles: what it says of itself.
-        steps: what was run, as (sequence id, tokens) lists.
+        num_late_compiles: the number that it reports.
+        steps: the steps that were run, as lists of (sequence id, number of tokens).
         under_way: steps whose results have not been taken, at most two at a time.
-        states: what is known of each sequence.
+        states: the state of each sequence.
         num_clones: sequences that began as clones.
         num_overlapped: steps that were launched while another was under way.
     """
@@ -88,7 +88,7 @@ class FakeRunner:
         self.under_way: list[StepBatch] = []
         self.num_overlapped = self.num_clones = 0
         self.states: dict[int, FakeState] = {}
-        # What the last step has sampled: on a GPU the host may not know it yet.
+        # The ids that the last step has sampled, which on a GPU the host may not know yet.
         self._newest: dict[int, int] = {}
         self._windows = [None] if isinstance(groups, int) else [group.window for group in groups]
         # For each group slot → position, token and a hash of the text up to it.
@@ -96,13 +96,14 @@ class FakeRunner:
 
     def needs_ids(self, params: SamplingParams) -> bool:
         asks = params.num_log_probs >= 0 or params.returns_context_logits or params.returns_generation_logits
-        return asks or params.has_penalties or params.num_candidates > 0
+        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        return asks or penalties != (1, 0, 0) or params.num_candidates > 0
 
     def run(self, step: StepBatch) -> ModelOutput:
         return self.launch(step)()
 
     def launch(self, step: StepBatch) -> Callable[[], ModelOutput]:
-        """Computes at once, as seen from the device: in the order of the launches."""
+        """Compute at once: a device computes in the order of the launches."""
         assert len(self.under_way) < 2
         self.num_overlapped += bool(self.under_way)
         self.under_way.append(step)
@@ -147,7 +148,7 @@ class FakeRunner:
         return result
 
     def _take(self, step: StepBatch) -> None:
-        """Learn what the step tells; a frame of it tells the same."""
+        """Update the states from the step, after checking that its encoded form is equivalent."""
         assert step.rows
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=StepBatch) == step
         self.steps.append([(row.sequence_id, row.num_scheduled_tokens) for row in step.rows])
@@ -173,13 +174,13 @@ class FakeRunner:
         known = self.states[row.sequence_id].token_ids
         if row.token_ids[-1] == UNKNOWN_TOKEN:
             assert not row.draft_token_ids
-            # What a row that has failed samples is anything. Later texts need what the row learns here.
+            # A failed row may sample anything; later rows of the sequence need the id that is set here.
             known[-1] = self._newest.get(row.sequence_id, 0)
         assert UNKNOWN_TOKEN not in known
         return [*known, *row.draft_token_ids]
 
     def _verified(self, text: list[int], num_drafts: int) -> list[int]:
-        """The model's tokens at the drafts' places as long as they agree, and one more."""
+        """The model's tokens at the drafts' positions as long as they agree with the drafts, and one more."""
         token_ids: list[int] = []
         for end in range(len(text) - num_drafts, len(text) + 1):
             token_ids.append(next_token(text[:end], self.model_config.vocab_size))
@@ -188,7 +189,7 @@ class FakeRunner:
         return token_ids
 
     def _add_details(self, row: StepRow, result: ModelOutput) -> None:
-        """Log-probabilities and logits that tell by their values where they belong."""
+        """Add log-probabilities and logits whose values identify their token and position."""
         sequence_id, state = row.sequence_id, self.states[row.sequence_id]
         params, position = state.params, row.known_end
         if params.returns_context_logits and row.start < state.num_prompt_tokens:
@@ -203,7 +204,7 @@ class FakeRunner:
 
     @property
     def num_written_slots(self) -> int:
-        """Slots that have not been cleared since they were written."""
+        """Number of slots that have been written and not cleared since."""
         return sum(map(len, self._slots))
 
     def memory_use(self) -> MemoryUse:

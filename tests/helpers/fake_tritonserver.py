@@ -1,10 +1,11 @@
-"""A stand-in for tritonserver: `fake_tritonserver.py HTTP_PORT BEHAVIOUR…`; knows no models.
+"""A stand-in for tritonserver without models: `fake_tritonserver.py HTTP_PORT BEHAVIOUR…`.
 
-Behaviours: fail (prints an error and ends), silent (ends), deaf (ignores SIGTERM), slow-exit, crash-once PATH
-(ends when PATH can be made), child PATH (starts a process that outlives it; its id goes to PATH),
-shm NAME (maps that file of /dev/shm), busy-until PATH (has an active request until PATH is there),
-busy-for-ever, mute-until PATH (has no metrics until PATH is there), engine PATH (has an engine that
-writes what it is told to PATH).
+Behaviours: fail (prints an error and exits), silent (exits), deaf (ignores SIGTERM), slow-exit, crash-once
+    PATH
+(exits if PATH can be created), child PATH (starts a process that outlives it and writes its id to PATH),
+shm NAME (maps that file of /dev/shm), busy-until PATH (has an active request until PATH exists),
+busy-for-ever, mute-until PATH (has no metrics until PATH exists), engine PATH (has an engine that
+writes the messages it receives to PATH).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def map_shared(name: str) -> mmap.mmap:
 
 
 def prepare(words: list[str]) -> mmap.mmap | None:
-    """What the server has beside itself; the region is mapped as long as it is referred to."""
+    """Start what belongs to the server; the returned region is mapped as long as it is referenced."""
     if "child" in words:
         child = subprocess.Popen(["sleep", "600"])
         Path(words[words.index("child") + 1]).write_text(str(child.pid))

@@ -1,4 +1,4 @@
-"""What is always true of a scheduler between two steps."""
+"""The invariants of a scheduler between two steps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def check_invariants(scheduler: Scheduler, step: StepBatch | None = None) -> Non
     """Assert that queues, blocks and sequences agree. O(blocks + sequences).
 
     Args:
-        scheduler: between any two of its calls.
-        step: what `schedule` has just returned, to check that too.
+        scheduler: the scheduler, between any two calls.
+        step: the step that `schedule` has just returned, which is checked too.
     """
     _check_sequences(scheduler)
     _check_under_way(scheduler)
@@ -40,8 +40,8 @@ def _check_sequences(scheduler: Scheduler) -> None:
     assert scheduler.waiting.num_tokens == sum(s.num_tokens for s in scheduler.waiting)
     for sequence in scheduler.running:
         assert sequence.status is SequenceStatus.RUNNING
-        # A beam that waits for the others of its search misses nothing, nor does a text that ends with
-        # the token that is sampled next.
+        # A beam that waits for the other beams needs no further row, nor does a text that ends with the
+        # next sampled token.
         misses_nothing = sequence.params.num_candidates > 0 or _ends_next(sequence)
         assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens - (not misses_nothing)
         assert sequence.num_computed_tokens <= sequence.next_start <= sequence.next_end
@@ -85,7 +85,7 @@ def _check_blocks(scheduler: Scheduler) -> None:
         if group.max_held_blocks is None:
             continue
         for sequence in running:
-            # While a step is under way its tokens' blocks are there beside the next one's.
+            # While a step is under way, the sequence holds its tokens' blocks and those of the next step.
             num_under_way = sequence.next_start - sequence.num_computed_tokens
             most = group.max_held_blocks + scheduler.kv_cache.num_blocks_for(num_under_way)
             held = [block_id for block_id in sequence.block_tables[group.index] if block_id != NO_BLOCK]
@@ -95,7 +95,7 @@ def _check_blocks(scheduler: Scheduler) -> None:
 def _check_blocks_of_drafts(scheduler: Scheduler, drafting: set[int]) -> None:
     for sequence in scheduler.running:
         if sequence.sequence_id not in drafting:
-            # While a step is under way the next one's blocks may be there.
+            # While a step is under way, the sequence may hold the blocks of the next step.
             num_tokens = sequence.next_end if scheduler.projected.rows else sequence.num_tokens
             num_needed = scheduler.kv_cache.num_blocks_for(num_tokens)
             longest = max(map(len, sequence.block_tables))

@@ -1,4 +1,4 @@
-"""What is always true of the blocks of a KV cache."""
+"""The invariants of a KV cache's blocks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def check_blocks(
     """Assert that every group's pool agrees with the tables that hold its blocks.
 
     Args:
-        kv_cache: between any two of its calls.
+        kv_cache: the manager, between any two calls.
         holders: all sequences with blocks.
-        num_written: by sequence id, the tokens that are computed or will be by rows that were made;
-            sequences that are left out are not checked for blocks that are shared and written.
+        num_written: sequence id → number of tokens that are computed or scheduled; other sequences are
+            not checked for blocks that are both shared and written.
     """
     holders = list(holders)
     for group in kv_cache.groups:
@@ -30,7 +30,7 @@ def check_blocks(
             assert len(table) * kv_cache.block_size >= sequence.num_computed_tokens
             if sequence.sequence_id in num_written:
                 first_unwritten = num_written[sequence.sequence_id] // kv_cache.block_size
-                # Only full blocks are shared, from the step on that fills them.
+                # Only full blocks are shared, from the step that fills them.
                 for block_id in table[first_unwritten:]:
                     assert group.pool.ref_count(block_id) == 1, f"block {block_id} is shared and written"
 

@@ -1,4 +1,4 @@
-"""`preprocessing` → `tensorrt_llm` → `postprocessing` as the reference's clients call them, one by one."""
+"""`preprocessing` → `tensorrt_llm` → `postprocessing`, called one by one as TensorRT-LLM's clients do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Call = Callable[[str, Tensors], Tensors]
 NAIAD_STEPS = ("tokenizer", "llm", "detokenizer")
 TRTLLM_STEPS = ("preprocessing", "tensorrt_llm", "postprocessing")
 
-# The reference knows no text_context.
+# TensorRT-LLM's backend has no text_context.
 FROM_TOKENIZER = {
     "input_ids": "INPUT_ID",
     "input_lengths": "REQUEST_INPUT_LEN",
@@ -27,13 +27,13 @@ FROM_TOKENIZER = {
 
 
 def by_hand(call: Call, steps: tuple[str, ...], words: Tensors, more: Tensors) -> list[str]:
-    """The texts of a prompt.
+    """Call the three models; return the texts.
 
     Args:
-        call: sends inputs to a model and gives its outputs.
-        steps: the three models.
-        words: inputs of the first.
-        more: further ones of the second.
+        call: sends inputs to a model and returns its outputs.
+        steps: names of the three models.
+        words: inputs of the first model.
+        more: further inputs of the second model.
     """
     first, second, last = steps
     tokenized = call(first, words)
@@ -44,5 +44,5 @@ def by_hand(call: Call, steps: tuple[str, ...], words: Tensors, more: Tensors) -
 
 
 def texts(output: Any) -> list[str]:
-    """JSON brings str where the protocols bring bytes."""
+    """The texts of an output, which are str in JSON and bytes in the other protocols."""
     return [value if isinstance(value, str) else value.decode() for value in output.reshape(-1)]

@@ -1,4 +1,4 @@
-"""One server with models of several presets, and the calls of clients that have no streams."""
+"""A server with models of several presets, and calls for clients without streams."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PAD_TOKEN = "<|im_end|>"
 
 
 def write_presets(folder: Path, *options: str) -> Path:
-    """Naiad's own models with `vllm_model`, and the reference's as `unary_…`: a tiny engine each.
+    """Write Naiad's own models with `vllm_model`, and TensorRT-LLM's as `unary_…`, with a tiny engine each.
 
     Args:
-        folder: gets the checkpoint and the repository.
-        options: of both engines.
+        folder: where to write the checkpoint and the repository.
+        options: options of both engines.
 
     Returns:
         The repository.
@@ -37,16 +37,16 @@ def write_presets(folder: Path, *options: str) -> Path:
 
 
 def add_padded(repository: Path) -> None:
-    """The reference's streaming models as `classic_…`, whose checkpoint has a padding token of its own."""
+    """Add TensorRT-LLM's streaming models as `classic_…`, whose checkpoint has a separate padding token."""
     checkpoint = tiny_checkpoint(repository.parent / "padded")
     write_tokenizer(checkpoint, byte_level_tokenizer(), pad_token=PAD_TOKEN)
     add_to_repository(repository, checkpoint, "classic", "--preset", "trtllm")
 
 
 def add_excluding(repository: Path) -> None:
-    """Models whose configuration says that an echo leaves the prompt out.
+    """Add models with `exclude_input_in_output` in their configuration.
 
-    As `chat_…` Naiad's own, as `excluding_…` the reference's.
+    Naiad's own are called `chat_…`, TensorRT-LLM's `excluding_…`.
     """
     for name, preset, models in (
         ("chat", "naiad", ("llm", "text")),
@@ -62,7 +62,7 @@ def add_excluding(repository: Path) -> None:
 
 
 def infer(server: Server, model: str, inputs: Tensors, **request: Any) -> Tensors:
-    """A unary gRPC call: its outputs."""
+    """Make a unary gRPC call; return its outputs."""
     tensors = []
     for name, value in inputs.items():
         array = as_tensor(value)
@@ -75,7 +75,7 @@ def infer(server: Server, model: str, inputs: Tensors, **request: Any) -> Tensor
 
 
 def stream(server: Server, model: str, inputs: Tensors) -> Tensors:
-    """A gRPC stream: the outputs of its one response."""
+    """Send a request over a gRPC stream; return the outputs of its one response."""
     outcome = ask(server.grpc, model, inputs)
     assert (outcome.errors, outcome.num_finals, outcome.call_error) == ([], 1, "")
     (response,) = outcome.responses

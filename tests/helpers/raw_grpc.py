@@ -14,14 +14,14 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype
 
-# Tokens of a text that a tiny model with a long window does not end while anybody looks.
+# Number of tokens that a tiny model with a long window does not reach during a test.
 ENDLESS = 30_000
 _BOOL_PARAMETERS = {"triton_enable_empty_final_response": True}
 
 
 @dataclass
 class Outcome:
-    """Everything a stream said."""
+    """Everything that a stream has received."""
 
     responses: list[dict[str, Any]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Stream:
     """One request on a stream of its own."""
 
     def __init__(self, url: str, model: str, inputs: dict[str, Any], **request: Any) -> None:
-        """Send at once; `request`: request_id, model_version, parameters, timeout."""
+        """Send the request; `request` may have request_id, model_version, parameters and timeout."""
         self._channel = grpc.insecure_channel(url)
         stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -63,11 +63,11 @@ class Stream:
         return not self._reader.is_alive()
 
     def cancel(self) -> None:
-        """As a client that goes away."""
+        """Cancel the call, like a client that disconnects."""
         self._call.cancel()
 
     def join(self, timeout_s: float = 120) -> Outcome:
-        """Everything until the server ended the stream."""
+        """Wait until the server has ended the stream; return everything received."""
         self._reader.join(timeout_s)
         assert not self._reader.is_alive(), "the stream did not end"
         self._channel.close()
@@ -128,12 +128,12 @@ def as_tensor(value: Any) -> Any:
 
 
 def ask(url: str, model: str, inputs: dict[str, Any], **request: Any) -> Outcome:
-    """One request, whole."""
+    """Send a request and wait for its end."""
     return Stream(url, model, inputs, **request).join()
 
 
 def llm_inputs(prompt: list[int], max_tokens: int, **more: Any) -> dict[str, Any]:
-    """What a direct user of `llm` sends."""
+    """The inputs that a direct client of `llm` sends."""
     return {
         "input_ids": prompt,
         "input_lengths": len(prompt),
@@ -145,7 +145,7 @@ def llm_inputs(prompt: list[int], max_tokens: int, **more: Any) -> dict[str, Any
 
 
 def text_inputs(text: str, max_tokens: int, **more: Any) -> dict[str, Any]:
-    """What a user of `ensemble` sends."""
+    """The inputs that a client of `ensemble` sends."""
     return {
         "text_input": text,
         "max_tokens": max_tokens,
@@ -156,5 +156,5 @@ def text_inputs(text: str, max_tokens: int, **more: Any) -> dict[str, Any]:
 
 
 def chunks(outcome: Outcome, name: str) -> Iterator[Any]:
-    """One output of every response that has it."""
+    """The values of one output, from every response that has it."""
     return (response[name] for response in outcome.responses if name in response)

@@ -11,7 +11,7 @@ from naiad.sequence import SamplingParams
 
 
 class TextRow(RowState):
-    """A row that also remembers its tokens, for whoever computes the expected result."""
+    """A row that also has its tokens, from which tests compute the expected result."""
 
     token_ids: list[int]
 

@@ -1,4 +1,4 @@
-"""A scheduler to be driven step by step without an engine."""
+"""A scheduler that tests drive step by step, without an engine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Desk:
         return sequence
 
     def step(self) -> list[tuple[int, int]]:
-        """One step; (sequence id, tokens) of its rows."""
+        """Run a step; return the (sequence id, number of tokens) of its rows."""
         step = self.scheduler.schedule()
         check_invariants(self.scheduler, step)
         self.book(step)

@@ -26,7 +26,7 @@ class SequenceRow:
 
 
 def step_of(rows: Iterable[SequenceRow]) -> StepBatch:
-    """A step in which the runner learns all that there is to know of each sequence."""
+    """A step that admits every sequence, with everything that the runner must know of it."""
     return lone_step(
         LoneRow(
             sequence_id=row.sequence_id,

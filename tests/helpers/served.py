@@ -1,4 +1,4 @@
-"""One request by each protocol that clients use, and its answer in one form."""
+"""Sends a request by any of the clients' protocols, and returns its answer in one form."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _NAMES_OF_LLM = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back.
+    """The answer to a request.
 
     Attributes:
-        pieces: of each response, output name → its values, flat; text as str.
-        error: "" when there was none.
+        pieces: for each response, output name → its values, flattened; text as str.
+        error: the error message; "" if there was no error.
     """
 
     pieces: list[dict[str, list[Any]]]
@@ -50,19 +50,19 @@ class Answer:
         return self.all("output_ids")
 
     def end(self, name: str) -> Any:
-        """The last value."""
+        """The last value of an output."""
         return self.all(name)[-1]
 
 
 def served(server: Server, way: str, prompt: str | list[int], timeout: int = 0, **fields: Any) -> Answer:
-    """The answer to a request that is served.
+    """Send a request that must succeed; return its answer.
 
     Args:
-        server: the one to ask.
+        server: the server.
         way: one of `WAYS`.
-        prompt: a text goes to `ensemble`, ids go to `llm`.
-        timeout: µs; 0 = none.
-        fields: in the names of `ensemble`; max_tokens is 8 unless told.
+        prompt: a text for `ensemble`, or ids for `llm`.
+        timeout: deadline in µs; 0 = none.
+        fields: fields by the names of `ensemble`; the default of max_tokens is 8.
     """
     answer = ask_by(server, way, prompt, timeout, **fields)
     assert answer.error == ""
@@ -70,7 +70,7 @@ def served(server: Server, way: str, prompt: str | list[int], timeout: int = 0, 
 
 
 def ask_by(server: Server, way: str, prompt: str | list[int], timeout: int = 0, **fields: Any) -> Answer:
-    """As `served`, for a request that may be refused."""
+    """Like `served`, but the request may be refused."""
     model = "ensemble" if isinstance(prompt, str) else "llm"
     begin: dict[str, Any] = {"max_tokens": 8, "stream": way != "generate", "exclude_input_in_output": True}
     inputs = begin | fields
@@ -89,7 +89,7 @@ def ask_by(server: Server, way: str, prompt: str | list[int], timeout: int = 0, 
 
 
 def as_answer(outcome: Outcome) -> Answer:
-    """What a gRPC stream said; it has exactly one FINAL."""
+    """The answer of a gRPC stream, which must have exactly one FINAL."""
     assert (outcome.num_finals, outcome.call_error) == (1, "")
     pieces = [{name: _flat(array) for name, array in response.items()} for response in outcome.responses]
     return Answer(pieces, "; ".join(outcome.errors))

@@ -1,4 +1,4 @@
-"""A real server under test: `naiad serve` as a user starts it, on free loopback ports."""
+"""A real server: `naiad serve` as a user starts it, on free loopback ports."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Server:
     lines: list[str] = field(default_factory=list)
 
     def stop(self, timeout_s: float = 60) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM; return the exit code."""
         self.ask_to_stop()
         return self.process.wait(timeout_s)
 
     def ask_to_stop(self) -> None:
-        """SIGTERM, if it runs."""
+        """Send SIGTERM if the server runs."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
-        """POST JSON; status and text."""
+        """POST JSON; return status and text."""
         request = urllib.request.Request(f"http://{self.http}{path}", json.dumps(body).encode())
         try:
             with urllib.request.urlopen(request, timeout=120) as answer:
@@ -65,9 +65,9 @@ class Server:
         raise AssertionError(f"no metric {name} {labels}")
 
     def settled(self, name: str, **labels: str) -> float:
-        """The value of a metric when nothing writes to it any more: unchanged for a while.
+        """The value of a metric once it has not changed for a while.
 
-        What a request brings is written a moment after its last response.
+        The metrics of a request are written a moment after its last response.
         """
         return settled(lambda: self.metric(name, **labels))
 
@@ -76,7 +76,7 @@ class Server:
         return self.metric("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="used")
 
     def num_aborted(self) -> float:
-        """Sequences of any model that were cancelled; what has made all of its tokens is not among them."""
+        """Number of cancelled sequences of all models; those that had all of their tokens do not count."""
         with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         ends = [line for line in lines if line.startswith("vllm:request_success_total{")]
@@ -95,13 +95,13 @@ class Server:
 
 
 class Leaving:
-    """Servers that nobody needs any more.
+    """Servers whose tests are over.
 
-    A server's end takes seconds in which next to nothing is computed, so the next test does not wait for it.
+    Stopping a server takes seconds but hardly any CPU time, so the next test does not wait for it.
     """
 
     def __init__(self) -> None:
-        """None yet."""
+        """Start empty."""
         self._servers: list[Server] = []
 
     def take(self, server: Server) -> None:
@@ -111,14 +111,15 @@ class Leaving:
 
     def check(self) -> None:
         """Wait for all of them; each must have stopped with exit code 0."""
-        failed = [server for server in self._servers if server.stop() != 0]
+        # A second signal in the last moments of the process would end it by itself.
+        failed = [server for server in self._servers if server.process.wait(60) != 0]
         assert not failed, "\n".join(line for server in failed for line in server.lines[-40:])
 
 
 def start_server(model_dir: Path | str, *options: str, timeout_s: float = 120) -> Server:
     """Start `naiad serve` with this model and wait for its ready line.
 
-    What a step may compute is not measured unless `options` say so: that takes seconds.
+    The token budget of a step is not measured, because that takes seconds, unless `options` say so.
     """
     budget = () if "--max-num-batched-tokens" in options else ("--max-num-batched-tokens", "128")
     return start_repository("--model", str(model_dir), *budget, *options, timeout_s=timeout_s)
@@ -136,7 +137,7 @@ def start_repository(*options: str, timeout_s: float = 120) -> Server:
     try:
         eventually(lambda: bool(server.grpc) or process.poll() is not None, timeout_s)
     except AssertionError:
-        # Whoever waited in vain has no server to stop.
+        # The caller gets no server that it could stop.
         server.stop()
         raise
     if not server.grpc:
@@ -146,21 +147,21 @@ def start_repository(*options: str, timeout_s: float = 120) -> Server:
 
 @contextlib.contextmanager
 def running(leaving: Leaving, repository: Path, *options: str) -> Iterator[Server]:
-    """A server of this repository, which leaves at the end."""
+    """Start a server of this repository; at the end hand it to `leaving`."""
     server = start_repository("--model-repository", str(repository), *options)
     yield server
     leaving.take(server)
 
 
 def run_serve(options: Sequence[str], timeout_s: float = 60) -> tuple[int, str]:
-    """`naiad serve` that is expected to end by itself: exit code and all it printed."""
+    """Run a `naiad serve` that is expected to exit by itself; return its exit code and output."""
     command = [sys.executable, "-m", "naiad.cli.main", "serve", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 30) -> float:
-    """Wait until it holds; the seconds it took."""
+    """Wait until the condition holds; return the seconds that it took."""
     start = time.monotonic()
     while not condition():
         if time.monotonic() - start > timeout_s:
@@ -170,7 +171,7 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 30) -> float:
 
 
 def settled(read: Callable[[], Read]) -> Read:
-    """What is read once it has not changed for a while."""
+    """Read a value until it has not changed for a while; return it."""
     value, since_s = read(), time.monotonic()
     while time.monotonic() - since_s < SETTLED_S:
         time.sleep(0.05)
@@ -181,7 +182,7 @@ def settled(read: Callable[[], Read]) -> Read:
 
 
 def reached(read: Callable[[], Read], expected: Read, timeout_s: float = 30) -> Read:
-    """What is read once it has been as expected, or in vain was waited for, and has settled."""
+    """Read a value until it is as expected or the time is up, then until it has settled; return it."""
     give_up_s = time.monotonic() + timeout_s
     while read() != expected and time.monotonic() < give_up_s:
         time.sleep(0.05)
@@ -189,7 +190,7 @@ def reached(read: Callable[[], Read], expected: Read, timeout_s: float = 30) -> 
 
 
 def gone(processes: Sequence[psutil.Process]) -> bool:
-    """Whether all have ended; a zombie has."""
+    """Whether all have ended; zombies count as ended."""
     return not any(_is_alive(process) for process in processes)
 
 

@@ -1,6 +1,7 @@
-"""`supervise_fake.py HTTP_PORT RUNTIME_DIR BEHAVIOUR…`: the supervisor over the fake server.
+"""`supervise_fake.py HTTP_PORT RUNTIME_DIR BEHAVIOUR…`: runs the supervisor with the fake server.
 
-`short`, and with `busy-for-ever`: requests get a second to finish.
+With the behaviour `short` or `busy-for-ever` requests get one second to finish. With `dead-model` every probe
+is answered with the error of a model whose process has died.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 from naiad.cli.serve import drain, supervisor
+from naiad.cli.serve.probes import ProbeFailure
 from naiad.cli.serve.stop_signal import StopSignal
 from naiad.errors import StartupError
 
@@ -29,6 +31,9 @@ def main() -> int:
         is_verbose=False,
     )
     supervisor.SERVER_EXIT_TIMEOUT_S, supervisor._STOP_MARGIN_S, drain._END_MARGIN_S = 1, 1.0, 1.0
+    if "dead-model" in words:
+        dead = ProbeFailure("llm: Stub process 'llm_0_0' is not healthy.", is_silence=False)
+        supervisor.Prober.probe = lambda self: dead  # type: ignore[method-assign]
     try:
         with StopSignal() as stop:
             return supervisor.Supervisor(plan, stop, lambda: print("ready", flush=True)).run()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-# Head counts and sizes that are no powers of two, and a head_dim that is not hidden / heads.
+# Head counts and sizes that are not powers of two, and a head_dim other than hidden_size / num_heads.
 _SIZES: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 36,
@@ -33,7 +33,7 @@ _FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     # Qwen2 has no head_dim of its own.
     "Qwen2ForCausalLM": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {"head_dim": 6}),
     "Qwen3ForCausalLM": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {}),
-    # Five windows narrower than a prompt, one layer without; every optional part is there.
+    # Five layers with windows shorter than a prompt, and one without; all optional parts are present.
     "Gemma3ForCausalLM": (
         transformers.Gemma3TextConfig,
         transformers.Gemma3ForCausalLM,
@@ -75,7 +75,7 @@ def make_tiny_model(
 ) -> Any:
     """Save a random float32 checkpoint and return the transformers model it came from.
 
-    Biases and norm weights are random too, so that leaving one out is seen.
+    Biases and norm weights are random too, so that omitting one changes the result.
     """
     config_class, model_class, family = _FAMILIES[architecture]
     config = config_class(**{**_SIZES, **family, **overrides})

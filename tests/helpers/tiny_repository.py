@@ -11,7 +11,7 @@ from naiad.cli.main import main
 _BUDGET_BYTES = "4000000"
 
 
-# Of `tiny_checkpoint`, unless another one is asked for.
+# The default window of `tiny_checkpoint`.
 WINDOW = 4096
 
 
@@ -25,17 +25,17 @@ def tiny_checkpoint(folder: Path, seed: int = 0, window: int = WINDOW, num_layer
 
 
 def create_repository(folder: Path, checkpoint: Path, *options: str) -> None:
-    """A repository of one model, "first"."""
+    """Create a repository of one model, "first"."""
     _naiad("create", checkpoint, "first", folder, *options)
 
 
 def add_to_repository(folder: Path, checkpoint: Path, name: str, *options: str) -> None:
-    """A further model."""
+    """Add another model."""
     _naiad("add", checkpoint, name, folder, *options)
 
 
 def _naiad(action: str, checkpoint: Path, name: str, folder: Path, *options: str) -> None:
     words = ["--model", str(checkpoint), "--name", name, "--kv-cache-bytes", _BUDGET_BYTES]
-    # A budget that is not measured makes the start quick.
+    # A fixed token budget makes the start quick, because it need not be measured.
     words += ["--dtype", "float32", "--max-num-batched-tokens", "256", *options, str(folder)]
     assert main(["repository", action, *words]) == 0

@@ -1,4 +1,4 @@
-"""Test doubles for Triton's border."""
+"""Test doubles for the interface with Triton."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LLM_SHAPE = RequestShape(read=read_request, build=response_tensors, build_probe=
 
 @dataclass
 class FakeSource:
-    """A request as a client would have sent it."""
+    """A request as sent by a client."""
 
     inputs: dict[str, Any] = field(default_factory=dict)
     sent_parameters: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +52,7 @@ def llm_source(
 
 
 class FakeSender:
-    """Remembers what was sent, and that nothing follows FINAL."""
+    """Records what was sent, and checks that nothing follows FINAL."""
 
     def __init__(self) -> None:
         self.responses: list[dict[str, Any]] = []
@@ -75,8 +75,8 @@ class FakeSender:
         return self.cancelled
 
 
-class FakeDoor:
-    """An engine that only remembers."""
+class FakeEngineClient:
+    """An engine client that only records its calls."""
 
     def __init__(self) -> None:
         self.submitted: list[EngineRequest] = []
@@ -97,7 +97,7 @@ class FakeDoor:
 
 
 class CountedIds:
-    """Gives 1, 2, … where the service draws ids that nobody can guess."""
+    """Draws 1, 2, … instead of the service's random ids."""
 
     def __init__(self) -> None:
         self._next_id = 1
@@ -108,7 +108,7 @@ class CountedIds:
 
 
 class _Marker:
-    """Goes through a sender's queue as a stream does."""
+    """Passes through a sender's queue like a stream."""
 
     is_closed = False
 
@@ -121,8 +121,8 @@ class _Marker:
 
 
 def let_senders_finish(service: LLMService) -> None:
-    """Wait until what was to be sent by now has been sent, or has been left for later."""
+    """Wait until the sender threads have processed everything that is queued now."""
     markers = [_Marker(number) for number in range(NUM_SENDERS)]
     for marker in markers:
         service._senders.schedule(marker)  # type: ignore[arg-type]
-    assert all(marker.was_seen.wait(30) for marker in markers), "a sender does not come to an end"
+    assert all(marker.was_seen.wait(30) for marker in markers), "a sender does not finish"

@@ -1,4 +1,4 @@
-"""Requests of the vLLM backend's shape, read with a tiny tokenizer."""
+"""Requests to the vLLM backend's model, read with a tiny tokenizer."""
 
 from __future__ import annotations
 

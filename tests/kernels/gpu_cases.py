@@ -1,4 +1,4 @@
-"""What the tests on a GPU share: its dtypes, and cases moved to it."""
+"""Shared by the tests on a GPU: its dtypes, and cases moved to it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import AttentionCase
 
+from helpers.attention_cases import AttentionCase
 from naiad_kernels.paged_attention import AttentionPlan, plan_attention
 from naiad_kernels.store_kv import LayerCache
 
@@ -20,19 +20,19 @@ CODES = [torch.int8, pytest.param(torch.float8_e4m3fn, marks=needs_float8)]
 
 
 def to_gpu(cache: LayerCache) -> LayerCache:
-    """The same cache there."""
+    """The same cache on the GPU."""
     parts = (cache.key, cache.value, cache.key_scale, cache.value_scale)
     return LayerCache(*(None if part is None else part.to(GPU) for part in parts))
 
 
 def plan_on_gpu(case: AttentionCase, fixed_split: int = 0) -> AttentionPlan:
-    """The case's step as the op takes it there."""
+    """The plan of the case's step for the GPU."""
     layout = replace(case.layout, device=GPU, fixed_split=fixed_split)
     return plan_attention(case.query_lens, case.seq_lens, case.tables, layout)
 
 
 def captured(compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """A graph that computes again, and where it leaves the result."""
+    """A graph that repeats the computation, and the tensor with its result."""
     compute()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -16,10 +16,10 @@ Interpret = Callable[..., Any]
 
 @contextmanager
 def interpreter() -> Iterator[Interpret]:
-    """Yields `interpret(function, *args)`: the call's result from a process that interprets.
+    """Yields `interpret(function, *args)`, which returns the call's result from a process that interprets.
 
-    The function is one of a module's, and is looked up there again. Tensors are shared, so what a
-    kernel writes into an argument is seen here. Memory from `torch.empty` holds NaN there.
+    The function must be a module's, because it is looked up there again. Tensors are shared, so what a
+    kernel writes to an argument is visible here. Memory from `torch.empty` holds NaN there.
     """
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
     before = os.environ.get("TRITON_INTERPRET")

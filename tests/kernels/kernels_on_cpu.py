@@ -1,4 +1,4 @@
-"""Lets a CPU compute what a GPU would: the kernels in the interpreter instead of the CPU's own ways."""
+"""Lets a CPU compute as a GPU would: kernels in the interpreter instead of the CPU's own code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from naiad_kernels.staging import Staging
 
 @contextmanager
 def kernels_on_cpu() -> Iterator[None]:
-    """In a process that interprets; for models in float32."""
+    """Replaces the CPU's code, in a process that interprets; for models in float32."""
     from naiad_kernels.gumbel_argmax import kernel as gumbel_kernel
     from naiad_kernels.kept_threshold import kernel as threshold_kernel
     from naiad_kernels.rms_norm import kernel as rms_norm_kernel

@@ -11,7 +11,7 @@ from naiad_kernels.lora import plan_lora, reference
 
 
 class LoraCase:
-    """Arguments of both ops; `x` lies in a wider tensor whose other columns are NaN."""
+    """Arguments of both ops; `x` is part of a wider tensor whose other columns are NaN."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class LoraCase:
         return alone
 
     def expected(self) -> torch.Tensor:
-        """The output by the reference."""
+        """The reference's output."""
         out = self.out.clone()
         shrunk = reference.lora_shrink(self.x, self.down, self.plan)
         reference.lora_expand(out, shrunk, self.up, self.slice_sizes, self.plan)

@@ -1,4 +1,4 @@
-"""A kernel that shows the noise that the sampling kernels add."""
+"""A kernel that exposes the noise that the sampling kernels add."""
 
 # ruff: noqa: N803
 

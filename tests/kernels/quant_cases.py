@@ -1,4 +1,4 @@
-"""Four-bit layers as GPTQ and AWQ write them, packed here bit by bit, and eight-bit ones."""
+"""Four-bit layers in the formats of GPTQ and AWQ, packed here bit by bit, and eight-bit ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from naiad_kernels.linear.quantised import ByteWeight, Int4Tensors
 
-# AutoAWQ's order: nibble i of a word holds this one of eight neighbouring columns.
+# AutoAWQ's order: nibble i of a word holds the i-th of these of eight neighbouring columns.
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -24,7 +24,7 @@ class Int4Layer:
     bias: torch.Tensor | None = None
 
     def matrix(self) -> torch.Tensor:
-        """`[in, out]` float32: the definition of both formats."""
+        """The weights, `[in, out]` float32, by the definition of both formats."""
         zeros, scales = self.zeros[self.groups], self.scales.float()[self.groups]
         return (self.codes - zeros) * scales
 
@@ -46,7 +46,7 @@ class Int4Layer:
         )
 
     def shuffled(self) -> Int4Layer:
-        """The same codes with their groups' inputs in another order, as act-order leaves them."""
+        """The same codes with the groups' inputs in another order, as with act-order."""
         return replace(self, groups=self.groups[torch.randperm(len(self.groups))])
 
 
@@ -76,7 +76,7 @@ def fp8_layer(in_features: int, out_features: int, has_bias: bool = False) -> By
 
 
 def pack_columns(codes: torch.Tensor, columns: range | tuple[int, ...]) -> torch.Tensor:
-    """`[rows, out]` to int32 `[rows, out / 8]`: nibble i of a word is `columns[i]` of its eight."""
+    """Pack `[rows, out]` to int32 `[rows, out / 8]`: nibble i of a word is `columns[i]` of its eight."""
     rows = []
     for row in codes.tolist():
         words = []

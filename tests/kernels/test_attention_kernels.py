@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import AttentionCase
 from kernel_interpreter import Interpret
-from kernel_tolerances import assert_close_to_reference
 
+from helpers.attention_cases import AttentionCase
+from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.paged_attention import AttentionPlan, paged_attention
 from naiad_kernels.store_kv import LayerCache
 
@@ -99,7 +99,7 @@ def test_chunks_of_a_prompt_equal_the_whole(interpret: Interpret) -> None:
 
 
 def test_sequences_without_tokens_are_skipped(interpret: Interpret) -> None:
-    """A captured launch is as large as its bucket; sequences that are not there have length 0."""
+    """A captured launch is as large as its bucket; missing sequences have length 0."""
     case = AttentionCase([(1, 20), (1, 0), (3, 300), (0, 0), (30, 40), (0, 0), (44, 44), (0, 0)])
     case.query_lens[1] = 0
     case.query = case.query[1:]
@@ -119,7 +119,7 @@ def test_a_nan_stays_in_its_own_sequence(interpret: Interpret, steps: list[tuple
 
 
 def test_a_block_beyond_32_bits_is_reached(interpret: Interpret) -> None:
-    """Offsets into the cache are 64-bit: a block that begins after 2**31 elements is read right."""
+    """Offsets into the cache are 64-bit: a block after 2**31 elements is read correctly."""
     for steps in ([(1, 16)], [(40, 48)]):
         case = AttentionCase(steps, heads=(4, 2, 16))
         expected = case.expected()
@@ -147,7 +147,7 @@ EVERY_LENGTH = [(1, 5), (1, 300), (3, 17), (4, 290), (22, 40), (43, 300)]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [1, 20, 64, 257])
 def test_a_window(interpret: Interpret, window: int, dtype: torch.dtype) -> None:
-    """Blocks before the window hold NaN, and the table leads to them no more."""
+    """Blocks before the window hold NaN and are not in the table."""
     case = AttentionCase(EVERY_LENGTH, dtype=dtype, window=window)
     expected = case.expected()
     case.forget_what_no_token_sees()

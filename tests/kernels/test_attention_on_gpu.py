@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from attention_cases import AttentionCase
 from gpu_cases import CODES, DTYPES, GPU, captured, needs_float8, plan_on_gpu, to_gpu
-from kernel_tolerances import assert_close_to_reference
 
+from helpers.attention_cases import AttentionCase
+from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.paged_attention import AttentionPlan, paged_attention, reference
 from naiad_kernels.paged_attention.device_step import DeviceStep, padded_run, plan_padded_step
 from naiad_kernels.staging import Staging

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from kernel_interpreter import Interpret
-from kernel_tolerances import assert_close_to_reference
 from kernels_on_cpu import kernels_on_cpu
 from perf.compile_gate.compiled import compile_launches
 
+from helpers.kernel_tolerances import assert_close_to_reference
 from helpers.sequence_steps import SequenceRow, step_of
 from helpers.tiny_models import make_tiny_model
 from naiad.config import ModelConfig
@@ -27,7 +27,7 @@ from naiad_kernels.store_kv import LayerCache
 BLOCK = 16
 CPU = torch.device("cpu")
 NUM_KNOWN = 40
-# Smaller than any that is served: the text is read in two parts.
+# Smaller than any split in service, so that the text is read in two parts.
 SPLIT = 32
 
 
@@ -74,7 +74,7 @@ def test_the_product_spills_no_register(dtype: torch.dtype, capability: int) -> 
 
 
 def attended(fixed_split: int, ends: list[int], window: int = 0) -> torch.Tensor:
-    """What a sequence's tokens attend to, computed in chunks that end so, the earlier ones in the cache."""
+    """The attention of a sequence's tokens, computed in chunks with these ends over cached earlier ones."""
     from naiad_kernels.paged_attention import kernel
 
     torch.manual_seed(0)
@@ -104,7 +104,7 @@ def test_a_windows_place_in_a_chunk_changes_no_bit(interpret: Interpret) -> None
 
 
 def logits_of_text(directory: Path, nums_tokens: list[int], num_others: int) -> list[bytes]:
-    """A text's logits at its last tokens; its tokens come in such steps, others' beside them."""
+    """A text's logits at its last tokens, computed in steps of these sizes together with other texts."""
     config = ModelConfig.from_directory(directory)
     with torch.inference_mode():
         model = load_model(str(directory), config, LoadOptions(batch_invariant=True))

@@ -37,12 +37,12 @@ def test_a_variant_counts_once_for_every_counter() -> None:
     assert (first.num_compiled, second.num_compiled) == (2, 1)
 
 
-# Of no GPU, so that nothing is compiled for it yet: what is compiled is not asked about.
+# The capability of no real GPU: kernels that are already compiled for one do not reach the hook.
 NO_GPU = 91
 
 
 def wanted(launch: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Names and keys of the variants that a launch would compile, which are not compiled here."""
+    """The names and keys of the variants that a launch would compile, without compiling them."""
     keys: set[str] = set()
 
     def note(*, key: str, fn: Any, **_: object) -> bool:

@@ -27,7 +27,7 @@ LARGE = BY_LABEL["Llama-3.1-8B bfloat16 64"]
 GEMMA_2 = BY_LABEL["Gemma-2-9B bfloat16 64"]
 INT8_CACHE = BY_LABEL["SmolLM2-135M float16 16 int8"]
 FP8_CACHE = BY_LABEL["Llama-3.1-8B bfloat16 64 float8_e4m3fn"]
-# Compiled in every run: each kernel, for both GPUs what differs most between them. The slow test
+# Compiled in every run: all kernels for one GPU, and for the other those that differ most. The slow test
 # compiles all of `SHAPES`.
 QUICK = [
     *((SMALL, 80, op) for op in OPS[:-2]),
@@ -37,8 +37,8 @@ QUICK = [
 ]
 ALL = [(shape, capability, op) for shape in SHAPES for capability in shape.capabilities for op in shape.ops]
 OLDEST_TRITON = "3.6.0"
-# Bytes that the oldest triton may spill, the newest none: its assembler gives the last of these kernels 40
-# registers instead of 58, and each of the others lacks two.
+# Bytes that may be spilled with the oldest triton, which assigns the last of these kernels 40 registers
+# instead of 58 and two too few to each of the others. With the newest triton nothing is spilled.
 SPILLED = {
     ("SmolLM2-135M float16 16", "w4a16_kernel", 90): 8,
     ("Llama-3.1-8B bfloat16 64", "w4a16_kernel", 90): 8,
@@ -89,7 +89,7 @@ def test_every_served_shape_compiles_and_fits(shape: ServedShape, capability: in
 
 @pytest.mark.slow
 def test_the_oldest_triton_compiles_all_of_it_too(tmp_path: Path) -> None:
-    """The rest of this file once more, with the oldest release that pyproject.toml allows."""
+    """Run the rest of this file with the oldest release that pyproject.toml allows."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path)]
     subprocess.run([*pip, f"triton=={OLDEST_TRITON}"], check=True)
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
@@ -140,7 +140,7 @@ def test_numbers_of_tokens_compile_nothing_new() -> None:
     ]
     kernels = {each.kernel for each in compiled}
     assert kernels == {"w4a16_kernel", "byte_kernel", "sum_slabs_kernel"}
-    # Four bits' sum has no scales, eight bits' has.
+    # The sum of slabs applies no scales with four bits, but does with eight.
     assert len({each.variant for each in compiled}) == len(kernels) + 1
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_interpreter import Interpret
-from kernel_tolerances import assert_close_to_reference
 
+from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.rotary import rotary_angles
 from naiad_kernels.rotary_store_kv import HeadNorm, kernel, reference, rotary_store_kv
 from naiad_kernels.store_kv import LayerCache, Slots
@@ -28,7 +28,7 @@ class Case:
         self.cache_shape = (4, num_kv_heads, BLOCK, head_dim)
 
     def caches(self) -> list[torch.Tensor]:
-        """Views of larger tensors: block −1 would lie before them."""
+        """Views of larger tensors, so that block −1 is in the memory before them."""
         num_blocks, *rest = self.cache_shape
         whole = (torch.full((num_blocks + 1, *rest), torch.nan, dtype=self.heads.dtype) for _ in range(2))
         return [cache[1:] for cache in whole]

@@ -17,14 +17,14 @@ from naiad.model_runner.graph_buckets import Buckets
 from naiad.sequence import SamplingParams, Sequence
 
 BLOCK = 16
-# Tokens of each sequence in each step, 0 = it is not there: prompts, decoding in which one joins and
+# Tokens of each sequence in each step, 0 = it is not in the step: prompts, decoding in which one joins and
 # one leaves, drafts of different lengths, a step of too many tokens.
 STEPS = [(40, 3, 0), (1, 1, 0), (1, 1, 0), (1, 0, 2), (3, 0, 1), (1, 0, 1), (0, 5, 20)]
 NUM_REPLAYED = 5
 
 
 class Recorder:
-    """In place of CUDA graphs: computes again what was computed."""
+    """Stands in for CUDA graphs: repeats the computation."""
 
     def __init__(self) -> None:
         self.num_captured = 0
@@ -43,9 +43,14 @@ class Recorder:
 def generate(
     directory: Path, recorder: Recorder | None
 ) -> tuple[list[list[int]], torch.Tensor, Recorder | None]:
-    """The ids of three sequences, and what the pool holds."""
+    """The ids of three sequences, and the contents of the pool."""
     config = EngineConfig(
-        model_dir=str(directory), dtype="float32", block_size=BLOCK, max_num_batched_tokens=64, max_num_seqs=4
+        cpu_kernels="torch",
+        model_dir=str(directory),
+        dtype="float32",
+        block_size=BLOCK,
+        max_num_batched_tokens=64,
+        max_num_seqs=4,
     )
     runner = ModelRunner(config)
     with kernels_on_cpu():
@@ -77,7 +82,7 @@ def generate(
 
 
 def row(sequence: Sequence, num_tokens: int) -> SequenceRow:
-    """So many tokens: known ones, then drafts."""
+    """A row of this many tokens: known ones, then drafts."""
     num_known = min(num_tokens, sequence.num_tokens - sequence.num_computed_tokens)
     drafts = tuple(range(num_tokens - num_known))
     samples = sequence.num_computed_tokens + num_known == sequence.num_tokens

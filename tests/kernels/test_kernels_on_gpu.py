@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 from gpu_cases import CODES, DTYPES, GPU, captured, to_gpu
-from kernel_tolerances import assert_close_to_reference
 from lora_cases import LoraCase
 
+from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.gelu_and_mul import Approximate, gelu_and_mul
 from naiad_kernels.gelu_and_mul import reference as gelu_reference
 from naiad_kernels.gumbel_argmax import gumbel_argmax
@@ -95,7 +95,7 @@ def quantized_cache(num_kv_heads: int, head_dim: int, codes: torch.dtype) -> Lay
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("codes", CODES)
 def test_store_kv_quantizes(codes: torch.dtype, dtype: torch.dtype) -> None:
-    """Scales and codes are the reference's to the last bit, the rounding to float8 included."""
+    """Scales and codes are bitwise equal to the reference's, including rounding to float8."""
     key, value = (torch.randn(33, 3, 128).to(dtype) for _ in range(2))
     slot_mapping = torch.randperm(64)[:33]
     expected, actual = quantized_cache(3, 128, codes), to_gpu(quantized_cache(3, 128, codes))
@@ -156,7 +156,7 @@ def test_rotary_store_kv(has_norm: bool, codes: torch.dtype | None, dtype: torch
             assert_close_to_reference(part.cpu(), expected_part)
             continue
         assert_close_to_reference(scale.cpu().to(dtype), expected_scale.to(dtype))
-        # A key that the two round differently before it is quantized may have another code.
+        # A key that is rounded differently before it is quantized may have another code.
         differ = part.cpu().float() != expected_part.float()
         assert differ.float().mean() <= 0.02
         stored, wanted = (

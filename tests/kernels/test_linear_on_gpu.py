@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 from gpu_cases import DTYPES, GPU, captured
-from kernel_tolerances import assert_close_to_reference
 
+from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.linear import LoadOptions, linear, prepare_linear, reference
 
 pytestmark = pytest.mark.gpu

@@ -5,9 +5,9 @@ from dataclasses import fields
 import pytest
 import torch
 from kernel_interpreter import Interpret
-from kernel_tolerances import assert_close_to_reference
 from lora_cases import LoraCase
 
+from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.lora import kernel, lora_expand, lora_shrink, plan_lora
 from naiad_kernels.lora.plan import TILE_TOKENS
 
@@ -20,7 +20,7 @@ IDS = {
 
 
 def run(interpret: Interpret, case: LoraCase) -> torch.Tensor:
-    """The output by the kernels, which lies in a wider tensor whose other columns stay NaN."""
+    """The kernels' output, which is part of a wider tensor whose other columns stay NaN."""
     shrunk = interpret(kernel.lora_shrink, case.x, case.down, case.plan)
     out_dim = case.out.shape[1]
     wide = torch.cat((case.out, torch.full_like(case.out[:, :5], torch.nan)), dim=1)

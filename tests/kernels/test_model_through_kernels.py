@@ -20,9 +20,14 @@ LENGTHS = [1, 7, 20]
 
 
 def generate(directory: Path, through_kernels: bool) -> tuple[list[list[int]], list[np.ndarray]]:
-    """Prompts at once, then a token and two drafts for each in three steps: ids and their logits."""
+    """Compute prompts together, then three steps of a token and two drafts each; ids and their logits."""
     config = EngineConfig(
-        model_dir=str(directory), dtype="float32", block_size=BLOCK, max_num_batched_tokens=64, max_num_seqs=4
+        cpu_kernels="torch",
+        model_dir=str(directory),
+        dtype="float32",
+        block_size=BLOCK,
+        max_num_batched_tokens=64,
+        max_num_seqs=4,
     )
     runner = ModelRunner(config)
     sequences = [

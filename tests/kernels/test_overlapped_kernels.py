@@ -21,19 +21,19 @@ BLOCK = 16
 
 
 class CountingRunner(ModelRunner):
-    """Counts steps, those launched while another was under way, and replays of graphs."""
+    """Counts steps, steps launched while another was in flight, and replays of graphs."""
 
     num_steps = 0
-    num_ahead = 0
+    num_overlapped = 0
     num_replayed = 0
 
     def launch(self, step: StepBatch) -> Callable[[], ModelOutput]:
         self.num_steps += 1
-        self.num_ahead += step.is_projected
+        self.num_overlapped += step.is_projected
         return super().launch(step)
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """In place of a CUDA graph: computes again what was computed."""
+        """Stand in for a CUDA graph: repeat the computation."""
 
         def replay() -> None:
             self.num_replayed += 1
@@ -43,9 +43,14 @@ class CountingRunner(ModelRunner):
 
 
 def generate(directory: Path, overlaps: bool, has_graphs: bool) -> tuple[dict[int, list[int]], list[int]]:
-    """The ids of three sequences, one of which stops in the middle; what was counted."""
+    """The ids of three sequences, one of which stops in the middle, and the counts."""
     config = EngineConfig(
-        model_dir=str(directory), dtype="float32", block_size=BLOCK, max_num_batched_tokens=32, max_num_seqs=4
+        cpu_kernels="torch",
+        model_dir=str(directory),
+        dtype="float32",
+        block_size=BLOCK,
+        max_num_batched_tokens=32,
+        max_num_seqs=4,
     )
     runner = CountingRunner(config)
     kv_cache = KVCacheManager(runner.num_blocks, BLOCK)
@@ -67,16 +72,16 @@ def generate(directory: Path, overlaps: bool, has_graphs: bool) -> tuple[dict[in
         while engine.has_work:
             for output in engine.step():
                 tokens[output.sequence_id] += output.token_ids
-    return tokens, [runner.num_steps, runner.num_ahead, runner.num_replayed]
+    return tokens, [runner.num_steps, runner.num_overlapped, runner.num_replayed]
 
 
 def test_ids_that_stay_on_the_device_are_the_next_steps_inputs(interpret: Interpret, tmp_path: Path) -> None:
     make_tiny_model(tmp_path, num_hidden_layers=1)
-    expected, (_, num_ahead, num_replayed) = interpret(generate, tmp_path, False, False)
-    assert (num_ahead, num_replayed) == (0, 0)
+    expected, (_, num_overlapped, num_replayed) = interpret(generate, tmp_path, False, False)
+    assert (num_overlapped, num_replayed) == (0, 0)
     assert [len(each) for each in expected.values()] == [2, 3, 2], "the last one stops early"
     for has_graphs in (False, True):
-        tokens, (num_steps, num_ahead, num_replayed) = interpret(generate, tmp_path, True, has_graphs)
+        tokens, (num_steps, num_overlapped, num_replayed) = interpret(generate, tmp_path, True, has_graphs)
         assert tokens == expected
-        assert num_ahead == num_steps - 1
+        assert num_overlapped == num_steps - 1
         assert (num_replayed > 0) == has_graphs

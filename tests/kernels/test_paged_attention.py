@@ -4,9 +4,9 @@ import random
 
 import pytest
 import torch
-from attention_cases import AttentionCase
-from kernel_tolerances import assert_close_to_unquantized
 
+from helpers.attention_cases import AttentionCase
+from helpers.kernel_tolerances import assert_close_to_unquantized
 from naiad_kernels.paged_attention import attention_sort_key, paged_attention, plan_attention, reference
 from naiad_kernels.paged_attention.layout import CacheLayout
 from naiad_kernels.store_kv import LayerCache
@@ -16,7 +16,7 @@ BLOCK = 16
 
 
 class Case:
-    """A step over a cache in which every block that no sequence owns holds NaN."""
+    """A step over a cache in which every block without an owner holds NaN."""
 
     def __init__(
         self,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from kernel_interpreter import Interpret
-from kernel_tolerances import assert_close_to_reference
 from quant_cases import fp8_layer, int4_layer, int8_layer
 
+from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.linear.quantised import ByteWeight, FP8Tokens, W4Weight, kernel, reference, repack_gptq
 from naiad_kernels.linear.quantised.kernel import w4
 from naiad_kernels.linear.quantised.kernel.plan import Plan, Tile, byte_tile, plan_product, w4_tile
@@ -33,7 +33,7 @@ def fp8_tokens(num_tokens: int, dim: int) -> FP8Tokens:
 
 
 def in_both_ways(launch: Callable[..., Any], plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
-    """The product by programs that take all chunks, and by one program a chunk."""
+    """The product by programs that compute all chunks, and by one program for each chunk."""
     assert plan.num_chunks > 1
     return tuple(launch(replace(plan, is_split=is_split)) for is_split in (False, True))
 
@@ -50,7 +50,7 @@ def test_w4a16(interpret: Interpret, sizes: tuple[int, int, int], dtype: torch.d
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group_size", [32, 64, 256, -1])
 def test_w4a16_in_any_groups(interpret: Interpret, group_size: int, dtype: torch.dtype) -> None:
-    """Of 416 inputs: the last span has padded groups, the last group of 256 is short."""
+    """With 416 inputs the last span has padded groups, and the last group of 256 is short."""
     x, weight = torch.randn(3, 416).to(dtype), int4_weight(416, 72, group_size)
     assert_close_to_reference(interpret(kernel.w4a16_linear, x, weight), reference.w4a16_linear(x, weight))
 
@@ -117,7 +117,7 @@ def _with_rows_far_apart(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, 0x4300), (torch.float16, 0x6400)])
 def test_floats_around_codes_differ_exactly(dtype: torch.dtype, bits: int) -> None:
-    """The interpreter has no bfloat16, so what the kernel does to its bits is done here."""
+    """The interpreter has no bfloat16, so the kernel's bit operations are repeated here."""
     codes, zeros = torch.arange(16, dtype=torch.int16)[:, None], torch.arange(17, dtype=torch.int16)
     assert bits in (w4._BFLOAT16_BITS.value, w4._FLOAT16_BITS.value)
     difference = (codes | bits).view(dtype) - (zeros | bits).view(dtype)
@@ -126,7 +126,7 @@ def test_floats_around_codes_differ_exactly(dtype: torch.dtype, bits: int) -> No
 
 @pytest.mark.parametrize("num_tokens", [1, 19])
 def test_splitting_changes_no_bit(interpret: Interpret, num_tokens: int) -> None:
-    """Memory of slabs holds NaN at first, so each chunk's is written whole before it is read."""
+    """Slabs hold NaN at first, so the test also shows that each is written completely before it is read."""
     in_features, out_features = 1090, 72
     x = torch.randn(num_tokens, in_features).half()
     int4, int8 = int4_weight(1096, out_features, 32, True), int8_layer(in_features, out_features, True)
@@ -145,7 +145,7 @@ def test_splitting_changes_no_bit(interpret: Interpret, num_tokens: int) -> None
 
 
 def test_tiles_in_groups_cover_the_output(interpret: Interpret) -> None:
-    """Nine tiles of rows are one more than programs take before the next columns."""
+    """Nine tiles of rows are one more than a group of programs has."""
     x, weight = torch.randn(16 * 8 + 3, 32).half(), int8_layer(32, 40)
     plan = Plan(Tile(16, 16, 32, 4, 2), 128, 1, is_split=False)
     actual = interpret(kernel.w8a16_linear, x, weight, plan)
@@ -171,7 +171,7 @@ def test_quantized_tokens(interpret: Interpret, shape: tuple[int, int]) -> None:
     actual, expected = interpret(kernel.quantize_tokens, x), reference.quantize_tokens(x)
     torch.testing.assert_close(actual.scales, expected.scales)
     values, rounded = actual.values.float(), expected.values.float()
-    # The interpreter loses the carry of what is rounded up to the next power of two.
+    # The interpreter loses the carry when a value is rounded up to the next power of two.
     exact = x.float() / expected.scales[:, None]
     carries = rounded.frexp().exponent != exact.frexp().exponent
     assert carries.float().mean() < 0.1

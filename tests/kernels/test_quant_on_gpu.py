@@ -6,9 +6,9 @@ from typing import TypeVar
 import pytest
 import torch
 from gpu_cases import DTYPES, GPU, captured, needs_float8
-from kernel_tolerances import assert_close_to_reference
 from quant_cases import fp8_layer, int4_layer, int8_layer
 
+from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.linear.quantised import (
     ByteWeight,
     FP8Tokens,
@@ -82,7 +82,7 @@ def test_quantized_tokens(num_tokens: int, dtype: torch.dtype) -> None:
     x = (torch.randn(num_tokens, 4096) * 100).to(dtype)
     actual, expected = quantize_tokens(x.to(GPU)), reference.quantize_tokens(x)
     torch.testing.assert_close(actual.scales.cpu(), expected.scales)
-    # A division may differ in its last bit, so a value at the middle of two may fall to either.
+    # A division may differ in its last bit, so a value halfway between two codes may be rounded to either.
     differ = actual.values.cpu().float() != expected.values.float()
     assert differ.float().mean() < 1e-3
 

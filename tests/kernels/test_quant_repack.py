@@ -18,7 +18,7 @@ def _seed() -> None:
 
 
 def matrix_of(weight: W4Weight) -> torch.Tensor:
-    """Every weight, exactly: each row of the identity takes one out."""
+    """Every weight, exactly: each row of the identity matrix selects one row."""
     return w4a16_linear(torch.eye(weight.in_features), replace(weight, bias=None))
 
 
@@ -135,7 +135,7 @@ def test_quantised_weights_are_weights_of_linear(bits: str) -> None:
     x, residual = torch.randn(3, 128), torch.randn(3, 24)
     before = residual.clone()
     expected = x @ matrix.float().T + bias.float() + residual
-    # FP8 weights meet tokens that are rounded to FP8 too.
+    # With FP8 weights, tokens are rounded to FP8 too.
     tolerance = 0.05 * float(expected.abs().max()) if bits == "fp8" else 1e-4
     torch.testing.assert_close(linear(x, weight, residual), expected, atol=tolerance, rtol=0)
     assert torch.equal(residual, before)

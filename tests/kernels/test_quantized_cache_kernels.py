@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import AttentionCase
 from kernel_interpreter import Interpret
-from kernel_tolerances import assert_close_to_reference, assert_codes_close
 
+from helpers.attention_cases import AttentionCase
+from helpers.kernel_tolerances import assert_close_to_reference, assert_codes_close
 from naiad_kernels.paged_attention import AttentionPlan, paged_attention
 from naiad_kernels.rotary import rotary_angles
 from naiad_kernels.rotary_store_kv import kernel as fused_kernel
@@ -50,7 +50,7 @@ def test_attention_of_a_split_context(interpret: Interpret, codes: torch.dtype) 
 
 @pytest.mark.parametrize("size", [1e-3, 1e3])
 def test_values_of_any_size_keep_their_precision(interpret: Interpret, size: float) -> None:
-    """Probabilities times small scales must not fall below float16's range."""
+    """Probabilities times small scales must not underflow in float16."""
     case = AttentionCase([(1, 600)], (2, 1, 16), 64, torch.float16, cache_dtype=torch.int8)
     case.values *= size
     assert_close_to_reference(attend(interpret, case), case.expected())
@@ -68,7 +68,7 @@ def test_a_nan_stays_in_its_own_sequence(interpret: Interpret) -> None:
 
 
 class Caches:
-    """An empty cache for the kernel and one for the reference; what is not written is `unwritten`."""
+    """An empty cache for the kernel and one for the reference, both filled with `unwritten`."""
 
     def __init__(self, heads: int, head_dim: int, codes: torch.dtype) -> None:
         rows = (4, heads, BLOCK)
@@ -119,7 +119,7 @@ def test_vectors_of_codes_are_stored_exactly(interpret: Interpret, codes: torch.
 
 @pytest.mark.parametrize("codes", CODES)
 def test_vectors_without_a_magnitude(interpret: Interpret, codes: torch.dtype) -> None:
-    """Zeros stay zeros, and what is not finite has a scale that says so."""
+    """Zeros stay zeros, and vectors that are not finite have the scale NaN."""
     key = torch.zeros(4, 2, 8)
     key[1, 0, 3], key[1, 1, 3] = torch.nan, torch.inf
     caches = Caches(2, 8, codes)
@@ -146,7 +146,7 @@ def test_rotary_store_kv_in_int8(
     query = interpret(fused_kernel.rotary_store_kv, *steps, caches.actual, SLOTS)
     expected = fused_reference.rotary_store_kv(*steps, caches.expected, SLOTS)
     assert_close_to_reference(query, expected)
-    # Keys that the two round differently before they are quantized.
+    # Some keys are rounded differently before they are quantized.
     caches.assert_close(max_share=0.02)
 
 
@@ -168,7 +168,7 @@ def test_padding_is_not_stored(interpret: Interpret) -> None:
         (fused_kernel.rotary_store_kv, projected[:, 2:], angles, (None, 0.0)),
     )
     for function, *inputs in stores:
-        # Block −1 would lie in the memory before the cache.
+        # Block −1 would be in the memory before the cache.
         codes = [torch.zeros(5, 1, BLOCK, 8, dtype=torch.int8) for _ in range(2)]
         scales = [torch.full((5, 1, BLOCK), torch.nan) for _ in range(2)]
         interpret(function, *inputs, LayerCache(*(part[1:] for part in (*codes, *scales))), slots)

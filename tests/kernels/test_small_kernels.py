@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_interpreter import Interpret
-from kernel_tolerances import assert_close_to_reference
 
+from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.gelu_and_mul import reference as gelu_reference
 from naiad_kernels.rms_norm import kernel as rms_norm_kernel
 from naiad_kernels.rms_norm import reference as rms_norm_reference
@@ -41,7 +41,7 @@ def test_rms_norm_of_heads(interpret: Interpret, weight_shape: tuple[int, ...]) 
 
 
 def test_rms_norm_with_a_weight_of_more_bits(interpret: Interpret) -> None:
-    """Nothing is rounded before the end, as the reference of that form says and as one dtype would not."""
+    """Only the result is rounded, as in the reference; with a weight of the same dtype it would differ."""
     x, residual, weight = torch.randn(40, 96).half(), torch.randn(40, 96).half(), 1 + torch.randn(96) / 8
     expected = rms_norm_reference.rms_norm(x, weight, 1e-6)
     wide = rms_norm_reference.rms_norm(x.float(), weight, 1e-6)
@@ -125,7 +125,7 @@ def test_silu_and_mul_of_part_of_a_wider_row(interpret: Interpret) -> None:
 def test_rotary(
     interpret: Interpret, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype
 ) -> None:
-    # The last two heads of a wider row are values, which are not turned.
+    # The last two heads of a wider row are values, which are not rotated.
     heads = torch.randn(num_tokens, num_heads + 2, head_dim).to(dtype)[:, :num_heads]
     angles = rotary_angles(torch.arange(num_tokens) + 100, torch.rand(head_dim // 2), dtype)
     expected = rotary_reference.rotary(heads, *angles)
@@ -140,7 +140,7 @@ def test_store_kv(
     interpret: Interpret, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype
 ) -> None:
     caches = [torch.full((5, num_kv_heads, block_size, head_dim), torch.nan).to(dtype) for _ in range(4)]
-    # Keys lie between queries and values, as a fused projection leaves them.
+    # Keys are between queries and values, as after a fused projection.
     heads = torch.randn(4, 3 * num_kv_heads, head_dim).to(dtype)
     key, value = heads[:, num_kv_heads : 2 * num_kv_heads], heads[:, 2 * num_kv_heads :]
     slots = Slots.from_slot_mapping(
@@ -152,7 +152,7 @@ def test_store_kv(
 
 
 def test_store_kv_skips_padding(interpret: Interpret) -> None:
-    # Block −1 would lie in the memory before the cache.
+    # Block −1 would be in the memory before the cache.
     guarded = [torch.full((4, 2, 16, 8), torch.nan) for _ in range(2)]
     caches = [cache[1:] for cache in guarded]
     key, value = torch.randn(3, 2, 8), torch.randn(3, 2, 8)

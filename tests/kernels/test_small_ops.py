@@ -107,7 +107,7 @@ def test_gelu_and_mul_equals_the_reference(dtype: torch.dtype, approximate: Appr
 
 
 def test_gelu_by_the_error_function_is_torchs() -> None:
-    """Both forms are known from torch; they differ."""
+    """Torch has both forms; they differ."""
     gate = torch.linspace(-6, 6, 101)
     gate_up = torch.stack((gate, torch.ones(101)), dim=1)
     results = [gelu_reference.gelu_and_mul(gate_up, form)[:, 0] for form in ("none", "tanh")]
@@ -149,7 +149,7 @@ def test_a_code_is_within_half_a_step_of_its_value(codes: torch.dtype) -> None:
     stored, scale = quantize(x, codes)
     assert scale.shape == x.shape[:-1]
     error = (dequantize(stored, scale, torch.float32) - x).abs()
-    # The steps of float8 are wider where values are: an eighth of the power of two below them.
+    # The steps of float8 grow with the values: an eighth of the power of two below them.
     step = scale[..., None].expand_as(x)
     if codes == torch.float8_e4m3fn:
         step = (x.abs() / 8).maximum(step * 2**-9)

@@ -99,7 +99,7 @@ def test_kept_blocks_are_taken_by_rank() -> None:
 def test_free_list_and_counts_agree_after_any_operations(
     num_blocks: int, steps: list[tuple[str, int, int]]
 ) -> None:
-    """Beside a plain list of (rank, when it was freed); what is not kept is only told apart from it."""
+    """Compared with a plain list of (rank, time of freeing); the order of blocks not kept is not compared."""
     pool = BlockPool(num_blocks)
     counts = [0] * num_blocks
     kept: dict[int, tuple[int, int]] = {}

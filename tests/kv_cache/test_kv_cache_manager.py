@@ -25,7 +25,7 @@ def make_cache(num_blocks: int = 8, block_size: int = 4) -> KVCacheManager:
 
 
 def compute(cache: KVCacheManager, sequence: Sequence) -> Sequence:
-    """Admit a sequence and compute all it knows."""
+    """Admit a sequence and compute all its known tokens."""
     assert cache.admit(sequence) is not None
     cache.publish(sequence, sequence.num_tokens)
     sequence.num_computed_tokens = sequence.num_tokens
@@ -132,7 +132,7 @@ def test_least_recently_used_goes_first_and_a_texts_end_before_its_beginning() -
     cache.free(old)
     cache.free(young)
     assert cache.groups[0].pool.free_block_ids() == order
-    # A new text of three blocks takes the one without KV and the old text's two.
+    # A new text of three blocks takes the block without KV and the two blocks of the old text.
     cache.admit(make_sequence(12, first_id=90))
     assert cache.admit(make_sequence(8)) == 0
     assert cache.num_free_blocks == 0

@@ -1,4 +1,4 @@
-"""Random operations on tiny pools of several KV groups, beside a cache that knows what each slot holds."""
+"""Random operations on tiny pools of several KV groups, checked against a model of each slot's contents."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def colliding(parent_digest: bytes, token_bytes: bytes) -> bytes:
 
 
 class Fuzz:
-    """Sequences that come, advance, fork, give way, fail and go.
+    """Sequences that are added, advance, fork, are preempted, fail and end.
 
-    `contents` maps (group, block, offset) to the text whose last token's KV lies there. Every row
-    finds in it what its layers see, or the test fails.
+    `contents` maps (group, block, offset) to the text whose last token's KV is there. The test fails
+    unless every row finds the KV that its layers attend to.
     """
 
     def __init__(self, seed: int) -> None:
@@ -72,7 +72,7 @@ class Fuzz:
         )
 
     def come(self) -> None:
-        """Of few texts, so that many begin alike."""
+        """Add a sequence; there are few texts, so that many share prefixes."""
         token_ids = [self.rng.choice((1, 1, 1, 2)) for _ in range(self.rng.randint(1, LONGEST - 2))]
         self.waiting.append(self.make(token_ids))
 
@@ -118,7 +118,7 @@ class Fuzz:
                         self.contents[group, target, offset] = self.contents[group, source, offset]
 
     def step(self) -> None:
-        """Some sequences compute some tokens, perhaps with drafts; all is written before any is read."""
+        """Let some sequences compute tokens, perhaps with drafts; all KV is written before any is read."""
         rows: list[tuple[Sequence, int, list[int]]] = []
         for sequence in self.rng.sample(self.running, self.rng.randint(0, len(self.running))):
             if sequence.num_computed_tokens == sequence.num_tokens:
@@ -185,7 +185,7 @@ class Fuzz:
             self.waiting.append(sequence)
 
     def fail(self) -> None:
-        """Some fail together: what they alone hold is cleared, and none of it is found."""
+        """Let some sequences fail together: their own blocks are cleared, and lookups find none of them."""
         failed = self.rng.sample(self.running, self.rng.randint(0, min(2, len(self.running))))
         if not failed:
             return

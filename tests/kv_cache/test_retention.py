@@ -1,4 +1,4 @@
-"""Priorities of blocks in the prefix cache."""
+"""Retention priorities of blocks in the prefix cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ids = count(1)
 
 
 class Clock:
-    """Seconds that the test sets."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -38,7 +38,7 @@ def make_cache(clock: Clock, num_blocks: int = 8) -> KVCacheManager:
 def run_once(
     cache: KVCacheManager, first_id: int, num_blocks: int = 2, retention: KVRetention | None = None
 ) -> list[int]:
-    """A text of whole blocks comes, is computed and goes; its blocks."""
+    """Admit, compute and free a text of whole blocks; return its blocks."""
     sequence = Sequence(
         sequence_id=next(_ids),
         token_ids=list(range(first_id, first_id + num_blocks * BLOCK)),
@@ -59,7 +59,7 @@ def whole(priority: int, duration_s: float = FOREVER) -> KVRetention:
 
 
 def found(cache: KVCacheManager, first_id: int) -> int:
-    """Blocks of such a text that are still there."""
+    """Number of the text's blocks that are still cached."""
     text = list(range(first_id, first_id + 2 * BLOCK))
     return len(cache._prefix_cache.match(text, PrefixIdentity(), len(text)))  # type: ignore[union-attr]
 
@@ -111,12 +111,12 @@ def test_of_a_text_each_range_has_its_own(clock: Clock) -> None:
     retention = KVRetention(ranges=((0, BLOCK, 90, FOREVER), (BLOCK, 2 * BLOCK, 1, FOREVER)))
     kept, given = run_once(cache, 1000, retention=retention)
     others = [block for number in (2000, 3000) for block in run_once(cache, number)]
-    # A text's end goes before its beginning.
+    # Within a text the last block is evicted first.
     assert cache.groups[0].pool.free_block_ids() == [given, others[1], others[0], others[3], others[2], kept]
 
 
 def test_a_text_that_is_known_keeps_the_block_that_is_found(clock: Clock) -> None:
-    """Its last token is computed again, into a block of its own that nobody will find."""
+    """The last token is computed again, into a separate block that lookups do not find."""
     cache = make_cache(clock)
     run_once(cache, 1000)
     run_once(cache, 1000, retention=whole(90))
@@ -148,7 +148,7 @@ def test_a_block_that_gets_other_tokens_has_the_default_again(clock: Clock) -> N
 def test_the_greatest_of_what_is_asked_counts(
     start: int, end: int, expected: tuple[int, float] | None
 ) -> None:
-    """Ten prompt tokens: the third block has output too."""
+    """With ten prompt tokens the third block contains output too."""
     retention = KVRetention(
         ranges=((0, 4, 80, 2.0), (3, 100, 20, FOREVER)), decode_priority=60, decode_duration_s=9.0
     )

@@ -1,4 +1,4 @@
-"""A real trace through the block manager alone, against a straight computation of the same."""
+"""A recorded trace through the KV cache manager alone, compared with a direct computation of its hits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_trace() -> list[list[int]]:
 
 
 def straight_hits(prompts: list[list[int]], num_blocks: int) -> int:
-    """Blocks found by a least-recently-used list of block ids, a prompt's end older than its beginning."""
+    """Hits in a least-recently-used list of block ids; a prompt's end is older than its beginning."""
     cache: OrderedDict[int, None] = OrderedDict()
     total = 0
     for ids in prompts:
@@ -40,7 +40,7 @@ def straight_hits(prompts: list[list[int]], num_blocks: int) -> int:
 
 
 def managed_hits(prompts: list[list[int]], num_blocks: int) -> int:
-    """The same by the block manager; a token stands for a block of the trace."""
+    """The hits of the KV cache manager; each token represents a block of the trace."""
     manager = KVCacheManager(num_blocks, 1, PrefixCache(1))
     for number, ids in enumerate(prompts):
         token_ids = [*ids, 2**31 + number]

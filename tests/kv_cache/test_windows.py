@@ -32,7 +32,7 @@ def make_sequence(num_tokens: int, first_id: int = 0, retention: KVRetention | N
 
 
 def advance(cache: KVCacheManager, sequence: Sequence, num_tokens: int) -> None:
-    """Compute tokens in steps that are as long as they may be."""
+    """Compute tokens in steps of the maximum length."""
     while sequence.num_computed_tokens < num_tokens:
         end = min(num_tokens, sequence.num_computed_tokens + STEP)
         assert cache.allocate(sequence, sequence.num_tokens)
@@ -55,7 +55,7 @@ def held(sequence: Sequence, group: int = 1) -> list[int]:
 
 
 def found(cache: KVCacheManager, num_tokens: int) -> int:
-    """Tokens that a text would take from the prefix cache."""
+    """Number of tokens that a text would take from the prefix cache."""
     assert cache._prefix_cache is not None
     return BLOCK * len(cache._prefix_cache.match(range(num_tokens), PrefixIdentity(), num_tokens - 1))
 
@@ -63,7 +63,7 @@ def found(cache: KVCacheManager, num_tokens: int) -> int:
 @pytest.mark.parametrize("window", [1, 3, 4, 6, 13])
 @pytest.mark.parametrize("num_prompt_tokens", [1, 7, 40])
 def test_a_window_holds_few_blocks_and_all_that_it_sees(window: int, num_prompt_tokens: int) -> None:
-    """Counted before every step of a prompt that comes in chunks, and of the output after it."""
+    """Checked before every step, for a prompt computed in chunks and for its output."""
     cache = make_cache(64, 64, windows=(None, window), is_cached=False)
     most = math.ceil((window + STEP) / BLOCK) + 1
     sequence = make_sequence(num_prompt_tokens)
@@ -113,7 +113,7 @@ def test_a_hit_needs_only_the_last_window() -> None:
     first = computed(cache, make_sequence(33))
     second = make_sequence(33)
     assert cache.admit(second) == 32
-    # Tokens 26 to 31 lie in the last two blocks.
+    # Tokens 26 to 31 are in the last two blocks.
     assert second.block_tables[1][:8] == [NO_BLOCK] * 6 + first.block_tables[1][6:8]
     assert second.block_table[:8] == first.block_table[:8]
 
@@ -126,7 +126,7 @@ def test_what_a_window_has_left_behind_can_still_be_found() -> None:
 
 
 def test_the_longest_prefix_that_all_groups_have_wins() -> None:
-    """Of the windowed group's blocks, the ones that were left behind first get other tokens first."""
+    """In the windowed group, the blocks that left the window first are evicted first."""
     cache = make_cache(32, 5)
     first = computed(cache, make_sequence(20))
     early = [block_id for block_id in range(5) if block_id not in held(first)]
@@ -135,7 +135,7 @@ def test_the_longest_prefix_that_all_groups_have_wins() -> None:
     # Takes two blocks of the windowed group: the first two of the text.
     other = computed(cache, make_sequence(8, first_id=100))
     cache.free(other)
-    # Blocks 2 to 4 are there: enough for windows that end after block 3 or 4, and for no others.
+    # Blocks 2 to 4 are cached: enough for windows that end after block 3 or 4, and for no others.
     assert [found(cache, num_tokens) for num_tokens in (21, 17, 13, 9)] == [20, 16, 0, 0]
     assert cache.admit(make_sequence(17)) == 16
 
@@ -144,7 +144,7 @@ def test_a_lost_block_of_full_attention_ends_every_prefix() -> None:
     cache = make_cache(5, 16)
     first = computed(cache, make_sequence(16))
     cache.free(first)
-    # Takes the last blocks of the first text, which are the first to go.
+    # Takes the last blocks of the first text, which are evicted first.
     cache.free(computed(cache, make_sequence(12, first_id=50)))
     assert cache.admit(make_sequence(17)) == 8
 
@@ -233,5 +233,5 @@ def test_identities_share_nothing() -> None:
 def test_how_long_a_sequence_alone_can_become(
     num_blocks: tuple[int, ...], windows: tuple[int | None, ...], expected: int | None
 ) -> None:
-    """Five blocks hold a window and a step."""
+    """A window and a step need five blocks."""
     assert make_cache(*num_blocks, windows=windows).max_sequence_tokens == expected

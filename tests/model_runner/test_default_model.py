@@ -15,8 +15,8 @@ from naiad.sequence import SamplingParams, Sequence
 from naiad_kernels.linear.onednn import computes_in_bfloat16
 
 NEW_TOKENS = 12
-# Means over NEAR_PROMPTS of what bfloat16 changes, as docs/compatibility.md states them. For a single prompt
-# either is chance: its RMS lies anywhere from 0.05 to 0.5, whoever computes it.
+# Means over NEAR_PROMPTS of the deviations of bfloat16, as stated in docs/compatibility.md. For a single
+# prompt they are random: its RMS is anywhere from 0.05 to 0.5 in every implementation.
 MAX_RMS_RATIO = 1.15
 MAX_KL = 0.01
 PROMPTS = ["The capital of France is", "1, 2, 3, 4,", "def fibonacci(n):\n    ", "a" * 300]
@@ -52,7 +52,7 @@ def prompts(default_model_dir: Path) -> list[list[int]]:
 def generate(
     runner: ModelRunner, prompts: list[list[int]], chunks: list[int], max_tokens: int = NEW_TOKENS
 ) -> list[list[int]]:
-    """Greedy ids of each prompt, all at once; the prompts' pieces have at most `chunks` tokens."""
+    """Greedy ids of each prompt, in one batch; prompt chunks have at most `chunks` tokens."""
     sequences = []
     for index, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=max_tokens)
@@ -109,11 +109,11 @@ def test_chunk_sizes_make_the_same_tokens(float32_runner: ModelRunner, prompts: 
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far some logits are from float32's: means over all prompts.
+    """The deviation of logits from float32: means over all prompts.
 
     Attributes:
-        rms: of the logits' differences.
-        kl: of the distributions, in nats.
+        rms: root mean square of the logits' differences.
+        kl: Kullback-Leibler divergence of the distributions, in nats.
     """
 
     rms: float
@@ -121,7 +121,7 @@ class Deviation:
 
 
 def deviation(logits: torch.Tensor, expected: torch.Tensor) -> Deviation:
-    """Take two [prompts, vocab]."""
+    """Compare two tensors of logits, [prompts, vocab]."""
     rms = (logits - expected).square().mean(dim=1).sqrt()
     log_probs, expected_log_probs = logits.log_softmax(1), expected.log_softmax(1)
     kl = (expected_log_probs.exp() * (expected_log_probs - log_probs)).sum(dim=1)
@@ -129,9 +129,9 @@ def deviation(logits: torch.Tensor, expected: torch.Tensor) -> Deviation:
 
 
 def transformers_logits(model_dir: Path, prompts: list[list[int]], dtype: torch.dtype) -> torch.Tensor:
-    """The logits [prompts, vocab] behind each prompt, in float32."""
+    """The logits after each prompt, [prompts, vocab] float32."""
     model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
-    # No token sees what comes after it, padding included.
+    # No token attends to later tokens, so padding does not matter.
     padded = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
     ends = torch.tensor([len(prompt) - 1 for prompt in prompts])
     with torch.inference_mode():
@@ -141,7 +141,7 @@ def transformers_logits(model_dir: Path, prompts: list[list[int]], dtype: torch.
 
 
 def engine_logits(model_dir: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """The same of the engine in bfloat16, all prompts in one step."""
+    """The engine's logits in bfloat16, with all prompts in one step."""
     num_tokens = sum(len(prompt) for prompt in prompts)
     runner = ModelRunner(
         EngineConfig(

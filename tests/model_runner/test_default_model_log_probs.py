@@ -25,7 +25,7 @@ TEXTS = [
 
 
 def make_sequences(prompts: list[list[int]], max_tokens: int) -> list[Sequence]:
-    """Half of them greedy, half drawn with processors: log-probabilities are raw either way."""
+    """Make sequences, half greedy, half drawn with processors; log-probabilities are raw in both cases."""
     sequences = []
     for index, prompt in enumerate(prompts):
         drawn = {"temperature": 1.1, "min_p": 0.05, "repetition_penalty": 1.2} if index % 2 else {}
@@ -77,7 +77,7 @@ def test_float32_log_probs_equal_transformers(
             deviations = [abs(log_probs.log_prob - float(row[token_id]))]
             theirs = row[log_probs.top_token_ids]
             deviations += (torch.tensor(log_probs.top_log_probs) - theirs).abs().tolist()
-            # The same top, but for tokens that are as good as equal.
+            # The same top tokens, except for near-ties.
             deviations += (theirs - row.topk(20).values).abs().tolist()
             worst = max(worst, *deviations)
             assert math.isfinite(log_probs.log_prob)

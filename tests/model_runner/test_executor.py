@@ -1,4 +1,4 @@
-"""A model runner in another process makes what one in this process makes, and its end is an error."""
+"""A model runner in another process gives the same results as one in this process; its end is an error."""
 
 from __future__ import annotations
 
@@ -50,8 +50,17 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("checkpoints")
-    make_tiny_model(directory / "target")
+    return make_checkpoints(tmp_path_factory.mktemp("checkpoints"), "LlamaForCausalLM")
+
+
+@pytest.fixture(scope="module", params=["LlamaForCausalLM", "Gemma3ForCausalLM"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gemma has a group of layers with a window beside the one without."""
+    return make_checkpoints(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def make_checkpoints(directory: Path, architecture: str) -> Path:
+    make_tiny_model(directory / "target", architecture)
     write_first_layers(directory / "target", directory / "draft", 1)
     return directory
 
@@ -85,7 +94,7 @@ def remote(config: EngineConfig) -> Iterator[RemoteRunner]:
 def make_engine(config: EngineConfig, runner: Runner, overlaps: bool) -> Engine:
     kv_cache = make_kv_cache(config, runner.kv_groups, 48)
     drafter = make_drafter(config, runner, kv_cache)
-    # Steps cost the same whatever is in them: all drafts are tried.
+    # All steps cost the same, so all drafts are verified.
     policy = SpeculationPolicy(StepCost([(1, 1.0), (1 << 16, 1.0)]))
     speculator = None if config.drafter == "none" else Speculator(drafter, policy, 4)
     scheduler = CheckedScheduler(kv_cache, SchedulerLimits(6, 48), speculator=speculator)
@@ -93,7 +102,7 @@ def make_engine(config: EngineConfig, runner: Runner, overlaps: bool) -> Engine:
 
 
 def traffic(engine: Engine, seed: int) -> Made:
-    """Random requests of all kinds and aborts; each sequence's outputs."""
+    """Run random requests of all kinds, with aborts; return each sequence's outputs."""
     rng = random.Random(seed)
     prefixes = [[rng.randrange(90) for _ in range(50)] for _ in range(2)]
     made: Made = defaultdict(list)
@@ -139,7 +148,7 @@ def _request(rng: random.Random, first_id: int, prefixes: list[list[int]]) -> En
 
 
 def said(outputs: list[RequestOutput]) -> tuple[Any, ...]:
-    """All that a sequence's client learns."""
+    """Everything that a sequence's client receives."""
     return (
         [each for output in outputs for each in output.token_ids],
         [each for output in outputs for each in output.log_probs],
@@ -154,8 +163,8 @@ def said(outputs: list[RequestOutput]) -> tuple[Any, ...]:
     ("drafter", "overlaps"),
     [("none", False), ("none", True), ("ngram", False), ("draft_model", False), ("self", False)],
 )
-def test_outputs_are_those_of_a_runner_in_this_process(folder: Path, drafter: str, overlaps: bool) -> None:
-    config = make_config(folder, drafter=drafter)
+def test_outputs_are_those_of_a_runner_in_this_process(family: Path, drafter: str, overlaps: bool) -> None:
+    config = make_config(family, drafter=drafter)
     here, totals = ModelRunner(config), Counter[str]()
     with remote(config) as there:
         for seed in range(3):
@@ -197,7 +206,7 @@ def one_step(sequence_id: int) -> Any:
 
 
 def test_errors_of_a_row_are_data(folder: Path) -> None:
-    """A row for which every token is excluded fails alone, by the same error."""
+    """A row for which every token is excluded fails alone, with the same error."""
     config = make_config(folder)
     vocab_size = ModelRunner(config).model_config.vocab_size
     params = SamplingParams(max_tokens=2, bad_words=tuple((each,) for each in range(vocab_size)))
@@ -210,7 +219,7 @@ def test_errors_of_a_row_are_data(folder: Path) -> None:
 
 
 def test_cleared_blocks_and_slots_are_zero_there(folder: Path) -> None:
-    """A second token after a cleared past is what it is after a past of zeros here."""
+    """The second token after cleared KV equals that after a KV cache of zeros in this process."""
     config = make_config(folder)
     here = ModelRunner(config)
 
@@ -249,12 +258,20 @@ def test_a_step_that_raises_is_an_internal_error_and_others_go_on(folder: Path) 
 
 
 def test_a_bug_of_ours_ends_the_process(folder: Path) -> None:
-    """A row that skips tokens: no caller may take that for a failed step."""
+    """A row skips tokens, which no caller may mistake for a failed step."""
     row = LoneRow(1, [1, 2, 3], 0, [0], SamplingParams(max_tokens=4))
     step = lone_step([row])
     step.rows[0].earlier_token_ids = (1, 2)
     with remote(make_config(folder)) as there, pytest.raises(InternalError, match="process has ended"):
         there.launch(step)()
+
+
+def test_an_unreadable_answer_is_an_internal_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with remote(make_config(folder)) as there:
+        monkeypatch.setattr(there._channel, "receive", lambda: b"no message")
+        with pytest.raises(InternalError, match="the model runner's answer cannot be read"):
+            there.memory_use()
+        assert there._process.wait(10) == -signal.SIGKILL
 
 
 def test_a_start_that_fails_says_why(folder: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def model_config(*windows: int) -> ModelConfig:
 def specs(
     num_layer_blocks: int, *model_configs: ModelConfig, max_num_seqs: int = 4
 ) -> list[tuple[int, int | None]]:
-    """Sizes and windows of the groups, if so many blocks of one layer fit, and steps have 32 tokens."""
+    """Sizes and windows of the groups if this many blocks of one layer fit and steps have 32 tokens."""
     config = EngineConfig(model_dir="", block_size=16, max_num_seqs=max_num_seqs)
     num_bytes = num_layer_blocks * LAYER_BLOCK_BYTES
     groups = kv_group_specs(config, model_configs, torch.float32, num_bytes, max_step_tokens=32)
@@ -48,7 +48,7 @@ def test_one_group_gets_all_that_it_can_use() -> None:
 
 
 def test_a_window_gets_what_its_bound_needs_and_the_rest_goes_to_full_attention() -> None:
-    """A window of 40 and a step are six blocks, and one to spare, for each of four sequences."""
+    """A window of 40 and a step need six blocks, plus one spare, for each of four sequences."""
     assert specs(300, model_config(40, 0, 40)) == [(244, None), (28, 40)]
 
 

@@ -1,4 +1,4 @@
-"""What only a GPU tells of overlapping steps: the host never waits between two launches."""
+"""Overlapping steps on a GPU: the host never waits between two launches."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make_runner(directory: Path, **settings: Any) -> ModelRunner:
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """What makes the host wait for the device raises."""
+    """Make operations raise that make the host wait for the device."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -72,7 +72,7 @@ def make_sequences() -> list[Sequence]:
 
 
 def missing(sequences: list[Sequence]) -> StepBatch:
-    """A step that computes all that is not computed yet."""
+    """A step that computes all missing tokens."""
     rows = []
     for each in sequences:
         num_missing = each.num_tokens - each.num_computed_tokens
@@ -83,7 +83,7 @@ def missing(sequences: list[Sequence]) -> StepBatch:
 def launch_two(
     runner: ModelRunner, sequences: list[Sequence]
 ) -> tuple[Callable[[], ModelOutput], Callable[[], ModelOutput]]:
-    """The prompts' step and, before its ids are known, the next."""
+    """Launch the prompts' step and, before its ids are known, the next one."""
     wait_first = runner.launch(missing(sequences))
     rows = [StepRow(each.sequence_id, each.num_tokens, [UNKNOWN_TOKEN], True) for each in sequences]
     return wait_first, runner.launch(StepBatch(rows=rows, is_projected=True))
@@ -108,7 +108,7 @@ def test_no_launch_waits_for_the_device(directory: Path, cuda_graphs: bool) -> N
 def test_tokens_are_those_of_steps_one_after_the_other(directory: Path, cuda_graphs: bool) -> None:
     found = []
     for overlaps in (False, True):
-        # So that rows of texts that have ended change nothing of the others' numbers.
+        # Batch-invariant, so that rows of ended sequences do not affect the results of others.
         runner = make_runner(directory, cuda_graphs=cuda_graphs, batch_invariant=True)
         kv_cache = KVCacheManager(runner.num_blocks, BLOCK)
         engine = Engine(Scheduler(kv_cache, SchedulerLimits(8, 64)), runner, overlaps=overlaps)

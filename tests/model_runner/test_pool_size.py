@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 
 class FakeMemory:
-    """10 GiB, of which a rehearsal takes one for good and one until it is given back."""
+    """10 GiB, of which a rehearsal takes 1 GiB permanently and 1 GiB until `give_back`."""
 
     def __init__(self, used_bytes: int) -> None:
         self.used = used_bytes

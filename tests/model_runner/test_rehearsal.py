@@ -30,7 +30,9 @@ def test_a_rehearsal_computes_every_row_over_one_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_tiny_model(tmp_path)
-    config = EngineConfig(model_dir=str(tmp_path), dtype="float32", block_size=16, max_num_seqs=4)
+    config = EngineConfig(
+        model_dir=str(tmp_path), dtype="float32", block_size=16, max_num_seqs=4, cpu_kernels="torch"
+    )
     runner = ModelRunner(config)
     seen: list[tuple[StepBatch, ModelOutput]] = []
     run = ModelRunner.run.__get__(runner)
@@ -52,14 +54,16 @@ def test_the_largest_steps_come_after_every_capture_and_are_no_replays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_tiny_model(tmp_path)
-    config = EngineConfig(model_dir=str(tmp_path), dtype="float32", block_size=16, max_num_seqs=4)
+    config = EngineConfig(
+        model_dir=str(tmp_path), dtype="float32", block_size=16, max_num_seqs=4, cpu_kernels="torch"
+    )
     runner = ModelRunner(config)
     captured: list[PagedModel] = []
     computed: list[PagedModel] = []
     monkeypatch.setattr(runner, "_capture_graphs", lambda _, paged_model: captured.append(paged_model))
 
     def run(paged_model: PagedModel, step: StepBatch) -> None:
-        # A capture would give back the memory that this takes, before anybody has measured it.
+        # A later capture would release this step's memory before it is measured.
         assert len(captured) == 2
         computed.append(paged_model)
 
@@ -74,7 +78,9 @@ def test_a_largest_step_that_does_not_fit_is_told_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_cache_bytes: int
 ) -> None:
     make_tiny_model(tmp_path)
-    config = EngineConfig(model_dir=str(tmp_path), dtype="float32", kv_cache_bytes=kv_cache_bytes)
+    config = EngineConfig(
+        model_dir=str(tmp_path), dtype="float32", kv_cache_bytes=kv_cache_bytes, cpu_kernels="torch"
+    )
     runner = ModelRunner(config)
 
     def rehearse(*_: object) -> None:

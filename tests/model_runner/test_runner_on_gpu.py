@@ -25,7 +25,7 @@ BLOCK = 16
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     sizes = {"hidden_size": 96, "head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 2}
-    # Contexts so long that they are read in parts.
+    # Contexts are long enough to be split.
     make_tiny_model(path, max_position_embeddings=2048, **sizes)
     return path
 
@@ -42,7 +42,7 @@ def make_runner(directory: Path, **settings: Any) -> ModelRunner:
 
 
 def random_step(chance: random.Random, runner: ModelRunner) -> StepBatch:
-    """Sequences of any length, the first perhaps long, with drafts or not, drawn or not, in own blocks."""
+    """Random sequences, the first perhaps long, with or without drafts, drawn or greedy, in own blocks."""
     free = list(range(min(400, runner.num_blocks)))
     has_prompts = chance.random() < 0.5
     rows = []
@@ -72,7 +72,7 @@ def random_step(chance: random.Random, runner: ModelRunner) -> StepBatch:
 
 
 def first_logits(runner: ModelRunner, num_steps: int) -> np.ndarray:
-    """Of each row of random steps, those of the first new token."""
+    """The logits of the first new token of each row, for random steps."""
     chance = random.Random(0)
     found = []
     for _ in range(num_steps):
@@ -108,7 +108,7 @@ def test_replayed_steps_draw_what_eager_ones_do(directory: Path, dtype: str) -> 
         chance = random.Random(1)
         results.append([runner.run(random_step(chance, runner)).sampled_token_ids for _ in range(40)])
     agreed = [eager == replayed for eager, replayed in zip(*results, strict=True)]
-    # A product of other tiles may decide a tie the other way.
+    # Products with other tiles may resolve near-ties differently.
     assert sum(agreed) >= 38
 
 
@@ -124,7 +124,7 @@ def test_the_cache_fills_the_share_that_is_asked_for(directory: Path) -> None:
     for step in largest_steps(config, 4096, runner.max_model_len):
         runner.run(step)
     free_bytes, _ = torch.cuda.mem_get_info()
-    # A block, and what allocations are rounded up to.
+    # One block, plus the rounding of allocations.
     assert total_bytes - free_bytes <= wanted_bytes + (32 << 20)
 
 
@@ -136,7 +136,7 @@ def test_a_text_alone_has_the_logits_it_has_in_a_batch(directory: Path, dtype: s
 
 
 def text_logits(runner: ModelRunner, nums_tokens: list[int], num_others: int) -> list[bytes]:
-    """A text's logits at each new token: its tokens in such steps, with so many prompts beside it."""
+    """A text's logits at each new token, computed in steps of these sizes beside other prompts."""
     params = SamplingParams(max_tokens=20, returns_generation_logits=True)
     text = Sequence(99, [7 * n % 90 for n in range(50)], 50, params, 0.0, block_table=[390, 12, 391, 1])
     found = []

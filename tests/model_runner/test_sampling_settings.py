@@ -54,7 +54,7 @@ def step(runner: ModelRunner, sequences: list[Sequence], chunk: int) -> ModelOut
     return output
 
 
-# Ours, and the same for transformers' `generate`.
+# Our parameters, and the equivalent ones for transformers' `generate`.
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
     "repetition": ({"repetition_penalty": 3.0}, {"repetition_penalty": 3.0}),
@@ -74,7 +74,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def bad_words_of(runner: ModelRunner, prompt: list[int]) -> list[list[int]]:
-    """Words of one, two and three ids that the model would write, and one that begins in the prompt."""
+    """Words of one, two and three ids that the model would generate, and one that starts in the prompt."""
     sequence = make_sequence(0, prompt)
     while sequence.num_output_tokens < NEW_TOKENS:
         step(runner, [sequence], 512)
@@ -116,7 +116,7 @@ def test_a_mixed_batch_of_settings_equals_generate(tiny: tuple[ModelRunner, Any]
             pad_token_id=0,
             **theirs,
         )[0, len(prompt) :].tolist()
-        # generate ends with the stop id, the runner does not know of ends.
+        # `generate` ends with the stop id; the runner does not check for stops.
         assert sequence.output_token_ids[: len(expected)] == expected, name
         assert len(expected) == NEW_TOKENS or name == "min_tokens"
     same_as_plain = [

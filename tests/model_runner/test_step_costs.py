@@ -11,9 +11,9 @@ BLOCK = 16
 
 
 class Machine:
-    """Computes steps in known times, but for a while something slows it down.
+    """Computes steps with known durations; for a while something slows it down.
 
-    Another program keeps this one waiting for a core; what slows the core itself costs processor time too.
+    Another program makes this one wait for a core; a slower core increases CPU time too.
     """
 
     def __init__(self, slow_from: int, num_slow: int, is_waiting: bool = False) -> None:
@@ -47,7 +47,7 @@ def measured_by(machine: Machine, monkeypatch: pytest.MonkeyPatch, is_cuda: bool
 def test_a_slow_while_at_the_start_changes_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     undisturbed = Machine(0, 0)
     expected = vars(measured_by(undisturbed, monkeypatch))
-    # As long as two rounds over all steps, wherever it begins.
+    # The disturbance lasts two rounds over all steps, wherever it begins.
     for slow_from in range(undisturbed.num_runs):
         machine = Machine(slow_from, undisturbed.num_runs // 2)
         found = vars(measured_by(machine, monkeypatch))

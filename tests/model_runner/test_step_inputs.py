@@ -21,7 +21,7 @@ LAYOUT = CacheLayout(6, 2, 10, 16, torch.float32, torch.device("cpu"))
 
 
 def row(sequence_id: int, start: int, num_known: int, drafts: tuple[int, ...] = ()) -> LoneRow:
-    """From `start` to the last known token, and drafts; blocks 10 × id, 10 × id + 1, …."""
+    """A row from `start` to the last known token, and drafts; blocks 10 × id, 10 × id + 1, …."""
     return LoneRow(
         sequence_id,
         list(range(num_known)),

@@ -1,4 +1,4 @@
-"""Gemma's logits are transformers', with windows narrower than the prompt and every optional part on."""
+"""Gemma's logits equal those of transformers, with narrow windows and every optional part enabled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARCHITECTURES = ["Gemma2ForCausalLM", "Gemma3ForCausalLM"]
 
 
 def logits_of(directory: Path, prompt: list[int], chunks: list[int], **settings: Any) -> torch.Tensor:
-    """`[len(prompt), vocab_size]`, the prompt computed in chunks of these sizes."""
+    """The logits `[len(prompt), vocab_size]` of a prompt that is computed in chunks of these sizes."""
     values = {"dtype": "float32", "block_size": 16, "max_num_batched_tokens": 512, **settings}
     runner = ModelRunner(EngineConfig(model_dir=str(directory), **values))
     params = SamplingParams(max_tokens=1, returns_context_logits=True)
@@ -70,7 +70,7 @@ def test_chunks_change_no_logit(tmp_path: Path, architecture: str, chunk: int) -
 def test_gemma_3_caps_scores_where_its_configuration_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Transformers reads the key and does not hand it on; its attention is told here."""
+    """Transformers reads the key but does not pass it on, so the test sets it in its attention."""
     model = make_tiny_model(tmp_path, "Gemma3ForCausalLM", attn_logit_softcapping=2.0)
     prompt = prompt_of(50)
     uncapped = transformers_logits(model, prompt)
@@ -81,7 +81,7 @@ def test_gemma_3_caps_scores_where_its_configuration_says_so(
     torch.testing.assert_close(logits_of(tmp_path, prompt, [50]), expected, atol=1e-4, rtol=0)
 
 
-# What each part of the checkpoint changes, so that its equality with transformers says something.
+# Changes to one part each, to show that the part affects the logits.
 PARTS: list[tuple[str, dict[str, Any]]] = [
     ("Gemma2ForCausalLM", {"attn_logit_softcapping": None}),
     ("Gemma2ForCausalLM", {"final_logit_softcapping": None}),
@@ -106,7 +106,7 @@ def test_every_part_shows_in_the_logits(tmp_path: Path, architecture: str, chang
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_bfloat16_logits_are_as_near_float32s_as_transformers(tmp_path: Path, architecture: str) -> None:
-    """Norms of 1 + weight in float32, embeddings scaled by the rounded root: transformers' own rounding."""
+    """Rounding follows transformers: norms of 1 + weight in float32, embeddings scaled by a rounded root."""
     model = make_tiny_model(tmp_path, architecture)
     prompt = prompt_of(80)
     exact = transformers_logits(model, prompt)

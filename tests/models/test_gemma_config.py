@@ -10,7 +10,7 @@ from naiad.config.attention import RopeConfig
 from naiad.config.families.gemma import GemmaConfig
 from naiad.errors import ModelError
 
-# As the published 1B checkpoint says it, and as transformers 5 writes the same.
+# As in the published 1B checkpoint, and as transformers 5 writes the same configuration.
 GEMMA_3: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],
     "attention_bias": False,

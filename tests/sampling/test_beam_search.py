@@ -1,4 +1,4 @@
-"""The rules of beam search, on a model that is a function of the text's last token and length."""
+"""The rules of beam search, with a model that depends only on the text's last token and length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from naiad.sampling.sampler import Sampler
 
 
 def make_table(seed: int, vocab_size: int = 12) -> list[list[float]]:
-    """Log-probabilities of the next token, by the last one."""
+    """The log-probabilities of the next token, indexed by the last one."""
     draw = random.Random(seed)
     rows = [[draw.gauss(0, 2) for _ in range(vocab_size)] for _ in range(vocab_size + 1)]
     return [[value - math.log(sum(map(math.exp, row))) for value in row] for row in rows]
@@ -133,7 +133,7 @@ def test_a_search_without_a_possible_token_ends_with_what_has_ended() -> None:
     [
         ([3, 40, 7, 9, 21], []),
         ([3, 7, 9, 21], [[7, 9], [9, 7], [21, 21]]),
-        # A text that ends with 9 has come to a dead end.
+        # No token can follow 9.
         ([3, 7, 9, 21, 30], [[9, 3], [9, 7], [9, 9], [9, 21], [9, 30]]),
         ([], [[7], [9, 21]]),
     ],
@@ -190,7 +190,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> transformers.PreTrai
 
 
 def test_diversity_prefers_what_continues_worse_beams_and_leaves_scores_alone() -> None:
-    """The first beam's children are the best by far, until the second beam's get more for their place."""
+    """The first beam's children score higher, unless the diversity rate favours those of the second."""
     rows = [[(1, -0.1), (2, -0.2), (3, -0.3)], [(4, -0.1), (5, -0.2), (6, -3.0)]]
     for rate, expected in ((0.0, [0, 0]), (0.9, [0, 0]), (1.05, [1, 0]), (9.0, [1, 1])):
         beams = BeamSearch(BeamRules(width=2, max_tokens=9, length_penalty=0.0, diversity_rate=rate))

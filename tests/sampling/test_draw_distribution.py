@@ -25,7 +25,7 @@ def sample(logits: Tensor, rows: list[TextRow]) -> dict[int, int]:
 def exact_probabilities(
     logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor:
-    """By the definitions, one token at a time."""
+    """Computed from the definitions, one token at a time."""
     probabilities = torch.softmax(logits.double() / temperature, 0)
     order = torch.argsort(probabilities, descending=True).tolist()
     kept = order[:top_k] if top_k else order
@@ -152,7 +152,7 @@ def test_draws_from_a_large_vocabulary_follow_the_exact_distribution(top_k: int,
     counts = torch.bincount(torch.tensor(list(drawn.values())), minlength=600)
     expected = exact_probabilities(logits, 0.9, top_k, top_p)
     assert counts[expected == 0].sum() == 0
-    # The many improbable tokens count as one.
+    # The improbable tokens are pooled.
     observed = [*counts[places].tolist(), int(counts.sum() - counts[places].sum())]
     wanted = [*expected[places].tolist(), float(1 - expected[places].sum())]
     cells = [(o, w * num_draws) for o, w in zip(observed, wanted, strict=True) if w > 1e-9]

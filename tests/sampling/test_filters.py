@@ -25,7 +25,7 @@ SETTINGS = list(
 
 
 def theirs(logits: Tensor, params: SamplingParams) -> Tensor:
-    """[vocab_size] bool: what transformers keeps, in float64."""
+    """[vocab_size] bool: the tokens that transformers keeps, computed in float64."""
     processors = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
     if params.top_k:
         processors.append(TopKLogitsWarper(params.top_k))
@@ -37,7 +37,7 @@ def theirs(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def ours(logits: Tensor, params: list[SamplingParams], width: int) -> tuple[Tensor, Tensor]:
-    """What is kept of each row, [num_rows, vocab_size] bool, and whether that is final, [num_rows]."""
+    """The tokens that each row keeps, [num_rows, vocab_size] bool, and whether that is final, [num_rows]."""
     temperature = torch.tensor([[p.temperature] for p in params], dtype=torch.float64)
     scaled = (logits.double() - logits.double().amax(1, keepdim=True)) / temperature
     values = scaled.sort(dim=1, descending=True).values[:, :width]
@@ -70,7 +70,7 @@ def test_a_final_set_of_the_best_tokens_is_that_of_the_whole_row() -> None:
     logits = torch.randn(len(params), VOCAB_SIZE, generator=torch.Generator().manual_seed(7)) * 3
     logits = (logits * 2).round() / 2
     logits[::3, 100:] = float("-inf")
-    # Ties with the k-th that go on beyond the best.
+    # Ties with the k-th token that continue beyond the candidates.
     logits[1::3, 60:] = -6.0
     expected, _ = ours(logits, params, VOCAB_SIZE)
     kept, is_final = ours(logits, params, 240)

@@ -27,7 +27,7 @@ def apply(logits: Tensor, rows: list[TextRow]) -> Tensor:
 
 
 def theirs(row: TextRow, logits: Tensor) -> Tensor:
-    """[vocab_size] after transformers' processors, in the order of its `generate`."""
+    """[vocab_size] logits after transformers' processors, in the order of its `generate`."""
     params = row.params
     processors: list[Any] = []
     if params.logit_bias:
@@ -55,9 +55,9 @@ SETTINGS: list[dict[str, Any]] = [
     {"repetition_penalty": 0.7},
     {"logit_bias": ((3, 2.5), (29, -7.0), (0, 100.0))},
     {"bad_words": ((7,), (29,))},
-    # The known tokens end with the first two's beginnings; the third begins in the prompt.
+    # The known tokens end with the first ids of the first two words; the third word starts in the prompt.
     {"bad_words": ((6, 7), (5, 6, 8), (9, 3, 1, 5, 6, 11), (5, 12), (2,), (6, 5, 13))},
-    # Longer than what is known.
+    # Longer than the known tokens.
     {"bad_words": ((0,) * 20, (*range(9), 1, 2, 2, 9, 3, 1, 5, 6, 14))},
     {"min_tokens": 5, "stop_token_ids": STOP_IDS},
     {"min_tokens": 4, "stop_token_ids": STOP_IDS},

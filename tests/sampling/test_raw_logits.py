@@ -13,7 +13,7 @@ VOCAB_SIZE = 700
 
 
 def random_logits(num_rows: int) -> Tensor:
-    """With ties, as low precision makes them, and zeros of both signs."""
+    """Random logits with ties, as from low precision, and zeros of both signs."""
     logits = torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 3
     return (logits * 4).round() / 4
 
@@ -23,7 +23,7 @@ def sample(logits: Tensor, rows: list[TextRow]) -> ModelOutput:
 
 
 def in_order(row: Tensor) -> list[int]:
-    """All ids, best first, the lower first of equal ones."""
+    """All ids, best first; among ties the lower id comes first."""
     return sorted(range(len(row)), key=lambda token_id: (-float(row[token_id]), token_id))
 
 

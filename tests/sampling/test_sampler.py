@@ -40,7 +40,7 @@ MIXED_PARAMS: list[dict[str, Any]] = [
 
 def mixed_batch(num_rows: int) -> tuple[Tensor, list[TextRow]]:
     logits = torch.randn(num_rows, 1500, generator=torch.Generator().manual_seed(1)) * 3
-    # Ties, as low precision makes them.
+    # Ties, as from low precision.
     logits = (logits * 4).round() / 4
     rows = [
         make_row(n, prompt=[n, n, 7], output=[3, n, 3], seed=n, **MIXED_PARAMS[n % len(MIXED_PARAMS)])

@@ -1,4 +1,4 @@
-"""Top-n-sigma: what it keeps, and how a client of each frontend asks for it."""
+"""Top-n-sigma: which tokens it keeps, and how clients of each frontend request it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOGITS = [0.0, 1.0, 2.0, 3.0, 10.0]
 
 
 def kept(logits: list[float], **params: float) -> list[int]:
-    """The ids that are possible afterwards."""
+    """The ids that remain possible."""
     changed = torch.tensor([logits])
     apply_processors(LOGITS_PROCESSORS, changed, [make_row(**params)])
     return changed[0].isfinite().nonzero().flatten().tolist()  # type: ignore[no-any-return]
@@ -86,7 +86,7 @@ WAYS = ("llm", "llm's parameter", "text", "text's parameter", "vLLM's key", "vLL
 
 
 def asked(way: str, value: float, tokenizer: Tokenizer) -> SamplingParams:
-    """The parameters of a row whose client sends this value."""
+    """The sampling parameters of a row whose client sends this value."""
     tensor = np.array([[value]], dtype=np.float32)
     texts = {"text_input": np.array([[b"Hi"]], dtype=np.object_), "max_tokens": np.array([[4]])}
     text = TextRequestReader(PromptEncoder(tokenizer, LIMITS.max_model_len, LIMITS.vocab_size))

@@ -1,4 +1,4 @@
-"""What comes out with drafts: the law of the next three tokens, and the very tokens of each seed.
+"""Drafts change neither the distribution of the next three tokens nor the tokens of any seed.
 
 The model is a table: the logits of the next token depend on the last two tokens.
 """
@@ -56,7 +56,7 @@ def good(text: list[int], number: int) -> list[int]:
 
 
 def bad(text: list[int], number: int) -> list[int]:
-    """Any tokens, as many as it likes."""
+    """Arbitrary tokens, of arbitrary number."""
     return [(7 * number + 3 * len(text) + place) % VOCAB_SIZE for place in range(number % (NUM_TOKENS + 1))]
 
 
@@ -74,7 +74,7 @@ Verify = Callable[..., ModelOutput]
 
 
 def one_by_one(drafts: Drafts) -> Propose:
-    """Drafts of each text by itself."""
+    """Drafts for each text independently."""
 
     def propose(sequences: list[Sequence], num_tokens: list[int]) -> list[list[int]]:
         return [
@@ -86,7 +86,7 @@ def one_by_one(drafts: Drafts) -> Propose:
 
 
 class TableModel:
-    """A draft model that is a table like the target, with other numbers in it."""
+    """A draft model that is a table like the target, with different numbers."""
 
     def __init__(self) -> None:
         noise = np.random.default_rng(9).normal(0, 0.7, TABLE.shape)
@@ -115,7 +115,7 @@ class TableModel:
 
 
 def by_a_model(sequences: list[Sequence], num_tokens: list[int]) -> list[list[int]]:
-    """What a draft model samples with the same noise."""
+    """The tokens that a draft model samples with the same noise."""
     kv_cache = KVCacheManager(len(sequences), 16)
     for sequence in sequences:
         sequence.block_table.clear()
@@ -128,7 +128,7 @@ NAMES = ["good", "bad", "adversarial", "by_a_model"]
 
 
 def accept_everything(rows: list[StepRow], views: list[list[RowState]], sampled: Any) -> ModelOutput:
-    """A wrong rule: a draft that is possible at all is accepted."""
+    """A wrong rule, which accepts every possible draft token."""
     output = ModelOutput({})
     for row, row_views in zip(rows, views, strict=True):
         last = sampled.sampled_token_ids[row_views[-1].sequence_id]
@@ -174,7 +174,7 @@ def generate(
 
 
 def exact_law(settings: dict[str, Any]) -> dict[tuple[int, ...], float]:
-    """By the definitions: processors, temperature, top-k, top-p, min-p, one token after the other."""
+    """Computed from the definitions: processors, temperature, top-k, top-p, min-p, token by token."""
     law = {(): 1.0}
     for _ in range(NUM_TOKENS):
         longer: dict[tuple[int, ...], float] = {}
@@ -206,7 +206,7 @@ def next_law(tokens: tuple[int, ...], settings: dict[str, Any], table: torch.Ten
 def p_value(drawn: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
     counts = Counter(drawn)
     assert counts.keys() <= law.keys(), "a text that is not possible"
-    # Texts that are too rare for the test stand together.
+    # Texts that are too rare for the test are pooled.
     common = [text for text in law if law[text] * len(drawn) >= 10]
     rest = max(0.0, 1 - sum(law[text] for text in common)) * len(drawn)
     observed = [counts[text] for text in common]
@@ -249,7 +249,7 @@ def test_each_seed_gives_the_tokens_that_it_gives_without_drafts(
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_a_model_and_the_target_agree_as_often_as_shared_noise_lets_them(settings: dict[str, Any]) -> None:
-    """At least (1 - d) / (1 + d) of first drafts, d the total variation distance of the two."""
+    """At least (1 - d) / (1 + d) of first drafts agree, where d is the total variation distance."""
     sequences = [
         Sequence(
             number, list(PROMPT), len(PROMPT), SamplingParams(max_tokens=9, seed=number, **settings), 0.0

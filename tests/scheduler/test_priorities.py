@@ -25,7 +25,7 @@ def test_smaller_priority_takes_a_slot_and_the_other_comes_back_through_its_own_
     assert desk.step() == [(2, 2)]
     assert slow.status is SequenceStatus.WAITING
     desk.scheduler.remove(urgent)
-    # 9 prompt tokens and one more: two blocks of four are still there.
+    # 9 prompt tokens and one more: two blocks of four tokens are still cached.
     assert desk.step() == [(1, 2)]
 
 
@@ -66,7 +66,7 @@ def test_aging_lets_the_low_priority_pass_those_who_come_too_late() -> None:
         desk.step()
         served += desk.running()
         desk.scheduler.remove(desk.scheduler.running[0])
-    # One unit is worth 2.5 s: those that came 1 and 2 s later overtake it, the next do not.
+    # One unit is worth 2.5 s: sequences that arrive 1 and 2 s later overtake it, the next do not.
     assert served.index(low.sequence_id) == 2
 
 
@@ -97,7 +97,7 @@ def test_one_that_was_preempted_comes_back_when_the_others_have_a_block_to_spare
     assert desk.running() == [1, 2]
     desk.step()
     desk.scheduler.remove(first)
-    # Two blocks are free and it needs two, but then the second could not go on.
+    # Two blocks are free and it needs two, but then the second sequence could not advance.
     desk.step()
     assert desk.running() == [2]
     desk.scheduler.remove(second)

@@ -28,7 +28,7 @@ def add(scheduler: Scheduler, sequence_id: int, num_tokens: int) -> Sequence:
 
 
 def step(scheduler: Scheduler) -> StepBatch:
-    """Schedule and book a step in which every sampled token is 7."""
+    """Schedule a step and update with the result that every sampled token is 7."""
     step = scheduler.schedule()
     check_invariants(scheduler, step)
     sampled = {row.sequence_id: [7] for row in step.rows if row.samples}
@@ -58,7 +58,7 @@ def test_single_tokens_come_before_a_long_prompt() -> None:
     add(scheduler, 2, 2)
     for _ in range(3):
         step(scheduler)
-    # 1 has two tokens left and leaves room for 2.
+    # Sequence 1 has two tokens left and leaves room for sequence 2.
     assert shape(step(scheduler)) == [(1, 2, True), (2, 2, True)]
     add(scheduler, 3, 20)
     assert shape(step(scheduler)) == [(1, 1, True), (2, 1, True), (3, 4, False)]

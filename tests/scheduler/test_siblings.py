@@ -56,7 +56,7 @@ def test_a_sibling_waits_for_what_its_donor_has_from_the_step_that_is_being_made
     desk.scheduler._preempt(first)
     desk.scheduler.limits = SchedulerLimits(8, 32)
     desk.step()
-    # What it had is still cached; the copy of its last block must not come before it is computed.
+    # The donor's blocks are still cached; its last block must not be copied before it is computed.
     assert sibling.num_computed_tokens == 0
     batch = desk.scheduler.schedule()
     assert batch.block_copies == [[(first.block_table[1], sibling.block_table[1])]]

@@ -18,7 +18,7 @@ def test_a_chunk_late_in_a_prompt_is_smaller() -> None:
     sizes = [StepBudget(limits).take(start, 10_000) for start in (0, 1_000, 2_000, 6_000)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] == 128
-    # A token there costs twice as much.
+    # At this position a token costs twice as much.
     assert 64 <= sizes[2] <= 66
 
 
@@ -52,14 +52,14 @@ def test_a_step_costs_no_more_than_its_budget() -> None:
             tokens += given
             if num_missing > 1:
                 num_chunks += 1
-                # What its least size makes the first chunk cost too much is not held against it.
+                # The first chunk may exceed the cost if it has the minimum size.
                 is_least = num_chunks == 1 and given == min(MIN_CHUNK_TOKENS, num_missing)
                 context_cost = limits.context_cost * given * (start + given / 2)
                 cost += given if is_least else given + context_cost
             else:
                 cost += 1
         assert tokens <= limits.max_num_batched_tokens
-        # One token may be begun with less than its cost left.
+        # The last token may cost more than what is left.
         whole = limits.max_num_batched_tokens * (1 + limits.context_cost * limits.max_num_batched_tokens / 2)
         assert cost <= whole + 1 + limits.context_cost * 3_000
 
@@ -67,7 +67,7 @@ def test_a_step_costs_no_more_than_its_budget() -> None:
 def test_drafts_late_in_a_text_cost_more_and_leave_no_debt() -> None:
     limits = SchedulerLimits(8, 128, context_cost=1 / 2000)
     budget = StepBudget(limits)
-    # The whole step's cost is that of 132 tokens without context; there a token costs twice as much.
+    # A whole step costs as much as 132 tokens without context; at this position a token costs twice as much.
     assert budget.take_drafts(2_000, 20) == 20
     assert budget.num_drafts_left == 132 - 40
     assert StepBudget(limits).take_drafts(20_000, 100) == 12

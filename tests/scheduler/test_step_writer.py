@@ -1,4 +1,4 @@
-"""What a step tells the model runner: everything once, and again only after a preemption."""
+"""Data sent to the model runner: everything once, and again only after a preemption."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_parameters_come_once_and_blocks_when_they_are_new() -> None:
     assert batches[0].admissions == [Admission(1, sequence.params, 6)]
     assert [batch.admissions for batch in batches[1:]] == [[]] * 3
     changes = [batch.rows[0].block_changes for batch in batches]
-    # The prompt fills a block and a half; the third block comes with the ninth token.
+    # The prompt fills a block and a half; the third block is added with the ninth token.
     assert [[change.first for change in each] for each in changes] == [[0], [], [], [2]]
     assert [row.token_ids for batch in batches[1:] for row in batch.rows] == [[7]] * 3
 

@@ -33,7 +33,7 @@ def test_who_comes_beside_a_flood_runs_in_the_next_step_and_the_flood_waits_for_
     desk.step()
     desk.add(num_tokens=6, salt="quiet")
     assert desk.step() == [(9, 6)]
-    # The fourth has lost its slot.
+    # The fourth sequence has lost its slot.
     assert [row[0] for row in desk.step()] == [1, 2, 3, 9]
 
 
@@ -139,7 +139,7 @@ def test_tenants_that_always_come_new_do_not_starve_one_that_is_ahead() -> None:
             if sequence is not again:
                 desk.scheduler.remove(sequence)
         num_steps += 1
-    # 58 tokens ahead of the other: so many for each of five or six tenants, eight in a step.
+    # It is 58 tokens ahead: these are computed for each of five or six tenants, eight tokens per step.
     assert num_steps < 60 * 6 / 8
 
 
@@ -149,10 +149,10 @@ def test_debts_are_forgotten_when_they_are_paid() -> None:
     desk.add(salt="light")
     desk.step()
     desk.scheduler.remove(ahead)
-    assert desk.scheduler.tenants.num_debts == 1
+    assert len(desk.scheduler.tenants._debts) == 1
     for _ in range(60):
         desk.step()
-    assert desk.scheduler.tenants.num_debts == 0
+    assert len(desk.scheduler.tenants._debts) == 0
 
 
 def test_blocks_are_taken_from_the_tenant_that_has_more_than_its_share() -> None:
@@ -195,7 +195,7 @@ def test_who_was_preempted_gets_its_spare_blocks_from_a_tenant_above_its_share()
     for num_tokens in (2, 2, 2, 14):
         desk.add(num_tokens=num_tokens, salt="flood")
     desk.step()
-    # Four blocks are free: enough for its three, but not for one more for each that runs.
+    # Four blocks are free: enough for its three, but not for one spare block per running sequence too.
     desk.add(num_tokens=10, salt="quiet").num_preemptions = 1
     desk.step()
     assert desk.running() == [1, 2, 3, 5]

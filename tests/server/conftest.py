@@ -9,13 +9,13 @@ from helpers.preset_server import add_excluding, add_padded, write_presets
 from helpers.server import Leaving, Server, running, start_server
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
-# 130,000 tokens of a tiny model.
+# Room for 130,000 tokens of a tiny model.
 ROOMY = "64000000"
 
 
 @pytest.fixture(scope="session")
 def leaving() -> Iterator[Leaving]:
-    """Takes the servers whose tests are over."""
+    """Stops the servers whose tests are over."""
     servers = Leaving()
     yield servers
     servers.check()
@@ -23,7 +23,7 @@ def leaving() -> Iterator[Leaving]:
 
 @pytest.fixture(scope="session")
 def server(default_model_dir: Path, leaving: Leaving) -> Iterator[Server]:
-    """The default model in float32, shared by the tests that leave it as they found it."""
+    """The default model in float32, shared by the tests that do not change its state."""
     measured = ("--max-num-batched-tokens", "0")
     started = start_server(default_model_dir, "--dtype", "float32", "--max-model-len", "2048", *measured)
     yield started
@@ -32,13 +32,13 @@ def server(default_model_dir: Path, leaving: Leaving) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random checkpoint, which nobody changes. Its window is long, so that a text need not end."""
+    """A tiny random checkpoint, which no test changes. Its window is long, so that a text need not end."""
     return tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint", window=32_768)
 
 
 @pytest.fixture(scope="session")
 def tiny(tiny_dir: Path, leaving: Leaving) -> Iterator[Server]:
-    """A tiny model in float32, shared by the tests that leave it as they found it and ask for no language."""
+    """A tiny model in float32, shared by tests that do not change its state and need no sensible text."""
     create_repository(tiny_dir.parent / "repository", tiny_dir, "--kv-cache-bytes", ROOMY)
     with running(leaving, tiny_dir.parent / "repository") as server:
         yield server

@@ -19,7 +19,7 @@ OTHER = "The quick brown"
 MAX_TOKENS = 10
 # They end some beams early.
 STOP_IDS = (42, 128)
-# Of a search: fields of `ensemble`, which are those of `llm` but for the penalty's name.
+# Searches by the field names of `ensemble`; those of `llm` differ only in the penalty's name.
 SEARCHES: list[dict[str, Any]] = [
     {"beam_width": 4},
     {"beam_width": 3, "length_penalty": 1.0, "early_stopping": False},
@@ -34,7 +34,7 @@ def tokenizer(tiny_dir: Path) -> Any:
 
 
 class Oracle:
-    """What `transformers` finds; each search is made once."""
+    """The results of `transformers`; each search is run once."""
 
     def __init__(self, model_dir: Path, tokenizer: Any) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
@@ -42,7 +42,7 @@ class Oracle:
         self._found: dict[str, tuple[list[list[int]], list[float]]] = {}
 
     def search(self, prompt: str, search: dict[str, Any]) -> tuple[list[list[int]], list[float]]:
-        """New ids without the one that ended the text, and the score, of each beam."""
+        """The new ids of each beam, without the one that ended the text, and the scores."""
         key = prompt + json.dumps(search)
         if key not in self._found:
             self._found[key] = self._search(self._tokenizer.encode(prompt), search)
@@ -85,7 +85,7 @@ def text_of(tokenizer: Any, ids: list[int]) -> str:
 
 
 def beams_of(response: dict[str, Any]) -> list[list[int]]:
-    """The ids of each beam; what follows them is padding."""
+    """The ids of each beam, without padding."""
     rows, lengths = response["output_ids"][0].tolist(), response["sequence_length"][0].tolist()
     for row, length in zip(rows, lengths, strict=True):
         assert set(row[length:]) <= {-1}
@@ -98,7 +98,7 @@ def only_response(outcome: Outcome) -> dict[str, Any]:
 
 
 def direct(prompt: list[int], **more: Any) -> dict[str, Any]:
-    """Inputs of `llm`, where the penalty has another name."""
+    """Inputs of `llm`, which has another name for the penalty."""
     if "length_penalty" in more:
         more["len_penalty"] = more.pop("length_penalty")
     more = {"streaming": False, "stop_token_ids": list(STOP_IDS), **more}
@@ -140,7 +140,7 @@ def test_texts_and_scores_of_the_ensemble(
 
 
 def test_log_probs_add_up_to_the_score(tiny: Server, tokenizer: Any) -> None:
-    """Without a penalty, and where no end-of-text id is part of the score."""
+    """Without a penalty, and without an end-of-text id that would be part of the score."""
     more = {"beam_width": 3, "return_log_probs": True, "ignore_eos": True, "stop_token_ids": []}
     response = only_response(ask(tiny.grpc, "llm", direct(tokenizer.encode(PROMPT), **more)))
     sums = response["output_log_probs"].sum(axis=2)
@@ -205,7 +205,7 @@ def test_two_rows(tiny: Server, oracle: Oracle, tokenizer: Any, model: str) -> N
 
 
 def stacked(values: list[Any]) -> Any:
-    """One tensor [B, …] of each row's value."""
+    """Stack the rows' values into one tensor [B, …]."""
     first = values[0][0] if isinstance(values[0], list) else values[0]
     if isinstance(first, str):
         return np.array([[value.encode()] for value in values], dtype=np.object_)
@@ -257,10 +257,11 @@ def num_steps(tiny: Server) -> float:
 def test_a_client_that_goes_away_ends_the_search(tiny: Server, tokenizer: Any, model: str) -> None:
     more = {"beam_width": 4, "ignore_eos": True, "early_stopping": False}
     inputs = direct(tokenizer.encode(PROMPT)) if model == "llm" else texts()
-    inputs |= more | {"request_output_len" if model == "llm" else "max_tokens": 1500}
+    inputs |= more | {"request_output_len" if model == "llm" else "max_tokens": 4000}
     eventually(lambda: is_idle(tiny))
+    before = num_steps(tiny)
     stream = Stream(tiny.grpc, model, inputs)
-    eventually(lambda: tiny.used_blocks() > 0)
+    eventually(lambda: num_steps(tiny) > before + 5)
     stream.cancel()
     eventually(lambda: is_idle(tiny))
     stream.join()
@@ -280,10 +281,10 @@ def test_stop_and_deadline_give_the_beams_so_far(tiny: Server, tokenizer: Any, m
     ends = {b"cancelled": stream.join(), b"timeout": ask(tiny.grpc, model, inputs, timeout=500_000)}
     for reason, outcome in ends.items():
         assert (outcome.errors, outcome.num_finals) == ([], 1)
-        told = [response for response in outcome.responses if "finish_reason" in response]
-        assert [response["finish_reason"].item() for response in told] == [reason]
+        finals = [response for response in outcome.responses if "finish_reason" in response]
+        assert [response["finish_reason"].item() for response in finals] == [reason]
         if model == "llm":
-            assert told[0]["output_ids"].shape[:2] == (1, 4)
+            assert finals[0]["output_ids"].shape[:2] == (1, 4)
         else:
-            assert told[0]["text_output"].shape == (4,)
+            assert finals[0]["text_output"].shape == (4,)
     eventually(lambda: is_idle(tiny))

@@ -1,4 +1,4 @@
-"""Requests as the HTTP clients of benchmarks and gateways send them, which were written for the reference."""
+"""Requests of HTTP benchmarks and gateways that were written for TensorRT-LLM's backend."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from helpers.raw_grpc import ask, llm_inputs, text_inputs
 from helpers.server import Server
 
 PROMPT = "The capital of France is"
-NUM_TOKENS = 12
+# So many that they cannot all have been merged into one event.
+NUM_TOKENS = 300
 
-# By who sends them: vLLM's benchmark and TensorRT-LLM's own copy of it, SGLang's.
+# Fields by sender: vLLM's benchmark and TensorRT-LLM's copy of it, and SGLang's.
 BENCHMARKS: dict[str, dict[str, Any]] = {
     "vllm": {"temperature": 0.0, "top_p": 1.0},
     "vllm, ignoring the end": {"temperature": 0.0, "top_p": 1.0, "min_length": NUM_TOKENS},

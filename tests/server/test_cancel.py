@@ -1,4 +1,4 @@
-"""A client that goes away gets its blocks back into the pool, in every state and by every door."""
+"""When a client goes away, its blocks return to the pool, in every state and at every frontend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = [5 + i % 300 for i in range(1900)]
 
 @pytest.fixture(autouse=True)
 def idle(tiny: Server) -> None:
-    """Blocks that are in use are then a test's own."""
+    """Wait until no blocks are used, so that those used later are the test's own."""
     free_again(tiny)
 
 
@@ -72,7 +72,7 @@ def test_http_disconnect(tiny: Server, model: str) -> None:
 
 @pytest.mark.parametrize("asked", ["llm", "text"])
 def test_stop_by_request_id_ends_with_cancelled_and_no_error(tiny: Server, asked: str) -> None:
-    """It reaches what came by any door of the engine."""
+    """It reaches requests of all frontends of the engine."""
     inputs = text_inputs("Once upon a time", ENDLESS, ignore_eos=True, return_finish_reason=True)
     streams = [Stream(tiny.grpc, model, inputs, request_id="stop-me") for model in ("ensemble", "text")]
     other = Stream(tiny.grpc, "ensemble", text_inputs("Two", 40, ignore_eos=True), request_id="not-me")
@@ -90,7 +90,7 @@ def test_stop_by_request_id_ends_with_cancelled_and_no_error(tiny: Server, asked
 
 
 def test_a_hundred_cancels_in_a_row(tiny: Server) -> None:
-    """The wait printed holds the step that was running and the gauge's period of 50 ms."""
+    """The printed wait includes the running step and the gauge's period of 50 ms."""
     draw = random.Random(7)
     waits_s = []
     num_before = tiny.num_aborted()
@@ -100,7 +100,7 @@ def test_a_hundred_cancels_in_a_row(tiny: Server) -> None:
         inputs = llm_inputs(prompt, ENDLESS) if model == "llm" else text_inputs("Tell me", ENDLESS)
         stream = Stream(tiny.grpc, model, inputs | {"ignore_eos": True})
         eventually(lambda: tiny.used_blocks() > 0)
-        # In any moment of a step.
+        # At a random moment of a step.
         time.sleep(draw.uniform(0, 0.02))
         stream.cancel()
         waits_s.append(free_again(tiny))
@@ -136,7 +136,7 @@ def test_acknowledging_guessed_sequences_cancels_nobody(tiny: Server) -> None:
     assert (outcome.errors, outcome.num_finals) == ([], 1)
     assert outcome.responses[-1]["finish_reason"].item() == b"cancelled"
     undisturbed = ask(tiny.grpc, "ensemble", text_inputs("Once upon a time", 100, ignore_eos=True)).text
-    # Either may end within a character.
+    # Both texts may end inside a character.
     shorter, longer = sorted((outcome.text.rstrip("\ufffd"), undisturbed.rstrip("\ufffd")), key=len)
     assert shorter
     assert longer.startswith(shorter)
@@ -144,7 +144,7 @@ def test_acknowledging_guessed_sequences_cancels_nobody(tiny: Server) -> None:
 
 
 def test_cancel_in_a_crowd_of_silent_clients(tiny: Server) -> None:
-    """Half of them hold blocks, the others wait; none gets a token before its end."""
+    """Half of the clients hold blocks, the others wait; none gets a token before its request ends."""
     inputs = text_inputs("Once upon a time", ENDLESS, stream=False, ignore_eos=True)
     crowd = [Stream(tiny.grpc, "ensemble", inputs) for _ in range(64)]
     eventually(lambda: tiny.metric("nv_trt_llm_request_metrics", request_type="active") == 64, 30)

@@ -1,4 +1,4 @@
-"""A client that goes away while its prompt is computed, which takes the default model a while."""
+"""A client goes away while its prompt is computed, which takes the default model a while."""
 
 from __future__ import annotations
 

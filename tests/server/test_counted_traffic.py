@@ -1,4 +1,4 @@
-"""After many different requests at once, every counter says what the clients have seen."""
+"""After many different concurrent requests, every counter has the value that the clients have counted."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from helpers.server import Leaving, Server, eventually, reached, running, settle
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
 KINDS = ("length", "stop", "string", "refused", "cancelled", "timeout", "beams")
-WISHES = {"return_finish_reason": True, "return_num_output_tokens": True, "return_num_input_tokens": True}
+REQUESTED = {"return_finish_reason": True, "return_num_output_tokens": True, "return_num_input_tokens": True}
 REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "timeout": "timeout"}
 Metrics = Counter[tuple[str, str, str]]
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
-    """Few slots and a short queue, so that requests wait, lose their slot and are refused."""
+    """A server with few slots and a short queue, so that requests wait, lose their slots or are refused."""
     folder = tmp_path_factory.mktemp("counted_traffic")
     limits = ("--max-num-seqs", "8", "--max-queued-requests", "24")
     create_repository(folder / "repository", tiny_checkpoint(folder / "checkpoint"), *limits)
@@ -46,7 +46,7 @@ class Asked:
 
     @property
     def label(self) -> str:
-        """Of its metrics."""
+        """The model label of its metrics."""
         return "text" if self.model == "text" else "llm"
 
 
@@ -61,7 +61,7 @@ def draw(number: int) -> Asked:
     else:
         inputs = text_inputs("The quick brown fox " * rng.randrange(1, 20), num_tokens)
         inputs["stream"] = kind != "beams" and rng.random() < 0.5
-    fields: dict[str, Any] = WISHES | {"num_return_sequences": num_sequences, "ignore_eos": kind != "stop"}
+    fields: dict[str, Any] = REQUESTED | {"num_return_sequences": num_sequences, "ignore_eos": kind != "stop"}
     fields["seed"] = np.array([[number]], dtype=np.uint64)
     if kind == "beams":
         fields |= {"beam_width": num_sequences + 1, "num_return_sequences": num_sequences + 1}
@@ -106,7 +106,7 @@ def seen(asked: Asked, outcome: Outcome) -> Metrics:
     num_prompt_tokens = int(outcome.responses[0]["num_input_tokens"].item())
     for index, reason in reasons.items():
         found["vllm:request_success_total", label, REASONS[reason]] += 1
-        # Who ended before the first token has nothing to observe.
+        # A sequence that ended before its first token is not observed.
         if tokens[index] or reason in ("stop", "length"):
             observe(found, label, num_prompt_tokens, tokens[index])
             if index == 0:
@@ -131,7 +131,7 @@ def observe(found: Metrics, label: str, num_prompt_tokens: int, num_output_token
 
 
 def metrics_of(server: Server) -> Metrics:
-    """The same of the metrics port, when nobody writes any more."""
+    """The values on the metrics port, once they no longer change."""
     return settled(lambda: metrics_now(server))
 
 
@@ -163,18 +163,18 @@ def test_counters_are_the_clients_counts(tiny: Server, num_requests: int) -> Non
     for asked, outcome in done:
         expected.update(seen(asked, outcome))
 
-    def told() -> Metrics:
+    def reported() -> Metrics:
         now = metrics_now(tiny)
         return Metrics({key: now[key] - before[key] for key in expected})
 
-    assert reached(told, expected) == expected
+    assert reached(reported, expected) == expected
     assert_sums_agree(metrics_of(tiny))
     ends = [key[2] for key, value in expected.items() if key[2] and value]
     assert set(ends) == set(REASONS.values())
     print(Counter(asked.kind for asked, _ in done), dict(expected))
 
 
-def test_clients_that_go_away_count_what_the_engine_had_made(tiny: Server) -> None:
+def test_requests_of_clients_that_go_away_count_the_generated_tokens(tiny: Server) -> None:
     before = metrics_of(tiny)
     streams = [
         Stream(tiny.grpc, "ensemble", text_inputs("The quick", 4000, ignore_eos=True)) for _ in range(8)
@@ -193,7 +193,7 @@ def test_clients_that_go_away_count_what_the_engine_had_made(tiny: Server) -> No
     assert num_seen <= after[key] - before[key] < 8 * 4000
 
 
-def test_counters_go_on_when_the_engine_is_killed(tiny: Server) -> None:
+def test_counters_continue_when_the_engine_is_killed(tiny: Server) -> None:
     stream = Stream(tiny.grpc, "llm", llm_inputs([5, 6, 7], 4000, ignore_eos=True))
     assert stream.got_response.wait(60)
     before = metrics_now(tiny)
@@ -202,11 +202,12 @@ def test_counters_go_on_when_the_engine_is_killed(tiny: Server) -> None:
     assert (len(outcome.errors), outcome.num_finals) == (1, 1)
     ends = ("vllm:request_success_total", "llm", "error")
     eventually(lambda: metrics_now(tiny)[ends] == before[ends] + 1)
-    # Before anybody asks anything the new engine is seen, and no total has fallen.
-    eventually(lambda: tiny.metric("nv_trt_llm_request_metrics", request_type="max") == 8)
+    # Before the next request is answered no total has decreased.
     lost = metrics_of(tiny)
     assert all(lost[key] >= value for key, value in before.items())
     assert lost[ends] == before[ends] + 1
-    assert not ask(tiny.grpc, "llm", llm_inputs([5, 6], 9, ignore_eos=True)).errors
+    # Requests are refused until the new engine is up.
+    eventually(lambda: not ask(tiny.grpc, "llm", llm_inputs([5, 6], 9, ignore_eos=True)).errors)
+    assert tiny.metric("nv_trt_llm_request_metrics", request_type="max") == 8
     key = ("vllm:generation_tokens_total", "llm", "")
     assert reached(lambda: metrics_now(tiny)[key], lost[key] + 9) == lost[key] + 9

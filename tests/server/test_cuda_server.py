@@ -63,12 +63,12 @@ def test_a_cancelled_stream_leaves_no_blocks(cuda_server: Server) -> None:
     eventually(lambda: cuda_server.used_blocks() == 0)
 
 
-def test_no_kernel_was_compiled_while_somebody_waited(cuda_server: Server) -> None:
+def test_no_kernel_was_compiled_while_a_request_waited(cuda_server: Server) -> None:
     ask(cuda_server.grpc, "llm", llm_inputs([9] * 500, 20, ignore_eos=True, runtime_top_k=7))
     assert cuda_server.settled("naiad_late_compiles_total") == 0
 
 
-def test_the_engines_memory_on_the_gpu_is_told(cuda_server: Server) -> None:
+def test_the_engines_memory_on_the_gpu_is_reported(cuda_server: Server) -> None:
     def gpu_bytes() -> float:
         return cuda_server.metric("nv_trt_llm_runtime_memory_metrics", memory_type="gpu")
 

@@ -1,8 +1,9 @@
-"""SIGTERM under load: who comes is refused, who does not finish is told, and nothing stays behind."""
+"""SIGTERM under load: new requests are refused, unfinished ones get an error, and nothing is left behind."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ def story(number: int, is_streaming: bool) -> dict[str, Any]:
 
 
 def refused(server: Server) -> Outcome:
-    """The first refusal; requests that come before the engine hears of the end are served."""
+    """Send requests until one is refused; those that arrive before the engine is notified are served."""
     while True:
         outcome = ask(server.grpc, "ensemble", text_inputs("Hello", 1))
         if outcome.errors:
@@ -60,7 +61,8 @@ def test_signal_under_load(tiny_dir: Path, number: signal.Signals) -> None:
     assert is_early
     for outcome in outcomes:
         assert (outcome.num_finals, len(outcome.errors), outcome.call_error) == (1, 1, "")
-        assert "did not finish in 2 s before the server stopped" in outcome.errors[0]
+        # The signal has taken some of the time.
+        assert re.search(r"did not finish in (2|1\.\d+) s before the server stopped", outcome.errors[0])
     assert answered_s > EXIT_TIMEOUT_S
     eventually(lambda: gone(children))
     assert regions.isdisjoint(os.listdir("/dev/shm"))
@@ -92,6 +94,6 @@ def test_stop_while_requests_keep_coming(tiny_dir: Path) -> None:
     assert code == 0, "\n".join(server.lines[-20:])
     assert "did not finish in 2 s" in stream.join(5).errors[0]
     assert any("shutting down" in outcome.errors[0] for _, outcome in outcomes if outcome.errors)
-    # Once the models are unloaded, the server itself refuses, and without a FINAL.
+    # Once the models are unloaded, the server itself refuses requests, without a FINAL.
     unfinished = [outcome for _, outcome in outcomes if outcome.num_finals != 1]
     assert all(outcome.call_error or "unknown model" in outcome.errors[0] for outcome in unfinished)

@@ -1,4 +1,4 @@
-"""What unstreamed and streamed ids hold of the prompt, and requests of several rows, at `llm` itself."""
+"""Whether unstreamed and streamed ids of `llm` include the prompt, and requests of several rows."""
 
 from __future__ import annotations
 
@@ -20,57 +20,58 @@ WAYS = [
     ("infer", "unary_tensorrt_llm"),
     *((way, model) for way in ("stream", "generate", "generate_stream") for model in LLMS),
 ]
-Wish = bool | None
+Exclude = bool | None
 
 
 @pytest.fixture(scope="module")
 def made(presets: Server) -> list[list[int]]:
-    """The new ids of each prompt, asked for alone."""
+    """The new ids of each prompt, requested alone."""
     ids = [ask(presets.grpc, "llm", llm_inputs(each, 60, ignore_eos=True)).token_ids for each in PROMPTS]
     assert [len(each) for each in ids] == [60, 60]
     return ids
 
 
-def inputs_of(wish: Wish, is_streamed: bool) -> dict[str, Any]:
+def inputs_of(exclude: Exclude, is_streamed: bool) -> dict[str, Any]:
     inputs = llm_inputs(PROMPTS[0], NUM_TOKENS, ignore_eos=True, streaming=is_streamed)
     del inputs["exclude_input_in_output"]
-    return inputs if wish is None else inputs | {"exclude_input_in_output": wish}
+    return inputs if exclude is None else inputs | {"exclude_input_in_output": exclude}
 
 
-def expected(model: str, wish: Wish, made: list[list[int]]) -> list[int]:
-    is_excluded = model == EXCLUDING if wish is None else wish
+def expected(model: str, exclude: Exclude, made: list[list[int]]) -> list[int]:
+    is_excluded = model == EXCLUDING if exclude is None else exclude
     return ([] if is_excluded else PROMPTS[0]) + made[0][:NUM_TOKENS]
 
 
 def flat(output: Any) -> list[int]:
-    """JSON has a single value without a list."""
+    """Flatten an output; in JSON a single value is not a list."""
     return np.array(output).reshape(-1).tolist()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("wish", [None, True, False], ids=["absent", "true", "false"])
+@pytest.mark.parametrize("exclude", [None, True, False], ids=["absent", "true", "false"])
 @pytest.mark.parametrize(("way", "model"), WAYS)
 def test_unstreamed_ids_hold_the_prompt_unless_it_is_excluded(
-    presets: Server, made: list[list[int]], model: str, wish: Wish, way: str
+    presets: Server, made: list[list[int]], model: str, exclude: Exclude, way: str
 ) -> None:
-    inputs = inputs_of(wish, is_streamed=False)
+    inputs = inputs_of(exclude, is_streamed=False)
     if way in ("stream", "infer"):
         answer = {"stream": stream, "infer": infer}[way](presets, model, inputs)
     else:
         status, text = presets.post(f"/v2/models/{model}/{way}", inputs)
         assert status == 200
         answer = json.loads(text.removeprefix("data: "))
-    ids = expected(model, wish, made)
+    ids = expected(model, exclude, made)
     assert flat(answer["output_ids"]) == ids
     assert flat(answer["sequence_length"]) == [len(ids)]
 
 
-@pytest.mark.parametrize("wish", [None, True, False], ids=["absent", "true", "false"])
+@pytest.mark.parametrize("exclude", [None, True, False], ids=["absent", "true", "false"])
 @pytest.mark.parametrize("model", ["llm", EXCLUDING])
 @pytest.mark.parametrize("way", ["stream", "generate_stream"])
 def test_streamed_ids_are_deltas_without_the_prompt(
-    presets: Server, made: list[list[int]], model: str, wish: Wish, way: str
+    presets: Server, made: list[list[int]], model: str, exclude: Exclude, way: str
 ) -> None:
-    inputs = inputs_of(wish, is_streamed=True)
+    # So many that they cannot all have been merged into one chunk.
+    inputs = inputs_of(exclude, is_streamed=True) | {"request_output_len": len(made[0])}
     if way == "stream":
         outcome = ask(presets.grpc, model, inputs)
         assert (outcome.errors, outcome.num_finals) == ([], 1)
@@ -82,11 +83,11 @@ def test_streamed_ids_are_deltas_without_the_prompt(
     assert len(chunks) > 1
     ids = [flat(chunk["output_ids"]) for chunk in chunks]
     assert [flat(chunk["sequence_length"]) for chunk in chunks] == [[len(each)] for each in ids]
-    assert [token_id for each in ids for token_id in each] == made[0][:NUM_TOKENS]
+    assert [token_id for each in ids for token_id in each] == made[0]
 
 
 def rows(max_tokens: tuple[int, int], **more: Any) -> dict[str, Any]:
-    """Both prompts, the shorter one filled up; `more` is said in both rows."""
+    """Inputs with both prompts, the shorter one padded, and with `more` in both rows."""
     width = len(PROMPTS[0])
     ids = np.array([[*each, *[7] * (width - len(each))] for each in PROMPTS], dtype=np.int32)
     each_row = {"ignore_eos": True, "return_finish_reason": True, **more}
@@ -113,7 +114,7 @@ def test_unstreamed_rows_have_a_response_each(
     inputs = rows((60, 3), streaming=False, exclude_input_in_output=is_excluded)
     outcome = ask(presets.grpc, "llm", inputs)
     assert (outcome.errors, outcome.num_finals) == ([], 1)
-    # The short one does not wait for the other.
+    # The short row does not wait for the other one.
     assert [response["batch_index"].item() for response in outcome.responses] == [1, 0]
     for (response,), prompt, ids in zip(by_row(outcome), PROMPTS, (made[0], made[1][:3]), strict=True):
         whole = ids if is_excluded else prompt + ids
@@ -139,11 +140,11 @@ def test_a_single_row_has_no_batch_index(presets: Server) -> None:
 
 
 BAD_ROWS: dict[str, tuple[dict[str, Any], str]] = {
-    "no tokens": ({"request_output_len": [[6], [0]]}, "max_tokens = 0"),
+    "no tokens": ({"request_output_len": [[6], [0]]}, "request_output_len = 0"),
     "longer than sent": ({"input_lengths": [[5], [6]]}, "input_lengths = 6"),
     "unknown id": ({"input_ids": [PROMPTS[0], [291, 4000, 0, 0, 0]]}, "4000"),
     "bad temperature": ({"temperature": [[0.5], [-1.0]]}, "temperature = -1"),
-    "other wishes": ({"exclude_input_in_output": [[True], [False]]}, "exclude_input_in_output differs"),
+    "different flags": ({"exclude_input_in_output": [[True], [False]]}, "exclude_input_in_output differs"),
 }
 
 

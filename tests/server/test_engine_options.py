@@ -1,4 +1,4 @@
-"""Options of the engine take effect: one slot, the shortest prompt first, no cache, a bound in tokens."""
+"""Engine options take effect: one slot, the shortest prompt first, no prefix cache, a limit in tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helpers.served import WAYS, ask_by, served
 from helpers.server import Leaving, Server, eventually, start_server
 
 MAX_QUEUED_TOKENS = 600
-# A prompt token puts a request off by 20 ms; by 100 ms if nothing were set.
+# With this aging each prompt token counts as 20 ms of waiting; with the default it would be 100 ms.
 AGING_MS = 2000
 
 
@@ -31,7 +31,7 @@ def shortest(tiny_dir: Path, leaving: Leaving) -> Iterator[Server]:
 
 
 class Queue:
-    """Requests behind one that holds the only slot until `open`."""
+    """Requests that wait for the only slot, which another request holds until `open`."""
 
     def __init__(self, server: Server, pool: ThreadPoolExecutor) -> None:
         self._started_ns: dict[int, int] = {}
@@ -48,15 +48,15 @@ class Queue:
         return self._server.metric("nv_trt_llm_request_metrics", request_type="waiting")
 
     def open(self) -> list[int]:
-        """The lengths of the prompts, in the order in which they got the slot."""
+        """Free the slot; return the lengths of the prompts in the order in which they got it."""
         self._busy.cancel()
         for each in self._asked:
             each.result()
         return sorted(self._started_ns, key=lambda length: self._started_ns[length])
 
     def _ask(self, way: str, num_prompt_tokens: int, **fields: int) -> None:
-        wishes = {"max_tokens": 3, "ignore_eos": True, "return_perf_metrics": True}
-        answer = served(self._server, way, [7] * num_prompt_tokens, **wishes, **fields)
+        requested = {"max_tokens": 3, "ignore_eos": True, "return_perf_metrics": True}
+        answer = served(self._server, way, [7] * num_prompt_tokens, **requested, **fields)
         self._started_ns[num_prompt_tokens] = answer.end("first_scheduled_time_ns")
 
 
@@ -76,7 +76,7 @@ def test_the_shortest_prompt_goes_first_whatever_its_priority(queue: Queue, way:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_who_has_waited_longer_than_the_aging_says_goes_first(queue: Queue, way: str) -> None:
+def test_a_request_that_has_waited_past_the_aging_time_goes_first(queue: Queue, way: str) -> None:
     queue.add(way, 25)
     time.sleep(1)
     queue.add(way, 5)

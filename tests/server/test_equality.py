@@ -1,6 +1,6 @@
-"""The tokens are transformers' own, whatever else the engine is doing.
+"""The tokens equal those of transformers, whatever else the engine is doing.
 
-A tiny model is asked for most of it: there is as much to get wrong in its tokens as in a large one's.
+Most tests use a tiny model, because its tokens reveal errors as well as a large model's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def crowd_lengths() -> list[int]:
 
 
 PROMPTS = make_prompts(crowd_lengths(), 400)
-PROMPTS_OF_DEFAULT_MODEL = make_prompts([1, 15, 17, 64, 129, 500], 49_000)
+PROMPTS_OF_DEFAULT_MODEL = make_prompts(crowd_lengths(), 49_000)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def reference(tiny_dir: Path) -> PreTrainedModel:
 
 
 def assert_is_transformers_greedy(model: PreTrainedModel, prompt: list[int], served: list[int]) -> None:
-    """By induction: given the prompt and the served prefix, transformers picks each served token."""
+    """Check, by induction, that transformers picks each served token after the served prefix."""
     assert len(served) == NUM_TOKENS
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + served[:-1]]), logits_to_keep=len(served)).logits[0]
@@ -102,7 +102,7 @@ def test_random_arrivals_change_nothing(tiny: Server, served_at_once: list[list[
 def test_forced_preemption_changes_nothing(
     tiny_dir: Path, leaving: Leaving, served_at_once: list[list[int]]
 ) -> None:
-    """8 sequences of up to 7 blocks in a pool of 12."""
+    """Run 8 sequences of up to 7 blocks in a pool of 12."""
     block_bytes = 16 * 2 * 3 * 2 * 10 * 4
     options = ("--dtype", "float32", "--block-size", "16", "--kv-cache-bytes", str(12 * block_bytes))
     chosen = [number for number, prompt in enumerate(PROMPTS) if len(prompt) <= 65][:8]

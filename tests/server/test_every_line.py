@@ -1,4 +1,4 @@
-"""Every line of the compatibility page's tables, sent to a real server."""
+"""Checks every line of the compatibility page's tables on a real server."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from helpers.server import Server
 from naiad.frontend.field import Frontend
 from naiad.frontend.fields import FIELDS, fields_at
 
-# As the tokenizer's errors call its tensors.
+# The names of the tokenizer's tensors in its error messages.
 TEXT_NAMES = {field.name_at(Frontend.TOKENIZER): field.name for field in FIELDS if field.text}
-# `llm` takes parameters in the names of the text level.
+# `llm` takes parameters by the names of the text level.
 LLM_TEXT_NAMES = {field.name_at(Frontend.LLM): field.name for field in FIELDS if field.text}
-# What needs several responses.
+# Inputs that need several responses.
 REFUSED_UNARY = dict.fromkeys(("stream", "streaming"), "Streaming is only supported in decoupled mode.")
 
 
@@ -43,7 +43,7 @@ def by_grpc(server: Server, model: Model, more: dict[str, Any]) -> Outcome:
 
 
 def by_http(server: Server, model: Model, values: dict[str, Any]) -> tuple[int, str]:
-    """As JSON, which has no tensors of several dimensions: a list is a row."""
+    """Send values as JSON, which has no multidimensional tensors: a list is a row."""
     arrays = model.tensors(model.base() | values)
     body = {name: [_json(item) for item in array.reshape(-1).tolist()] for name, array in arrays.items()}
     return server.post(f"/v2/models/{model.name}/generate_stream", body)
@@ -54,13 +54,13 @@ def _json(value: Any) -> Any:
 
 
 def asks_by_http(model: Model, values: dict[str, Any]) -> bool:
-    """Each line of a section goes by gRPC to one model and as JSON, if it fits, to another."""
+    """Whether to use HTTP: each line goes to one model by gRPC and, if possible, to another by HTTP."""
     fits = all(array.ndim == 1 + model.has_rows for array in model.tensors(values).values())
     return fits and (model.name == "text" or not model.is_decoupled)
 
 
 @pytest.mark.parametrize(("model", "row"), cases("refused"))
-def test_what_is_called_refused_is_refused_by_name(presets: Server, model: Model, row: Row) -> None:
+def test_an_input_listed_as_refused_is_refused_by_name(presets: Server, model: Model, row: Row) -> None:
     values = {row.name: row.filled(model.has_rows)}
     expected = f"{TEXT_NAMES.get(row.name, row.name)} is not supported"
     if asks_by_http(model, values):
@@ -76,13 +76,13 @@ def test_what_is_called_refused_is_refused_by_name(presets: Server, model: Model
 @pytest.mark.parametrize(
     ("model", "row"), [case for case in cases("refused") if "means off" in case.values[1].note]
 )
-def test_the_value_that_means_off_is_taken(presets: Server, model: Model, row: Row) -> None:
+def test_the_value_that_means_off_is_accepted(presets: Server, model: Model, row: Row) -> None:
     value = np.zeros_like(row.filled(model.has_rows))
     assert by_grpc(presets, model, {row.name: value}).errors == []
 
 
 @pytest.mark.parametrize(("model", "row"), cases("served"))
-def test_what_is_called_served_is_taken(presets: Server, model: Model, row: Row) -> None:
+def test_an_input_listed_as_served_is_accepted(presets: Server, model: Model, row: Row) -> None:
     values = VALUES.get(row.name, {row.name: 1})
     if row.name == "messages":
         model = Messages(model.name, model.section, model.is_decoupled)
@@ -97,23 +97,23 @@ def test_what_is_called_served_is_taken(presets: Server, model: Model, row: Row)
         assert bool(outcome.responses) == (not error)
 
 
-def wishes(model: Model) -> dict[str, Any]:
+def requested_outputs(model: Model) -> dict[str, Any]:
     return {
         row.name: True for row in model.inputs if row.name.startswith("return_") and row.status == "served"
     }
 
 
-# Outputs that only some requests have → what to send for them.
+# Outputs that only some requests have → the fields that request them.
 OCCASIONS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("sequence_index",), {"num_return_sequences": 2}),
     (("top_log_prob_ids", "top_log_probs"), {"num_log_probs": 2}),
 ]
-# Whether anything is drafted is the engine's own choice.
+# The engine decides whether to draft.
 DRAFTED = {"acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"}
 
 
 def sent(server: Server, model: Model, more: dict[str, Any]) -> dict[str, Any]:
-    """Output → its type, of all responses."""
+    """Output → its dtype, over all responses."""
     outcome = by_grpc(server, model, more)
     assert outcome.errors == []
     return {name: array.dtype for response in outcome.responses for name, array in response.items()}
@@ -123,8 +123,8 @@ def sent(server: Server, model: Model, more: dict[str, Any]) -> dict[str, Any]:
 def test_outputs_have_the_types_of_the_page_and_come_when_asked_for(presets: Server, model: Model) -> None:
     rows = {row.name: row for row in model.rows if row.is_output and row.status == "served"}
     occasional = {name: more for names, more in OCCASIONS for name in names if name in rows}
-    wished = wishes(model)
-    found = sent(presets, model, wished)
+    requested = requested_outputs(model)
+    found = sent(presets, model, requested)
     assert {name: rows[name].dtype for name in found} == found
     internal = {name for name, row in rows.items() if row.note.startswith("internal")}
     always = rows.keys() - occasional.keys() - internal - DRAFTED - {"batch_index"}
@@ -143,10 +143,10 @@ def test_outputs_have_the_types_of_the_page_and_come_when_asked_for(presets: Ser
     "model", [model for model in MODELS if model.section != "ensemble"], ids=lambda model: model.name
 )
 def test_outputs_come_in_the_order_of_the_configuration(presets: Server, model: Model) -> None:
-    """The reference's benchmark reads the first one by its place. Those of an ensemble the server mixes."""
+    """TensorRT-LLM's benchmark reads the first output by position; an ensemble's order is not fixed."""
     with triton.InferenceServerClient(presets.grpc) as client:
         declared = [each.name for each in client.get_model_config(model.name).config.output]
-    more = wishes(model) | (
+    more = requested_outputs(model) | (
         {"num_log_probs": 2} if "num_log_probs" in {row.name for row in model.inputs} else {}
     )
     responses = by_grpc(presets, model, more).responses
@@ -201,15 +201,15 @@ def test_a_tensor_wins_over_a_parameter_and_the_servers_own_are_passed_over(
     own = {"sequence_start": True, "sequence_end": True}
     seeded = asked.tensors(asked.base() | {"seed": 3, "temperature": 5.0})
     plain = ask(presets.grpc, model, seeded)
-    told = ask(presets.grpc, model, seeded, parameters={"temperature": 0.1, "seed": 4, **own})
-    assert told.errors == []
-    assert (told.token_ids, told.text) == (plain.token_ids, plain.text)
+    answer = ask(presets.grpc, model, seeded, parameters={"temperature": 0.1, "seed": 4, **own})
+    assert answer.errors == []
+    assert (answer.token_ids, answer.text) == (plain.token_ids, plain.text)
     refused = ask(presets.grpc, model, seeded, parameters={"surprise": 4})
     assert ["surprise" in error for error in refused.errors] == [True]
 
 
 @pytest.mark.parametrize("model", ["llm", "text", "unary_tensorrt_llm", "unary_tensorrt_llm_bls"])
-def test_a_stop_wants_a_request_id(presets: Server, model: str) -> None:
+def test_a_stop_needs_a_request_id(presets: Server, model: str) -> None:
     asked = next(each for each in MODELS if each.name == model)
     outcome = ask(presets.grpc, model, asked.tensors(asked.base() | {"stop": True}))
     assert outcome.num_finals == 1
@@ -227,7 +227,7 @@ def test_refusals_of_unary_models_carry_their_status(presets: Server) -> None:
 
 
 def scalar_cases() -> list[Any]:
-    """What is one value and has a name at the text level may be a parameter instead of a tensor."""
+    """Fields that have a single value and a text-level name, which may be parameters instead of tensors."""
     models = {"ensemble", "llm", "vllm_model"}
     return [
         case
@@ -246,8 +246,8 @@ def test_a_scalar_may_be_a_parameter(presets: Server, model: Model, row: Row) ->
     if row.name == "messages":
         model = Messages(model.name, model.section)
     kinds: dict[str, Any] = {"BOOL": bool, "FP32": float, "STRING": str}
-    told = {LLM_TEXT_NAMES.get(row.name, row.name): kinds.get(row.kind, int)(values.pop(row.name))}
-    outcome = ask(presets.grpc, model.name, model.tensors(model.base() | values), parameters=told)
+    parameters = {LLM_TEXT_NAMES.get(row.name, row.name): kinds.get(row.kind, int)(values.pop(row.name))}
+    outcome = ask(presets.grpc, model.name, model.tensors(model.base() | values), parameters=parameters)
     assert (outcome.errors, outcome.num_finals) == ([], 1)
 
 
@@ -288,12 +288,12 @@ def test_the_page_names_every_sampling_parameter() -> None:
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\| (served|refused) \|", table, re.MULTILINE)
     keys = {key for key, _ in rows}
     assert keys == SERVED_BY_VLLM.keys() | REFUSED_BY_VLLM.keys()
-    # Served only as what `n` says already.
+    # `best_of` is served only if it equals `n`.
     assert {key for key, status in rows if status == "served"} == SERVED_BY_VLLM.keys() | {"best_of"}
 
 
 @pytest.mark.parametrize("key", SERVED_BY_VLLM)
-def test_a_sampling_parameter_is_taken_also_as_a_string(presets: Server, key: str) -> None:
+def test_a_sampling_parameter_may_be_a_string(presets: Server, key: str) -> None:
     value = SERVED_BY_VLLM[key]
     assert ask_vllm(presets, {key: value}).errors == []
     if not isinstance(value, list | dict):

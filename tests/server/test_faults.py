@@ -1,4 +1,4 @@
-"""Killed processes: clients are told, the service comes back by itself, nothing is left behind."""
+"""Killed processes: clients get an error, the service recovers by itself, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TWO = text_inputs("Hello", 4, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def lasting(tiny_dir: Path, leaving: Leaving) -> Iterator[Server]:
-    """Serves again after each test; the last one stops it."""
+    """A server that serves again after each test; the last test stops it."""
     running = start_server(tiny_dir, "--dtype", "float32")
     yield running
     leaving.take(running)
@@ -115,6 +115,6 @@ def test_stopping_leaves_no_process_and_nothing_in_shared_memory(lasting: Server
     assert regions
     start_s = time.monotonic()
     assert lasting.stop() == 0
-    assert time.monotonic() - start_s < 25  # nothing runs: it does not wait for the exit timeout, 30 s
+    assert time.monotonic() - start_s < 25  # nothing runs, so it does not wait for the exit timeout of 30 s
     eventually(lambda: gone(children), 5)
     assert regions.isdisjoint(os.listdir("/dev/shm"))

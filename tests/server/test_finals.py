@@ -1,4 +1,4 @@
-"""Exactly one FINAL for each of many mixed requests, and a server that still unloads and stops."""
+"""Each of many mixed requests gets exactly one FINAL, and the server can still unload models and stop."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _array(value: Any) -> Any:
 
 
 def lose_engine(server: Server) -> list[tuple[str, Outcome]]:
-    """Kill the engine under requests that stream and requests that have no response yet."""
+    """Kill the engine while some requests are streaming and others have no response yet."""
     prompt = [5 + index % 300 for index in range(1900)]
     after = [
         Stream(server.grpc, "llm", llm_inputs([7, number], ENDLESS, ignore_eos=True))
@@ -104,7 +104,7 @@ def test_mixed_requests_get_one_final_each(tiny_dir: Path, num_requests: int) ->
         assert all(
             bool(outcome.responses) == ("after" in kind) for kind, outcome in results if "failed" in kind
         )
-        # A client that went away reads nothing more; that its request ended is seen on the server.
+        # A client that went away reads nothing more; the metrics show that its request has ended.
         eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="active") == 0)
         eventually(lambda: server.used_blocks() == 0)
         print(Counter(kind for kind, _ in results))

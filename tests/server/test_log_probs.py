@@ -1,4 +1,4 @@
-"""Log-probabilities and logits of a response, by each protocol and to both models."""
+"""Log-probabilities and logits of responses, by each protocol and from both models."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def prompt_ids(tiny_dir: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def known(tiny: Server, prompt_ids: list[int]) -> Answer:
-    """Greedy tokens with the model's own logits."""
-    wishes = {"return_context_logits": True, "return_generation_logits": True}
-    return served(tiny, "grpc", prompt_ids, max_tokens=NUM_TOKENS, **wishes)
+    """Greedy tokens with the model's raw logits."""
+    requested = {"return_context_logits": True, "return_generation_logits": True}
+    return served(tiny, "grpc", prompt_ids, max_tokens=NUM_TOKENS, **requested)
 
 
 @pytest.fixture(scope="module")
 def known_log_probs(known: Answer) -> Any:
-    """Of every id at each new token: [tokens, vocab], by the definition."""
+    """The log-probabilities of all ids at each new token, [tokens, vocab], computed from the logits."""
     rows = np.array(known.all("generation_logits")).reshape(-1, VOCABULARY)
     assert rows.argmax(axis=1).tolist() == known.token_ids
     shifted = rows - rows.max(axis=1, keepdims=True)
@@ -49,8 +49,8 @@ def prompt_for(model: str, prompt_ids: list[int]) -> str | list[int]:
 def test_log_probs_are_those_of_the_logits(
     tiny: Server, prompt_ids: list[int], known: Answer, known_log_probs: Any, model: str, way: str
 ) -> None:
-    wishes = {"return_log_probs": True, "num_log_probs": 3}
-    answer = served(tiny, way, prompt_for(model, prompt_ids), max_tokens=NUM_TOKENS, **wishes)
+    requested = {"return_log_probs": True, "num_log_probs": 3}
+    answer = served(tiny, way, prompt_for(model, prompt_ids), max_tokens=NUM_TOKENS, **requested)
     own = known_log_probs[range(NUM_TOKENS), known.token_ids]
     assert answer.all("output_log_probs") == pytest.approx(own.tolist(), abs=1e-3)
     assert answer.end("cum_log_probs") == pytest.approx(own.sum(), abs=1e-3)
@@ -62,11 +62,11 @@ def test_log_probs_are_those_of_the_logits(
 
 @pytest.mark.parametrize("model", ["llm", "ensemble"])
 def test_shapes(tiny: Server, prompt_ids: list[int], model: str) -> None:
-    wishes = {"return_log_probs": True, "num_log_probs": 3}
+    requested = {"return_log_probs": True, "num_log_probs": 3}
     inputs = (
-        llm_inputs(prompt_ids, NUM_TOKENS, **wishes, streaming=False)
+        llm_inputs(prompt_ids, NUM_TOKENS, **requested, streaming=False)
         if model == "llm"
-        else text_inputs(PROMPT, NUM_TOKENS, **wishes | {"stream": False})
+        else text_inputs(PROMPT, NUM_TOKENS, **requested | {"stream": False})
     )
     (whole,) = ask(tiny.grpc, model, inputs).responses
     shapes = {name: whole[name].shape for name in ("output_log_probs", "top_log_probs", "top_log_prob_ids")}
@@ -80,10 +80,10 @@ def test_shapes(tiny: Server, prompt_ids: list[int], model: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_log_probs_do_not_depend_on_sampling(tiny: Server, prompt_ids: list[int], way: str) -> None:
-    """They are raw: the only allowed token has a low one."""
-    wishes = {"return_log_probs": True, "num_log_probs": 1, "max_tokens": 1}
-    plain = served(tiny, way, prompt_ids, **wishes)
-    forced = served(tiny, way, prompt_ids, allowed_token_ids=[77], temperature=3.0, **wishes)
+    """They are raw: the only allowed token has a low log-probability."""
+    requested = {"return_log_probs": True, "num_log_probs": 1, "max_tokens": 1}
+    plain = served(tiny, way, prompt_ids, **requested)
+    forced = served(tiny, way, prompt_ids, allowed_token_ids=[77], temperature=3.0, **requested)
     assert forced.token_ids == [77]
     assert forced.all("top_log_prob_ids") == plain.token_ids
     assert forced.all("top_log_probs") == pytest.approx(plain.all("output_log_probs"), abs=1e-3)
@@ -94,8 +94,8 @@ def test_log_probs_do_not_depend_on_sampling(tiny: Server, prompt_ids: list[int]
 def test_log_probs_with_a_text_that_ends_by_itself(tiny: Server, known: Answer, way: str) -> None:
     """The last streamed response has no tokens; its details are empty."""
     stop_id = known.token_ids[3]
-    wishes = {"return_log_probs": True, "num_log_probs": 1}
-    answer = served(tiny, way, PROMPT, stop_token_ids=[stop_id], **wishes)
+    requested = {"return_log_probs": True, "num_log_probs": 1}
+    answer = served(tiny, way, PROMPT, stop_token_ids=[stop_id], **requested)
     num_tokens = known.token_ids.index(stop_id)
     assert len(answer.all("output_log_probs")) == len(answer.all("top_log_probs")) == num_tokens
 
@@ -105,11 +105,11 @@ def test_log_probs_with_a_text_that_ends_by_itself(tiny: Server, known: Answer, 
 def test_logits_of_prompt_and_output(
     tiny: Server, prompt_ids: list[int], known: Answer, model: str, way: str
 ) -> None:
-    wishes = {"return_context_logits": True, "return_generation_logits": True}
-    answer = served(tiny, way, prompt_for(model, prompt_ids), max_tokens=2, **wishes)
+    requested = {"return_context_logits": True, "return_generation_logits": True}
+    answer = served(tiny, way, prompt_for(model, prompt_ids), max_tokens=2, **requested)
     context = np.array(answer.all("context_logits")).reshape(-1, VOCABULARY)
     generated = np.array(answer.all("generation_logits")).reshape(-1, VOCABULARY)
-    if len(context) > len(prompt_ids):  # the last response of a stream has them again
+    if len(context) > len(prompt_ids):  # the last response of a stream repeats them
         context, again = np.split(context, 2)
         assert context.tolist() == again.tolist()
     assert (len(context), len(generated)) == (len(prompt_ids), 2)

@@ -1,4 +1,4 @@
-"""What the metrics port says after requests whose tokens are known."""
+"""The values on the metrics port after requests whose tokens are known."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_sums_and_buckets_of_the_histograms_agree(tiny: Server) -> None:
         assert tiny.metric(f"{name}_sum", **LLM) > 0
 
 
-def test_gauges_of_the_reference_are_there_and_return_to_rest(tiny: Server) -> None:
+def test_tensorrt_llms_gauges_exist_and_return_to_rest(tiny: Server) -> None:
     for kind in ("active", "scheduled", "context", "waiting"):
         eventually(lambda kind=kind: tiny.metric("nv_trt_llm_request_metrics", request_type=kind) == 0)
     assert tiny.metric("nv_trt_llm_request_metrics", request_type="max") == 32
@@ -81,7 +81,7 @@ HISTOGRAMS = {
 }
 
 
-def test_families_have_the_references_labels_and_buckets(tiny: Server) -> None:
+def test_families_have_tensorrt_llms_labels_and_buckets(tiny: Server) -> None:
     for name, (label, values) in GAUGES.items():
         for value in values.split():
             assert tiny.metric(name, **LLM, **{label: value}) >= 0
@@ -108,7 +108,7 @@ def test_every_metric_is_explained(tiny: Server) -> None:
         assert f"# TYPE {name} {kind}\n" in text
 
 
-def test_what_the_dashboard_and_the_alerts_speak_of_is_there(tiny: Server) -> None:
+def test_the_metrics_of_the_dashboard_and_the_alerts_exist(tiny: Server) -> None:
     with urllib.request.urlopen(f"http://{tiny.metrics}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     there = {re.match(r"[\w:]+", line).group() for line in text.splitlines() if line and line[0] != "#"}

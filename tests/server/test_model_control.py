@@ -1,4 +1,4 @@
-"""Models loaded and unloaded through Triton's API while clients ask: clean answers, everything given back."""
+"""Loading and unloading models through Triton's API during traffic: clean answers, no leaks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from naiad.cli.serve.shared_memory import mapped_regions
 from naiad.engine_process import runtime_path
 
 MODELS = ("ensemble", "tokenizer", "llm", "detokenizer", "text")
-# The server's own words for a model that is not loaded; it sends no FINAL with them.
+# The server's own messages for a model that is not loaded; it sends no FINAL with them.
 NOT_LOADED = re.compile(r"unknown model|no available versions|is not ready")
 TOKENS = 40
 
 
 @dataclass
 class Controlled:
-    """A server whose models come and go, and the repository it serves."""
+    """A server whose models are loaded and unloaded, and the repository that it serves."""
 
     server: Server
     repository: Path
@@ -55,12 +55,12 @@ class Controlled:
         return {model.version: model.state for model in index if model.name == name}
 
     def reload(self) -> None:
-        # What has not changed is not loaded again.
+        # The server does not reload a model that has not changed.
         os.utime(self.repository / "llm" / "1" / "model.py")
         self.client.load_model("llm")
 
     def unload(self) -> None:
-        """Unload everything; with the ensemble go the steps that nobody loaded by name."""
+        """Unload everything; unloading the ensemble unloads the steps that were not loaded by name."""
         for name in ("ensemble", "text", "llm"):
             self.client.unload_model(name, unload_dependents=True)
         eventually(lambda: all(set(self.versions(name).values()) == {"UNAVAILABLE"} for name in MODELS), 60)
@@ -84,12 +84,12 @@ class Controlled:
         return {each.name for each in path.iterdir()} if path.is_dir() else set()
 
     def regions(self) -> set[str]:
-        """The server's own in /dev/shm."""
+        """The server's own regions in /dev/shm."""
         processes = psutil.Process(self.server.process.pid).children(recursive=True)
         return mapped_regions([process.pid for process in processes])
 
     def labels(self) -> set[str]:
-        """Of the engines' counters."""
+        """The label sets of the engines' counters."""
         lines = re.findall(r"^vllm:generation_tokens_total\{(.*)\}", self.metrics_text(), re.MULTILINE)
         return {label for line in lines for label in line.split(",")}
 
@@ -118,7 +118,7 @@ def whole(outcome: Outcome) -> bool:
 
 
 def parameter(key: str, value: str) -> str:
-    """A parameter as config.pbtxt has it."""
+    """A parameter in the format of config.pbtxt."""
     return f'key: "{key}" value: {{ string_value: "{value}"'
 
 
@@ -135,7 +135,7 @@ def test_unloading_gives_everything_back_and_loading_serves_again(controlled: Co
         assert NOT_LOADED.search(controlled.sentence().errors[0])
         controlled.load()
         assert controlled.sentence().text == text
-    # The supervisor has seen models come and go, and has not taken them for dead.
+    # The supervisor has not mistaken the unloading of models for a failure.
     assert not any("restarting" in line for line in controlled.server.lines)
 
 
@@ -162,19 +162,19 @@ def test_a_reload_takes_new_settings_and_lets_streams_of_the_old_end(controlled:
     assert all(whole(stream.join(60)) for stream in streams)
     eventually(lambda: len(controlled.engines()) == 1, 30)
     assert controlled.sentence().text == text
-    # The second door has found the new engine.
+    # The text model has found the new engine.
     assert controlled.sentence("text").text == text
     eventually(lambda: "nv_trt_llm_request_metrics{" in controlled.metrics_text(), 10)
     eventually(lambda: server.metric("nv_trt_llm_request_metrics", request_type="max") == 5, 10)
-    of_the_door = len({"number", "metrics"})
-    num_sockets = len({"acks", "engine", "number", "metrics"}) + of_the_door
+    of_the_text_model = len({"number", "metrics"})
+    num_sockets = len({"acks", "engine", "number", "metrics"}) + of_the_text_model
     eventually(lambda: len(controlled.sockets()) == num_sockets)
 
 
 def test_a_failed_reload_leaves_the_old_one_serving(controlled: Controlled) -> None:
     text = controlled.sentence().text
     engines, sockets = controlled.engines(), controlled.sockets()
-    # The one is refused by the stub, the other by the engine's process.
+    # The first value is refused by the stub, the second by the engine process.
     for key, good, bad in (("block_size", "64", "5"), ("kv_cache_bytes", "4000000", "1")):
         stream = Stream(controlled.server.grpc, "ensemble", text_inputs("Story", 400, ignore_eos=True))
         assert stream.got_response.wait(60)
@@ -200,7 +200,7 @@ def test_a_new_version_serves_beside_the_old(controlled: Controlled) -> None:
     one, two = (ask(server.grpc, "llm", inputs, model_version=version) for version in ("1", "2"))
     assert whole(one)
     assert one.token_ids == two.token_ids
-    # The ensemble takes the newest.
+    # The ensemble uses the newest version.
     assert whole(controlled.sentence())
     eventually(lambda: controlled.generated("2") - before[1] == 9 + TOKENS, 10)
     eventually(lambda: controlled.generated("1") - before[0] == 9, 10)
@@ -211,7 +211,7 @@ def are_unmapped(regions: set[str]) -> bool:
 
 
 class Traffic:
-    """Clients that ask one request after the other."""
+    """Clients that send one request after the other."""
 
     def __init__(self, address: str, num_clients: int) -> None:
         self._stopping = threading.Event()
@@ -231,7 +231,7 @@ class Traffic:
         while not self._stopping.is_set():
             outcome = ask(self._address, "ensemble", text_inputs("The quick", TOKENS, ignore_eos=True))
             self.outcomes.append(outcome)
-            # Neither a busy loop while nothing is loaded, nor a machine with no time to load it.
+            # Avoids a busy loop while nothing is loaded, which would leave no time for loading.
             time.sleep(0.1)
 
 
@@ -246,7 +246,7 @@ def test_loading_and_unloading_under_traffic(controlled: Controlled, num_rounds:
             controlled.reload()
             held = controlled.regions()
             controlled.unload()
-            # The old instance of a reload is in no index, and may end a little later.
+            # The old instance of a reload is no longer listed, and may end a little later.
             eventually(lambda: controlled.stubs() == controlled.engines() == [], 30)
             eventually(functools.partial(are_unmapped, held))
             sizes.append(tritonserver.memory_info().rss)

@@ -1,4 +1,4 @@
-"""Servers that draft with a model: the same tokens; a draft model that does not fit is refused."""
+"""Servers that draft with a model give the same tokens; an incompatible draft model is refused."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from helpers.served import served
 from helpers.server import Leaving, Server, eventually, run_serve, start_server
 from helpers.tiny_repository import tiny_checkpoint
 
-# A token that nothing else says.
+# A token that is generated nowhere else.
 POISON = "<tool → call>"
 PROMPT = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve,"
-SETTINGS = ("--dtype", "float32", "--num-speculative-tokens", "4")
+# With native kernels a step of such a small model is too fast for drafts to pay off.
+SETTINGS = ("--dtype", "float32", "--num-speculative-tokens", "4", "--cpu-kernels", "torch")
 
 
 @pytest.fixture(scope="module")
 def deep_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """So many layers that drafts of the first one are worth a try; it never says POISON."""
+    """A model with enough layers for drafts by its first layer to pay off; it never generates POISON."""
     made = tiny_checkpoint(tmp_path_factory.mktemp("deep") / "checkpoint", num_layers=24)
     tensors = load_file(made / "model.safetensors")
     tensors["lm_head.weight"][poison_id(made)] = 0
@@ -33,7 +34,7 @@ def deep_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def draft_dir(deep_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first layer, for which POISON is not a number."""
+    """The model's first layer, with NaN as the embedding of POISON."""
     made = write_first_layers(deep_dir, tmp_path_factory.mktemp("draft") / "model", 1)
     tensors = load_file(made / "model.safetensors")
     tensors["model.embed_tokens.weight"][poison_id(made)] = torch.nan

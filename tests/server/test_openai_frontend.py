@@ -1,6 +1,6 @@
-"""What Triton's OpenAI frontend sends, tensor for tensor, and how it reads the answers.
+"""Sends the tensors that Triton's OpenAI frontend sends, and reads the answers as it does.
 
-It drives every model but vLLM's in this way.
+The frontend uses all models except vLLM's in this way.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from helpers.raw_grpc import Outcome, ask
 from helpers.server import Server
 
 PROMPT = "The quick"
-# Their texts do not hold the prompt, as a chat needs it.
-DOORS = {
+# Models whose texts do not include the prompt, as chats require.
+FRONTENDS = {
     "naiad": ("chat_ensemble", "chat_text"),
     "trtllm": ("excluding_ensemble", "excluding_tensorrt_llm_bls"),
 }
 
 
 def chat(server: Server, model: str, *, is_streaming: bool) -> Outcome:
-    """One request of its chat endpoint, which never sends exclude_input_in_output."""
+    """Send a request of its chat endpoint, which never sends exclude_input_in_output."""
     inputs = {
         "text_input": np.array([[PROMPT.encode()]], dtype=np.object_),
         "stream": np.bool_([[is_streaming]]),
@@ -36,7 +36,7 @@ def chat(server: Server, model: str, *, is_streaming: bool) -> Outcome:
     }
     outcome = ask(server.grpc, model, inputs)
     assert (outcome.errors, outcome.num_finals, outcome.call_error) == ([], 1, "")
-    # It takes one string from each, and the usage with 32 bits.
+    # It reads one string from each response, and 32-bit token counts.
     for response in outcome.responses:
         assert response["text_output"].size == 1
         assert {response[f"num_{kind}_tokens"].dtype for kind in ("input", "output")} == {np.dtype("int32")}
@@ -44,20 +44,20 @@ def chat(server: Server, model: str, *, is_streaming: bool) -> Outcome:
 
 
 def usage(outcome: Outcome) -> tuple[int, int]:
-    """Prompt tokens as the first response says them, and the sum of the new ones."""
+    """The number of prompt tokens in the first response, and the sum of the new tokens."""
     first = outcome.responses[0]["num_input_tokens"].item()
     return first, sum(each["num_output_tokens"].item() for each in outcome.responses)
 
 
-@pytest.mark.parametrize("preset", DOORS)
+@pytest.mark.parametrize("preset", FRONTENDS)
 def test_a_chat_is_the_same_streamed_and_whole(presets: Server, preset: str) -> None:
     texts = set()
-    for model in DOORS[preset]:
+    for model in FRONTENDS[preset]:
         whole = chat(presets, model, is_streaming=False)
         assert len(whole.responses) == 1
         streamed = chat(presets, model, is_streaming=True)
         assert (streamed.text, usage(streamed)) == (whole.text, usage(whole))
         texts.add((whole.text, usage(whole)))
-    # The two doors agree.
+    # Both models give the same texts.
     assert len(texts) == 1
     assert not texts.pop()[0].startswith(PROMPT)

@@ -1,4 +1,4 @@
-"""Word lists in the reference's packed form: made by the tokenizer, taken by whoever asks `llm` directly."""
+"""Word lists in TensorRT-LLM's packed form: made by the tokenizer, and sent by direct clients of `llm`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHAINS = {
 
 @pytest.fixture(scope="module")
 def made(presets: Server) -> list[int]:
-    """Greedy ids behind the prompt, with nothing that ends them."""
+    """Greedy ids after the prompt, with nothing that ends them."""
     ids = ask(presets.grpc, "llm", llm_inputs(encoded(PROMPT), NUM_TOKENS, ignore_eos=True)).token_ids
     assert len(ids) == NUM_TOKENS
     return ids
@@ -59,7 +59,7 @@ def test_words_are_packed_and_padded_to_the_longest_row(presets: Server, model: 
     assert (len(stop), len(fox), len(e)) == (1, 2, 1)
     assert outputs["STOP_WORDS_IDS"].dtype == np.int32
     assert outputs["STOP_WORDS_IDS"].tolist() == [[[*stop, 0, 0], [1, -1, -1]], [[*fox, *e], [2, 3, -1]]]
-    # As each begins a text, and behind a space.
+    # Each word at the beginning of a text and after a space.
     spaced = [encoded(f" {word}") for word in ("stop", "fox", "e")]
     first = [stop, spaced[0]]
     second = [fox, spaced[1], e, spaced[2]]
@@ -71,7 +71,7 @@ def test_words_are_packed_and_padded_to_the_longest_row(presets: Server, model: 
 
 
 def unpacked(words: Any) -> list[list[int]]:
-    """By the definition: offsets are the words' ends, −1 is padding."""
+    """Unpack by the definition: offsets are the words' ends, −1 is padding."""
     ends = [end for end in words[1].tolist() if end != -1]
     assert words[1].tolist() == ends + [-1] * (words.shape[1] - len(ends))
     return [words[0, start:end].tolist() for start, end in zip([0, *ends], ends, strict=False)]
@@ -101,7 +101,7 @@ def test_biased_words_become_a_row_of_the_whole_vocabulary(presets: Server, mode
 @pytest.mark.parametrize("model", TOKENIZERS)
 def test_ids_of_end_and_padding_are_the_checkpoints_unless_sent(presets: Server, model: str) -> None:
     outputs = tokenized(presets, model)
-    # Without a padding token of its own, the end of text is it.
+    # Without a separate padding token, the end-of-text token is used.
     pad_id = PAD_ID if model == "classic_preprocessing" else EOS_ID
     assert outputs["OUT_END_ID"].tolist() == [[EOS_ID]] * 2
     assert outputs["OUT_PAD_ID"].tolist() == [[pad_id]] * 2
@@ -109,11 +109,11 @@ def test_ids_of_end_and_padding_are_the_checkpoints_unless_sent(presets: Server,
     assert outputs["INPUT_ID"].tolist() == [long, short + [pad_id] * (len(long) - len(short))]
     assert outputs["REQUEST_INPUT_LEN"].tolist() == [[len(long)], [len(short)]]
     ids = {name: np.array([[7], [8]], dtype=np.int32) for name in ("END_ID", "PAD_ID")}
-    told = tokenized(presets, model, **ids)
-    assert told["OUT_END_ID"].tolist() == told["OUT_PAD_ID"].tolist() == [[7], [8]]
+    outputs = tokenized(presets, model, **ids)
+    assert outputs["OUT_END_ID"].tolist() == outputs["OUT_PAD_ID"].tolist() == [[7], [8]]
 
 
-# Places of the undisturbed output that the words are taken from.
+# Ranges of the undisturbed output from which the words are taken.
 STOPS = {
     "one id": [(5, 6)],
     "two ids": [(5, 7)],
@@ -142,7 +142,7 @@ def test_a_packed_stop_word_ends_the_ids(
 
 
 def upto(ids: list[int], words: list[list[int]]) -> list[int]:
-    """The ids of the word stay."""
+    """The ids up to and including the first word."""
     end = next(n for n in range(len(ids)) if any(ids[:n][-len(word) :] == word for word in words))
     assert 0 < end < len(ids)
     return ids[:end]
@@ -173,7 +173,7 @@ def test_packed_bad_words_are_never_made(presets: Server, made: list[int], model
     assert len(ids) == NUM_TOKENS
     assert single[0] not in ids
     assert pair not in [ids[at : at + 2] for at in range(NUM_TOKENS)]
-    # Half of a pair is not banned, and nothing changes before the whole of it.
+    # The first half of a pair is not banned; nothing changes before the pair is complete.
     assert ids[:2] == made[:2]
     assert pair[0] in ids
 
@@ -186,7 +186,7 @@ def test_with_a_text_context_its_strings_count(presets: Server, made: list[int])
     assert ask(presets.grpc, "llm", inputs | {"text_context": context}).token_ids == made
 
 
-# In the names of `text`.
+# By the names of `text`.
 WORDS: dict[str, dict[str, Any]] = {
     "none": {},
     "stop words": {"stop_words": ["op", "pac"]},

@@ -1,4 +1,4 @@
-"""`return_perf_metrics`: times, blocks and drafts of a request, by each protocol and from each model."""
+"""`return_perf_metrics`: timings, blocks and drafts of a request, by each protocol and from each model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def last(answer: Answer) -> dict[str, float]:
 
 @pytest.mark.parametrize("prompt", ["Tell me about rivers.", [30, 31, 32, 33]], ids=["ensemble", "llm"])
 @pytest.mark.parametrize("way", WAYS)
-def test_every_response_tells_times_blocks_and_drafts(
+def test_every_response_reports_times_blocks_and_drafts(
     tiny: Server, way: str, prompt: str | list[int]
 ) -> None:
     before_ns = time.monotonic_ns()
@@ -41,7 +41,7 @@ def test_every_response_tells_times_blocks_and_drafts(
     assert len(set(answer.all("first_token_time_ns"))) == 1
 
 
-def test_the_text_model_tells_them_too(tiny: Server) -> None:
+def test_the_text_model_reports_them_too(tiny: Server) -> None:
     inputs = text_inputs("Tell me about lakes.", 4, stream=False, return_perf_metrics=True)
     (response,) = ask(tiny.grpc, "text", inputs).responses
     times = [response[name].item() for name in TIMES]
@@ -51,14 +51,14 @@ def test_the_text_model_tells_them_too(tiny: Server) -> None:
 
 def test_reused_blocks_are_those_of_the_prefix_cache(tiny: Server) -> None:
     prompt = [(7 * place) % 390 + 5 for place in range(3 * BLOCK + 5)]
-    wishes = {"return_perf_metrics": True, "return_num_cached_tokens": True, "max_tokens": BLOCK}
-    first = served(tiny, "grpc", prompt, ignore_eos=True, **wishes)
-    again = served(tiny, "grpc", prompt, ignore_eos=True, **wishes)
+    requested = {"return_perf_metrics": True, "return_num_cached_tokens": True, "max_tokens": BLOCK}
+    first = served(tiny, "grpc", prompt, ignore_eos=True, **requested)
+    again = served(tiny, "grpc", prompt, ignore_eos=True, **requested)
     assert [last(first)[name] for name in BLOCKS] == [5, 0, 5]
     assert [last(again)[name] for name in BLOCKS] == [2, 3, 2]
     assert again.all("num_cached_tokens") == [3 * BLOCK] * len(again.pieces)
 
 
-def test_nobody_else_gets_them(tiny: Server) -> None:
+def test_other_requests_do_not_get_them(tiny: Server) -> None:
     answer = served(tiny, "grpc", [30, 31, 32], max_tokens=3)
     assert not {*TIMES, *BLOCKS, *DRAFTS} & answer.pieces[-1].keys()

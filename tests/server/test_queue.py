@@ -1,4 +1,4 @@
-"""Queue bounds, priorities, deadlines and tenants on a server with two slots."""
+"""Queue limits, priorities, deadlines and tenants on a server with two slots."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def end(server: Server, streams: list[Stream]) -> None:
 
 
 @pytest.mark.parametrize("model", ["llm", "ensemble"])
-def test_exactly_those_that_run_or_may_wait_are_served(narrow: Server, model: str) -> None:
+def test_exactly_the_requests_that_run_or_may_wait_are_served(narrow: Server, model: str) -> None:
     streams = [ask_long(narrow, model) for _ in range(12)]
     eventually(lambda: sum(stream.has_ended for stream in streams) == 12 - SLOTS - QUEUE)
     left = [stream for stream in streams if not stream.has_ended]
@@ -61,7 +61,7 @@ def test_exactly_those_that_run_or_may_wait_are_served(narrow: Server, model: st
     assert {outcome.num_finals for outcome in refused} == {1}
     assert all("the queue is full: 5 sequences run or wait" in outcome.errors[0] for outcome in refused)
     eventually(lambda: gauge(narrow, "active") == SLOTS + QUEUE)
-    # Each of the others has its turn.
+    # Each of the others gets its turn.
     while left:
         eventually(lambda: any(stream.got_response.is_set() for stream in left), 60)
         stream = next(stream for stream in left if stream.got_response.is_set())
@@ -82,7 +82,7 @@ def test_a_full_queue_refuses_until_there_is_room(narrow: Server, way: str) -> N
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_smaller_priority_takes_a_slot_and_the_other_loses_no_token(narrow: Server, way: str) -> None:
+def test_a_smaller_priority_takes_a_slot_and_no_token_is_lost(narrow: Server, way: str) -> None:
     num_before = narrow.settled("vllm:num_preemptions_total")
     slow = fill_slots(narrow, priority=5)
     served(narrow, way, "Hello", max_tokens=4, priority=0, ignore_eos=True)
@@ -91,7 +91,7 @@ def test_the_smaller_priority_takes_a_slot_and_the_other_loses_no_token(narrow: 
     num_chars = max(len(stream.outcome.text) for stream in slow) + 40
     eventually(lambda: all(len(stream.outcome.text) > num_chars for stream in slow), 60)
     end(narrow, slow)
-    # Both had the same prompt, and only one lost its slot.
+    # Both have the same prompt, and only one lost its slot.
     texts = sorted((stream.outcome.text for stream in slow), key=len)
     assert texts[1].startswith(texts[0])
 
@@ -102,8 +102,8 @@ def test_the_smaller_priority_leaves_the_queue_first(narrow: Server, way: str) -
     started_ns: dict[int, int] = {}
 
     def wait_in_queue(priority: int) -> None:
-        wishes = {"max_tokens": 8, "ignore_eos": True, "return_perf_metrics": True}
-        answer = served(narrow, way, "Hello", priority=priority, **wishes)
+        requested = {"max_tokens": 8, "ignore_eos": True, "return_perf_metrics": True}
+        answer = served(narrow, way, "Hello", priority=priority, **requested)
         started_ns[priority] = answer.end("first_scheduled_time_ns")
 
     with ThreadPoolExecutor(QUEUE) as pool:
@@ -152,8 +152,8 @@ def test_a_deadline_in_the_queue_is_unavailable_and_never_started(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_deadline_ends_a_running_request_with_what_it_has(narrow: Server, way: str) -> None:
-    wishes = {"return_finish_reason": True, "return_num_output_tokens": True}
-    answer = served(narrow, way, "Once", timeout=1_000_000, max_tokens=ENDLESS, ignore_eos=True, **wishes)
+    requested = {"return_finish_reason": True, "return_num_output_tokens": True}
+    answer = served(narrow, way, "Once", timeout=1_000_000, max_tokens=ENDLESS, ignore_eos=True, **requested)
     assert answer.end("finish_reason") == "timeout"
     assert 0 < sum(answer.all("num_output_tokens")) < ENDLESS
     assert answer.text

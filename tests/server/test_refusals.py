@@ -1,4 +1,4 @@
-"""Bad requests: refused by name and value, the engine untouched, neighbours unharmed."""
+"""Bad requests are refused by name and value, without effects on the engine or other requests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What each sampling parameter does to the tokens, through the real server and by each protocol.
+"""The effect of each sampling parameter on the tokens, through the real server and by each protocol.
 
-The model's raw logits come with the tokens; the definitions of docs/sampling.md, applied to them
-here, say which token was to be taken.
+The responses include the model's raw logits. The definitions of docs/sampling.md, applied to them here,
+determine the tokens that could be drawn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from helpers.server import Server
 from naiad.tokenization import pack_word_list
 
 VOCABULARY = 49152
-# Greedy goes round in a circle after it.
+# After this prompt greedy decoding repeats itself.
 PROMPT = "1, 2, 3, 1, 2, 3, 1, 2,"
 NUM_TOKENS = 10
 CHAT = (
@@ -35,7 +35,7 @@ Logits = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a token was taken: all ids before it and the raw logits [vocab]."""
+    """The position of a token: all ids before it, and the raw logits [vocab]."""
 
     prompt: list[int]
     output: list[int]
@@ -44,7 +44,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Effect:
-    """Fields of a request and the ids that are possible at a place."""
+    """Fields of a request, and a function that returns the ids that are possible at a position."""
 
     fields: dict[str, Any]
     possible: Callable[[Place], set[int]]
@@ -162,7 +162,7 @@ def prompt(tokenizer: Any) -> list[int]:
 
 @pytest.fixture(scope="module")
 def ids_of(server: Server, prompt: list[int]) -> Callable[[str], list[int]]:
-    """The ids under an effect, each of which was checked; each is asked for once."""
+    """Returns the checked ids of an effect; each effect is requested once."""
     found: dict[str, list[int]] = {}
 
     def ask(name: str) -> list[int]:
@@ -174,8 +174,8 @@ def ids_of(server: Server, prompt: list[int]) -> Callable[[str], list[int]]:
 
 
 def checked_ids(server: Server, prompt: list[int], effect: Effect) -> list[int]:
-    wishes = {"max_tokens": NUM_TOKENS, "return_generation_logits": True}
-    answer = served(server, "grpc", prompt, **effect.fields, **wishes)
+    requested = {"max_tokens": NUM_TOKENS, "return_generation_logits": True}
+    answer = served(server, "grpc", prompt, **effect.fields, **requested)
     rows = np.array(answer.all("generation_logits")).reshape(-1, VOCABULARY)
     ids = answer.token_ids
     assert len(rows) == len(ids) > 4
@@ -190,13 +190,13 @@ def said(tokenizer: Any, prompt: list[int], ids: list[int]) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(EFFECTS.keys() - {"greedy"}))
-def test_what_is_taken_follows_the_definition(ids_of: Callable[[str], list[int]], name: str) -> None:
+def test_the_drawn_token_follows_the_definition(ids_of: Callable[[str], list[int]], name: str) -> None:
     assert ids_of(name) != ids_of("greedy")
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", EFFECTS)
-def test_each_protocol_takes_the_same(
+def test_each_protocol_draws_the_same(
     server: Server,
     tokenizer: Any,
     prompt: list[int],
@@ -212,7 +212,7 @@ def test_each_protocol_takes_the_same(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_another_seed_takes_others(
+def test_another_seed_draws_other_tokens(
     server: Server, prompt: list[int], ids_of: Callable[[str], list[int]], way: str
 ) -> None:
     fields = EFFECTS["top_p"].fields | {"max_tokens": NUM_TOKENS, "seed": 2**64 - 1}
@@ -243,20 +243,20 @@ def test_ids_that_end_a_text(
     server: Server, prompt: list[int], ids_of: Callable[[str], list[int]], way: str
 ) -> None:
     greedy = ids_of("greedy")
-    end_id, wishes = greedy[2], {"max_tokens": NUM_TOKENS, "return_finish_reason": True}
+    end_id, requested = greedy[2], {"max_tokens": NUM_TOKENS, "return_finish_reason": True}
     for fields in ({"stop_token_ids": [end_id]}, {"end_id": end_id}):
-        answer = served(server, way, prompt, **fields, **wishes)
+        answer = served(server, way, prompt, **fields, **requested)
         assert answer.token_ids == greedy[:2]
         assert (answer.end("finish_reason"), answer.end("stop_reason")) == ("stop", str(end_id))
-    answer = served(server, way, prompt, end_id=end_id, ignore_eos=True, **wishes)
+    answer = served(server, way, prompt, end_id=end_id, ignore_eos=True, **requested)
     assert (answer.token_ids, answer.end("finish_reason")) == (greedy, "length")
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_models_own_end_is_ignored_when_asked(server: Server, way: str) -> None:
-    wishes = {"max_tokens": 12, "return_finish_reason": True, "return_num_output_tokens": True}
-    ended = served(server, way, CHAT, **wishes)
+    requested = {"max_tokens": 12, "return_finish_reason": True, "return_num_output_tokens": True}
+    ended = served(server, way, CHAT, **requested)
     assert (ended.text, ended.end("finish_reason")) == ("The capital of France is Paris.", "stop")
-    whole = served(server, way, CHAT, ignore_eos=True, **wishes)
+    whole = served(server, way, CHAT, ignore_eos=True, **requested)
     assert (whole.end("finish_reason"), sum(whole.all("num_output_tokens"))) == ("length", 12)
     assert whole.text.startswith(ended.text)

@@ -88,8 +88,8 @@ def test_a_stop_string_may_be_part_of_the_text(server: Server, way: str) -> None
     stop = whole[4:9]
     end = whole.index(stop)
     assert served(server, way, PROMPT, stop_words=[stop]).text == whole[:end]
-    told = served(server, way, PROMPT, stop_words=[stop], include_stop_str_in_output=True)
-    assert told.text == whole[: end + len(stop)]
+    answer = served(server, way, PROMPT, stop_words=[stop], include_stop_str_in_output=True)
+    assert answer.text == whole[: end + len(stop)]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -113,8 +113,8 @@ def test_priority_changes_no_text(server: Server, way: str, priority: int) -> No
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_sequences_of_one_prompt(server: Server, stream: bool) -> None:
-    wishes = {"return_num_output_tokens": True, "return_finish_reason": True, "stream": stream}
-    inputs = text_inputs(PROMPT, 8, **RANDOM) | {"num_return_sequences": 4, "ignore_eos": True, **wishes}
+    requested = {"return_num_output_tokens": True, "return_finish_reason": True, "stream": stream}
+    inputs = text_inputs(PROMPT, 8, **RANDOM) | {"num_return_sequences": 4, "ignore_eos": True, **requested}
     outcome = ask(server.grpc, "ensemble", inputs)
     texts, counts = [b""] * 4, [0] * 4
     for response in outcome.responses:

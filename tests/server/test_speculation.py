@@ -1,4 +1,4 @@
-"""A server that drafts: the same tokens, streamed; figures and metrics of its drafts."""
+"""A server that drafts gives the same tokens, streamed; statistics and metrics of its drafts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_cancel_gives_all_blocks_back(drafting: Server) -> None:
     before = drafting.settled(name)
     stream = Stream(drafting.grpc, "ensemble", text_inputs(f"{REPEATING}.", ENDLESS, ignore_eos=True))
     assert stream.got_response.wait(60)
-    # Windows are open all the time now.
+    # From now on every step verifies drafts.
     eventually(lambda: drafting.metric(name) > before + 20, 60)
     num_before = drafting.num_aborted()
     stream.cancel()

@@ -1,7 +1,7 @@
-"""gRPC statuses: of unary calls, and of streams that ask for them with the header triton_grpc_error.
+"""gRPC statuses of unary calls, and of streams that request them with the header triton_grpc_error.
 
-Release 24.10 may crash when such a stream's error comes within milliseconds of its request, whoever's
-model it is. So refusals of streams are looked at in band here, and with the header only what comes later.
+Release 24.10 may crash, with any model, when the error of such a stream comes within milliseconds of its
+request. So these tests check immediate refusals of streams in band, and use the header only for later errors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADER = (("triton_grpc_error", "true"),)
 LLM_OF = {False: "llm", True: "unary_tensorrt_llm"}
 STREAMED = ("llm", "text", "ensemble", "vllm_model")
 UNARY = ("unary_tensorrt_llm", "unary_tensorrt_llm_bls", "unary_ensemble")
-DOORS = STREAMED + UNARY
+FRONTENDS = STREAMED + UNARY
 # Status and message of a call; OK has no message.
 Status = tuple[str, str]
 OK: Status = ("OK", "")
@@ -37,7 +37,8 @@ FULL = "Exceeds maximum queue size, the queue is full: 4 sequences run or wait, 
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
-    options = ("--max-num-seqs", str(SLOTS), "--max-queued-requests", str(QUEUE))
+    # Torch is slow enough for requests that occupy all slots to last.
+    options = ("--max-num-seqs", str(SLOTS), "--max-queued-requests", str(QUEUE), "--cpu-kernels", "torch")
     with running(leaving, write_presets(tmp_path_factory.mktemp("statuses"), *options)) as server:
         yield server
 
@@ -51,9 +52,9 @@ def gauge(server: Server, is_unary: bool, request_type: str) -> float:
     return server.metric("nv_trt_llm_request_metrics", request_type=request_type, model=LLM_OF[is_unary])
 
 
-def inputs_of(door: str, num_tokens: int) -> Tensors:
-    """What runs for so many tokens, and says how it ended where that can be asked."""
-    if door == "vllm_model":
+def inputs_of(frontend: str, num_tokens: int) -> Tensors:
+    """Inputs for a request of this many tokens, which also asks for the finish reason where possible."""
+    if frontend == "vllm_model":
         sampling = json.dumps({"max_tokens": num_tokens, "ignore_eos": True})
         return {
             "text_input": np.array([b"Once"], dtype=np.object_),
@@ -61,13 +62,13 @@ def inputs_of(door: str, num_tokens: int) -> Tensors:
             "sampling_parameters": np.array([sampling.encode()], dtype=np.object_),
         }
     fields = {"ignore_eos": True, "return_finish_reason": True}
-    if door.endswith("llm"):
-        return llm_inputs([5, 6, 7], num_tokens, **fields) | {"streaming": door not in UNARY}
-    return text_inputs("Once", num_tokens, **fields) | {"stream": door not in UNARY}
+    if frontend.endswith("llm"):
+        return llm_inputs([5, 6, 7], num_tokens, **fields) | {"streaming": frontend not in UNARY}
+    return text_inputs("Once", num_tokens, **fields) | {"stream": frontend not in UNARY}
 
 
-def status_of(server: Server, door: str, inputs: Tensors, **request: Any) -> Status:
-    return (status_of_call if door in UNARY else status_of_stream)(server, door, inputs, **request)
+def status_of(server: Server, frontend: str, inputs: Tensors, **request: Any) -> Status:
+    return (status_of_call if frontend in UNARY else status_of_stream)(server, frontend, inputs, **request)
 
 
 def status_of_call(server: Server, model: str, inputs: Tensors, **request: Any) -> Status:
@@ -85,7 +86,7 @@ def status_of_stream(
     on_response: Callable[[], None] = lambda: None,
     **request: Any,
 ) -> Status:
-    """With the header; what came before an error is counted by `on_response`."""
+    """Send a stream with the header; `on_response` is called for each response before an error."""
     with grpc.insecure_channel(server.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
@@ -106,7 +107,7 @@ def stop(server: Server, is_unary: bool, request_id: str) -> None:
 
 
 def fill(server: Server, is_unary: bool, num_requests: int) -> list[Stream]:
-    """Requests that run or wait until they are stopped as "fill"."""
+    """Start requests with the id "fill", which run or wait until they are stopped."""
     model = LLM_OF[is_unary]
     inputs = llm_inputs([5, 6, 7], LONG, ignore_eos=True, streaming=False)
     streams = [Stream(server.grpc, model, inputs, request_id="fill") for _ in range(num_requests)]
@@ -122,7 +123,7 @@ def empty(server: Server, is_unary: bool, streams: list[Stream]) -> None:
 
 
 def refused(server: Server, model: str, inputs: Tensors) -> str:
-    """The one error of a stream without the header."""
+    """Send a stream without the header; return its only error."""
     outcome = ask(server.grpc, model, inputs)
     assert (outcome.responses, outcome.num_finals, outcome.call_error) == ([], 1, "")
     (error,) = outcome.errors
@@ -138,46 +139,46 @@ def test_bad_input_is_an_invalid_argument(narrow: Server, model: str) -> None:
         assert status_of_call(narrow, model, inputs) == ("INVALID_ARGUMENT", error)
 
 
-@pytest.mark.parametrize("door", STREAMED)
-def test_what_is_served_ends_a_stream_with_ok(narrow: Server, door: str) -> None:
+@pytest.mark.parametrize("frontend", STREAMED)
+def test_what_is_served_ends_a_stream_with_ok(narrow: Server, frontend: str) -> None:
     num_responses = []
-    status = status_of_stream(narrow, door, inputs_of(door, 4), lambda: num_responses.append(1))
+    status = status_of_stream(narrow, frontend, inputs_of(frontend, 60), lambda: num_responses.append(1))
     assert status == OK
     assert len(num_responses) > 1
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_deadline_in_the_queue_is_unavailable(narrow: Server, door: str) -> None:
-    is_unary = door in UNARY
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_deadline_in_the_queue_is_unavailable(narrow: Server, frontend: str) -> None:
+    is_unary = frontend in UNARY
     streams = fill(narrow, is_unary, SLOTS)
-    code, message = status_of(narrow, door, inputs_of(door, 4), timeout=200_000)
+    code, message = status_of(narrow, frontend, inputs_of(frontend, 4), timeout=200_000)
     assert code == "UNAVAILABLE"
     assert "timeout: the request was not started within 0.2 s" in message
-    assert message.startswith("Error generating stream: ") == (door == "vllm_model")
+    assert message.startswith("Error generating stream: ") == (frontend == "vllm_model")
     eventually(lambda: gauge(narrow, is_unary, "active") == SLOTS)
     empty(narrow, is_unary, streams)
 
 
 @pytest.mark.parametrize("way", ["generate", "generate_stream"])
-@pytest.mark.parametrize("door", ["llm", "text", "vllm_model", "unary_tensorrt_llm_bls"])
-def test_a_deadline_in_the_queue_over_http(narrow: Server, door: str, way: str) -> None:
-    streams = fill(narrow, door in UNARY, SLOTS)
-    status, text = narrow.post(f"/v2/models/{door}/{way}", http_body(door, 4) | {"timeout": 200_000})
-    # The server has one code for all errors of `generate`.
+@pytest.mark.parametrize("frontend", ["llm", "text", "vllm_model", "unary_tensorrt_llm_bls"])
+def test_a_deadline_in_the_queue_over_http(narrow: Server, frontend: str, way: str) -> None:
+    streams = fill(narrow, frontend in UNARY, SLOTS)
+    status, text = narrow.post(f"/v2/models/{frontend}/{way}", http_body(frontend, 4) | {"timeout": 200_000})
+    # The server has a single code for all errors of `generate`.
     assert status == 400
     assert "timeout: the request was not started within 0.2 s" in text
-    empty(narrow, door in UNARY, streams)
+    empty(narrow, frontend in UNARY, streams)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_full_queue_is_unavailable(narrow: Server, door: str) -> None:
-    streams = fill(narrow, door in UNARY, SLOTS + QUEUE)
-    error = refused(narrow, door, inputs_of(door, 4))
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_full_queue_is_unavailable(narrow: Server, frontend: str) -> None:
+    streams = fill(narrow, frontend in UNARY, SLOTS + QUEUE)
+    error = refused(narrow, frontend, inputs_of(frontend, 4))
     assert FULL in error
-    if door in UNARY:
-        assert status_of_call(narrow, door, inputs_of(door, 4)) == ("UNAVAILABLE", error)
-    empty(narrow, door in UNARY, streams)
-    assert status_of(narrow, door, inputs_of(door, 4)) == OK
+    if frontend in UNARY:
+        assert status_of_call(narrow, frontend, inputs_of(frontend, 4)) == ("UNAVAILABLE", error)
+    empty(narrow, frontend in UNARY, streams)
+    assert status_of(narrow, frontend, inputs_of(frontend, 4)) == OK
 
 
 def test_a_full_queue_over_http_infer_is_503(narrow: Server) -> None:
@@ -192,21 +193,21 @@ def test_a_full_queue_over_http_infer_is_503(narrow: Server) -> None:
     empty(narrow, True, streams)
 
 
-@pytest.mark.parametrize("door", STREAMED)
-def test_a_stopped_stream_is_cancelled_in_vllms_shape_only(narrow: Server, door: str) -> None:
+@pytest.mark.parametrize("frontend", STREAMED)
+def test_a_stopped_stream_is_cancelled_in_vllms_shape_only(narrow: Server, frontend: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         num_responses: list[int] = []
         asked = pool.submit(
             status_of_stream,
             narrow,
-            door,
-            inputs_of(door, LONG),
+            frontend,
+            inputs_of(frontend, LONG),
             lambda: num_responses.append(1),
             request_id="stop-me",
         )
         eventually(lambda: len(num_responses) > 0)
         stop(narrow, False, "stop-me")
-        expected = ("CANCELLED", "Request was cancelled") if door == "vllm_model" else OK
+        expected = ("CANCELLED", "Request was cancelled") if frontend == "vllm_model" else OK
         assert asked.result(30) == expected
     assert len(num_responses) < LONG
 
@@ -222,60 +223,60 @@ def test_a_stopped_request_of_vllms_shape_is_cancelled_in_the_queue_too(narrow: 
     empty(narrow, False, streams)
 
 
-def http_body(door: str, num_tokens: int) -> dict[str, Any]:
-    wishes: dict[str, Any] = {"ignore_eos": True}
-    if door != "vllm_model":
-        wishes |= {"exclude_input_in_output": True, "return_finish_reason": True}
-    if door in ("llm", "unary_tensorrt_llm"):
+def http_body(frontend: str, num_tokens: int) -> dict[str, Any]:
+    requested: dict[str, Any] = {"ignore_eos": True}
+    if frontend != "vllm_model":
+        requested |= {"exclude_input_in_output": True, "return_finish_reason": True}
+    if frontend in ("llm", "unary_tensorrt_llm"):
         return {
             "input_ids": [5, 6, 7],
             "input_lengths": 3,
             "request_output_len": num_tokens,
-            **wishes,
+            **requested,
         }
-    return {"text_input": "Once", "max_tokens": num_tokens, **wishes}
+    return {"text_input": "Once", "max_tokens": num_tokens, **requested}
 
 
 def order_by_http(server: Server, is_unary: bool, asked: str) -> tuple[int, str]:
-    """The order to stop, as a request without any other field than what is required."""
+    """Send a stop request with no fields other than the required ones."""
     model = {"llm": LLM_OF[is_unary], "text": "unary_tensorrt_llm_bls" if is_unary else "text"}[asked]
     ids = {"input_ids": [1], "input_lengths": 1, "request_output_len": 1}
-    # Of decoupled models `generate` wants exactly one response, which an order does not have.
+    # `generate` expects exactly one response, but a stop request to a decoupled model has none.
     way = "generate" if is_unary else "generate_stream"
     body = {"id": "stop-me", "stop": True} | (ids if asked == "llm" else {})
     return server.post(f"/v2/models/{model}/{way}", body)
 
 
 @pytest.mark.parametrize("asked", ["llm", "text"])
-@pytest.mark.parametrize("door", DOORS)
-def test_a_stop_over_http_ends_a_running_generate(narrow: Server, door: str, asked: str) -> None:
-    is_unary = door in UNARY
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_stop_over_http_ends_a_running_generate(narrow: Server, frontend: str, asked: str) -> None:
+    is_unary = frontend in UNARY
     with ThreadPoolExecutor(2) as pool:
-        path = f"/v2/models/{door}/generate"
+        path = f"/v2/models/{frontend}/generate"
         stopped, other = (
-            pool.submit(narrow.post, path, http_body(door, LONG) | {"id": request_id})
+            pool.submit(narrow.post, path, http_body(frontend, LONG) | {"id": request_id})
             for request_id in ("stop-me", "fill")
         )
         eventually(lambda: gauge(narrow, is_unary, "scheduled") == 2)
         status, text = order_by_http(narrow, is_unary, asked)
         assert status == 200
         assert "error" not in text
-        check_stopped(door, stopped)
+        check_stopped(frontend, stopped)
         assert not other.done()
         stop(narrow, is_unary, "fill")
-        check_stopped(door, other)
+        check_stopped(frontend, other)
 
 
-def check_stopped(door: str, request: Future[tuple[int, str]]) -> None:
+def check_stopped(frontend: str, request: Future[tuple[int, str]]) -> None:
     status, text = request.result(30)
     answer = json.loads(text)
-    if door == "vllm_model":
+    if frontend == "vllm_model":
         assert (status, answer) == (400, {"error": "Request was cancelled"})
     else:
         assert (status, answer["finish_reason"]) == (200, "cancelled")
 
 
-def test_a_lost_engine_is_internal_for_who_runs(narrow: Server) -> None:
+def test_a_lost_engine_is_internal_for_running_requests(narrow: Server) -> None:
     with ThreadPoolExecutor(1) as pool:
         num_responses: list[int] = []
         asked = pool.submit(
@@ -287,5 +288,7 @@ def test_a_lost_engine_is_internal_for_who_runs(narrow: Server) -> None:
         code, message = asked.result(30)
     assert code == "INTERNAL"
     assert "the engine process ended" in message
-    for door in DOORS:
-        eventually(lambda door=door: ask(narrow.grpc, door, inputs_of(door, 4)).errors == [], 60)
+    for frontend in FRONTENDS:
+        eventually(
+            lambda frontend=frontend: ask(narrow.grpc, frontend, inputs_of(frontend, 4)).errors == [], 60
+        )

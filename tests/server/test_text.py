@@ -54,7 +54,7 @@ def test_http_generate_stream_gives_the_same_text_in_pieces(server: Server) -> N
 def test_streamed_unstreamed_and_decoded_text_agree(
     server: Server, tokenizer: AutoTokenizer, prompt: str, seed: int
 ) -> None:
-    # A temperature far above 1 makes invalid byte sequences, special tokens and every script.
+    # A temperature far above 1 gives invalid byte sequences, special tokens and all scripts.
     sampling = {
         "temperature": 3.0,
         "top_p": 1.0,

@@ -1,4 +1,4 @@
-"""The one-process text model says what the ensemble says, by every protocol and from one instance."""
+"""The text model, in a single process, gives the ensemble's answers, by every protocol."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from helpers.server import Server, eventually
 
 MESSAGES = json.dumps([{"role": "user", "content": "What is the capital of France?"}])
 SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": np.array([[11]], dtype=np.uint64), "ignore_eos": True}
-WISHES = dict.fromkeys(
+REQUESTED = dict.fromkeys(
     ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_log_probs"), True
 )
 
 CASES: dict[str, dict[str, Any]] = {
-    "streamed": text_inputs("Emoji 😀👨‍👩‍👧‍👦 are", 16, **SEEDED, **WISHES),
-    "not streamed": text_inputs("你好，世界。今天", 10, **SEEDED, **WISHES) | {"stream": False},
+    "streamed": text_inputs("Emoji 😀👨‍👩‍👧‍👦 are", 16, **SEEDED, **REQUESTED),
+    "not streamed": text_inputs("你好，世界。今天", 10, **SEEDED, **REQUESTED) | {"stream": False},
     "echoed": text_inputs("   leading", 12, stream=False) | {"exclude_input_in_output": False},
-    "messages": {"messages": MESSAGES, "max_tokens": 20, "stream": True, **WISHES},
-    "stop string": {"messages": MESSAGES, "max_tokens": 20, "stop_words": ["of France"], **WISHES},
+    "messages": {"messages": MESSAGES, "max_tokens": 20, "stream": True, **REQUESTED},
+    "stop string": {"messages": MESSAGES, "max_tokens": 20, "stop_words": ["of France"], **REQUESTED},
     "biased words": text_inputs("The sky", 12, embedding_bias_words=["red"], embedding_bias_weights=[9.0]),
     "beams": text_inputs("Once upon a time", 8, beam_width=3) | {"stream": False},
     "several sequences": text_inputs("Once", 8, num_return_sequences=3, **SEEDED),
@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def said(outcome: Outcome) -> dict[tuple[int, str], Any]:
-    """Each output of each sequence, whole: chunks may be cut elsewhere."""
+    """Each output of each sequence, joined because chunks may be divided differently."""
     assert (outcome.errors, outcome.num_finals, outcome.call_error) == ([], 1, "")
     values: dict[tuple[int, str], list[Any]] = {}
     for response in outcome.responses:
@@ -53,7 +53,7 @@ _WHOLE: dict[str, Callable[[list[Any]], Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_the_ensemble_says(server: Server, case: str) -> None:
+def test_the_outputs_are_the_ensembles(server: Server, case: str) -> None:
     by_ensemble, by_text = (ask(server.grpc, model, CASES[case]) for model in ("ensemble", "text"))
     expected, found = said(by_ensemble), said(by_text)
     assert found.keys() == expected.keys()
@@ -64,7 +64,7 @@ def test_what_the_ensemble_says(server: Server, case: str) -> None:
             assert found[key] == values, key
 
 
-def test_http_says_the_same(server: Server) -> None:
+def test_http_gives_the_same_text(server: Server) -> None:
     body = {"messages": MESSAGES, "max_tokens": 20, "exclude_input_in_output": True}
     status, text = server.post("/v2/models/text/generate", body)
     assert (status, json.loads(text)["text_output"]) == (200, "The capital of France is Paris.")

@@ -1,4 +1,4 @@
-"""Repositories under the reference's names: streaming, and unary for clients that know nothing else."""
+"""Repositories with TensorRT-LLM's names: streaming, and unary for clients without streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNARY = {"max_tokens": 12, "text_input": PROMPT, "ignore_eos": True, "exclude_in
 
 @pytest.fixture(scope="module")
 def trtllm(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
-    """One model under the plain names, and the same one unary."""
+    """A model with the plain names, and the same model unary."""
     folder = tmp_path_factory.mktemp("trtllm")
     checkpoint = tiny_checkpoint(folder / "checkpoint")
     create_repository(folder / "repository", checkpoint, "--preset", "trtllm")
@@ -36,7 +36,7 @@ def trtllm(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterat
         yield server
 
 
-def test_the_references_clients_find_their_models(trtllm: Server) -> None:
+def test_tensorrt_llms_clients_find_their_models(trtllm: Server) -> None:
     inputs = text_inputs(PROMPT, 12, ignore_eos=True)
     by_ensemble = ask(trtllm.grpc, "ensemble", inputs)
     assert (by_ensemble.errors, by_ensemble.num_finals) == ([], 1)
@@ -49,7 +49,7 @@ def test_the_references_clients_find_their_models(trtllm: Server) -> None:
     assert decoded == PROMPT + by_ensemble.text
 
 
-def test_the_engines_metrics_carry_the_references_model(trtllm: Server) -> None:
+def test_the_engines_metrics_carry_tensorrt_llms_model_name(trtllm: Server) -> None:
     assert trtllm.metric("nv_trt_llm_request_metrics", request_type="max", model="tensorrt_llm") == 32
 
 
@@ -134,7 +134,7 @@ def test_unary_requests_are_batched_in_flight(trtllm: Server) -> None:
     eventually(lambda: len(answers) == 8, 60)
     texts = sorted((answer.as_numpy("text_output").item().decode() for answer in answers), key=len)
     assert texts[-1].startswith(expected)
-    # A text may have been stopped within a character.
+    # A text may have been stopped inside a character.
     assert all(texts[-1].startswith(text.rstrip("\ufffd")) for text in texts)
 
 
@@ -151,7 +151,7 @@ def test_a_unary_deadline_is_kept(trtllm: Server) -> None:
 
 
 def infer_body(**inputs: Any) -> dict[str, Any]:
-    """As KServe's HTTP protocol has it."""
+    """A body in the format of KServe's HTTP protocol."""
     kinds = {str: "BYTES", bool: "BOOL", int: "INT32"}
     tensors = [
         {"name": name, "shape": [1, 1], "datatype": kinds[type(value)], "data": [value]}

@@ -15,7 +15,7 @@ from helpers.tiny_repository import add_to_repository, create_repository, tiny_c
 
 PREFIXES = ("", "second_")
 BUDGETS = {"llm": 40_000_000, "second_llm": 1_000_000}
-# A block has 64 tokens, each with keys and values of 3 layers with 2 heads in float32.
+# A block has 64 tokens, each with keys and values in float32 for 2 heads of each of 3 layers.
 BLOCK_BYTES = 64 * 2 * 3 * 2 * 10 * 4
 
 
@@ -67,7 +67,7 @@ def test_each_has_its_own_memory(both: Server) -> None:
     inputs = llm_inputs([7, 8] * 1100, ENDLESS, ignore_eos=True)
     stream = Stream(both.grpc, "llm", inputs, request_id="stop-me")
     assert stream.got_response.wait(60)
-    # More than the small one has in all.
+    # More blocks than the small model has in all.
     eventually(lambda: blocks("llm", "used") > blocks("second_llm", "max"))
     assert blocks("second_llm", "used") == 0
     outcome = greedy(both, "second_")

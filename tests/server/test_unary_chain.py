@@ -1,4 +1,4 @@
-"""The reference's three unary models called one by one, as its gRPC and HTTP clients do."""
+"""TensorRT-LLM's three unary models, called one by one as its gRPC and HTTP clients do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def call(presets: Server, request: pytest.FixtureRequest) -> Call:
 
 
 def infer_by_http(server: Server, model: str, inputs: Tensors) -> Tensors:
-    """With tensors in binary, as tritonclient sends them."""
+    """Send binary tensors, as tritonclient does."""
     tensors = []
     for name, value in inputs.items():
         array = as_tensor(value)
@@ -41,7 +41,7 @@ def infer_by_http(server: Server, model: str, inputs: Tensors) -> Tensors:
 
 
 def infer_by_json(server: Server, model: str, inputs: Tensors) -> Tensors:
-    """As curl sends it."""
+    """Send JSON, as with curl."""
     arrays = {name: as_tensor(value) for name, value in inputs.items()}
     tensors = [
         {
@@ -68,7 +68,7 @@ def plain(array: Any) -> list[Any]:
     return [value.decode() if isinstance(value, bytes) else value for value in values]
 
 
-# In the names of the text level.
+# By the names of the text level.
 CASES: dict[str, Tensors] = {
     "plain": {},
     "excluded": {"exclude_input_in_output": True},
@@ -106,7 +106,7 @@ def test_the_chain_gives_the_text_of_the_bls(presets: Server, call: Call, case: 
     assert by_hand(call, STEPS, query, more) == expected
 
 
-def test_every_transport_says_the_same_of_the_bls(presets: Server, call: Call) -> None:
+def test_every_transport_gives_the_same_outputs_of_the_bls(presets: Server, call: Call) -> None:
     inputs = {"text_input": PROMPT, "max_tokens": NUM_TOKENS, "ignore_eos": True, "return_log_probs": True}
     expected, found = infer(presets, BLS, inputs), call(BLS, inputs)
     assert texts(found["text_output"]) == texts(expected["text_output"])
@@ -140,7 +140,7 @@ def test_postprocessing_gives_a_text_for_each_beam_of_each_row(call: Call, case:
     assert texts(output) == expected
 
 
-def test_postprocessing_wants_a_length_for_each_beam(call: Call) -> None:
+def test_postprocessing_needs_a_length_for_each_beam(call: Call) -> None:
     batch = {"TOKENS_BATCH": np.array([[THE_QUICK, THE_QUICK]], dtype=np.int32), "SEQUENCE_LENGTH": 3}
     with pytest.raises(InferenceServerException, match="SEQUENCE_LENGTH has 1 values for 2 rows"):
         call(DETOKENIZER, batch)

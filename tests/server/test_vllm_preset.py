@@ -1,4 +1,4 @@
-"""A model of the vLLM backend's shape, as that backend's clients use it."""
+"""The vLLM backend's model, as that backend's clients use it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def inputs(sampling: dict[str, Any] | None = None, **tensors: Any) -> dict[str, 
 
 
 def as_vector(value: Any) -> Any:
-    """A tensor [1]: this shape knows no rows."""
+    """A tensor [1]: this model has no batch dimension."""
     if isinstance(value, str):
         return np.array([value.encode()], dtype=np.object_)
     return np.array([value])
@@ -46,16 +46,16 @@ def say(server: Server, sampling: dict[str, Any] | None = None, **tensors: Any) 
     return outcome
 
 
-def test_the_start_says_how_to_ask(vllm: Server) -> None:
+def test_the_ready_message_shows_an_example_request(vllm: Server) -> None:
     eventually(lambda: any("Ctrl-C stops it" in line for line in vllm.lines))
     said = "\n".join(vllm.lines)
     assert f"/v2/models/{MODEL}/generate_stream" in said
-    # The client sends rows.
+    # Our client sends tensors with a batch dimension, which this model does not take.
     assert "naiad_client" not in said
 
 
 def test_streamed_texts_add_up_to_the_unstreamed_one(vllm: Server) -> None:
-    # Many, so that the first does not wait for the last whatever travels together.
+    # Enough tokens that the first response arrives before the last token, even if chunks are merged.
     sampling = {**GREEDY, "max_tokens": 300}
     streamed = say(vllm, sampling, stream=True, return_finish_reason=True, return_num_output_tokens=True)
     plain = say(vllm, sampling, exclude_input_in_output=True)
@@ -95,8 +95,8 @@ def test_sixteen_tokens_are_the_default(vllm: Server) -> None:
 
 def test_log_probs_and_sequences(vllm: Server) -> None:
     sampling = {**GREEDY, "temperature": 0.8, "seed": 3, "n": 2, "logprobs": 2}
-    wishes = {"return_logprobs": True, "return_cumulative_logprob": True, "return_finish_reason": True}
-    (response,) = say(vllm, sampling, **wishes).responses
+    requested = {"return_logprobs": True, "return_cumulative_logprob": True, "return_finish_reason": True}
+    (response,) = say(vllm, sampling, **requested).responses
     assert response["text_output"].shape == response["cumulative_logprob"].shape == (2,)
     for text, total in zip(response["logprobs"].tolist(), response["cumulative_logprob"], strict=True):
         shown = json.loads(text)

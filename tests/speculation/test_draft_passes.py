@@ -1,4 +1,4 @@
-"""Shares of drafts that passes of a draft model are paid for."""
+"""The policy's draft tokens when a draft model's passes cost time."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def test_a_text_is_read_where_that_is_paid_back() -> None:
     assert policy.plan([costly(state, 4, num_unread=2000, num_left=500)], 1)[0] > 0
     assert policy.plan([costly(state, 4, num_unread=2000, num_left=5)], 1) == [0]
     assert policy.plan([costly(state, 4, num_unread=10, num_left=5)], 1)[0] > 0
-    # One that is not read holds up nobody else.
+    # A sequence with unread tokens does not affect the others.
     assert policy.plan([costly(state, 4, 2000, 5), costly(state, 4)], 2)[1] > 0
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 32])
 def test_a_draft_model_that_is_always_wrong_costs_four_percent_at_most(num_rows: int) -> None:
-    """Of 512 steps; all it has to read are its own sequences' new tokens."""
+    """Over 512 steps; the model has to read only the new tokens of its sequences."""
     policy = SpeculationPolicy(GENTLE, pass_cost=DRAFT)
     states = [AcceptanceState() for _ in range(num_rows)]
     num_unread = [0] * num_rows
@@ -124,7 +124,7 @@ def test_a_probe_puts_aside_what_reading_costs() -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 4])
 def test_a_model_that_was_wrong_is_tried_again_however_far_behind(num_rows: int) -> None:
-    """What it has to read grows with each step in which it is not asked."""
+    """The number of unread tokens grows with each step in which the model is not asked."""
     policy = SpeculationPolicy(GENTLE, pass_cost=DRAFT)
     states = [state_with(0.02) for _ in range(num_rows)]
     for num_unread in range(20, 2000):

@@ -34,7 +34,7 @@ def test_all_known_tokens_are_missing_at_first_and_the_last_one_always() -> None
 def test_what_is_missing_is_what_was_not_written(
     num_tokens: int, changes: list[tuple[bool, int, int]]
 ) -> None:
-    """Against a set of written places, in which a block's places behind a gap do not count."""
+    """Compared with a set of written slots, in which a block's slots after a gap do not count."""
     kv_cache = KVCacheManager(8, BLOCK)
     slots = DraftSlots(kv_cache)
     sequence = admitted(kv_cache, list(range(num_tokens)))
@@ -78,7 +78,7 @@ def test_a_prefix_hit_brings_what_was_written_there() -> None:
     kv_cache.free(first)
     second = admitted(kv_cache, [*range(8), 50, 51, 52])
     assert slots.missing(second) == (6, 11)
-    # Who reads it first reads it for all.
+    # The first sequence that reads the block reads it for all.
     third = admitted(kv_cache, [*range(8), 60])
     slots.fill(third, 6, 8)
     assert slots.missing(second) == (8, 11)

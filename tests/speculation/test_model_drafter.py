@@ -1,4 +1,4 @@
-"""When the draft model is asked, for how much, and what becomes of failures; over a fake model."""
+"""When the draft model is used, for how many tokens, and how failures are handled; with a fake model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEAR = StepCost([(1, 2.0)])
 
 
 class Desk:
-    """A drafter over a fake model with a cache of its own, and sequences in it."""
+    """A drafter with a fake model that has its own cache, and its sequences."""
 
     def __init__(
         self, num_blocks: int = 64, max_caught_up_tokens: int = 256, failure_rate: float = 0.0
@@ -36,7 +36,7 @@ class Desk:
         )
 
     def add(self, num_prompt_tokens: int, num_output_tokens: int = 1) -> Sequence:
-        """A sequence that has computed all but its last token."""
+        """Add a sequence that has computed all but its last token."""
         prompt = [(3 * place) % 50 for place in range(num_prompt_tokens)]
         sequence = draft_sequence(prompt, solo_tokens(prompt, num_output_tokens))
         assert self.kv_cache.admit(sequence) is not None
@@ -79,7 +79,7 @@ def test_no_drafts_for_a_first_token_and_none_without_room() -> None:
 def test_drafts_take_free_blocks_and_no_more() -> None:
     desk = Desk(num_blocks=4)
     one, other = desk.add(6), desk.add(3)
-    # Each has one slot left in its last block or none; one block is free.
+    # Each sequence has at most one slot left in its last block; one block is free.
     assert [len(one.block_table), len(other.block_table)] == [2, 1]
     drafts = desk.drafter.propose([one, other], [4, 4])
     assert [len(draft) for draft in drafts] == [4, 0]

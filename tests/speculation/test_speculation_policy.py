@@ -103,7 +103,7 @@ def test_nothing_to_share_out() -> None:
 
 
 def seconds_with(policy: SpeculationPolicy, cost: StepCost, num_rows: int, num_steps: int) -> float:
-    """Seconds of steps in which every draft is wrong."""
+    """Seconds of a number of steps in which every draft is rejected."""
     states = [AcceptanceState() for _ in range(num_rows)]
     spent_s = 0.0
     for _ in range(num_steps):

@@ -12,7 +12,7 @@ from naiad.speculation.step_cost import StepCost
 
 
 class CountingDrafter(TextDrafter):
-    """Has a draft for everybody, and counts how often it is asked."""
+    """Has a draft for every sequence, and counts how often it is asked."""
 
     def __init__(self) -> None:
         self.num_asked = 0
@@ -29,7 +29,7 @@ class CountingDrafter(TextDrafter):
 
 
 def times_asked(cost: StepCost, crowds: list[int]) -> list[int]:
-    """How many sequences the drafter was asked about, step by step, of crowds of these sizes."""
+    """For steps with these numbers of sequences, how many the drafter was asked about."""
     drafter = CountingDrafter()
     speculator = Speculator(drafter, SpeculationPolicy(cost, probe_share=0.0), 4)
     everybody = [draft_sequence([1, 2], [3]) for _ in range(max(crowds))]

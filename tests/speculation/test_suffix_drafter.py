@@ -17,7 +17,7 @@ from naiad.speculation.suffix_drafter import MAX_MATCH, SuffixDrafter
 
 
 def longest_end(known: list[int], text: list[int], num_times: int) -> list[int]:
-    """The longest end of the known tokens that occurs so often in the text."""
+    """The longest suffix of the known tokens that occurs at least `num_times` in the text."""
     for start in range(len(known)):
         if len(ends(text, known[start:])) >= num_times:
             return known[start:]
@@ -181,7 +181,7 @@ def test_a_long_prompt_is_taken_in_over_several_calls(drafter: Drafter) -> None:
 
 @pytest.mark.parametrize("drafter", [NGramDrafter(), SuffixDrafter()], ids=["ngram", "suffix"])
 def test_long_prompts_that_come_together_are_taken_in_one_after_the_other(drafter: Drafter) -> None:
-    """Beside them a text that is in step is drafted for at once."""
+    """Meanwhile a text without many unread tokens gets drafts immediately."""
     long = [draft_sequence([*range(MAX_READ_TOKENS - 5), *range(number, number + 5)]) for number in (0, 100)]
     short = draft_sequence([7, 8, 9, 7, 8])
     guesses = [drafter.propose([long[0], short, long[1]], [2, 1, 2]) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Beam search at Triton's border: what may be asked for, and the one response of all beams."""
+"""Beam search: which requests are allowed, and the single response with all beams."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.triton_server_doubles import LIMITS, LLM_SHAPE, FakeDoor, FakeSender, FakeSource, llm_source
+from helpers.triton_server_doubles import (
+    LIMITS,
+    LLM_SHAPE,
+    FakeEngineClient,
+    FakeSender,
+    FakeSource,
+    llm_source,
+)
 from naiad.engine_process import Ack
 from naiad.errors import InvalidRequestError
 from naiad.frontend.request import GenerateRequest
@@ -30,7 +37,7 @@ def read(**sent: Any) -> GenerateRequest:
 
 
 def beam(sequence_id: int, *ids: int, reason: FinishReason = FinishReason.STOP, **more: Any) -> RequestOutput:
-    """A result whose details follow from its ids."""
+    """A result whose details are derived from its ids."""
     log_probs = [TokenLogProbs(-float(each)) for each in ids]
     score = -float(sequence_id)
     return RequestOutput(
@@ -39,11 +46,11 @@ def beam(sequence_id: int, *ids: int, reason: FinishReason = FinishReason.STOP, 
 
 
 class Harness:
-    """A service over an engine that only remembers; ids count from 1."""
+    """A service with a fake engine client that records its calls; ids count from 1."""
 
     def __init__(self) -> None:
-        self.door = FakeDoor()
-        self.service = LLMService(self.door, pytest.fail, lambda _: 1, LLM_SHAPE)
+        self.engine = FakeEngineClient()
+        self.service = LLMService(self.engine, pytest.fail, lambda _: 1, LLM_SHAPE)
         self.sender = FakeSender()
 
     def accept(self, source: FakeSource) -> None:
@@ -54,7 +61,7 @@ class Harness:
         self.service.take_outputs(outputs, EngineStats())
 
     def finish(self) -> list[dict[str, Any]]:
-        """Wait for FINAL; all responses."""
+        """Wait for FINAL; return all responses."""
         eventually(lambda: self.sender.num_finals == 1)
         eventually(lambda: self.service.open_streams() == [])
         return self.sender.responses
@@ -96,7 +103,7 @@ def doubled(source: FakeSource) -> FakeSource:
         ),
     ],
 )
-def test_a_search_has_the_references_defaults(sent: dict[str, Any], expected: BeamParams) -> None:
+def test_a_search_has_tensorrt_llms_defaults(sent: dict[str, Any], expected: BeamParams) -> None:
     assert read(beam_width=4, **sent).rows[0].beam == expected
 
 
@@ -118,12 +125,12 @@ def test_off_is_no_search(sent: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("sent", "named"),
     [
-        ({"len_penalty": 0.5}, "length_penalty = 0.5: expected 0.0 or 1.0 without beams (beam_width > 1)"),
+        ({"len_penalty": 0.5}, "len_penalty = 0.5: expected 0.0 or 1.0 without beams (beam_width > 1)"),
         ({"early_stopping": True}, "early_stopping = True: expected False without beams"),
         ({"beam_search_diversity_rate": 0.5}, "beam_search_diversity_rate = 0.5: expected 0.0 without beams"),
-        ({"beam_width": 1, "len_penalty": 2.0}, "length_penalty = 2.0"),
-        ({"len_penalty": 10.5}, "length_penalty = 10.5: expected a finite number ≥ -10 and ≤ 10"),
-        ({"len_penalty": float("nan")}, "length_penalty = nan"),
+        ({"beam_width": 1, "len_penalty": 2.0}, "len_penalty = 2.0"),
+        ({"len_penalty": 10.5}, "len_penalty = 10.5: expected a finite number ≥ -10 and ≤ 10"),
+        ({"len_penalty": float("nan")}, "len_penalty = nan"),
         ({"early_stopping": 1}, "early_stopping = 1: expected true or false"),
     ],
 )
@@ -136,20 +143,23 @@ def test_fields_of_a_search_need_one(sent: dict[str, Any], named: str) -> None:
 @pytest.mark.parametrize(
     ("sent", "named"),
     [
-        ({"streaming": True}, "stream = True is not supported with beam_width = 3"),
+        ({"streaming": True}, "streaming = True is not supported with beam_width = 3"),
         ({"temperature": 0.7}, "temperature = 0.7: expected 0.0 or 1.0 with beam_width = 3"),
-        ({"runtime_top_k": 2}, "top_k = 2: expected 0 or 1 with beam_width = 3"),
-        ({"runtime_top_p": 0.5}, "top_p = 0.5: expected 1.0 or at most 0.0 with beam_width = 3"),
+        ({"runtime_top_k": 2}, "runtime_top_k = 2: expected 0 or 1 with beam_width = 3"),
+        ({"runtime_top_p": 0.5}, "runtime_top_p = 0.5: expected 1.0 or at most 0.0 with beam_width = 3"),
         ({"min_p": 0.1}, "min_p = 0.1: expected 0.0 with beam_width = 3"),
         ({"num_return_sequences": 4}, "num_return_sequences = 4: expected at most 3 with beam_width = 3"),
         ({"num_log_probs": 1}, "num_log_probs = 1 is not supported with beam_width = 3"),
         ({"return_context_logits": True}, "return_context_logits = True is not supported"),
         ({"return_generation_logits": True}, "return_generation_logits = True is not supported"),
-        ({"runtime_top_p": 1.0, "runtime_top_p_decay": 0.5}, "top_p_decay = 0.5: expected 1.0 with beam"),
+        (
+            {"runtime_top_p": 1.0, "runtime_top_p_decay": 0.5},
+            "runtime_top_p_decay = 0.5: expected 1.0",
+        ),
         ({"stop_words_list": pack_word_list([[8, 9]])[None]}, "stop_words_list is not supported"),
     ],
 )
-def test_what_does_not_go_with_beams_is_named(sent: dict[str, Any], named: str) -> None:
+def test_fields_that_beams_do_not_support_are_named(sent: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         read(beam_width=3, **sent)
     assert str(refused.value).startswith(named)
@@ -176,7 +186,7 @@ def test_rows_may_differ_in_penalty_but_not_in_width() -> None:
 @pytest.mark.parametrize("num_return_sequences", [{}, {"num_return_sequences": 1}])
 def test_each_row_goes_to_the_engine_as_one_search(harness: Harness, num_return_sequences: Any) -> None:
     harness.accept(doubled(llm_source(beam_width=3, return_log_probs=True, **num_return_sequences)))
-    asked = harness.door.submitted
+    asked = harness.engine.submitted
     assert [(each.sequence_id, each.sibling_ids) for each in asked] == [(1, (2, 3)), (4, (5, 6))]
     assert {each.beam for each in asked} == {BeamParams(length_penalty=0.0, stops_early=True)}
     assert {each.params.num_log_probs for each in asked} == {0}
@@ -239,14 +249,14 @@ def test_a_detokenizer_gets_the_window_and_a_cut_for_each_beam(harness: Harness,
     assert response["beam_max_chars"].tolist() == [[-1, 4 if is_excluded else 7]]
 
 
-def test_a_search_that_has_nothing_to_say_is_probed(harness: Harness) -> None:
+def test_a_search_without_outputs_is_probed(harness: Harness) -> None:
     harness.accept(llm_source(beam_width=2, text_context=TEXT))
     time.sleep(0.1)
     harness.service.housekeep()
     eventually(lambda: len(harness.sender.responses) == 1)
     assert harness.sender.responses[0]["output_ids"].shape == (1, 1, 0)
     harness.service.take_acks([Ack(1, 1, True)])
-    assert harness.door.aborted == [1]
+    assert harness.engine.aborted == [1]
     harness.say(*(beam(n, reason=FinishReason.CANCELLED) for n in (1, 2)))
     assert len(harness.finish()) == 2
 
@@ -255,7 +265,7 @@ def test_a_cancel_of_a_direct_client_ends_the_search(harness: Harness) -> None:
     harness.accept(llm_source(beam_width=3))
     harness.sender.cancelled = True
     harness.service.housekeep()
-    assert harness.door.aborted == [1]
+    assert harness.engine.aborted == [1]
 
 
 def test_an_error_of_one_beam_is_the_requests(harness: Harness) -> None:
@@ -278,7 +288,7 @@ def chunk(ids: list[list[int]], lengths: list[int], window: list[int], cuts: lis
     }
 
 
-def test_each_beam_goes_on_behind_the_window(table: TokenTable) -> None:
+def test_each_beam_continues_after_the_window(table: TokenTable) -> None:
     tensors = chunk([[1, 0, 1], [4, -1, -1], [0, 2, 3]], [3, 1, 3], [3], [-1, -1, 1])
     assert decode_beams(table, tensors, True) == ["\ufffd ba b", "é", "\ufffd"]
 

@@ -1,4 +1,4 @@
-"""Who is asked first, and how many in a round."""
+"""Which clients are checked first, and how many in a round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOW_S = 1000.0
 
 
 def new_streams(count: int, *, has_detokenizer: bool, has_begun: bool = True) -> list[ResponseStream]:
-    """Streams of one row; the first has been silent the longest."""
+    """Streams of one row each; the first has been silent the longest."""
     request = read_request(llm_source(), LIMITS)
     assert isinstance(request, GenerateRequest)
     streams = [
@@ -44,7 +44,7 @@ def test_the_longest_silent_are_probed_first_and_not_all_at_once() -> None:
     assert streams_to_probe(streams[::-1], NOW_S) == streams[:MAX_PROBES]
 
 
-def test_thirty_two_silent_clients_are_all_asked_within_80_ms() -> None:
+def test_thirty_two_silent_clients_are_all_checked_within_80_ms() -> None:
     streams = new_streams(32, has_detokenizer=True)
     asked: set[int] = set()
     now_s = NOW_S
@@ -57,7 +57,7 @@ def test_thirty_two_silent_clients_are_all_asked_within_80_ms() -> None:
 
 
 @pytest.mark.parametrize(("num_queued", "expected_s"), [(1, PROBE_PERIOD_S), (2, 0.1), (32, 1.6), (400, 2.0)])
-def test_those_in_the_queue_share_twenty_questions_a_second(num_queued: int, expected_s: float) -> None:
+def test_queued_requests_share_twenty_checks_a_second(num_queued: int, expected_s: float) -> None:
     streams = new_streams(num_queued, has_detokenizer=True, has_begun=False)
     direct = new_streams(num_queued, has_detokenizer=False, has_begun=False)
     begun = new_streams(1, has_detokenizer=True)
@@ -73,7 +73,7 @@ def test_those_in_the_queue_share_twenty_questions_a_second(num_queued: int, exp
 
 @pytest.mark.parametrize("num_queued", [8, 68, 200, 1000])
 @pytest.mark.parametrize("has_detokenizer", [True, False])
-def test_no_crowd_in_the_queue_delays_those_that_have_begun(num_queued: int, has_detokenizer: bool) -> None:
+def test_a_long_queue_does_not_delay_streams_that_have_begun(num_queued: int, has_detokenizer: bool) -> None:
     streams = new_streams(32, has_detokenizer=has_detokenizer)
     streams += new_streams(num_queued, has_detokenizer=has_detokenizer, has_begun=False)
     for stream in streams:
@@ -95,7 +95,7 @@ def test_no_crowd_in_the_queue_delays_those_that_have_begun(num_queued: int, has
 
 
 @pytest.mark.parametrize("state", ["spoken", "waiting for acks", "cancelling", "closed", "failed", "direct"])
-def test_who_needs_no_probe_gets_none(state: str) -> None:
+def test_streams_that_need_no_probe_get_none(state: str) -> None:
     stream = new_streams(1, has_detokenizer=state != "direct")[0]
     if state == "spoken":
         stream.last_sent_s = NOW_S - PROBE_PERIOD_S / 2
@@ -118,7 +118,7 @@ def test_direct_streams_take_turns() -> None:
     assert polled == streams
 
 
-def test_nobody_is_asked_twice_in_a_step() -> None:
+def test_no_client_is_checked_twice_in_a_step() -> None:
     pace = StepPace()
     pace.take(EngineStats(total_steps=1, num_running=2), NOW_S)
     assert pace.period_s == 0
@@ -139,7 +139,7 @@ def test_the_pace_is_that_of_steps_that_follow_each_other() -> None:
     pace.take(EngineStats(total_steps=1, num_running=1), NOW_S)
     pace.take(EngineStats(total_steps=2), NOW_S + 9)
     assert pace.period_s == LONGEST_S
-    pace.take(EngineStats(total_steps=3, num_running=1), NOW_S + 10)  # the engine had rested
+    pace.take(EngineStats(total_steps=3, num_running=1), NOW_S + 10)  # the engine had been idle
     assert pace.period_s == 0
     pace.take(EngineStats(total_steps=4, num_running=1), NOW_S + 10.125)
     assert pace.period_s == pytest.approx(0.125)
@@ -147,7 +147,7 @@ def test_the_pace_is_that_of_steps_that_follow_each_other() -> None:
     assert pace.period_s == 0
 
 
-def test_who_needs_no_poll_gets_none() -> None:
+def test_streams_that_need_no_poll_get_none() -> None:
     streams = new_streams(3, has_detokenizer=False)
     streams[0].is_cancelling = True
     streams[1].is_closed = True
@@ -155,8 +155,8 @@ def test_who_needs_no_poll_gets_none() -> None:
     assert streams_to_poll([*streams, *new_streams(1, has_detokenizer=True)], NOW_S) == []
 
 
-def test_who_streams_and_has_begun_is_asked_after_a_longer_silence() -> None:
-    """Its tokens come with every step, however long that is, and are acknowledged."""
+def test_a_stream_that_has_begun_is_probed_after_a_longer_silence() -> None:
+    """It gets a token in every step, and the acknowledgements replace probes."""
     request = read_request(llm_source(streaming=True), LIMITS)
     assert isinstance(request, GenerateRequest)
     prefilling, flowing = (
@@ -168,7 +168,7 @@ def test_who_streams_and_has_begun_is_asked_after_a_longer_silence() -> None:
         assert sorted(streams_to_probe([prefilling, flowing], NOW_S), key=id) == sorted(expected, key=id)
 
 
-def test_an_end_that_is_on_its_way_is_not_replaced_by_an_error() -> None:
+def test_a_pending_end_is_not_replaced_by_an_error() -> None:
     (stream,) = new_streams(1, has_detokenizer=False)
     stream.push(stream.rows[0], RequestOutput(0, [5], finish_reason=FinishReason.LENGTH), None)
     build = LLM_SHAPE.build

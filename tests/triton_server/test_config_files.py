@@ -77,7 +77,7 @@ def test_ensemble_hands_every_input_of_llm_and_the_detokenizer_on() -> None:
     assert made == set(steps["llm"].output_map)
 
 
-def test_text_takes_and_gives_what_the_ensemble_does_and_what_only_it_can() -> None:
+def test_text_has_the_ensembles_tensors_and_some_more() -> None:
     text, ensemble = load("text"), load("ensemble")
     assert list(text.input)[: len(ensemble.input)] == list(ensemble.input)
     assert list(text.output) == list(ensemble.output)

@@ -1,4 +1,4 @@
-"""What a client hears when deadlines pass: an error only if nothing of its request has started."""
+"""When deadlines pass, the client gets an error only if no part of its request has started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers.triton_server_doubles import LIMITS, LLM_SHAPE, CountedIds, FakeDoor, FakeSender, llm_source
+from helpers.triton_server_doubles import (
+    LIMITS,
+    LLM_SHAPE,
+    CountedIds,
+    FakeEngineClient,
+    FakeSender,
+    llm_source,
+)
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import FinishReason
 from naiad.triton_server.service.llm_service import LLMService
@@ -17,7 +24,7 @@ MESSAGE = "timeout: the request was not started within 2 s"
 
 @pytest.fixture
 def service() -> Iterator[LLMService]:
-    made = LLMService(FakeDoor(), [].append, CountedIds(), LLM_SHAPE)
+    made = LLMService(FakeEngineClient(), [].append, CountedIds(), LLM_SHAPE)
     yield made
     made.close()
 
@@ -57,7 +64,7 @@ def test_one_that_started_lets_the_others_end_without_tokens(service: LLMService
     assert sum(r["output_ids"].size for r in sender.responses if r["sequence_index"].item() == 0) >= 2
 
 
-def test_nothing_is_said_of_those_in_the_queue_before_it_is_known_that_one_has_started(
+def test_queued_sequences_get_no_response_before_one_has_started(
     service: LLMService,
 ) -> None:
     sender = ask(service, streaming=True)

@@ -1,4 +1,4 @@
-"""What the fields that filter and draw mean to the engine."""
+"""How the fields for filtering and drawing set the engine's parameters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(**fields: Any) -> SamplingParams:
         ({"min_p": 0.0}, 0.0),
     ],
 )
-def test_greedy_rule_of_the_reference(fields: dict[str, Any], expected: float) -> None:
+def test_greedy_rule_of_tensorrt_llm(fields: dict[str, Any], expected: float) -> None:
     assert read(**fields).temperature == pytest.approx(expected)
 
 

@@ -1,7 +1,7 @@
-"""How many files a request passes on its way to the engine, and its output on the way back.
+"""Limits the number of files that a request passes on its way to the engine, and its output on the way back.
 
-The files counted are those of the frontends' rooms whose code runs, without the metrics, which only watch.
-The model's own file comes before them and the engine's client after them; on the way back `pb` comes last.
+Counted are the files of the frontends' packages whose code runs, except the metrics. The model's own file
+comes before them and the engine client after them; on the way back `pb` comes last.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from helpers.triton_server_doubles import (
     LIMITS,
     LLM_SHAPE,
     CountedIds,
-    FakeDoor,
+    FakeEngineClient,
     FakeSender,
     FakeSource,
     let_senders_finish,
@@ -40,7 +40,7 @@ from naiad.triton_server.responses.text import TextWriter
 from naiad.triton_server.responses.vllm import VLLMWriter
 from naiad.triton_server.service.llm_service import LLMService, RequestShape
 
-# With the model's file, or `pb`, eight.
+# Eight with the model's file, or with `pb`.
 MOST_IN, MOST_OUT = 7, 7
 PACKAGE = Path(naiad.__file__).parent
 ROOMS = ("triton_server", "frontend")
@@ -70,7 +70,7 @@ def ways(
 
 @contextmanager
 def files_that_run() -> Iterator[set[str]]:
-    """The rooms' files, by their path in the package, whose functions are called meanwhile."""
+    """The packages' files whose functions are called in the `with` block, by their path."""
     found: set[str] = set()
 
     def see(frame: FrameType, event: str, _: Any) -> None:
@@ -98,11 +98,11 @@ def test_a_request_and_its_output_pass_few_files(ways: Any, frontend: str) -> No
     shape, new_source = ways[frontend]
     sender = FakeSender()
     with files_that_run() as started:
-        service = LLMService(FakeDoor(), pytest.fail, CountedIds(), shape)
+        service = LLMService(FakeEngineClient(), pytest.fail, CountedIds(), shape)
     with files_that_run() as inwards:
         service.accept(new_source(), sender, LIMITS)
     assert sender.errors == []
-    started.clear()  # its threads go on to note what they run
+    started.clear()  # its threads keep recording what they run
     with files_that_run() as outwards:
         service.take_outputs([RequestOutput(1, [9], [8])], None)
         service.take_outputs([RequestOutput(1, [10], [9], finish_reason=FinishReason.STOP)], None)

@@ -10,7 +10,7 @@ from naiad.triton_server.service.housekeeper import Housekeeper
 
 
 class Server:
-    """The service, the lock and the metrics; counts what would call the server."""
+    """The service, the lock and the metrics in one; counts the calls that would reach the server."""
 
     stats = None
     observations: Any = None
@@ -46,8 +46,8 @@ class Server:
         pass
 
 
-def test_nothing_calls_a_server_that_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A metric written then never returns, and holds the lock that the watch over the server needs."""
+def test_a_server_that_has_died_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing a metric would never return, and would hold the lock that the watch over the server needs."""
     server: Any = Server()
     housekeeper = Housekeeper(server, server, lambda: server)
     wait_until(lambda: server.calls > 10)

@@ -10,7 +10,7 @@ from helpers.triton_server_doubles import (
     LIMITS,
     LLM_SHAPE,
     CountedIds,
-    FakeDoor,
+    FakeEngineClient,
     FakeSender,
     FakeSource,
     let_senders_finish,
@@ -29,9 +29,9 @@ class Harness:
     """A service over a fake engine."""
 
     def __init__(self) -> None:
-        self.door = FakeDoor()
+        self.engine = FakeEngineClient()
         self.logged: list[str] = []
-        self.service = LLMService(self.door, self.logged.append, CountedIds(), LLM_SHAPE)
+        self.service = LLMService(self.engine, self.logged.append, CountedIds(), LLM_SHAPE)
 
     def accept(self, source: FakeSource) -> FakeSender:
         sender = FakeSender()
@@ -95,7 +95,7 @@ def test_refused_request_gets_one_error_and_final(harness: Harness) -> None:
     sender = harness.accept(llm_source(temperature=-1.0))
     assert [str(e) for e in sender.errors] == ["temperature = -1.0: expected a finite number ≥ 0"]
     assert sender.num_finals == 1
-    assert harness.door.submitted == []
+    assert harness.engine.submitted == []
 
 
 def test_unexpected_fault_fails_only_its_own_request(harness: Harness) -> None:
@@ -106,7 +106,7 @@ def test_unexpected_fault_fails_only_its_own_request(harness: Harness) -> None:
 
 
 def test_engine_that_restarts_is_unavailable_at_once(harness: Harness) -> None:
-    harness.door.error = UnavailableError("the engine is restarting")
+    harness.engine.error = UnavailableError("the engine is restarting")
     sender = harness.accept(llm_source())
     eventually(lambda: sender.num_finals == 1)
     assert isinstance(sender.errors[0], UnavailableError)
@@ -118,7 +118,7 @@ def test_loss_of_the_engine_during_submit_answers_once(harness: Harness) -> None
         harness.service.engine_lost()
         raise UnavailableError("the engine is restarting")
 
-    harness.door.submit = lose_and_refuse  # type: ignore[method-assign]
+    harness.engine.submit = lose_and_refuse  # type: ignore[method-assign]
     sender = harness.accept(llm_source())
     eventually(lambda: sender.num_finals == 1)
     eventually(lambda: harness.service.open_streams() == [])
@@ -129,13 +129,13 @@ def test_cancel_during_submit_reaches_the_engine_after_the_rows(harness: Harness
     def cancel_then_take(requests: list[EngineRequest]) -> None:
         sender.cancelled = True
         harness.service.housekeep()
-        harness.door.aborted.clear()
-        harness.door.submitted += requests
+        harness.engine.aborted.clear()
+        harness.engine.submitted += requests
 
-    harness.door.submit = cancel_then_take  # type: ignore[method-assign]
+    harness.engine.submit = cancel_then_take  # type: ignore[method-assign]
     sender = FakeSender()
     harness.service.accept(llm_source(), sender, LIMITS)
-    assert harness.door.aborted == [1]
+    assert harness.engine.aborted == [1]
 
 
 def test_late_chunks_travel_together_when_the_window_is_full(harness: Harness) -> None:
@@ -151,7 +151,7 @@ def test_late_chunks_travel_together_when_the_window_is_full(harness: Harness) -
     eventually(lambda: len(sender.responses) == 3)
     assert sender.responses[2]["output_ids"].tolist() == [[[12, 13, 14]]]
     assert sender.responses[2]["window_ids"].tolist() == [[11, 12, 13, 14]]
-    # All but the new ones are text already: left out.
+    # The default: all ids but the new ones have been decoded.
     assert "num_emitted_tokens" not in sender.responses[2]
 
 
@@ -203,7 +203,7 @@ def test_silent_ensemble_stream_is_probed_until_its_client_is_gone(harness: Harn
     eventually(probed)
     assert sender.responses[0]["window_ids"].shape == (1, 0)
     harness.ack(1, cancelled=True)
-    assert harness.door.aborted == [1]
+    assert harness.engine.aborted == [1]
 
 
 def test_direct_streams_cancellation_reaches_the_engine_once(harness: Harness) -> None:
@@ -211,7 +211,7 @@ def test_direct_streams_cancellation_reaches_the_engine_once(harness: Harness) -
     sender.cancelled = True
     harness.service.housekeep()
     harness.service.housekeep()
-    assert harness.door.aborted == [1]
+    assert harness.engine.aborted == [1]
 
 
 def test_stop_cancels_all_requests_of_the_id_and_answers_with_a_bare_final(harness: Harness) -> None:
@@ -222,9 +222,9 @@ def test_stop_cancels_all_requests_of_the_id_and_answers_with_a_bare_final(harne
     stop = llm_source(stop=True)
     stop.request_id = "a"
     sender = harness.accept(stop)
-    assert sorted(harness.door.aborted) == [1, 3]
-    # Requests that came by another door may carry the id too.
-    assert harness.door.stopped == ["a"]
+    assert sorted(harness.engine.aborted) == [1, 3]
+    # Requests of other frontends may have the same id.
+    assert harness.engine.stopped == ["a"]
     assert (sender.num_finals, sender.responses, sender.errors) == (1, [], [])
 
 
@@ -233,7 +233,7 @@ def test_probe_of_the_supervisor_touches_nothing(harness: Harness) -> None:
     probe.request_id = "naiad-probe"
     sender = harness.accept(probe)
     assert sender.num_finals == 1
-    assert (harness.door.submitted, harness.door.aborted, harness.door.stopped) == ([], [], [])
+    assert (harness.engine.submitted, harness.engine.aborted, harness.engine.stopped) == ([], [], [])
 
 
 def test_lost_engine_ends_every_stream_with_an_error(harness: Harness) -> None:
@@ -254,7 +254,7 @@ def test_one_failing_row_ends_the_request_and_aborts_the_others(harness: Harness
         RequestOutput(2, [], finish_reason=FinishReason.ERROR, error_status="INTERNAL", error_message="x")
     )
     eventually(lambda: sender.num_finals == 1)
-    assert 1 in harness.door.aborted
+    assert 1 in harness.engine.aborted
 
 
 def test_rows_finish_apart_and_the_last_carries_final(harness: Harness) -> None:
@@ -274,7 +274,7 @@ def test_a_failure_of_ours_while_handing_over_ends_the_stream_once(harness: Harn
     def fail(requests: list[EngineRequest]) -> None:
         raise OverflowError("a secret detail")
 
-    harness.door.submit = fail  # type: ignore[method-assign]
+    harness.engine.submit = fail  # type: ignore[method-assign]
     sender = harness.accept(llm_source())
     eventually(lambda: sender.num_finals == 1)
     assert [str(error) for error in sender.errors] == ["internal error while reading the request"]
@@ -284,13 +284,13 @@ def test_a_failure_of_ours_while_handing_over_ends_the_stream_once(harness: Harn
 
 
 def test_ids_can_not_be_guessed() -> None:
-    door = FakeDoor()
-    service = LLMService(door, pytest.fail, Instance(Path(), "llm", 0).draw_first_id, LLM_SHAPE)
+    engine = FakeEngineClient()
+    service = LLMService(engine, pytest.fail, Instance(Path(), "llm", 0).draw_first_id, LLM_SHAPE)
     for _ in range(20):
         service.accept(llm_source(), FakeSender(), LIMITS)
-    ids = [request.sequence_id for request in door.submitted]
+    ids = [request.sequence_id for request in engine.submitted]
     service.close()
     assert len(set(ids)) == 20
     assert max(ids) < 2**63
-    # Twenty small or neighbouring numbers are not what 52 random bits give.
+    # With 52 random bits, twenty ids are neither small nor close to each other.
     assert min(abs(one - other) for one in ids for other in ids if one != other) > 2**24

@@ -28,7 +28,7 @@ def ended() -> Ended:
     )
 
 
-def test_gauges_say_what_the_reference_says() -> None:
+def test_gauges_have_tensorrt_llms_values() -> None:
     families = FakeFamilies()
     metrics = Metrics(families, "llm", "1", 2048)
     stats = EngineStats(
@@ -58,7 +58,7 @@ def test_unchanged_values_are_not_written_again() -> None:
     assert families.find("nv_trt_llm_request_metrics", "scheduled").writes == 1
 
 
-def test_who_sees_no_active_request_sees_whole_counters() -> None:
+def test_a_reader_that_sees_no_active_request_sees_final_counters() -> None:
     families = FakeFamilies()
     metrics = Metrics(families, "llm", "1", 2048)
     metrics.update(EngineStats(num_running=1), ObservationBatch())
@@ -144,7 +144,7 @@ def test_only_what_had_a_token_is_observed_but_every_end_is_counted() -> None:
     assert ends == [1, 2, 0, 0, 1]
 
 
-def test_buckets_and_labels_are_the_references() -> None:
+def test_buckets_and_labels_are_tensorrt_llms() -> None:
     families = FakeFamilies()
     Metrics(families, "llm", "1", 130)
     lengths = families.find("nv_llm_output_token_len")
@@ -178,8 +178,8 @@ def test_gaps_between_tokens_have_half_of_the_time() -> None:
     assert abs(num_first - num_between) <= 1 <= num_first
 
 
-def test_what_can_never_be_written_is_left_out() -> None:
-    """No time at all: of an output of many tokens in a crowd one is kept, and of very many the newest."""
+def test_observations_that_can_never_be_written_are_dropped() -> None:
+    """Without any time, a busy server keeps one gap of an output of many tokens, and only the newest gaps."""
     families = FakeFamilies()
     ticks = itertools.count()
     metrics = RequestMetrics(families, "llm", "1", 2048, lambda: 2 * WRITING_S * next(ticks))

@@ -32,7 +32,7 @@ def observations() -> Observations:
     return Observations(lambda: next(ticks))
 
 
-def test_a_sequence_is_told_once_with_all_its_tokens(observations: Observations) -> None:
+def test_a_sequence_is_reported_once_with_all_its_tokens(observations: Observations) -> None:
     observations.begin([request(1)], 1)
     observations.take_outputs([RequestOutput(1, [8])])
     assert observations.take().ended == []
@@ -42,7 +42,7 @@ def test_a_sequence_is_told_once_with_all_its_tokens(observations: Observations)
 
 
 def test_gaps_are_of_tokens_whether_they_are_streamed_or_not(observations: Observations) -> None:
-    """The clock ticks once a call: 10 at the beginning."""
+    """The clock advances by one with each call, starting at 10."""
     observations.begin([request(1)], 1)
     observations.take_outputs([RequestOutput(1, [])])
     observations.take_outputs([RequestOutput(1, [8])])
@@ -66,7 +66,7 @@ def test_a_search_is_one(observations: Observations) -> None:
     assert (ended.reason, ended.num_output_tokens, ended.num_sequences) == (FinishReason.STOP, 3, 2)
 
 
-def test_what_the_engine_refused_is_not_told(observations: Observations) -> None:
+def test_refused_requests_are_not_reported(observations: Observations) -> None:
     observations.begin([request(1), request(2)], 1)
     observations.take_outputs([error_output(1, "UNAVAILABLE", "the queue is full")])
     observations.forget([request(2)])
@@ -75,7 +75,7 @@ def test_what_the_engine_refused_is_not_told(observations: Observations) -> None
 
 
 @pytest.mark.parametrize(("lost", "num_lost"), [(None, 2), ([2, 7], 1)])
-def test_who_is_lost_with_the_engine_ends_with_an_error(
+def test_sequences_lost_with_the_engine_end_with_an_error(
     observations: Observations, lost: list[int] | None, num_lost: int
 ) -> None:
     observations.begin([request(1), request(2), request(3)], 1)
@@ -89,13 +89,13 @@ def test_who_is_lost_with_the_engine_ends_with_an_error(
     assert observations.take().ended == []
 
 
-def test_totals_go_on_when_the_engine_starts_again() -> None:
+def test_totals_continue_when_the_engine_restarts() -> None:
     lasting = LastingStats()
     seen = []
     for stats in (EngineStats(total_steps=5), EngineStats(total_steps=9, num_running=3), None):
         lasting.lose() if stats is None else lasting.take(stats)
         seen.append((lasting.now().total_steps, lasting.now().num_running))
-    # The new engine is ahead of the old one before anybody looks.
+    # The new engine has more steps than the old one before the stats are read.
     lasting.take(EngineStats(total_steps=40, total_accepted_tokens_at=[2, 1]))
     lasting.lose()
     lasting.take(EngineStats(total_steps=2, total_accepted_tokens_at=[1, 1, 1]))

@@ -1,4 +1,4 @@
-"""Parameters that nobody reads, and fields that are not served."""
+"""Unknown parameters, and fields that are not served."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def read(source: FakeSource) -> GenerateRequest:
     return request
 
 
-def test_defaults_are_the_references() -> None:
+def test_defaults_are_tensorrt_llms() -> None:
     request = read(llm_source())
     params = request.rows[0].params
     assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (4, 0.0, 0, 1.0)
@@ -32,13 +32,13 @@ def test_defaults_are_the_references() -> None:
 @pytest.mark.parametrize(
     ("tensors", "named"),
     [
-        ({"request_output_len": 0}, "max_tokens = 0"),
-        ({"request_output_len": -1}, "max_tokens = -1"),
+        ({"request_output_len": 0}, "request_output_len = 0"),
+        ({"request_output_len": -1}, "request_output_len = -1"),
         ({"temperature": float("nan")}, "temperature = nan"),
         ({"temperature": -1.0}, "temperature = -1.0"),
         ({"temperature": float("inf")}, "temperature = inf"),
-        ({"runtime_top_p": 1.5}, "top_p = 1.5"),
-        ({"runtime_top_k": -1}, "top_k = -1"),
+        ({"runtime_top_p": 1.5}, "runtime_top_p = 1.5"),
+        ({"runtime_top_k": -1}, "runtime_top_k = -1"),
         ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0"),
         ({"presence_penalty": 1e6}, "presence_penalty = 1000000.0"),
         ({"frequency_penalty": float("nan")}, "frequency_penalty = nan"),
@@ -49,10 +49,13 @@ def test_defaults_are_the_references() -> None:
         ({"input_lengths": 9}, "input_lengths = 9"),
         ({"beam_width": 17}, "beam_width = 17: expected a finite number ≥ 1 and ≤ 16"),
         ({"beam_search_diversity_rate": -0.5}, "beam_search_diversity_rate = -0.5: expected a finite number"),
-        ({"runtime_top_p_decay": 0.0, "runtime_top_p": 0.9}, "top_p_decay = 0.0: expected a finite number"),
-        ({"runtime_top_p_decay": 0.5}, "top_p_decay = 0.5: expected top_p > 0"),
-        ({"runtime_top_p_min": 1.5}, "top_p_min = 1.5"),
-        ({"runtime_top_p_reset_ids": -2}, "top_p_reset_ids = -2"),
+        (
+            {"runtime_top_p_decay": 0.0, "runtime_top_p": 0.9},
+            "runtime_top_p_decay = 0.0: expected a",
+        ),
+        ({"runtime_top_p_decay": 0.5}, "runtime_top_p_decay = 0.5: expected top_p > 0"),
+        ({"runtime_top_p_min": 1.5}, "runtime_top_p_min = 1.5"),
+        ({"runtime_top_p_reset_ids": -2}, "runtime_top_p_reset_ids = -2"),
         ({"num_return_sequences": 0}, "num_return_sequences = 0: expected a finite number ≥ 1 and ≤ 16"),
         ({"num_return_sequences": 17}, "num_return_sequences = 17"),
         ({"min_p": -0.1}, "min_p = -0.1"),
@@ -84,6 +87,13 @@ def test_bad_field_is_named_with_its_value(tensors: dict[str, Any], named: str) 
         read_request(llm_source(**tensors), LIMITS)
 
 
+def test_fields_are_named_as_their_client_knows_them() -> None:
+    context = np.array([[b"{}"]], dtype=np.object_)
+    for source in (llm_source(runtime_top_k=-1, text_context=context), llm_source(parameters={"top_k": -1})):
+        with pytest.raises(InvalidRequestError, match=r"^top_k = -1"):
+            read_request(source, LIMITS)
+
+
 @pytest.mark.parametrize("token_id", [-1, 1000, 2**31 - 1])
 def test_prompt_ids_stay_in_the_vocabulary(token_id: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"input_ids holds {token_id}"):
@@ -99,7 +109,7 @@ def test_empty_prompt_is_refused() -> None:
 def test_required_tensor_that_is_missing_is_named(name: str) -> None:
     source = llm_source()
     del source.inputs[name]
-    with pytest.raises(InvalidRequestError, match=r"^(max_tokens|input_ids|input_lengths) is missing"):
+    with pytest.raises(InvalidRequestError, match=f"^{name} is missing"):
         read_request(source, LIMITS)
 
 
@@ -261,7 +271,7 @@ def test_a_bound_is_allowed_as_float32_too(field: Field, bound: float) -> None:
 
 
 @pytest.mark.parametrize("is_streaming", [True, False])
-def test_the_references_client_says_streaming_twice(is_streaming: bool) -> None:
+def test_tensorrt_llms_client_sends_streaming_twice(is_streaming: bool) -> None:
     twice = llm_source(streaming=is_streaming)
     twice.sent_parameters["Streaming"] = is_streaming
     assert read(twice).streaming is is_streaming
@@ -270,8 +280,8 @@ def test_the_references_client_says_streaming_twice(is_streaming: bool) -> None:
     assert read(once).streaming is is_streaming
 
 
-def test_of_a_stop_nothing_else_is_read() -> None:
-    """The reference's client fills the required tensors with what no request could have."""
+def test_only_the_id_of_a_stop_request_is_read() -> None:
+    """TensorRT-LLM's client fills the required tensors with values that no other request could have."""
     source = llm_source([0], stop=True, request_output_len=0, input_lengths=0)
     source.request_id = "7"
     assert read_request(source, LIMITS) == StopRequest("7")

@@ -61,7 +61,7 @@ def test_one_bad_row_refuses_the_request() -> None:
 
 
 def test_rows_can_not_disagree_on_streaming() -> None:
-    with pytest.raises(InvalidRequestError, match="stream differs between the rows"):
+    with pytest.raises(InvalidRequestError, match="streaming differs between the rows"):
         read_request(two_rows(streaming=[True, False]), LIMITS)
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities, logits and siblings on their way out."""
+"""Log-probabilities, logits and siblings in responses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helpers.triton_server_doubles import (
     LIMITS,
     LLM_SHAPE,
     CountedIds,
-    FakeDoor,
+    FakeEngineClient,
     FakeSender,
     FakeSource,
     llm_source,
@@ -34,7 +34,7 @@ def logits(*rows: float) -> list[bytes]:
 
 
 def output(sequence_id: int, *ids: int, finish: FinishReason | None = None, **more: Any) -> RequestOutput:
-    """An output whose details follow from its ids."""
+    """An output whose details are derived from its ids."""
     return RequestOutput(
         sequence_id,
         list(ids),
@@ -46,15 +46,15 @@ def output(sequence_id: int, *ids: int, finish: FinishReason | None = None, **mo
 
 
 class Harness:
-    """A service over an engine that only remembers."""
+    """A service with a fake engine client that records its calls."""
 
     def __init__(self) -> None:
-        self.door = FakeDoor()
-        self.service = LLMService(self.door, pytest.fail, CountedIds(), LLM_SHAPE)
+        self.engine = FakeEngineClient()
+        self.service = LLMService(self.engine, pytest.fail, CountedIds(), LLM_SHAPE)
         self.sender = FakeSender()
 
     def run(self, source: FakeSource, *outputs: RequestOutput) -> list[dict[str, Any]]:
-        """Everything that the request's client got; a stream has sent each output before the next comes."""
+        """All responses to a request; a stream sends each output before the next one comes."""
         self.service.accept(source, self.sender, LIMITS)
         is_streaming = "streaming" in source.inputs
         for number, each in enumerate(outputs, 1):
@@ -102,7 +102,7 @@ def test_merged_outputs_keep_every_detail() -> None:
     assert (both.cum_log_prob, both.context_logits) == (-33.0, context)
 
 
-def test_an_answer_has_the_references_shapes() -> None:
+def test_a_response_has_tensorrt_llms_shapes() -> None:
     context = b"".join(logits(1, 2, 3))
     last = output(1, 11, finish=FinishReason.LENGTH, cum_log_prob=-21.0)
     (response,) = Harness().run(
@@ -197,9 +197,9 @@ def test_siblings_go_to_the_engine_as_one_request() -> None:
     source = llm_source(num_return_sequences=3, cache_salt=b"tenant")
     doubled = {name: np.repeat(tensor, 2, axis=0) for name, tensor in source.inputs.items()}
     harness.service.accept(FakeSource(doubled), harness.sender, LIMITS)
-    ids = [(each.sequence_id, each.sibling_ids) for each in harness.door.submitted]
+    ids = [(each.sequence_id, each.sibling_ids) for each in harness.engine.submitted]
     assert ids == [(1, (2, 3)), (4, (5, 6))]
-    assert {each.cache_salt for each in harness.door.submitted} == {"tenant"}
+    assert {each.cache_salt for each in harness.engine.submitted} == {"tenant"}
     harness.service.close()
 
 
@@ -259,7 +259,7 @@ def test_a_cancel_ends_the_whole_group() -> None:
     harness.service.take_outputs([output(2, 20, finish=FinishReason.STOP)], EngineStats())
     harness.sender.cancelled = True
     harness.service.housekeep()
-    assert set(harness.door.aborted) >= {1, 3}
+    assert set(harness.engine.aborted) >= {1, 3}
     harness.service.take_outputs([output(n, finish=FinishReason.CANCELLED) for n in (1, 3)], EngineStats())
     harness.finish()
     assert harness.sender.num_finals == 1
@@ -272,6 +272,6 @@ def test_one_failing_sibling_fails_the_request() -> None:
         [RequestOutput(2, [], finish_reason=FinishReason.ERROR, error_status="INTERNAL", error_message="x")],
         EngineStats(),
     )
-    assert set(harness.door.aborted) >= {1}
+    assert set(harness.engine.aborted) >= {1}
     harness.finish()
     assert [str(error) for error in harness.sender.errors] == ["x"]

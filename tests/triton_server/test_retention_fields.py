@@ -49,7 +49,7 @@ def test_nothing_is_asked() -> None:
         ({"starts": [0] * 65}, "retention_token_range_starts has 65 values: at most 64"),
     ],
 )
-def test_what_makes_no_sense_is_refused(changed: dict[str, list[int]], words: str) -> None:
+def test_inconsistent_ranges_are_refused(changed: dict[str, list[int]], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         read_retention(sent(**(RANGES | changed)))
 
@@ -61,6 +61,6 @@ def test_what_makes_no_sense_is_refused(changed: dict[str, list[int]], words: st
         ({"priority": 5, "duration_ms": -2}, "retention_decode_duration_ms holds -2"),
     ],
 )
-def test_so_is_it_for_output(decode: dict[str, int], words: str) -> None:
+def test_bad_values_for_output_are_refused(decode: dict[str, int], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         read_retention(sent(decode))

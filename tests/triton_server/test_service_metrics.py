@@ -8,7 +8,7 @@ from helpers.triton_server_doubles import (
     LIMITS,
     LLM_SHAPE,
     CountedIds,
-    FakeDoor,
+    FakeEngineClient,
     FakeSender,
     let_senders_finish,
     llm_source,
@@ -23,13 +23,13 @@ NOW_S = 0.01
 
 
 @pytest.fixture
-def door() -> FakeDoor:
-    return FakeDoor()
+def engine() -> FakeEngineClient:
+    return FakeEngineClient()
 
 
 @pytest.fixture
-def service(door: FakeDoor) -> Iterator[LLMService]:
-    made = LLMService(door, lambda _: None, CountedIds(), LLM_SHAPE)
+def service(engine: FakeEngineClient) -> Iterator[LLMService]:
+    made = LLMService(engine, lambda _: None, CountedIds(), LLM_SHAPE)
     yield made
     made.close()
 
@@ -64,8 +64,8 @@ def test_requests_of_a_lost_engine_end_with_errors_and_its_totals_stay(service: 
     assert (service.stats.total_prompt_tokens, service.stats.num_running) == (6, 0)
 
 
-def test_a_request_that_no_engine_took_has_not_ended(service: LLMService, door: FakeDoor) -> None:
-    door.error = UnavailableError("the engine is restarting")
+def test_a_request_that_no_engine_took_has_not_ended(service: LLMService, engine: FakeEngineClient) -> None:
+    engine.error = UnavailableError("the engine is restarting")
     service.accept(llm_source(), FakeSender(), LIMITS)
     service.engine_lost()
     assert reasons(service) == []
@@ -74,7 +74,7 @@ def test_a_request_that_no_engine_took_has_not_ended(service: LLMService, door: 
 def test_housekeeping_rests_until_work_begins_or_ends(service: LLMService) -> None:
     assert service.housekeep() == IDLE_ROUND_S
     service.accept(llm_source(), FakeSender(), LIMITS)
-    assert service.rest(NOW_S)  # a request has come
+    assert service.rest(NOW_S)  # a request has arrived
     assert service.housekeep() == ROUND_S
     service.take_outputs([RequestOutput(1, [10])], EngineStats(num_running=1, total_steps=1))
     assert not service.rest(NOW_S)  # its steps are nothing new
@@ -85,8 +85,8 @@ def test_housekeeping_rests_until_work_begins_or_ends(service: LLMService) -> No
 
 
 @pytest.mark.parametrize("owns_engine", [True, False])
-def test_what_others_ask_is_work_of_the_owner_alone(door: FakeDoor, owns_engine: bool) -> None:
-    service = LLMService(door, pytest.fail, CountedIds(), LLM_SHAPE, owns_engine=owns_engine)
+def test_requests_of_other_models_are_work_for_the_owner(engine: FakeEngineClient, owns_engine: bool) -> None:
+    service = LLMService(engine, pytest.fail, CountedIds(), LLM_SHAPE, owns_engine=owns_engine)
     service.take_outputs([], EngineStats(num_running=1, total_steps=1))
     assert service.rest(NOW_S)
     assert service.housekeep() == (ROUND_S if owns_engine else IDLE_ROUND_S)

@@ -1,4 +1,4 @@
-"""A request to the text model is read as the ensemble's steps would read it."""
+"""The text model reads a request as the ensemble's steps would."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reader(encoder: PromptEncoder) -> TextRequestReader:
 
 
 def text_source(*prompts: str, parameters: dict[str, Any] | None = None, **tensors: Any) -> FakeSource:
-    """A request of as many rows as prompts; scalars become [rows, 1]."""
+    """A request with a row for each prompt; scalars become [rows, 1]."""
     rows = max(len(prompts), 1)
     inputs: dict[str, Any] = {"max_tokens": np.full((rows, 1), 5, dtype=np.int32)}
     if prompts:
@@ -54,7 +54,7 @@ def words(*row: str) -> Any:
 
 
 def through_the_steps(encoder: PromptEncoder, source: FakeSource) -> GenerateRequest:
-    """What the ensemble makes of it, by the names in its config.pbtxt."""
+    """The request that the ensemble's steps make of it, by the names in its config.pbtxt."""
     config = text_format.Parse((REPOSITORY / "ensemble" / "config.pbtxt").read_text(), ModelConfig())
     first, second, _ = config.ensemble_scheduling.step
     sent = source.tensors()

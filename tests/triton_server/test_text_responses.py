@@ -1,4 +1,4 @@
-"""Texts that a service sends without a detokenizer model."""
+"""Text responses of a service that has no detokenizer model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers.tiny_tokenizers import tiny_tokenizer, write_tokenizer
 from helpers.triton_server_doubles import (
     LIMITS,
     CountedIds,
-    FakeDoor,
+    FakeEngineClient,
     FakeSender,
     FakeSource,
     let_senders_finish,
@@ -34,7 +34,7 @@ PROMPT, ANSWER = "The quick", " brown 你好 fox"
 
 
 class Harness:
-    """A service with text's shape over an engine that only remembers."""
+    """A service of the `text` model with a fake engine client that records its calls."""
 
     def __init__(self, tokenizer: Tokenizer, accumulates: bool, cancel_message: str = "") -> None:
         encoder = PromptEncoder(tokenizer, LIMITS.max_model_len, LIMITS.vocab_size)
@@ -45,8 +45,8 @@ class Harness:
             cancel_message=cancel_message,
         )
         self.tokenizer = tokenizer
-        self.door = FakeDoor()
-        self.service = LLMService(self.door, pytest.fail, CountedIds(), shape)
+        self.engine = FakeEngineClient()
+        self.service = LLMService(self.engine, pytest.fail, CountedIds(), shape)
 
     def ask(self, *prompts: str, **fields: Any) -> FakeSender:
         sender = FakeSender()
@@ -60,8 +60,8 @@ class Harness:
         return sender
 
     def say(self, sequence_id: int, text: str, *, index: int = -1) -> None:
-        """The engine's outputs of a whole answer, a token each, with what the text depends on."""
-        request = self.door.submitted[index]
+        """Send the engine's outputs of a whole answer, one token each, with the ids its text depends on."""
+        request = self.engine.submitted[index]
         assert request.text is not None
         stream = TextStream(self.tokenizer.table, request.text)
         ids = self.tokenizer.encode(text, add_special_tokens=False)
@@ -124,7 +124,7 @@ def test_accumulated_texts_hold_all_so_far(make: Callable[..., Harness]) -> None
     assert len(set(texts)) > 2
 
 
-def test_an_unstreamed_text_stands_behind_its_prompt(make: Callable[..., Harness]) -> None:
+def test_an_unstreamed_text_follows_its_prompt(make: Callable[..., Harness]) -> None:
     harness = make(accumulates=True)
     sender = harness.ask(PROMPT)
     harness.say(1, ANSWER)
@@ -157,7 +157,7 @@ def test_clients_are_polled_and_not_probed(make: Callable[..., Harness]) -> None
     time.sleep(0.1)
     harness.service.housekeep()
     let_senders_finish(harness.service)
-    assert (sender.responses, harness.door.aborted) == ([], [1])
+    assert (sender.responses, harness.engine.aborted) == ([], [1])
 
 
 def test_the_loss_of_an_engine_ends_its_own_streams_alone(make: Callable[..., Harness]) -> None:

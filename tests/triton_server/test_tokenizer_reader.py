@@ -70,7 +70,7 @@ def test_stop_words_travel_as_text_and_packed(reader: TokenizerReader, tokenizer
     assert unpack_word_list(outputs["STOP_WORDS_IDS"][0]) == expected
 
 
-def test_no_stop_words_are_the_references_empty_list(reader: TokenizerReader) -> None:
+def test_no_stop_words_make_tensorrt_llms_empty_list(reader: TokenizerReader) -> None:
     outputs = reader.read(source("a"))
     assert outputs["STOP_WORDS_IDS"].shape == (1, 2, 0)
     assert outputs["BAD_WORDS_IDS"].shape == (1, 2, 0)
@@ -147,7 +147,7 @@ def test_empty_bad_words_are_off(reader: TokenizerReader) -> None:
     assert reader.read(source("a", BAD_WORDS_DICT=words("")))["INPUT_ID"].size
 
 
-def test_ids_the_model_does_not_know_are_no_default(tokenizer: Tokenizer) -> None:
+def test_ids_outside_the_vocabulary_are_not_defaults(tokenizer: Tokenizer) -> None:
     assert tokenizer.eos_id is not None
     small = TokenizerReader(PromptEncoder(tokenizer, MAX_MODEL_LEN, tokenizer.eos_id))
     outputs = small.read(source("a"))
@@ -156,10 +156,10 @@ def test_ids_the_model_does_not_know_are_no_default(tokenizer: Tokenizer) -> Non
 
 
 def test_an_id_may_be_a_parameter_and_a_tensor_wins(reader: TokenizerReader) -> None:
-    told = {"end_id": 7, "pad_id": 8}
-    made = reader.read(source("a", "b", parameters=told))
+    parameters = {"end_id": 7, "pad_id": 8}
+    made = reader.read(source("a", "b", parameters=parameters))
     assert (made["OUT_END_ID"].tolist(), made["OUT_PAD_ID"].tolist()) == ([[7], [7]], [[8], [8]])
-    made = reader.read(source("a", parameters=told, END_ID=np.array([[9]], dtype=np.int32)))
+    made = reader.read(source("a", parameters=parameters, END_ID=np.array([[9]], dtype=np.int32)))
     assert (made["OUT_END_ID"].tolist(), made["OUT_PAD_ID"].tolist()) == ([[9]], [[8]])
     with pytest.raises(InvalidRequestError, match="end_id = -2"):
         reader.read(source("a", parameters={"end_id": -2}))

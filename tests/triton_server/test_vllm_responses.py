@@ -1,4 +1,4 @@
-"""Responses of the vLLM backend's shape."""
+"""Responses of the vLLM backend's model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def writer(tokenizer: Tokenizer) -> VLLMWriter:
 
 
 def sent(writer: VLLMWriter, request: VLLMRequest, row: StreamRow, *outputs: RequestOutput) -> dict[str, Any]:
-    """The one response to what the engine says of a row."""
+    """The one response to the engine's outputs of a row."""
     sender = FakeSender()
     stream = ResponseStream(request, sender, [row], has_detokenizer=False)
     for each in outputs:

@@ -1,4 +1,4 @@
-"""Requests and responses of the vLLM backend's shape."""
+"""Requests to the vLLM backend's model."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_text_that_is_no_list_is_a_stop_word(
     assert row.text.stop_strings == words
 
 
-def test_what_asks_for_nothing_is_taken(reader: VLLMRequestReader) -> None:
+def test_values_that_ask_for_nothing_are_accepted(reader: VLLMRequestReader) -> None:
     off = {"detokenize": True, "skip_special_tokens": "true", "lora_name": "", "prompt_logprobs": None}
     assert read(reader, off | {"use_beam_search": False, "length_penalty": 1.0, "best_of": 1}).rows
 
@@ -207,16 +207,14 @@ def test_what_asks_for_nothing_is_taken(reader: VLLMRequestReader) -> None:
         ({"text_input": None}, "either text_input or messages"),
     ],
 )
-def test_tensors_that_do_not_go_are_named(
-    reader: VLLMRequestReader, tensors: dict[str, Any], message: str
-) -> None:
+def test_invalid_tensors_are_named(reader: VLLMRequestReader, tensors: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         reader.read(source(**tensors), LIMITS)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["surprise", "beam_width", "num_return_sequences"])
-def test_a_parameter_of_no_meaning_here_is_refused(reader: VLLMRequestReader, name: str) -> None:
+def test_a_parameter_without_meaning_here_is_refused(reader: VLLMRequestReader, name: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"unknown parameter '{name}'"):
         reader.read(source(None, {name: 2}), LIMITS)
 
@@ -246,3 +244,22 @@ def test_messages_are_echoed_as_they_are_rendered(reader: VLLMRequestReader) -> 
 def test_a_probe_reaches_no_engine(reader: VLLMRequestReader) -> None:
     probe = FakeSource({}, request_id=PROBE_REQUEST_ID)
     assert reader.read(probe, LIMITS) == StopRequest(PROBE_REQUEST_ID)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("guided_decoding_guide", "{}"), ("lora_task_id", 5), ("draft_acceptance_threshold", 0.5)],
+)
+def test_parameters_that_are_not_served_are_refused_by_name(
+    reader: VLLMRequestReader, name: str, value: Any
+) -> None:
+    prompt = np.array([b"The quick"], dtype=np.object_)
+    with pytest.raises(InvalidRequestError, match=f"{name} is not supported by this version of Naiad"):
+        reader.read(FakeSource({"text_input": prompt}, {name: value}), LIMITS)
+
+
+def test_parameters_that_are_not_served_may_be_switched_off(reader: VLLMRequestReader) -> None:
+    prompt = np.array([b"The quick"], dtype=np.object_)
+    assert not isinstance(
+        reader.read(FakeSource({"text_input": prompt}, {"lora_task_id": 0}), LIMITS), StopRequest
+    )

@@ -82,7 +82,7 @@ def test_rows_have_their_own_words(tokenizer: Tokenizer) -> None:
         {"EMBEDDING_BIAS_WORDS": words([]), "EMBEDDING_BIAS_WEIGHTS": weights([])},
     ],
 )
-def test_no_words_make_the_references_empty_bias(tokenizer: Tokenizer, off: dict[str, Any]) -> None:
+def test_no_words_make_tensorrt_llms_empty_bias(tokenizer: Tokenizer, off: dict[str, Any]) -> None:
     assert reader(tokenizer).read(source(**off))["EMBEDDING_BIAS"].shape == (1, 0)
 
 

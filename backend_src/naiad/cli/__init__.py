@@ -1,1 +1,1 @@
-"""The command `naiad`: start and supervise a server, fetch the default model, measure."""
+"""The command `naiad`: serves models, manages repositories, fetches the default model and measures speed."""

@@ -1,4 +1,4 @@
-"""What the commands print for the person who called them."""
+"""Prints the commands' messages to the user."""
 
 from __future__ import annotations
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 
 from naiad.cli.argument_types import at_least
-from naiad.config.engine_config import DEVICES, DRAFTERS, DTYPES, SCHEDULING_POLICIES, field_names
+from naiad.config.engine_config import (
+    CPU_KERNELS,
+    DEVICES,
+    DRAFTERS,
+    DTYPES,
+    SCHEDULING_POLICIES,
+    field_names,
+)
 
 MODEL_HELP = "default (SmolLM2-135M-Instruct), a directory, or org/name[@revision] of the Hugging Face hub"
 
@@ -27,6 +34,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         "else float32",
     )
     add("--device", choices=DEVICES, help="where the model runs")
+    add(
+        "--cpu-kernels",
+        choices=CPU_KERNELS,
+        help="what computes a step on a CPU: kernels compiled for this machine, or torch; auto: the former "
+        "where there is a C++ compiler",
+    )
     add(
         "--max-num-seqs",
         type=at_least(0),
@@ -68,7 +81,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
     add(
         "--batch-invariant",
         choices=("true", "false"),
-        help="on CUDA: make a request's logits bitwise equal in any batch; slower",
+        help="make a request's logits bitwise equal in any batch: slower on CUDA; on a CPU native kernels "
+        "always do",
     )
     add(
         "--overlap-steps",

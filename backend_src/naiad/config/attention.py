@@ -1,4 +1,4 @@
-"""How the layers of a checkpoint attend: one `AttentionSpec` a layer, and the groups they form."""
+"""How the layers of a checkpoint attend: an `AttentionSpec` for each layer, and groups of layers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class AttentionSpec:
     """How one layer attends.
 
     Attributes:
-        scale: factor of a query's product with a key.
-        window: how many tokens each token attends to at most, itself included; 0: all before it.
-        soft_cap: c > 0: scores become c · tanh(score / c); 0: they stay as they are.
+        scale: factor by which the product of a query and a key is multiplied.
+        window: maximum number of tokens that each token attends to, itself included; 0: no maximum.
+        soft_cap: if c > 0, scores become c · tanh(score / c); 0: scores are not capped.
         rope: how queries and keys are rotated.
     """
 
@@ -50,7 +50,8 @@ class LayerGroup:
 
     Attributes:
         window: as in `AttentionSpec`.
-        layers: their indices, ascending. May be empty in a model that is the first layers of another.
+        layers: ascending indices of the layers. A model that consists of another model's first layers may
+            have empty groups.
     """
 
     window: int

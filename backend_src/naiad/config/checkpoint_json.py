@@ -13,10 +13,10 @@ Json = Mapping[str, Any]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file.
+    """Read the JSON object in a file.
 
     Raises:
-        ModelError: the file is missing or no JSON object.
+        ModelError: the file is missing or does not hold a JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def bad_value(key: str, value: object, expected: str) -> ModelError:
-    """The error for a key of config.json with a value that can not be honoured."""
+    """Make the error for a key of config.json whose value is not supported."""
     return ModelError(f"config.json: {key} = {value!r} is not supported: expected {expected}")
 
 
@@ -42,7 +42,7 @@ def is_int(value: object) -> bool:
 
 
 def positive_int(config: Json, key: str, default: int | None = None) -> int:
-    """A whole number from 1 on; `default` if the key is missing or null."""
+    """Read a whole number ≥ 1; `default` if the key is missing or null."""
     value = config.get(key)
     if value is None:
         value = default
@@ -52,7 +52,7 @@ def positive_int(config: Json, key: str, default: int | None = None) -> int:
 
 
 def positive_float(config: Json, key: str, default: float | None = None) -> float:
-    """A finite number above 0; `default` if the key is missing or null."""
+    """Read a finite number > 0; `default` if the key is missing or null."""
     value = config.get(key)
     if value is None:
         value = default
@@ -62,7 +62,7 @@ def positive_float(config: Json, key: str, default: float | None = None) -> floa
 
 
 def flag(config: Json, key: str) -> bool:
-    """True or false; false if the key is missing or null."""
+    """Read true or false; false if the key is missing or null."""
     value = config.get(key)
     if value is not None and not isinstance(value, bool):
         raise bad_value(key, value, "true or false")

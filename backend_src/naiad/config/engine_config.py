@@ -11,6 +11,7 @@ from naiad.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 DEVICES = ("cpu", "cuda")
+CPU_KERNELS = ("auto", "native", "torch")
 SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
 DRAFTERS = ("none", "ngram", "suffix", "draft_model", "self")
 MAX_SPECULATIVE_TOKENS = 16
@@ -26,6 +27,8 @@ class EngineConfig:
         dtype: of weights, activations and KV cache. "auto": bfloat16 if the device
             computes in it (CUDA; CPUs with avx512_bf16 or AMX), else float32.
         device: "cpu" or "cuda".
+        cpu_kernels: what computes a step on a CPU: "native" (compiled for this machine at the first start),
+            "torch", or "auto": native where it can be had, else torch. On CUDA it has no meaning.
         max_num_seqs: maximum sequences that run at the same time.
         max_num_batched_tokens: maximum tokens that a step computes, at least max_num_seqs.
             0: measured at start on a CPU so that a step stays under 250 ms; 2,048 on CUDA.
@@ -34,21 +37,21 @@ class EngineConfig:
         block_size: tokens in a KV cache block, a power of two in 16 … 128.
         kv_cache_bytes: size of the KV cache. 0: on a CPU a quarter of the memory that is
             available at start, at most 2 GiB; on CUDA what kv_cache_memory_fraction leaves.
-        kv_cache_memory_fraction: share of a GPU's memory that may be in use, 0 < f ≤ 1: the KV cache gets
-            what weights and the largest step leave of it. A kv_cache_bytes other than 0 takes
+        kv_cache_memory_fraction: fraction f of a GPU's memory that may be used, 0 < f ≤ 1: the KV cache
+            gets what weights and the largest step leave of it. A kv_cache_bytes other than 0 takes
             precedence. On a CPU it has no meaning, and only the default is accepted.
-        cuda_graphs: on CUDA, steps of few tokens are captured at start, in several sizes, and replayed.
-        batch_invariant: on CUDA, a request's logits are the same to the last bit whatever else is in its
-            steps; slower.
-        overlap_steps: on CUDA, a step is launched before the last one's ids are on the host, if nothing
+        cuda_graphs: on CUDA, capture steps of few tokens at start, in several sizes, and replay them.
+        batch_invariant: make a request's logits bitwise equal in any batch. On CUDA this is slower; on a CPU
+            the native kernels always do it, and torch cannot.
+        overlap_steps: on CUDA, launch a step before the previous step's ids are on the host, if nothing
             in it depends on them.
-        enable_prefix_caching: KV of earlier prompts and outputs is reused.
+        enable_prefix_caching: reuse the KV of earlier prompts and outputs.
         scheduling_policy: "priority", "fcfs" or "shortest_prompt".
         priority_aging_ms: waiting time that makes up for one unit of priority, or for a
             hundred prompt tokens.
-        max_queued_requests: sequences that may wait besides the `max_num_seqs` running ones; others
-            are refused.
-        max_queued_tokens: prompt tokens that may wait. 0: no bound.
+        max_queued_requests: maximum sequences that wait, in addition to the `max_num_seqs` running ones;
+            further ones are refused.
+        max_queued_tokens: maximum prompt tokens that wait. 0: no limit.
         drafter: source of draft tokens, several of which are checked in one step: "ngram"
             (what followed the last few tokens earlier), "suffix" (the same, also in the tenant's
             earlier outputs), "draft_model" (a smaller model), "self" (the model's own first
@@ -61,6 +64,7 @@ class EngineConfig:
     model_dir: str
     dtype: str = "auto"
     device: str = "cpu"
+    cpu_kernels: str = "auto"
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
@@ -81,15 +85,17 @@ class EngineConfig:
     num_speculative_tokens: int = 8
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work.
+        """Check the values.
 
         Raises:
-            ConfigError: names the key, the value and what was expected.
+            ConfigError: a value is not allowed; the message names the key, the value and what was expected.
         """
         if self.dtype not in DTYPES:
             raise ConfigError("dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         if self.device not in DEVICES:
             raise ConfigError("device", self.device, f"one of {', '.join(DEVICES)}")
+        if self.cpu_kernels not in CPU_KERNELS:
+            raise ConfigError("cpu_kernels", self.cpu_kernels, f"one of {', '.join(CPU_KERNELS)}")
         if not 1 <= self.max_num_seqs <= 4096:
             raise ConfigError("max_num_seqs", self.max_num_seqs, "1 … 4096")
         budget = self.max_num_batched_tokens
@@ -98,9 +104,6 @@ class EngineConfig:
             raise ConfigError("max_num_batched_tokens", budget, expected)
         if self.max_model_len and not 2 <= self.max_model_len <= 1 << 24:
             raise ConfigError("max_model_len", self.max_model_len, "0 (the checkpoint's) or 2 … 16777216")
-        if self.batch_invariant and self.device == "cpu":
-            expected = "false: a CPU's products depend on how many tokens a step has"
-            raise ConfigError("batch_invariant", self.batch_invariant, expected)
         self._check_kv_cache()
         self._check_queue()
         self._check_speculation()
@@ -146,13 +149,13 @@ class EngineConfig:
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> EngineConfig:
-        """Build from `config.pbtxt` parameters or command line options.
+        """Build a configuration from `config.pbtxt` parameters or command-line options.
 
         Args:
             parameters: field name → text; absent, empty or an unfilled "${…}" = the default.
 
         Raises:
-            ConfigError: for an unknown key or a value of the wrong type.
+            ConfigError: a key is unknown, or a value is not allowed.
         """
         types = get_type_hints(cls)
         values: dict[str, str | int | float | bool] = {}

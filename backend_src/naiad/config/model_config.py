@@ -1,4 +1,4 @@
-"""`ModelConfig`: what a checkpoint's config.json says, as far as every family has it."""
+"""`ModelConfig`: the settings of a checkpoint's config.json that all families have."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from naiad.config.checkpoint_json import Json, read_json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """The shape of a checkpoint. Each family of models extends it by what its forward pass needs.
+    """The shape of a checkpoint. Each family extends it with what its forward pass needs.
 
     Attributes:
-        architecture: its name in config.json.
-        num_layers: layers that are computed.
+        architecture: the architecture's name in config.json.
+        num_layers: number of layers that are computed.
         head_dim: features of one head; num_heads × head_dim need not be hidden_size.
-        attention: how each layer of the checkpoint attends; more than `num_layers` in a model that is
-            the first layers of another.
-        eos_token_ids: every id that ends a text, of config.json and generation_config.json.
-        dtype: of the weights as they are stored.
+        attention: how each layer of the checkpoint attends; a model that consists of the first layers of
+            another has more than `num_layers` of them.
+        eos_token_ids: all ids in config.json and generation_config.json that end a text.
+        dtype: data type in which the weights are stored.
     """
 
     architecture: str
@@ -40,10 +40,10 @@ class ModelConfig:
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
-        """The layers by window: those without one first, then the smallest window first.
+        """The layers grouped by window: first those without one, then by increasing window.
 
-        The first layers of a model have the groups of the whole model, so that both can be computed over
-        the same blocks; a group may then be empty.
+        A model that consists of another model's first layers has all groups of that model, so that both can
+        use the same blocks; some of its groups may be empty.
         """
         windows = sorted({spec.window for spec in self.attention})
         return tuple(
@@ -56,11 +56,11 @@ class ModelConfig:
 
     @staticmethod
     def from_directory(path: str | Path) -> ModelConfig:
-        """Read config.json (and generation_config.json, if there) of a checkpoint directory.
+        """Read config.json, and generation_config.json if it exists, from a checkpoint directory.
 
         Raises:
-            ModelError: a file is missing or no JSON object, a key is missing or has a value we
-                do not support; names the key and the value.
+            ModelError: a file is missing or is not a JSON object, or a key is missing or has an unsupported
+                value; the message names the key and the value.
         """
         directory = Path(path)
         config = read_json(directory / "config.json")
@@ -70,8 +70,8 @@ class ModelConfig:
 
     @staticmethod
     def from_json(config: Json, generation: Json) -> ModelConfig:
-        """Build from the two parsed files; raises as `from_directory` does."""
-        # The families extend this class.
+        """Build a configuration from the two parsed files; raises the same errors as `from_directory`."""
+        # Imported here because the families import this module.
         from naiad.config.families import read_model_config
 
         return read_model_config(config, generation)

@@ -21,7 +21,7 @@ def model_directory(name: str, key: str = "model_dir") -> Path:
 
     Args:
         name: "default" or a directory.
-        key: the setting that names it.
+        key: the setting whose value `name` is.
 
     Raises:
         ConfigError: the directory does not exist; the message says how to get the model.

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-# The id of a request that only checks whether a model is alive. It is reserved: a client that stops
-# requests of this id stops nothing.
+# The id of requests that only check whether a model is alive. It is reserved: an order to stop requests of
+# this id does nothing.
 PROBE_REQUEST_ID = "naiad-probe"

@@ -1,4 +1,4 @@
-"""Reads the keys of config.json that say how queries and keys are rotated."""
+"""Reads the keys of config.json that describe the rotary embedding."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _ROPE_TYPES = ("default", "linear", "llama3")
 
 
 def read_rope(config: Json, max_positions: int) -> RopeConfig:
-    """Read the rope of a checkpoint whose layers all have the same.
+    """Read the rope of a checkpoint in which all layers have the same one.
 
-    There are two spellings, rope_theta + rope_scaling and rope_parameters; where both are, they must agree.
+    There are two formats, rope_theta + rope_scaling and rope_parameters; if a file has both, they must agree.
 
     Raises:
-        ModelError: a key has a value that can not be honoured.
+        ModelError: a key has a value that is not supported.
     """
     theta = _theta(config)
     ropes = {
@@ -37,7 +37,7 @@ def rope_object(rope: object, key: str, theta: float, max_positions: int) -> Rop
         max_positions: the checkpoint's max_position_embeddings.
 
     Raises:
-        ModelError: a key has a value that can not be honoured.
+        ModelError: a key has a value that is not supported.
     """
     if not isinstance(rope, dict):
         raise bad_value(key, rope, "an object")
@@ -67,14 +67,14 @@ def rope_object(rope: object, key: str, theta: float, max_positions: int) -> Rop
 
 
 def agreed_theta(thetas: Json, default: float) -> float:
-    """The one value of keys that may each give the base of the frequencies.
+    """Return the base of the frequencies, which several keys may give.
 
     Args:
-        thetas: name of each key that is there → its value.
-        default: if none is.
+        thetas: the name of each key that exists → its value.
+        default: the base if no key exists.
 
     Raises:
-        ModelError: two keys disagree, or one is no positive number.
+        ModelError: two keys disagree, or a value is not a positive number.
     """
     if not thetas:
         return default

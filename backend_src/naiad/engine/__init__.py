@@ -1,4 +1,4 @@
-"""Requests in, one step at a time, outputs out."""
+"""The engine: takes requests, computes one step at a time and returns outputs."""
 
 from __future__ import annotations
 

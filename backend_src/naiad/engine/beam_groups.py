@@ -14,7 +14,7 @@ from naiad.sampling.beam_search import Beam, BeamRules, BeamSearch, Candidate
 from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import EngineRequest, FinishReason, Sequence, SequenceStatus, TextContext
 
-# As in transformers: finite, and worse than that of any text.
+# The score that transformers uses: finite, and lower than the score of any text.
 _NO_RESULT = Beam(score=-1e9)
 
 
@@ -23,11 +23,11 @@ class BeamGroup:
     """One search.
 
     Attributes:
-        request: its `sequence_id` and `sibling_ids` are the ids of the outputs, best first.
-        search: the rules and their state.
+        request: its `sequence_id` and `sibling_ids` become the ids of the outputs, best first.
+        search: the rules of the search and its state.
         beams: a sequence for each of `search.running`, in the same order.
-        spare_ids: ids that no sequence has had yet.
-        candidates: sequence id → what its newest row gave.
+        spare_ids: ids that are free for new beams.
+        candidates: sequence id → the candidates of its last computed row.
     """
 
     request: EngineRequest
@@ -38,7 +38,7 @@ class BeamGroup:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every beam has been computed as far as it is known."""
+        """Whether all known tokens of every beam have been computed."""
         return all(
             beam.status is SequenceStatus.RUNNING
             and beam.num_computed_tokens == beam.num_tokens
@@ -66,18 +66,18 @@ class BeamGroups:
     def __init__(
         self, scheduler: Scheduler, text_state: Callable[[TextContext], TextState] | None = None
     ) -> None:
-        """Start without any.
+        """Start without searches.
 
         Args:
             scheduler: runs the beams.
-            text_state: as the engine's.
+            text_state: as in `Engine`.
         """
         self._scheduler = scheduler
         self._text_state = text_state
         self._groups: dict[int, BeamGroup] = {}
 
     def __len__(self) -> int:
-        """Ids of all searches."""
+        """Number of ids of all searches."""
         return len(self._groups)
 
     def __contains__(self, sequence_id: int) -> bool:
@@ -85,7 +85,7 @@ class BeamGroups:
         return sequence_id in self._groups
 
     def add(self, request: EngineRequest, first: Sequence) -> None:
-        """Begin a search with its first sequence, which knows the prompt."""
+        """Start a search with its first sequence, which holds the prompt."""
         rules = beam_rules(request)
         first.params = msgspec.structs.replace(first.params, num_candidates=rules.num_candidates)
         group = BeamGroup(request, BeamSearch(rules), [first], list(request.sibling_ids))
@@ -93,14 +93,14 @@ class BeamGroups:
         self._scheduler.add(first)
 
     def first_sequence(self, sequence_id: int) -> Sequence:
-        """A sequence of the search that an id belongs to."""
+        """The first sequence of the search that the id belongs to."""
         return self._groups[sequence_id].beams[0]
 
     def take(self, sequence_id: int, result: ModelOutput) -> list[RequestOutput]:
-        """Keep what a computed row of a beam gave; advance the search if it was the last.
+        """Store the candidates of a beam's computed row; advance the search if all beams have been computed.
 
         Returns:
-            The outputs of all ids, if the search is over.
+            The outputs of all ids if the search has ended, otherwise none.
         """
         group = self._groups[sequence_id]
         group.candidates[sequence_id] = result.candidates[sequence_id]
@@ -115,21 +115,22 @@ class BeamGroups:
         return []
 
     def end(self, sequence_id: int, reason: FinishReason) -> list[RequestOutput]:
-        """End a search from outside: the outputs of all ids, with the best there is."""
+        """End a search early; return the outputs of all ids, with the best beams so far."""
         group = self._groups[sequence_id]
         return self._end(group, group.search.best_so_far(), reason)
 
     def fail(self, sequence_id: int, error: NaiadError) -> list[RequestOutput]:
-        """End a search with an error for each id."""
+        """End a search; return an error output for each id."""
         group = self._groups[sequence_id]
         timings = timings_of(group.beams[0])
         self._remove(group)
         return [error_output(each, error.status, str(error), timings) for each in group.request.sequence_ids]
 
     def _continue(self, group: BeamGroup, parents: list[int]) -> None:
-        """Give each running beam of the search a sequence that continues its parent's."""
+        """Give each running beam of the search a sequence that continues its parent's sequence."""
         old = group.beams
-        # A parent goes on as its own first child; those without children take over from others.
+        # A parent's sequence continues as its first child; sequences without children become further
+        # children.
         idle = [beam for index, beam in enumerate(old) if index not in parents]
         in_place: set[int] = set()
         group.beams = []

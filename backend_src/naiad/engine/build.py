@@ -1,4 +1,4 @@
-"""The composition root."""
+"""The composition root: builds an engine from its configuration."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from naiad.tokenization.same_tokens import check_same_tokens
 from naiad.tokenization.text_stream import TextStream
 from naiad.tokenization.token_table import TokenTable
 
-# As if drafts cost nothing: they are tried as long as any is accepted.
+# Steps that cost the same with and without drafts: drafts are tried as long as any are accepted.
 _FLAT_COSTS = [(1, 1.0), (1 << 16, 1.0)]
 
 
 def build_engine(config: EngineConfig) -> Engine:
-    """Load the checkpoints, join the parts.
+    """Load the checkpoints and put the engine's parts together.
 
     Raises:
-        StartupError: names what is wrong with configuration, checkpoint or machine, and the remedy.
+        StartupError: the configuration, a checkpoint or the machine is not suitable; the message names the
+            problem and the remedy.
     """
     token_table = TokenTable.from_directory(config.model_dir)
     if config.draft_model:
         check_same_tokens(config.model_dir, config.draft_model)
     model_runner = ModelRunner(config)
     policy = make_policy(config.scheduling_policy, config.priority_aging_ms / 1000)
-    # Every running sequence gets its next token in every step.
+    # The budget must allow every running sequence its next token in every step.
     budget = model_runner.token_budget
     num_tokens = max(budget.num_tokens, config.max_num_seqs)
     limits = SchedulerLimits(config.max_num_seqs, num_tokens, budget.context_cost, budget.decode_cost)
@@ -50,7 +51,7 @@ def build_engine(config: EngineConfig) -> Engine:
     drafter = make_drafter(config, model_runner, kv_cache)
     speculator = Speculator(drafter, _draft_policy(drafter, model_runner), config.num_speculative_tokens)
     scheduler = Scheduler(kv_cache, limits, policy, speculator)
-    # A CPU computes in the thread that launches.
+    # On a CPU the launching thread itself computes the step, so nothing can overlap.
     overlaps = config.overlap_steps and model_runner.device.type == "cuda"
     model_runner.end_start()
     return Engine(scheduler, model_runner, partial(TextStream, token_table), overlaps=overlaps)
@@ -59,12 +60,12 @@ def build_engine(config: EngineConfig) -> Engine:
 def make_kv_cache(
     config: EngineConfig, groups: Sequence[KVGroupSpec], max_step_tokens: int
 ) -> KVCacheManager:
-    """The manager of the model runner's blocks.
+    """Make the manager of the model runner's blocks.
 
     Args:
-        config: the engine's.
-        groups: the model runner's.
-        max_step_tokens: of a step, at most.
+        config: the engine's configuration.
+        groups: the model runner's KV groups.
+        max_step_tokens: maximum number of tokens in a step.
     """
     windows = [group.window for group in groups]
     prefix_cache = PrefixCache(config.block_size, windows=windows) if config.enable_prefix_caching else None
@@ -74,12 +75,12 @@ def make_kv_cache(
 def make_drafter(
     config: EngineConfig, model_runner: ModelRunner | RemoteRunner, kv_cache: KVCacheManager
 ) -> Drafter | None:
-    """What `config.drafter` names, for one engine.
+    """Make the drafter that `config.drafter` names; None if it names none.
 
     Args:
-        config: the engine's.
-        model_runner: made with it.
-        kv_cache: of the model runner's blocks.
+        config: the engine's configuration.
+        model_runner: the runner made from the same configuration.
+        kv_cache: the manager of the model runner's blocks.
     """
     if model_runner.draft_runner is not None:
         slots = DraftSlots(kv_cache) if config.drafter == "draft_model" else None
@@ -90,7 +91,7 @@ def make_drafter(
 
 
 def _draft_policy(drafter: Drafter | None, model_runner: ModelRunner) -> SpeculationPolicy:
-    # The start does not wait for measurements that only clients' own drafts would use.
+    # Without a drafter only drafts sent by clients would use the measurements: not worth a slower start.
     step_cost = StepCost(_FLAT_COSTS) if drafter is None else StepCost(*model_runner.measure_step_costs())
     runner = model_runner.draft_runner
     pass_cost = None if runner is None else StepCost(*runner.measure_step_costs())

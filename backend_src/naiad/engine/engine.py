@@ -1,4 +1,4 @@
-"""The engine: requests in, one step at a time, outputs out. One thread owns all of it."""
+"""The engine: takes requests, computes one step at a time and returns outputs. A single thread uses it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from naiad.sequence import (
 
 
 class Engine:
-    """Every request taken ends with exactly one output that has a finish reason."""
+    """Serves requests. Every accepted sequence ends with exactly one output that has a finish reason."""
 
     def __init__(
         self,
@@ -50,15 +50,16 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         overlaps: bool = False,
     ) -> None:
-        """Join the parts.
+        """Put the parts together.
 
         Args:
-            scheduler: without sequences.
-            model_runner: its KV cache has the scheduler's blocks.
-            text_state: makes the text side of a request that has a TextContext; None = such
-                requests do not come.
-            clock: returns seconds; deadlines are measured by it.
-            overlaps: a step is launched before the last one's ids are known, where it can be projected.
+            scheduler: a scheduler that has no sequences yet.
+            model_runner: its KV cache consists of the blocks that the scheduler manages.
+            text_state: makes the text state of a sequence whose request has a TextContext; None if there are
+                no such requests.
+            clock: returns the time in seconds; deadlines are measured by it.
+            overlaps: whether to launch a step before the previous step's ids are known, if its rows can be
+                projected.
         """
         kv_cache = scheduler.kv_cache
         longest = kv_cache.max_sequence_tokens
@@ -66,7 +67,7 @@ class Engine:
         self._model_runner = model_runner
         self._text_state = text_state
         self._clock = clock
-        # So a sequence alone always fits the cache.
+        # This limit ensures that any single sequence fits into the cache.
         self._limits = AdmissionLimits(
             max_model_len=min(model_runner.max_model_len, longest or model_runner.max_model_len),
             vocab_size=model_runner.model_config.vocab_size,
@@ -75,7 +76,7 @@ class Engine:
         )
         self._live: dict[int, LiveSequence] = {}
         self._beams = BeamGroups(scheduler, text_state)
-        # Of sequences that have ended besides the one that was asked about.
+        # Outputs for the next step: aborting a search ends several ids, but `abort` returns one output.
         self._late: list[RequestOutput] = []
         self._deadlines = Deadlines(lambda each: each in self._live or each in self._beams)
         self._record = StepRecord(model_runner)
@@ -84,7 +85,7 @@ class Engine:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and output together, at most."""
+        """Maximum number of prompt and output tokens together."""
         return self._limits.max_model_len
 
     @property
@@ -94,21 +95,21 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something."""
+        """Whether there is anything to compute or to return."""
         return self._scheduler.has_work or bool(self._late) or not self._steps.is_empty
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Known tokens of the sequences that wait."""
+        """Number of known tokens of waiting sequences."""
         return self._scheduler.waiting.num_tokens
 
     def add_request(self, request: EngineRequest) -> None:
-        """Queue a request's sequences under their own ids, which no live ones have.
+        """Queue a request's sequences; no live sequence may have one of their ids.
 
-        Siblings have larger ids than the first sequence, and outputs of their own.
+        Siblings must have larger ids than the first sequence; each has outputs of its own.
 
         Raises:
-            InvalidRequestError: it can never be served; names the field and its value.
+            InvalidRequestError: the request can never be served; the message names the field and its value.
         """
         self._limits.check(request)
         request = self._limits.clamp(request)
@@ -158,12 +159,12 @@ class Engine:
         self._live[sequence.sequence_id] = LiveSequence(sequence, text)
 
     def abort(self, sequence_id: int) -> RequestOutput | None:
-        """End a sequence now, with a search all of it.
+        """End a sequence now; if it belongs to a beam search, the whole search ends.
 
-        Its blocks are free when this returns, or as soon as a step that computes it is over.
+        Its blocks are free when this returns, or when a step that is computing it has finished.
 
         Returns:
-            Its last output, which no step repeats; None if no such sequence lives.
+            Its last output, which `step` does not return again; None if no such sequence is live.
         """
         if sequence_id in self._beams:
             outputs = {
@@ -176,7 +177,7 @@ class Engine:
         return None if live is None else self._finish(live, FinishReason.CANCELLED)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step: at most one output for each sequence."""
+        """Compute one step and return its outputs, at most one for each sequence."""
         outputs, self._late = self._late + self._expire(), []
         step, result = self._steps.take()
         if result.errors:
@@ -188,11 +189,11 @@ class Engine:
         return outputs
 
     def stats(self) -> EngineStats:
-        """Gauges and totals now."""
+        """A copy of the gauges and totals as they are now."""
         return self._record.stats(self._scheduler)
 
     def _clear_failed(self, step: StepBatch, result: ModelOutput) -> None:
-        """Before any of these blocks is free: nothing of rows that have failed may reach others."""
+        """Overwrite what failed rows have written before their blocks are freed and reused."""
         running, leaving = self._scheduler.running_by_id, self._scheduler.leaving
         failed = [
             running.get(row.sequence_id) or leaving[row.sequence_id]
@@ -206,7 +207,8 @@ class Engine:
         sequence_id = row.sequence_id
         sequence = self._scheduler.running_by_id.get(sequence_id)
         if sequence is None:
-            # It has ended since the step was launched, or just now: a beam, with another row of its search.
+            # The sequence has ended since the step was launched, or just now: the beams of a search end
+            # together.
             self._scheduler.release(sequence_id)
             return []
         error = result.errors.get(sequence_id)
@@ -233,9 +235,9 @@ class Engine:
         return outputs
 
     def _take_new_tokens(self, live: LiveSequence, result: ModelOutput) -> RequestOutput | None:
-        """Send the step's tokens, or hold them back, or end the sequence with one of them.
+        """Take the step's tokens: send them, hold them back, or end the sequence.
 
-        A stop string that a token completes goes before the length that ends it.
+        If a token completes a stop string and reaches the maximum length, the finish reason is `stop`.
         """
         sequence = live.sequence
         num_new = len(result.sampled_token_ids[sequence.sequence_id])
@@ -263,7 +265,7 @@ class Engine:
         return output
 
     def _expire(self) -> list[RequestOutput]:
-        """End the sequences whose deadline has passed."""
+        """End the sequences whose deadlines have passed."""
         outputs: list[RequestOutput] = []
         for deadline_s, sequence_id in self._deadlines.pop_passed(self._clock()):
             live = self._live.get(sequence_id)
@@ -283,7 +285,7 @@ class Engine:
         return outputs
 
     def _finish(self, live: LiveSequence, reason: FinishReason) -> RequestOutput:
-        """End a sequence from outside; tokens held back are sent."""
+        """End a sequence early; the output holds the tokens that were held back."""
         output = live.output([], is_last=True)
         output.finish_reason = reason
         self._record.num_generation_tokens += len(output.token_ids)

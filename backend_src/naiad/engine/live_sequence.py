@@ -1,4 +1,4 @@
-"""A sequence that has not ended, and what of its output may not be sent yet."""
+"""A sequence that has not ended, with the part of its output that may not be sent yet."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from naiad.tokenization.text_stream import TextChunk
 
 
 class TextState(Protocol):
-    """Holds tokens back until their text is decided; `TextStream` is one."""
+    """Holds tokens back until their text is decided, such as `TextStream`."""
 
     def push(self, token_ids: list[int], is_last: bool) -> TextChunk:
-        """Take new tokens, give those that may be sent; see `TextStream.push`."""
+        """Take new tokens and return those that may be sent; see `TextStream.push`."""
 
 
 @dataclass(slots=True)
 class LiveSequence:
-    """A sequence, its text, and what was asked for besides tokens, token by token.
+    """A sequence, its text state, and the requested details of each token, such as log-probabilities.
 
     Attributes:
-        num_sent_tokens: output tokens that were given out.
+        num_sent_tokens: number of output tokens that have been returned in outputs.
     """
 
     sequence: Sequence
@@ -35,17 +35,17 @@ class LiveSequence:
     _has_output: bool = False
 
     def take_context_logits(self, row: StepRow, result: ModelOutput) -> None:
-        """Keep the logits of the prompt positions that a row has computed."""
+        """Store the logits of the prompt positions that a row has computed."""
         logits = result.context_logits.get(self.sequence.sequence_id)
         if logits is None or self._has_output:
             return
         if row.start == 0:
-            # After a preemption the prompt is computed again.
+            # After a preemption the prompt is computed again from its start.
             self._context_logits.clear()
         self._context_logits.append(logits)
 
     def take_token_details(self, result: ModelOutput, num_tokens: int) -> None:
-        """Keep what was asked for of the step's first `num_tokens` tokens, which are output."""
+        """Store the requested details of the step's first `num_tokens` tokens, which are output."""
         sequence_id = self.sequence.sequence_id
         if sequence_id in result.log_probs:
             self._log_probs += result.log_probs[sequence_id][:num_tokens]
@@ -53,7 +53,7 @@ class LiveSequence:
             self._generation_logits += result.generation_logits[sequence_id][:num_tokens]
 
     def output(self, token_ids: list[int], is_last: bool) -> RequestOutput:
-        """What may be sent of these new tokens and of those held back; may be nothing."""
+        """Return the output that may be sent of these new tokens and of those held back; it may be empty."""
         sequence_id, num_cached = self.sequence.sequence_id, self.sequence.num_cached_tokens
         if self.text is None:
             output = RequestOutput(sequence_id, token_ids, num_cached_tokens=num_cached)

@@ -1,4 +1,4 @@
-"""`StepQueue`: steps are launched, waited for and booked, one after the other or overlapping."""
+"""`StepQueue`: launches steps, waits for their results and books them, in sequence or overlapping."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Launched(NamedTuple):
 
 
 class StepQueue:
-    """Holds at most one step that has been launched and not taken."""
+    """Holds at most one step that has been launched but not taken."""
 
     def __init__(
         self,
@@ -27,15 +27,15 @@ class StepQueue:
         clock: Callable[[], float],
         overlaps: bool,
     ) -> None:
-        """Launch nothing yet.
+        """Start without steps.
 
         Args:
-            scheduler: makes the steps and learns what became of them.
-            model_runner: computes them.
-            record: notes them.
-            clock: seconds.
-            overlaps: a step is launched before the result of the last one is waited for, where it can be
-                projected.
+            scheduler: makes the steps and is updated with their results.
+            model_runner: computes the steps.
+            record: counts the steps.
+            clock: returns the time in seconds.
+            overlaps: whether to launch a step before waiting for the result of the previous one, if its rows
+                can be projected.
         """
         self._scheduler = scheduler
         self._model_runner = model_runner
@@ -46,11 +46,11 @@ class StepQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no step is under way."""
+        """Whether no step has been launched in advance."""
         return self._next is None
 
     def take(self) -> tuple[StepBatch, ModelOutput]:
-        """The next step and its result, which is booked."""
+        """Return the next step and its result, with which the scheduler has been updated."""
         launched = self._next or self._launch(self._scheduler.schedule())
         step = launched.step
         self._next = self._launch_projected(step) if self._overlaps else None
@@ -66,7 +66,7 @@ class StepQueue:
         return _Launched(step, self._model_runner.launch(step))
 
     def _launch_projected(self, pending: StepBatch) -> _Launched | None:
-        """Launch the step after one that is under way, if it can be made without that one's result."""
+        """Launch the step that follows `pending`, if it can be made without the result of `pending`."""
         if not self._scheduler.can_overlap(pending.rows):
             return None
         step = self._scheduler.schedule_projected()

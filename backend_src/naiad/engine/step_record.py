@@ -1,4 +1,4 @@
-"""What the engine's steps have done so far, in numbers."""
+"""Statistics of the engine's steps."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from naiad.speculation.speculator import DraftTotals
 
 
 class StepRecord:
-    """Counts, and notes on sequences when what happened to them.
+    """Counts steps and tokens, and records in each sequence when it was started and got its tokens.
 
     Attributes:
-        num_prompt_tokens: of the sequences that have got a token.
-        num_generation_tokens: sent.
+        num_prompt_tokens: number of prompt tokens of the sequences that have had a token.
+        num_generation_tokens: number of output tokens that have been sent.
     """
 
     def __init__(self, runner: StepRunner) -> None:
-        """Start from zero; the runner is asked for its memory and for late compiles."""
+        """Start from zero; `stats` asks the runner for its memory use and its late compiles."""
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         self._started: list[int] = []
@@ -32,7 +32,7 @@ class StepRecord:
         self._timestamp_s = 0
 
     def begin_step(self, rows: Iterable[StepRow], running: Mapping[int, Sequence], now_s: float) -> None:
-        """These rows of running sequences are about to be computed."""
+        """Record that these rows of running sequences are about to be computed."""
         self._num_steps += 1
         self._num_context_tokens = 0
         for row in rows:
@@ -44,7 +44,7 @@ class StepRecord:
                 self._num_context_tokens += min(len(row.token_ids), sequence.num_prompt_tokens - row.start)
 
     def take_starts(self, outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
-        """Outputs that report starts since the last call, for sequences without one in `outputs`."""
+        """Return outputs that report the sequences started since the last call, except those in `outputs`."""
         started, self._started = self._started, []
         reported = {output.sequence_id for output in outputs} if started else set()
         return [RequestOutput(each, []) for each in started if each not in reported]
@@ -52,7 +52,7 @@ class StepRecord:
     def end_step(
         self, rows: Iterable[StepRow], running: Mapping[int, Sequence], result: ModelOutput, now_s: float
     ) -> None:
-        """These rows have been computed, with this result; some of their sequences may have ended."""
+        """Record that these rows have been computed; some of their sequences may have ended."""
         for row in rows:
             sequence = running.get(row.sequence_id)
             if sequence is not None and row.samples and row.sequence_id not in result.errors:
@@ -60,7 +60,7 @@ class StepRecord:
                 sequence.first_token_s = sequence.first_token_s or now_s
 
     def stats(self, scheduler: Scheduler) -> EngineStats:
-        """Gauges and totals now."""
+        """The gauges and totals as they are now."""
         self._look_at_memory()
         kv_cache, speculator = scheduler.kv_cache, scheduler.speculator
         drafts = speculator.totals if speculator is not None else DraftTotals()
@@ -91,7 +91,7 @@ class StepRecord:
         )
 
     def _look_at_memory(self) -> None:
-        """Asking costs more than a step should pay, so it is done once a second."""
+        """Read the memory use, at most once a second because reading it costs too much for every step."""
         now_s = int(time.time())
         if now_s != self._timestamp_s:
             self._timestamp_s, self._memory = now_s, self._runner.memory_use()

@@ -1,4 +1,4 @@
-"""What the engine needs of whatever computes a step."""
+"""The interface between the engine and what computes its steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from naiad.sequence import SamplingParams
 
 
 class StepRunner(Protocol):
-    """What computes a step; `naiad.model_runner.ModelRunner` is one."""
+    """Computes steps, such as `naiad.model_runner.ModelRunner`."""
 
     @property
     def model_config(self) -> ServedModel:
@@ -18,25 +18,26 @@ class StepRunner(Protocol):
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and output together, at most."""
+        """Maximum number of prompt and output tokens together."""
 
     @property
     def num_late_compiles(self) -> int:
-        """Kernels that were compiled since the start: somebody waited for each."""
+        """Number of kernels compiled after the start; each of these compilations delayed a step."""
 
     def launch(self, step: StepBatch) -> Callable[[], ModelOutput]:
-        """Begin to compute the rows; those of the last step may be under way.
+        """Begin to compute a step; the previous one may still be running.
 
         Returns:
-            What waits for the result: for each row that samples an id or an error; other rows may fail
-            too. To be called once, in the order of the launches.
+            A function that waits for the result and returns it. The result has ids or an error for each row
+            that samples; other rows may have errors too. It must be called once, in the order of the
+            launches.
         """
 
     def needs_ids(self, params: SamplingParams) -> bool:
         """Whether a row with these parameters can not be launched before its last id is known."""
 
     def memory_use(self) -> MemoryUse:
-        """What the process holds now."""
+        """The memory that the process uses now."""
 
     def clear_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
-        """Overwrite what a failed row has left in blocks of each KV group: nothing of it may reach others."""
+        """Overwrite these blocks of each KV group; used so that a failed row's KV never reaches others."""

@@ -128,7 +128,7 @@ class AckReceiver:
 
         Raises:
             StartupError: the path is too long.
-            OSError: the socket can not be created.
+            OSError: the socket cannot be created.
         """
         check_socket_path(path)
         self._path = path

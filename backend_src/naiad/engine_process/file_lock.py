@@ -22,7 +22,7 @@ class FileLock:
             Whether this object holds it now.
 
         Raises:
-            OSError: the file can not be created; FileNotFoundError if its directory is gone.
+            OSError: the file cannot be created; FileNotFoundError if its directory is gone.
         """
         return self._take(fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -30,7 +30,7 @@ class FileLock:
         """Take the lock, waiting until it is released.
 
         Raises:
-            OSError: the file can not be created.
+            OSError: the file cannot be created.
         """
         while not self._take(fcntl.LOCK_EX):
             # The last holder has removed the file that was locked.

@@ -1,4 +1,4 @@
-"""Instances of one `llm` model: a reloaded model runs next to the old one, and so do its versions.
+"""Instances of an `llm` model: a reloaded model runs beside the old one, and versions run side by side.
 
 Each instance has a number, which is part of its sockets' names and of its sequences' ids, so that an
 acknowledgement reaches the instance that sent the chunk.
@@ -18,7 +18,7 @@ from naiad.errors import StartupError
 
 _ENGINE_SUFFIX = ".engine"
 _NUMBER_BITS = 10
-# The rest of an id is random, so that it can not be guessed.
+# The rest of an id is random, so that it cannot be guessed.
 _RANDOM_BITS = 52
 
 
@@ -66,7 +66,7 @@ def claim_instance(server_pid: int, model: str) -> tuple[Instance, FileLock]:
         The instance, and the lock that reserves its number.
 
     Raises:
-        StartupError: every number is taken, or the runtime directory can not be created.
+        StartupError: every number is taken, or the runtime directory cannot be created.
     """
     number = 0
     while number < 1 << _NUMBER_BITS:

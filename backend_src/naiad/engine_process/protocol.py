@@ -1,6 +1,6 @@
 """The messages between the engine process and its clients, as msgpack in frames.
 
-Both ends decode only the typed messages below, so a frame can not make the receiver run code.
+Both ends decode only the typed messages below, so a frame cannot make the receiver run code.
 """
 
 from __future__ import annotations
@@ -77,11 +77,12 @@ class StartFailed(msgspec.Struct, tag="failed", frozen=True):
 
 
 class StepDone(msgspec.Struct, tag="step", frozen=True):
-    """The outputs of one step, or of the refusal of requests.
+    """The outputs of one step, or the errors of refused requests.
 
     Attributes:
         outputs: outputs of this client's sequences.
-        stats: the engine's gauges; None for refusals, which never reach the engine: earlier stats hold.
+        stats: the engine's gauges; None for refusals, which never reach the engine: the earlier stats remain
+            valid.
     """
 
     outputs: list[RequestOutput]
@@ -106,7 +107,7 @@ def encode_requests(requests: list[EngineRequest]) -> bytes:
     """Encode requests as one frame.
 
     Raises:
-        InternalError: one of their values can not be encoded.
+        InternalError: one of their values cannot be encoded.
     """
     try:
         return encode_frame(AddRequests(requests))

@@ -23,7 +23,7 @@ def runtime_directory(server_pid: int) -> Path:
         server_pid: process id of tritonserver, which is `os.getppid()` in a stub.
 
     Raises:
-        StartupError: the directory can not be created, or belongs to another user.
+        StartupError: the directory cannot be created, or belongs to another user.
     """
     path = runtime_path(server_pid)
     try:

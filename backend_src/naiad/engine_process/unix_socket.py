@@ -23,7 +23,7 @@ def listen(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.s
     """Create a non-blocking listening socket of mode 0600.
 
     Raises:
-        OSError: it can not be created there.
+        OSError: it cannot be created there.
     """
     listener = socket.socket(socket.AF_UNIX, kind)
     mask = os.umask(0o177)

@@ -1,5 +1,5 @@
-"""What every frontend shares: the fields of a request, the tensors of a response, and their documents.
+"""What all frontends share: the fields of a request, the tensors of a response, and their documentation.
 
-A frontend translates between its client's form (tensors, parameters, JSON) and what is typed here. No Triton
-and no torch.
+A frontend translates between its client's format (tensors, parameters, JSON) and the types defined here.
+This package uses neither Triton nor torch.
 """

@@ -1,7 +1,7 @@
-"""What a response says before a frontend writes it: tokens, text and details, as plain values.
+"""The content of a response before a frontend writes it: tokens, text and details, as plain values.
 
-The engine's outputs become a `Chunk`; `ChunkTexts` turns its tokens into text; each frontend has one writer
-that makes tensors or JSON of both.
+The engine's outputs become a `Chunk`, `ChunkTexts` turns its tokens into text, and the writer of each
+frontend turns both into tensors or JSON.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from naiad.tokenization import TokenTable, decode_after
 
 @dataclass(slots=True)
 class Chunk:
-    """What one response holds: new tokens of a sequence, or of all sequences that answer together.
+    """The content of one response: new tokens of a sequence, or of all sequences that share a response.
 
     Attributes:
-        request: that it answers.
-        row_index: the row of the request, from 0.
-        sequence_index: which of the sequences from the row's prompt, from 0.
-        sequence_id: the engine's; of several sequences the first one's.
-        outputs: one for each sequence, in order; those of a beam search best first.
+        request: the request.
+        row_index: index of the request's row, from 0.
+        sequence_index: index among the sequences of the row's prompt, from 0.
+        sequence_id: the engine's id of the sequence, or of the first of several.
+        outputs: an output for each sequence, in order; for a beam search, best first.
     """
 
     request: GenerateRequest
@@ -35,60 +35,60 @@ class Chunk:
 
     @property
     def first(self) -> RequestOutput:
-        """The output that speaks for all where there is one value for them."""
+        """The first sequence's output, which provides the values that the sequences share."""
         return self.outputs[0]
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """The row's prompt."""
+        """The token ids of the row's prompt."""
         return self.request.rows[self.row_index].prompt_token_ids
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing of these sequences follows."""
+        """Whether these sequences have no further chunks."""
         return self.outputs[0].finish_reason is not None
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the sequence ended; None until its last chunk. Of several sequences the first one's."""
+        """Why the sequence, or the first of several, ended; None until the last chunk."""
         return self.outputs[0].finish_reason
 
     @property
     def num_new_tokens(self) -> int:
-        """New tokens of all its sequences."""
+        """Number of new tokens of all sequences."""
         return sum(len(output.token_ids) for output in self.outputs)
 
     @property
     def is_beam_search(self) -> bool:
-        """Whether the sequences are the results of one search."""
+        """Whether the sequences are the results of a beam search."""
         return self.request.outputs.beam_width > 1
 
     @property
     def is_echoing(self) -> bool:
-        """Whether the prompt stands before the new tokens: never in a stream."""
+        """Whether the response begins with the prompt; streamed responses never do."""
         return not self.request.streaming and not self.request.exclude_input
 
     @property
     def num_prompt_chars(self) -> int:
-        """Characters of the prompt's text; 0 where nobody makes text of it."""
+        """Number of characters of the prompt's text; 0 if tokens are not turned into text."""
         text = self.request.rows[self.row_index].text
         return 0 if text is None else text.num_prompt_chars
 
     @property
     def perf_metrics(self) -> PerfMetrics:
-        """Times, blocks and drafts so far. Of several sequences the first one's."""
+        """Timings and the numbers of blocks and draft tokens of the sequence, or of the first of several."""
         return PerfMetrics.of(self.outputs[0])
 
 
 @dataclass(frozen=True, slots=True)
 class PerfMetrics:
-    """What a sequence has used so far.
+    """Timings and resources of a sequence so far.
 
     Attributes:
         arrival_time_ns, first_scheduled_time_ns, first_token_time_ns, last_token_time_ns: nanoseconds of the
             machine's monotonic clock; 0 = not yet.
-        num_new_blocks, num_reused_blocks: of the KV cache.
-        num_draft_tokens, num_accepted_tokens: drafts, and those of them that the model agreed with.
+        num_new_blocks, num_reused_blocks: numbers of KV cache blocks.
+        num_draft_tokens, num_accepted_tokens: numbers of draft tokens, and of those that were accepted.
     """
 
     arrival_time_ns: int
@@ -102,7 +102,7 @@ class PerfMetrics:
 
     @classmethod
     def of(cls, output: RequestOutput) -> PerfMetrics:
-        """Read those that the engine sends with an output."""
+        """Read the metrics that the engine sends with an output."""
         timings = output.timings or Timings()
         return cls(
             arrival_time_ns=_nanoseconds(timings.arrival_s),
@@ -117,7 +117,7 @@ class PerfMetrics:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted tokens in each draft token; 0 without drafts."""
+        """Fraction of the draft tokens that were accepted; 0 without drafts."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
@@ -126,15 +126,15 @@ def _nanoseconds(seconds: float) -> int:
 
 
 class ChunkTexts:
-    """Turns tokens of chunks into text. It has no state: each output names the ids its text depends on."""
+    """Turns the tokens of chunks into text. Stateless: each output has the ids that its text depends on."""
 
     def __init__(self, table: TokenTable, *, skip_special_tokens: bool) -> None:
-        """Take the checkpoint's tokens, and whether special ones make no text."""
+        """Use this table of tokens; `skip_special_tokens`: special tokens produce no text."""
         self._table = table
         self._skip_special_tokens = skip_special_tokens
 
     def of(self, chunk: Chunk) -> list[str]:
-        """Return the new text of each sequence, after the prompt's where that is echoed."""
+        """Return the new text of each sequence, preceded by the prompt's text if the prompt is echoed."""
         return [self._text(chunk, output) for output in chunk.outputs]
 
     def _text(self, chunk: Chunk, output: RequestOutput) -> str:

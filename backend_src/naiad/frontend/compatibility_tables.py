@@ -1,4 +1,4 @@
-"""The tables of `docs/compatibility.md`, written from the tables of fields and outputs."""
+"""Generates the tables of `docs/compatibility.md` from the tables of fields and outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from naiad.frontend.output_tensors import (
     text_tensors,
 )
 
-# Section of the page → the shipped model that it describes.
+# Section of the page → name of the shipped model that it describes.
 SECTIONS = {
     "ensemble": "ensemble",
     "tokenizer": "tokenizer",
@@ -41,7 +41,7 @@ _KEY_VALUES = {
 
 
 def with_tables(page: str) -> str:
-    """Return the page with each of its tables written anew.
+    """Return the page with all of its tables regenerated.
 
     Raises:
         ValueError: the page lacks a table.
@@ -54,7 +54,7 @@ def with_tables(page: str) -> str:
 
 
 def _with_table(page: str, section: str, header: str, rows: Iterable[str]) -> str:
-    """The page with other rows below the header in that section."""
+    """Replace the rows below the header in this section."""
     table = re.compile(
         rf"(^## `{section}`(?:(?!^## ).)*?^{re.escape(header)}\n\|[-|]+\n)(?:\|[^\n]*\n)*",
         re.MULTILINE | re.DOTALL,
@@ -93,7 +93,7 @@ def _output_rows(model: str) -> list[str]:
                 each.kind,
                 each.dims,
                 "served" if each.path is Path.FROM_DETOKENIZER else "passed on",
-                "one text after the other, without a batch dimension"
+                "the texts of all rows and beams, without a batch dimension"
                 if each.path is Path.FROM_DETOKENIZER
                 else "",
             )
@@ -121,14 +121,14 @@ def _internal(tensor: OutputTensor) -> str:
 
 
 def _key_rows() -> list[str]:
-    """Keys of `sampling_parameters`."""
+    """The table of the keys of `sampling_parameters`."""
     rows = []
     for key, field in fields_at(Frontend.SAMPLING_PARAMETERS).items():
         if field.served:
             rows.append(f"| `{key}` | {_key_value(field)} | served | {_join(*_key_notes(field))} |")
         else:
             taken = " or ".join(f"`{json.dumps(value)}`" for value in field.key_off)
-            rows.append(f"| `{key}` | | refused | {f'{taken} is taken' if taken else ''} |")
+            rows.append(f"| `{key}` | | refused | {f'{taken} is accepted' if taken else ''} |")
     return [row.replace("|  |", "| |") for row in rows]
 
 
@@ -150,7 +150,7 @@ def _key_notes(field: Field) -> list[str]:
 
 
 def note(field: Field, frontend: Frontend) -> str:
-    """Return what the page says about a field at a frontend: its bounds, its rules, its sentence."""
+    """Return the page's note on a field of a frontend: its bounds, its rules and its own sentence."""
     sentence = field.notes.get(frontend, field.note)
     if not field.served:
         return _join(_off_of_refused(field), sentence)

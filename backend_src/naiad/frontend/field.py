@@ -1,15 +1,15 @@
-"""`Field`: one thing that a request may carry, and the one validator of its values.
+"""`Field`: a field of a request, with the only validator of its values.
 
-How a frontend uses it: it takes each value from where its client put it, under the name that `Field.name_at`
-gives, and calls one of
+A frontend takes each value from its client's request, by the name that `Field.name_at` returns, and calls
+one of
 
 - `Field.check(value)` for a scalar or a string,
 - `Field.check_count(number)` for the number of entries of a list,
 - `Field.check_token_ids(ids, vocab_size)` and `Field.check_numbers(values)` for the entries themselves,
 - `Field.check_text(text)` for one string of a list.
 
-Each raises a `FieldError`, whose message begins with the field's name. A frontend whose client sent the field
-under another name re-raises `error.named(client_name)`.
+Each raises a `FieldError` whose message begins with the field's name. If the client sent the field under
+another name, the frontend re-raises `error.named(client_name)`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from naiad.errors import InvalidRequestError
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
 
-# A field's name at a frontend: the field's own, or none, as the frontend does not have the field.
+# A field's name at a frontend: the field's own name, or none because the frontend does not have the field.
 SAME = "="
 ABSENT = ""
 
@@ -35,7 +35,7 @@ Scalar = int | float | bool
 
 
 class Kind(str, enum.Enum):
-    """The type of a tensor, as Triton's configuration calls it behind `TYPE_`."""
+    """The type of a tensor, as in Triton's configuration after `TYPE_`."""
 
     BOOL = "BOOL"
     INT32 = "INT32"
@@ -49,7 +49,7 @@ class Kind(str, enum.Enum):
 
 
 class Frontend(enum.Enum):
-    """Where a field has a name.
+    """A frontend, or a part of one, that has its own names for fields.
 
     ENSEMBLE and TEXT are the models that take text, TOKENIZER and LLM the ensemble's first two steps.
     VLLM has the tensors of the vLLM backend's model, SAMPLING_PARAMETERS the keys of its JSON object.
@@ -64,7 +64,7 @@ class Frontend(enum.Enum):
 
 
 class Arrival(enum.Flag):
-    """How a field may come."""
+    """How a field may be sent."""
 
     TENSOR = enum.auto()
     PARAMETER = enum.auto()
@@ -86,7 +86,7 @@ class FieldError(InvalidRequestError):
         self.problem = problem
 
     def named(self, client_name: str) -> FieldError:
-        """Return the same error for a client that knows the field by this name."""
+        """Return the same error with the name under which the client sent the field."""
         return FieldError(client_name, self.problem)
 
 
@@ -95,37 +95,39 @@ class Field:
     """A row of the table of fields.
 
     Attributes:
-        name: at the text level, and in messages; of a field that the text level does not have, the name at
-            the frontend that has it.
-        kind: of each value.
-        dims: of the tensor, without the batch dimension; (1,) is a scalar, −1 any number.
+        name: the field's name at the text level and in messages; if the text level does not have the field,
+            its name at the frontend that has it.
+        kind: the type of each value.
+        dims: dimensions of the tensor, without the batch dimension; (1,) is a scalar, −1 any number.
         minimum, maximum: inclusive bounds of each number.
         above: exclusive lower bound; None = none.
-        off: the value that changes nothing; None = none. So do smaller ones, where there is no `minimum`.
+        off: the value that has no effect; None = none. Smaller values have no effect either if there is no
+            `minimum`.
         sets: which part of the typed request it sets: "params.NAME" for an attribute of `SamplingParams`,
             "outputs.NAME" for a requested output, or the name of another part.
-        alias_of: another name of that field; if both are sent they must be equal.
-        repeats: a client's own parameter for that field, which wins over it.
-        max_items: entries of a list at most; 0 = no bound of its own.
-        max_item_size: bytes of each string, or ids of each packed word, at most; 0 = no bound of its own.
-        required: a request without it is refused.
-        per_request: has one value for all rows of a request.
-        served: a field that is not served is refused unless it asks for nothing.
-        off_values: values of a field that is not served that ask for nothing. Empty tensors and empty
-            strings never ask for anything.
-        single_is_off: of a field that is not served: one value a row asks for nothing.
-        filters: it takes tokens away from the draw, so a request that sends it wants one.
-        with_beams: with a beam search only these values are allowed, besides `off`; () = none, None = all.
-        without_beams: without a beam search only these values are allowed; None = all.
-        text, llm, tokenizer, vllm: its tensor's name there; SAME or ABSENT.
-        text_model_only: the model `text` has it and the ensemble, which wires others' tensors, has not.
-        key: its key among the vLLM backend's `sampling_parameters`; SAME or ABSENT.
-        key_default: its value there when the key is not sent; None = as at the text level.
-        key_off: values there that count as not sent, or of a field that is not served that ask for nothing.
-        key_above: exclusive lower bound there; None = as `above`.
-        arrival: None: a scalar comes as a tensor or as a parameter, a list as a tensor.
-        note: a sentence of documentation; its bounds are added to it.
-        notes: frontends where another sentence is needed.
+        alias_of: the field of which this is another name; if both are sent they must be equal.
+        repeats: the field that this parameter duplicates; if both are sent, that field wins.
+        max_items: maximum number of entries of a list; 0 = not limited here.
+        max_item_size: maximum number of bytes of each string, or of ids of each packed word; 0 = not limited
+            here.
+        required: whether a request without the field is refused.
+        per_request: whether all rows of a request must have the same value.
+        served: whether the field is supported; otherwise it is refused unless its value asks for nothing.
+        off_values: values of an unserved field that ask for nothing. Empty tensors and empty strings never
+            ask for anything.
+        single_is_off: whether a single value in each row of an unserved field asks for nothing.
+        filters: whether the field restricts the tokens that may be drawn, so that sending it means sampling.
+        with_beams: the only values allowed with beam search, besides `off`; () = none, None = all.
+        without_beams: the only values allowed without beam search; None = all.
+        text, llm, tokenizer, vllm: the name of its tensor at this frontend; may be SAME or ABSENT.
+        text_model_only: whether the model `text` has the field, but not the ensemble.
+        key: its key among the vLLM backend's `sampling_parameters`; may be SAME or ABSENT.
+        key_default: the value if the key is not sent; None = as at the text level.
+        key_off: values of the key that count as not sent or, for an unserved field, ask for nothing.
+        key_above: exclusive lower bound of the key's value; None = as `above`.
+        arrival: how the field may be sent; None: a scalar as a tensor or as a parameter, a list as a tensor.
+        note: a sentence for the documentation, which adds the bounds to it.
+        notes: sentences that replace `note` at certain frontends.
     """
 
     name: str
@@ -162,7 +164,7 @@ class Field:
     notes: Mapping[Frontend, str] = field(default_factory=dict)
 
     def name_at(self, frontend: Frontend) -> str:
-        """Return what the frontend calls it; "" if it does not have the field."""
+        """Return the field's name at this frontend; "" if the frontend does not have the field."""
         names = {
             Frontend.ENSEMBLE: ABSENT if self.text_model_only else self.text,
             Frontend.TEXT: self.text,
@@ -175,46 +177,46 @@ class Field:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it has one value."""
+        """Whether the field has a single value."""
         return self.dims == (1,)
 
     @property
     def comes_as_parameter(self) -> bool:
-        """Whether it may be a parameter of the request."""
+        """Whether the field may be sent as a parameter of the request."""
         if self.arrival is None:
             return self.is_scalar
         return Arrival.PARAMETER in self.arrival
 
     @property
     def parameter_of_sampling(self) -> str:
-        """The attribute of `SamplingParams` that it sets; "" = none."""
+        """The attribute of `SamplingParams` that the field sets; "" = none."""
         part, _, attribute = self.sets.partition(".")
         return attribute if part == "params" else ""
 
     @property
     def requested_output(self) -> str:
-        """The attribute of the requested outputs that it sets; "" = none."""
+        """The attribute of the requested outputs that the field sets; "" = none."""
         part, _, attribute = self.sets.partition(".")
         return attribute if part == "outputs" else ""
 
     @property
     def off_includes_less(self) -> bool:
-        """Whether values below `off` change nothing either."""
+        """Whether values below `off` have no effect either."""
         return self.off is not None and self.minimum == -math.inf and self.above is None
 
     def is_off(self, value: Scalar) -> bool:
-        """Return whether this value changes nothing."""
+        """Return whether this value has no effect."""
         return value == self.off or (self.off_includes_less and value < (self.off or 0))
 
     def error(self, problem: str) -> FieldError:
-        """Return an error about this field; the problem follows its name."""
+        """Return an error about this field, whose message is the field's name followed by `problem`."""
         return FieldError(self.name, problem)
 
     def check(self, value: Any) -> Any:
-        """Return a scalar's value in the type of its kind, or a string.
+        """Check the value of a scalar or a string; return it in the type of the field's kind.
 
         Raises:
-            FieldError: it has another type, or is outside of the bounds.
+            FieldError: the value has the wrong type or is out of bounds.
         """
         if self.kind is Kind.STRING:
             return self._checked_string(value)
@@ -227,33 +229,33 @@ class Field:
         return self._checked_number(value)
 
     def check_count(self, count: int, noun: str) -> None:
-        """Refuse a list of more entries than are allowed.
+        """Check the number of entries of a list.
 
         Args:
-            count: its entries.
-            noun: what messages call them, such as "ids".
+            count: number of entries.
+            noun: the word for the entries in the message, such as "ids".
 
         Raises:
-            FieldError: names both numbers.
+            FieldError: there are too many; the message names the number and the maximum.
         """
         if count > self.max_items:
             raise self.error(f" has {count} {noun}: at most {self.max_items} are allowed")
 
     def check_token_ids(self, ids: Sequence[int], vocab_size: int) -> None:
-        """Refuse ids outside of the vocabulary.
+        """Check that all ids are in the vocabulary.
 
         Raises:
-            FieldError: names the first of them.
+            FieldError: an entry is not allowed; the message names the first such entry.
         """
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             bad = next(each for each in ids if not 0 <= each < vocab_size)
             raise self.error(f" holds {bad}: expected token ids in [0, {vocab_size})")
 
     def check_numbers(self, values: Sequence[float]) -> None:
-        """Refuse entries that are not finite, or outside of the bounds.
+        """Check that all entries are finite and within the bounds.
 
         Raises:
-            FieldError: names the first of them.
+            FieldError: an entry is not allowed; the message names the first such entry.
         """
         for value in values:
             if not self.minimum <= value <= self.maximum:
@@ -261,20 +263,20 @@ class Field:
                 raise self.error(f" holds {value}: {expected}")
 
     def check_text(self, text: str) -> None:
-        """Refuse one string of a list that is too long.
+        """Check the length of one string of a list.
 
         Raises:
-            FieldError: names its bytes, or it is no valid Unicode.
+            FieldError: the string is too long or not valid Unicode; the message names its length in bytes.
         """
         num_bytes = self.num_bytes(text)
         if num_bytes > self.max_item_size:
             raise self.error(f" has an entry of {num_bytes} bytes: at most {self.max_item_size} are allowed")
 
     def num_bytes(self, text: str) -> int:
-        """Return the length of a string in UTF-8.
+        """Return the length of a string in bytes of UTF-8.
 
         Raises:
-            FieldError: it is no valid Unicode (a parameter may hold half a surrogate pair).
+            FieldError: the string is not valid Unicode (a parameter may hold half a surrogate pair).
         """
         try:
             return len(text.encode())
@@ -282,10 +284,10 @@ class Field:
             raise self.error(" holds half a surrogate pair: expected valid Unicode") from None
 
     def decoded(self, raw: bytes) -> str:
-        """Return the text of a string tensor's value.
+        """Decode a value of a string tensor.
 
         Raises:
-            FieldError: it is not valid UTF-8.
+            FieldError: the value is not valid UTF-8.
         """
         try:
             return raw.decode("utf-8")
@@ -293,10 +295,10 @@ class Field:
             raise self.error(f" is not valid UTF-8 (byte {error.start})") from None
 
     def asks_for_nothing(self, value: Any) -> bool:
-        """Return whether a value of a field that is not served asks for nothing.
+        """Return whether the value of an unserved field asks for nothing.
 
         Args:
-            value: an array [rows, …], or a parameter's plain value.
+            value: an array [rows, …], or the plain value of a parameter.
         """
         if self.single_is_off and np.shape(value)[1:] == (1,):
             return True
@@ -325,7 +327,7 @@ class Field:
         return float(value) if is_float else int(value)
 
     def _bound_meant(self, value: float) -> float:
-        """The bound, for its nearest float32: an FP32 tensor can not hold it better."""
+        """Return the bound if the value is the float32 nearest to it: FP32 tensors are no more exact."""
         for bound in (self.minimum, self.maximum):
             if value == float(np.float32(bound)):
                 return bound
@@ -341,5 +343,5 @@ class Field:
 
 
 def shown(value: Any) -> str:
-    """Return a client's value as messages show it."""
+    """Return a client's value for use in a message, shortened if it is long."""
     return repr(value)[:80]

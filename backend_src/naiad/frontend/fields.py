@@ -1,7 +1,7 @@
-"""The table of all fields: a row for each field and list that a request may carry, served or not.
+"""The table of all fields: a row for each field and list that a request may have, served or not.
 
-Whoever adds a scalar field that sets an attribute of `SamplingParams` adds one row here: the frontends read
-it, `config.pbtxt` declares it and `docs/compatibility.md` describes it (`make generated` writes both).
+To add a scalar field that sets an attribute of `SamplingParams`, add one row here: the frontends then read
+it, and `make generated` adds it to `config.pbtxt` and `docs/compatibility.md`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _MAX_BAD_WORDS = 1024
 _MAX_BIASED_IDS = 1024
 _MAX_BIAS = 1000.0
 _MAX_SEQUENCES = 16
-# A beam search draws nothing: values that neither draw nor filter.
+# Beam search does not draw tokens: the values that neither draw nor filter.
 _DRAWS_NOTHING = (0.0, 1.0)
 
 _PROMPT = (
     Field("text_input", _STRING, sets="prompt", llm=ABSENT, tokenizer="QUERY", vllm=SAME,
-          note="either this or `messages`; special tokens in it are read as such",
+          note="either this or `messages`; special tokens in the text are recognised",
           notes={Frontend.TOKENIZER: ""}),
     Field("messages", _STRING, sets="prompt", llm=ABSENT, tokenizer=SAME, vllm=SAME,
-          note="JSON list of {role, content}; special tokens in a content are text"),
+          note="JSON list of {role, content}; special tokens in the content are plain text"),
     Field("input_ids", _INT32, _LIST, sets="prompt", required=True, text=ABSENT),
     Field("input_lengths", _INT32, sets="prompt", required=True, text=ABSENT, arrival=Arrival.TENSOR),
     Field("text_context", _STRING, sets="text", text=ABSENT, arrival=Arrival.TENSOR,
@@ -53,15 +53,15 @@ _PROMPT = (
 _LENGTH = (
     Field("max_tokens", _INT32, minimum=1, maximum=INT32_MAX, sets="params.max_tokens", required=True,
           llm="request_output_len", tokenizer="REQUEST_OUTPUT_LEN", key=SAME, key_default=16,
-          note="clamped to what the window leaves",
-          notes={Frontend.TOKENIZER: "", _KEYS: "null: what the window leaves"}),
+          note="clamped to the space left in the window",
+          notes={Frontend.TOKENIZER: "", _KEYS: "null: the space left in the window"}),
     Field("min_tokens", _INT32, minimum=0, maximum=INT32_MAX, sets="params.min_tokens", key=SAME,
-          note="at most `max_tokens`; holds back ids, not stop strings: see Length"),
+          note="at most `max_tokens`; delays ids that end the text, but not stop strings: see Length"),
     Field("min_length", _INT32, minimum=0, maximum=INT32_MAX, alias_of="min_tokens", vllm=SAME),
     Field("ignore_eos", _BOOL, sets="params.stop_token_ids", key=SAME,
           note="neither `end_id` nor the checkpoint's own ids end the text"),
     Field("end_id", _INT32, minimum=-1, maximum=INT32_MAX, sets="params.stop_token_ids", tokenizer="END_ID",
-          note="−1 = none, and so is an id beyond the vocabulary; the checkpoint's own ids end a text too",
+          note="−1 or an id beyond the vocabulary = none; the checkpoint's own ids also end the text",
           notes={Frontend.TOKENIZER: ""}),
     Field("pad_id", _INT32, minimum=-1, maximum=INT32_MAX, tokenizer="PAD_ID",
           note="has no effect: nothing is padded", notes={Frontend.TOKENIZER: ""}),
@@ -70,7 +70,7 @@ _LENGTH = (
           note='matched on text; "" is padding', notes={Frontend.TOKENIZER: '"" is padding'}),
     Field("stop_words_list", _INT32, _PACKED, sets="params.stop_sequences", max_items=64, max_item_size=256,
           with_beams=(), text=ABSENT,
-          note="packed: row 0 ids, row 1 offsets; ignored with `text_context`, whose strings count"),
+          note="packed: row 0 ids, row 1 offsets; with `text_context` its strings are used instead"),
     Field("stop_token_ids", _INT32, _LIST, sets="params.stop_token_ids", max_items=64, key=SAME),
     Field("include_stop_str_in_output", _BOOL, sets="text", key=SAME,
           note="the text ends after the stop string, not before it",
@@ -89,17 +89,17 @@ _SAMPLING = (
           note="multiplies top-p after each token; needs `top_p`",
           notes={Frontend.LLM: "multiplies top-p after each token; needs `runtime_top_p`"}),
     Field("top_p_min", _FP32, minimum=0, maximum=1, sets="params.top_p_decay", llm="runtime_top_p_min",
-          note="default 0.000001: a decaying top-p stays at least this large"),
+          note="lower bound of a decaying top-p; default 0.000001"),
     Field("top_p_reset_ids", _INT32, minimum=-1, maximum=INT32_MAX, sets="params.top_p_decay",
-          llm="runtime_top_p_reset_ids", note="after this token a decaying top-p starts anew; −1 = none"),
+          llm="runtime_top_p_reset_ids", note="after this token a decaying top-p is reset; −1 = none"),
     Field("min_p", _FP32, minimum=0, maximum=1, off=0.0, sets="params.min_p", with_beams=(0.0,), key=SAME,
-          filters=True, note="keeps the tokens with at least this share of the best one's probability"),
+          filters=True, note="keeps the tokens with at least this fraction of the best token's probability"),
     Field("top_n_sigma", _FP32, above=0, sets="params.top_n_sigma", with_beams=(), key=SAME, filters=True,
-          note="keeps the tokens whose logit lies within so many standard deviations of the greatest"),
+          note="keeps the tokens whose logit is within this many standard deviations of the largest"),
     Field("seed", _UINT64, minimum=0, maximum=UINT64_MAX, sets="params.seed", key=SAME, key_off=(-1,),
-          note="not sent: random; no effect with beams"),
+          note="random if not sent; no effect with beams"),
     Field("random_seed", _UINT64, minimum=0, maximum=UINT64_MAX, alias_of="seed",
-          note="its name until April 2025"),
+          note="the name in TensorRT-LLM's backend until April 2025"),
     Field("repetition_penalty", _FP32, minimum=0.01, maximum=100, off=1.0, sets="params.repetition_penalty",
           key=SAME),
     Field("presence_penalty", _FP32, minimum=-100, maximum=100, off=0.0, sets="params.presence_penalty",
@@ -108,17 +108,17 @@ _SAMPLING = (
           key=SAME),
     Field("num_draft_tokens", _INT32, minimum=0, maximum=INT32_MAX, sets="params.num_draft_tokens",
           vllm=SAME, key=SAME,
-          note="draft tokens in a step, at most; 0 = none; without it, or above it, the engine's "
+          note="maximum number of draft tokens in a step; 0 = none; default and upper limit: the engine's "
                "`num_speculative_tokens`"),
     Field("draft_input_ids", _INT32, _LIST, sets="draft_token_ids", max_items=4096, with_beams=(),
-          text=ABSENT, note="a guess at how the output begins; tried while the output agrees with it"),
+          text=ABSENT, note="a guess at the beginning of the output; used as long as the output agrees"),
 )  # fmt: skip
 
 _WORDS_AND_BIASES = (
     Field("bad_words", _STRING, _LIST, sets="params.bad_words", max_items=_MAX_BAD_WORDS,
           max_item_size=_MAX_WORD_BYTES, llm=ABSENT, tokenizer="BAD_WORDS_DICT", key=SAME,
           arrival=Arrival.BOTH, note='"" is padding; see below', notes={Frontend.TOKENIZER: '"" is padding'}),
-    # Each word of the text level is banned with and without a space before it.
+    # Twice as many as at the text level, where each word is banned with and without a space before it.
     Field("bad_words_list", _INT32, _PACKED, sets="params.bad_words", max_items=2 * _MAX_BAD_WORDS,
           max_item_size=512, text=ABSENT, note="packed as `stop_words_list`"),
     Field("embedding_bias_words", _STRING, _LIST, sets="params.logit_bias", max_items=_MAX_BIASED_IDS,
@@ -130,21 +130,21 @@ _WORDS_AND_BIASES = (
           max_items=_MAX_BIASED_IDS, text=ABSENT,
           note="no values, or one for each id of the vocabulary; zeros are not counted"),
     Field("logit_bias_ids", _INT32, _LIST, sets="params.logit_bias", max_items=_MAX_BIASED_IDS, vllm=SAME,
-          key="logit_bias", note="an id that is there twice gets the sum",
+          key="logit_bias", note="an id that occurs twice gets the sum",
           notes={_KEYS: "with `logit_bias_values`: −1000 … 1000"}),
     Field("logit_bias_values", _FP32, _LIST, minimum=-_MAX_BIAS, maximum=_MAX_BIAS,
           sets="params.logit_bias", vllm=SAME, note="one for each id"),
     Field("allowed_token_ids", _INT32, _LIST, sets="params.allowed_token_ids", key=SAME,
-          note="only these are possible; empty = all"),
+          note="only these tokens can be generated; empty = all"),
 )  # fmt: skip
 
 _SEQUENCES = (
     Field("num_return_sequences", _INT32, minimum=1, maximum=_MAX_SEQUENCES, sets="num_return_sequences",
           per_request=True, key="n",
-          note="sequences from each prompt, each with noise of its own; with beams how many of them are sent "
-               "(default: all)", notes={_KEYS: "1 with `stream`"}),
+          note="number of sequences for each prompt, each with its own random numbers; with beams, the "
+               "number of beams that are sent (default: all)", notes={_KEYS: "1 with `stream`"}),
     Field("beam_width", _INT32, minimum=1, maximum=_MAX_SEQUENCES, off=1, sets="beam", per_request=True,
-          note="more: beam search"),
+          note="> 1 = beam search"),
     Field("length_penalty", _FP32, minimum=-10, maximum=10, sets="beam.length_penalty",
           without_beams=(0.0, 1.0), llm="len_penalty", note="default 0"),
     Field("early_stopping", _BOOL, sets="beam.stops_early", without_beams=(False,), note="default true"),
@@ -156,7 +156,7 @@ _SERVICE = (
     Field("stream", _BOOL, sets="streaming", per_request=True, with_beams=(), llm="streaming", vllm=SAME),
     # Sent by TensorRT-LLM's client.
     Field("Streaming", _BOOL, repeats="stream", text=ABSENT, llm=ABSENT, arrival=Arrival.PARAMETER),
-    # Sent by benchmarks. What a stream holds is the model's own parameter.
+    # Sent by benchmarks. The model's own parameter decides what a stream holds.
     Field("accumulate_tokens", _BOOL, text=ABSENT, llm=ABSENT, arrival=Arrival.PARAMETER),
     Field("stop", _BOOL, sets="stop", per_request=True, text_model_only=True,
           note="cancels every live request of the same id, which must not be empty",
@@ -165,21 +165,21 @@ _SERVICE = (
           note="default: the parameter of the same name of `llm`, false",
           notes={Frontend.VLLM: "default false; with `stream` the prompt is never sent; false is refused"}),
     Field("priority", _INT32, minimum=-100, maximum=100, sets="params.priority", vllm=SAME, key=SAME,
-          note="smaller is served first"),
+          note="smaller values are served first"),
     Field("cache_salt", _STRING, sets="cache_salt", max_item_size=256, vllm=SAME,
-          note="prompts share cached blocks under the same salt only"),
+          note="only prompts with the same salt share cached blocks"),
     Field("retention_token_range_starts", _INT32, _LIST, minimum=0, maximum=INT32_MAX, sets="retention",
           text=ABSENT, max_items=64, note="each range's first prompt token; see [scheduling](scheduling.md)"),
     Field("retention_token_range_ends", _INT32, _LIST, maximum=INT32_MAX, sets="retention", text=ABSENT,
-          note="the token after its last; −1: to the prompt's end"),
+          note="the token after each range's last; −1 = the prompt's end"),
     Field("retention_token_range_priorities", _INT32, _LIST, minimum=0, maximum=100, sets="retention",
           text=ABSENT, note="the default is 35"),
     Field("retention_token_range_durations_ms", _INT32, _LIST, minimum=0, maximum=INT32_MAX, sets="retention",
-          text=ABSENT, note="−1, or none sent: until the block is taken"),
+          text=ABSENT, note="−1 or not sent: until the block is evicted"),
     Field("retention_decode_priority", _INT32, minimum=0, maximum=100, sets="retention", text=ABSENT,
           arrival=Arrival.TENSOR, note="for blocks that hold output"),
     Field("retention_decode_duration_ms", _INT32, minimum=0, maximum=INT32_MAX, sets="retention", text=ABSENT,
-          arrival=Arrival.TENSOR, note="−1: until the block is taken"),
+          arrival=Arrival.TENSOR, note="−1: until the block is evicted"),
 )  # fmt: skip
 
 _REQUESTED_OUTPUTS = (
@@ -191,13 +191,13 @@ _REQUESTED_OUTPUTS = (
           note="sends `output_log_probs` and `cum_log_probs`"),
     Field("num_log_probs", _INT32, minimum=0, maximum=20, sets="outputs.num_log_probs", per_request=True,
           with_beams=(), key="logprobs",
-          note="best tokens at each place: sends `top_log_prob_ids` and `top_log_probs`"),
+          note="number of best tokens at each position; sends `top_log_prob_ids` and `top_log_probs`"),
     Field("return_context_logits", _BOOL, sets="outputs.context_logits", per_request=True, with_beams=(),
-          note="sends `context_logits`; 256 MiB of logits a request at most"),
+          note="sends `context_logits`; at most 256 MiB of logits for each request"),
     Field("return_generation_logits", _BOOL, sets="outputs.generation_logits", per_request=True,
-          with_beams=(), note="sends `generation_logits`; 256 MiB of logits a request at most"),
+          with_beams=(), note="sends `generation_logits`; at most 256 MiB of logits for each request"),
     Field("return_perf_metrics", _BOOL, sets="outputs.perf_metrics", per_request=True,
-          note="times, blocks and drafts, on every response"),
+          note="sends timings, blocks and drafts with every response"),
     Field("return_cumulative_logprob", _BOOL, text=ABSENT, llm=ABSENT, vllm=SAME),
     Field("return_logprobs", _BOOL, text=ABSENT, llm=ABSENT, vllm=SAME),
 )  # fmt: skip
@@ -207,12 +207,12 @@ def _unserved(name: str, kind: Kind, dims: tuple[int, ...] = (1,), **places: Any
     return Field(name, kind, dims, served=False, **places)
 
 
-# Declared, so that a client may know them, and refused when a request asks something of them.
+# Declared because clients may know them, but refused if a request uses them.
 _NOT_SERVED = (
     _unserved("decoder_text_input", _STRING, llm=ABSENT, tokenizer="DECODER_QUERY"),
-    # The tokenizer makes a single id for every prompt, and clients hand it on.
+    # The tokenizer sends a single id for every prompt, and clients pass it on.
     _unserved("decoder_input_ids", _INT32, _LIST, text=ABSENT, single_is_off=True,
-              note="a single id says nothing and is taken: `preprocessing` makes it for every prompt"),
+              note="a single id is accepted because `preprocessing` sends one for every prompt"),
     _unserved("decoder_input_lengths", _INT32, text=ABSENT, off_values=(0, 1)),
     _unserved("encoder_input_features", _FP32, _MATRIX, text=ABSENT),
     _unserved("encoder_output_lengths", _INT32, text=ABSENT),
@@ -253,7 +253,8 @@ def _key(name: str, *off: Any) -> Field:
     return Field(name, _STRING, served=False, text=ABSENT, llm=ABSENT, key=SAME, key_off=off)
 
 
-# Keys of the vLLM backend's JSON that no other frontend has, or that are refused there. Null is always off.
+# Keys of the vLLM backend's JSON that no other frontend has, or that only this frontend refuses. Null always
+# means off.
 _VLLM_KEYS = (
     Field("best_of", _INT32, text=ABSENT, llm=ABSENT, key=SAME, notes={_KEYS: "the value of `n`"}),
     _key("prompt_logprobs"),
@@ -284,7 +285,7 @@ FIELDS: tuple[Field, ...] = (
     *_VLLM_KEYS,
 )
 
-# Where two rows have a name, the first: `length_penalty` is a field, and a key that is refused.
+# If two rows share a name, the first one counts: `length_penalty` is a field, and also a refused key.
 FIELD: Mapping[str, Field] = {field.name: field for field in reversed(FIELDS)}
 
 
@@ -294,10 +295,10 @@ def fields_at(frontend: Frontend) -> dict[str, Field]:
 
 
 def known_parameters(frontend: Frontend) -> dict[str, Field]:
-    """Return the parameters that a frontend reads, by name, without those that it declares and refuses.
+    """Return the parameters that a frontend reads, by name, without those that it declares but refuses.
 
-    A parameter reaches every step of the ensemble, under the text level's name; the model of vLLM's shape
-    also takes the keys of `sampling_parameters`.
+    A parameter reaches every step of the ensemble under its text-level name. The vLLM backend's model also
+    accepts the keys of `sampling_parameters` as parameters.
     """
     if frontend in (Frontend.VLLM, Frontend.SAMPLING_PARAMETERS):
         known = {

@@ -1,4 +1,4 @@
-"""Writes the files that are made from the tables of this room.
+"""Writes the files that are generated from the tables of this package.
 
 `make generated` runs it as `python -m naiad.frontend.generate`.
 """
@@ -13,14 +13,14 @@ from naiad.frontend.compatibility_tables import with_tables
 from naiad.frontend.model_configs import CONFIGURATIONS, config_text
 
 _PACKAGE = Path(naiad.__file__).parent
-# A checkout: the package links to the repository that is shipped.
+# The root of a checkout, where the package has a link to the shipped model repository.
 _ROOT = _PACKAGE.parents[1]
 _PAGE = _ROOT / "docs" / "compatibility.md"
 _TEMPLATES = _PACKAGE / "cli" / "repository" / "templates"
 
 
 def generated_files() -> Mapping[Path, str]:
-    """Return the text of each file that is written."""
+    """Return the path and the text of each generated file."""
     files = {
         folder / name / "config.pbtxt": config_text(name)
         for name in CONFIGURATIONS
@@ -30,7 +30,7 @@ def generated_files() -> Mapping[Path, str]:
 
 
 def main() -> None:
-    """Write those files that have changed, and name them."""
+    """Write the files that have changed, and print their names."""
     for path, text in generated_files().items():
         if path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

@@ -1,18 +1,18 @@
-"""What a request may ask for at most where no single field's row says it, and what one model serves."""
+"""Limits of a request that no single field's row defines, and the limits of a model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MAX_PROMPT_BYTES_PER_TOKEN = 64
-# A year.
+# One year.
 MAX_TIMEOUT_US = 365 * 24 * 3600 * 10**6
 MAX_LOGITS_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the engine serves, and this model's defaults."""
+    """The limits of the engine, and the defaults of a model's requests."""
 
     max_model_len: int
     vocab_size: int

@@ -1,4 +1,4 @@
-"""The `config.pbtxt` of each shipped model, written from the tables of fields and outputs."""
+"""Generates the `config.pbtxt` of each shipped model from the tables of fields and outputs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from naiad.frontend.output_tensors import (
 )
 
 DEFAULT_MAX_BATCH_SIZE = 8
-# What TensorRT-LLM's configurations do not call optional either.
+# Inputs that are not optional in TensorRT-LLM's configurations either.
 _REQUIRED_TENSORS = frozenset({"input_lengths", "request_output_len", "TOKENS_BATCH", "SEQUENCE_LENGTH"})
 _ENGINE_MODEL = "llm"
 _LINE_WIDTH = 110
 
-# Inputs in the order that configurations have had so far; further ones follow in the table's.
+# The order of the inputs in the configurations; inputs not named here follow in the table's order.
 _ORDERS: Mapping[Frontend, str] = {
     Frontend.ENSEMBLE: """
         text_input messages max_tokens decoder_text_input bad_words stop_words embedding_bias_words
@@ -88,14 +88,14 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfiguration:
-    """What `config.pbtxt` says of a model, besides its tensors and its wiring.
+    """The contents of a model's `config.pbtxt` other than its tensors and the ensemble's wiring.
 
     Attributes:
-        name: the shipped model's.
-        head: a comment above it all.
-        instances: a comment above the instances.
-        parameters: groups of key → text, each after its comment.
-        is_decoupled: a request may have any number of responses.
+        name: the shipped model's name.
+        head: comment at the top.
+        instances: comment above the instance group.
+        parameters: groups of parameters, each a comment and a map from key to value.
+        is_decoupled: whether a request may have any number of responses.
         has_rows: whether tensors have a batch dimension.
     """
 
@@ -178,14 +178,14 @@ CONFIGURATIONS: Mapping[str, ModelConfiguration] = {
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """In what a repository's models differ from those that are shipped.
+    """How a repository's models differ from the shipped ones.
 
     Attributes:
-        names: shipped model → its name there; a model that is not named keeps its own.
-        max_batch_size: the most rows of a request.
-        is_decoupled: false: each request has one response.
-        parameters: texts for those parameters that a model has.
-        more_engine_parameters: further ones of the model with the engine.
+        names: shipped model → its name in the repository; models not named here keep their names.
+        max_batch_size: maximum number of rows of a request.
+        is_decoupled: whether a request may have any number of responses; otherwise it has one.
+        parameters: values of parameters, for each model that has them.
+        more_engine_parameters: additional parameters of the model that owns the engine.
     """
 
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -195,19 +195,19 @@ class Choices:
     more_engine_parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def name_of(self, shipped: str) -> str:
-        """Return what a shipped model is called."""
+        """Return the name that a shipped model gets."""
         return self.names.get(shipped, shipped)
 
 
 def inputs_of(model: str) -> dict[str, Field]:
-    """Return the fields that a model has inputs for, by tensor name, in its configuration's order.
+    """Return the fields for which a model has inputs, by tensor name, in its configuration's order.
 
     Args:
         model: a shipped model, other than the detokenizer.
     """
     frontend = Frontend(model)
     known = fields_at(frontend)
-    # `text` takes what the ensemble does, and more.
+    # `text` has the ensemble's inputs and some more.
     first = inputs_of("ensemble") if frontend is Frontend.TEXT else {}
     return first | {name: known[name] for name in _ORDERS[frontend].split()} | known
 
@@ -230,11 +230,11 @@ def output_tensors(model: str) -> list[Tensor]:
 
 
 def config_text(model: str, choices: Choices | None = None) -> str:
-    """Return the text of a model's `config.pbtxt`.
+    """Generate the text of a model's `config.pbtxt`.
 
     Args:
         model: one of `CONFIGURATIONS`.
-        choices: None: as it is shipped.
+        choices: changes to the model; None: as shipped.
     """
     choices = choices or Choices()
     configuration = CONFIGURATIONS[model]
@@ -299,9 +299,9 @@ def _escaped(text: str) -> str:
 
 
 def _scheduling_lines(choices: Choices) -> list[str]:
-    """The ensemble's steps: each step's name, its input map and its output map.
+    """Generate the ensemble's steps: the name, input map and output map of each.
 
-    What goes from one step to another is called as by `llm`, after an underscore.
+    A tensor between two steps has `llm`'s name for it, preceded by an underscore.
     """
     asked = inputs_of("ensemble").items()
     tokenized = {each.name: each.llm for each in TOKENIZER_TENSORS if each.llm}
@@ -314,7 +314,7 @@ def _scheduling_lines(choices: Choices) -> list[str]:
         ),
         (
             "llm",
-            # What the tokenizer makes of a field goes before the field itself.
+            # If the tokenizer outputs a field, its output replaces the client's field.
             {inner: name for name, field in asked if (inner := field.name_at(Frontend.LLM))}
             | {inner: f"_{inner}" for inner in tokenized.values()},
             answered,

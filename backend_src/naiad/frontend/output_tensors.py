@@ -1,7 +1,8 @@
-"""The table of output tensors: a row for each tensor that a response may hold, and one for each internal one.
+"""The table of output tensors: a row for each tensor that a response may have, including internal ones.
 
-`RESPONSE_TENSORS` are `llm`'s, the detokenizer's and the text level's, in the order of their configurations
-(some clients read outputs by place); `TOKENIZER_TENSORS` and `VLLM_TENSORS` are those models' own.
+`RESPONSE_TENSORS` are the outputs of `llm`, the detokenizer and the text level, in the order of their
+configurations, because some clients read outputs by position. `TOKENIZER_TENSORS` and `VLLM_TENSORS` are the
+outputs of those models.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _MATRIX = (-1, -1)
 
 
 class Path(enum.Enum):
-    """Where a tensor goes from `llm`."""
+    """The path of a tensor from `llm`."""
 
     LLM_ONLY = "to direct clients of `llm` only"
     TO_DETOKENIZER = "to the detokenizer, which uses it"
@@ -32,14 +33,14 @@ class OutputTensor:
     """A row of the table of outputs.
 
     Attributes:
-        name: at the text level, or `llm`'s.
-        kind: of each value.
-        dims: without the batch dimension.
-        path: which models have it.
-        detokenizer: the detokenizer's name for it.
-        is_sent: some requests get it.
-        is_internal: a client that uses several models itself hands it on, and need not read it.
-        note: when it is sent, and what it holds.
+        name: its name at the text level, or else in `llm`.
+        kind: the type of each value.
+        dims: dimensions without the batch dimension.
+        path: its path, which determines the models that have it.
+        detokenizer: its name in the detokenizer; may be SAME.
+        is_sent: whether it is ever sent.
+        is_internal: whether it is meant for the next model only; clients that chain the models pass it on.
+        note: when it is sent and what it holds.
     """
 
     name: str
@@ -53,7 +54,7 @@ class OutputTensor:
 
     @property
     def detokenizer_name(self) -> str:
-        """What the detokenizer calls it."""
+        """Its name in the detokenizer."""
         return self.name if self.detokenizer == SAME else self.detokenizer
 
 
@@ -63,60 +64,60 @@ def _internal(name: str, kind: Kind, dims: tuple[int, ...] = (1,), note: str = "
 
 RESPONSE_TENSORS: tuple[OutputTensor, ...] = (
     OutputTensor("text_output", _STRING, _LIST, Path.FROM_DETOKENIZER, "OUTPUT",
-                 note="one text; with beams one each, best first. Without a batch dimension, as "
-                      "TensorRT-LLM's backend sends it: `[0]` is the text"),
+                 note="one text; with beams one for each, best first. It has no batch dimension, as in "
+                      "TensorRT-LLM's backend: `[0]` is the text"),
     OutputTensor("output_ids", _INT32, _MATRIX, Path.TO_DETOKENIZER, "TOKENS_BATCH",
-                 note="new ids; unstreamed with the prompt unless it is excluded; with beams "
-                      "[beams, most ids], padded with −1"),
+                 note="new ids; unstreamed ids begin with the prompt unless it is excluded; with beams "
+                      "[beams, longest], padded with −1"),
     OutputTensor("sequence_length", _INT32, _LIST, Path.TO_DETOKENIZER, "SEQUENCE_LENGTH",
-                 note="of each row of `output_ids`"),
+                 note="length of each row of `output_ids`"),
     OutputTensor("cum_log_probs", _FP32, _LIST,
-                 note="with `return_log_probs`: the sum over all new tokens so far; with beams their scores"),
+                 note="with `return_log_probs`: the sum over all new tokens so far; with beams the scores"),
     OutputTensor("output_log_probs", _FP32, _MATRIX,
                  note="with `return_log_probs`: [1, tokens], one for each new token; with beams "
-                      "[beams, most tokens], padded with 0"),
+                      "[beams, longest], padded with 0"),
     OutputTensor("context_logits", _FP32, _MATRIX,
-                 note="with `return_context_logits`: [prompt tokens, vocabulary], for each prompt with its "
-                      "first response and, in a stream, its last"),
+                 note="with `return_context_logits`: [prompt tokens, vocabulary], on the first response of "
+                      "each prompt and, in a stream, also on the last"),
     OutputTensor("generation_logits", _FP32, (-1, -1, -1),
-                 note="with `return_generation_logits`: [1, tokens, vocabulary], where there are new tokens"),
-    OutputTensor("batch_index", _INT32, note="when a request has more than one row"),
-    OutputTensor("sequence_index", _INT32, note="when `num_return_sequences` > 1; not with beams"),
+                 note="with `return_generation_logits`: [1, tokens, vocabulary], if there are new tokens"),
+    OutputTensor("batch_index", _INT32, note="if the request has more than one row"),
+    OutputTensor("sequence_index", _INT32, note="if `num_return_sequences` > 1; not with beams"),
     OutputTensor("context_phase_params", _UINT8, _LIST, Path.LLM_ONLY, is_sent=False),
     OutputTensor("kv_cache_alloc_new_blocks", _INT32,
-                 note="with `return_perf_metrics`, on every response: the sequence's blocks so far that were "
-                      "newly allocated"),
+                 note="with `return_perf_metrics`, on every response: blocks newly allocated for the "
+                      "sequence so far"),
     OutputTensor("kv_cache_reused_blocks", _INT32,
-                 note="likewise: those that were reused, from the prefix cache or a sibling"),
+                 note="likewise: blocks reused from the prefix cache or a sibling"),
     OutputTensor("kv_cache_alloc_total_blocks", _INT32,
-                 note="likewise: the same number, as TensorRT-LLM's backend does not count reused blocks "
-                      "either"),
+                 note="likewise: the same as `kv_cache_alloc_new_blocks`, as TensorRT-LLM's backend does not "
+                      "count reused blocks either"),
     OutputTensor("arrival_time_ns", _INT64,
-                 note="likewise: nanoseconds of the machine's monotonic clock, when the engine took the "
-                      "request"),
+                 note="likewise: when the engine accepted the request, in nanoseconds of the machine's "
+                      "monotonic clock"),
     OutputTensor("first_scheduled_time_ns", _INT64, note="likewise; 0: not yet"),
     OutputTensor("first_token_time_ns", _INT64, note="likewise; 0: not yet"),
     OutputTensor("last_token_time_ns", _INT64, note="likewise, of the newest token so far"),
     OutputTensor("acceptance_rate", _FP32,
-                 note="on the last response of a sequence that had draft tokens, and with "
-                      "`return_perf_metrics` on every response, 0 without drafts"),
+                 note="on the last response of a sequence that had draft tokens; with `return_perf_metrics` "
+                      "on every response, 0 without drafts"),
     OutputTensor("total_accepted_draft_tokens", _INT32, note="likewise"),
     OutputTensor("total_draft_tokens", _INT32, note="likewise"),
     OutputTensor("num_input_tokens", _INT32, note="with `return_num_input_tokens`"),
     OutputTensor("num_output_tokens", _INT32,
-                 note="with `return_num_output_tokens`: new tokens of this response, of all its beams"),
+                 note="with `return_num_output_tokens`: new tokens of this response, of all beams"),
     OutputTensor("num_cached_tokens", _INT32,
                  note="with `return_num_cached_tokens`: prompt tokens from the prefix cache"),
     OutputTensor("finish_reason", _STRING, note="with `return_finish_reason`; empty until the last response"),
-    OutputTensor("stop_reason", _STRING, note="with `finish_reason`; with beams both are the best one's"),
+    OutputTensor("stop_reason", _STRING, note="with `finish_reason`; with beams both are of the best beam"),
     OutputTensor("top_log_prob_ids", _INT32, _MATRIX,
                  note="with `num_log_probs`: [tokens, `num_log_probs`], best first"),
     OutputTensor("top_log_probs", _FP32, _MATRIX, note="with `num_log_probs`"),
     _internal("sequence_id", _UINT64),
     _internal("window_ids", _INT32, _LIST, "the ids that the text depends on, the new ones last"),
     _internal("num_emitted_tokens", _INT32,
-              note="on the last chunk; on earlier ones all but the new ids are text already"),
-    _internal("max_chars", _INT32, note="on the last chunk; on earlier ones no text is cut off"),
+              note="on the last chunk; in earlier ones all ids but the new ones have been decoded"),
+    _internal("max_chars", _INT32, note="on the last chunk; in earlier ones no text is cut off"),
     _internal("beam_max_chars", _INT32, _LIST),
     _internal("is_last", _BOOL, note="on the last chunk: true"),
 )  # fmt: skip
@@ -127,8 +128,8 @@ class TokenizerTensor:
     """An output of the `tokenizer` model.
 
     Attributes:
-        llm: the input of `llm` that it becomes in the ensemble; "" = none.
-        is_sent: some requests get it.
+        llm: the input of `llm` to which the ensemble connects it; "" = none.
+        is_sent: whether it is ever sent.
     """
 
     name: str
@@ -147,9 +148,9 @@ TOKENIZER_TENSORS: tuple[TokenizerTensor, ...] = (
     TokenizerTensor("INPUT_ID", _INT32, _LIST, "input_ids"),
     TokenizerTensor("REQUEST_INPUT_LEN", _INT32, llm="input_lengths"),
     TokenizerTensor("DECODER_INPUT_ID", _INT32, _LIST,
-                    note="one padding id, as TensorRT-LLM's backend sends it without DECODER_QUERY"),
+                    note="one padding id, as in TensorRT-LLM's backend without DECODER_QUERY"),
     TokenizerTensor("REQUEST_DECODER_INPUT_LEN", _INT32, note="1"),
-    TokenizerTensor("BAD_WORDS_IDS", _INT32, (2, -1), "bad_words_list", note="two sequences a word"),
+    TokenizerTensor("BAD_WORDS_IDS", _INT32, (2, -1), "bad_words_list", note="two sequences for each word"),
     TokenizerTensor("STOP_WORDS_IDS", _INT32, (2, -1), "stop_words_list"),
     TokenizerTensor("EMBEDDING_BIAS", _FP32, _LIST, "embedding_bias", note="the whole vocabulary, or empty"),
     TokenizerTensor("REQUEST_OUTPUT_LEN", _INT32, _LIST, "request_output_len"),
@@ -168,7 +169,7 @@ TOKENIZER_TENSORS: tuple[TokenizerTensor, ...] = (
     TokenizerTensor("text_context", _STRING, llm="text_context", note="internal"),
 )  # fmt: skip
 
-# The types and dimensions are the vLLM backend's, which knows no rows.
+# The types and dimensions are the vLLM backend's, which has no batch dimension.
 VLLM_TENSORS: tuple[OutputTensor, ...] = (
     OutputTensor("text_output", _STRING, _LIST, note="one text for each of `n` sequences"),
     OutputTensor("finish_reason", _STRING, _LIST,
@@ -177,8 +178,8 @@ VLLM_TENSORS: tuple[OutputTensor, ...] = (
     OutputTensor("cumulative_logprob", _FP32, _LIST,
                  note="with `return_cumulative_logprob`: the sum over all new tokens so far"),
     OutputTensor("logprobs", _STRING, _LIST,
-                 note="with `return_logprobs`: of each new token of this response {id: {logprob, rank, "
-                      "decoded_token}}, as JSON; \"null\" without the key `logprobs`"),
+                 note="with `return_logprobs`: a JSON list with {id: {logprob, rank, decoded_token}} for "
+                      "each new token of this response; \"null\" without the key `logprobs`"),
     OutputTensor("num_input_tokens", Kind.UINT32, note="with `return_num_input_tokens`"),
     OutputTensor("num_output_tokens", Kind.UINT32, _LIST,
                  note="with `return_num_output_tokens`: new tokens of this response"),
@@ -197,6 +198,6 @@ def text_tensors() -> list[OutputTensor]:
 
 
 def detokenizer_inputs() -> list[OutputTensor]:
-    """Return what the detokenizer takes, under its own names: first what it uses, then what it passes on."""
+    """Return the detokenizer's inputs, by its own names: first those it uses, then those it passes on."""
     consumed = [t for t in RESPONSE_TENSORS if t.path is Path.TO_DETOKENIZER]
     return consumed + [t for t in RESPONSE_TENSORS if t.path is Path.TO_CLIENT]

@@ -1,4 +1,4 @@
-"""A row's prompt and its lists of words: as its client wrote them, and in token ids."""
+"""A row's prompt and its lists of words, as text and as token ids."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _BIASED_WORDS, _WEIGHTS = FIELD["embedding_bias_words"], FIELD["embedding_bias_w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenPrompt:
-    """What one row says in text, checked.
+    """The text of one row, checked.
 
     Attributes:
-        text: the prompt, or None where it is `messages`.
-        messages: a chat, as JSON, or None where it is `text`.
-        stop_words, bad_words: none of them empty.
-        biased_words: words, and what is added to the logits of their tokens.
+        text: the prompt; None if there are `messages`.
+        messages: a chat as JSON; None if there is a `text`.
+        stop_words, bad_words: words that are not empty.
+        biased_words: (word, bias) pairs; the bias is added to the logits of the word's tokens.
     """
 
     text: str | None
@@ -39,14 +39,14 @@ class WrittenPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPrompt:
-    """What one row says in token ids.
+    """The prompt and the words of one row as token ids.
 
     Attributes:
         token_ids: the prompt.
-        text: where a detokenizer follows; stop strings are matched on text then.
-        stop_sequences: that end the row where no detokenizer follows.
-        bad_words: sequences that are never completed.
-        biases: (id, number) pairs; an id may be there several times.
+        text: the text context if a detokenizer follows; stop strings are then matched on text.
+        stop_sequences: id sequences that end the row if no detokenizer follows.
+        bad_words: id sequences that are never completed.
+        biases: (id, bias) pairs; an id may occur several times.
     """
 
     token_ids: list[int]
@@ -57,10 +57,10 @@ class EncodedPrompt:
 
 
 def check_words(field: Field, words: Sequence[str]) -> list[str]:
-    """The words of a list without the padding, which is "".
+    """Check the words of a list; return them without the padding "".
 
     Raises:
-        FieldError: there are too many, or one is too long or no valid Unicode.
+        FieldError: there are too many words, or one is too long or not valid Unicode.
     """
     kept = [word for word in words if word]
     field.check_count(len(kept), "entries")
@@ -70,7 +70,7 @@ def check_words(field: Field, words: Sequence[str]) -> list[str]:
 
 
 class PromptEncoder:
-    """Checks what a row says in text, and makes token ids of it."""
+    """Checks the text of a row and turns it into token ids."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class PromptEncoder:
         add_special_tokens: bool = True,
         skip_special_tokens: bool = True,
     ) -> None:
-        """Take the tokenizer and the model's parameters.
+        """Set up.
 
         Args:
-            tokenizer: the checkpoint's.
-            max_model_len: bounds a prompt's bytes.
-            vocab_size: of the model, which may be larger than the tokenizer's.
-            add_special_tokens: to a prompt that is text.
-            skip_special_tokens: they make no text.
+            tokenizer: the checkpoint's tokenizer.
+            max_model_len: limits the bytes of a prompt.
+            vocab_size: vocabulary size of the model, which may be larger than the tokenizer's.
+            add_special_tokens: whether to add special tokens to a prompt that is text.
+            skip_special_tokens: whether special tokens produce no text.
         """
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -103,7 +103,7 @@ class PromptEncoder:
             sent: the row's fields as they were sent: strings, and lists of strings or of numbers.
 
         Raises:
-            InvalidRequestError: names what is wrong.
+            InvalidRequestError: a field is invalid; the message names it.
         """
         text, messages = sent.get("text_input"), sent.get("messages")
         if (text is None) == (messages is None):
@@ -125,10 +125,11 @@ class PromptEncoder:
         )
 
     def encode(self, written: WrittenPrompt) -> EncodedPrompt:
-        """The prompt and the words in token ids, and what the later steps need to know of the text.
+        """Encode the prompt and the words, and make the text context that later steps need.
 
         Raises:
-            InvalidRequestError: the messages are malformed, or a word has a token that the model has not.
+            InvalidRequestError: the messages are malformed, or a word has a token that the model does not
+                have.
         """
         if written.text is not None:
             ids = self.tokenizer.encode(written.text, add_special_tokens=self._add_special_tokens)
@@ -149,15 +150,15 @@ class PromptEncoder:
         return EncodedPrompt(token_ids=ids, text=context, bad_words=bad_words, biases=biases)
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
-        """The token ids of each word."""
+        """Return the token ids of each word."""
         return [self.tokenizer.encode(word, add_special_tokens=False) for word in words]
 
     def known_id(self, token_id: int | None) -> int:
-        """The id, or −1: some tokenizers name a token that the model has no row for."""
+        """Return the id, or −1 if it is None or not in the model's vocabulary, as in some checkpoints."""
         return token_id if token_id is not None and token_id < self.vocab_size else -1
 
     def _biases(self, words: Sequence[tuple[str, float]]) -> list[tuple[int, float]]:
-        """Each word's weight for each of its ids; what is said of one id is added up in float32."""
+        """Give each id of a word the word's weight; the weights of the same id are added up in float32."""
         sums: defaultdict[int, np.float32] = defaultdict(lambda: np.float32(0))
         for word, weight in words:
             for token_id in self.tokenizer.encode(word, add_special_tokens=False):

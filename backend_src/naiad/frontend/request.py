@@ -1,7 +1,7 @@
-"""The typed request: what each frontend reads its clients' requests into, and what the engine is asked for.
+"""The typed request, into which every frontend reads its clients' requests.
 
-A frontend brings each row as a mapping from field names to plain values (numbers, strings, lists), and the
-row's prompt in token ids. `build_request` checks all of it by the table of fields.
+For each row a frontend provides a mapping from field names to plain values (numbers, strings, lists) and
+the prompt's token ids. `build_request` checks them by the table of fields.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from naiad.sequence import (
     TopPDecay,
 )
 
-# TensorRT-LLM's own: no penalty, and the first texts that have ended are the result.
+# TensorRT-LLM's defaults: no length penalty, and a search ends as soon as enough beams have ended.
 DEFAULT_LENGTH_PENALTY = 0.0
 DEFAULT_EARLY_STOPPING = True
 DEFAULT_TOP_P_MIN = 1e-6
@@ -48,7 +48,7 @@ _LIMITED_WITHOUT_BEAMS = tuple(field for field in FIELDS if field.without_beams 
 _FILTERS = tuple(field for field in FIELDS if field.filters)
 _RETENTION = tuple(field for field in FIELDS if field.sets == "retention")
 _STARTS, _ENDS, _PRIORITIES, _DURATIONS, _DECODE_PRIORITY, _DECODE_DURATION = _RETENTION
-# TensorRT-LLM's "none": a range without an end, a duration without one.
+# TensorRT-LLM's value for a range without an end and for a retention without a duration.
 _NONE = -1
 
 T = TypeVar("T")
@@ -56,12 +56,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedOutputs:
-    """Which outputs are sent. They are the whole request's, not one row's.
+    """The outputs that a request asks for; they are the same for all of its rows.
 
     Attributes:
-        num_log_probs: best tokens that are shown at each new token's place; 0 = none.
-        beam_width: of each prompt's search; 1 = none.
-        num_return_sequences: sequences that are sent of each prompt, ≥ 1.
+        num_log_probs: number of best tokens sent for each new token's position; 0 = none.
+        beam_width: number of beams for each prompt; 1 = no beam search.
+        num_return_sequences: number of sequences sent for each prompt, ≥ 1.
     """
 
     finish_reason: bool = False
@@ -78,18 +78,18 @@ class RequestedOutputs:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences from each prompt: of a search there are more than are sent."""
+        """Number of sequences for each prompt; a beam search may have more than are sent."""
         return max(self.beam_width, self.num_return_sequences)
 
     @property
     def num_engine_log_probs(self) -> int:
-        """What `SamplingParams.num_log_probs` must be: −1 = no log-probabilities at all."""
+        """The value for `SamplingParams.num_log_probs`; −1 = no log-probabilities at all."""
         return self.num_log_probs if self.log_probs or self.num_log_probs else -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
-    """One prompt: its ids, where a detokenizer follows its text context, and its search."""
+    """One prompt: its ids, its parameters and, if a detokenizer follows, its text context."""
 
     prompt_token_ids: list[int]
     params: SamplingParams
@@ -102,10 +102,10 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """A whole request: its rows, and the outputs that its client has requested.
+    """A request: its rows, and the outputs that it asks for.
 
     Attributes:
-        joins_sequences: all sequences of a row have one response together, when all have ended.
+        joins_sequences: whether each row gets a single response, when all of its sequences have ended.
     """
 
     request_id: str
@@ -119,16 +119,16 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """`stop` = true: cancel every live request of this id."""
+    """A request with `stop` = true: cancel every live request of this id."""
 
     request_id: str
 
 
 def stop_request(request_id: str) -> StopRequest:
-    """The order to cancel what has this id.
+    """Make the request to cancel all requests of this id.
 
     Raises:
-        InvalidRequestError: there is no id.
+        InvalidRequestError: the id is empty.
     """
     if not request_id:
         raise InvalidRequestError("A request id must be provided for request cancellation")
@@ -143,17 +143,17 @@ def build_request(
     request_id: str,
     timeout_us: Any,
 ) -> GenerateRequest:
-    """Check everything that was sent.
+    """Check all fields and build the request.
 
     Args:
-        rows: of each row the fields that were sent; those of the prompt and its words are not read.
-        prompts: the rows' own.
-        limits: of the model.
-        request_id: the client's; may be empty.
-        timeout_us: the deadline, in µs from now; 0 = none.
+        rows: the fields that were sent for each row; the fields of the prompt and its words are not read.
+        prompts: the encoded prompt of each row.
+        limits: limits of the model.
+        request_id: the client's id; may be empty.
+        timeout_us: the deadline in µs from now; 0 = none.
 
     Raises:
-        InvalidRequestError: one bad row refuses the whole request.
+        InvalidRequestError: a row is invalid; it refuses the whole request.
     """
     checked = [_checked(row, limits.vocab_size) for row in rows]
     common = {field.name: _same_in_all_rows(field, checked) for field in _PER_REQUEST}
@@ -175,7 +175,7 @@ def build_request(
 
 
 def _checked(sent: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """The row's fields by their own names, each within its bounds."""
+    """Check the bounds of a row's fields; return the values by the fields' own names."""
     values: dict[str, Any] = {}
     for name, value in sent.items():
         field = FIELD[name]
@@ -202,10 +202,10 @@ def _check_list(field: Field, values: Sequence[Any], vocab_size: int) -> None:
 
 
 def merge_aliases(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The values under the fields' own names.
+    """Return the values by the fields' own names.
 
     Args:
-        values: field name → checked value, also of aliases.
+        values: field name → checked value; names may be aliases.
 
     Raises:
         FieldError: a field and its alias have different values.
@@ -225,10 +225,10 @@ def merge_aliases(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def required(sent: Mapping[str, T], name: str) -> T:
-    """A field that must be there: the server's core lets requests without it through.
+    """Return a required field; the server's core also passes on requests without it.
 
     Raises:
-        FieldError: it was not sent.
+        FieldError: the field was not sent.
     """
     if name not in sent:
         raise FieldError(name, " is missing: it is required")
@@ -266,7 +266,7 @@ def _check_has_one_response(is_streaming: bool, num_rows: int, outputs: Requeste
 def _check_logits_size(
     rows: Sequence[RequestRow], outputs: RequestedOutputs, vocab_size: int, is_streaming: bool
 ) -> None:
-    """Refuse a request whose logits would be too many."""
+    """Refuse a request that asks for too many logits."""
     num_positions = 0
     if outputs.context_logits:
         num_times = 2 if is_streaming else 1  # with the first response and with the last
@@ -328,13 +328,13 @@ def _check_prompt(ids: list[int], limits: ModelLimits) -> None:
 
 
 def check_beams(values: Mapping[str, Scalar]) -> None:
-    """Refuse scalars that do not go with the request's beam search, or that need one that it does not have.
+    """Refuse scalars that cannot be combined with beam search, or that need beam search if there is none.
 
     Args:
         values: field name → checked value.
 
     Raises:
-        FieldError: names the field, its value and what is allowed.
+        FieldError: a value is not allowed; the message names the field, its value and what is allowed.
     """
     width = int(values.get("beam_width", 1))
     if width == 1:
@@ -368,7 +368,7 @@ def _not_allowed(
 
 
 def _beam_params(values: Mapping[str, Any], beam_width: int) -> BeamParams | None:
-    """The search that a row asks for; None without beams."""
+    """Return the parameters of a row's beam search; None without one."""
     if beam_width == 1:
         return None
     return BeamParams(
@@ -379,7 +379,7 @@ def _beam_params(values: Mapping[str, Any], beam_width: int) -> BeamParams | Non
 
 
 def _without_drawing(params: SamplingParams) -> SamplingParams:
-    """A row's parameters as a search needs them; packed stop words can not end one."""
+    """Return a row's parameters for beam search, which does not draw and has no packed stop words."""
     if params.stop_sequences:
         raise FIELD["stop_words_list"].error(
             " is not supported with beam_width > 1: expected no words (stop_token_ids end a beam)"
@@ -390,7 +390,7 @@ def _without_drawing(params: SamplingParams) -> SamplingParams:
 def _sampling_params(
     values: Mapping[str, Any], prompt: EncodedPrompt, limits: ModelLimits, outputs: RequestedOutputs
 ) -> SamplingParams:
-    """Everything that decides a row's tokens: what the table says, and what follows from several fields."""
+    """Make a row's sampling parameters, including those that depend on several fields."""
     room = limits.max_model_len - len(prompt.token_ids)
     max_tokens: int = required(values, "max_tokens")
     min_tokens: int = values.get("min_tokens", 0)
@@ -421,9 +421,9 @@ def _sampling_params(
 
 
 def _temperature(values: Mapping[str, Any]) -> float:
-    """TensorRT-LLM's rule: without any filter a temperature that is absent or 1.0 means greedy.
+    """Apply TensorRT-LLM's rule: without any filter, an absent temperature or one of 1.0 means greedy.
 
-    A top_p that was sent as 1.0 samples (Triton's OpenAI frontend sends it).
+    A top_p of 1.0 counts as a filter if it was sent, as by Triton's OpenAI frontend.
     """
     temperature: float = values.get("temperature", 1.0)
     has_filter = any(values.get(field.name, 0) > 0 for field in _FILTERS)
@@ -433,7 +433,7 @@ def _temperature(values: Mapping[str, Any]) -> float:
 
 
 def _top_p_decay(values: Mapping[str, Any], top_p: float) -> TopPDecay | None:
-    """A factor of 1 is none, and then the other two fields say nothing."""
+    """Return the decay; None if the factor is 1, in which case the other two fields have no effect."""
     factor: float = values.get("top_p_decay", 1.0)
     if factor == 1:
         return None
@@ -446,13 +446,13 @@ def _stop_token_ids(values: Mapping[str, Any], limits: ModelLimits) -> tuple[int
     ids: list[int] = []
     if not values.get("ignore_eos"):
         end_id: int = values.get("end_id", -1)
-        # An id that the model can not make ends nothing: so benchmarks say "none".
+        # An id outside the vocabulary means none; benchmarks send such ids.
         ids = [*limits.eos_token_ids, *([end_id] if 0 <= end_id < limits.vocab_size else [])]
     return tuple(dict.fromkeys([*ids, *values.get("stop_token_ids", ())]))
 
 
 def _logit_bias(values: Mapping[str, Any], prompt: EncodedPrompt) -> tuple[tuple[int, float], ...]:
-    """(id, value) pairs in the ids' order, without zeros; what is said of one id is added up."""
+    """Return (id, bias) pairs, sorted by id and without zeros; the biases of the same id are added up."""
     ids, numbers = values.get("logit_bias_ids", ()), values.get("logit_bias_values", ())
     if len(ids) != len(numbers):
         raise FIELD["logit_bias_ids"].error(
@@ -473,13 +473,13 @@ def _logit_bias(values: Mapping[str, Any], prompt: EncodedPrompt) -> tuple[tuple
 
 
 def read_retention(sent: Mapping[str, Any]) -> KVRetention | None:
-    """How long one row asks for its KV blocks to be kept; None: nothing is asked.
+    """Read how long a row wants its KV blocks to be kept; None if it does not say.
 
     Args:
-        sent: the row's fields; those of retention hold whole numbers or lists of them.
+        sent: the row's fields; the retention fields hold whole numbers or lists of them.
 
     Raises:
-        FieldError: names the field, its value and what is allowed.
+        FieldError: a value is not allowed; the message names the field, its value and what is allowed.
     """
     values = {field.name: sent[field.name] for field in _RETENTION if sent.get(field.name, []) != []}
     if not values:
@@ -520,7 +520,7 @@ def _check_range(field: Field, value: int, least: float | None = None) -> None:
 
 
 def _seconds(field: Field, duration_ms: int) -> float:
-    """Infinity where there is none."""
+    """Convert a duration to seconds; infinity if there is none."""
     if duration_ms == _NONE:
         return math.inf
     _check_range(field, duration_ms)

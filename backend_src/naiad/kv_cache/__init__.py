@@ -1,1 +1,1 @@
-"""Which blocks of the KV cache belong to whom. Numbers only: the tensors are the model runner's."""
+"""Assigns KV cache blocks to sequences. It handles block ids only; the model runner owns the tensors."""

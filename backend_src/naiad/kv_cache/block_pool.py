@@ -15,10 +15,10 @@ class BlockPool:
 
     The free list is doubly linked through two arrays, so that a free block that still holds
     reusable KV can be taken from the middle. Blocks without such KV come first and form a
-    stack: the block freed last is taken first, which keeps the used blocks at the pool's low end,
-    where one contiguous range of ids covers them. Blocks kept for reuse follow, ordered by rank;
+    stack: the block freed last is taken first, which keeps the used blocks at the low end of the
+    pool, in one nearly contiguous range of ids. Blocks kept for reuse follow, ordered by rank;
     within a rank the block freed longest ago comes first. When the last block is freed, the
-    stack is sorted again, so that a busy period does not scatter the ids for ever.
+    stack is sorted again, so that a busy period does not scatter the ids permanently.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -26,11 +26,11 @@ class BlockPool:
         assert num_blocks >= 1
         self._num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
-        # The node after the last block is the list's head and end.
+        # The node after the last block is both the head and the end of the list.
         self._head = num_blocks
         self._next = [0] * (num_blocks + 1)
         self._previous = [0] * (num_blocks + 1)
-        # The nodes after the head: one for each rank that was ever used, before the blocks kept with it.
+        # Further nodes: one for each rank that was ever used, placed before the blocks of that rank.
         self._ranks: list[int] = []
         self._rank_nodes: list[int] = []
         self._next[self._head] = self._previous[self._head] = self._head
@@ -46,7 +46,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Number of blocks without an owner."""
+        """Number of free blocks."""
         return self._num_free
 
     def ref_count(self, block_id: int) -> int:
@@ -54,7 +54,7 @@ class BlockPool:
         return self._ref_counts[block_id]
 
     def allocate(self) -> int:
-        """Take a free block for one owner. The caller has checked `num_free`."""
+        """Take a free block for one owner; the caller has checked `num_free`."""
         block_id = self._next[self._head]
         while block_id > self._head:
             block_id = self._next[block_id]
@@ -70,12 +70,12 @@ class BlockPool:
         self._ref_counts[block_id] += 1
 
     def release(self, block_id: int, rank: int | None = None) -> None:
-        """Take one owner away; the last one frees the block.
+        """Remove one owner; without owners the block is free.
 
         Args:
-            block_id: has an owner.
-            rank: set if its KV may be reused: the block is taken only when no block without a rank
-                and none with a smaller rank is free.
+            block_id: a block with an owner.
+            rank: set if the block's KV may be reused: the block is allocated only when no block without
+                a rank and none with a smaller rank is free.
         """
         assert self._ref_counts[block_id] > 0, "the block is free already"
         self._ref_counts[block_id] -= 1
@@ -115,7 +115,7 @@ class BlockPool:
         self._num_untidy = 0
 
     def _last_of(self, rank: int) -> int:
-        """The last node of a rank; for an empty rank this is the node of the rank itself."""
+        """The last node of a rank; for an empty rank, the rank's own node."""
         place = bisect.bisect_left(self._ranks, rank)
         if place == len(self._ranks) or self._ranks[place] != rank:
             node = len(self._next)

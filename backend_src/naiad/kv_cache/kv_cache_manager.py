@@ -1,4 +1,4 @@
-"""Gives sequences their blocks and takes them back."""
+"""Allocates KV cache blocks to sequences and frees them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from naiad.sequence import Sequence as EngineSequence
 
 
 class KVCacheManager:
-    """Owns the blocks of all KV groups and alone writes `Sequence.block_tables`.
+    """Owns the blocks of all KV groups; only this class writes `Sequence.block_tables`.
 
     Every layer of a model belongs to one KV group. Layers of a group see the same part of a text (all
     of it, or a window) and share a pool of blocks and, for each sequence, one block table. The first
     group has full attention if any has.
 
     A block table only grows until it is freed; in a group with a window its first entries become
-    `NO_BLOCK` when no window sees them any more. "No room" is an answer, not an error, and
-    changes nothing in any group. Full blocks are shared by reference; a block that is not full has one
-    owner, so what two sequences have in common there is copied when the second one comes.
+    `NO_BLOCK` when no window sees them any more. "No room" is a return value, not an error, and leaves
+    all groups unchanged. Full blocks are shared by reference. A partial block has one owner, so if two
+    sequences have its tokens in common, it is copied when the second one is admitted.
 
     Attributes:
         groups: the KV groups.
         has_windows: whether `leave_window` does anything.
-        num_queried_tokens, num_hit_tokens: prompt tokens of sequences that came for the first
-            time, and those of them whose KV was in the cache.
+        num_queried_tokens, num_hit_tokens: prompt tokens of sequences that were admitted for the first
+            time, and how many of them had their KV in the prefix cache.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class KVCacheManager:
         Args:
             groups: the KV groups, or the number of blocks of a single one with full attention.
             block_size: tokens in each block.
-            prefix_cache: of the same groups; None: nothing is ever reused.
-            clock: seconds; priorities of blocks end by it.
-            max_step_tokens: of one sequence in one step, at most; needed if a group has a window.
+            prefix_cache: a cache for the same groups; None: KV is never reused.
+            clock: returns seconds; block priorities expire on this clock.
+            max_step_tokens: maximum tokens of one sequence in one step; required if a group has a window.
         """
         specs = [KVGroupSpec(groups)] if isinstance(groups, int) else list(groups)
         windows = [spec.window for spec in specs]
         self.has_windows = any(window is not None for window in windows)
         assert None not in windows[1:] or windows[0] is None, "groups with full attention come first"
-        assert max_step_tokens or not self.has_windows, "how long is the longest step?"
+        assert max_step_tokens or not self.has_windows, "max_step_tokens is missing"
         assert prefix_cache is None or prefix_cache.windows == tuple(windows)
         self.groups = tuple(
             KVGroup(index, spec, block_size, max_step_tokens, prefix_cache, clock)
@@ -59,9 +59,9 @@ class KVCacheManager:
         )
         self._block_size = block_size
         self._prefix_cache = prefix_cache
-        # For each sequence with blocks, its full blocks as the prefix cache knows them.
+        # For each sequence with blocks, the prefix cache's entries for its full blocks.
         self._chains: dict[int, list[CachedBlock]] = {}
-        # For each group; empty if there are none at all.
+        # For each group; empty if no group has copies.
         self._copies: list[list[tuple[int, int]]] = []
         self._named_id = -1
         self._names: list[BlockName] = []
@@ -70,7 +70,7 @@ class KVCacheManager:
 
     @property
     def draft_fills(self) -> list[int]:
-        """How far the draft model has filled each block; its KV lies in the first group's blocks."""
+        """The draft fill of each block; the draft model's KV is in the first group's blocks."""
         return self.groups[0].draft_fills
 
     @property
@@ -80,22 +80,22 @@ class KVCacheManager:
 
     @property
     def num_blocks(self) -> int:
-        """All blocks of all groups."""
+        """Number of blocks in all groups."""
         return sum(group.pool.num_blocks for group in self.groups)
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody holds."""
+        """Number of blocks that no sequence holds."""
         return sum(group.pool.num_free for group in self.groups)
 
     @property
     def num_used_blocks(self) -> int:
-        """Blocks that some sequence holds."""
+        """Number of blocks that a sequence holds."""
         return self.num_blocks - self.num_free_blocks
 
     @property
     def max_sequence_tokens(self) -> int | None:
-        """How long a sequence can become that has all blocks for itself; None: no bound."""
+        """Maximum length of a sequence that has all blocks to itself; None: no limit."""
         bounds = [
             group.pool.num_blocks * self._block_size
             for group in self.groups
@@ -104,18 +104,18 @@ class KVCacheManager:
         return min(bounds, default=None)
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """The number of blocks that this many tokens fill; the last one may be filled in part."""
+        """Number of blocks for this many tokens; the last one may be partial."""
         return -(-num_tokens // self._block_size)
 
     def num_exclusive_blocks(self, sequence: EngineSequence) -> list[int]:
-        """For each group, the blocks that would be free if the sequence gave its own back."""
+        """For each group, how many blocks freeing the sequence would free."""
         return [
             sum(block_id != NO_BLOCK and group.pool.ref_count(block_id) == 1 for block_id in table)
             for group, table in zip(self.groups, sequence.block_tables, strict=True)
         ]
 
     def num_missing_blocks(self, sequence: EngineSequence, num_spare_blocks: int = 0) -> list[int]:
-        """For each group, the blocks that `admit` lacks; it succeeds if none is positive."""
+        """For each group, how many blocks `admit` lacks; it succeeds if no number is positive."""
         chain, _ = self._shared(sequence)
         lengths = self._table_lengths(sequence.num_tokens, len(chain) * self._block_size)
         return [
@@ -124,17 +124,16 @@ class KVCacheManager:
         ]
 
     def admit(self, sequence: EngineSequence, num_spare_blocks: int = 0) -> int | None:
-        """Give a sequence without blocks those for all its known tokens.
+        """Allocate blocks for all known tokens of a sequence that has none.
 
-        In a group with a window these are no more than it can hold at a time.
+        In a group with a window a sequence gets at most `KVGroup.max_held_blocks`.
 
         Args:
-            sequence: its prompt is in the cache as far as the prefix cache knows.
-            num_spare_blocks: how many must still be free in each group afterwards.
+            sequence: blocks of its prefix are reused if the prefix cache has them.
+            num_spare_blocks: how many blocks must remain free in each group.
 
         Returns:
-            How many of the tokens have their KV in the cache already, or None if there is no
-            room now.
+            The number of tokens whose KV is already in the cache, or None if there is no room now.
         """
         chain, queried = self._shared(sequence)
         num_cached_tokens = len(chain) * self._block_size
@@ -147,11 +146,11 @@ class KVCacheManager:
         return num_cached_tokens
 
     def fork(self, sequence: EngineSequence, donor: EngineSequence) -> int | None:
-        """Like `admit`, from a donor that has computed all tokens the sequence knows, but its last.
+        """Like `admit`, from a donor that has computed all the sequence's known tokens but the last.
 
-        Full blocks are shared. The last block, in which both will go on writing, is copied; the
-        sequence computes its last known token again, for the logits. If the donor has left the window
-        that this token sees behind, the sequence is admitted like any other.
+        Full blocks are shared. The last, partial block is copied, because both sequences will write to
+        it; the sequence computes its last known token again to get its logits. If the donor no longer
+        has the window that this token attends to, the sequence is admitted like any other.
         """
         num_cached_tokens = sequence.num_tokens - 1
         num_full = num_cached_tokens // self._block_size
@@ -173,13 +172,14 @@ class KVCacheManager:
 
     @property
     def has_copies(self) -> bool:
-        """Whether blocks have yet to be copied: until then no block may be written."""
+        """Whether copies are pending; until they are done no block may be written."""
         return bool(self._copies)
 
     def take_copies(self) -> list[list[tuple[int, int]]]:
-        """For each group (from, to) blocks to copy, in order, before anything else is written.
+        """Return the pending copies, which have to be done before anything else is written.
 
-        Empty if there are none in any group.
+        Returns:
+            For each group (source, destination) blocks, in order; empty if no group has any.
         """
         copies, self._copies = self._copies, []
         return copies
@@ -198,7 +198,7 @@ class KVCacheManager:
         """Lengthen the block tables towards `num_tokens` as far as free blocks allow.
 
         Returns:
-            How many of them every table holds now.
+            How many of these tokens have a block in every table now.
         """
         length = self.num_blocks_for(num_tokens)
         for group, table in zip(self.groups, sequence.block_tables, strict=True):
@@ -208,16 +208,16 @@ class KVCacheManager:
         return min(num_tokens, min(map(len, sequence.block_tables)) * self._block_size)
 
     def trim(self, sequence: EngineSequence) -> None:
-        """Take back the blocks after those of the known tokens: they were for drafts."""
+        """Free the blocks after those of the known tokens; they were for drafts."""
         num_kept = self.num_blocks_for(sequence.num_tokens)
         for group, table in zip(self.groups, sequence.block_tables, strict=True):
             group.shorten(table, num_kept)
 
     def publish(self, sequence: EngineSequence, num_tokens: int) -> None:
-        """Let others find the blocks of a sequence up to `num_tokens`: the step that starts now fills them.
+        """Publish a sequence's full blocks up to `num_tokens`; the step that is being made fills them.
 
-        A step writes all its keys and values before any of them is read, so sequences that come
-        into the same step may use them too.
+        A layer writes all keys and values of a step before it reads any, so sequences that are admitted
+        in the same step may use the blocks too.
         """
         if self._prefix_cache is None:
             return
@@ -229,7 +229,7 @@ class KVCacheManager:
             parent = chain[-1] if chain else None
             start = index * self._block_size
             if start + self._block_size > len(sequence.token_ids):
-                # Its last token is sampled by a step that is under way.
+                # The block's last token is sampled by a step in flight.
                 return
             chain.append(
                 self._prefix_cache.insert(
@@ -242,19 +242,19 @@ class KVCacheManager:
             )
 
     def leave_window(self, sequence: EngineSequence) -> None:
-        """Free the blocks that no window sees once the sequence's computed tokens are computed.
+        """Free the blocks that no window sees, given the sequence's computed tokens.
 
-        Those that are full and published can be found until they get other tokens.
+        Published blocks remain in the prefix cache until they are allocated again.
         """
         chain = self._chains.get(sequence.sequence_id, [])
         for group in self.groups:
             group.leave_window(sequence, chain)
 
     def retract(self, sequences: Sequence[EngineSequence]) -> list[list[int]]:
-        """Let nobody find what these sequences wrote: they have failed together.
+        """Remove the blocks of these sequences, which failed in the same step, from the prefix cache.
 
         Returns:
-            For each group, their blocks that nobody else holds: clear them before they are freed.
+            For each group, the blocks that only these sequences hold: clear them before freeing them.
         """
         for sequence in sequences:
             self._retract_left_blocks(sequence)
@@ -269,16 +269,16 @@ class KVCacheManager:
         return own_blocks
 
     def free(self, sequence: EngineSequence) -> None:
-        """Take all blocks back; of those kept for reuse, the last one is the first to be taken again.
+        """Free all blocks of a sequence; of those kept for reuse, its last block is evicted first.
 
-        Unless the sequence's client wants some of them kept longer, or less long, than others'.
+        The client's retention priorities take precedence over this order.
         """
         chain = self._chains.pop(sequence.sequence_id, [])
         for group in self.groups[: len(sequence.block_tables)]:
             group.free(sequence, chain)
 
     def _retract_left_blocks(self, sequence: EngineSequence) -> None:
-        """Let nobody find the blocks that the sequence's windows have left behind."""
+        """Remove the blocks that the sequence's windows have left from the prefix cache."""
         if self._prefix_cache is None or not self.has_windows:
             return
         for index, block in enumerate(self._chains.get(sequence.sequence_id, [])):
@@ -287,12 +287,12 @@ class KVCacheManager:
                     self._prefix_cache.evict(block.block_ids[group], group)
 
     def _shared(self, sequence: EngineSequence) -> tuple[list[CachedBlock], int]:
-        """Blocks that the prefix cache has for the sequence, and the tokens it was asked about."""
+        """Blocks that the prefix cache has for the sequence, and the number of tokens looked up."""
         if self._prefix_cache is None or not sequence.reads_prefix_cache:
             return [], 0
-        # The last token's logits have to be computed.
+        # The last token has to be computed for its logits.
         max_tokens = sequence.num_tokens - 1
-        # The first in the queue asks in every step until there is room.
+        # The first sequence in the queue is looked up in every step until there is room.
         if self._named_id != sequence.sequence_id:
             self._named_id, self._names = sequence.sequence_id, []
         identity = sequence.prefix_identity
@@ -300,7 +300,7 @@ class KVCacheManager:
         return found, max_tokens + 1
 
     def _tables_of(self, chain: list[CachedBlock]) -> list[list[int]]:
-        """For each group, the beginning of the table of a sequence that starts after these blocks."""
+        """For each group, the first block table entries of a sequence that starts after these blocks."""
         tables = []
         for group in self.groups:
             first = group.first_seen(len(chain) * self._block_size)
@@ -308,9 +308,9 @@ class KVCacheManager:
         return tables
 
     def _table_lengths(self, num_tokens: int, num_computed_tokens: int) -> list[int]:
-        """For each group, how long the table of a sequence has to be; the last one is the shortest.
+        """For each group, the length of a sequence's block table; the last group's is the shortest.
 
-        All groups with a window have tables of one length, which reach as far as the longest step.
+        The tables of all groups with a window have the same length, which covers the longest step.
         """
         length = self.num_blocks_for(num_tokens)
         if not self.has_windows:
@@ -326,14 +326,14 @@ class KVCacheManager:
         num_cached_tokens: int,
         num_spare_blocks: int = 0,
     ) -> bool:
-        """Give a sequence its tables, each with a shared beginning; False = no room now."""
+        """Fill a sequence's tables, each with shared blocks first; False = no room now."""
         tables, num_tokens = sequence.block_tables, sequence.num_tokens
         assert not any(tables), "the sequence has blocks"
         lengths = self._table_lengths(num_tokens, num_cached_tokens)
         for group, blocks, length in zip(self.groups, shared, lengths, strict=True):
             if group.num_taken(blocks, length) + num_spare_blocks > group.pool.num_free:
                 return False
-        self._named_id = -1  # while it runs its tokens may be replaced
+        self._named_id = -1  # the tokens of a running sequence may be replaced
         tables.extend([] for _ in range(len(self.groups) - len(tables)))
         for group, table, blocks, length in zip(self.groups, tables, shared, lengths, strict=True):
             group.fill(table, blocks, length)

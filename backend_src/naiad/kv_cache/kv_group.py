@@ -14,11 +14,11 @@ from naiad.sequence import Sequence as EngineSequence
 
 @dataclass(frozen=True, slots=True)
 class KVGroupSpec:
-    """A group of layers that read the same part of a text; their KV lies in blocks of their own.
+    """A group of layers that see the same part of a text and have their own pool of blocks.
 
     Attributes:
         num_blocks: blocks in the group's pool.
-        window: how many tokens a token's layers see, itself included; None: all before it.
+        window: how many tokens each token attends to, itself included; None: all tokens before it.
     """
 
     num_blocks: int
@@ -26,25 +26,25 @@ class KVGroupSpec:
 
 
 def max_held_blocks(window: int, max_step_tokens: int, block_size: int) -> int:
-    """Blocks that hold a window and one step's tokens, wherever the first of them lies in its block."""
+    """Number of blocks for a window and one step's tokens, wherever in a block they start."""
     return -(-(window + max_step_tokens) // block_size) + 1
 
 
 class KVGroup:
-    """Which blocks of one group are held, and which are worth keeping.
+    """The blocks of one KV group: which are held, and which are kept for reuse.
 
     A sequence's table in a group with full attention covers all its known tokens. In a group with a
-    window, blocks that lie before the window are `NO_BLOCK`, and the table reaches only so far past
-    the computed tokens that no more than `max_held_blocks` are held: enough for the longest step.
+    window, blocks before the window are `NO_BLOCK`, and the table ends where the sequence holds
+    `max_held_blocks`: enough for the longest step.
 
     Attributes:
-        index: the group's place in `Sequence.block_tables`.
+        index: the group's index in `Sequence.block_tables`.
         window: as in the spec.
         pool: the blocks.
-        retention: priorities of blocks that clients have asked for.
-        max_held_blocks: what one sequence holds at most, drafts included; None: no bound.
-        draft_fills: for each block, how many leading slots hold a draft model's KV of the tokens that
-            are in them. The drafter writes it; a block that gets other tokens has 0.
+        retention: the retention priorities that clients requested.
+        max_held_blocks: maximum blocks that one sequence holds, drafts included; None: no limit.
+        draft_fills: for each block, how many leading slots hold the draft model's KV of the block's
+            tokens. The drafter writes it; it is 0 again when the block is allocated.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class KVGroup:
         prefix_cache: PrefixCache | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """All blocks are free.
+        """Start with all blocks free.
 
         Args:
-            index: the group's place among all.
+            index: the group's index.
             spec: its size and window.
             block_size: tokens in a block.
-            max_step_tokens: of one sequence in one step, at most.
-            prefix_cache: of all groups.
-            clock: seconds.
+            max_step_tokens: maximum tokens of one sequence in one step.
+            prefix_cache: shared by all groups.
+            clock: returns seconds.
         """
         self.index = index
         self.window = spec.window
@@ -78,30 +78,30 @@ class KVGroup:
         self._prefix_cache = prefix_cache
 
     def first_seen(self, num_computed_tokens: int) -> int:
-        """The first block that the next token reads after this many tokens."""
+        """The index of the first block that the token after this many others attends to."""
         if self.window is None:
             return 0
         return first_block_in_window(num_computed_tokens, self.window, self._block_size)
 
     def longest_table(self, num_computed_tokens: int) -> int | None:
-        """How long the table of a sequence may be; None: no bound."""
+        """Maximum length of a sequence's table; None: no limit."""
         if self.max_held_blocks is None:
             return None
         return self._first_kept(num_computed_tokens) + self.max_held_blocks
 
     def num_blocks_for_all(self, num_tokens: int) -> int:
-        """The most blocks that one sequence holds until it has this many tokens."""
+        """The most blocks that a sequence holds at any time until it has this many tokens."""
         num_blocks = -(-num_tokens // self._block_size)
         return num_blocks if self.max_held_blocks is None else min(num_blocks, self.max_held_blocks)
 
     def num_taken(self, shared: Sequence[int], length: int) -> int:
-        """Free blocks that a table of this length takes which begins with these shared blocks."""
+        """Number of free blocks that a table of this length takes if it starts with these shared blocks."""
         num_revived = sum(block_id != NO_BLOCK and self.pool.ref_count(block_id) == 0 for block_id in shared)
         return length - len(shared) + num_revived
 
     def fill(self, table: list[int], shared: Sequence[int], length: int) -> None:
-        """Give a sequence that comes its table: shared blocks and new ones."""
-        # First of all: a shared block may be free, and the next to be taken.
+        """Fill the table of an admitted sequence with shared blocks and new ones."""
+        # Retain shared blocks first: they may be free, and would be allocated below.
         for block_id in shared:
             if block_id != NO_BLOCK:
                 self.pool.retain(block_id)
@@ -109,12 +109,12 @@ class KVGroup:
         self.lengthen(table, length)
 
     def lengthen(self, table: list[int], length: int) -> None:
-        """Lengthen a table with new blocks; the caller has looked at what is free."""
+        """Add new blocks to a table; the caller has checked that enough are free."""
         for _ in range(length - len(table)):
             table.append(self._take_block())
 
     def shorten(self, table: list[int], length: int) -> None:
-        """Take back the blocks at a table's end, of which nothing is kept: they were for drafts."""
+        """Free the blocks at a table's end without keeping their KV; they were for drafts."""
         surplus = table[length:]
         del table[length:]
         for block_id in reversed(surplus):
@@ -131,18 +131,18 @@ class KVGroup:
             table[first:end] = [NO_BLOCK] * (end - first)
 
     def free(self, sequence: EngineSequence, chain: list[CachedBlock]) -> None:
-        """Take all blocks of a sequence back, its last one first."""
+        """Free all blocks of a sequence, the last one first."""
         table = sequence.block_tables[self.index]
         num_left = 0 if self.window is None else table.count(NO_BLOCK)
         self._give_back(sequence, chain, range(len(table) - 1, num_left - 1, -1))
         table.clear()
 
     def _first_kept(self, num_computed_tokens: int) -> int:
-        """The first block that a sequence keeps: a fork computes the last token again."""
+        """The index of the first block that a sequence keeps; a fork computes the last token again."""
         return self.first_seen(max(0, num_computed_tokens - 1))
 
     def _give_back(self, sequence: EngineSequence, chain: list[CachedBlock], places: range) -> None:
-        """Release blocks in this order; those that can be found are kept, as their client asks."""
+        """Release blocks in this order; published ones are kept with the client's priorities."""
         cache, table = self._prefix_cache, sequence.block_tables[self.index]
         if cache is not None and sequence.retention is not None:
             self._keep_as_asked(sequence, chain, places)
@@ -154,7 +154,7 @@ class KVGroup:
     def _keep_as_asked(self, sequence: EngineSequence, chain: list[CachedBlock], places: range) -> None:
         table, found = sequence.block_tables[self.index], []
         for place in places:
-            # If such tokens were known before, theirs is the block that will be found.
+            # If the same tokens were published before, lookups find that block instead.
             known = chain[place].block_ids[self.index] if place < len(chain) else NO_BLOCK
             found.append((place, table[place] if known == NO_BLOCK else known))
         self.retention.take(sequence, found)

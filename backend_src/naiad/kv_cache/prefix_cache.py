@@ -1,4 +1,4 @@
-"""Which full blocks hold the KV of which tokens, so that it is computed once."""
+"""Maps token prefixes to the full blocks that hold their KV, so that it is computed once."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ BlockName = tuple[bytes, bytes]
 """A block's token bytes and its digest."""
 
 NO_BLOCK = -1
-"""In place of a block id: the group holds no block there."""
+"""Stands in a block table where the group holds no block."""
 
 _ROOT = b"naiad prefix cache, identity:"
 
 
 def sha256(parent_digest: bytes, token_bytes: bytes) -> bytes:
-    """The name of a block: of all tokens from the text's beginning to the block's end."""
+    """The digest of a block: it covers all tokens from the start of the text to the block's end."""
     return hashlib.sha256(parent_digest + token_bytes).digest()
 
 
 def first_block_in_window(num_tokens: int, window: int, block_size: int) -> int:
-    """The first block that a layer with a window reads for the token after `num_tokens` others."""
+    """The index of the first block that a windowed layer reads for the token after `num_tokens` others."""
     return max(0, num_tokens + 1 - window) // block_size
 
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
-    """One full block of a text whose KV is known. Compared by identity.
+    """One full block of a text, with the blocks that hold its KV. Compared by identity.
 
     Attributes:
         block_ids: for each KV group, the block that holds the group's keys and values; `NO_BLOCK` if
-            none does. A group with full attention always has one while the block can be found.
-        parent: the block before it; None for a text's first.
-        identity: blocks of another identity never match.
+            none does. A group with full attention has one as long as this entry is in the cache.
+        parent: the block before it; None for the first block of a text.
+        identity: the prefix identity; blocks of other identities never match.
         token_bytes: the block's own ids, as 32-bit numbers.
-        digest: names the block and all that is before it.
-        num_children: blocks that can be found and have this one as their parent.
+        digest: identifies the block and everything before it.
+        num_children: number of entries in the cache whose parent is this one.
     """
 
     block_ids: list[int]
@@ -53,19 +53,19 @@ class CachedBlock:
 
     @property
     def is_useless(self) -> bool:
-        """Whether it has no KV, and nothing that can be found follows it."""
+        """Whether no group holds its KV and no entry of the cache follows it."""
         return self.num_children == 0 and max(self.block_ids) == NO_BLOCK
 
 
 class PrefixCache:
     """A hash table of full blocks, each linked to the one before it.
 
-    A digest finds a block; equality decides: the tokens, the identity and the very block before it
-    are compared, so that a collision of digests is a miss.
+    A block is looked up by its digest, then the tokens, the identity and the preceding block are
+    compared, so that a digest collision is a miss.
 
-    A block is forgotten, and what follows it can no longer be found, when a group with full attention
-    gives its block to other tokens. If every group has a window, a block is remembered without any KV
-    as long as another one follows it: only the last window before a prefix's end needs KV.
+    An entry is dropped, and its successors can no longer be found, when a group with full attention
+    allocates its block again. If every group has a window, an entry without any KV remains as long as
+    another one follows it: only the last window before the end of a prefix needs KV.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class PrefixCache:
         digest: Callable[[bytes, bytes], bytes] = sha256,
         windows: Sequence[int | None] = (None,),
     ) -> None:
-        """Know nothing.
+        """Start empty.
 
         Args:
             block_size: tokens in a block.
-            digest: digest of the parent and bytes of the tokens → the block's digest.
-            windows: for each KV group, the tokens its layers see; None: all.
+            digest: computes a block's digest from its parent's digest and the bytes of its tokens.
+            windows: for each KV group, its window in tokens; None: full attention.
         """
         self._block_size = block_size
         self._digest = digest
@@ -89,11 +89,11 @@ class PrefixCache:
         self._by_block_id: list[dict[int, CachedBlock]] = [{} for _ in windows]
 
     def __len__(self) -> int:
-        """How many blocks can be found."""
+        """Number of entries."""
         return len(self._by_digest)
 
     def holds(self, block_id: int, group: int = 0) -> bool:
-        """Whether this block of a group may be found."""
+        """Whether an entry refers to this block of a group."""
         return block_id in self._by_block_id[group]
 
     def match(
@@ -103,17 +103,17 @@ class PrefixCache:
         max_tokens: int,
         names: list[BlockName] | None = None,
     ) -> list[CachedBlock]:
-        """The longest prefix of a text that every group has, block by block.
+        """Return the blocks of the longest prefix of a text that can be reused in every group.
 
-        A group with full attention needs every block of it, one with a window only those that
+        A group with full attention needs every block of the prefix, one with a window only those that
         cover the last window before the prefix's end.
 
         Args:
             token_ids: the text.
-            identity: the text's.
-            max_tokens: of the prefix, at most.
-            names: of the text's first blocks as far as they are known; more are added. For callers
-                that ask about one text again and again.
+            identity: the text's prefix identity.
+            max_tokens: maximum length of the prefix.
+            names: the names of the text's first blocks as far as they have been computed; more are
+                appended. For callers that look up the same text repeatedly.
         """
         names = [] if names is None else names
         found: list[CachedBlock] = []
@@ -139,20 +139,21 @@ class PrefixCache:
         start: int,
         block_ids: list[int],
     ) -> CachedBlock:
-        """Make a full block known.
+        """Add a full block.
 
         Args:
-            parent: what `match` or `insert` gave for the block before it; None for the first.
-            identity: the text's.
-            token_ids: of the whole text.
-            start: of the block's first token.
-            block_ids: for each group, the block that holds, or will hold when it is first read, the
-                KV of those tokens; `NO_BLOCK` where a window has left them behind. The cache keeps
+            parent: the entry that `match` or `insert` returned for the block before it; None for the
+                first block.
+            identity: the text's prefix identity.
+            token_ids: the whole text.
+            start: position of the block's first token.
+            block_ids: for each group, the block that holds the KV of these tokens, or will hold it
+                before it is read; `NO_BLOCK` if they are before the group's window. The cache keeps
                 the list.
 
         Returns:
-            The block by which such tokens are found: one with the same content, if that is known
-            already. It takes over the blocks of groups that had none for it.
+            The entry for these tokens. If there is one already, that is returned; groups that had no
+            block for it get theirs from `block_ids`.
         """
         token_bytes, digest = self._name(parent, identity, token_ids, start)
         known = self._by_digest.get(digest)
@@ -176,7 +177,7 @@ class PrefixCache:
         return block
 
     def evict(self, block_id: int, group: int = 0) -> None:
-        """A group's block gets other tokens: it is no longer found, if it could be."""
+        """Remove a group's block from the cache, if it is there; it will hold other tokens."""
         block = self._by_block_id[group].pop(block_id, None)
         if block is not None:
             block.block_ids[group] = NO_BLOCK
@@ -184,7 +185,7 @@ class PrefixCache:
                 self._forget(block)
 
     def _forget(self, forgotten: CachedBlock) -> None:
-        """Drop a block, and those before it that were remembered only because it followed."""
+        """Drop an entry, and preceding ones without KV that were kept only because it followed them."""
         block: CachedBlock | None = forgotten
         while block is not None and self._by_digest.get(block.digest) is block:
             del self._by_digest[block.digest]
@@ -199,7 +200,7 @@ class PrefixCache:
                     break
 
     def _num_usable(self, found: list[CachedBlock]) -> int:
-        """How many leading blocks of a known prefix every group with a window can start after."""
+        """The length in blocks of the longest prefix whose last windows every windowed group holds."""
         num_blocks, is_settled = len(found), False
         while not is_settled:
             is_settled = True

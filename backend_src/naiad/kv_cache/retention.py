@@ -1,4 +1,4 @@
-"""How long blocks stay in the prefix cache, as clients ask."""
+"""The retention priorities that clients request for blocks in the prefix cache."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ _MANY_ENDS = 64
 
 
 class BlockRetention:
-    """Priorities of blocks that differ from the default, and when they end."""
+    """The blocks' priorities that differ from the default, and when they expire."""
 
     def __init__(self, block_size: int, clock: Callable[[], float]) -> None:
         """Start without any.
 
         Args:
             block_size: tokens in a block.
-            clock: seconds.
+            clock: returns seconds.
         """
         self._block_size = block_size
         self._clock = clock
-        # Block → priority and when it ends.
+        # Block → its priority and when that expires.
         self._asked: dict[int, tuple[int, float]] = {}
         self._ends: list[tuple[float, int]] = []
 
     def take(self, sequence: Sequence, blocks: Iterable[tuple[int, int]]) -> None:
-        """Note what a sequence asks for blocks that it gives back, where it asks for anything.
+        """Record the priorities that a sequence requests for the blocks that it frees.
 
         Args:
-            sequence: asks for something.
-            blocks: the place of each block in the text, and the block in which its tokens will be found.
+            sequence: has a `retention`.
+            blocks: for each block its index in the text, and the block that lookups will find.
         """
         retention, size = sequence.retention, self._block_size
         assert retention is not None
@@ -49,20 +49,20 @@ class BlockRetention:
             self._forget_ends()
 
     def priority(self, block_id: int) -> int:
-        """Blocks of a smaller priority are taken first."""
+        """The block's priority; blocks with smaller priorities are evicted first."""
         return self._asked.get(block_id, (DEFAULT_KV_PRIORITY, 0.0))[0]
 
     def forget(self, block_id: int) -> None:
-        """The block gets other tokens."""
+        """Drop the block's priority, because it gets other tokens."""
         self._asked.pop(block_id, None)
 
     def _forget_ends(self) -> None:
-        """Drop ends that no longer count, so that long durations do not pile up."""
+        """Drop expiry times that no longer apply, so that long durations do not pile up."""
         self._ends = [(end_s, block_id) for block_id, (_, end_s) in self._asked.items() if end_s < math.inf]
         heapq.heapify(self._ends)
 
     def pop_ended(self) -> list[int]:
-        """Blocks whose time is over; they have the default priority again."""
+        """Return the blocks whose priorities have expired; they have the default priority again."""
         ended = []
         while self._ends and self._ends[0][0] <= self._clock():
             end_s, block_id = heapq.heappop(self._ends)

@@ -1,4 +1,4 @@
-"""Slots of the KV cache: block × block_size + offset numbers one token's place."""
+"""Slot numbers of the KV cache: a token's slot is block × block_size + offset."""
 
 from __future__ import annotations
 

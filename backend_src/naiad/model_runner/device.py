@@ -13,7 +13,6 @@ from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError, StartupError
 from naiad.outputs import MemoryUse
 from naiad_kernels.compile_counter import CompileCounter
-from naiad_kernels.linear.half_weight import has_fbgemm
 from naiad_kernels.linear.onednn import computes_in_bfloat16
 
 _GIB = 1024**3
@@ -39,18 +38,18 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" or computes_in_bfloat16() else torch.float32
 
 
-def use_physical_cores() -> None:
-    """Set torch's thread count to the physical cores this process may use.
+def num_compute_threads() -> int:
+    """Return the number of physical cores that this process may use, or OMP_NUM_THREADS if that is smaller.
 
-    A smaller count from the environment (OMP_NUM_THREADS) is kept. Two threads on one core
-    share its arithmetic units and slow each other down.
+    Two threads on one core share its arithmetic units and slow each other down.
     """
     cores = min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0)), _cgroup_cores())
-    torch.set_num_threads(max(1, min(cores, torch.get_num_threads())))
+    named = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return max(1, min(cores, int(named) if named.isdecimal() else cores))
 
 
 def compile_count(device: torch.device) -> Callable[[], int]:
-    """Begin to count compiled kernels and return the counter; a CPU compiles none."""
+    """Start counting compiled kernels and return a function that reads the count; 0 on a CPU."""
     if device.type == "cpu":
         return lambda: 0
     counter = CompileCounter()
@@ -69,12 +68,12 @@ def memory_use(device: torch.device) -> MemoryUse:
 def check_memory(
     checkpoints: Sequence[tuple[str, ModelConfig]], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Refuse weights that cannot fit before they are loaded.
+    """Refuse weights that do not fit in memory before they are loaded.
 
     Args:
-        checkpoints: directory and configuration of each.
-        dtype: for computing.
-        device: destination of the weights.
+        checkpoints: directory and configuration of each checkpoint.
+        dtype: the dtype of the computation.
+        device: the device that gets the weights.
 
     Raises:
         StartupError: says how much memory is needed and how much is available.
@@ -94,7 +93,7 @@ def check_memory(
 def _needed_bytes(model_dir: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
     stored_bytes = sum(path.stat().st_size for path in Path(model_dir).glob("*.safetensors"))
     stored_item = 4 if config.dtype == "float32" else 2
-    if device.type == "cpu" and dtype == torch.float32 and stored_item == 2 and has_fbgemm():
+    if device.type == "cpu" and dtype == torch.float32 and config.dtype == "bfloat16":
         # Linear weights stay in 16 bits; the embedding is widened.
         embedding_bytes = config.vocab_size * config.hidden_size * dtype.itemsize
         return int((stored_bytes + embedding_bytes) * _LOADING_OVERHEAD)
@@ -102,7 +101,7 @@ def _needed_bytes(model_dir: str, config: ModelConfig, dtype: torch.dtype, devic
 
 
 def _cgroup_cores() -> int:
-    """Return the whole cores of the container's CPU quota, or all cores if there is none."""
+    """Return the number of whole cores in the container's CPU quota, or of all cores without a quota."""
     unlimited = os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

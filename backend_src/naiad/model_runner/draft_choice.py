@@ -5,15 +5,16 @@ from __future__ import annotations
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
 
-# By default one of this many target layers drafts.
+# By default the target's layers divided by this number draft.
 _LAYERS_SHARE = 4
 
 
 def draft_model_config(config: EngineConfig, target: ModelConfig) -> ModelConfig | None:
-    """Return the configuration of the draft model's checkpoint; None: there is none.
+    """Return the configuration of the draft model's checkpoint; None: there is no draft model.
 
     Raises:
-        ConfigError: its vocabulary is not the target's, or its context is shorter than the served one.
+        ConfigError: its vocabulary is not the target's, or its maximum context is shorter than the
+            served one.
         ModelError: the checkpoint is missing or not supported.
     """
     if config.drafter != "draft_model":

@@ -6,9 +6,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# More tokens keep a GPU busy for longer than their launches take the host.
+# With more tokens, computing takes a GPU longer than launching takes the host.
 _MAX_TOKENS = 512
-# A graph launches one program per part of its longest context, however short the contexts are.
+# A graph launches a program for each part of the longest context that it allows, even for short contexts.
 _SHORT_CONTEXT = 4096
 
 

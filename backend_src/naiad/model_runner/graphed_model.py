@@ -1,6 +1,6 @@
 """`GraphedModel`: steps of few tokens, captured once for each size and replayed.
 
-A replayed step costs the host one call, where its launches one by one cost more time than a GPU
+Replaying a step costs the host one call. Launching its kernels one by one would take longer than a GPU
 needs to compute a few tokens.
 """
 
@@ -20,13 +20,13 @@ from naiad_kernels.paged_attention.layout import CacheLayout
 from naiad_kernels.staging import Staging
 from naiad_kernels.store_kv import LayerCache, Slots
 
-# Takes what is to be computed, returns what computes it again, over the same memory.
+# Takes a computation and returns a function that repeats it over the same memory.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 _PADDING_SLOT = -1
 
 
 def cuda_capture() -> Capture:
-    """Captures CUDA graphs that share the memory of what they compute on the way."""
+    """Return a function that captures CUDA graphs; the graphs share the memory of intermediate results."""
     pool = torch.cuda.graph_pool_handle()
 
     def capture(compute: Callable[[], None]) -> Callable[[], None]:
@@ -43,7 +43,7 @@ class GraphedModel:
     """Graphs of a model's forward pass over one KV pool.
 
     A step is padded to the next captured size with empty sequences and with tokens that are never
-    cached. Lengths and blocks are read from memory, so they may change.
+    cached. Lengths and block tables are read from memory in each replay, so they may change.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class GraphedModel:
         """Compute and capture a step of every bucket.
 
         Args:
-            model: the weights.
-            caches: one for each layer; their memory is that of the graphs from now on.
-            layouts: of the caches, one for each group of layers.
-            buckets: sizes.
-            capture: makes a graph.
+            model: the model.
+            caches: one for each layer; the graphs read and write this memory from now on.
+            layouts: the caches' layouts, one for each group of layers.
+            buckets: the sizes to capture.
+            capture: captures a graph.
         """
         self._model = model
         self._caches = caches
@@ -82,12 +82,12 @@ class GraphedModel:
         """Compute a step, if it fits a bucket.
 
         Args:
-            rows: the step's.
-            sampled: by the last step, if ids may be unknown.
+            rows: the step's rows.
+            sampled: the ids that the last step sampled, if some ids of this one may be unknown.
 
         Returns:
-            The step's rows and `[num_tokens, hidden_size]`, valid until the next call; None: the step
-            is too large.
+            The step's rows and hidden states, `[num_tokens, hidden_size]`, valid until the next call;
+            None: the step is too large.
         """
         query_len = max(row.num_scheduled_tokens for row, _ in rows)
         seq_len = max(row.end for row, _ in rows)
@@ -114,14 +114,14 @@ class GraphedModel:
             hidden = self._model.forward(batch_of(), self._caches)
             self._hidden[: bucket.num_tokens].copy_(hidden)
 
-        # What is made at the first call, kernels for one, can not be made while a graph is captured.
+        # Anything initialised by the first call, such as kernels, can not be initialised during a capture.
         compute()
         return capture(compute)
 
     def _put(
         self, staging: Staging, bucket: Bucket, tokens: StepTokens, rows: Sequence[StateRow]
     ) -> tuple[torch.Tensor, Callable[[], ForwardBatch]]:
-        """Write a step; returns its ids, and what reads it, once it is sent, as it is then."""
+        """Write a step to `staging`; return its ids and a function that makes the batch once it is sent."""
         num_padded = bucket.num_tokens - len(tokens.token_ids)
         token_ids = staging.put(tokens.token_ids + [0] * num_padded, torch.int64)
         positions = staging.put(tokens.positions + [0] * num_padded, torch.int64)
@@ -148,7 +148,7 @@ class GraphedModel:
         return Staging(self._num_bytes(bucket), self._layout.device, self._inputs)
 
     def _num_bytes(self, bucket: Bucket) -> int:
-        # Ids, positions and each group's slots of the tokens, and the places that are sampled.
+        # The tokens' ids, positions and slots in each group, and the sampled places.
         wide = [bucket.num_tokens] * (3 + len(self._layouts))
         num_table = bucket.num_seqs * self._layout.blocks_for(bucket.max_seq_len)
         narrow = [num_table, bucket.num_seqs, bucket.num_seqs + 1] * len(self._layouts)

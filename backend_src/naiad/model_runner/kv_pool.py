@@ -10,18 +10,19 @@ import torch
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
 from naiad.kv_cache.kv_group import KVGroupSpec, max_held_blocks
+from naiad_kernels.native.keys import GROUP_TOKENS, native_keys
 from naiad_kernels.store_kv import LayerCache
 
 
 class KVPool:
     """Keys and values of all blocks, in one allocation for each group of layers.
 
-    Zeros, not uninitialised memory: attention multiplies a block's unwritten rest by zero, and
-    zero times NaN is NaN.
+    The memory is zeroed, because attention multiplies the unwritten rest of a block by zero, and zero
+    times NaN is NaN.
 
     Attributes:
-        num_blocks: blocks of the smallest group: their ids are valid in all groups.
-        layers: each layer's part.
+        num_blocks: number of blocks of the smallest group; smaller ids are valid in all groups.
+        layers: each layer's cache.
     """
 
     def __init__(
@@ -31,16 +32,19 @@ class KVPool:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        is_native: bool = False,
     ) -> None:
-        """Allocate; on a CPU memory is only taken as blocks are written.
+        """Allocate the pool; on a CPU the system provides memory only as blocks are written.
 
         Args:
-            config: the model's shape.
-            num_blocks: for each of its groups of layers.
+            config: the model's configuration.
+            num_blocks: number of blocks for each of its groups of layers.
             block_size: tokens in a block.
-            dtype: of keys and values.
-            device: where they lie.
+            dtype: dtype of keys and values.
+            device: device of keys and values.
+            is_native: whether keys are laid out for the native kernels.
         """
+        self._is_native = is_native
         self.num_blocks = min(num_blocks)
         self._tensors: list[torch.Tensor] = []
         layers: dict[int, LayerCache] = {}
@@ -52,26 +56,32 @@ class KVPool:
         self.layers = [layers[index] for index in range(config.num_layers)]
 
     def copy(self, copies: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """Copy blocks (from, to) of each group in every layer of it, one after the other."""
+        """Copy (source, destination) blocks of each group, in order, in every layer of the group."""
         for tensor, pairs in zip(self._tensors, copies, strict=True):
             for source, target in pairs:
                 tensor[:, :, target] = tensor[:, :, source]
 
     def first_layers(self, num_layers: int) -> KVPool:
-        """The pool as a model of fewer layers sees it; what is copied or cleared is so in all layers."""
+        """A view of the pool for a model of fewer layers; copying and clearing still affect all layers."""
         part = copy.copy(self)
         part.layers = self.layers[:num_layers]
         return part
 
     def zero_slots(self, slots: Sequence[Sequence[int]]) -> None:
-        """Clear slots of each group in every layer of it."""
+        """Set slots of each group to 0 in every layer of the group."""
         for tensor, places in zip(self._tensors, slots, strict=True):
             index = torch.tensor(places, dtype=torch.int64, device=tensor.device)
             block_size = tensor.shape[4]
-            tensor[:, :, index // block_size, :, index % block_size] = 0
+            blocks, offsets = index // block_size, index % block_size
+            if self._is_native:
+                keys, values = native_keys(tensor[:, 0]), tensor[:, 1]
+                keys[:, blocks, :, offsets // GROUP_TOKENS, :, offsets % GROUP_TOKENS] = 0
+                values[:, blocks, :, offsets] = 0
+            else:
+                tensor[:, :, blocks, :, offsets] = 0
 
     def zero(self, block_ids: Sequence[Sequence[int]]) -> None:
-        """Clear blocks of each group in every layer of it."""
+        """Set blocks of each group to 0 in every layer of the group."""
         for tensor, blocks in zip(self._tensors, block_ids, strict=True):
             index = torch.tensor(list(blocks), dtype=torch.int64, device=tensor.device)
             tensor.index_fill_(2, index, 0)
@@ -84,20 +94,20 @@ def kv_group_specs(
     kv_cache_bytes: int,
     max_step_tokens: int,
 ) -> list[KVGroupSpec]:
-    """The KV groups of a model, and how many blocks of each fit.
+    """The KV groups of a model, and how many blocks of each fit in memory.
 
     All groups get the same number of blocks, except that none gets more than `max_num_seqs` sequences
-    of full length can use: in a group with a window these are few, and the others get the rest.
+    of full length can use: in a group with a window these are few, and the other groups get the rest.
 
-    A draft model's keys and values of all its layers lie in blocks of the first group. If that has a
-    window, its blocks are kept all the same: the draft model may see more.
+    The keys and values of all layers of a draft model are in blocks of the first group. If that group
+    has a window, it is treated as having none, because the draft model may see more.
 
     Args:
-        config: says how large blocks are.
-        model_configs: the model that is served, and perhaps the draft model.
-        dtype: of keys and values.
-        kv_cache_bytes: for all groups and models.
-        max_step_tokens: of one sequence in a step, at most.
+        config: the engine's configuration: block size and limits.
+        model_configs: the served model and, if there is one, the draft model.
+        dtype: dtype of keys and values.
+        kv_cache_bytes: memory for all groups and models.
+        max_step_tokens: maximum tokens of one sequence in a step.
 
     Raises:
         ConfigError: not even one block of each group fits.
@@ -115,7 +125,7 @@ def kv_group_specs(
     useful = [longest * config.max_num_seqs] * len(windows)
     for index, window in enumerate(windows):
         if window is not None:
-            # One more each, which those that run leave free for the first in the queue.
+            # One more block per sequence, which must stay free when a preempted sequence is admitted again.
             held = max_held_blocks(window, max_step_tokens, config.block_size) + 1
             useful[index] = min(longest, held) * config.max_num_seqs
     counts = _shares(kv_cache_bytes, sizes, useful)
@@ -127,7 +137,7 @@ def _layer_block_bytes(model_config: ModelConfig, config: EngineConfig, dtype: t
 
 
 def _shares(num_bytes: int, sizes: Sequence[int], useful: Sequence[int]) -> list[int]:
-    """Blocks of these sizes, as many of each kind as of the others, but none more than are useful."""
+    """The number of blocks of each size that fit: equal numbers, but of no size more than are useful."""
     counts = list(useful)
     growing = set(range(len(sizes)))
     while growing:

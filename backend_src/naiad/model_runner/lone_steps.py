@@ -1,4 +1,4 @@
-"""Steps that no scheduler made: for measurements and rehearsals at start, and for tests."""
+"""Steps made without a scheduler, for measurements and rehearsals at startup and for tests."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from naiad.sequence import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class LoneRow:
-    """A row with all that a runner has to know of its sequence.
+    """A row with everything that a runner needs of its sequence.
 
     Attributes:
-        sequence_id: not another row's of the step.
+        sequence_id: unique within the step.
         token_ids: the known tokens up to the row's last.
         start: the position of the row's first token.
-        block_table: has a block for each token, drafts included; it serves every KV group.
+        block_table: covers every token, drafts included; used for every KV group.
         params: how the sequence is sampled.
         samples: whether a new token is sampled.
-        draft_token_ids: follow the known tokens.
-        num_prompt_tokens: None: all known tokens are the prompt's.
+        draft_token_ids: the draft tokens after the known ones.
+        num_prompt_tokens: None: all known tokens belong to the prompt.
     """
 
     sequence_id: int
@@ -35,7 +35,7 @@ class LoneRow:
 
 
 def lone_step(rows: Iterable[LoneRow], is_projected: bool = False) -> StepBatch:
-    """A step that depends on no earlier one: every sequence is admitted in it."""
+    """Make a step that depends on no earlier one: it admits all its sequences."""
     step = StepBatch(is_projected=is_projected)
     for row in rows:
         num_prompt_tokens = len(row.token_ids) if row.num_prompt_tokens is None else row.num_prompt_tokens

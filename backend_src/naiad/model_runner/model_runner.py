@@ -1,4 +1,4 @@
-"""`ModelRunner`: loads what is served and computes its steps."""
+"""`ModelRunner` loads the served model, and perhaps a draft model, and computes their steps."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from naiad.model_runner.device import (
     check_memory,
     compile_count,
     memory_use,
+    num_compute_threads,
     resolve_device,
     resolve_dtype,
-    use_physical_cores,
 )
 from naiad.model_runner.draft_choice import draft_model_config, num_draft_layers
 from naiad.model_runner.graph_buckets import Buckets
 from naiad.model_runner.graphed_model import cuda_capture
 from naiad.model_runner.kv_pool import KVPool, kv_group_specs
+from naiad.model_runner.native_kernels import native_team
 from naiad.model_runner.paged_model import PagedModel
 from naiad.model_runner.pool_size import CudaMemory, default_cpu_bytes, measured_bytes
 from naiad.model_runner.rehearsal import every_kind_of_step, largest_steps
@@ -32,6 +33,7 @@ from naiad.model_runner.token_budget import (
     probe_steps,
 )
 from naiad.models import DecoderModel, load_model
+from naiad.models.native_model import NativeModel
 from naiad.outputs import MemoryUse
 from naiad_kernels.linear import LoadOptions
 from naiad_kernels.paged_attention.device_step import max_short_len
@@ -39,22 +41,22 @@ from naiad_kernels.paged_attention.layout import CacheLayout, fixed_split_for
 
 
 class ModelRunner(PagedModel):
-    """Runs steps for one checkpoint on one device; perhaps has a draft model beside it.
+    """Runs steps of one checkpoint on one device, with an optional draft model.
 
     Attributes:
-        model_config: the checkpoint's shape.
-        dtype, device: what it computes in and on.
+        model_config: the checkpoint's configuration.
+        dtype, device: the computation's dtype and device.
         kv_groups: the KV groups and the sizes of their pools.
-        max_model_len: tokens of prompt and output together, at most.
-        draft_runner: the draft model, over blocks of the same numbers; None: no model drafts.
-        token_budget: what a step may compute.
+        max_model_len: maximum tokens of prompt and output together.
+        draft_runner: the draft model, with a cache of the same block ids; None: no model drafts.
+        token_budget: the budget of a step.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         """Load the models, size the KV pools, choose the token budget.
 
         Raises:
-            ConfigError: a setting this machine or checkpoint can not honour.
+            ConfigError: this machine or checkpoint does not support a setting.
             ModelError: a checkpoint is missing, damaged or not supported.
             StartupError: too little memory.
         """
@@ -63,29 +65,37 @@ class ModelRunner(PagedModel):
         num_layers = num_draft_layers(config, target)
         self.device = resolve_device(config)
         self.dtype = resolve_dtype(config, self.device)
-        use_physical_cores()
+        num_threads = num_compute_threads()
+        torch.set_num_threads(num_threads)
         checkpoints = [(config.model_dir, target)]
         if draft is not None:
             checkpoints.append((config.draft_model, draft))
         check_memory(checkpoints, self.dtype, self.device)
         with torch.inference_mode():
-            options = LoadOptions(self.dtype, self.device, config.batch_invariant)
+            team = native_team(config, self.device, self.dtype, num_threads)
+            self._is_native = team is not None
+            options = LoadOptions(self.dtype, self.device, config.batch_invariant, self._is_native)
             models = [load_model(each, shape, options) for each, shape in checkpoints]
             if num_layers:
                 models.append(models[0].first_layers(num_layers))
             pools = self._allocate_pools(config, models, num_pools=len(checkpoints))
+            if num_layers:
+                pools.append(pools[0].first_layers(num_layers))
+            if team is not None:
+                pairs = zip(models, pools, strict=True)
+                models = [NativeModel(model, pool.layers, team) for model, pool in pairs]
+                # Torch's own threads would spin on the cores that the team needs.
+                torch.set_num_threads(1)
         limit = target.max_position_embeddings
         longest = min(config.max_model_len or limit, limit)
         for group in self.kv_groups:
             if group.window is None:
                 longest = min(longest, group.num_blocks * config.block_size)
         super().__init__(models[0], pools[0], self._cache_layout(config, target), longest)
-        if num_layers:
-            pools.append(pools[0].first_layers(num_layers))
         self.draft_runner: PagedModel | None = None
         if len(models) == 2:
             layout = self._cache_layout(config, models[1].config)
-            # The target's first layers have its groups; a draft model lies in the first one.
+            # The target's first layers use the target's groups; a draft model uses the first group only.
             kv_groups = [] if num_layers else [0] * len(models[1].config.layer_groups)
             self.draft_runner = PagedModel(models[1], pools[1], layout, longest, kv_groups)
             self._capture_graphs(config, self.draft_runner)
@@ -95,28 +105,28 @@ class ModelRunner(PagedModel):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the first KV group."""
+        """Number of blocks of the first KV group."""
         return self.kv_groups[0].num_blocks
 
     def end_start(self) -> None:
-        """Kernels that are compiled from now on are late."""
+        """End startup: kernels that are compiled from now on count as late."""
         self._count_compiles = compile_count(self.device)
 
     @property
     def num_late_compiles(self) -> int:
-        """Kernels that were compiled since the start, while somebody waited: none should be."""
+        """Number of kernels that were compiled after startup, while requests waited; it should be 0."""
         return self._count_compiles()
 
     def memory_use(self) -> MemoryUse:
-        """What the process holds now."""
+        """Return the memory that the process holds now."""
         return memory_use(self.device)
 
     def _allocate_pools(
         self, config: EngineConfig, models: list[DecoderModel], num_pools: int
     ) -> list[KVPool]:
-        """A pool for each of the first models; others share the first one.
+        """Allocate a pool for each of the first `num_pools` models; other models share the first pool.
 
-        A draft model's layers all lie in blocks of the first KV group.
+        All layers of a draft model use blocks of the first KV group.
         """
         shapes = [model.config for model in models[:num_pools]]
         kv_cache_bytes = self._choose_kv_cache_bytes(config, models)
@@ -126,7 +136,7 @@ class ModelRunner(PagedModel):
         block_counts = [counts, *([counts[0]] * len(each.layer_groups) for each in shapes[1:])]
         try:
             return [
-                KVPool(each, counts, config.block_size, self.dtype, self.device)
+                KVPool(each, counts, config.block_size, self.dtype, self.device, self._is_native)
                 for each, counts in zip(shapes, block_counts, strict=True)
             ]
         except RuntimeError as error:
@@ -145,15 +155,15 @@ class ModelRunner(PagedModel):
             return measured_bytes(CudaMemory(self.device), config.kv_cache_memory_fraction, rehearsal)
         except torch.OutOfMemoryError as error:
             raise StartupError(
-                "the largest step does not fit in the GPU's memory beside the weights: lower "
+                "the largest step does not fit in the GPU's memory together with the weights: lower "
                 f"max_num_batched_tokens or max_num_seqs, or free memory ({error})"
             ) from error
 
     def _rehearse(self, config: EngineConfig, models: list[DecoderModel]) -> list[PagedModel]:
-        """Compute every kind of step and the largest of each model, over a pool of one block.
+        """Compute every kind of step and the largest steps of each model, over a pool of one block.
 
         Returns:
-            What holds the memory that graphs take.
+            The models with graphs, which hold the memory that graphs take.
         """
         graphed: list[PagedModel] = []
         eager: list[PagedModel] = []
@@ -167,7 +177,7 @@ class ModelRunner(PagedModel):
             self._capture_graphs(config, graphed[-1])
             eager.append(PagedModel(model, pool, layout, longest))
         num_tokens = max(config.max_num_batched_tokens or CUDA_BUDGET.num_tokens, config.max_num_seqs)
-        # After all captures: each begins by giving back what torch has kept of earlier steps.
+        # Run after all captures, because each capture first releases the memory that torch has cached.
         for paged_model, model in zip(eager, models, strict=True):
             layout = self._cache_layout(config, model.config)
             longest = paged_model.max_model_len
@@ -193,6 +203,7 @@ class ModelRunner(PagedModel):
             dtype=self.dtype,
             device=self.device,
             fixed_split=fixed_split_for(limit) if config.batch_invariant else 0,
+            is_native=self._is_native,
         )
 
     def _choose_budget(self, config: EngineConfig) -> TokenBudget:

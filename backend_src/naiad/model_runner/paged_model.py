@@ -1,4 +1,4 @@
-"""`PagedModel`: weights over a paged KV cache, and what they make of a step."""
+"""`PagedModel`: computes steps of a model over its paged KV cache."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ class _QueuedStep:
     """A step that is queued on the device.
 
     Attributes:
-        inputs: the step.
-        sums: [num_tokens] float32 of each token's hidden state: not finite if that is not.
-        context_logits: as in `ModelOutput`, of rows that have failed too.
-        views: of each row that samples, as `sampled_views` says.
-        sample: of the views; None if there are none.
+        inputs: the step's rows.
+        sums: [num_tokens] float32, the sum of each token's hidden state, which is not finite if the
+            hidden state is not.
+        context_logits: as in `ModelOutput`, but also for rows that have failed.
+        views: the views of each row that samples; see `sampled_views`.
+        sample: the queued sampling of the views; None if there are none.
     """
 
     inputs: StepRows
@@ -55,8 +56,8 @@ class PagedModel:
     """Computes steps of one model.
 
     Attributes:
-        model_config: the checkpoint's shape.
-        max_model_len: tokens of prompt and output together, at most.
+        model_config: the checkpoint's configuration.
+        max_model_len: maximum tokens of prompt and output together.
     """
 
     def __init__(
@@ -67,14 +68,14 @@ class PagedModel:
         max_model_len: int,
         kv_groups: Sequence[int] = (),
     ) -> None:
-        """Join the parts.
+        """Use a model with a KV pool.
 
         Args:
-            model: on the layout's device, in its dtype.
-            pool: a cache for each of the model's layers.
-            layout: of the pool.
-            max_model_len: no longer is any sequence.
-            kv_groups: for each of the model's groups of layers, the KV group in whose blocks it lies;
+            model: the model, on the layout's device and in its dtype.
+            pool: has a cache for each of the model's layers.
+            layout: the pool's layout.
+            max_model_len: maximum length of a sequence.
+            kv_groups: for each of the model's groups of layers, the KV group whose blocks it uses;
                 empty: each has its own.
         """
         self._kv_groups = kv_groups or range(len(model.config.layer_groups))
@@ -83,7 +84,7 @@ class PagedModel:
         self._model = model
         self._pool = pool
         self._layout = layout
-        # Of each group of layers.
+        # One for each group of layers.
         self._layouts = [replace(layout, window=group.window) for group in model.config.layer_groups]
         self._sampler = Sampler(model.config.vocab_size)
         self._states = SequenceStates(self._sampler, self._kv_groups)
@@ -92,16 +93,16 @@ class PagedModel:
 
     @torch.inference_mode()
     def capture_graphs(self, buckets: Buckets, capture: Capture) -> None:
-        """From now on replay steps that fit a bucket."""
+        """Capture graphs; steps that fit a bucket are replayed from now on."""
         self._graphs = GraphedModel(self._model, self._pool.layers, self._layouts, buckets, capture)
 
     def needs_ids(self, params: SamplingParams) -> bool:
-        """Whether a row with these parameters, or what it asks for, waits until all its ids are known."""
+        """Whether a row with these parameters can be launched only once all its ids are on the host."""
         asks = params.num_log_probs >= 0 or params.returns_context_logits or params.returns_generation_logits
         return asks or params.num_candidates > 0 or self._sampler.reads_tokens(params)
 
     def run(self, step: StepBatch) -> ModelOutput:
-        """Compute one step, see `launch`."""
+        """Compute one step; see `launch`."""
         return self.launch(step)() if step.rows else ModelOutput({})
 
     @torch.inference_mode()
@@ -109,14 +110,14 @@ class PagedModel:
         """Queue one step.
 
         Args:
-            step: at least one row. The id of a row's last token may be unknown, if the step launched
-                last samples it and `needs_ids` is false of the row.
+            step: has at least one row. The id of a row's last token may be unknown if the step launched
+                before samples it and `needs_ids` is false for the row.
 
         Returns:
-            What waits for the result; to be called once. It is a token for every row that samples, or
-            an error for every row whose numbers are not finite or to which no token is possible; the
-            others are untouched by it. No draft makes a row fail. Log-probabilities and logits for
-            sequences that ask for them.
+            A function that waits for the result, to be called once. The result has one or more tokens
+            for every row that samples, or an error for a row whose numbers are not finite or for which
+            no token is possible; other rows are not affected, and drafts never make a row fail. It also
+            has the log-probabilities and logits that sequences ask for.
         """
         if step.block_copies:
             self._pool.copy(step.block_copies)
@@ -166,9 +167,9 @@ class PagedModel:
         return inputs, self._model.forward(batch, self._pool.layers)
 
     def _run_without_drafts(self, rows: list[StateRow], result: ModelOutput) -> None:
-        """Compute failed rows again: what is not finite may come from a draft.
+        """Compute failed rows again without drafts, which may have caused the numbers that are not finite.
 
-        Attention multiplies what it masks by 0, so the known tokens before a draft may show it too.
+        Attention multiplies masked values by 0, so they can affect known tokens before a draft too.
         """
         size = self._layout.block_size
         known_rows = []
@@ -183,7 +184,7 @@ class PagedModel:
 
     @torch.inference_mode()
     def clear_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
-        """Set blocks of each KV group to 0: what they hold may not be finite, and others will get them."""
+        """Set blocks of each KV group to 0: their values may not be finite, and they will be reused."""
         self._pool.zero([block_ids[group] for group in self._kv_groups])
 
     @torch.inference_mode()
@@ -192,7 +193,7 @@ class PagedModel:
         self._pool.zero_slots([slots[group] for group in self._kv_groups])
 
     def measure_step_costs(self) -> MeasuredCosts:
-        """Time steps; takes some seconds on a CPU."""
+        """Measure the cost of steps; this takes some seconds on a CPU."""
         is_cuda = self._layout.device.type == "cuda"
         costs = measure_step_costs(self.run, self._longest_probe, self._layout.block_size, is_cuda=is_cuda)
         self._end_probes()
@@ -200,18 +201,18 @@ class PagedModel:
 
     @property
     def _longest_probe(self) -> int:
-        """Tokens of a text whose blocks all groups have."""
+        """Number of tokens whose blocks exist in all groups."""
         return min(self.max_model_len, self._pool.num_blocks * self._layout.block_size)
 
     def _end_probes(self) -> None:
-        """Forget what probes have left in the first blocks of every group."""
+        """Clear the blocks that probes have written, and drop the probes' sequences."""
         blocks = probed_blocks(self._longest_probe, self._layout.block_size)
         self.clear_blocks([blocks] * (1 + max(self._kv_groups)))
         self._states.clear()
 
 
 def _rows_not_finite(sums: Readback, inputs: StepRows) -> dict[int, NaiadError]:
-    """Sequences with a token whose hidden state is not finite, sampled from or not."""
+    """Errors for the sequences with a token, sampled from or not, whose hidden state is not finite."""
     is_finite = torch.isfinite(sums.wait()[0])
     if bool(is_finite.all()):
         return {}

@@ -54,13 +54,13 @@ def default_cpu_bytes() -> int:
 
 
 def measured_bytes(memory: DeviceMemory, fraction: float, rehearse: Callable[[], object]) -> int:
-    """Measure what a GPU has left for the KV cache.
+    """Measure how much GPU memory is left for the KV cache.
 
     Args:
-        memory: of the GPU, with the weights loaded.
+        memory: the GPU's memory, with the weights loaded.
         fraction: `kv_cache_memory_fraction`.
         rehearse: computes the largest steps; torch keeps the memory that they took. Its result holds
-            memory that will be allocated again.
+            memory, such as that of graphs, that will be allocated again.
 
     Raises:
         ConfigError: nothing is left.
@@ -73,7 +73,7 @@ def measured_bytes(memory: DeviceMemory, fraction: float, rehearse: Callable[[],
 
 
 def bytes_left(fraction: float, total_bytes: int, used_bytes: int) -> int:
-    """Return the bytes that are left until this fraction of the memory is in use.
+    """Return how many bytes can be allocated until this fraction of the memory is in use.
 
     Raises:
         ConfigError: nothing is left.
@@ -83,7 +83,7 @@ def bytes_left(fraction: float, total_bytes: int, used_bytes: int) -> int:
         raise ConfigError(
             "kv_cache_memory_fraction",
             fraction,
-            f"more than {used_bytes / total_bytes:.3f}: so much of the GPU's memory is in use with weights, "
-            "the largest step and other programs; raise it, free memory, or lower max_num_batched_tokens",
+            f"more than {used_bytes / total_bytes:.3f}, the share of the GPU's memory that weights, the "
+            "largest step and other programs use; raise it, free memory, or lower max_num_batched_tokens",
         )
     return left_bytes

@@ -1,6 +1,6 @@
-"""Steps that are computed before anybody waits: every kind there is, and the largest.
+"""Steps that are computed at startup, before requests wait: every kind of step, and the largest ones.
 
-All tokens of all their sequences lie in block 0.
+All tokens of all their sequences are in block 0.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from naiad_kernels.paged_attention.layout import CacheLayout
 
 
 def every_kind_of_step(layout: CacheLayout, max_model_len: int) -> list[StepBatch]:
-    """Together they launch every variant of the kernels that any step does.
+    """Make steps that together launch every kernel variant that any step uses.
 
     Args:
-        layout: of the pool.
-        max_model_len: of a sequence, at most.
+        layout: the pool's layout.
+        max_model_len: maximum length of a sequence.
     """
     drawing = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
-    # As long as can be: a context that is read in one piece does not need its parts merged.
+    # The context is as long as possible: one that is not split does not launch the merge of its parts.
     table = _in_block_0(max_model_len, layout.block_size)
     return [
         lone_step([LoneRow(0, [0] * max_model_len, max_model_len - length, table, drawing)])
@@ -31,12 +31,12 @@ def every_kind_of_step(layout: CacheLayout, max_model_len: int) -> list[StepBatc
 
 
 def largest_steps(config: EngineConfig, num_tokens: int, max_model_len: int) -> list[StepBatch]:
-    """Two: the ends of prompts whose logits are asked for; as many long texts with drafts as may run.
+    """Make two steps: the ends of prompts with context logits, and as many long texts with drafts as may run.
 
     Args:
-        config: says how many sequences may run, with how many drafts.
-        num_tokens: of a step, at most.
-        max_model_len: of a sequence, at most.
+        config: the limits on sequences and drafts.
+        num_tokens: maximum number of tokens in a step.
+        max_model_len: maximum length of a sequence.
     """
     asking = SamplingParams(max_tokens=1, returns_context_logits=True)
     prompts = []

@@ -1,4 +1,4 @@
-"""What a runner keeps of each sequence between steps: block tables, and what sampling keeps."""
+"""The state that a runner keeps of each sequence between steps: block tables and sampling state."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from naiad.sampling.sampler import Sampler
 
 
 class SequenceState:
-    """One sequence as a runner knows it.
+    """The runner's state of one sequence.
 
     Attributes:
-        sampling: known tokens as far as sampling needs them, and how the next one is chosen.
-        block_tables: for each of the model's groups of layers the sequence's blocks.
+        sampling: the sampler's state of the sequence.
+        block_tables: for each of the model's groups of layers, the sequence's blocks.
     """
 
     __slots__ = ("_kv_tables", "block_tables", "sampling")
@@ -24,20 +24,20 @@ class SequenceState:
         """Start without blocks.
 
         Args:
-            sampling: what is kept for sampling.
-            kv_groups: for each of the model's groups of layers the KV group in whose blocks it lies.
+            sampling: the sampler's state of the sequence.
+            kv_groups: for each of the model's groups of layers, the KV group whose blocks it uses.
         """
         self.sampling = sampling
         self._kv_tables: list[list[int]] = [[] for _ in range(1 + max(kv_groups))]
         self.block_tables = [self._kv_tables[group] for group in kv_groups]
 
     def advance(self, row: StepRow) -> None:
-        """Take in what a row brings: blocks, and known tokens that are not known yet."""
+        """Apply a row: its block changes and its new known tokens."""
         if row.block_changes:
             changes = row.block_changes
             if len(changes) == 1:
                 changes *= len(self._kv_tables)
-            # A draft model has fewer groups than the model that is served.
+            # A draft model may have fewer groups than the served model.
             for table, change in zip(self._kv_tables, changes, strict=False):
                 table[change.first :] = change.block_ids
         sampling = self.sampling
@@ -46,12 +46,12 @@ class SequenceState:
             sampling.advance(row.earlier_token_ids)
         num_known = sampling.num_tokens - row.start
         assert num_known >= 0, "a row starts after what is known of its sequence"
-        # A clone may know tokens that it computes once more.
+        # A clone may already know the tokens that it computes again.
         sampling.advance(row.token_ids[num_known:] if num_known else row.token_ids)
 
 
 class StateRow(NamedTuple):
-    """A row of a step and its sequence's state, which has taken in the row."""
+    """A row of a step and its sequence's state, to which the row has been applied."""
 
     row: StepRow
     state: SequenceState
@@ -61,24 +61,24 @@ class SequenceStates:
     """The states of all sequences that have been admitted and have not ended."""
 
     def __init__(self, sampler: Sampler, kv_groups: Sequence[int] = (0,)) -> None:
-        """Know no sequence.
+        """Start without sequences.
 
         Args:
-            sampler: says what is kept for sampling.
-            kv_groups: for each of the model's groups of layers the KV group in whose blocks it lies.
+            sampler: makes the sampling state of new sequences.
+            kv_groups: for each of the model's groups of layers, the KV group whose blocks it uses.
         """
         self._sampler = sampler
         self._kv_groups = kv_groups
         self._states: dict[int, SequenceState] = {}
 
     def __len__(self) -> int:
-        """How many sequences are known."""
+        """Number of sequences."""
         return len(self._states)
 
     def take(self, step: StepBatch) -> list[StateRow]:
-        """Take in a step: who has ended, who is new, and what its rows bring."""
+        """Apply a step: drop ended sequences, admit new ones, and apply the rows."""
         for sequence_id in step.ended:
-            # Unknown if a step has raised before it was taken in.
+            # The id is missing if an earlier step raised before it was applied.
             self._states.pop(sequence_id, None)
         for admission in step.admissions:
             self._states[admission.sequence_id] = self._admitted(admission)
@@ -90,7 +90,7 @@ class SequenceStates:
         return rows
 
     def clear(self) -> None:
-        """Forget all sequences."""
+        """Drop all sequences."""
         self._states.clear()
 
     def _admitted(self, admission: Admission) -> SequenceState:
@@ -99,5 +99,5 @@ class SequenceStates:
             row = self._sampler.new_row(sequence_id, params, admission.num_prompt_tokens)
             return SequenceState(row, self._kv_groups)
         donor = self._states[admission.clone_of]
-        # Its blocks are not the donor's; the first row brings them.
+        # Its block tables differ from the donor's; they come with its first row.
         return SequenceState(donor.sampling.clone(sequence_id, params), self._kv_groups)

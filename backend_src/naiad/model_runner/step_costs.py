@@ -1,4 +1,4 @@
-"""What a step costs by its number of tokens; measured, for those who decide whether drafts pay."""
+"""Measures the cost of a step by its number of tokens, to decide whether drafts pay."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from naiad.sequence import SamplingParams
 
 _NUM_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _CONTEXT_TOKENS = 256
-# Where reading the weights is the limit for longer.
+# On a GPU, reading the weights remains the bottleneck for more tokens.
 _NUM_TOKENS_ON_CUDA = (*_NUM_TOKENS, 128, 256)
 _NUM_DRAWN = 8
-# What a longer context adds is measured for as many tokens as a window of drafts may have.
+# The cost of a longer context is measured for the numbers of tokens that a row with drafts may have.
 _WINDOWS = (1, 2, 4, 8, 16)
 _LONG_CONTEXT_TOKENS = 2048
 
 
 class MeasuredCosts(NamedTuple):
-    """Steps in which one text goes on by a token and drafts.
+    """The costs of steps in which one sequence computes its last known token and drafts.
 
     Attributes:
         seconds: (tokens, seconds) with a short context, fewest tokens first.
         context: (tokens, seconds that each further token of context adds).
-        num_context: tokens of the short one.
-        drawn_s: seconds more for each token that is drawn.
+        num_context: number of tokens in the short context.
+        drawn_s: additional seconds for each token that is drawn.
     """
 
     seconds: list[tuple[int, float]]
@@ -39,13 +39,13 @@ class MeasuredCosts(NamedTuple):
 def measure_step_costs(
     run: Callable[[StepBatch], object], max_model_len: int, block_size: int, *, is_cuda: bool
 ) -> MeasuredCosts:
-    """Time steps.
+    """Measure the cost of steps.
 
     Args:
         run: computes a step; writes to `probed_blocks`.
-        max_model_len: no longer is the text.
+        max_model_len: maximum length of the sequence.
         block_size: tokens in a block.
-        is_cuda: whether on a CUDA device.
+        is_cuda: whether the steps run on a CUDA device.
     """
     short, long = (min(num, max_model_len) for num in (_CONTEXT_TOKENS, _LONG_CONTEXT_TOKENS))
     sizes = [num for num in (_NUM_TOKENS_ON_CUDA if is_cuda else _NUM_TOKENS) if num <= short]

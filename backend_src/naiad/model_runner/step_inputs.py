@@ -1,4 +1,4 @@
-"""One step's tensors, built from the scheduler's lists."""
+"""Builds a step's tensors from the rows' lists."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from naiad_kernels.store_kv import Slots
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """Which rows of the model's result belong to whom.
+    """The step's rows, and where their tokens are in the model's result.
 
     Attributes:
         rows: the step's rows in the order of their tokens.
-        ends: index of each row's last token, plus one.
-        sampled_places: [n] int64 on the device: the tokens after which a new one is sampled, in order.
+        ends: for each row, the index after its last token.
+        sampled_places: [n] int64 on the device: indices of the tokens after which one is sampled.
     """
 
     rows: list[StateRow]
@@ -35,12 +35,12 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True)
 class SampledIds:
-    """What the last step has sampled: on the device, and perhaps not yet on the host.
+    """The ids that the last step sampled; they are on the device, and perhaps not yet on the host.
 
     Attributes:
-        sequence_ids: of each row that sampled.
-        token_ids: [num_rows] int64.
-        vocab_size: ids are below; what a row that fails has sampled may be anything.
+        sequence_ids: the sequence of each row that sampled.
+        token_ids: [num_rows] int64, arbitrary for rows that failed.
+        vocab_size: ids are clamped to [0, vocab_size).
     """
 
     sequence_ids: Sequence[int]
@@ -48,11 +48,11 @@ class SampledIds:
     vocab_size: int
 
     def places(self) -> dict[int, int]:
-        """Sequence id → its row."""
+        """Map sequence ids to rows."""
         return {sequence_id: place for place, sequence_id in enumerate(self.sequence_ids)}
 
     def fill(self, token_ids: torch.Tensor) -> None:
-        """Overwrite those of a step's ids that say in which row they are: −1 − row."""
+        """Replace each id of the form −1 − row by the id that this row sampled, in place."""
         rows = (-1 - token_ids).clamp_min_(0)
         sampled = self.token_ids.index_select(0, rows).clamp_(0, self.vocab_size - 1)
         token_ids.copy_(torch.where(token_ids < 0, sampled, token_ids))
@@ -63,11 +63,12 @@ class StepTokens:
     """The tokens of some rows, one row after the other.
 
     Attributes:
-        token_ids: of each token; −1 − row where the last step has sampled it (see `SampledIds`).
-        positions: of each token.
-        slots: for each group of layers, of each token; see `slots_of`.
-        ends: of each row, as in `StepRows`.
-        query_lens, seq_lens: of each row: its tokens, and the cached ones with them.
+        token_ids: each token's id; −1 − row where the last step samples it (see `SampledIds`).
+        positions: each token's position.
+        slots: for each group of layers, each token's slot; see `slots_of`. Empty for native kernels, which
+            find it in the block table.
+        ends: for each row, the index after its last token.
+        query_lens, seq_lens: for each row, its number of tokens, and that plus the cached ones before.
     """
 
     token_ids: list[int]
@@ -79,7 +80,7 @@ class StepTokens:
 
     @property
     def has_unknown(self) -> bool:
-        """Whether the last step has sampled some of them."""
+        """Whether some ids have to be filled in from the last step's samples."""
         return min(self.token_ids) < 0
 
     @classmethod
@@ -89,9 +90,9 @@ class StepTokens:
         """Flatten the rows.
 
         Args:
-            rows: every token's block is in its sequence's block tables.
-            layouts: of the cache, one for each group of layers.
-            sampled: by the last step, if ids may be unknown.
+            rows: the rows; every token's block is in its sequence's block tables.
+            layouts: the cache's layouts, one for each group of layers.
+            sampled: the ids that the last step sampled, if some ids of this one may be unknown.
         """
         tokens = cls([], [], [[] for _ in layouts], [], [], [])
         block_size = layouts[0].block_size
@@ -105,8 +106,9 @@ class StepTokens:
                 tokens.token_ids[-1] = -1 - places[row.sequence_id]
             tokens.token_ids.extend(row.draft_token_ids)
             tokens.positions.extend(range(start, end))
-            for slots, table in zip(tokens.slots, state.block_tables, strict=True):
-                slots.extend(slots_of(table, start, end, block_size))
+            if not layouts[0].is_native:
+                for slots, table in zip(tokens.slots, state.block_tables, strict=True):
+                    slots.extend(slots_of(table, start, end, block_size))
             tokens.ends.append(len(tokens.token_ids))
             tokens.query_lens.append(end - start)
             tokens.seq_lens.append(end)
@@ -116,12 +118,12 @@ class StepTokens:
 def build_step_inputs(
     step_rows: Sequence[StateRow], layouts: Sequence[CacheLayout], sampled: SampledIds | None = None
 ) -> tuple[ForwardBatch, StepRows]:
-    """Order the rows as attention wants them and flatten their tokens.
+    """Sort the rows as attention requires, and build the step's tensors.
 
     Args:
-        step_rows: every token's block is in its sequence's block tables.
-        layouts: of the cache, one for each group of layers; they differ in their windows.
-        sampled: by the last step, if ids may be unknown.
+        step_rows: the rows; every token's block is in its sequence's block tables.
+        layouts: the cache's layouts, one for each group of layers; they differ in their windows.
+        sampled: the ids that the last step sampled, if some ids of this one may be unknown.
     """
     rows = sorted(step_rows, key=lambda each: attention_sort_key(each.row.num_scheduled_tokens, each.row.end))
     tokens = StepTokens.of(rows, layouts, sampled)
@@ -154,7 +156,7 @@ def build_step_inputs(
 
 
 def is_staged(layout: CacheLayout) -> bool:
-    """Whether tensors go to another memory, so that one copy is better than several."""
+    """Whether tensors are copied to a device, so that one copy is better than several."""
     return layout.device.type == "cuda"
 
 
@@ -162,8 +164,8 @@ def sampled_places(rows: Sequence[StateRow], ends: Sequence[int]) -> list[int]:
     """Indices, among the step's tokens, of the last known token and the drafts of each row that samples.
 
     Args:
-        rows: of the step.
-        ends: of the rows, as in `StepRows`.
+        rows: the step's rows.
+        ends: for each row, the index after its last token.
     """
     return [
         place

@@ -1,4 +1,4 @@
-"""How much a step may compute so that it stays short; measured, because CPUs differ."""
+"""Chooses how many tokens a step may compute so that it stays short; measured, because CPUs differ."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from naiad.sequence import SamplingParams
 
 MIN_BUDGET_TOKENS = 32
 MAX_BUDGET_TOKENS = 2048
-# A step lies before a cancellation and before every stream's next token: below 250 ms.
+# A cancellation and every stream's next token wait for the current step: it should stay below 250 ms.
 _TARGET_STEP_S = 0.2
-# Of the 32nd running text's token; measured 3.3 ms beside 1.7 ms for a token of a prompt.
+# Measured with 32 running sequences: 3.3 ms for the next token of one, 1.7 ms for a prompt token.
 _CPU_DECODE_COST = 2.0
 _CHUNK_TOKENS = 128
 _LONG_CONTEXT_TOKENS = 2048
@@ -25,12 +25,13 @@ _PROBE_TIME_S = 1.5
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """What a step may compute.
+    """The token budget of a step.
 
     Attributes:
-        num_tokens: of a step without context.
-        context_cost: see `SchedulerLimits`.
-        decode_cost: likewise.
+        num_tokens: maximum number of tokens in a step without context.
+        context_cost: the additional cost of a token for each token that it attends to; see
+            `SchedulerLimits`.
+        decode_cost: the cost of a running sequence's next token; see `SchedulerLimits`.
     """
 
     num_tokens: int
@@ -42,10 +43,12 @@ CUDA_BUDGET = TokenBudget(2048)
 
 
 def probe_steps(max_model_len: int, block_size: int) -> tuple[StepBatch, StepBatch]:
-    """A prompt's chunk alone and one at the end of a long context, over the pool's first blocks.
+    """Make a step with a prompt chunk alone, and one with a chunk at the end of a long context.
+
+    Both use the pool's first blocks.
 
     Args:
-        max_model_len: the longest context.
+        max_model_len: maximum length of the context.
         block_size: tokens in a block.
     """
     short = _probe_step(min(_CHUNK_TOKENS, max_model_len), block_size)
@@ -67,12 +70,14 @@ def probed_blocks(max_model_len: int, block_size: int) -> list[int]:
 def measure_token_budget(
     run: Callable[[StepBatch], object], short: StepBatch, long: StepBatch
 ) -> TokenBudget:
-    """Tokens whose step takes 200 ms of processor time, a multiple of 16 in 32 … 2,048; what context adds.
+    """Measure how many tokens take 200 ms of CPU time, and what context adds.
+
+    The number of tokens is rounded down to a multiple of 16 and clamped to 32 … 2,048.
 
     Args:
-        run: computes a step; called once to warm up, then some times within three seconds.
-        short: from `probe_steps`.
-        long: likewise.
+        run: computes a step; called once to warm up, then several times within about three seconds.
+        short: the first step of `probe_steps`.
+        long: the second step of `probe_steps`.
     """
     run(short)
     short_s, long_s = best_seconds(run, [short, long], is_cuda=False)
@@ -90,17 +95,17 @@ def _context(step: StepBatch) -> int:
 
 
 def best_seconds(run: Callable[[StepBatch], object], steps: list[StepBatch], *, is_cuda: bool) -> list[float]:
-    """What each step takes when nothing disturbs it.
+    """The duration of each step when nothing disturbs it, in seconds.
 
     Args:
         run: computes a step.
-        steps: each is timed some times.
-        is_cuda: whether a GPU computes. Else what counts is the processor time of this thread, which has
-            its part in all that is computed: the server's other models start beside this one.
+        steps: each is timed several times.
+        is_cuda: whether a GPU computes. Otherwise this thread's CPU time is measured, because the
+            server's other models start at the same time; the thread takes part in all computation.
     """
     clock = time.perf_counter if is_cuda else time.thread_time
-    # The best of several: another program's moment on the CPU must not shrink every later step. They
-    # take turns, because it may last as long as all probes of one.
+    # The best of several measurements counts: a short disturbance by another program must not shrink every
+    # later step. Steps take turns, because a disturbance may last as long as all measurements of one.
     best_s = [float("inf")] * len(steps)
     spent_s = [0.0] * len(steps)
     for _ in range(_MAX_PROBES):
@@ -110,7 +115,7 @@ def best_seconds(run: Callable[[StepBatch], object], steps: list[StepBatch], *, 
             began_s, start_s = time.perf_counter(), clock()
             run(step)
             step_s, wall_s = clock() - start_s, time.perf_counter() - began_s
-            # Some systems count a thread's time in ticks, of which a short step may see none.
+            # Some systems count a thread's time in ticks; a short step may take none.
             best_s[index] = min(best_s[index], step_s or wall_s)
             spent_s[index] += wall_s
     return best_s

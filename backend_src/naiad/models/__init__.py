@@ -1,4 +1,4 @@
-"""Forward passes, one readable file a family, and the safetensors they are loaded from."""
+"""The models' forward passes, one file per family, and loading of safetensors checkpoints."""
 
 from naiad.models.decoder import DecoderModel, ForwardBatch, GroupInputs
 from naiad.models.registry import load_model

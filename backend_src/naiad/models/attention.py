@@ -1,4 +1,4 @@
-"""A layer's attention: its projections, and how it attends."""
+"""A layer's attention: its weights, and the computation over the paged KV cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TakeNorm = Callable[[str, tuple[int, ...]], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One layer's weights of attention and its specification.
+    """One layer's attention weights and its specification.
 
     Attributes:
         qkv: the fused projection to queries, keys and values.
@@ -47,14 +47,15 @@ def load_attention(
     biases: tuple[bool, bool],
     take_norm: TakeNorm | None,
 ) -> Attention:
-    """Take one layer's attention.
+    """Load one layer's attention.
 
     Args:
-        config: the checkpoint's shape.
-        checkpoint: the weights are taken from it.
-        index: the layer's.
-        biases: whether the projections to queries, keys and values have biases, and the one back.
-        take_norm: takes the weight of a norm by name and shape; None: heads are not normed.
+        config: the model's configuration.
+        checkpoint: contains the weights.
+        index: the layer's index.
+        biases: whether the projections to queries, keys and values have biases, and whether the output
+            projection has one.
+        take_norm: loads the weight of a norm by name and shape; None: heads are not normalised.
     """
     name = f"model.layers.{index}.self_attn"
     query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -83,9 +84,21 @@ def attend(
     cache: LayerCache,
     angles: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    """`[num_tokens, hidden_size]` to `[num_tokens, num_heads * head_dim]`, before the projection back."""
+    """Attend, without the output projection.
+
+    Args:
+        attention: the layer's attention.
+        normed: `[num_tokens, hidden_size]`.
+        batch: the step.
+        cache: the layer's; the step's keys and values are written to it.
+        angles: the layer's rotations, as `rotary_angles` computes them.
+
+    Returns:
+        `[num_tokens, num_heads * head_dim]`.
+    """
     # [num_tokens, heads of queries, keys and values, head_dim]
-    heads = linear(normed, attention.qkv).view(len(normed), -1, attention.head_dim)
+    num_heads = attention.qkv.out_features // attention.head_dim
+    heads = linear(normed, attention.qkv).view(-1, num_heads, attention.head_dim)
     inputs, spec = batch.groups[attention.group], attention.spec
     query = rotary_store_kv(heads, angles, attention.qk_norm, cache, inputs.slots)
     return paged_attention(query, cache, inputs.attention, spec.scale, spec.soft_cap)

@@ -1,4 +1,4 @@
-"""What the model runner knows of a model: the protocol of its forward pass, and what a step gives it."""
+"""The interface between the model runner and a model: the forward pass and its inputs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from naiad_kernels.store_kv import LayerCache, Slots
 
 @dataclass(frozen=True, slots=True)
 class GroupInputs:
-    """What the layers of one group need of a step.
+    """The inputs of a step for the layers of one group.
 
     Attributes:
-        slots: where each token's key and value go.
+        slots: where each token's key and value are stored.
         attention: which cached tokens each token attends to.
     """
 
@@ -46,7 +46,7 @@ class DecoderModel(Protocol):
 
     @property
     def config(self) -> ModelConfig:
-        """The checkpoint's shape."""
+        """The checkpoint's configuration."""
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """Run all layers, writing the step's keys and values into the caches.
@@ -60,7 +60,7 @@ class DecoderModel(Protocol):
         """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[num_rows, hidden_size]` of `forward` to `[num_rows, vocab_size]` float32."""
+        """Map rows of `forward`'s result, `[num_rows, hidden_size]`, to `[num_rows, vocab_size]` float32."""
 
     def first_layers(self, num_layers: int) -> DecoderModel:
-        """The same weights without the later layers: final norm and head follow the last that is left."""
+        """A model that shares these weights but ends after `num_layers` layers, then final norm and head."""

@@ -1,8 +1,8 @@
 """The Gemma family's forward pass: Gemma 2, and Gemma 3 for text.
 
 Embeddings are scaled, each layer has a norm before and after attention and before and after the
-feed-forward layer, all norms scale by 1 + weight, and logits may be capped. Windows, caps of scores and
-ropes are in each layer's `AttentionSpec`.
+feed-forward layer, all norms scale by 1 + weight, and logits may have a soft cap. Windows, soft caps of
+scores and ropes are in each layer's `AttentionSpec`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch.nn import functional as F
 
 from naiad.config.families.gemma import GemmaConfig
 from naiad.models.attention import Attention, attend, load_attention
 from naiad.models.decoder import ForwardBatch
 from naiad.models.layers import Ropes, load_embedding_and_head, load_linear
 from naiad.models.weights import Checkpoint
+from naiad_kernels.embedding import embedding
 from naiad_kernels.gelu_and_mul import gelu_and_mul
 from naiad_kernels.linear import LinearWeight, linear
 from naiad_kernels.rms_norm import add_rms_norm, rms_norm
+from naiad_kernels.soft_cap import soft_cap
 from naiad_kernels.store_kv import LayerCache
 
 
@@ -42,7 +43,7 @@ class GemmaModel:
     """A `DecoderModel` of the Gemma family."""
 
     def __init__(self, config: GemmaConfig, checkpoint: Checkpoint) -> None:
-        """Take every tensor from the checkpoint.
+        """Load every tensor from the checkpoint.
 
         Raises:
             ModelError: a tensor is missing, misshapen, unreadable or not part of the architecture.
@@ -53,7 +54,7 @@ class GemmaModel:
         self._final_norm = _take_norm(checkpoint, "model.norm.weight", (config.hidden_size,))
         checkpoint.finish()
         self._ropes = Ropes(config, checkpoint.options.device)
-        # Rounded to the dtype, as the checkpoints were trained.
+        # Rounded to the dtype, as in training.
         self._embedding_scale = float(torch.tensor(config.hidden_size**0.5).to(checkpoint.options.dtype))
 
     def first_layers(self, num_layers: int) -> GemmaModel:
@@ -66,7 +67,7 @@ class GemmaModel:
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """Run all layers, as `DecoderModel` describes."""
-        hidden = F.embedding(batch.token_ids, self._embedding).mul_(self._embedding_scale)
+        hidden = embedding(batch.token_ids, self._embedding, self._embedding_scale)
         all_angles = self._ropes.angles(batch.positions, hidden.dtype)[: self.config.num_layers]
         eps = self.config.rms_norm_eps
         normed = rms_norm(hidden, self._layers[0].input_norm, eps)
@@ -85,11 +86,11 @@ class GemmaModel:
         """Compute the logits of hidden states, in float32."""
         logits = linear(hidden, self._lm_head).float()
         cap = self.config.final_soft_cap
-        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+        return soft_cap(logits, cap) if cap else logits
 
 
 def _take_norm(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """1 + weight, in float32: in fewer bits the sum would lose the weight's last ones."""
+    """Return 1 + weight in float32; in fewer bits the sum would lose the weight's last bits."""
     return 1.0 + checkpoint.take(name, shape, torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""What a decoder layer is made of: how its weights are loaded, fused and applied."""
+"""Parts that all families share: loading and fusing weights, residuals with norms, ropes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def load_linear(
     in_features: int,
     has_bias: bool,
 ) -> LinearWeight:
-    """Take projections that read the same input and fuse them, one below the other.
+    """Load projections that read the same input and concatenate their output features.
 
     Args:
-        checkpoint: the projections are taken from it.
-        names: without ".weight" and ".bias".
-        out_features: of each.
-        in_features: of all.
+        checkpoint: contains the projections.
+        names: the projections' names without ".weight" and ".bias".
+        out_features: the output features of each.
+        in_features: the input features of all.
         has_bias: whether each has a bias.
     """
     sizes = list(zip(names, out_features, strict=True))
@@ -40,7 +40,7 @@ def load_linear(
 
 
 def load_embedding_and_head(config: ModelConfig, checkpoint: Checkpoint) -> tuple[torch.Tensor, LinearWeight]:
-    """Take the embedding `[vocab_size, hidden_size]` and the head, which may be the same weights."""
+    """Load the embedding `[vocab_size, hidden_size]` and the head, which may share its weights."""
     shape = (config.vocab_size, config.hidden_size)
     embedding = checkpoint.take("model.embed_tokens.weight", shape)
     if config.tie_word_embeddings:
@@ -54,13 +54,13 @@ def load_embedding_and_head(config: ModelConfig, checkpoint: Checkpoint) -> tupl
 def add_and_norm(
     x: torch.Tensor, projection: LinearWeight, residual: torch.Tensor, norm: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A layer's projection, the sum with what went around the layer, and the norm that follows.
+    """Apply a projection, add the residual, and normalise the sum.
 
     Args:
         x: `[num_tokens, in_features]`.
-        projection: to the model's hidden size.
+        projection: a projection to the model's hidden size.
         residual: `[num_tokens, hidden_size]`, not changed.
-        norm: `[hidden_size]`, weight.
+        norm: `[hidden_size]`, the norm's weight.
         eps: added to the mean square.
 
     Returns:
@@ -73,12 +73,12 @@ def add_and_norm(
 
 
 def product_adds(device: torch.device) -> bool:
-    """Whether a product adds a residual for nothing; else the norm that follows had better add it."""
+    """Whether a matrix product adds a residual at no cost; otherwise the following norm should add it."""
     return device.type != "cuda"
 
 
 class Ropes:
-    """The rotations of a model, whose layers may have different ones."""
+    """The rotary embeddings of a model, which may differ between layers."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         """Compute the frequencies of each distinct rope."""
@@ -87,13 +87,13 @@ class Ropes:
         self._frequencies = [rope_frequencies(rope, config.head_dim).to(device) for rope in distinct]
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """A step's angles for each layer of the checkpoint, as `rotary_angles` makes them."""
+        """A step's angles for each layer of the checkpoint, as `rotary_angles` computes them."""
         angles = [rotary_angles(positions, each, dtype) for each in self._frequencies]
         return [angles[rope] for rope in self._of_layer]
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Radians a position of each feature pair: `[head_dim / 2]` float32."""
+    """Radians per position for each pair of features: `[head_dim / 2]` float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / rope.theta**exponents
     if rope.rope_type == "linear":
@@ -104,7 +104,7 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _llama3_frequencies(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
-    """Slow waves are stretched by `factor`, fast ones kept, those between interpolated."""
+    """Divide low frequencies by `factor`, keep high ones, and interpolate those between."""
     turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)
     span = rope.high_freq_factor - rope.low_freq_factor
     kept = ((turns - rope.low_freq_factor) / span).clamp(0, 1)

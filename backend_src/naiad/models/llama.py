@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch.nn import functional as F
 
 from naiad.config.families.llama import LlamaConfig
 from naiad.models.attention import Attention, attend, load_attention
 from naiad.models.decoder import ForwardBatch
 from naiad.models.layers import Ropes, add_and_norm, load_embedding_and_head, load_linear
 from naiad.models.weights import Checkpoint
+from naiad_kernels.embedding import embedding
 from naiad_kernels.linear import LinearWeight, linear
 from naiad_kernels.rms_norm import rms_norm
 from naiad_kernels.silu_and_mul import silu_and_mul
@@ -39,7 +39,7 @@ class LlamaModel:
     """A `DecoderModel` of the Llama family."""
 
     def __init__(self, config: LlamaConfig, checkpoint: Checkpoint) -> None:
-        """Take every tensor from the checkpoint.
+        """Load every tensor from the checkpoint.
 
         Raises:
             ModelError: a tensor is missing, misshapen, unreadable or not part of the architecture.
@@ -61,7 +61,7 @@ class LlamaModel:
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """Run all layers, as `DecoderModel` describes."""
-        hidden = F.embedding(batch.token_ids, self._embedding)
+        hidden = embedding(batch.token_ids, self._embedding)
         all_angles = self._ropes.angles(batch.positions, hidden.dtype)[: self.config.num_layers]
         eps = self.config.rms_norm_eps
         normed = rms_norm(hidden, self._layers[0].input_norm, eps)

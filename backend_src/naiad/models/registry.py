@@ -1,4 +1,4 @@
-"""The registry from a family's configuration to its forward pass."""
+"""Maps each family's configuration to its model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def load_model(directory: str, config: ModelConfig, options: LoadOptions) -> Dec
     """Load a checkpoint.
 
     Args:
-        directory: the checkpoint's.
-        config: its shape, as `ModelConfig.from_directory` reads it.
+        directory: the checkpoint's directory.
+        config: its configuration, as `ModelConfig.from_directory` reads it.
         options: dtype, device, and how linear layers are laid out.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Reads safetensors checkpoints, one tensor at a time, checking everything on the way."""
+"""Reads safetensors checkpoints one tensor at a time and checks names, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from naiad_kernels.linear import LoadOptions
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
-# Old exporters stored the rotary frequencies, which follow from the configuration.
+# Old exporters stored the rotary frequencies, which the configuration determines.
 _IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 _FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -30,7 +30,7 @@ class Checkpoint:
         """Open every weight file; headers are read and checked against the files' sizes.
 
         Args:
-            directory: with model.safetensors, or an index and its shards.
+            directory: contains model.safetensors, or an index and its shards.
             options: dtype and device of the tensors that `take` returns, and how linear layers are laid out.
 
         Raises:
@@ -52,16 +52,16 @@ class Checkpoint:
         return name in self._file_of
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Read one tensor: a copy in memory on the options' device.
+        """Read one tensor as a copy on the options' device.
 
         Args:
-            name: of the tensor.
-            shape: what the configuration asks for.
-            dtype: of the copy; None: the options' one.
+            name: the tensor's name.
+            shape: the shape that follows from the configuration.
+            dtype: the copy's dtype; None: that of the options.
 
         Raises:
-            ModelError: no such tensor, or its shape or dtype is not what the configuration asks
-                for; names file and tensor.
+            ModelError: there is no such tensor, or its shape or dtype is not the expected one; names
+                file and tensor.
         """
         file = self._file_of.pop(name, None)
         if file is None:
@@ -78,18 +78,18 @@ class Checkpoint:
             raise ModelError(
                 f"{file}: tensor {name!r} has dtype {tensor.dtype}: expected float32, bfloat16 or float16"
             )
-        # A copy even if nothing changes: the file's mapping must not outlive loading.
+        # Always copy: the file's memory mapping must not outlive loading.
         return tensor.to(self.options.device, dtype or self.options.dtype, copy=True)
 
     def drop(self, name: str) -> None:
-        """Leave a tensor unread that is known to repeat another."""
+        """Skip a tensor that duplicates another."""
         self._file_of.pop(name, None)
 
     def finish(self) -> None:
         """Close the files.
 
         Raises:
-            ModelError: tensors are left that nothing asked for.
+            ModelError: some tensors were not taken.
         """
         left = sorted(name for name in self._file_of if not name.endswith(_IGNORED_SUFFIX))
         if left:
@@ -105,7 +105,7 @@ class Checkpoint:
         return ", ".join(sorted(self._files))
 
     def _read_index(self) -> dict[str, str] | None:
-        """The index's tensor → file map; None for a single file."""
+        """Return the index's map from tensors to files; None for a single file."""
         if (self._directory / _SINGLE_FILE).exists():
             return None
         path = self._directory / _INDEX_FILE
@@ -121,7 +121,9 @@ class Checkpoint:
             raise ModelError(f"{_INDEX_FILE}: weight_map is not an object with entries")
         for file in weight_map.values():
             if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-                raise ModelError(f"{_INDEX_FILE}: {file!r} is not the name of a .safetensors file beside it")
+                raise ModelError(
+                    f"{_INDEX_FILE}: {file!r} is not the name of a .safetensors file in its directory"
+                )
         return weight_map
 
     def _open(self, name: str) -> None:

@@ -1,1 +1,1 @@
-"""From logits to the next token, and whether it was the last."""
+"""Sampling: from logits to the next token, and whether that token ends the sequence."""

@@ -17,11 +17,11 @@ class Beam:
     """A running or ended text.
 
     Attributes:
-        token_ids: tokens of the output.
+        token_ids: the output's tokens.
         log_probs: log-probability of each token.
         sum_log_probs: their sum.
         score: the sum divided by (number of tokens) ** length_penalty; set when the beam has ended.
-        is_stopped: whether a stop id (its last token) ended it, not the length.
+        is_stopped: whether it ended with a stop id (its last token), not at the maximum length.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -47,8 +47,8 @@ class BeamRules:
         length_penalty: exponent of the length in the score; > 0 prefers long texts.
         stops_early: end when `width` beams have ended; otherwise continue while a running beam,
             at its present length, could beat the worst of them.
-        diversity_rate: this times the parent's rank (0 = the best) is added to an option's
-            sum when the next beams are chosen; it is not part of sums and scores.
+        diversity_rate: multiplied by the parent's rank (0 = the best) and added to an option's sum
+            when the next beams are chosen; not part of `sum_log_probs` and `score`.
     """
 
     width: int
@@ -60,7 +60,7 @@ class BeamRules:
 
     @property
     def num_candidates(self) -> int:
-        """Candidates per beam: enough that `width` are left if all stop ids are among them."""
+        """Candidates per beam: enough that `width` remain even if all stop ids are among them."""
         return max(2, 1 + len(self.stop_token_ids)) * self.width
 
 
@@ -68,11 +68,11 @@ class BeamSearch:
     """The state of one search.
 
     Attributes:
-        running: the running beams, best first; at first one empty beam.
+        running: the running beams, best first; initially one empty beam.
     """
 
     def __init__(self, rules: BeamRules) -> None:
-        """Begin with the prompt alone."""
+        """Start with the prompt alone."""
         self._rules = rules
         self._finished: list[Beam] = []
         self.running = [Beam()]
@@ -81,8 +81,8 @@ class BeamSearch:
         """Extend all running beams by a token.
 
         Args:
-            candidates: the best `num_candidates` of each running beam; fewer or none if fewer
-                tokens are possible. Then there may be fewer beams too.
+            candidates: the best `num_candidates` of each running beam; fewer or none if fewer tokens
+                are possible. Then fewer beams may remain, too.
 
         Returns:
             For each new running beam the index of the beam that it continues; None when

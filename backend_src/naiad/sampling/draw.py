@@ -1,7 +1,7 @@
-"""Drawing one token for each row: temperature, top-k, top-p, min-p, then the Gumbel-max trick.
+"""Draws one token for each row: temperature, top-k, top-p, min-p, then the Gumbel-max trick.
 
-`draw` computes on a CPU: it looks at a row's best tokens, and at more only if the filters may keep more.
-`draw_on_device` computes the same on a GPU, by kernels that read nothing back.
+`draw` runs on a CPU: it considers a row's best tokens, and more only if the filters may keep more.
+`draw_on_device` computes the same on a GPU, with kernels that read nothing back to the host.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from naiad_kernels.gumbel_argmax import gumbel_argmax
 from naiad_kernels.kept_threshold import RowFilters, kept_threshold
 from naiad_kernels.staging import Staging
 
-# Best tokens looked at before a whole row is sorted; seldom do the filters keep more.
+# Number of best tokens considered first; the filters seldom keep more.
 _MIN_CANDIDATES = 256
-# So many times more are looked at next: a quarter of a sort's time.
+# The second attempt considers this many times more: it takes a quarter of the time of a full sort.
 _MORE_CANDIDATES = 16
-# Lists of eight bytes a number that a draw needs of its rows.
+# Lists of 8-byte numbers that a draw needs for its rows.
 _NUM_LISTS = 6
-# Logits whose noise is made at once: bounds the memory, and stays in the cache on a CPU.
+# Maximum number of logits whose noise is computed at once: bounds the memory and fits a CPU's cache.
 _MAX_NOISE = 1 << 18
-# Dividing by less would overflow; a token that is worse at all has no chance long before.
+# Dividing by less would overflow; far above this value only the best token can be drawn.
 MIN_TEMPERATURE = 1e-30
-# More is infinite in float32; all tokens have the same chance long before.
+# More is infinite in float32; far below this value all tokens are equally likely.
 MAX_TEMPERATURE = 1e38
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    """Whether the best token is taken, so that there is nothing to draw."""
+    """Whether the best token is always taken, so that nothing is drawn."""
     return params.temperature == 0 or params.top_k == 1
 
 
 def draw(logits: Tensor, best: Tensor, rows: Sequence[RowState], drawn: list[int], token_ids: Tensor) -> None:
-    """Draw for some rows the best of logit / temperature + noise.
+    """Draw for some rows the token that maximises logit / temperature + noise.
 
     Args:
         logits: [num_rows, vocab_size] float32.
         best: [num_rows] float32, each row's greatest logit, finite for those in `drawn`.
-        rows: the sequence of each row.
+        rows: the state of each row.
         drawn: indices of the rows to draw for.
         token_ids: [num_rows] int64; those of `drawn` are overwritten.
     """
     vocab_size = logits.shape[1]
     filtered = [index for index in drawn if is_filtered(rows[index].params)]
     fewest = max([_MIN_CANDIDATES, *(2 * rows[i].params.top_k for i in filtered)])
-    # Rows that may keep more than the candidates show are done again with more.
+    # Rows that may keep more tokens than the candidates are drawn again with more candidates.
     for width in sorted({min(vocab_size, n) for n in (fewest, _MORE_CANDIDATES * fewest, vocab_size)}):
         undecided: list[int] = []
         for part in _parts(filtered, width):
@@ -70,12 +70,12 @@ def draw(logits: Tensor, best: Tensor, rows: Sequence[RowState], drawn: list[int
 def draw_on_device(
     logits: Tensor, best: Tensor, rows: Sequence[RowState], drawn: list[int], token_ids: Tensor
 ) -> None:
-    """Draw for some rows the best of logit / temperature + noise.
+    """Draw for some rows the token that maximises logit / temperature + noise.
 
     Args:
         logits: [num_rows, vocab_size] float32.
-        best: [num_rows] float32, each row's greatest logit; where it is not finite, any id is drawn.
-        rows: the sequence of each row.
+        best: [num_rows] float32, each row's greatest logit; if it is not finite, the id is arbitrary.
+        rows: the state of each row.
         drawn: indices of the rows to draw for.
         token_ids: [num_rows] int64; those of `drawn` are overwritten.
     """
@@ -135,21 +135,21 @@ class _Rows:
         )
 
     def scaled(self, logits: Tensor) -> Tensor:
-        """These rows' logits less the best one, over temperature: float64, ≤ 0."""
+        """(logits − the row's best) / temperature: float64, ≤ 0."""
         return (logits.to(torch.float64) - self.best).div_(self.temperature)
 
     def total_mass(self) -> Tensor:
         """The sum of exp(scaled logit) over the vocabulary, [n] float64.
 
-        The summands are float32 for speed; their sum is float64, so that the order in which a
-        batch of another size is summed does not show.
+        The summands are float32 for speed; their sum is float64, so that the order of summation, which
+        depends on the batch size, does not show.
         """
         scaled = (self.logits - self.best).div_(self.temperature.to(torch.float32))
         return scaled.exp_().sum(1, dtype=torch.float64)
 
 
 def _draw_filtered(rows: _Rows, width: int) -> tuple[Tensor, list[bool]]:
-    """Draw among the best `width` tokens; says of which rows that was all that can be kept."""
+    """Draw among the best `width` tokens; also return for which rows the result is final."""
     vocab_size = rows.logits.shape[1]
     if width < vocab_size:
         best_logits, token_ids = rows.logits.topk(width, dim=1)
@@ -171,5 +171,5 @@ def _draw_free(rows: _Rows) -> Tensor:
 
 
 def is_filtered(params: SamplingParams) -> bool:
-    """Whether not every token may be drawn."""
+    """Whether a filter may exclude tokens."""
     return params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or params.top_p_decay is not None

@@ -1,8 +1,7 @@
 """Top-k, top-p and min-p as one threshold per row.
 
 A token is kept if its logit is not below the threshold. So tokens that tie with the last one
-kept are kept too, and the kept set is a function of the row's logits alone, whatever order a
-sort leaves ties in.
+kept are kept too, and the kept set depends on the row's logits alone, however a sort orders ties.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Filters:
         top_k: [num_rows] int64, 0 = off, at most the size of the vocabulary.
         top_p: [num_rows] float64, 1 = off.
         log_min_p: [num_rows] float64, the logarithm of min_p; -inf = off.
-        need_total_mass: a row has top-p without top-k.
+        need_total_mass: whether any row has top-p without top-k.
     """
 
     top_k: Tensor
@@ -36,7 +35,7 @@ class Filters:
 
     @classmethod
     def of(cls, rows: Sequence[RowState], vocab_size: int, device: torch.device) -> Filters:
-        """Gather those of each row."""
+        """Gather the filters of each row."""
         params, top_p = [row.params for row in rows], [top_p_now(row) for row in rows]
         min_p = torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device)
         return cls(
@@ -48,14 +47,14 @@ class Filters:
 
 
 class TopPReset:
-    """The feature of a top-p that an id of the output resets; see `TopPDecay`."""
+    """The `Stateful` feature that tracks when an id of the output last reset top-p; see `TopPDecay`."""
 
     def applies_to(self, params: SamplingParams) -> bool:
-        """Whether there is such an id."""
+        """Whether the parameters have a reset id."""
         return params.top_p_decay is not None and params.top_p_decay.reset_id >= 0
 
     def new_state(self, params: SamplingParams) -> TokenState:
-        """How many tokens of the output come after the id."""
+        """Return a counter of the output tokens since the reset id."""
         assert params.top_p_decay is not None
         return _TokensAfterReset(params.top_p_decay.reset_id)
 
@@ -64,7 +63,7 @@ TOP_P_RESET = TopPReset()
 
 
 class _TokensAfterReset:
-    """How many output tokens have come since an id, or at all if it has not come."""
+    """Counts the output tokens since the last reset id, or all of them if there was none."""
 
     __slots__ = ("_reset_id", "num_tokens")
 
@@ -82,7 +81,7 @@ class _TokensAfterReset:
 
 
 def top_p_now(row: RowState) -> float:
-    """The top-p of the token that follows the row's known ones; see `TopPDecay`."""
+    """The top-p for the row's next token; see `TopPDecay`."""
     decay = row.params.top_p_decay
     if decay is None:
         return row.params.top_p
@@ -94,21 +93,21 @@ def top_p_now(row: RowState) -> float:
 
 
 def threshold_among_best(values: Tensor, filters: Filters, total_mass: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest value that each row keeps.
+    """Compute the smallest value that each row keeps.
 
-    Top-p counts within what top-k leaves. Min-p compares with the best token, which both keep, so
-    it is the same before and after them.
+    Top-p applies to the tokens that top-k keeps. Min-p compares with the best token, which both keep,
+    so its order relative to them does not matter.
 
     Args:
         values: [num_rows, width] float64, descending: the row's best scaled logits, less its
             greatest one (so the first is 0); `width` is at least every top-k.
-        filters: those of the rows.
+        filters: the rows' filters.
         total_mass: [num_rows] float64: the sum of exp(value) over the row's whole vocabulary;
             used where top-p is on and top-k is off.
 
     Returns:
-        The thresholds, [num_rows, 1] float64, and whether each is that of the whole row,
-        [num_rows] bool: no token beyond `values` could be kept too or move it.
+        The thresholds, [num_rows, 1] float64, and whether each is final for the whole row, [num_rows]
+        bool: no token beyond `values` could be kept or change the threshold.
     """
     last = values[:, -1:]
     has_top_k = (filters.top_k > 0).unsqueeze(1)
@@ -118,13 +117,13 @@ def threshold_among_best(values: Tensor, filters: Filters, total_mass: Tensor) -
     masses = values.exp().masked_fill_(values < by_top_k, 0)
     cumulated = masses.cumsum(1)
     total = torch.where(has_top_k, cumulated[:, -1:], total_mass.unsqueeze(1))
-    # A token is needed if the better ones do not have the mass yet; the best always is.
+    # A token is needed if the better ones do not reach the mass; the best one always is.
     needed = cumulated - masses < filters.top_p.unsqueeze(1) * total
     last_needed = (needed.sum(1, keepdim=True) - 1).clamp(min=0)
     by_top_p = torch.where(has_top_p, values.gather(1, last_needed), last)
     threshold = torch.maximum(torch.maximum(by_top_k, by_top_p), filters.log_min_p.unsqueeze(1))
-    # A tie with the k-th may go on beyond `values`, and then top-p's total lacks its mass.
+    # Ties with the k-th token may continue beyond `values`; then top-p's total lacks their mass.
     knows_total = ~(has_top_k & has_top_p) | (kth > last)
-    # Beyond an impossible token there are only such.
+    # After an impossible token (-inf) all others are impossible too.
     is_final = ((threshold > last) & knows_total) | last.isneginf()
     return threshold, is_final.squeeze(1)

@@ -1,4 +1,4 @@
-"""Changes to logits that requests ask for, in the one order in which they are applied."""
+"""The logits processors that requests can ask for, in the order in which they are applied."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from naiad.sequence import SamplingParams
 
 
 class LogitsProcessor(Stateful, Protocol):
-    """One kind of change.
+    """One kind of change to logits.
 
-    What it keeps of a row (`new_state`) is found in `RowState.states` under the processor itself. A
-    processor whose state is not None needs to know each token, so the steps of its rows do not overlap.
-    `applies_to` is asked in every step, so keep it short.
+    Its state for a row (`new_state`) is in `RowState.states`, with the processor itself as the key. A
+    processor whose state is not None needs each token on the host, so steps of its rows do not overlap.
+    `applies_to` is called in every step, so it must be fast.
     """
 
     def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
@@ -26,14 +26,14 @@ class LogitsProcessor(Stateful, Protocol):
 
         Args:
             logits: [num_rows, vocab_size] float32, the whole batch.
-            rows: index in `logits` → sequence, of the rows to which it applies; at least one.
+            rows: index in `logits` → row state, for the rows to which it applies; at least one.
         """
 
 
 class TopNSigma:
-    """Tokens whose logit is more than n standard deviations below the greatest are impossible.
+    """Masks tokens whose logit is more than n standard deviations below the greatest.
 
-    As in llama.cpp: the deviation is that of the row's finite logits around their mean.
+    As in llama.cpp, the standard deviation is that of the row's finite logits.
     """
 
     def applies_to(self, params: SamplingParams) -> bool:
@@ -41,7 +41,7 @@ class TopNSigma:
         return params.top_n_sigma > 0
 
     def new_state(self, params: SamplingParams) -> None:
-        """Nothing: the row's tokens do not matter."""
+        """Return None: no state is needed."""
 
     def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
         """Mask, in place."""
@@ -55,7 +55,7 @@ class TopNSigma:
             logits[index].masked_fill_(values < threshold, float("-inf"))
 
 
-# As in transformers. Masks come last: what is impossible stays so.
+# The order is that of transformers. Masks come last, so that nothing lifts them again.
 LOGITS_PROCESSORS: tuple[LogitsProcessor, ...] = (
     LogitBias(),
     RepetitionPenalty(),
@@ -71,9 +71,9 @@ def apply_processors(processors: Iterable[LogitsProcessor], logits: Tensor, rows
     """Apply each processor to the rows that ask for it, in place.
 
     Args:
-        processors: in order.
+        processors: in the order in which they are applied.
         logits: [num_rows, vocab_size] float32.
-        rows: the sequence of each row.
+        rows: the state of each row.
     """
     for processor in processors:
         chosen = {index: row for index, row in enumerate(rows) if processor.applies_to(row.params)}

@@ -1,4 +1,4 @@
-"""Tokens that are impossible for a row: their logits become -inf, and nothing lifts that again."""
+"""Logits processors that make tokens impossible: their logits become -inf and stay so."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ class LastTokens:
     """The last few known tokens of a row.
 
     Attributes:
-        token_ids: at most so many as were asked for.
+        token_ids: at most `num` ids, in order.
     """
 
     __slots__ = ("_num", "token_ids")
 
     def __init__(self, num: int) -> None:
-        """Know none, and keep `num` at most."""
+        """Start without tokens; keep at most `num`."""
         self._num = num
         self.token_ids: list[int] = []
 
     def advance(self, token_ids: Sequence[int], is_prompt: bool) -> None:
-        """See `TokenState`."""
+        """Add the next known tokens, as `TokenState` requires."""
         if self._num:
             self.token_ids = [*self.token_ids, *token_ids[-self._num :]][-self._num :]
 
     def clone(self) -> LastTokens:
-        """See `TokenState`."""
+        """Return an equal state that advances on its own."""
         other = LastTokens(self._num)
         other.token_ids = self.token_ids
         return other
 
 
 class BadWords:
-    """The last id of a bad word is impossible where the known tokens end with the ids before it.
+    """Masks the last id of a bad word where the known tokens end with the ids before it.
 
-    As in transformers: the word may begin in the prompt.
+    As in transformers, the word may begin in the prompt.
     """
 
     def applies_to(self, params: SamplingParams) -> bool:
-        """Whether there are any."""
+        """Whether there are bad words."""
         return bool(params.bad_words)
 
     def new_state(self, params: SamplingParams) -> TokenState:
-        """As many of the last tokens as the longest word has before its last."""
+        """Keep as many last tokens as the longest word has before its last id."""
         return LastTokens(max(len(word) for word in params.bad_words) - 1)
 
     def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
@@ -62,14 +62,14 @@ class BadWords:
 
 
 class MinTokens:
-    """The stop ids are impossible until there are `min_tokens` new tokens."""
+    """Masks the stop ids until there are `min_tokens` new tokens."""
 
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether both are set."""
         return params.min_tokens > 0 and bool(params.stop_token_ids)
 
     def new_state(self, params: SamplingParams) -> None:
-        """None: only the number of tokens matters."""
+        """Return None: only the number of tokens matters."""
 
     def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
         """Mask, in place."""
@@ -78,14 +78,14 @@ class MinTokens:
 
 
 class AllowedTokens:
-    """Only `allowed_token_ids` are possible."""
+    """Masks all ids except `allowed_token_ids`."""
 
     def applies_to(self, params: SamplingParams) -> bool:
-        """Whether there are any."""
+        """Whether the ids are restricted."""
         return bool(params.allowed_token_ids)
 
     def new_state(self, params: SamplingParams) -> None:
-        """None: tokens do not matter."""
+        """Return None: no state is needed."""
 
     def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
         """Mask, in place."""
@@ -95,16 +95,16 @@ class AllowedTokens:
 
 
 def _completing(words: Iterable[tuple[int, ...]], last: list[int]) -> Iterable[int]:
-    """The ids with which the next token would complete a word, after these last tokens."""
+    """The ids that would complete one of the words after these last tokens."""
     for word in words:
         prefix = word[:-1]
-        # The last id of the prefix decides nearly always: no slice is made for it.
+        # Comparing the prefix's last id first nearly always avoids the slice.
         if not prefix or (last[-1] == prefix[-1] and tuple(last[-len(prefix) :]) == prefix):
             yield word[-1]
 
 
 def _exclude(logits: Tensor, excluded: Mapping[int, Iterable[int]]) -> None:
-    """Mask ids of rows; those outside of the vocabulary mask nothing."""
+    """Mask ids of rows; ids outside the vocabulary are ignored."""
     vocab_size = logits.shape[1]
     places = [(index, i) for index, token_ids in excluded.items() for i in token_ids if 0 <= i < vocab_size]
     if places:
@@ -112,6 +112,6 @@ def _exclude(logits: Tensor, excluded: Mapping[int, Iterable[int]]) -> None:
         row_indices = staging.put([index for index, _ in places], torch.int64)
         token_ids = staging.put([token_id for _, token_id in places], torch.int64)
         staging.send()
-        # A tensor of the device's: a number in its place would be copied there, and waited for.
+        # A tensor on the device: a Python number would be copied there, which makes the host wait.
         excluded_logit = torch.full((), float("-inf"), device=logits.device)
         logits.index_put_((row_indices, token_ids), excluded_logit)

@@ -1,7 +1,7 @@
 """Random numbers without a generator: noise is a function of seed, position and token id.
 
-So a row's draws do not depend on its place in the batch, on other rows, on how often it was
-preempted, or on which part of the vocabulary is looked at.
+So a row's draws do not depend on its place in the batch, on other rows, on preemptions, or on which
+part of the vocabulary is considered.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ def noise_key(seed: int, position: int) -> int:
 
     Args:
         seed: 0 … 2**64 - 1.
-        position: of the token that is drawn, ≥ 0.
+        position: the position of the token that is drawn, ≥ 0.
     """
     return stream_key(noise_stream(seed), position)
 
 
 def noise_stream(seed: int) -> int:
-    """What all of a row's keys have in common: a row keeps it."""
+    """The part of the key that all positions of a row share, to be computed once."""
     return _mix((seed + _STEP) & _BITS)
 
 
 def stream_key(stream: int, position: int) -> int:
-    """`noise_key` of a row whose `noise_stream` is known."""
+    """Compute `noise_key` from a row's `noise_stream`."""
     return _signed(_mix((stream + (position + 1) * _STEP) & _BITS))
 
 
 def sibling_seed(seed: int, index: int) -> int:
-    """The seed of one of several sequences from one prompt; the first one's is the request's own.
+    """The seed of one of several sequences from one prompt; the first one has the request's own.
 
     Args:
-        seed: 0 … 2**64 - 1.
-        index: of the sequence, 0 = the first.
+        seed: the request's seed, 0 … 2**64 - 1.
+        index: the sequence's index, 0 = the first.
     """
     return _mix((seed + index * _STEP) & _BITS) if index else seed
 
 
 def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """Standard Gumbel noise of each token.
+    """Compute each token's standard Gumbel noise.
 
     Args:
         keys: [num_rows, 1] int64, each from `noise_key`.
@@ -60,8 +60,8 @@ def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
         bits.bitwise_xor_(_logical_shift(bits, shift)).mul_(_signed(factor))
     bits.bitwise_xor_(_logical_shift(bits, 31))
     uniform = _logical_shift(bits, 64 - _UNIFORM_BITS).to(torch.float64)
-    # The largest noise comes from the smallest uniforms, where floats lie densest: the tail
-    # that decides who wins keeps its resolution.
+    # The largest noise comes from the smallest uniforms, where floats are densest: the tail that
+    # decides which token is drawn keeps its resolution.
     uniform.add_(0.5).mul_(2.0**-_UNIFORM_BITS)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 

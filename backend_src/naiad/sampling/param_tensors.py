@@ -1,4 +1,4 @@
-"""Turns a request's long lists into tensors once, not in every step."""
+"""Converts a request's long lists to tensors once instead of in every step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ById(Generic[T]):
 
 @lru_cache(_MAX_CACHED)
 def bias_tensors(key: ById[tuple[tuple[int, float], ...]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids [n] int64 and values [n] float32 of (id, value) pairs, at least one; read-only."""
+    """Convert (id, value) pairs, at least one, to ids [n] int64 and values [n] float32; read-only."""
     token_ids, values = zip(*key.value, strict=True)
     staging = Staging(Staging.bytes_for([len(values)] * 2, []), device)
     ids, wide = staging.put(token_ids, torch.int64), staging.put(values, torch.float64)
@@ -48,7 +48,7 @@ def bias_tensors(key: ById[tuple[tuple[int, float], ...]], device: torch.device)
 
 @lru_cache(_MAX_CACHED)
 def excluded_mask(key: ById[tuple[int, ...]], vocab_size: int, device: torch.device) -> Tensor:
-    """[vocab_size] bool: the ids that are not listed; read-only."""
+    """Return [vocab_size] bool, true for the ids that are not listed; read-only."""
     staging = Staging(Staging.bytes_for([len(key.value)], []), device)
     token_ids = staging.put(key.value, torch.int64)
     staging.send()

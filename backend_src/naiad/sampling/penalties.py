@@ -1,4 +1,4 @@
-"""Penalties on tokens that have occurred, and biases."""
+"""Logits processors that add biases or penalise tokens that have occurred."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ class LogitBias:
     """Adds the values of `logit_bias`."""
 
     def applies_to(self, params: SamplingParams) -> bool:
-        """Whether there are any."""
+        """Whether there are biases."""
         return bool(params.logit_bias)
 
     def new_state(self, params: SamplingParams) -> None:
-        """None: tokens do not matter."""
+        """Return None: no state is needed."""
 
     def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
-        """Add, in place."""
+        """Add the biases, in place."""
         for index, row in rows.items():
             token_ids, values = bias_tensors(ById(row.params.logit_bias), logits.device)
             logits[index, token_ids] += values
 
 
 class TokenCounts:
-    """The different tokens of a row, in the order in which they came, and how often each came.
+    """The distinct tokens of a row, in the order of their first occurrence, and their counts.
 
     Attributes:
-        token_ids: each once.
-        counts: how often each came.
+        token_ids: each id once.
+        counts: the number of occurrences of each id.
     """
 
     __slots__ = ("_counts_prompt", "_places", "counts", "token_ids")
 
     def __init__(self, counts_prompt: bool) -> None:
-        """Count nothing yet.
+        """Start without tokens.
 
         Args:
-            counts_prompt: tokens of the prompt count like those of the output; else they do not.
+            counts_prompt: whether tokens of the prompt are counted, too.
         """
         self.token_ids = array("q")
         self.counts = array("q")
@@ -53,7 +53,7 @@ class TokenCounts:
         self._counts_prompt = counts_prompt
 
     def advance(self, token_ids: Sequence[int], is_prompt: bool) -> None:
-        """See `TokenState`."""
+        """Count the next known tokens, as `TokenState` requires."""
         if is_prompt and not self._counts_prompt:
             return
         places, counts = self._places, self.counts
@@ -67,7 +67,7 @@ class TokenCounts:
                 counts[place] += 1
 
     def clone(self) -> TokenCounts:
-        """See `TokenState`."""
+        """Return an equal state that advances on its own."""
         other = TokenCounts(self._counts_prompt)
         other.token_ids, other.counts = self.token_ids[:], self.counts[:]
         other._places = self._places.copy()
@@ -75,7 +75,7 @@ class TokenCounts:
 
 
 class RepetitionPenalty:
-    """Each token of prompt and output: divide a positive logit, multiply a negative one.
+    """Divides the positive logits of tokens in prompt or output by the penalty; multiplies negative ones.
 
     As in transformers.
     """
@@ -85,11 +85,11 @@ class RepetitionPenalty:
         return params.repetition_penalty != 1
 
     def new_state(self, params: SamplingParams) -> TokenState:
-        """Which tokens have occurred."""
+        """Track which tokens have occurred."""
         return TokenCounts(counts_prompt=True)
 
     def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
-        """Penalize, in place."""
+        """Apply the penalties, in place."""
         row_indices, token_ids, _ = _occurrences(logits, {i: row.states[self] for i, row in rows.items()})
         penalty = _of_rows(logits, {index: row.params.repetition_penalty for index, row in rows.items()})
         penalty = penalty[row_indices]
@@ -98,18 +98,18 @@ class RepetitionPenalty:
 
 
 class CountPenalties:
-    """Each token of the output: subtract once for presence and per occurrence for frequency."""
+    """Subtracts the presence penalty once from each output token, the frequency penalty per occurrence."""
 
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether one of them is on."""
         return params.presence_penalty != 0 or params.frequency_penalty != 0
 
     def new_state(self, params: SamplingParams) -> TokenState:
-        """How often each token of the output has occurred."""
+        """Count the occurrences of each output token."""
         return TokenCounts(counts_prompt=False)
 
     def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
-        """Subtract, in place."""
+        """Subtract the penalties, in place."""
         states = {index: row.states[self] for index, row in rows.items()}
         row_indices, token_ids, counts = _occurrences(logits, states)
         presence = _of_rows(logits, {index: row.params.presence_penalty for index, row in rows.items()})
@@ -118,14 +118,14 @@ class CountPenalties:
 
 
 def _of_rows(logits: Tensor, values: Mapping[int, float]) -> Tensor:
-    """[num_rows] of the logits' dtype: each row's value, undefined for rows that have none."""
+    """Return [num_rows] in the logits' dtype: each row's value, arbitrary for rows that have none."""
     result = torch.zeros(logits.shape[0], dtype=logits.dtype)
     result[list(values)] = torch.tensor(list(values.values()), dtype=logits.dtype)
     return result.to(logits.device)
 
 
 def _occurrences(logits: Tensor, states: Mapping[int, TokenState]) -> tuple[Tensor, Tensor, Tensor]:
-    """Row index, token id and count of every token that a row has, int64 each."""
+    """Return the row index, token id and count of every distinct token of every row, int64 each."""
     token_ids, counts = array("q"), array("q")
     lengths = []
     for state in states.values():
@@ -134,7 +134,7 @@ def _occurrences(logits: Tensor, states: Mapping[int, TokenState]) -> tuple[Tens
         counts.extend(occurred.counts)
         lengths.append(len(occurred.token_ids))
     row_indices = torch.tensor(list(states)).repeat_interleave(torch.tensor(lengths))
-    # An array of no length has no memory that a tensor could share.
+    # An empty array has no memory that a tensor could share.
     tensors = [
         torch.frombuffer(each, dtype=torch.int64) if each else torch.empty(0, dtype=torch.int64)
         for each in (token_ids, counts)

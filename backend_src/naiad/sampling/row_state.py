@@ -1,4 +1,4 @@
-"""What sampling keeps of a sequence from step to step, and the views of it as if drafts were known."""
+"""The state that sampling keeps of a sequence between steps, also as seen after each of its drafts."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from naiad.sequence import SamplingParams
 
 
 class TokenState(Protocol):
-    """What one feature keeps of a row's tokens: counts, a last few ids, a grammar's state."""
+    """The state that one feature keeps of a row's tokens: counts, the last few ids, a grammar's state."""
 
     def advance(self, token_ids: Sequence[int], is_prompt: bool) -> None:
-        """Take in the next known tokens, all of the prompt or all of the output."""
+        """Take in the next known tokens, either all from the prompt or all from the output."""
 
     def clone(self) -> TokenState:
-        """An equal state that advances on its own."""
+        """Return an equal state that advances on its own."""
 
 
 class Stateful(Protocol):
-    """A feature that keeps something of the rows to which it applies."""
+    """A feature that may keep state for the rows to which it applies."""
 
     def applies_to(self, params: SamplingParams) -> bool:
-        """Whether a row with these parameters is changed."""
+        """Whether the feature applies to rows with these parameters."""
 
     def new_state(self, params: SamplingParams) -> TokenState | None:
-        """The state of a row without tokens; None: the row's tokens do not matter to this feature."""
+        """Return the state of a row without tokens; None: the feature needs no state."""
 
 
 class RowState:
-    """A row of logits for the sampler: known tokens that a new one follows, and how it is chosen.
+    """The sampler's state for one row of logits: what it needs to choose the row's next token.
 
     It belongs to one sequence, or to one place within a sequence's drafts (`at`). It is made when a
     sequence is admitted, advanced by the tokens of its rows, and cloned for siblings and beams.
 
     Attributes:
-        sequence_id: tells the rows of a pass apart.
-        params: what was asked for.
-        num_prompt_tokens: of the known tokens, how many the client sent.
-        num_tokens: known tokens: prompt and output.
-        noise: the stream of the row's noise; see `noise_stream`.
-        states: feature → what it keeps of the row.
+        sequence_id: identifies the row within a sampling pass.
+        params: the request's sampling parameters.
+        num_prompt_tokens: how many of the known tokens belong to the prompt.
+        num_tokens: number of known tokens: prompt and output.
+        noise: the row's noise stream; see `noise_stream`.
+        states: feature → its state for the row.
     """
 
     __slots__ = ("noise", "num_prompt_tokens", "num_tokens", "params", "sequence_id", "states")
@@ -55,7 +55,7 @@ class RowState:
         num_tokens: int = 0,
         noise: int | None = None,
     ) -> None:
-        """Join the parts; `states` have taken in the first `num_tokens` tokens, and `noise` None is made."""
+        """Build a row whose `states` include the first `num_tokens` tokens; `noise` None: from the seed."""
         self.sequence_id = sequence_id
         self.params = params
         self.num_prompt_tokens = num_prompt_tokens
@@ -65,11 +65,11 @@ class RowState:
 
     @property
     def num_output_tokens(self) -> int:
-        """Known tokens after the prompt."""
+        """Number of known tokens after the prompt."""
         return self.num_tokens - self.num_prompt_tokens
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Take in the next known tokens, wherever the prompt ends among them."""
+        """Take in the next known tokens; they may include the end of the prompt."""
         if self.states:
             num_of_prompt = max(0, self.num_prompt_tokens - self.num_tokens)
             prompt, output = token_ids[:num_of_prompt], token_ids[num_of_prompt:]
@@ -81,11 +81,12 @@ class RowState:
         self.num_tokens += len(token_ids)
 
     def clone(self, sequence_id: int, params: SamplingParams | None = None) -> RowState:
-        """The same known tokens for another sequence, perhaps with another seed.
+        """Return a row with the same known tokens for another sequence.
 
         Args:
-            sequence_id: of the clone.
-            params: of the clone, which ask for the same features; None: the same.
+            sequence_id: the clone's id.
+            params: the clone's parameters, to which the same features apply, for example with another
+                seed; None: this row's.
         """
         states = {feature: state.clone() for feature, state in self.states.items()} if self.states else {}
         num_prompt, num_tokens = self.num_prompt_tokens, self.num_tokens
@@ -94,7 +95,7 @@ class RowState:
         return RowState(sequence_id, params, num_prompt, states, num_tokens)
 
     def at(self, view_id: int, draft_token_ids: Sequence[int]) -> RowState:
-        """The row as if these drafts were known, under an id of its own."""
+        """Return a copy of the row, under its own id, as if these drafts were known."""
         view = self.clone(view_id)
         view.advance(draft_token_ids)
         return view
@@ -103,7 +104,7 @@ class RowState:
 def new_row(
     features: Iterable[Stateful], sequence_id: int, params: SamplingParams, num_prompt_tokens: int
 ) -> RowState:
-    """The state of a sequence without known tokens, with what each of the features keeps of it."""
+    """Return the state of a sequence without known tokens, including each feature's state."""
     states: dict[Stateful, TokenState] = {}
     for feature in features:
         state = feature.new_state(params) if feature.applies_to(params) else None

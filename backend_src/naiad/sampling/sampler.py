@@ -1,4 +1,4 @@
-"""One token for each row of logits, each row by its own parameters."""
+"""Samples one token for each row of logits, each row with its own parameters."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class QueuedSample:
 
     Attributes:
         rows: the state of each row.
-        token_ids: [num_rows] int64 on the device; of a row that fails, any.
+        token_ids: [num_rows] int64 on the device; arbitrary for rows that fail.
         best: [num_rows] float32, each row's greatest logit.
         logits: [num_rows, vocab_size] float32, processed; kept only for beams.
-        raw: what rows ask for beside a token.
+        raw: unprocessed logits of rows that asked for logits or log-probabilities.
         beams: indices of the rows that are beams.
-        readback: of `token_ids`, and of which rows can be used.
+        readback: copies `token_ids` to the host, and which rows are usable.
     """
 
     rows: Sequence[RowState]
@@ -46,39 +46,39 @@ class Sampler:
     """Samples all rows of a step in one pass.
 
     A row's logits go through the processors that apply to it, then temperature, top-k, top-p and
-    min-p, then one token is drawn. Its result depends on the row alone: not on its batch mates,
-    not on its place among them. A row pays for nothing that it does not ask for.
+    min-p, then one token is drawn. The result depends on the row alone, not on the other rows of the
+    batch or its place among them. Features that a row does not use cost it nothing.
     """
 
     def __init__(self, vocab_size: int, processors: Iterable[LogitsProcessor] = LOGITS_PROCESSORS) -> None:
         """Sample ids in [0, vocab_size).
 
         Args:
-            vocab_size: columns of the logits.
+            vocab_size: number of columns of the logits.
             processors: in the order in which they are applied.
         """
         self._vocab_size = vocab_size
         self._processors = tuple(processors)
 
     def new_row(self, sequence_id: int, params: SamplingParams, num_prompt_tokens: int) -> RowState:
-        """The state of a sequence without known tokens."""
+        """Return the state of a sequence without known tokens."""
         features: tuple[Stateful, ...] = (*self._processors, TOP_P_RESET)
         return new_row(features, sequence_id, params, num_prompt_tokens)
 
     def reads_tokens(self, params: SamplingParams) -> bool:
-        """Whether a row with these parameters can be sampled only when all its ids are known."""
+        """Whether a row with these parameters can be sampled only once all its ids are on the host."""
         return bool(self.new_row(0, params, 0).states)
 
     def sample(self, logits: Tensor, rows: Sequence[RowState]) -> SamplerOutput:
-        """`finish` what is to `start`, if there are any rows."""
+        """`start` and `finish` in one call; the output is empty if there are no rows."""
         return self.finish(self.start(logits, rows)) if rows else SamplerOutput()
 
     def start(self, logits: Tensor, rows: Sequence[RowState]) -> QueuedSample:
-        """Begin to sample the token that follows each row's known tokens.
+        """Queue sampling of each row's next token.
 
         Args:
             logits: [num_rows, vocab_size] float32; overwritten.
-            rows: the state of each row, each with an id of its own; at least one.
+            rows: the state of each row, with distinct ids; at least one.
         """
         assert logits.shape == (len(rows), self._vocab_size)
         assert logits.dtype == torch.float32
@@ -88,7 +88,7 @@ class Sampler:
         apply_processors(self._processors, logits, rows)
         token_ids = _first_best(logits)
         best = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
-        # The maximum is NaN, +inf or -inf exactly if the row can not be used.
+        # The maximum is NaN, +inf or -inf exactly if the row is unusable.
         is_usable = best.isfinite()
         _draw(logits, best, is_usable, rows, token_ids)
         kept = logits if beams else None
@@ -98,9 +98,9 @@ class Sampler:
         """Wait for the tokens.
 
         Returns:
-            An id for each row and what it asks for beside it, or an error for rows with NaN or
-            +inf in their logits, or with no possible token at all. A beam without one has no
-            candidates: its search may go on.
+            For each row an id and what else it asked for, or an error if its logits contain NaN or
+            +inf or if no token is possible. A beam without a possible token has no candidates instead
+            of an error, because its search may continue.
         """
         token_ids, usable = (each.tolist() for each in queued.readback.wait())
         output = self._output(queued.rows, queued.best, usable, token_ids)
@@ -137,10 +137,10 @@ def _is_drawn(params: SamplingParams) -> bool:
 def _draw(
     logits: Tensor, best: Tensor, is_usable: Tensor, rows: Sequence[RowState], token_ids: Tensor
 ) -> None:
-    """Overwrite the best token's id where one is drawn."""
+    """Overwrite the best token's id in rows that draw their token."""
     drawn = [index for index, row in enumerate(rows) if _is_drawn(row.params)]
     if drawn and logits.device.type == "cuda":
-        # For rows that can not be used too: a GPU that waits for the host does nothing.
+        # Unusable rows are drawn too: finding out which they are would make the GPU wait for the host.
         draw_on_device(logits, best, rows, drawn, token_ids)
     elif drawn:
         usable = is_usable.tolist()
@@ -150,8 +150,8 @@ def _draw(
 
 
 def _first_best(logits: Tensor) -> Tensor:
-    """The lowest id among each row's greatest logits, or of its first NaN: [num_rows] int64."""
+    """The lowest id among each row's greatest logits, or that of its first NaN: [num_rows] int64."""
     if logits.device.type == "cpu":
-        # NumPy's is vectorized, torch's is not: a tenth of the time.
+        # NumPy's argmax is vectorized, torch's is not: it takes a tenth of the time.
         return torch.from_numpy(logits.numpy().argmax(axis=1))
     return logits.argmax(dim=1)

@@ -1,7 +1,6 @@
-"""What the sampler makes of rows of logits: tokens, candidates of beams, and what clients may see.
+"""The sampler's output: tokens, beam candidates, and the logits and log-probabilities for clients.
 
-Clients may see the model's own logits, and the logarithms of their probabilities: both of the logits
-before any processor.
+Clients get the model's own logits and their log-probabilities, both before any processor.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from naiad.outputs import TokenLogProbs
 from naiad.sampling.row_state import RowState
 
 NOT_FINITE = "the model's output for this request is not finite"
-# Logits whose logarithms are made at once: bounds the memory, and stays in the cache on a CPU.
+# Maximum number of logits in one log-softmax: bounds the memory and fits a CPU's cache.
 _MAX_LOGITS = 1 << 18
 
 
 @dataclass(slots=True, frozen=True)
 class SamplerOutput:
-    """One token a row, by the rows' sequence ids; otherwise as in `ModelOutput`.
+    """One token for each row, by the rows' sequence ids; otherwise like `ModelOutput`.
 
     Attributes:
-        sampled_token_ids: of rows that are not beams and have not failed.
-        errors: why a row has no token.
-        log_probs, generation_logits: of rows with a token that asked.
-        candidates: of beams.
+        sampled_token_ids: for rows that are not beams and have not failed.
+        errors: for rows without a token, the reason.
+        log_probs, generation_logits: for rows with a token that asked for them.
+        candidates: for beams.
     """
 
     sampled_token_ids: dict[int, int] = field(default_factory=dict)
@@ -41,16 +40,16 @@ class SamplerOutput:
 
 
 def float32_bytes(values: Tensor) -> bytes:
-    """Little-endian float32 of a tensor, row by row."""
+    """Convert a tensor to little-endian float32 bytes, row by row."""
     return values.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4", copy=False).tobytes()
 
 
 @dataclass(slots=True, frozen=True)
 class RawLogits:
-    """The logits of the rows that ask for something of them, before any processor.
+    """The unprocessed logits of the rows that asked for logits or log-probabilities.
 
     Attributes:
-        rows: sequences that ask.
+        rows: the rows that asked.
         logits: [len(rows), vocab_size] float32, a copy.
     """
 
@@ -59,16 +58,16 @@ class RawLogits:
 
     @classmethod
     def of(cls, logits: Tensor, rows: Sequence[RowState]) -> RawLogits | None:
-        """Copy the rows that ask; None if there are none."""
+        """Copy the logits of the rows that asked; None if there are none."""
         indices = [index for index, row in enumerate(rows) if _asks(row)]
         if not indices:
             return None
         return cls([rows[index] for index in indices], logits[torch.tensor(indices, device=logits.device)])
 
     def add_to(self, output: SamplerOutput) -> None:
-        """Add what was asked for to the output of rows that have a token.
+        """Add what rows with a token asked for to the output.
 
-        A row whose logarithm is not finite fails instead.
+        A row whose log-probability is not finite fails instead.
         """
         sampled = output.sampled_token_ids
         kept = [index for index, row in enumerate(self.rows) if row.sequence_id in sampled]
@@ -105,11 +104,11 @@ class RawLogits:
 
 
 def best_token_ids(logits: Tensor, num: int) -> Tensor:
-    """The best tokens of each row, best first; of equal ones the lower id first.
+    """Return the best tokens of each row, best first; among ties the lower id comes first.
 
     Args:
         logits: [num_rows, vocab_size] float32.
-        num: how many, in [0, vocab_size].
+        num: number of tokens, in [0, vocab_size].
 
     Returns:
         [num_rows, num] int64.
@@ -119,7 +118,7 @@ def best_token_ids(logits: Tensor, num: int) -> Tensor:
         return torch.empty((len(logits), 0), dtype=torch.int64, device=logits.device)
     values, token_ids = logits.topk(min(num + 1, vocab_size), dim=1)
     best = _in_order(values, token_ids, num)
-    # topk takes any of the tokens that tie with the last.
+    # Among tokens that tie with the last one, topk may return any.
     tied = (values[:, num:] == values[:, num - 1 : num]).any(dim=1)
     if bool(tied.any()):
         everything = torch.arange(vocab_size, device=logits.device).expand(int(tied.sum()), -1)
@@ -128,9 +127,10 @@ def best_token_ids(logits: Tensor, num: int) -> Tensor:
 
 
 def _in_order(values: Tensor, token_ids: Tensor, num: int) -> Tensor:
-    """The ids of the `num` greatest values, the lower id first where values are equal.
+    """Return the ids of the `num` greatest values, the lower id first where values are equal.
 
-    One int64 holds both: the value's bits, made to compare as the value does, above the id.
+    The sort keys are int64: the value's bits, mapped so that they compare as the value does, above the
+    id.
     """
     # Adding zero makes zeros of both signs equal.
     bits = (values + 0.0).view(torch.int32)
@@ -145,11 +145,11 @@ def _asks(row: RowState) -> bool:
 
 
 def normalize(logits: Tensor, indices: list[int]) -> None:
-    """Make logits log-probabilities, in place: processors change those of beams, as in transformers.
+    """Turn the beams' logits into log-probabilities, in place, before processors, as in transformers.
 
     Args:
         logits: [num_rows, vocab_size] float32.
-        indices: of the beams' rows.
+        indices: the rows that are beams.
     """
     if indices:
         index = torch.tensor(indices, device=logits.device)
@@ -159,13 +159,13 @@ def normalize(logits: Tensor, indices: list[int]) -> None:
 def add_candidates(
     logits: Tensor, rows: Sequence[RowState], indices: list[int], output: SamplerOutput
 ) -> None:
-    """Replace the beams' sampled ids by their candidates: the best of the possible tokens.
+    """Replace the beams' sampled ids by their candidates, the best possible tokens.
 
     Args:
         logits: [num_rows, vocab_size] float32, processed.
-        rows: the sequence of each row.
-        indices: of the beams' rows.
-        output: beams that failed, or have no possible token, have no id in it.
+        rows: the state of each row.
+        indices: the rows that are beams.
+        output: contains no id for beams that failed or have no possible token.
     """
     kept = [index for index in indices if rows[index].sequence_id in output.sampled_token_ids]
     if not kept:

@@ -14,7 +14,7 @@ class Stop:
     Attributes:
         finish_reason: STOP or LENGTH.
         keeps_token: whether the last token is part of the output.
-        stop_reason: the ids that matched, in decimal.
+        stop_reason: the matching ids in decimal, separated by commas.
     """
 
     finish_reason: FinishReason
@@ -23,14 +23,14 @@ class Stop:
 
 
 def check_stop(sequence: Sequence, num_tokens: int) -> Stop | None:
-    """Check a sequence as it was when it had `num_tokens` known tokens.
+    """Check whether a sequence ends after its first `num_tokens` known tokens.
 
-    A stop id takes precedence over a stop sequence, and both over the length. `min_tokens` holds
-    back stop ids only: a stop sequence (or stop string) ends the text whenever it appears.
+    A stop id takes precedence over a stop sequence, and both over the length. `min_tokens` applies to
+    stop ids only: a stop sequence (or stop string) ends the text whenever it appears.
 
     Args:
-        sequence: to check.
-        num_tokens: number of its first known tokens; the last of them belongs to the output.
+        sequence: the sequence.
+        num_tokens: the last one of these tokens belongs to the output.
     """
     params = sequence.params
     num_output_tokens = num_tokens - sequence.num_prompt_tokens
@@ -49,7 +49,7 @@ def first_stop(sequence: Sequence, num_before: int) -> tuple[Stop | None, int]:
     """Find the first token after the first `num_before` ones that ends the sequence.
 
     Returns:
-        The stop, or None, and the number of known tokens at the stop, or at the end.
+        The stop and the number of known tokens up to it; without a stop, None and all known tokens.
     """
     for num_known in range(num_before + 1, sequence.num_tokens + 1):
         stop = check_stop(sequence, num_known)
@@ -59,7 +59,7 @@ def first_stop(sequence: Sequence, num_before: int) -> tuple[Stop | None, int]:
 
 
 def _ends_with(token_ids: list[int], end: int, stop_ids: tuple[int, ...]) -> bool:
-    # The last id decides nearly always, so compare it before making a slice.
+    # Comparing the last id first nearly always avoids the slice.
     return (
         bool(stop_ids)
         and token_ids[end - 1] == stop_ids[-1]

@@ -1,11 +1,12 @@
-"""Checking drafts: the target samples at every position, and drafts count while it agrees.
+"""Verifies drafts: the target samples at every position, and drafts are accepted while they agree.
 
-Whatever made a draft, it is a guess at the one token that the target draws at that place with the
-sequence's own noise, which depends on seed, position and token id alone. So what comes out is
-token for token what comes out without drafts, under every setting: each position goes through the
-whole sampler with the tokens before it as if they had been sampled one by one. A draft is accepted
-with the probability that the target gives it, or, drawn from a distribution of its own with the same
-noise, with that of the Gumbel coupling (Daliri, Musco, Suresh, arXiv 2408.07978).
+However a draft token was made, it is a guess at the one token that the target draws at that position
+with the sequence's own noise, which depends on seed, position and token id alone. So the output is
+token for token the same as without drafts, with all sampling parameters: each position goes through
+the whole sampler as if the tokens before it had been sampled one by one. A draft token that does not
+depend on the noise is accepted with the probability that the target gives it; one that was drawn from
+a draft distribution with the same noise, with that of the Gumbel coupling (Daliri, Musco, Suresh,
+arXiv 2408.07978).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from naiad.sampling.sampler_output import SamplerOutput
 
 
 def sampled_views(rows: Iterable[tuple[StepRow, RowState]]) -> list[list[RowState]]:
-    """The states to sample for in each row: as it is, and as if its first 1, 2, … drafts were known.
+    """The states to sample from in each row: the row's own, and those after its first 1, 2, … drafts.
 
-    Those of rows with drafts have ids of their own, which are negative.
+    For rows with drafts these are copies with negative ids.
     """
     views: list[list[RowState]] = []
     next_id = -1
@@ -43,17 +44,17 @@ def verify(
     sampled: SamplerOutput,
     failed: Container[int] = (),
 ) -> ModelOutput:
-    """Keep of each row the accepted drafts and the token behind them.
+    """Keep each row's accepted drafts and the token after them.
 
     Args:
-        rows: all sample.
-        views: from `sampled_views`.
-        sampled: what was sampled for the views.
-        failed: sequence ids that get nothing.
+        rows: the rows that sample.
+        views: the rows' views from `sampled_views`.
+        sampled: the sampler's output for the views.
+        failed: ids of sequences that get no output.
 
     Returns:
-        For each row one token more than were accepted. A view that failed ends its row's tokens,
-        if there are any: the row will fail in the next step, when its turn has come.
+        For each row one token more than drafts were accepted. If a view after the first has failed, the
+        row's tokens end before it; the row will fail in a later step, when that position is its next.
     """
     output = ModelOutput({})
     for row, row_views in zip(rows, views, strict=True):
@@ -75,7 +76,7 @@ def verify(
 
 
 def _agreed(drafts: tuple[int, ...], views: list[RowState], sampled: SamplerOutput) -> list[int]:
-    """The ids of the first view and of those all of whose drafts were sampled."""
+    """The ids of the first view and of the views after accepted drafts."""
     kept = [views[0].sequence_id]
     for draft, view in zip(drafts, views[1:], strict=True):
         if sampled.sampled_token_ids[kept[-1]] != draft or view.sequence_id in sampled.errors:

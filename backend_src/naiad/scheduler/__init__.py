@@ -1,1 +1,1 @@
-"""Who computes what in the next step. Plain Python: decisions are made without tensors."""
+"""Decides what the next step computes. Plain Python: decisions are made without tensors."""

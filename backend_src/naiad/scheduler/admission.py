@@ -1,4 +1,4 @@
-"""Refuses requests that could never be served, however long they waited."""
+"""Refuses requests that could never be served, no matter how long they waited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AdmissionLimits:
     """Bounds on one request.
 
     Attributes:
-        max_model_len: maximum prompt + output tokens of a sequence; they fit the KV cache.
+        max_model_len: maximum prompt + output tokens of a sequence; that many fit the KV cache.
         vocab_size: ids are in [0, vocab_size).
         max_num_seqs: maximum number of sequences that run at the same time.
         kv_groups: the groups of the KV cache.

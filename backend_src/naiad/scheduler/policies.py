@@ -1,8 +1,8 @@
-"""Which sequence goes first: a policy gives every sequence a rank on arrival, and it keeps that rank.
+"""Scheduling policies: each gives a sequence a rank on arrival, which the sequence keeps.
 
-A rank is a time: the arrival time plus a handicap. So every policy ages: a sequence that arrives
-after another one's handicap has run out comes after it, however large the handicap is. Ranks never
-change, so the order of a tenant's sequences never changes either.
+A rank is a time: the arrival time plus a handicap. So every policy ages waiting sequences: whoever
+arrives after another sequence's handicap has run out comes after that sequence, however large the
+handicap is. Ranks never change, so the order of a tenant's sequences never changes either.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from naiad.sequence import Sequence
 
 
 def rank_key(sequence: Sequence) -> tuple[float, int]:
-    """The order of sequences of one tenant."""
+    """The sort key for sequences of one tenant."""
     return sequence.rank, sequence.sequence_id
 
 
@@ -83,7 +83,7 @@ class ShortestPromptFirst:
 
 
 def make_policy(name: str, aging_s: float) -> SchedulingPolicy:
-    """Make the policy that a configuration names.
+    """Make the policy that the configuration names.
 
     Args:
         name: one of `naiad.config.engine_config.SCHEDULING_POLICIES`.

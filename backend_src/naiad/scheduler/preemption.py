@@ -1,22 +1,23 @@
-"""Who gives way when slots or blocks run out.
+"""Chooses which running sequences are preempted when slots or blocks run out.
 
-Why everybody advances. Ranks are fixed, so the live sequences of all tenants have one order;
-let s be the first of those that run. Both functions below take, from any one tenant, the
-sequence of the largest rank first, and the last one of a tenant only where no tenant runs more
-than one, or never. So s is taken for blocks only if it runs alone, and then it fits (`admission`);
-it is taken for the first in the queue only by one that outranks it, and with ranks that are times
-only finitely many can come that do. So s ends, and then its successor does.
+Why every sequence advances. Ranks are fixed, so the live sequences of all tenants have one order;
+let s be the first running one. Within a tenant both functions below choose the sequence with the
+largest rank first. A tenant's only running sequence is chosen for blocks only when no tenant runs
+more than one, and never for another tenant's sequence in the queue. So s is preempted for blocks only
+if it runs alone, and then it fits (`admission`). It is preempted for the first sequence in the queue
+only if that outranks it, and because ranks are times, only finitely many sequences can. So s ends,
+and then its successor does.
 
-Why little is computed twice. Nobody is admitted in a step that had to preempt for blocks, nobody
-is admitted without room for all its known tokens, and one that was preempted comes back only if a
-block is left over for each that runs: until it is preempted again some other sequence has filled a
-whole block. What it loses is at most its own tokens, less what the prefix cache still holds.
+Why little is computed twice. A step that preempts for blocks admits nothing, a sequence is admitted
+only with room for all its known tokens, and a preempted one only if one spare block is left for each
+running sequence: before it is preempted again, some other sequence has filled a whole block. At most
+its own tokens are recomputed, less those that the prefix cache still holds.
 
-Beams of one search wait for each other, and admission lets in only searches that fit the cache
-and the slots alone. If all that run wait, the smallest rank in the queue takes what it needs from
-larger ranks: it belongs to the first search, which fits. Beams of one search have one rank, and
-those that have the rank of s give way to other tenants no more than s does: so the first search
-keeps what it has until it ends.
+Beams of one search wait for each other, and admission accepts only searches that fit the empty cache
+and the slots. If all running sequences wait, the smallest rank in the queue preempts larger ranks: it
+belongs to the first search, which fits. Beams of one search have the same rank, and beams with the
+rank of s are not preempted for other tenants, as s is not. So the first search keeps what it has
+until it ends.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from naiad.sequence import Sequence
 
 
 class SchedulerState(Protocol):
-    """What the choice depends on; `naiad.scheduler.scheduler.Scheduler` has it."""
+    """The state that the choice depends on; `naiad.scheduler.scheduler.Scheduler` implements it."""
 
     kv_cache: KVCacheManager
     limits: SchedulerLimits
@@ -43,12 +44,12 @@ class SchedulerState(Protocol):
 
 
 def choose_for_blocks(running: list[Sequence], tenants: Tenants, max_num_seqs: int) -> Sequence:
-    """The running sequence that gives up its blocks: the last of a tenant with more than its share.
+    """The running sequence that gives up its blocks: the last one of a tenant above its fair share.
 
     Args:
-        running: at least two, by rank.
-        tenants: of the sequences.
-        max_num_seqs: slots.
+        running: at least two sequences, by rank.
+        tenants: the sequences' tenants.
+        max_num_seqs: number of slots.
     """
     if len(tenants) > 1:
         others = [each for each in reversed(running) if each.rank != running[0].rank]
@@ -60,27 +61,27 @@ def choose_for_blocks(running: list[Sequence], tenants: Tenants, max_num_seqs: i
 
 
 def all_wait(running: list[Sequence]) -> bool:
-    """Whether nobody can go on: all that run are beams that wait for others, or about to end."""
+    """Whether no running sequence can advance: all are beams waiting for others, or about to end."""
     return all(sequence.next_start == sequence.next_end for sequence in running)
 
 
 def num_spare_blocks(running: list[Sequence], sequence: Sequence, is_stuck: bool) -> int:
-    """Free blocks that have to be left over when a sequence is admitted."""
+    """Number of blocks that must stay free when a sequence is admitted."""
     if sequence.num_preemptions == 0 or is_stuck:
         return 0
     return len(running)
 
 
 def choose_for_first(state: SchedulerState, first: Sequence) -> list[Sequence]:
-    """The running sequences that give way to the one that is admitted next.
+    """The running sequences to preempt for the one that is admitted next.
 
-    Of its own tenant those the policy lets it preempt; of others, if its tenant has less than its
-    share of the slots, those that their tenant has beyond its own share. If nobody can go on
-    otherwise, all with larger ranks.
+    Within its own tenant these are the ones that the policy allows. If its tenant has less than its
+    share of the slots, sequences that other tenants run beyond their shares are added. If no running
+    sequence can advance, all with larger ranks may be preempted.
 
     Returns:
-        The fewest that let it in, the largest ranks first; none if it has room, or, unless nobody
-        can go on, if all of them would not be enough.
+        The fewest that make room for it, largest ranks first. None if it has room already, or if
+        preempting all of them would not be enough, unless no running sequence can advance.
     """
     running = state.running
     if not running or (len(state.tenants) == 1 and rank_key(first) > rank_key(running[-1])):
@@ -103,12 +104,12 @@ def choose_for_first(state: SchedulerState, first: Sequence) -> list[Sequence]:
         freed = state.kv_cache.num_exclusive_blocks(sequence)
         missing = [num - num_freed for num, num_freed in zip(missing, freed, strict=True)]
         has_slot = True
-    # Blocks that two of them share are free when both are gone, and have not been counted.
+    # Blocks that two of the chosen sequences share become free too, but have not been counted.
     return chosen if is_stuck or (has_slot and max(missing) <= 0) else []
 
 
 def _gives_way(state: SchedulerState, first: Sequence, running: Sequence, num_taken: int) -> bool:
-    """Whether a running sequence must, when `num_taken` of its tenant do already."""
+    """Whether a running sequence may be preempted, after `num_taken` others of its tenant were chosen."""
     if running.tenant == first.tenant:
         return rank_key(first) < rank_key(running) and state.policy.may_preempt(first, running)
     if running.rank == state.running[0].rank:

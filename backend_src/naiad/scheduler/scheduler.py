@@ -1,13 +1,13 @@
 """Decides, step by step, which known tokens are computed next.
 
 There is one rule and there are no phases: each step spends a budget of tokens on letting every
-sequence's computed tokens catch up with its known tokens. Whether that is a long prompt, a piece of
-one, the single token sampled last, or all of it again after a preemption makes no difference.
+sequence's computed tokens catch up with its known tokens. It makes no difference whether these are a
+long prompt, a chunk of one, the single token sampled last, or everything after a preemption.
 
-The rule works on a projection: `Sequence.next_start` and `next_end` are a sequence's computed and
-known tokens once all steps that were made are over. Making a row moves them on, so the next step can
-be made before the last one's result is there (steps overlap). What a step leaves behind is certain,
-except for the ids that it samples and for whether one of them ends its sequence.
+The rule works on a projection: `Sequence.next_start` and `next_end` are the sequence's computed and
+known tokens once all scheduled steps are complete. Adding a row advances them, so the next step can
+be made before the result of the last one has arrived (steps overlap). The state after a step is
+certain, except for the ids that it samples and whether one of them ends its sequence.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from naiad.speculation.speculator import Speculator
 
 
 class Scheduler:
-    """Owns all live sequences: those that wait and those that run.
+    """Owns all live sequences, waiting and running.
 
     Sequences run in the order of their ranks, which never change. The one with the smallest rank is
-    never preempted (see `preemption`), so it always advances, and with it everybody in the end.
-    It relies on `admission`: a sequence alone in the cache always fits.
+    never preempted (see `preemption`), so it always advances, and eventually every sequence does.
+    This relies on `admission`: a sequence alone in the cache always fits.
 
     Attributes:
         running: sequences that hold a slot, by rank.
-        running_by_id: the same by their ids.
-        leaving: sequences that have ended while a step that is under way computes them, by id.
-        projected: the step that was made last, while another was under way, until it is over; without
-            rows if there is none.
+        running_by_id: the same sequences by id.
+        leaving: sequences that have ended while a step in flight still computes them, by id.
+        projected: the latest step that was made while another was in flight, until it is complete;
+            without rows if there is none.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class Scheduler:
         policy: SchedulingPolicy | None = None,
         speculator: Speculator | None = None,
     ) -> None:
-        """Have no sequences.
+        """Start without sequences.
 
         Args:
-            kv_cache: its blocks are shared out.
-            limits: of a step.
+            kv_cache: allocates the blocks.
+            limits: the limits of a step.
             policy: None = first come, first served.
-            speculator: drafts tokens where a step has room for them; None = nobody does.
+            speculator: drafts tokens where a step has room for them; None = no drafts.
         """
         self.kv_cache = kv_cache
         self.limits = limits
@@ -71,13 +71,13 @@ class Scheduler:
         self._writer = StepWriter()
         # Whether tenants with more than their share had no rows in the last step.
         self._is_pausing = False
-        # Rows of the step that is being made, and ids of the sequences that were admitted for it.
+        # Rows of the step that is being made, and ids of the sequences admitted for it.
         self._rows: list[StepRow] = []
         self._newcomers: set[int] = set()
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence lives."""
+        """Whether any sequence is running or waiting."""
         return bool(self.running or self.waiting)
 
     def add(self, sequence: Sequence) -> None:
@@ -85,19 +85,19 @@ class Scheduler:
         assert sequence.status is SequenceStatus.WAITING
         sequence.rank = self.policy.rank(sequence)
         sequence.next_end = sequence.num_tokens
-        # What follows a beam's token is chosen by its search, and nothing follows the last token.
+        # A beam's next token is chosen by its search, and nothing follows the last token.
         last = sequence.num_prompt_tokens + sequence.params.max_tokens - 1
         sequence.last_projected_end = 0 if sequence.params.num_candidates else last
         self.tenants.enter(sequence)
         self.waiting.add(sequence)
 
     def append(self, sequence: Sequence, token_id: int) -> None:
-        """Let a running beam go on with a token, which follows what it has computed."""
+        """Append the token that the search chose for a running beam, after its computed tokens."""
         sequence.token_ids.append(token_id)
         sequence.next_end += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """End a sequence, wherever it is, and free its blocks, unless a step under way computes it."""
+        """End a sequence in any state; its blocks are freed now, or by `release` if a step is using them."""
         if sequence.status is SequenceStatus.RUNNING:
             self._stop_running(sequence)
             if any(row.sequence_id == sequence.sequence_id for row in self.projected.rows):
@@ -113,18 +113,19 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
 
     def release(self, sequence_id: int) -> None:
-        """Free the blocks of a sequence that has ended, if only a step kept them that is over now."""
+        """Free the blocks of an ended sequence after the step that was still using them."""
         sequence = self.leaving.pop(sequence_id, None)
         if sequence is not None:
             self.kv_cache.free(sequence)
 
     def take_over(self, sequence: Sequence, donor: Sequence, token_id: int) -> None:
-        """Let a running sequence go on where another one is, with a token of its own.
+        """Make a running sequence continue from another one's tokens, with a different next token.
 
         Args:
-            sequence: gives up its own past.
-            donor: runs, and all it knew has been computed; it may know one token more by now.
-            token_id: follows what the donor has computed.
+            sequence: discards its own tokens and blocks.
+            donor: a running sequence without uncomputed tokens, except for one that it may just have
+                got.
+            token_id: follows the donor's computed tokens.
         """
         self.kv_cache.free(sequence)
         self._writer.forget(sequence)
@@ -137,9 +138,9 @@ class Scheduler:
             sequence.num_computed_tokens = sequence.next_start = num_cached_tokens
 
     def schedule(self) -> StepBatch:
-        """Choose the next step's work; no other step is under way."""
+        """Choose the next step's work; no other step is in flight."""
         has_preempted = self._secure_blocks()
-        # No sequence is admitted where one had to be preempted, unless all that are left wait.
+        # After a preemption no sequence is admitted, unless all the remaining ones wait.
         first = None if has_preempted and not all_wait(self.running) else self._first_waiting()
         if first is not None:
             for victim in choose_for_first(self, first):
@@ -147,13 +148,13 @@ class Scheduler:
         return self._make_step(first, is_projected=False)
 
     def schedule_projected(self) -> StepBatch | None:
-        """Choose the next step's work while a step is under way.
+        """Choose the next step's work while a step is in flight.
 
-        Nothing is preempted here: a row under way keeps its blocks.
+        Nothing is preempted here, because a row in flight keeps its blocks.
 
         Returns:
-            None: nothing can go on, or something would have to be preempted, so the step has to wait
-            for the result.
+            The step; None if no sequence can advance, or if one would have to be preempted: then the
+            next step has to wait for the result of the current one.
         """
         running = self.running
         if all_wait(running) or not all(self.kv_cache.allocate(each, each.next_end) for each in running):
@@ -167,17 +168,17 @@ class Scheduler:
     def can_overlap(self, rows: Iterable[StepRow]) -> bool:
         """Whether the step after these rows can be made without their result.
 
-        If one of them needs its ids on the host, the step is not made for the others either: each
-        would get a token only in every second step.
+        If one of them needs its ids on the host, the step is not made for the others either: it would
+        get a token only in every second step.
         """
         running = (self.running_by_id.get(row.sequence_id) for row in rows)
         return all(each.overlaps and not self._may_draft(each) for each in running if each is not None)
 
     def update(self, step: StepBatch, output: ModelOutput) -> None:
-        """Book a computed step: KV is in the cache, sampled ids are known tokens.
+        """Record a computed step: its KV is in the cache, and its sampled ids become known tokens.
 
-        Beams learn their next token elsewhere. Rows that failed are left as they are, for the
-        caller to remove. Those of sequences that have ended meanwhile change nothing.
+        Beams get their next token through `append`. Sequences whose rows failed are left unchanged for
+        the caller to remove. Rows of sequences that have ended meanwhile are ignored.
         """
         errors, sampled, running = output.errors, output.sampled_token_ids, self.running_by_id
         is_projected, has_windows = step.is_projected, self.kv_cache.has_windows
@@ -195,18 +196,18 @@ class Scheduler:
                 if row.draft_token_ids:
                     self._judge_drafts(sequence, row, len(token_ids) - 1)
             if is_projected:
-                # A block that ends with a token which was not known when the step was made.
+                # This may complete a block whose last token was unknown when the step was made.
                 self.kv_cache.publish(sequence, row.known_end)
             if has_windows:
                 self.kv_cache.leave_window(sequence)
 
     def cut(self, sequence: Sequence, num_tokens: int, num_new: int) -> None:
-        """Drop the tokens after a sequence's end; drafts among them count as not accepted.
+        """Drop the tokens after a sequence's end; drafts among them no longer count as accepted.
 
         Args:
-            sequence: has ended, and is removed next.
-            num_tokens: known tokens up to the end.
-            num_new: known tokens that the last step has brought.
+            sequence: has ended; the caller removes it next.
+            num_tokens: number of known tokens up to the end.
+            num_new: number of tokens that the last step added.
         """
         num_dropped = sequence.num_tokens - num_tokens
         if num_dropped:
@@ -216,15 +217,15 @@ class Scheduler:
                 self.speculator.dropped(sequence, max(0, num_new - num_dropped), num_new - 1)
 
     def _make_step(self, first: Sequence | None, is_projected: bool) -> StepBatch:
-        """Share out a step's tokens; every running sequence has the blocks that it needs.
+        """Distribute a step's tokens; every running sequence already has the blocks that it needs.
 
         Args:
             first: the sequence that is admitted next, if it fits.
-            is_projected: another step is under way.
+            is_projected: another step is in flight.
         """
         active = self.running
         if first is not None and self.tenants.is_owed(first, self.limits.max_num_seqs) and self._admit(first):
-            # So its first token does not wait for theirs either; but they never wait for two steps.
+            # Tenants above their share pause for its first token too, but never in two steps in a row.
             self._is_pausing = not self._is_pausing
             active = self.tenants.without_excess(self.running, self.limits.max_num_seqs, self._is_pausing)
             first = self._first_waiting()
@@ -233,7 +234,7 @@ class Scheduler:
         rows = self._rows = []
         lagging: list[Sequence] = []
         budget = StepBudget(self.limits)
-        # One token each first: no long prompt may hold up those that stream.
+        # Sequences that miss one token come first: no long prompt may delay running streams.
         for sequence in active:
             num_missing = sequence.next_end - sequence.next_start
             if num_missing > 1:
@@ -249,10 +250,10 @@ class Scheduler:
         return self._writer.batch(rows, self.kv_cache.take_copies() if rows else [], is_projected)
 
     def _secure_blocks(self) -> bool:
-        """Let every running sequence have blocks for its known tokens; others are preempted for it.
+        """Allocate blocks for the known tokens of every running sequence, preempting others if needed.
 
         Returns:
-            Whether any was preempted.
+            Whether any sequence was preempted.
         """
         block_size, num_before = self.kv_cache.block_size, self.num_preemptions
         index = 0
@@ -266,7 +267,7 @@ class Scheduler:
                 continue
             assert len(self.running) > 1, "a sequence alone does not fit the KV cache"
             victim = choose_for_blocks(self.running, self.tenants, self.limits.max_num_seqs)
-            # If the victim stands before this place, it leaves a gap there.
+            # If the victim comes before this index, everything after it moves down by one.
             index -= rank_key(victim) < rank_key(sequence)
             self._preempt(victim)
         return self.num_preemptions > num_before
@@ -274,22 +275,22 @@ class Scheduler:
     def _first_waiting(self) -> Sequence | None:
         """The sequence that is admitted next.
 
-        Beams wait for each other. If all that run do, because some of theirs are in the queue,
-        the smallest rank goes first whoever its tenant is: then some search advances.
+        Beams wait for each other. If all running sequences wait for beams in the queue, the smallest
+        rank goes first, regardless of its tenant: then some search advances.
         """
         if self.waiting and self.running and self._is_stuck():
             return min(self.waiting, key=rank_key)
         return self.waiting.first(self._can_start, self.limits.max_num_seqs)
 
     def _is_stuck(self) -> bool:
-        """Whether all that run wait; a sequence with a row in the step that is being made does not."""
+        """Whether all running sequences wait; one with a row in the step that is being made does not."""
         return not self._rows and all_wait(self.running)
 
     def _can_start(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence may be admitted now: not before its donor has what they share.
+        """Whether a waiting sequence may be admitted now: only after its donor has computed what they share.
 
-        What a donor that was admitted for this very step has from the prefix cache may be written in
-        this step, and then it is too early to copy it.
+        If the donor was admitted for this very step, the blocks that it found in the prefix cache may be
+        written in this step, and it is too early to copy them.
         """
         donor = sequence.donor
         return (
@@ -304,12 +305,12 @@ class Scheduler:
         )
 
     def _start_in_step(self, sequence: Sequence) -> int:
-        """How many of its tokens are computed before the step that is being made."""
+        """How many of the sequence's tokens are computed before the step that is being made."""
         starts = (row.start for row in self._rows if row.sequence_id == sequence.sequence_id)
         return next(starts, sequence.next_start)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Send a running sequence back to the queue; what the cache loses is computed again."""
+        """Send a running sequence back to the queue; tokens that leave the cache are recomputed later."""
         self._stop_running(sequence)
         self.kv_cache.free(sequence)
         sequence.num_computed_tokens = sequence.next_start = 0
@@ -328,7 +329,7 @@ class Scheduler:
         self.tenants.of(sequence).num_running -= 1
 
     def _spend(self, budget: StepBudget, sequence: Sequence, rows: list[StepRow]) -> None:
-        """Add a sequence's row, if the budget gives it any tokens, and move its projection on."""
+        """Add a sequence's row, if the budget has tokens for it, and advance its projection."""
         start, num_known = sequence.next_start, sequence.next_end
         num_tokens = budget.take(start, num_known - start)
         if num_tokens == 0:
@@ -347,9 +348,9 @@ class Scheduler:
         rows: list[StepRow],
         first: Sequence | None,
     ) -> None:
-        """Spend what is left on those that run and miss several tokens, and on those that wait.
+        """Spend the rest on running sequences that miss several tokens, and on waiting ones.
 
-        Nobody overtakes the first in the queue when it does not fit.
+        If the first sequence in the queue does not fit, no other is admitted before it.
         """
         lagging.sort(key=self.tenants.order)
         while not budget.is_spent:
@@ -367,10 +368,10 @@ class Scheduler:
                 break
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Let the first in the queue run, if there is a slot and blocks for all its known tokens.
+        """Admit the first sequence in the queue, if there is a slot and blocks for all its known tokens.
 
-        A sequence that came in with its first chunk only would soon be preempted again; so would
-        one that was preempted, if those that run needed a block each.
+        A sequence admitted with blocks for its first chunk only would soon be preempted. So would a
+        sequence that was preempted before, as soon as each running one needed another block.
         """
         if len(self.running) >= self.limits.max_num_seqs:
             return False
@@ -386,7 +387,7 @@ class Scheduler:
         sequence.donor = None
         sequence.num_computed_tokens = sequence.next_start = num_cached_tokens
         if sequence.num_preemptions == 0:
-            # What siblings and beams take from each other is no hit of the cache.
+            # Tokens that siblings and beams share with each other are not prefix cache hits.
             sequence.num_cached_tokens = num_cached_tokens if donor is None else donor.num_cached_tokens
             sequence.num_reused_blocks = num_cached_tokens // self.kv_cache.block_size
         sequence.status = SequenceStatus.RUNNING
@@ -397,7 +398,7 @@ class Scheduler:
         return True
 
     def _fork(self, sequence: Sequence, donor: Sequence) -> int | None:
-        """Give a sequence the blocks of what it shares with another one; see `KVCacheManager.fork`."""
+        """Give a sequence the blocks of the tokens that it shares with a donor; see `KVCacheManager.fork`."""
         assert donor.next_start >= sequence.num_tokens - 1, "the donor has yet to compute what they share"
         num_cached_tokens = self.kv_cache.fork(sequence, donor)
         if num_cached_tokens is not None:
@@ -408,10 +409,10 @@ class Scheduler:
         return self.speculator is not None and self.speculator.may_draft(sequence)
 
     def _add_drafts(self, speculator: Speculator, budget: StepBudget, rows: list[StepRow]) -> None:
-        """Let rows that reach the last known token go on into drafts, with what is left of the step.
+        """Extend rows that reach the last known token by drafts, as far as the step's budget allows.
 
-        Drafts take free blocks, but nobody is preempted for them. Beams have none: they choose among
-        many next tokens.
+        Drafts take free blocks, but no sequence is preempted for them. Beams get no drafts, because they
+        choose among many next tokens.
         """
         drafting: list[tuple[StepRow, Sequence]] = []
         for row in rows:
@@ -421,7 +422,7 @@ class Scheduler:
         if not drafting:
             return
         sequences = [sequence for _, sequence in drafting]
-        # One token comes out beside those that are accepted.
+        # The step yields one token besides the accepted drafts.
         num_left = [each.params.max_tokens - each.num_output_tokens - 1 for each in sequences]
         drafts = speculator.drafts(sequences, num_left, budget.num_drafts_left, budget.num_taken)
         for (row, sequence), draft in zip(drafting, drafts, strict=True):
@@ -434,11 +435,11 @@ class Scheduler:
                 self.tenants.of(sequence).num_served_tokens += len(kept)
                 self._writer.add_drafts(sequence, row, kept)
             else:
-                # A model that drafts may have taken blocks for drafts it did not get to.
+                # A draft model may have taken blocks for drafts that it did not make.
                 self._trim(sequence)
 
     def _judge_drafts(self, sequence: Sequence, row: StepRow, num_accepted: int) -> None:
-        """Book how many of a row's drafts the model agreed with."""
+        """Record how many of a row's drafts the model accepted."""
         sequence.num_computed_tokens += num_accepted
         sequence.next_start, sequence.next_end = sequence.num_computed_tokens, sequence.num_tokens
         if self.speculator is not None:

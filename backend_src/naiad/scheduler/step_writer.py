@@ -1,4 +1,4 @@
-"""Writes a step's rows as data, and remembers what the model runner knows of each sequence."""
+"""Writes a step's rows as data, and tracks what the model runner already has of each sequence."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from naiad.sequence import UNKNOWN_TOKEN, Sequence
 
 
 class StepWriter:
-    """Tells the runner of each sequence what it does not know yet, and nothing twice.
+    """Sends the runner the new tokens and blocks of each sequence, and nothing twice.
 
-    A sequence is admitted in the step of its first row, and forgotten in the step after it has ended
-    or was preempted. What the runner knows of it stands in `Sequence.num_sent_tokens` and
-    `Sequence.num_sent_blocks`.
+    A sequence is admitted in the step of its first row, and dropped in the next step after it has ended
+    or was preempted. `Sequence.num_sent_tokens` and `Sequence.num_sent_blocks` record what the runner
+    has.
     """
 
     def __init__(self) -> None:
-        """Know of a runner that knows no sequence."""
+        """Start with a runner that has no sequences."""
         self._ended: list[int] = []
         # Sequences that have their first row in the step that is being made, with that row.
         self._first_rows: list[tuple[Sequence, StepRow]] = []
-        # Sequences that continue another one's past, until the next step is made.
+        # The donors of sequences that start from another one's tokens, until the next step is made.
         self._donors: dict[int, Sequence] = {}
 
     def row(self, sequence: Sequence, num_tokens: int) -> StepRow:
-        """The next known tokens of a sequence as a row; its blocks are there already."""
+        """The next known tokens of a sequence as a row; their blocks are already allocated."""
         start = sequence.next_start
         end = start + num_tokens
         token_ids = sequence.token_ids[start:end]
@@ -36,22 +36,22 @@ class StepWriter:
         return row
 
     def add_drafts(self, sequence: Sequence, row: StepRow, draft_token_ids: list[int]) -> None:
-        """Let a row go on into drafts, for which the sequence has blocks by now."""
+        """Add drafts to a row; the sequence already has blocks for them."""
         row.draft_token_ids = tuple(draft_token_ids)
         first = row.block_changes[0].first if row.block_changes else sequence.num_sent_blocks
         if len(sequence.block_tables[-1]) > first:
             self._send_blocks(sequence, row, first)
 
     def trimmed(self, sequence: Sequence) -> None:
-        """Blocks at the end of the sequence's tables were taken back; others may follow there."""
+        """Note that blocks at the end of the sequence's tables were freed; others may replace them."""
         sequence.num_sent_blocks = min(sequence.num_sent_blocks, len(sequence.block_tables[-1]))
 
     def clone(self, sequence: Sequence, donor: Sequence) -> None:
-        """The sequence continues what the donor has computed, if it has a row in the next step."""
+        """Note that the sequence starts from the donor's tokens, if it has a row in the next step."""
         self._donors[sequence.sequence_id] = donor
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has lost its blocks; if it comes back it is admitted anew."""
+        """Note that the sequence has lost its blocks; when it runs again it is admitted anew."""
         if sequence.num_sent_blocks:
             self._ended.append(sequence.sequence_id)
             sequence.num_sent_blocks = sequence.num_sent_tokens = 0
@@ -59,7 +59,7 @@ class StepWriter:
     def batch(
         self, rows: list[StepRow], copies: list[list[tuple[int, int]]], is_projected: bool
     ) -> StepBatch:
-        """The step with these rows. What there is to tell beside rows waits for a step that has some."""
+        """The step with these rows. Without rows it is empty, and `ended` ids wait for the next step."""
         if not rows:
             return StepBatch()
         admissions = [self._admission(*first_row, rows) for first_row in self._first_rows]
@@ -79,7 +79,7 @@ class StepWriter:
 
     def _send_blocks(self, sequence: Sequence, row: StepRow, first: int) -> None:
         row.block_changes = tuple(BlockChange(first, table[first:]) for table in sequence.block_tables)
-        # The last group's table is the shortest; what others have after its end is sent again with it.
+        # The last group's table is the shortest; entries of other tables after its end are sent again.
         sequence.num_sent_blocks = len(sequence.block_tables[-1])
 
     def _admission(self, sequence: Sequence, row: StepRow, rows: list[StepRow]) -> Admission:
@@ -91,7 +91,7 @@ class StepWriter:
         return Admission(sequence.sequence_id, sequence.params, sequence.num_prompt_tokens, clone_of)
 
     def _num_cloned_tokens(self, sequence: Sequence, donor: Sequence, rows: list[StepRow]) -> int:
-        """How many tokens the donor's state has before this step; 0: it is not the sequence's past."""
+        """How many tokens the donor's state has before this step; 0 if they do not start the sequence."""
         is_known = donor.num_sent_blocks > 0 and all(each is not donor for each, _ in self._first_rows)
         if not is_known:
             return 0

@@ -2,14 +2,14 @@
 
 Each tenant has a counter of the tokens computed for it, and the smallest counter goes first
 (virtual token counters, Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
-Beside them runs a virtual time: with every step it grows by the step's tokens over the tenants
-present, as each counter would if the shares were exact (Parekh and Gallager, 1993). A tenant that has
-nothing waiting and sends something is put at the virtual time, unless its counter is ahead of it:
-nobody saves up, and nobody loses a debt by going away.
+A virtual time runs beside the counters: in every step it grows by the step's tokens divided by the
+number of tenants present, as each counter would if the shares were exact (Parekh and Gallager, 1993).
+When a tenant with nothing waiting sends a request, its counter is raised to the virtual time if it is
+below: so a tenant cannot save up shares by idling, nor lose a debt by leaving.
 
-Why no tenant starves: newcomers start at the virtual time, not below. A tenant that is n tokens
-ahead of it is passed by newcomers only until n tokens have been computed for each tenant present,
-and then it is before everybody who comes.
+Why no tenant starves: the counters of newcomers start at the virtual time, not below. A tenant whose
+counter exceeds it by n tokens is overtaken by newcomers only until n tokens have been computed for
+each tenant present; then it comes before all newcomers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Tenant:
     """A tenant with live sequences.
 
     Attributes:
-        num_live: its sequences.
-        num_running: of those, the ones that hold a slot.
-        num_served_tokens: the virtual counter.
+        num_live: number of its sequences.
+        num_running: how many of them hold a slot.
+        num_served_tokens: the virtual token counter.
     """
 
     num_live: int = 0
@@ -37,13 +37,13 @@ class Tenant:
 
 
 class Tenants:
-    """All tenants with live sequences, by name, and the debts of those without."""
+    """All tenants with live sequences, by name, and the debts of tenants without."""
 
     def __init__(self) -> None:
         """Start without any."""
         self._tenants: dict[str, Tenant] = {}
         self._virtual_time = 0.0
-        # Counters ahead of the virtual time, and the same as a heap; forgotten when it passes them.
+        # Counters above the virtual time, and the same as a heap; each is dropped when the time reaches it.
         self._debts: dict[str, float] = {}
         self._due_debts: list[tuple[float, str]] = []
 
@@ -51,17 +51,12 @@ class Tenants:
         """How many tenants have live sequences."""
         return len(self._tenants)
 
-    @property
-    def num_debts(self) -> int:
-        """Tenants without live sequences whose counter is kept."""
-        return len(self._debts)
-
     def of(self, sequence: Sequence) -> Tenant:
         """A live sequence's tenant."""
         return self._tenants[sequence.tenant]
 
     def enter(self, sequence: Sequence) -> None:
-        """A sequence comes, to wait."""
+        """Count a new sequence, which waits."""
         name = sequence.tenant
         tenant = self._tenants.get(name)
         if tenant is None:
@@ -71,7 +66,7 @@ class Tenants:
         tenant.num_live += 1
 
     def leave(self, sequence: Sequence) -> None:
-        """A sequence is gone."""
+        """Count a sequence that has ended; it no longer runs."""
         name = sequence.tenant
         tenant = self._tenants[name]
         tenant.num_live -= 1
@@ -86,30 +81,31 @@ class Tenants:
         self._virtual_time += num_tokens / max(1, len(self._tenants))
         while self._due_debts and self._due_debts[0][0] <= self._virtual_time:
             num_served_tokens, name = heapq.heappop(self._due_debts)
-            # Another one if the tenant has been back.
+            # The tenant may have returned and left with a newer debt.
             if self._debts.get(name) == num_served_tokens:
                 del self._debts[name]
 
     def order(self, sequence: Sequence) -> tuple[float, int, float, int]:
-        """Between tenants the one served least, of equals the one that runs least; then the rank."""
+        """The sort key across tenants: least served first, then fewest running sequences, then rank."""
         tenant = self.of(sequence)
         return (tenant.num_served_tokens, tenant.num_running, *rank_key(sequence))
 
     def share(self, max_num_seqs: int) -> int:
-        """Slots that each tenant may hold whatever the others want, at least one."""
+        """Number of slots that each tenant is entitled to, at least one."""
         return max(1, max_num_seqs // max(1, len(self._tenants)))
 
     def is_owed(self, sequence: Sequence, max_num_seqs: int) -> bool:
-        """Whether a waiting sequence's tenant has others beside it and less than its share of slots."""
+        """Whether a waiting sequence's tenant competes with others and has less than its share of slots."""
         return len(self) > 1 and self.of(sequence).num_running < self.share(max_num_seqs)
 
     def without_excess(self, running: list[Sequence], max_num_seqs: int, is_pausing: bool) -> list[Sequence]:
         """Running sequences that are scheduled in a step reserved for an under-served tenant, by rank.
 
         Args:
-            running: by rank.
-            max_num_seqs: slots.
-            is_pausing: tenants that run more than their share have none, else as many as their share.
+            running: all running sequences, by rank.
+            max_num_seqs: number of slots.
+            is_pausing: tenants above their share have no rows in this step; otherwise they have as many
+                as their share.
         """
         share = self.share(max_num_seqs)
         num_left = {

@@ -11,11 +11,11 @@ from naiad.sequence import Sequence
 
 
 class WaitingQueue:
-    """Each tenant's sequences by rank; members can leave from anywhere.
+    """Each tenant's waiting sequences by rank; a sequence can be removed from any place.
 
     Attributes:
-        num_tokens: known ones of all members.
-        num_paused: members that have been preempted.
+        num_tokens: known tokens of all waiting sequences.
+        num_paused: number of waiting sequences that have been preempted.
     """
 
     def __init__(self, tenants: Tenants) -> None:
@@ -27,16 +27,16 @@ class WaitingQueue:
         self.num_paused = 0
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Number of waiting sequences."""
         return self._num_sequences
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Tenant by tenant, in each from the next to the last."""
+        """Iterate tenant by tenant, each in the order of ranks."""
         for line in self._lines.values():
             yield from line
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence where its rank belongs."""
+        """Insert a sequence by its rank."""
         line = self._lines.setdefault(sequence.tenant, [])
         bisect.insort(line, sequence, key=rank_key)
         self._num_sequences += 1
@@ -44,11 +44,11 @@ class WaitingQueue:
         self.num_paused += sequence.num_preemptions > 0
 
     def first(self, is_ready: Callable[[Sequence], bool], max_num_seqs: int) -> Sequence | None:
-        """The next one that is ready; stays in the queue.
+        """The next sequence that is ready; it stays in the queue.
 
-        Tenants with less than their share of the slots come first, whatever was computed for them:
-        one that was served less but holds its share would only bar their way. Of equals the tenant
-        that was served least.
+        Tenants with less than their share of the slots come first, regardless of their counters: a
+        tenant that was served less but holds its share would only block them. Among equals the tenant
+        that was served least comes first.
         """
         heads = (next(filter(is_ready, line), None) for line in self._lines.values())
         return min(
@@ -58,7 +58,7 @@ class WaitingQueue:
         )
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it stands."""
+        """Remove a sequence from its place in the queue."""
         line = self._lines[sequence.tenant]
         index = bisect.bisect_left(line, rank_key(sequence), key=rank_key)
         assert line[index] is sequence, "the sequence does not wait"

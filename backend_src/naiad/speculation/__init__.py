@@ -1,9 +1,9 @@
 """Speculative decoding: drafters propose tokens that the target model then verifies.
 
-`Drafter.propose` guesses how sequences go on: `NGramDrafter` and `SuffixDrafter` from tokens alone,
-for next to nothing; `ModelDrafter` with a model, whose passes cost time. `SpeculationPolicy.plan` says
-how much of each guess pays: of a free one afterwards, of one that costs passes before it is made.
-When the target has verified that, `AcceptanceState.update` takes in how much of it was right.
-`Speculator` joins them. The scheduler needs no change for drafts: they are tokens of a row that
-`num_computed_tokens` has to catch up with.
+`Drafter.propose` guesses how sequences continue: `NGramDrafter` and `SuffixDrafter` from tokens alone,
+at almost no cost; `ModelDrafter` with a model, whose passes take time. `SpeculationPolicy.plan` decides
+how many draft tokens are worth verifying: free drafts are made first and then cut, a draft model is
+asked only for what the plan contains. `AcceptanceState.update` records how many the target accepted.
+`Speculator` combines these parts. For the scheduler, drafts are tokens of a row that
+`num_computed_tokens` has to catch up with, like any others.
 """

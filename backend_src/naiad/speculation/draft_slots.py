@@ -1,4 +1,4 @@
-"""Which slots of the KV cache a draft model has filled, beside the target's."""
+"""Tracks which slots of its KV cache a draft model has filled."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from naiad.sequence import Sequence
 
 
 class DraftSlots:
-    """Knows of each block how many leading slots hold the draft model's KV.
+    """Tracks for each block how many leading slots hold the draft model's KV (the draft fill).
 
-    The draft model's cache has the target's blocks, by the same numbers. So what holds for a
-    block's tokens holds for its draft KV: it is shared with them, kept while they are kept for
-    reuse, and gone when the block gets others (`KVCacheManager.draft_fills`). A block that is
-    copied for a sibling begins without any: it is read again, less than one block of it.
+    The draft model's cache has the same block ids as the target's, so a block's draft KV is shared and
+    kept for reuse together with the block, and lost when the block gets other tokens
+    (`KVCacheManager.draft_fills`). A block that is copied for a sibling starts without draft KV: the
+    draft model reads those tokens, less than one block, again.
     """
 
     def __init__(self, kv_cache: KVCacheManager) -> None:
-        """Know what `kv_cache` knows."""
+        """Share the draft fills of `kv_cache`."""
         self._fills = kv_cache.draft_fills
         self._block_size = kv_cache.block_size
 
     def missing(self, sequence: Sequence) -> tuple[int, int]:
-        """The first run [start, end) of known tokens without draft KV; the last known token at least."""
+        """The first range [start, end) of known tokens without draft KV, or else the last known token."""
         size, table, last = self._block_size, sequence.block_table, sequence.num_tokens - 1
         index = 0
         while index < last // size and self._fills[table[index]] == size:
@@ -33,7 +33,7 @@ class DraftSlots:
         return start, min(end, last + 1)
 
     def num_missing(self, sequence: Sequence) -> int:
-        """Known tokens but the last that lack it, as far back as one full block of it."""
+        """Number of known tokens, without the last, since the latest block that is full of draft KV."""
         size, table, last = self._block_size, sequence.block_table, sequence.num_tokens - 1
         index = last // size
         while index and self._fills[table[index - 1]] < size:
@@ -41,16 +41,16 @@ class DraftSlots:
         return max(0, last - index * size - self._fills[table[index]])
 
     def fill(self, sequence: Sequence, start: int, end: int) -> None:
-        """A pass that begins now writes the draft KV of the tokens [start, end), which are known.
+        """Record that the next pass writes the draft KV of the known tokens [start, end).
 
-        It writes before it reads, so others of the same pass may read it already.
+        The pass writes before it reads, so other rows of the same pass may read it already.
         """
         size = self._block_size
         for index in range(start // size, -(-end // size)):
             self._fills[sequence.block_table[index]] = min(size, end - index * size)
 
     def empty(self, sequence: Sequence, start: int, end: int) -> None:
-        """The draft KV of the tokens [start, end) is not to be trusted."""
+        """Record that the draft KV of the tokens [start, end) must not be used."""
         size = self._block_size
         for index in range(start // size, -(-end // size)):
             block_id = sequence.block_table[index]

@@ -1,4 +1,4 @@
-"""What every source of draft tokens looks like."""
+"""The interface of drafters, the sources of draft tokens."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import ClassVar, Protocol
 from naiad.config.engine_config import MAX_SPECULATIVE_TOKENS
 from naiad.sequence import Sequence
 
-# In one step a drafter that reads the text takes in about this many tokens of texts that are far behind:
-# long prompts must not hold up the other sequences.
+# A drafter that reads text reads about this many tokens per step from texts with much unread: long
+# prompts must not delay the other sequences.
 MAX_READ_TOKENS = 4096
-# Tokens that a step adds at most, accepted drafts and the one behind them: who misses no more is in step.
+# The most tokens that a step adds: accepted drafts and one more. A drafter that lacks no more is up to date.
 MAX_IN_STEP = MAX_SPECULATIVE_TOKENS + 1
 
 
 class Drafter(Protocol):
-    """Guesses how sequences go on; what it knows of a sequence is kept from call to call.
+    """Guesses how sequences continue; it keeps state for each sequence between calls.
 
-    State is made by a sequence's first `propose` and gone after `forget`. Between the two the
-    sequence's `token_ids` only grow, and they hold no draft: preemption takes blocks, not tokens.
+    The first `propose` for a sequence creates its state, `forget` removes it. In between the sequence's
+    `token_ids` only grow, and they contain no drafts: preemption takes blocks, not tokens.
 
     Attributes:
-        needs_hidden_states: whether it drafts from what the target computed (heads: Medusa,
-            EAGLE) instead of from token ids alone. Such a drafter has to be handed the target's
-            last hidden states of the tokens verified since its last `propose`, before the next.
-            No drafter here needs them, and no engine hands them over.
-        is_free: whether a draft costs next to nothing. It is then made first and cut to what
-            pays; one that costs passes of a model is asked only for what will be used.
+        needs_hidden_states: whether it drafts from the target's hidden states (heads: Medusa, EAGLE)
+            instead of from token ids alone. Before each `propose` such a drafter would have to receive
+            the last hidden states of the tokens verified since the one before. No drafter here needs
+            them, and the engine does not provide them.
+        is_free: whether a draft costs almost nothing. Then it is made first and cut to the length that
+            pays; a drafter that needs passes of a model is asked only for tokens that will be used.
     """
 
     needs_hidden_states: ClassVar[bool]
@@ -35,30 +35,30 @@ class Drafter(Protocol):
 
     @property
     def num_failures(self) -> int:
-        """How often it could not draft because something was wrong with it."""
+        """How often drafting has failed with an error."""
 
     def num_unread(self, sequence: Sequence) -> int | None:
-        """Known tokens but the last that it has to read before it can draft; what that costs counts.
+        """Number of known tokens, without the last, that it has to read before it can draft.
 
-        None: it has no draft for the sequence now.
+        The policy counts the cost of reading them. None: it has no draft for the sequence now.
         """
 
     def propose(self, sequences: list[Sequence], num_tokens: list[int]) -> list[list[int]]:
-        """For each sequence, up to the given number of ids that may follow its known tokens, in order.
+        """For each sequence, return up to `num_tokens` ids that may follow its known tokens, in order.
 
-        May be empty: no guess, or not all known tokens are taken in yet (`MAX_READ_TOKENS`, or a
-        bound of its own).
+        A draft may be empty: there is no guess, or not all known tokens have been read yet
+        (`MAX_READ_TOKENS`, or the drafter's own limit).
         """
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended, whatever the reason: give back all that is kept for it.
+        """Release the state of a sequence that has ended for any reason.
 
-        Its tokens are final. It need never have been seen before.
+        Its tokens are final. The drafter may never have seen it before.
         """
 
 
 class TextDrafter(ABC):
-    """A free `Drafter`: guesses for one sequence after the other, from text alone."""
+    """A free `Drafter` that guesses from known tokens alone, one sequence after the other."""
 
     needs_hidden_states: ClassVar[bool] = False
     is_free: ClassVar[bool] = True
@@ -66,26 +66,29 @@ class TextDrafter(ABC):
 
     @abstractmethod
     def guess(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """At most `num_tokens` ids that may follow the known tokens; see `Drafter.propose`.
+        """Return at most `num_tokens` ids that may follow the known tokens; see `Drafter.propose`.
 
-        Takes in `MAX_READ_TOKENS` new tokens at most; with `num_tokens` = 0 it does only that, as may
-        be done while a prompt is computed.
+        Reads at most `MAX_READ_TOKENS` new tokens. With `num_tokens` = 0 it only reads, which may be
+        done while a prompt is computed.
         """
 
     @abstractmethod
     def num_read(self, sequence: Sequence) -> int:
-        """Tokens of it that are taken in."""
+        """Number of the sequence's tokens that have been read."""
 
     @abstractmethod
     def forget(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
+        """Release the state of a sequence that has ended, as `Drafter` describes."""
 
     def num_unread(self, sequence: Sequence) -> int | None:
-        """See `Drafter`: reading is free."""
+        """Return 0: reading is free."""
         return 0
 
     def propose(self, sequences: list[Sequence], num_tokens: list[int]) -> list[list[int]]:
-        """See `Drafter`. A text that is far behind waits for the next call if others have read much."""
+        """Return a draft for each sequence, as `Drafter` describes.
+
+        Once the call has read `MAX_READ_TOKENS`, further texts with many unread tokens wait for the next.
+        """
         num_left = MAX_READ_TOKENS
         drafts: list[list[int]] = []
         for sequence, num in zip(sequences, num_tokens, strict=True):

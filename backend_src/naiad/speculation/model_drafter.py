@@ -16,34 +16,34 @@ from naiad.sequence import SamplingParams, Sequence
 from naiad.speculation.draft_slots import DraftSlots
 from naiad.speculation.drafter import MAX_IN_STEP
 
-# That texts which are far behind read in a step.
+# In each step the draft model reads at most this many tokens of texts with many unread tokens.
 MAX_CAUGHT_UP_TOKENS = 256
-# Steps in succession with a pass that raises, before the draft model is not asked any more.
+# After this many consecutive steps with a pass that raises, the draft model is no longer used.
 _MAX_RAISED = 3
 
 logger = logging.getLogger(__name__)
 
 
 class DraftRunner(Protocol):
-    """Computes steps of the draft model; `naiad.model_runner.paged_model.PagedModel` does.
+    """Computes steps of the draft model, like `naiad.model_runner.paged_model.PagedModel`.
 
-    Its cache has the target's blocks, by the same numbers.
+    Its cache has the same block ids as the target's.
     """
 
     def run(self, step: StepBatch) -> ModelOutput:
-        """Compute the rows: for each that samples an id or an error; other rows may fail too."""
+        """Compute the rows: those that sample get an id or an error; other rows may fail too."""
 
     def clear_slots(self, slots: list[list[int]]) -> None:
-        """Overwrite what a failed row has left in these slots of each KV group."""
+        """Overwrite these slots of each KV group, after a row that used them has failed."""
 
 
 @dataclass(slots=True)
 class _Sent:
-    """What the runner knows of a sequence.
+    """What the runner has received of a sequence.
 
     Attributes:
-        num_tokens: the first of its known tokens.
-        block_tables: as they were when its last row was made.
+        num_tokens: how many of its first known tokens.
+        block_tables: its block tables when its last row was made.
     """
 
     num_tokens: int = 0
@@ -55,8 +55,8 @@ class _Draft:
     """One sequence's draft in the making.
 
     Attributes:
-        num_wanted: tokens of the draft, at most.
-        view_id: names the sequence as if the draft so far were known.
+        num_wanted: maximum number of draft tokens.
+        view_id: the runner's id for the clone on which the draft grows.
         token_ids: the draft so far.
     """
 
@@ -67,7 +67,7 @@ class _Draft:
 
     @property
     def is_done(self) -> bool:
-        """Whether it is as long as is wanted, or at the end of the text."""
+        """Whether it has the requested length or ends with a stop id."""
         if not self.token_ids:
             return False
         ends = self.token_ids[-1] in self.sequence.params.stop_token_ids
@@ -75,25 +75,25 @@ class _Draft:
 
 
 class ModelDrafter:
-    """Drafts what a smaller model would say.
+    """Drafts with a smaller model.
 
-    Each draft token is what the model samples at its place as the target will: with the sequence's
-    parameters and processors, and with its noise, which depends on seed, position and token id
-    alone. So the two agree as often as two draws by shared noise can (see `sampling.verification`).
+    The draft model samples each draft token as the target will: with the sequence's parameters and
+    processors, and with its noise, which depends on seed, position and token id alone. So the two agree
+    as often as two draws with shared noise can (see `sampling.verification`).
 
-    The runner keeps each sequence with its known tokens under the sequence's own id. The draft grows on
-    a clone, which it forgets afterwards.
+    The runner keeps each sequence's known tokens under the sequence's own id. The draft grows on a
+    clone, which is dropped afterwards.
 
-    All sequences draft together, a pass for each place. The first pass also reads the known tokens
-    that came since the last draft. One that is far behind, because its prompt is new or because it
-    had no drafts for a while, reads a bounded number of tokens a step and drafts when it has
-    caught up.
+    All sequences draft together, one pass for each place in the draft. The first pass also reads the
+    tokens that became known since the last draft. A sequence with many unread tokens, because its prompt
+    is new or because it had no drafts for a while, reads a limited number of them in each step and
+    drafts once it has caught up.
 
-    Nothing that goes wrong here reaches the target: a sequence with numbers that are not finite has
-    no more drafts, and a model whose passes raise again and again is not asked any more.
+    Failures here do not reach the target: a sequence whose draft computation yields numbers that are
+    not finite gets no more drafts, and a model whose passes raise repeatedly is no longer used.
 
     Attributes:
-        num_failures: passes that raised, and sequences whose numbers were not finite.
+        num_failures: number of passes that raised and of sequences whose numbers were not finite.
     """
 
     needs_hidden_states: ClassVar[bool] = False
@@ -106,27 +106,30 @@ class ModelDrafter:
         slots: DraftSlots | None,
         max_caught_up_tokens: int = MAX_CAUGHT_UP_TOKENS,
     ) -> None:
-        """Draft for no sequence yet.
+        """Start without sequences.
 
         Args:
-            runner: the model, over a cache of the same blocks.
-            kv_cache: gives the blocks for drafts, as far as they are free.
-            slots: of the model's cache; None: it is the target's own.
-            max_caught_up_tokens: that sequences which are far behind read in a step, ≥ 1.
+            runner: the draft model, with a cache that has the same block ids.
+            kv_cache: allocates blocks for drafts, as far as blocks are free.
+            slots: the draft fills of the model's own cache; None: it shares the target's KV.
+            max_caught_up_tokens: tokens that sequences with many unread ones may read in a step, ≥ 1.
         """
         self._runner = runner
         self._kv_cache = kv_cache
         self._slots = slots
         self._max_caught_up_tokens = max_caught_up_tokens
         self._sent: dict[int, _Sent] = {}
-        # Ids that the runner is to forget with its next step.
+        # Ids whose state the runner drops with its next step.
         self._ended: list[int] = []
         self._failed: set[int] = set()
         self._num_raised = 0
         self.num_failures = 0
 
     def num_unread(self, sequence: Sequence) -> int | None:
-        """See `Drafter`. Also None before the first output token, which must not wait for a draft."""
+        """Number of unread tokens, as `Drafter` describes.
+
+        Also None before the first output token, which must not wait for a draft.
+        """
         is_off = self._num_raised >= _MAX_RAISED or sequence.sequence_id in self._failed
         if is_off or sequence.num_output_tokens == 0:
             return None
@@ -138,7 +141,7 @@ class ModelDrafter:
         return self._slots.num_missing(sequence)
 
     def propose(self, sequences: list[Sequence], num_tokens: list[int]) -> list[list[int]]:
-        """See `Drafter`; to be asked only for sequences whose `num_unread` is a number."""
+        """Draft for sequences whose `num_unread` is not None, as `Drafter` describes."""
         drafts = [
             self._begin(sequence, num, -1 - index)
             for index, (sequence, num) in enumerate(zip(sequences, num_tokens, strict=True))
@@ -161,7 +164,7 @@ class ModelDrafter:
         return [draft.token_ids for draft in drafts]
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
+        """Release the state of a sequence that has ended, as `Drafter` describes."""
         self._failed.discard(sequence.sequence_id)
         if self._sent.pop(sequence.sequence_id, None) is not None:
             self._ended.append(sequence.sequence_id)
@@ -173,7 +176,7 @@ class ModelDrafter:
     def _next_row(
         self, draft: _Draft, admissions: list[Admission], num_left: int
     ) -> tuple[StepRow | None, int]:
-        """A draft's part of the next pass, if it has one, and how many of `num_left` tokens it reads."""
+        """The draft's row in the next pass, if any, and how many of `num_left` catch-up tokens it reads."""
         sequence = draft.sequence
         num_known = sequence.num_tokens
         if draft.token_ids:
@@ -191,7 +194,7 @@ class ModelDrafter:
         return self._known_row(sequence, start, end, admissions), num_read
 
     def _known_row(self, sequence: Sequence, start: int, end: int, admissions: list[Admission]) -> StepRow:
-        """A row of known tokens, with all of the sequence before them that the runner does not know."""
+        """A row of known tokens, with the earlier tokens and blocks that the runner does not have yet."""
         sequence_id, tables = sequence.sequence_id, self._tables(sequence)
         sent = self._sent.get(sequence_id)
         if sent is None:
@@ -224,14 +227,14 @@ class ModelDrafter:
         """Compute one pass.
 
         Returns:
-            The drafts that go on; none if a row has failed, whose tokens others may have in common.
+            The drafts that continue; none if a row has failed, because others may share its blocks.
         """
         step.ended, self._ended = self._ended, []
         try:
             output = self._runner.run(step)
         except AssertionError:
             raise  # our own bug
-        except Exception:  # noqa: BLE001 — torch's, a kernel's that does not compile, …: not the target's
+        except Exception:  # noqa: BLE001 — errors of torch, of compiling a kernel, …: the target goes on
             self._give_up(step, drafting)
             return []
         going_on = []
@@ -250,13 +253,13 @@ class ModelDrafter:
         return [] if has_failed else going_on
 
     def _give_up(self, step: StepBatch, drafting: list[_Draft]) -> None:
-        """A pass has raised: no more drafts in this step, and after some such steps none at all."""
+        """Handle a pass that raised: no more drafts in this step, and none at all after some such steps."""
         self.num_failures += 1
         self._num_raised += 1
         logger.exception("the draft model failed, this step goes on without drafts")
         if self._num_raised >= _MAX_RAISED:
             logger.error("the draft model failed %d times in succession: no more drafts", _MAX_RAISED)
-        # The runner may have taken the step in or not.
+        # The runner may or may not have applied the step.
         self._ended += step.ended
         for row, draft in zip(step.rows, drafting, strict=True):
             self._discard(row, draft)
@@ -264,7 +267,7 @@ class ModelDrafter:
             self._sent.pop(row.sequence_id, None)
 
     def _discard(self, row: StepRow, draft: _Draft) -> None:
-        """Nothing that a row wrote may be read: neither as KV nor, if not finite, as a block's rest."""
+        """Discard the KV that a row wrote, and clear it: unwritten slots of a block must be finite."""
         sequence = draft.sequence
         if self._slots is not None and row.start < sequence.num_tokens:
             self._slots.empty(sequence, row.start, row.end)
@@ -274,18 +277,18 @@ class ModelDrafter:
         )
 
     def _tables(self, sequence: Sequence) -> list[list[int]]:
-        """The block tables of the KV groups in whose blocks the model's layers lie."""
+        """The block tables of the KV groups whose blocks the draft model's layers use."""
         return sequence.block_tables if self._slots is None else [sequence.block_table]
 
 
 def _change(old: list[int], new: list[int]) -> BlockChange:
-    """What a block table has become; other entries than the last ones change seldom."""
+    """The change from one block table to another; usually only the last entries differ."""
     num_same = len(old) if new[: len(old)] == old else 0
     return BlockChange(num_same, new[num_same:])
 
 
 def _sampling_alone(params: SamplingParams) -> SamplingParams:
-    """The parameters without what is only reported."""
+    """The parameters without those that only add to the output."""
     returns_logits = params.returns_context_logits or params.returns_generation_logits
     if params.num_log_probs < 0 and not returns_logits:
         return params

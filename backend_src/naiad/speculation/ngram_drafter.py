@@ -1,7 +1,7 @@
-"""Prompt lookup: what followed the last few tokens earlier will follow them again.
+"""Prompt lookup: the tokens that followed the last few tokens earlier may follow them again.
 
 The idea is prompt lookup decoding (Saxena, 2023). Here an index that grows with the text finds the
-earlier places, instead of a scan.
+earlier occurrences, instead of a scan.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _TOKEN_BITS = 32
 class NGramDrafter(TextDrafter):
     """Drafts by copying from the sequence's own prompt and output.
 
-    Of a few n-gram sizes it takes the longest n-gram that ends the text and occurred before, and its
-    latest occurrence. Copying starts after that and may run on into its own copy, so a repeated line
-    continues for as many tokens as requested.
+    It finds the longest n-gram, of a few sizes, that ends the text and occurred before, and copies what
+    followed its latest occurrence. The copy may continue into itself, so a repeated line continues for
+    as many tokens as requested.
     """
 
     def __init__(self, sizes: tuple[int, ...] = (5, 4, 3, 2)) -> None:
-        """Know no sequence.
+        """Start without sequences.
 
         Args:
-            sizes: of the n-grams, in tokens, each ≥ 1, descending. Each size costs about 100 bytes
-                per token of a sequence.
+            sizes: n-gram sizes in tokens, each ≥ 1, descending. Each size costs about 100 bytes per
+                token of a sequence.
 
         Raises:
             ConfigError: the sizes are below 1 or not descending.
@@ -37,7 +37,7 @@ class NGramDrafter(TextDrafter):
         self._indexes: dict[int, _NGramIndex] = {}
 
     def guess(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """Implements `TextDrafter.guess` at O(number of sizes) per token that is new since the last call."""
+        """Implements `TextDrafter.guess` in O(number of sizes) per token that is new since the last call."""
         index = self._indexes.get(sequence.sequence_id)
         if index is None:
             index = self._indexes[sequence.sequence_id] = _NGramIndex(self._sizes)

@@ -21,12 +21,12 @@ _FADING = 0.996
 
 @dataclass(slots=True)
 class AcceptanceState:
-    """How a sequence's drafts have done lately, and what it may spend to find out.
+    """How many of a sequence's recent drafts were accepted, and the time it may spend on a probe.
 
     Attributes:
-        num_judged: draft tokens that were compared with the target's, with less weight for older ones.
-            Each window counts its accepted tokens and the first rejected one. It starts at two.
-        num_accepted: how many of them were accepted.
+        num_judged: number of draft tokens that the target judged, older ones with less weight. Each
+            window counts its accepted tokens and the first rejected one. It starts at two.
+        num_accepted: how many of them were accepted, with the same weights.
         credit_s: seconds of step time that may be spent on a probe.
     """
 
@@ -36,7 +36,7 @@ class AcceptanceState:
 
     @property
     def rate(self) -> float:
-        """The chance that a draft token is accepted if the earlier ones are."""
+        """The estimated probability that a draft token is accepted if the earlier ones are."""
         return self.num_accepted / self.num_judged
 
     def update(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
@@ -57,8 +57,8 @@ class DraftRow(NamedTuple):
 
     Attributes:
         state: the record of its earlier drafts.
-        num_most: maximum draft tokens it can use: the length of an existing draft, or a ceiling, or 0.
-            With existing lengths no room is reserved for sequences without a draft.
+        num_most: maximum number of draft tokens: the length of a draft that exists already, else the
+            limit for a draft model, or 0 if the sequence has no draft.
         num_unread: known tokens that the draft model has to read before its first pass for the
             sequence; −1: no model is needed, because the draft exists already.
         num_left: tokens that it may still generate, ≥ 1.
@@ -77,22 +77,22 @@ class DraftRow(NamedTuple):
 class SpeculationPolicy:
     """Distributes a step's draft tokens so that the most tokens per second come out.
 
-    Gain. If each draft token is accepted with chance a when the earlier ones are, the
-    j-th brings a**j tokens, and k of them turn the one token of the step into
+    Gain. If each draft token is accepted with probability a when the earlier ones are, the j-th adds
+    a**j expected tokens, and k of them raise the one token of the step to
     E(k) = 1 + a + … + a**k = (1 − a**(k + 1)) / (1 − a) (Leviathan et al., arXiv 2211.17192).
 
-    Cost. The duration of a step by its number of tokens was measured: it is flat while reading the
-    weights is the limit, and rises with each token when arithmetic is. A draft token costs what it adds
-    to that curve after the other tokens of the step, what attention over its sequence's context adds,
-    and what drawing a token adds if the sequence's tokens are drawn. Prompts in the same step only shift
-    the place on the curve: their own cost is spent in any case. If a model drafts,
-    its j-th pass computes all rows that get j tokens or more, and passes were measured in the same way.
+    Cost. The duration of a step was measured by its number of tokens: it is flat while reading the
+    weights is the bottleneck, and rises with each token when arithmetic is. A draft token costs what it
+    adds to that curve after the other tokens of the step, what attention over its sequence's context
+    adds, and what drawing a token adds if the sequence's tokens are drawn. Prompts in the same step only
+    shift the position on the curve: their own cost is incurred in any case. If a model drafts, its j-th
+    pass computes all rows that get j tokens or more, and passes were measured in the same way.
 
-    Choice. The policy maximises (tokens that come out) / (seconds of the step without prompts + seconds
-    added). For free drafters and equal contexts, the best way to distribute n draft tokens takes the n
-    likeliest, so one pass over all tokens in order of a**j finds the maximum for every shape of the
-    curve. A full batch, where a draft token costs as much as a certain one, gets none. A draft model
-    reads the known tokens of a sequence only if the sequence's remaining drafts can pay for that.
+    Choice. The policy maximises (expected output tokens) / (seconds of the step without prompts +
+    seconds added). For free drafters and equal contexts, the best way to distribute n draft tokens takes
+    the n likeliest, so one pass over all tokens in order of a**j finds the maximum for every shape of
+    the curve. A full batch, where a draft token costs as much as a certain one, gets none. A draft model
+    reads a sequence's known tokens only if the sequence's remaining drafts can pay for that.
 
     Probes. A sequence without drafts would never show that it has become predictable. So each one saves
     a small share of its step time and gets one draft token when the savings pay for it. Where speculation
@@ -100,7 +100,7 @@ class SpeculationPolicy:
     Where a draft model would have to read everything since it was last asked, no share is enough. There
     the sequence's record fades instead, until the sequence is tried again like a new one.
 
-    The same calls give the same answers: nothing is random, and no clock is read.
+    The policy is deterministic: nothing is random, and no clock is read.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class SpeculationPolicy:
         """Plan with the costs of one machine.
 
         Args:
-            step_cost: of the served model, measured on this machine.
+            step_cost: the cost of the served model's steps, measured on this machine.
             probe_share: the share of a step's time that may be spent on sequences for which drafts
                 do not pay, in [0, 1).
-            pass_cost: of the draft model; None: there is none, or its passes are free.
+            pass_cost: the cost of the draft model's passes; None: no draft model, or its passes are free.
         """
         self._step_cost = step_cost
         self._probe_share = probe_share
@@ -182,11 +182,11 @@ class SpeculationPolicy:
         return np.concatenate(([0.0], self._pass_cost(np.arange(1, num_rows + 1))))
 
     def _passes_s(self, rows: list[DraftRow], taken: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Seconds of the draft model's passes if the first 0, 1, … tokens of an order are taken.
+        """Seconds of the draft model's passes if the first 0, 1, … draft tokens are taken.
 
         Args:
-            rows: of the step.
-            taken: the row of each token; a row's tokens come in order.
+            rows: the step's rows.
+            taken: the row of each draft token, in the order in which they are taken.
         """
         if self._pass_cost is None:
             return np.zeros(taken.size + 1)
@@ -215,7 +215,7 @@ class SpeculationPolicy:
         probing_s: npt.NDArray[np.float64],
         num_room: int,
     ) -> None:
-        """Give one token to rows that have none and have saved what it costs."""
+        """Give one draft token to rows that have none and have saved its cost."""
         num_drafts = sum(counts)
         pass_s = self._pass_s(len(rows))
         num_drafting = sum(count > 0 and row.num_unread >= 0 for row, count in zip(rows, counts, strict=True))

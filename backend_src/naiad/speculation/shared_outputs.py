@@ -6,11 +6,11 @@ from itertools import count
 
 from naiad.speculation.suffix_automaton import SuffixAutomaton
 
-# Ends each output; it is no token id, so no match crosses it.
+# Ends each output; it is not a token id, so no match crosses it.
 END = -1
 
 _NUM_PARTS = 4
-# At most one automaton per this many tokens of the bound: each takes memory beside its tokens.
+# There is at most one automaton per this many tokens of the limit: each takes memory besides its tokens.
 _TOKENS_A_PART = 16
 
 
@@ -24,10 +24,10 @@ class SharedOutputs:
     """
 
     def __init__(self, max_tokens: int) -> None:
-        """Hold nothing.
+        """Start empty.
 
         Args:
-            max_tokens: held for all tenants together; each output counts one more than its tokens.
+            max_tokens: maximum for all tenants together; each output counts one more than its tokens.
         """
         self._max_tokens = max_tokens
         self._max_part_tokens = max_tokens // _NUM_PARTS
@@ -40,7 +40,7 @@ class SharedOutputs:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that count against the bound now."""
+        """Number of tokens that count towards `max_tokens` now."""
         return self._num_tokens
 
     def parts(self, salt: str) -> dict[int, SuffixAutomaton]:
@@ -48,7 +48,7 @@ class SharedOutputs:
         return self._parts.get(salt, {})
 
     def add(self, salt: str, token_ids: list[int]) -> None:
-        """Add an output; only the end of one that is longer than a part."""
+        """Add an output; if it is longer than a part, only its end."""
         max_tokens = self._max_part_tokens - 1
         if not token_ids or max_tokens < 1:
             return

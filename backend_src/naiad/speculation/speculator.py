@@ -1,4 +1,4 @@
-"""Which draft tokens go into a step, and what became of them."""
+"""Chooses the draft tokens of each step and records how many were accepted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from naiad.sequence import Sequence
 from naiad.speculation.drafter import Drafter
 from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolicy
 
-# Free drafters take some time for each sequence. If at least `_CROWD` sequences have drafts and none of
-# them pays, the next `_REST` steps go without.
+# Free drafters take some time for each sequence. If a step has at least `_CROWD` sequences and none of
+# their drafts pays, the drafter is skipped in the next `_REST` steps.
 _CROWD, _REST = 8, 7
 
 
@@ -18,9 +18,9 @@ class DraftTotals:
     """Totals over all sequences so far.
 
     Attributes:
-        num_drafts: rows that had draft tokens.
-        num_draft_tokens: those tokens.
-        accepted_at: accepted tokens by their place in the draft.
+        num_drafts: number of rows with draft tokens.
+        num_draft_tokens: number of draft tokens.
+        accepted_at: number of accepted tokens by their place in the draft.
     """
 
     num_drafts: int = 0
@@ -29,23 +29,23 @@ class DraftTotals:
 
 
 class Speculator:
-    """Joins a drafter, the clients' own guesses, and the policy that says how much pays."""
+    """Combines a drafter, the clients' own guesses, and the policy that decides how many tokens pay."""
 
     def __init__(
         self, drafter: Drafter | None, policy: SpeculationPolicy, num_speculative_tokens: int
     ) -> None:
-        """Draft for no sequence yet.
+        """Start without sequences.
 
         Args:
-            drafter: None: only what clients offer is tried.
-            policy: shares a step's drafts out.
-            num_speculative_tokens: draft tokens of a sequence in a step, at most.
+            drafter: None: only the clients' guesses are tried.
+            policy: distributes a step's draft tokens.
+            num_speculative_tokens: maximum number of draft tokens of a sequence in a step.
         """
         self._drafter = drafter
         self._policy = policy
         self._num_speculative_tokens = num_speculative_tokens
         self._states: dict[int, AcceptanceState] = {}
-        # Steps left in which a free drafter is not asked, and the number of sequences for which that holds.
+        # In this many further steps with at least `_crowd` sequences a free drafter is skipped.
         self._num_resting, self._crowd = 0, 0
         self.totals = DraftTotals(accepted_at=[0] * num_speculative_tokens)
 
@@ -55,19 +55,19 @@ class Speculator:
         return 0 if self._drafter is None else self._drafter.num_failures
 
     def may_draft(self, sequence: Sequence) -> bool:
-        """Whether there is anybody who could draft for it."""
+        """Whether the sequence may get drafts, from the drafter or from its client's guess."""
         return self._drafter is not None or bool(sequence.offered_token_ids)
 
     def drafts(
         self, sequences: list[Sequence], num_left: list[int], num_room: int, num_step_tokens: int
     ) -> list[list[int]]:
-        """Draft tokens of each sequence for the step that is being made.
+        """Return each sequence's draft tokens for the step that is being made.
 
         Args:
-            sequences: each gets the token behind its last known one in this step.
-            num_left: of each, how many tokens may still follow that one.
-            num_room: draft tokens for which the step has room.
-            num_step_tokens: of the whole step, without drafts.
+            sequences: sequences whose next token is sampled in this step.
+            num_left: for each, how many tokens may follow that token.
+            num_room: number of draft tokens for which the step has room.
+            num_step_tokens: number of tokens of the whole step, without drafts.
         """
         wanted = [
             min(self._ceiling(sequence), left, num_room)
@@ -103,7 +103,7 @@ class Speculator:
         return [draft[:count] for draft, count in zip(drafts, counts, strict=True)]
 
     def _rests(self, num_sequences: int) -> bool:
-        """Whether the drafter is not asked in this step, because of late nothing has paid in such a crowd."""
+        """Whether the drafter is skipped, because recently no draft has paid with so many sequences."""
         if not self._num_resting or num_sequences < self._crowd:
             self._num_resting = 0
             return False
@@ -111,7 +111,7 @@ class Speculator:
         return True
 
     def judged(self, sequence: Sequence, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Take in how many of a row's drafts the target agreed with."""
+        """Record how many of a row's drafts the target accepted."""
         self._states[sequence.sequence_id].update(num_draft_tokens, num_accepted_tokens)
         sequence.num_draft_tokens += num_draft_tokens
         sequence.num_accepted_tokens += num_accepted_tokens
@@ -121,13 +121,13 @@ class Speculator:
             self.totals.accepted_at[place] += 1
 
     def dropped(self, sequence: Sequence, start: int, end: int) -> None:
-        """Take back accepted drafts at the places [start, end), which come after the end of the text."""
+        """No longer count the accepted drafts at the places [start, end), which are after the text's end."""
         sequence.num_accepted_tokens -= end - start
         for place in range(start, end):
             self.totals.accepted_at[place] -= 1
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended."""
+        """Release the state of a sequence that has ended."""
         self._states.pop(sequence.sequence_id, None)
         if self._drafter is not None:
             self._drafter.forget(sequence)
@@ -144,7 +144,7 @@ def _propose(
     indices: list[int],
     drafts: list[list[int]],
 ) -> None:
-    """Ask for the drafts of some of the sequences and put them in their places."""
+    """Ask the drafter for the drafts of the sequences at `indices` and store them in `drafts`."""
     if not indices:
         return
     made = drafter.propose([sequences[index] for index in indices], [num_tokens[index] for index in indices])
@@ -153,7 +153,7 @@ def _propose(
 
 
 def _offered(sequence: Sequence, num_tokens: int) -> list[int]:
-    """What the client's guess has next; nothing once the output has left it or is past its end."""
+    """The next tokens of the client's guess; none once the output differs from it or is past its end."""
     offered, num_known = sequence.offered_token_ids, sequence.num_output_tokens
     if num_known >= len(offered) or tuple(sequence.output_token_ids) != offered[:num_known]:
         sequence.offered_token_ids = ()

@@ -12,10 +12,10 @@ class StepCost:
     """Seconds that a step takes, by its number of tokens.
 
     The cost is measured at a few numbers of tokens and interpolated linearly between them. Below the
-    first it is constant; beyond the last it grows in proportion, as it does when arithmetic is the limit.
-    Fewer tokens never cost more: where a measurement says so, another program used the machine.
+    first it is constant; beyond the last it grows proportionally, as it does when arithmetic is the
+    bottleneck. Fewer tokens never cost more: if a measurement says so, another program disturbed it.
 
-    Each token of a sequence's context beyond the measured contexts adds a known cost.
+    Each token of a sequence's context beyond the measured context adds a known cost.
 
     Attributes:
         drawn_s: additional seconds for each token that is drawn instead of taken greedily.
@@ -28,13 +28,13 @@ class StepCost:
         num_context: int = 0,
         drawn_s: float = 0.0,
     ) -> None:
-        """Take measurements.
+        """Build the cost function from measurements.
 
         Args:
             measured: (tokens, seconds), in ascending order of tokens; both > 0.
-            context: (tokens of one sequence in the step, seconds that each token of its context
+            context: (tokens of one sequence in the step, seconds that each further token of its context
                 costs), in the same order; empty: context costs nothing.
-            num_context: tokens of context in `measured`.
+            num_context: number of context tokens in `measured`.
             drawn_s: additional seconds for each token that is drawn instead of taken greedily.
         """
         tokens, seconds = zip(*measured, strict=True)
@@ -57,7 +57,7 @@ class StepCost:
     def of_context(
         self, num_tokens: npt.NDArray[np.int64], num_context: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
-        """Return the seconds that contexts longer than measured add, by a sequence's tokens in the step."""
+        """Return the seconds that context beyond the measured one adds, by tokens of the sequence."""
         beyond = np.maximum(num_context - self._num_context, 0)
         seconds = np.interp(num_tokens, self._window, self._each_s)
         return np.multiply(seconds, beyond, dtype=np.float64)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
-# Counts stop at this value, which bounds the cost of counting: a link leads to a larger count, so an
-# append changes at most this many counts and stops at the first full one.
+# Counts saturate at this value, which bounds the cost of counting: each link leads to a larger count, so
+# an append changes at most this many counts and stops at the first saturated one.
 MAX_COUNT = 16
 
 ROOT = 0
@@ -73,7 +73,7 @@ class SuffixAutomaton:
         return ROOT if more is None else more.get(token, ROOT)
 
     def best_follower(self, state: int) -> Follower | None:
-        """Return the most frequent follower; of equally frequent tokens the one that was first seen last.
+        """Return the most frequent follower; among ties, the token whose first occurrence is the latest.
 
         Returns:
             None if nothing follows, or if more than `MAX_COUNT` different tokens do, because then

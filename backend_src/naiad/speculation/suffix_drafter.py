@@ -1,7 +1,7 @@
-"""Suffix decoding: the longest end of the text that was seen before, and what came after it most.
+"""Suffix decoding: finds the longest suffix of the text that occurred before, and its usual continuation.
 
-The idea is SuffixDecoding (Oliaro et al., arXiv 2411.04975): one structure for the request itself,
-one for earlier outputs, counts that choose, and drafts only as long as they are likely.
+The idea is SuffixDecoding (Oliaro et al., arXiv 2411.04975): one structure for the request itself and
+one for earlier outputs, with counts that choose the continuation and limit the length of drafts.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from naiad.speculation.drafter import MAX_READ_TOKENS, TextDrafter
 from naiad.speculation.shared_outputs import END, SharedOutputs
 from naiad.speculation.suffix_automaton import ROOT, Follower, SuffixAutomaton
 
-# A longer match says little more, and up to this many tokens are read again after each output.
+# Longer matches add little information, and up to this many tokens are read again after each output.
 MAX_MATCH = 32
-# Outputs that wait to be taken in.
+# Maximum number of outputs that wait to be read.
 _MAX_ENDED = 256
 
 
 class SuffixDrafter(TextDrafter):
     """Drafts from the sequence's own prompt and output and from its tenant's earlier outputs.
 
-    Of these texts that one decides in which the longest end of the known tokens is found: the
-    sequence's own if it is as good, then the newest. From there the draft follows the most
-    frequent token, as long as the whole draft is likely enough to be accepted.
+    The text that contains the longest suffix of the known tokens is used; among ties the sequence's own
+    text, then the newest. From there the draft repeatedly takes the most frequent next token, as long
+    as the whole draft is likely enough to be accepted.
     """
 
     def __init__(self, max_shared_tokens: int = 1 << 17, min_chance: float = 0.2) -> None:
-        """Know no sequence.
+        """Start without sequences.
 
         Args:
-            max_shared_tokens: of ended sequences, held for later ones, ≥ 0; about 100 bytes each,
-                as each token of a live sequence. 0 = each sequence is alone.
-            min_chance: a draft ends before the token with which it is less likely than this to be
-                accepted as a whole, in [0, 1].
+            max_shared_tokens: number of tokens of ended sequences that are kept for later ones, ≥ 0;
+                about 100 bytes each, like each token of a live sequence. 0 = nothing is kept.
+            min_chance: a draft ends before the token with which the probability that all of it is
+                accepted falls below this, in [0, 1].
 
         Raises:
-            ConfigError: one of them is not so.
+            ConfigError: an argument is out of range.
         """
         if max_shared_tokens < 0:
             raise ConfigError("max_shared_tokens", max_shared_tokens, "at least 0")
@@ -48,19 +48,19 @@ class SuffixDrafter(TextDrafter):
         self._shared = SharedOutputs(max_shared_tokens)
         self._min_chance = min_chance
         self._readers: dict[int, _Reader] = {}
-        # Outputs that have ended, as far as this step has not taken them in.
+        # Outputs of ended sequences that have not been added to the shared outputs yet.
         self._ended: deque[tuple[str, list[int]]] = deque(maxlen=_MAX_ENDED)
         self._num_left = MAX_READ_TOKENS
 
     def propose(self, sequences: list[Sequence], num_tokens: list[int]) -> list[list[int]]:
-        """See `Drafter`."""
+        """Add waiting outputs to the shared ones, then draft as `Drafter` describes."""
         self._num_left = MAX_READ_TOKENS
         while self._ended and self._num_left > 0:
             self._share(*self._ended.popleft())
         return super().propose(sequences, num_tokens)
 
     def guess(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """See `TextDrafter`. Costs O(1) amortised a token that is new since the last call."""
+        """Implements `TextDrafter.guess` in amortised O(1) per token that is new since the last call."""
         reader = self._readers.get(sequence.sequence_id)
         if reader is None:
             reader = self._readers[sequence.sequence_id] = _Reader()
@@ -68,15 +68,15 @@ class SuffixDrafter(TextDrafter):
         return [] if match is None else _follow_up(match, num_tokens, self._min_chance)
 
     def num_read(self, sequence: Sequence) -> int:
-        """See `TextDrafter`."""
+        """Implements `TextDrafter.num_read`."""
         reader = self._readers.get(sequence.sequence_id)
         return 0 if reader is None else reader.num_tokens
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Drafter`. The output's end, `MAX_READ_TOKENS`, is held for the tenant's later sequences.
+        """Release the sequence's state; keep the last `MAX_READ_TOKENS` of its output for its tenant.
 
-        Where many end together the later ones are taken in with the next steps, and of very many
-        only the last. Beams say nearly the same and are not held.
+        If many sequences end together, their outputs are added over the next steps; of very many only
+        the last are kept. Outputs of beams are not kept, because they are nearly the same.
         """
         self._readers.pop(sequence.sequence_id, None)
         if sequence.params.num_candidates:
@@ -93,7 +93,7 @@ class SuffixDrafter(TextDrafter):
 
 
 class _Match(NamedTuple):
-    """The end of a sequence, found in an automaton: the state and how many tokens long."""
+    """A suffix of a sequence found in an automaton: its state, and its length in tokens."""
 
     automaton: SuffixAutomaton
     state: int
@@ -101,20 +101,24 @@ class _Match(NamedTuple):
 
 
 class _Reader:
-    """How far one sequence is read, and where its end is found."""
+    """How much of one sequence has been read, and where its suffix was found."""
 
     def __init__(self) -> None:
         self._own = SuffixAutomaton()
-        # By part. Without the parts: what is dropped is not kept alive from here.
+        # By part number, without a reference to the part, so that dropped parts are not kept alive.
         self._cursors: dict[int, _Cursor] = {}
 
     @property
     def num_tokens(self) -> int:
-        """Tokens taken in."""
+        """Number of tokens read."""
         return self._own.num_tokens
 
     def read(self, token_ids: list[int], parts: dict[int, SuffixAutomaton]) -> _Match | None:
-        """Take in new tokens, and parts that came or went; None if not all could be taken in."""
+        """Read new tokens, follow added and dropped parts, and return the longest match.
+
+        Returns:
+            None if there are more new tokens than may be read at once.
+        """
         own = self._own
         assert len(token_ids) >= own.num_tokens, "known tokens never get fewer"
         end = min(len(token_ids), own.num_tokens + MAX_READ_TOKENS)
@@ -134,7 +138,7 @@ class _Reader:
 
 
 class _Cursor:
-    """The longest end of a sequence, of at most `MAX_MATCH` tokens, that occurs in one part."""
+    """The longest suffix of a sequence, of at most `MAX_MATCH` tokens, that occurs in one part."""
 
     def __init__(self) -> None:
         self.state = ROOT
@@ -143,7 +147,7 @@ class _Cursor:
         self._num_part_tokens = 0
 
     def read(self, token_ids: list[int], part: SuffixAutomaton) -> None:
-        """Take in new tokens; if the part has grown, its states have changed: all that may match."""
+        """Read new tokens; if the part has grown, its states have changed: read the last ones again."""
         if self._num_part_tokens != part.num_tokens:
             self._num_part_tokens = part.num_tokens
             self._num_read = max(0, len(token_ids) - MAX_MATCH)
@@ -166,15 +170,15 @@ class _Cursor:
 
 
 def _follow_up(match: _Match, num_tokens: int, min_chance: float) -> list[int]:
-    """What came most often after the match, then what came after both, and so on."""
+    """The most frequent token after the match, then the most frequent one after both, and so on."""
     automaton, state, length = match
     draft: list[int] = []
     chance = 1.0
     while len(draft) < num_tokens and state != ROOT:
         follower = automaton.best_follower(state)
         if follower is None:
-            # The end of the text itself, which nothing has followed yet, but a shorter end has
-            # occurred before. After too many followers the shorter ones have as many.
+            # The state is the end of the text, which nothing has followed yet, but a shorter suffix has
+            # occurred before. With too many followers the loop ends at the root: shorter ones have as many.
             state = automaton.link(state)
             length = automaton.length(state)
             continue
@@ -188,11 +192,11 @@ def _follow_up(match: _Match, num_tokens: int, min_chance: float) -> list[int]:
 
 
 def _chance(follower: Follower, length: int) -> float:
-    """How likely a follower comes next after a match of some length.
+    """Estimate the probability that a follower comes next after a match of some length.
 
-    Its share of the counts, with a share set aside for what has not been seen here (as in PPM
-    method C, Moffat 1990): the more different tokens have come the larger, and the longer the
-    match the smaller. The factor 3 fits English pages, licences and Python code: once seen,
-    after 1, 2, 4 and 8 tokens, the same follows in 0.2, 0.4, 0.5 and 0.7 of cases.
+    It is the follower's share of the counts, with an escape share for tokens not seen here (as in PPM
+    method C, Moffat 1990), which grows with the number of distinct followers and shrinks with the length
+    of the match. The factor 3 fits English pages, licences and Python code: after a match of 1, 2, 4 and
+    8 tokens that occurred once, the same token follows in 0.2, 0.4, 0.5 and 0.7 of cases.
     """
     return follower.num_times / (follower.num_times_any + 3 * follower.num_followers / length)

@@ -1,4 +1,4 @@
-"""Text in and text out: token ids ↔ text, chat templates, stop strings."""
+"""Text: encoding and decoding, chat templates, stop strings."""
 
 from naiad.tokenization.text_decoder import (
     TextDecoder,

@@ -20,11 +20,11 @@ class ChatTemplate:
     """A checkpoint's template, compiled once."""
 
     def __init__(self, source: str | None, named_tokens: Mapping[str, str | None]) -> None:
-        """Compile; a template that does not compile is reported by `render`.
+        """Compile the template; if that fails, `render` reports the error.
 
         Args:
-            source: Jinja, or None where the checkpoint has none.
-            named_tokens: the template's `bos_token`, `eos_token`, …
+            source: the Jinja source; None if the checkpoint has no template.
+            named_tokens: the values of the template's variables `bos_token`, `eos_token`, …
         """
         self._values = {name: token for name, token in named_tokens.items() if token is not None}
         self._template: jinja2.Template | None = None
@@ -66,8 +66,8 @@ def parse_messages(messages_json: str) -> list[dict[str, str]]:
     """Read the field `messages`.
 
     Raises:
-        InvalidRequestError: not a JSON list of at least one {role, content}, both strings, the
-            role one word.
+        InvalidRequestError: the text is not a JSON list of at least one {role, content}, both strings, the
+            role a single word.
     """
     try:
         messages = json.loads(messages_json)

@@ -32,7 +32,7 @@ class CheckpointTokenizer:
     Attributes:
         tokenizer: every special token of the files is marked as special.
         settings: special_tokens_map.json, overridden by tokenizer_config.json; empty if neither exists.
-        special_ids: ids that make no text when special tokens are skipped.
+        special_ids: ids that produce no text when special tokens are skipped.
         chat_template: Jinja source, or None.
     """
 

@@ -1,4 +1,4 @@
-"""Keeps the text of messages from becoming special tokens.
+"""Prevents the content of messages from becoming special tokens.
 
 A chat template mixes its own control tokens with users' content, and may trim, cut or join the
 content. So the content is not separated from the rendered text but marked inside it. Wherever the
@@ -43,7 +43,7 @@ class PlainContent:
         """Return the content with marks wherever it could form a special token.
 
         Raises:
-            InvalidRequestError: the content can not be kept plain.
+            InvalidRequestError: the content cannot be kept plain.
         """
         if _MARK in content:
             raise InvalidRequestError("messages: the character U+FDD0 is not allowed in content")

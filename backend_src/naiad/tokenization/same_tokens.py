@@ -9,15 +9,15 @@ from naiad.tokenization.checkpoint_tokenizer import CheckpointTokenizer
 
 
 def check_same_tokens(model_dir: str, draft_model: str) -> None:
-    """Refuse a draft model whose ids stand for other tokens than those of the served model.
+    """Refuse a draft model whose ids denote other tokens than the served model's ids.
 
     Args:
         model_dir: directory of the served model; has a tokenizer.
-        draft_model: directory of the draft model. Without a tokenizer there it is accepted.
+        draft_model: directory of the draft model, which is accepted if it has no tokenizer.
 
     Raises:
-        ConfigError: names an id that the two do not share.
-        ModelError: a tokenizer can not be read.
+        ConfigError: the tokens differ; the message names an id for which they do.
+        ModelError: a tokenizer cannot be read.
     """
     if not (Path(draft_model) / "tokenizer.json").is_file():
         return

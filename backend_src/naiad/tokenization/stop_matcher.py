@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class StopMatcher:
-    """Reads text once, character by character, at amortized O(1) each, whatever the strings.
+    """Reads text once, at amortized O(1) for each character, independent of the strings.
 
     A node represents a prefix of some string. The current node is the longest prefix that the
     text read so far ends with.
@@ -27,7 +27,7 @@ class StopMatcher:
 
     @property
     def num_open_chars(self) -> int:
-        """How many of the last characters may be the beginning of one of the strings."""
+        """Number of trailing characters that may be the beginning of one of the strings."""
         return self._depth[self._node]
 
     def feed(self, text: str) -> tuple[int, str | None]:

@@ -1,4 +1,4 @@
-"""Decodes token ids to text in pieces that add up to the whole text, however it is cut.
+"""Decodes token ids to text in pieces, which add up to the same text however the ids are divided.
 
 Text is the UTF-8 decoding of the tokens' concatenated bytes. A character whose bytes are
 incomplete is held back; a byte that cannot be part of a character becomes one U+FFFD.
@@ -89,10 +89,10 @@ def decode_after(
 
     Args:
         table: the checkpoint's tokens.
-        before_ids: ids already turned into text (`context_ids` of all of them is enough).
+        before_ids: ids that have been decoded already (`context_ids` of all of them is enough).
         new_ids: the ids that follow.
         is_last: also return what is held back at their end.
-        skip_special_tokens: special tokens make no text.
+        skip_special_tokens: whether special tokens produce no text.
     """
     decoder = TextDecoder(table, skip_special_tokens)
     decoder.push_all(before_ids)
@@ -112,12 +112,12 @@ def decode_chunk(
 
     Args:
         table: the checkpoint's tokens.
-        window_ids: ids already turned into text (`context_ids` of all of them is enough),
-            then the new ones.
-        num_emitted: how many ids of the window are text already.
+        window_ids: ids that have been decoded already (`context_ids` of all of them is enough), followed
+            by the new ones.
+        num_emitted: number of ids of the window that have been decoded already.
         max_chars: maximum length of the new text in characters; −1 = no limit.
         is_last: also return what is held back at the window's end.
-        skip_special_tokens: special tokens make no text.
+        skip_special_tokens: whether special tokens produce no text.
 
     Raises:
         InvalidRequestError: an id is negative, or `num_emitted` or `max_chars` out of range.

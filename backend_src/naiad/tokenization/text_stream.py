@@ -1,4 +1,4 @@
-"""Decides which new tokens of a sequence may be sent, and where a stop string ends its text.
+"""Decides which new tokens of a sequence may be sent, and where a stop string ends the text.
 
 A token is sent as soon as its text is decided. Without stop strings that is at once. With them,
 a token is held back while its last characters may be the beginning of a stop string. The stop string
@@ -23,17 +23,17 @@ from naiad.tokenization.token_table import TokenTable
 class TextChunk:
     """Tokens whose text is decided.
 
-    Consecutive chunks merge: `window_ids` of the first, `token_ids` of all, `num_chars` summed,
-    the rest from the last.
+    Consecutive chunks can be merged: `window_ids` comes from the first chunk, `token_ids` are concatenated,
+    `num_chars` are summed, and the rest comes from the last chunk.
 
     Attributes:
         token_ids: ids whose text is now decided, in order; ids held back come in a later chunk.
         window_ids: earlier ids on which the text of `token_ids` depends.
-        num_chars: characters that `token_ids` add, without those that `is_cut` cuts off; −1 = not
-            counted, because there are no stop strings.
-        is_cut: a stop string is complete: the sequence ends here, and so does its text after
-            `num_chars` characters.
-        stop_reason: the stop string, with `is_cut`.
+        num_chars: number of characters that `token_ids` add, without those that a stop string cuts off;
+            −1 = not counted, because there are no stop strings.
+        is_cut: whether a stop string is complete: the sequence then ends with this chunk, whose text ends
+            after `num_chars` characters.
+        stop_reason: the stop string; None unless `is_cut`.
     """
 
     token_ids: list[int]
@@ -44,7 +44,7 @@ class TextChunk:
 
 
 class TextStream:
-    """One sequence's tokens on their way to the detokenizer. Each push costs O(new tokens)."""
+    """Holds back the tokens of one sequence until their text is decided. Each push costs O(new tokens)."""
 
     def __init__(self, table: TokenTable, context: TextContext) -> None:
         """Start after the prompt.

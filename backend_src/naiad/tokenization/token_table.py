@@ -23,17 +23,17 @@ BytesOf = Callable[[str], bytes]
 
 
 class TokenTable:
-    """Maps token ids to bytes. Ids outside the table make no text."""
+    """Maps token ids to bytes. Ids outside the table produce no text."""
 
     def __init__(
         self, token_bytes: list[bytes], first_bytes: dict[int, bytes], special_ids: frozenset[int]
     ) -> None:
-        """Build from parts.
+        """Build the table.
 
         Args:
-            token_bytes: per id; empty where the id is unused.
-            first_bytes: ids that have other bytes as the first visible token of a text.
-            special_ids: ids that are skipped on request.
+            token_bytes: the bytes of each id; empty for unused ids.
+            first_bytes: id → bytes, for ids that have other bytes as the first visible token of a text.
+            special_ids: ids of special tokens, which produce no text if they are skipped.
         """
         self._all = token_bytes
         self._without_special = [
@@ -44,7 +44,7 @@ class TokenTable:
 
     @classmethod
     def from_directory(cls, model_dir: str | Path) -> TokenTable:
-        """Build from the tokenizer files of `model_dir`.
+        """Build the table from the tokenizer files of `model_dir`.
 
         Raises:
             ModelError: a file is missing or damaged, or the decoder is not supported.
@@ -53,7 +53,7 @@ class TokenTable:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointTokenizer) -> TokenTable:
-        """Build from files that have been read.
+        """Build the table of a checkpoint's tokenizer.
 
         Raises:
             ModelError: the decoder is not supported.
@@ -80,7 +80,7 @@ class TokenTable:
         return self._special_ids
 
     def check_ids(self, token_ids: Sequence[int]) -> None:
-        """Refuse negative ids; unknown ids make no text.
+        """Refuse negative ids; unknown ids are allowed and produce no text.
 
         Raises:
             InvalidRequestError: an id is negative.
@@ -121,7 +121,7 @@ class _SentencePiece:
 
     Attributes:
         replacements: (old, new) in every token.
-        has_bytes: a token "<0x..>" is one byte.
+        has_bytes: whether a token "<0x..>" is one byte.
         removed_at_start: removed from a text's first token, before the replacements.
         stripped_at_start: removed once from the beginning of a text.
     """
@@ -135,7 +135,7 @@ class _SentencePiece:
         """Return these steps with one more.
 
         Raises:
-            ModelError: the step is not supported, or not in this place.
+            ModelError: the step is not supported, or not at this point of the sequence.
         """
         kind = step["type"]
         if kind == "Strip" and is_fused and (step["start"], step["stop"]) == (1, 0):
@@ -170,7 +170,7 @@ class _SentencePiece:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in a byte-level vocabulary, as GPT-2 defined it.
+    """The character that represents each byte in a byte-level vocabulary, as GPT-2 defined it.
 
     Printable bytes map to themselves, the others, in order, to U+0100 and following.
     """

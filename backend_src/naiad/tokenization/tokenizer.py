@@ -1,4 +1,4 @@
-"""`Tokenizer`: encodes texts and chats as the first step of a request."""
+"""`Tokenizer`: encodes texts and chats."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Tokenizer:
     """Turns text and messages into ids, and describes a prompt's text for the detokenizer."""
 
     def __init__(self, checkpoint: CheckpointTokenizer, skip_special_tokens: bool = True) -> None:
-        """Build from files that have been read.
+        """Build the tokenizer of a checkpoint.
 
         Args:
             checkpoint: the tokenizer files.
-            skip_special_tokens: special tokens make no text.
+            skip_special_tokens: whether special tokens produce no text.
 
         Raises:
             ModelError: the tokenizer's kind is not supported, or the files contradict each other.
@@ -57,7 +57,7 @@ class Tokenizer:
                 text that already begins with it does not get a second one.
 
         Raises:
-            InvalidRequestError: the text is no valid Unicode.
+            InvalidRequestError: the text is not valid Unicode.
         """
         try:
             text.encode()
@@ -79,7 +79,7 @@ class Tokenizer:
             word: not empty.
 
         Raises:
-            InvalidRequestError: the word is no valid Unicode.
+            InvalidRequestError: the word is not valid Unicode.
         """
         bare = word.lstrip(" ") or word
         encoded = [tuple(self.encode(text, add_special_tokens=False)) for text in (bare, " " + bare)]
@@ -105,7 +105,7 @@ class Tokenizer:
         return self._plain_content.encode(self._chat_template.render(marked))
 
     def prompt_tail(self, prompt_ids: Sequence[int]) -> list[int]:
-        """Return the prompt's last ids on which the text after it depends (at most three)."""
+        """Return the prompt's last ids, at most three, on which the text after it depends."""
         return context_ids(self.table, prompt_ids, self._skip_special_tokens)
 
     def num_prompt_chars(self, prompt_ids: Sequence[int]) -> int:

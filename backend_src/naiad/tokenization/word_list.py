@@ -36,7 +36,7 @@ def unpack_word_list(packed: npt.NDArray[Any]) -> list[list[int]]:
         packed: integers [2, n], n ≥ 0.
 
     Raises:
-        InvalidRequestError: another shape or dtype, or offsets that do not rise within [1, n].
+        InvalidRequestError: the shape or dtype is wrong, or the offsets do not increase within [1, n].
     """
     if packed.ndim != 2 or packed.shape[0] != 2 or not np.issubdtype(packed.dtype, np.integer):
         raise InvalidRequestError(

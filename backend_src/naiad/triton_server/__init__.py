@@ -1,1 +1,1 @@
-"""The only room that knows Triton: life cycle of the models, requests in, responses out."""
+"""The only package that knows Triton: the models' life cycle, request readers and response writers."""

@@ -7,12 +7,14 @@ from typing import Literal
 import torch
 
 from naiad_kernels.gelu_and_mul import cpu, reference
+from naiad_kernels.recording import recordable
 
 __all__ = ["Approximate", "gelu_and_mul"]
 
 Approximate = Literal["none", "tanh"]
 
 
+@recordable
 def gelu_and_mul(gate_up: torch.Tensor, approximate: Approximate) -> torch.Tensor:
     """Compute gelu(first half) · second half over the last dimension.
 

@@ -1,4 +1,4 @@
-"""What `gelu_and_mul` computes, in plain float32 torch."""
+"""Reference for `gelu_and_mul`, in plain float32 torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`gumbel_argmax` on a GPU: the best of each tile of the vocabulary, then the best of those."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -21,7 +21,7 @@ _UNIFORM_STEP = tl.constexpr(2.0**-53)
 
 @triton.jit
 def uniform_noise(key, token_ids):
-    """Uniform noise in (0, 1], float64, of `token_ids` in a row with this `key` (int64)."""
+    """Uniform noise in (0, 1], float64, for `token_ids` in a row with this `key` (int64)."""
     bits = token_ids.to(tl.uint64) * _STEP + key.to(tl.uint64)
     bits = (bits ^ (bits >> 30)) * _FACTOR_1
     bits = (bits ^ (bits >> 27)) * _FACTOR_2
@@ -31,9 +31,9 @@ def uniform_noise(key, token_ids):
 
 @triton.jit
 def gumbel_noise(key, token_ids):
-    """Standard Gumbel noise, float64, of `token_ids` in a row with this `key` (int64)."""
+    """Standard Gumbel noise, float64, for `token_ids` in a row with this `key` (int64)."""
     uniform = uniform_noise(key, token_ids)
-    # log1p(-u) where 1 - u loses digits: Kahan's correction by what the rounding took away.
+    # log1p(-u), although 1 - u loses digits: Kahan's method corrects for the rounding.
     rounded = 1.0 - uniform
     is_one = rounded == 1.0
     ratio = -uniform / tl.where(is_one, 1.0, rounded - 1.0)
@@ -82,7 +82,7 @@ def _best_of_row_kernel(
     row = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, TILE_TILES)
     scores = tl.load(tile_scores_ptr + row * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf"))
-    # Among NaN, argmax may choose a place behind the last tile.
+    # With NaN, argmax may return an index past the last tile.
     tile = tl.minimum(tl.argmax(scores, axis=0), num_tiles - 1)
     tl.store(out_ptr + row, tl.load(tile_ids_ptr + row * num_tiles + tile))
 

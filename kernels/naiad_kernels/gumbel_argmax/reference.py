@@ -1,4 +1,4 @@
-"""What `gumbel_argmax` computes, in plain torch."""
+"""Reference for `gumbel_argmax`, in plain torch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def gumbel_argmax(
 
 
 def gumbel_noise(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Standard Gumbel noise of every token, `[num_rows, vocab_size]` float64."""
+    """Standard Gumbel noise for every token, `[num_rows, vocab_size]` float64."""
     uniform = uniform_noise(keys, torch.arange(vocab_size, device=keys.device))
     return -torch.log(-torch.log1p(-uniform))
 
 
 def uniform_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Uniform noise in (0, 1] of some tokens, `[num_rows, n]` float64: SplitMix64 of each id."""
+    """Uniform noise in (0, 1] for some tokens, `[num_rows, n]` float64: SplitMix64 of each id."""
     bits = token_ids * _STEP + keys[:, None]
     for shift, factor in _FACTORS:
         bits = (bits ^ _logical_shift(bits, shift)) * factor

@@ -18,7 +18,7 @@ class RowFilters:
     Attributes:
         temperature: float64, > 0.
         top_k: int64, 0 = off, at most the size of the vocabulary.
-        top_p: float64, > 0, ≥ 1 = off; counts within what top-k leaves.
+        top_p: float64, > 0, ≥ 1 = off; applies to the tokens that top-k keeps.
         log_min_p: float64, logarithm of the smallest probability relative to the best; −inf = off.
     """
 
@@ -36,7 +36,7 @@ def kept_threshold(logits: torch.Tensor, best: torch.Tensor, filters: RowFilters
     Args:
         logits: `[num_rows, vocab_size]` float32, no NaN.
         best: `[num_rows]` float32, each row's largest logit, finite.
-        filters: of the rows.
+        filters: the rows' filters.
 
     Returns:
         `[num_rows]` float64, −inf for a row that keeps all tokens; equals a scaled logit of the row or

@@ -1,6 +1,6 @@
-"""`kept_threshold` on a GPU: bisection over the bits of a logit, one program a row."""
+"""`kept_threshold` on a GPU: bisection over the bits of a logit, one program per row."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -18,14 +18,14 @@ _MAGNITUDE_BITS = tl.constexpr((1 << 31) - 1)
 
 @triton.jit
 def _sort_key(logits):
-    """An int32 for each float32, in the same order."""
+    """Map float32 to int32 so that the order stays the same."""
     bits = logits.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & _MAGNITUDE_BITS)
 
 
 @triton.jit
 def _num_at_least(row_ptr, key, VOCAB_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Tokens whose logit has this key or a greater one."""
+    """Number of tokens whose logit has this key or a greater one."""
     counts = tl.zeros([TILE], dtype=tl.int32)
     for first in tl.range(0, VOCAB_SIZE, TILE):
         token_ids = first + tl.arange(0, TILE)
@@ -62,7 +62,7 @@ def _kept_threshold_kernel(
     VOCAB_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Grid (num_rows,); 32 readings of the row for top-k, 33 for top-p, none where both are off."""
+    """Grid (num_rows,). Top-k reads the row 32 times, top-p 33 times; if both are off it is not read."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride_row
     best = tl.load(best_ptr + row)
@@ -81,7 +81,7 @@ def _kept_threshold_kernel(
             else:
                 above = middle
     if top_p < 1.0:
-        # The smallest key with too little mass above it: that of the last token still needed.
+        # The smallest key with less than the wanted mass above it: that of the last token needed.
         narrow = temperature.to(tl.float32)
         wanted = top_p * _mass_at_least(row_ptr, kept, best, narrow, VOCAB_SIZE, TILE)
         below = kept - 1

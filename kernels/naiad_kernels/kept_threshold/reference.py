@@ -1,4 +1,4 @@
-"""What `kept_threshold` computes, with a sort in plain torch."""
+"""Reference for `kept_threshold`, with a sort in plain torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kept_threshold(
     by_top_k = torch.where(top_k[:, None] > 0, kth, -torch.inf)
     masses = values.exp().masked_fill(values < by_top_k, 0)
     cumulated = masses.cumsum(1)
-    # A token is needed if the better ones do not have the mass yet; the best always is.
+    # A token is needed if the better ones do not reach the mass; the best one always is.
     needed = cumulated - masses < top_p[:, None] * cumulated[:, -1:]
     last_needed = values.gather(1, (needed.sum(1, keepdim=True) - 1).clamp(min=0))
     by_top_p = torch.where(top_p[:, None] < 1, last_needed, -torch.inf)

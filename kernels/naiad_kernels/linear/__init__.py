@@ -12,6 +12,8 @@ from naiad_kernels.linear.half_weight import HalfWeight
 from naiad_kernels.linear.onednn import OneDNNWeight
 from naiad_kernels.linear.options import LoadOptions
 from naiad_kernels.linear.plain import PlainWeight
+from naiad_kernels.native.panels import NativeWeight
+from naiad_kernels.recording import recordable
 
 __all__ = ["LinearWeight", "LoadOptions", "linear", "prepare_linear"]
 
@@ -21,11 +23,11 @@ class LinearWeight(Protocol):
 
     @property
     def in_features(self) -> int:
-        """Columns of the layer's input."""
+        """Number of input features."""
 
     @property
     def out_features(self) -> int:
-        """Columns of the layer's output."""
+        """Number of output features."""
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """Compute `linear` for this layout."""
@@ -44,6 +46,8 @@ def prepare_linear(
         options: how the model is loaded; None: the defaults.
     """
     assert bias is None or bias.shape == matrix.shape[:1], bias.shape
+    if options is not None and options.native:
+        return NativeWeight.of(matrix, bias)
     if options is not None and options.batch_invariant:
         return FixedOrderWeight(matrix.contiguous(), bias)
     if half_weight.can_narrow(matrix):
@@ -53,6 +57,7 @@ def prepare_linear(
     return PlainWeight(matrix, bias)
 
 
+@recordable
 def linear(x: torch.Tensor, weight: LinearWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
     """Multiply by the weight, add its bias, add the residual: x · matrixᵀ + bias + residual.
 

@@ -1,9 +1,9 @@
 """`linear` in float32 on a CPU over weights kept in 16 bits, for checkpoints stored in 16 bits.
 
-A step of few tokens takes as long as its weights take to read, so half the bytes are twice the
-speed; and FBGEMM's tiles lose nothing to the plain product where computing is the limit. Widening
-a float16 to float32 is exact, so is narrowing the weights of a bfloat16 checkpoint unless they
-are very small: products and sums are the float32 ones.
+A step of few tokens takes as long as reading its weights, so half the bytes double the speed; where
+arithmetic is the bottleneck, FBGEMM is no slower than the plain product. Converting float16 to
+float32 is exact, and so is converting the weights of a bfloat16 checkpoint to float16 unless they are
+very small: products and sums are those of float32.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-# A weight may move by this part of the matrix's largest: half a unit in a float32's last place.
+# A weight may change by this fraction of the matrix's largest: half a unit in the last place of a float32.
 _MAX_RELATIVE_CHANGE = 2.0**-24
 
 
@@ -26,7 +26,7 @@ def has_fbgemm() -> bool:
 
 
 def can_narrow(matrix: torch.Tensor) -> bool:
-    """Whether float16 holds the weight so well that float32 results do not tell the difference.
+    """Whether float16 represents the weight so precisely that float32 results are not affected.
 
     Args:
         matrix: `[out_features, in_features]`.
@@ -47,7 +47,7 @@ class HalfWeight:
 
     @classmethod
     def of(cls, matrix: torch.Tensor, bias: torch.Tensor | None) -> HalfWeight:
-        """Narrow a weight for which `can_narrow` is true."""
+        """Convert a weight for which `can_narrow` is true."""
         out_features, in_features = matrix.shape
         packed = torch.ops.quantized.linear_prepack_fp16(matrix.contiguous(), bias)
         return cls(packed, in_features, out_features)

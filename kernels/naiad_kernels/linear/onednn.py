@@ -1,7 +1,7 @@
-"""`linear` on a CPU through oneDNN, over a weight that was reordered once.
+"""`linear` on a CPU through oneDNN, over a weight that is reordered once.
 
-`F.linear` hands a float32 weight to the BLAS library, which packs it again in every call; for a
-few tokens that packing costs more than the product.
+`F.linear` passes a float32 weight to the BLAS library, which packs it again in every call; for a
+few tokens the packing costs more than the product.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LAYOUT_TOKENS = 32
 
 @functools.cache
 def computes_in_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware (avx512_bf16 or AMX); else it is 8× slower."""
+    """Whether this CPU multiplies bfloat16 in hardware (avx512_bf16 or AMX); without, it is 8× slower."""
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, name, bool)()) for name in probes)
 
@@ -32,7 +32,7 @@ def _has_onednn() -> bool:
 
 
 def can_pack(matrix: torch.Tensor) -> bool:
-    """Whether oneDNN can multiply by a weight of this device and dtype, and is faster at it."""
+    """Whether oneDNN can multiply by a weight of this device and dtype, and is faster."""
     if matrix.device.type != "cpu" or not _has_onednn():
         return False
     return matrix.dtype == torch.float32 or (matrix.dtype == torch.bfloat16 and computes_in_bfloat16())

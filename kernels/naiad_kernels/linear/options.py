@@ -1,4 +1,4 @@
-"""`LoadOptions`: what every weight of a model is loaded and laid out for."""
+"""`LoadOptions`: how the weights of a model are loaded and laid out."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """One value that is passed once, from the runner to the last linear layer.
+    """Options for loading a model, passed from the runner to every linear layer.
 
     Attributes:
-        dtype: the model computes in it.
-        device: the model computes on it.
-        batch_invariant: on a GPU, a token's result must not depend on the other tokens of the step,
-            to the last bit.
+        dtype: the dtype in which the model computes.
+        device: the device on which the model computes.
+        batch_invariant: on a GPU, every bit of a token's result must be independent of the other tokens
+            of the step.
+        native: on a CPU, steps are recorded and run by the native kernels.
     """
 
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     batch_invariant: bool = False
+    native: bool = False

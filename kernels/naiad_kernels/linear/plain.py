@@ -1,4 +1,4 @@
-"""The method of every device and dtype that has no faster one: torch's own product."""
+"""The linear method for devices and dtypes that have no faster one: torch's own product."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from naiad_kernels.linear import reference
 
 @dataclass(frozen=True, slots=True)
 class PlainWeight:
-    """A weight as it came: `[out_features, in_features]`, bias `[out_features]` or None."""
+    """An unchanged weight, `[out_features, in_features]`, and a bias `[out_features]` or None."""
 
     matrix: torch.Tensor
     bias: torch.Tensor | None
 
     @property
     def in_features(self) -> int:
-        """Columns of the layer's input."""
+        """Number of input features."""
         return self.matrix.shape[1]
 
     @property
     def out_features(self) -> int:
-        """Columns of the layer's output."""
+        """Number of output features."""
         return self.matrix.shape[0]
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What `linear` computes, in plain torch."""
+"""Reference for `linear`, in plain torch."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ MAX_RANK = 128
 
 
 def lora_shrink(x: torch.Tensor, down: torch.Tensor, plan: LoraPlan) -> torch.Tensor:
-    """Multiply each token's vector by the first matrix of its adapter.
+    """Multiply each token's vector by the down projection of its adapter.
 
     Args:
         x: `[num_tokens, in_dim]`, float32, float16 or bfloat16.
         down: `[num_adapters, num_slices, max_rank, in_dim]`, dtype of `x`, contiguous; a slice is
-            one of the projections that are fused (queries, keys, values; gate, up). Rows from an
+            one of the fused projections (queries, keys, values; gate, up). Rows from an
             adapter's own rank to max_rank are 0. max_rank ≤ MAX_RANK.
         plan: from `plan_lora`, for these tokens.
 
@@ -40,7 +40,7 @@ def lora_shrink(x: torch.Tensor, down: torch.Tensor, plan: LoraPlan) -> torch.Te
 def lora_expand(
     out: torch.Tensor, shrunk: torch.Tensor, up: torch.Tensor, slice_sizes: tuple[int, ...], plan: LoraPlan
 ) -> None:
-    """Add each token's shrunk vector, times the second matrix of its adapter, to `out` in place.
+    """Multiply each token's shrunk vector by the up projection of its adapter; add it to `out` in place.
 
     Args:
         out: `[num_tokens, out_dim]`, the projection without adapters; elements of a row are
@@ -48,7 +48,7 @@ def lora_expand(
         shrunk: from `lora_shrink`; its sum is rounded to the dtype of `out`.
         up: `[num_adapters, out_dim, max_rank]`, dtype of `out`, contiguous, scaled by alpha / rank.
             Columns from an adapter's own rank to max_rank are 0.
-        slice_sizes: rows of `up` of each slice; their sum is out_dim.
+        slice_sizes: number of rows of `up` for each slice; their sum is out_dim.
         plan: from `plan_lora`, for these tokens.
     """
     assert out.shape == (len(plan.adapter_ids), up.shape[1]), (out.shape, up.shape)

@@ -1,6 +1,6 @@
-"""`lora_shrink` and `lora_expand` on a GPU: a program takes up to 16 tokens of one adapter."""
+"""`lora_shrink` and `lora_expand` on a GPU: a program computes up to 16 tokens of one adapter."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -12,18 +12,19 @@ import triton.language as tl
 
 from naiad_kernels.lora.plan import TILE_TOKENS, LoraPlan
 
-# By bytes of an element; float32 has no matrix instructions that keep its digits, and needs registers.
+# By bytes per element; float32 has no matrix instructions of full precision and needs more registers.
 _TILE_IN, _TILE_OUT = {2: 128, 4: 32}, {2: 128, 4: 64}
-# Columns that one program of `lora_shrink` sums: a function of in_dim alone, as the order of sums.
+# A program of `lora_shrink` sums a part of the columns, which depends on in_dim alone, as does the order
+# of summation.
 _MIN_PART, _MAX_PARTS = 512, 8
-# From so many tiles of tokens on a program of `lora_expand` takes several tiles of `up`, so that
-# partial sums are read less often.
+# With this many tiles of tokens or more, a program of `lora_expand` computes several tiles of `up`, so
+# that partial sums are read less often.
 _MANY_TOKEN_TILES, _UP_TILES = 16, 8
 
 
 @triton.jit
 def _tokens_of_tile(token_ids_ptr, begin, end, TILE_TOKENS: tl.constexpr):
-    """Tokens of a tile and which of them there are."""
+    """The tokens of a tile, and which of its lanes have one."""
     lanes = begin + tl.arange(0, TILE_TOKENS)
     return tl.load(token_ids_ptr + lanes, mask=lanes < end, other=0), lanes < end
 
@@ -165,5 +166,5 @@ def lora_expand(
 
 
 def _tile_rank(rank: int) -> int:
-    """A matrix instruction takes no fewer than 16 elements of a sum."""
+    """The rank padded to a power of two, at least 16, the minimum of a matrix instruction."""
     return max(16, int(triton.next_power_of_2(rank)))

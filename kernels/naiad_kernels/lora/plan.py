@@ -1,4 +1,4 @@
-"""Tokens of a step sorted by adapter, and cut into tiles of one adapter each; made on the device."""
+"""Sorts a step's tokens by adapter and divides them into tiles of one adapter each, on the device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-# Tokens of a tile. The same for every step: what shares a token's step does not change its sums.
+# Tokens of a tile; the same in every step, so that the other tokens of a step do not affect a token's sums.
 TILE_TOKENS = 16
 
 
@@ -30,11 +30,11 @@ class LoraPlan:
 
 
 def plan_lora(adapter_ids: torch.Tensor, num_adapters: int) -> LoraPlan:
-    """Sort and cut; the host waits for nothing, and sizes depend on the arguments' sizes alone.
+    """Make the plan without waiting for the device; its sizes depend on the arguments' sizes alone.
 
     Args:
         adapter_ids: `[num_tokens]` int64, in [−1, num_adapters).
-        num_adapters: that are loaded, ≥ 1.
+        num_adapters: number of loaded adapters, ≥ 1.
     """
     assert adapter_ids.dim() == 1, adapter_ids.shape
     assert adapter_ids.dtype == torch.int64, adapter_ids.dtype
@@ -44,7 +44,7 @@ def plan_lora(adapter_ids: torch.Tensor, num_adapters: int) -> LoraPlan:
     starts = torch.searchsorted(sorted_ids, torch.arange(num_adapters + 1, device=device))
     num_tiles = (starts.diff() + TILE_TOKENS - 1) // TILE_TOKENS
     ends_in_tiles = num_tiles.cumsum(0)
-    # No tile has tokens of two adapters, so each adapter may need one that is not full.
+    # A tile has tokens of one adapter only, so each adapter may need one tile that is not full.
     max_tiles = -(-num_tokens // TILE_TOKENS) + min(num_adapters, num_tokens)
     tiles = torch.arange(max_tiles, device=device)
     found = torch.searchsorted(ends_in_tiles, tiles, right=True)

@@ -1,4 +1,4 @@
-"""What the adapters compute, one adapter after the other in plain torch."""
+"""Reference for the LoRA ops, one adapter after the other in plain torch."""
 
 from __future__ import annotations
 

@@ -8,11 +8,13 @@ import torch
 
 from naiad_kernels.paged_attention import chunks, single
 from naiad_kernels.paged_attention.plan import AttentionPlan, attention_sort_key, plan_attention
+from naiad_kernels.recording import recordable
 from naiad_kernels.store_kv import LayerCache
 
 __all__ = ["AttentionPlan", "attention_sort_key", "paged_attention", "plan_attention"]
 
 
+@recordable
 def paged_attention(
     query: torch.Tensor,
     cache: LayerCache,
@@ -20,20 +22,20 @@ def paged_attention(
     scale: float | None = None,
     soft_cap: float = 0.0,
 ) -> torch.Tensor:
-    """Each token attends to its own sequence's cached tokens up to and including itself.
+    """Let each token attend to its own sequence's cached tokens up to and including itself.
 
-    In a plan with a window it attends to the last of them only.
+    In a plan with a window it attends only to those within the window.
 
-    The keys and values of the step's own tokens must be in the cache already. Cached vectors of a
-    sequence's own blocks must be finite, the unwritten rest of its last block included; what other
-    blocks hold never matters, nor what blocks hold that lie wholly before the window.
+    The keys and values of the step's own tokens must already be in the cache. All vectors in a
+    sequence's own blocks must be finite, including the unwritten rest of its last block. The contents of
+    other blocks do not matter, nor those of blocks entirely before the window.
 
     Args:
         query: `[num_tokens, num_heads, head_dim]`, sequences one after the other as in the plan.
-        cache: of the dtype of `query`, or quantized.
+        cache: in the dtype of `query`, or quantized.
         plan: from `plan_attention` for the same step and the same shapes.
         scale: factor of the scores; None: 1 / √head_dim.
-        soft_cap: c > 0: scores become c · tanh(score / c); 0: they stay as they are.
+        soft_cap: c > 0: scores become c · tanh(score / c); 0: no soft cap.
 
     Returns:
         `[num_tokens, num_heads * head_dim]`, dtype of `query`.

@@ -1,4 +1,4 @@
-"""Attention for sequences with several query tokens: gather their context once, then one call."""
+"""Attention for sequences with several query tokens: gathers their contexts, then attends in one call."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ChunkGroup:
 
     Attributes:
         tokens: the group's rows of the step's query.
-        query_rows: `[S * N]` rows of the group's query, padding repeats the sequence's own.
-        result_rows: `[num_tokens]` where each token is among the padded rows.
-        cache_rows: `[S * num_kv_heads * B]` rows of the cache seen as one row per block and head.
+        query_rows: `[S * N]` rows of the group's query; padding repeats the sequence's last token.
+        result_rows: `[num_tokens]` index of each token among the padded rows.
+        cache_rows: `[S * num_kv_heads * B]` rows of the cache, viewed as one row per block and head.
         mask: `[S, 1, group_size * N, B * block_size]`, 0 or −inf, dtype of the query.
     """
 
@@ -74,10 +74,10 @@ def plan_chunks(
 def attend(
     query: torch.Tensor, cache: LayerCache, group: ChunkGroup, scale: float, soft_cap: float
 ) -> torch.Tensor:
-    """`[num_tokens, num_heads, head_dim]` queries to `[num_tokens, num_heads * head_dim]`.
+    """Map queries, `[num_tokens, num_heads, head_dim]`, to `[num_tokens, num_heads * head_dim]`.
 
-    The query heads of a KV head become further query rows of it, so keys and values are neither
-    repeated nor broadcast.
+    The query heads of a KV head are stacked as query rows, so keys and values are neither repeated nor
+    broadcast.
     """
     layout, num_seqs = group.layout, group.num_seqs
     head_dim, kv_heads, group_size = layout.head_dim, layout.num_kv_heads, layout.group_size
@@ -104,9 +104,9 @@ def _capped_attention(
     scale: float,
     soft_cap: float,
 ) -> torch.Tensor:
-    """Attention with capped scores, which torch's own does not have."""
+    """Attention with a soft cap, which torch's attention does not have."""
     result = torch.empty_like(rows)
-    # One KV head at a time: the scores of all of them would be as many times the mask.
+    # One KV head at a time, because the scores of one head are as large as the mask.
     for head in range(rows.shape[1]):
         scores = rows[:, head].float() @ keys[:, head].float().transpose(1, 2)
         scores = scores.mul_(scale / soft_cap).tanh_().mul_(soft_cap).add_(mask[:, 0])

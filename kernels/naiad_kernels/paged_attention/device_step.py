@@ -1,4 +1,4 @@
-"""A step's sequences as a GPU reads them: three tensors, and sizes that launches are cut to."""
+"""A step's sequences for a GPU: three tensors, and the sizes of the launches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from naiad_kernels.paged_attention.layout import MIN_SPLIT, CacheLayout
 from naiad_kernels.staging import Staging
 
-# Query rows (tokens × heads of a KV head) up to which one program takes a whole sequence's, by
-# bytes of an element; more float32 rows do not fit its registers.
+# By bytes per element: the most query rows (tokens × heads of a KV head) of a sequence that one program
+# computes; more float32 rows do not fit its registers.
 _MAX_SHORT_ROWS = {2: 64, 4: 16}
 
 
@@ -20,17 +20,17 @@ _MAX_SHORT_ROWS = {2: 64, 4: 16}
 class Run:
     """Neighbouring sequences that are computed by the same launches.
 
-    The numbers are upper bounds: what a sequence really has stands in the step's tensors, so one
-    captured launch serves every step that fits.
+    The numbers are upper bounds; the actual lengths are in the step's tensors, so one captured launch
+    serves every step that fits.
 
     Attributes:
-        first_seq: index of the first.
-        num_seqs: sequences; one without query tokens is skipped.
-        num_tokens: query tokens of all together.
-        max_query_len: query tokens of one.
-        max_seq_len: cached tokens of one.
+        first_seq: index of the first sequence.
+        num_seqs: number of sequences; those without query tokens are skipped.
+        num_tokens: query tokens of all sequences together.
+        max_query_len: query tokens of one sequence.
+        max_seq_len: cached tokens of one sequence.
         is_short: all query tokens of one sequence fit one program.
-        min_split: keys of the parts that the contexts of short ones are read in, at least.
+        min_split: minimum number of keys in a split of a short sequence's context.
     """
 
     first_seq: int
@@ -48,7 +48,7 @@ class DeviceStep:
 
     Attributes:
         block_tables: `[S, max_blocks]` int32; entries after a sequence's last block are not read, nor are
-            those of blocks that lie wholly before its window.
+            those of blocks entirely before its window.
         seq_lens: `[S]` int32, cached tokens including the step's own.
         query_start_loc: `[S + 1]` int32, where each sequence's query tokens begin.
         runs: cover the sequences in order.
@@ -69,7 +69,7 @@ def plan_device_step(
     layout: CacheLayout,
     staging: Staging | None = None,
 ) -> DeviceStep:
-    """Arguments as for `plan_attention`; without `staging`, a copy of its own to the device."""
+    """Plan a step; the arguments are those of `plan_attention`. Without `staging` it copies by itself."""
     if layout.fixed_split:
         query_lens, seq_lens, block_tables = _pieces(query_lens, seq_lens, block_tables, layout)
     counts = [layout.blocks_for(length) for length in seq_lens]
@@ -91,7 +91,7 @@ def plan_device_step(
 
 
 def list_sizes(query_lens: Sequence[int], seq_lens: Sequence[int], layout: CacheLayout) -> list[int]:
-    """How many int32 each list has that `plan_device_step` puts for a step."""
+    """The lengths of the int32 lists that `plan_device_step` puts into the staging buffer."""
     num_lines = len(query_lens)
     if layout.fixed_split:
         size = max_short_len(layout)
@@ -100,7 +100,7 @@ def list_sizes(query_lens: Sequence[int], seq_lens: Sequence[int], layout: Cache
 
 
 def padded_run(layout: CacheLayout, num_seqs: int, query_len: int, seq_len: int) -> Run:
-    """So many sequences with so many tokens each, no more than `max_short_len`, as upper bounds."""
+    """A run with these upper bounds; `query_len` is at most `max_short_len`."""
     assert query_len <= max_short_len(layout), (query_len, layout)
     num_tokens = num_seqs * query_len
     if layout.fixed_split:
@@ -116,7 +116,7 @@ def padded_run(layout: CacheLayout, num_seqs: int, query_len: int, seq_len: int)
 
 
 def _fixed_run(layout: CacheLayout, num_seqs: int, num_tokens: int, seq_len: int) -> Run:
-    """All by the same code: a program is made for as many tokens as it can take, however many it gets."""
+    """A run whose programs are always compiled for the most tokens that they can compute."""
     return Run(
         first_seq=0,
         num_seqs=num_seqs,
@@ -134,7 +134,7 @@ def _pieces(
     block_tables: Sequence[Sequence[int]],
     layout: CacheLayout,
 ) -> tuple[list[int], list[int], list[Sequence[int]]]:
-    """The sequences cut so that one program takes a piece; each piece is a sequence that ends there."""
+    """Divide sequences into pieces for one program each; a piece is a sequence that ends with it."""
     size = max_short_len(layout)
     lens: list[int] = []
     ends: list[int] = []
@@ -155,15 +155,15 @@ def plan_padded_step(
     run: Run,
     staging: Staging,
 ) -> DeviceStep:
-    """A step that is computed by the launches of its upper bounds, sequences in any order.
+    """Plan a step whose launches have the sizes of `run`; sequences may be in any order.
 
     Args:
-        query_lens: of the sequences there are, no more than `run` has; the others have no tokens.
+        query_lens: the query tokens of each sequence; further sequences of `run` have none.
         seq_lens: as for `plan_attention`.
-        block_tables: likewise.
-        layout: likewise.
+        block_tables: as for `plan_attention`.
+        layout: as for `plan_attention`.
         run: from `padded_run`.
-        staging: takes the step to the device.
+        staging: copies the step to the device.
     """
     counts = [layout.blocks_for(length) for length in seq_lens]
     num_empty = run.num_seqs - len(seq_lens)
@@ -180,7 +180,7 @@ def plan_padded_step(
 
 
 def distinct_query_lens(layout: CacheLayout) -> list[int]:
-    """Query tokens of a sequence, one number for each variant of the kernels that any number runs."""
+    """Numbers of query tokens that together run every kernel variant."""
     if layout.fixed_split:
         return [1]
     most_rows, group_size = _MAX_SHORT_ROWS[layout.dtype.itemsize], layout.group_size
@@ -193,7 +193,7 @@ def distinct_query_lens(layout: CacheLayout) -> list[int]:
 
 
 def max_short_len(layout: CacheLayout) -> int:
-    """Query tokens of a sequence that one program takes; one at least, however many heads it has."""
+    """The most query tokens of a sequence that one program computes; at least one."""
     return max(1, _MAX_SHORT_ROWS[layout.dtype.itemsize] // layout.group_size)
 
 
@@ -202,7 +202,7 @@ def _runs(
     seq_lens: Sequence[int],
     layout: CacheLayout,
 ) -> tuple[Run, ...]:
-    """One query token first, then the short ones that follow, then all the rest."""
+    """Runs of sequences with one query token, with few, and with many, in this order."""
     if layout.fixed_split:
         return (_fixed_run(layout, len(query_lens), sum(query_lens), max(seq_lens)),)
     num_seqs = len(query_lens)

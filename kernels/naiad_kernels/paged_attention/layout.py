@@ -1,4 +1,4 @@
-"""Shapes every part of paged attention shares, and the padded block table."""
+"""The shapes that all parts of paged attention share, and the padded block table."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from dataclasses import dataclass
 
 import torch
 
-# Parts that a context is read in, at most, and keys of a part that is as small as can be: enough
-# programs for one long sequence, and 3 % more memory traffic for the partial results of many.
+# The most splits of a context, and the fewest keys in a split: enough programs for one long sequence,
+# while the partial results of many sequences add 3 % memory traffic.
 MAX_SPLITS = 64
 MIN_SPLIT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """What attention must know of the model and the cache.
+    """The properties of the model and the cache that attention needs.
 
     Attributes:
         num_heads: query heads; query head h reads KV head h // (num_heads / num_kv_heads).
         block_size: tokens in a block.
-        dtype: of the query, and of a cache that is not quantized.
-        device: of query and cache.
-        fixed_split: 0, or keys of every part that a context is read in, from `fixed_split_for`. Then
-            what a token attends to is summed, on a GPU, in an order that its place in its sequence
-            alone gives: batch and chunks do not show, to the last bit.
+        dtype: dtype of the query, and of a cache that is not quantized.
+        device: device of query and cache.
+        fixed_split: 0, or the number of keys in every split, from `fixed_split_for`. Then the order in
+            which a GPU sums a token's context depends only on the token's position: batches and chunks
+            do not change any bit of the result.
         window: 0, or how many tokens each token attends to at most, itself included.
+        is_native: on a CPU, the cache's blocks are laid out for the native kernels.
     """
 
     num_heads: int
@@ -36,14 +37,15 @@ class CacheLayout:
     device: torch.device
     fixed_split: int = 0
     window: int = 0
+    is_native: bool = False
 
     @property
     def group_size(self) -> int:
-        """Query heads of one KV head."""
+        """Number of query heads per KV head."""
         return self.num_heads // self.num_kv_heads
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold this many tokens."""
+        """Number of blocks for this many tokens."""
         return -(-num_tokens // self.block_size)
 
     def first_visible(self, query_len: int, seq_len: int) -> int:
@@ -52,20 +54,19 @@ class CacheLayout:
 
 
 def fixed_split_for(max_seq_len: int) -> int:
-    """Keys of a part so that no more than `MAX_SPLITS` of them cover the longest sequence."""
+    """The number of keys in a split such that `MAX_SPLITS` splits cover the longest sequence."""
     return max(1, -(-max_seq_len // (MAX_SPLITS * MIN_SPLIT))) * MIN_SPLIT
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedTable:
-    """Block tables cut to the blocks that a step reads and padded to one width, on the host.
+    """Block tables restricted to the blocks that a step reads and padded to one width, on the host.
 
     Attributes:
-        blocks: `[num_seqs, max_blocks]` int64. The padding repeats a block that the sequence reads
-            anyway: whatever another sequence's block holds, even NaN times a weight of zero, stays out
-            of the row.
-        counts: `[num_seqs]` int64, the blocks that are read.
-        origins: `[num_seqs]` int64, the position of the first key in the first of them.
+        blocks: `[num_seqs, max_blocks]` int64. Padding repeats a block that the sequence reads anyway, so
+            that another sequence's block cannot affect the row (zero times NaN is NaN).
+        counts: `[num_seqs]` int64, the number of blocks that are read.
+        origins: `[num_seqs]` int64, the position of the first key in the first block.
     """
 
     blocks: torch.Tensor
@@ -79,7 +80,7 @@ def padded_table(
     block_tables: Sequence[Sequence[int]],
     layout: CacheLayout,
 ) -> PaddedTable:
-    """Leave out what no query token attends to: blocks after the sequence's end or before its window."""
+    """Omit blocks to which no query token attends: those after the sequence's end or before its window."""
     firsts = [
         layout.first_visible(query_len, seq_len) // layout.block_size
         for query_len, seq_len in zip(query_lens, seq_lens, strict=True)

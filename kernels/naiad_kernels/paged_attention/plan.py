@@ -6,14 +6,15 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from naiad_kernels.native.tables import NativeTables
 from naiad_kernels.paged_attention.chunks import ChunkGroup, plan_chunks
 from naiad_kernels.paged_attention.device_step import DeviceStep, plan_device_step
 from naiad_kernels.paged_attention.layout import CacheLayout
 from naiad_kernels.paged_attention.single import SingleGroup, plan_single
 from naiad_kernels.staging import Staging
 
-# Sequences whose padded sizes agree are computed together. Below these sizes padding is cheaper
-# than another group's ops.
+# Sequences with the same padded sizes are computed together. Below these sizes padding is cheaper than
+# the ops of another group.
 _MIN_QUERY_BUCKET = 16
 _MIN_CONTEXT_BUCKET = 512
 
@@ -23,20 +24,22 @@ class AttentionPlan:
     """How a step's sequences are grouped.
 
     Attributes:
-        num_tokens: of the step.
+        num_tokens: number of tokens in the step.
         singles: groups of sequences with one query token; they come first in the step.
-        chunks: groups of sequences with several.
-        device_step: for a CUDA device, instead of groups.
+        chunks: groups of sequences with several query tokens.
+        device_step: used on a CUDA device instead of groups.
+        tables: used by the native kernels instead of groups.
     """
 
     num_tokens: int
     singles: list[SingleGroup]
     chunks: list[ChunkGroup]
     device_step: DeviceStep | None = None
+    tables: NativeTables | None = None
 
 
 def attention_sort_key(query_len: int, seq_len: int) -> tuple[int, int]:
-    """Sequences sorted by this key form the fewest groups, single tokens first."""
+    """The key by which sequences are sorted to form the fewest groups, single tokens first."""
     query_bucket = 1 if query_len == 1 else _bucket(query_len, _MIN_QUERY_BUCKET)
     return query_bucket, _bucket(seq_len, _MIN_CONTEXT_BUCKET)
 
@@ -48,19 +51,21 @@ def plan_attention(
     layout: CacheLayout,
     staging: Staging | None = None,
 ) -> AttentionPlan:
-    """Group a step's sequences and build what each group needs.
-
-    Args:
-        query_lens: tokens of each sequence in this step, ≥ 1; the last tokens of its `seq_len`.
-        seq_lens: cached tokens of each sequence including this step's.
-        block_tables: each sequence's block ids, enough for its `seq_len`; more are ignored, and so are
-            blocks that lie wholly before the window of the sequence's first token in this step.
-        layout: shapes of the cache and the query.
-        staging: for a CUDA device, what takes the plan there; None: a copy of its own does.
+    """Group a step's sequences and build the index tensors of each group.
 
     Sequences should be sorted by `attention_sort_key`; those with one token must come first.
+
+    Args:
+        query_lens: tokens of each sequence in this step, ≥ 1; they are the last of its cached tokens.
+        seq_lens: cached tokens of each sequence including this step's.
+        block_tables: each sequence's block ids, enough for its `seq_len`; further ids are ignored, and so
+            are blocks entirely before the window of the sequence's first token in this step.
+        layout: shapes of the cache and the query.
+        staging: on a CUDA device, the buffer that copies the plan there; None: it copies by itself.
     """
     assert list(query_lens) == sorted(query_lens, key=lambda length: length > 1), query_lens
+    if layout.is_native:
+        return AttentionPlan(sum(query_lens), [], [], tables=NativeTables.of(query_lens, block_tables))
     keys = [
         attention_sort_key(query_len, seq_len - layout.first_visible(query_len, seq_len))
         for query_len, seq_len in zip(query_lens, seq_lens, strict=True)

@@ -1,4 +1,4 @@
-"""What `paged_attention` computes, in plain float32 torch: one sequence and one head at a time."""
+"""Reference for `paged_attention`, in plain float32 torch: one sequence and one head at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def paged_attention(
     result = torch.full((num_tokens, num_heads, head_dim), torch.nan)
     token = 0
     for query_len, seq_len, table in zip(query_lens, seq_lens, block_tables, strict=True):
-        # Shape [seq_len, num_kv_heads, head_dim] both.
+        # Both are [tokens, num_kv_heads, head_dim].
         keys = _read(cache.key, cache.key_scale, table)
         values = _read(cache.value, cache.value_scale, table)
         context = seq_len - query_len

@@ -1,8 +1,8 @@
 """Attention for sequences with one query token, without gathering their keys and values.
 
-Every (block, sequence) pair in use is a batch row of two batched products over the cache as it
-lies. Between them the scores, a head_dim-th of the keys' size, are brought into one row per
-sequence and head, masked and normalised there, and brought back.
+Every (block, sequence) pair in use is a batch row of two batched products over the cache in place.
+Between them the scores, which are 1 / head_dim of the keys' size, are gathered into one row for each
+sequence and head, masked and normalised, and scattered back.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class SingleGroup:
     Attributes:
         tokens: the group's rows of the step's query.
         blocks: the pairs' blocks: a range of the cache, read in place, or `[P]` ids to copy.
-        owner: `[P]` the sequence of each pair. A block in the range that no sequence owns has a
-            row too; it is computed and never read.
-        score_rows: `[S * H * B]` rows of the pairs' scores, in the sequences' order.
-        probability_rows: `[P * H]` the inverse.
-        partial_rows: `[S * B]` each sequence's pairs.
+        owner: `[P]` the sequence of each pair. A block in the range that no sequence owns has a row too,
+            which is computed but not used.
+        score_rows: `[S * H * B]` rows of the pairs' scores, in the order of the sequences.
+        probability_rows: `[P * H]` the inverse mapping.
+        partial_rows: `[S * B]` the pairs of each sequence.
         is_used: `[S, 1, B]` 1 for a block in use, 0 for padding; dtype of the query.
         mask: `[S, 1, B * block_size]` float32, 0 for a token that the sequence's last one attends to,
             −inf after it and before its window.
@@ -56,7 +56,7 @@ def plan_single(
     table, counts = padded.blocks, padded.counts
     width = table.shape[1]
     is_used = torch.arange(width) < counts[:, None]
-    # A cell is a place in the padded table; pairs are the cells in use.
+    # A cell is an entry of the padded table; pairs are the cells in use.
     pair_cells = is_used.flatten().nonzero().squeeze(1)
     pair_blocks = table.flatten()[pair_cells]
     blocks, pair_of_cell, cell_of_pair = _place_pairs(table, is_used, pair_cells, pair_blocks)
@@ -92,13 +92,13 @@ def _place_pairs(
     """Decide between reading a range of the cache in place and copying the blocks out.
 
     Returns:
-        the blocks, the pair of each cell `[S, B]` (padding: a pair of the same sequence) and the
+        The blocks, the pair of each cell `[S, B]` (for padding, a pair of the same sequence) and the
         cell of each pair `[P]`.
     """
     low, high = int(pair_blocks.min()), int(pair_blocks.max()) + 1
     is_shared = len(set(pair_blocks.tolist())) < len(pair_blocks)
     if not is_shared and high - low <= 2 * len(pair_blocks):
-        # Reading at most as much again for nothing costs less than copying what is needed.
+        # Reading up to as many unneeded blocks costs less than copying the needed ones.
         cell_of_pair = torch.zeros(high - low, dtype=torch.int64)
         cell_of_pair[pair_blocks - low] = pair_cells
         return slice(low, high), table - low, cell_of_pair
@@ -110,10 +110,10 @@ def _place_pairs(
 def attend(
     query: torch.Tensor, cache: LayerCache, group: SingleGroup, scale: float, soft_cap: float
 ) -> torch.Tensor:
-    """`[S, num_heads, head_dim]` queries to `[S, num_heads * head_dim]`; see the package's op."""
+    """Map queries, `[S, num_heads, head_dim]`, to `[S, num_heads * head_dim]`; see `paged_attention`."""
     layout = group.layout
     num_seqs, (num_heads, head_dim) = len(query), query.shape[1:]
-    # [P * num_kv_heads, block_size, head_dim]: one small matrix a pair and KV head.
+    # [P * num_kv_heads, block_size, head_dim]: one small matrix for each pair and KV head.
     keys = _read(cache.key, cache.key_scale, group).flatten(0, 1)
     values = _read(cache.value, cache.value_scale, group).flatten(0, 1)
 

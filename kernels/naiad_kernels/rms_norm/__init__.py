@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from naiad_kernels.recording import recordable
 from naiad_kernels.rms_norm import cpu, reference
 
 __all__ = ["add_rms_norm", "rms_norm"]
 
 
+@recordable
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Scale every last-dimension vector of `x` to root mean square 1, then by `weight`.
 
     Args:
         x: `[..., dim]`, any floating dtype, any strides.
-        weight: `[dim]`, or any shape that broadcasts to `x` (one row per head, say). In the dtype of `x`
-            it scales the normalised vector rounded to that dtype; in float32, beside an `x` of fewer
-            bits, nothing is rounded before the end.
+        weight: `[dim]`, or any shape that broadcasts to `x` (one row per head, say). A weight in the dtype
+            of `x` scales the normalised vector after it was rounded to that dtype; with a float32 weight
+            only the result is rounded.
         eps: added to the mean square.
 
     Returns:
@@ -33,10 +35,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return reference.rms_norm(x, weight, eps)
 
 
+@recordable
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalise `x + residual`, reading both once where a separate sum and `rms_norm` read twice.
+    """Normalise `x + residual` in one pass, with less memory traffic than a sum followed by `rms_norm`.
 
     Args:
         x: `[num_tokens, dim]`, any floating dtype.

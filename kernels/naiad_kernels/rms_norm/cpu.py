@@ -16,8 +16,8 @@ def _scalar(value: float) -> torch.Tensor:
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Compute the public op in float32.
 
-    x / sqrt(|x|²/d + eps) = x · sqrt(d) / hypot(|x|, sqrt(d · eps)): the norm is one fused
-    reduction, where squares, mean and root are three passes.
+    x / sqrt(|x|²/d + eps) = x · sqrt(d) / hypot(|x|, sqrt(d · eps)): the norm is one fused reduction,
+    whereas squares, mean and root would be three passes.
     """
     dim = x.shape[-1]
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)

@@ -1,6 +1,6 @@
-"""`rms_norm` and `add_rms_norm` on a GPU: several short rows, or one long row, a program."""
+"""`rms_norm` and `add_rms_norm` on a GPU: a program computes one long row or several short ones."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-# Elements of a program's tile. Rows of a hidden state fill one alone, heads share it.
+# Elements of a program's tile: one row of hidden states, or several heads.
 _TILE_ELEMENTS = 1024
 _MAX_WARPS = 16
 _ELEMENTS_PER_WARP = 512
@@ -74,7 +74,7 @@ def add_rms_norm(
 
 
 def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """`[num_tokens, num_heads, dim]` with neighbouring elements in each row; most often a view."""
+    """Reshape to `[num_tokens, num_heads, dim]` with contiguous rows; usually a view."""
     shaped = x.unsqueeze(-2) if x.dim() <= 2 else x
     shaped = shaped.reshape(-1, *shaped.shape[-2:])
     return shaped if shaped.stride(2) == 1 else shaped.contiguous()

@@ -1,4 +1,4 @@
-"""What `rms_norm` computes, in plain float32 torch."""
+"""Reference for `rms_norm`, in plain float32 torch."""
 
 from __future__ import annotations
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from naiad_kernels.recording import recordable
 from naiad_kernels.rotary import cpu, reference
 
 __all__ = ["rotary", "rotary_angles"]
 
 
+@recordable
 def rotary_angles(
     positions: torch.Tensor, inv_freq: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -17,7 +19,7 @@ def rotary_angles(
     Args:
         positions: `[num_tokens]` int64.
         inv_freq: `[head_dim / 2]` float32, radians per position.
-        dtype: of the result; the angles are computed in float32.
+        dtype: the result's dtype; the angles are computed in float32.
 
     Returns:
         cos and signed_sin, each `[num_tokens, 1, head_dim]`: cos = (cos, cos) and

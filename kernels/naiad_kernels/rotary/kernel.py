@@ -1,6 +1,6 @@
-"""`rotary` on a GPU: a program turns several heads of one token."""
+"""`rotary` on a GPU: a program rotates several heads of one token."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 

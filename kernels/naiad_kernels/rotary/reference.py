@@ -1,4 +1,4 @@
-"""What `rotary` computes, in plain float32 torch."""
+"""Reference for `rotary`, in plain float32 torch."""
 
 from __future__ import annotations
 

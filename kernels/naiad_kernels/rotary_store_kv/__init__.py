@@ -1,4 +1,4 @@
-"""Everything between a layer's fused projection and its attention, in one pass over the heads."""
+"""The ops between a layer's fused projection and its attention, in one pass over the heads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from naiad_kernels.recording import recordable
 from naiad_kernels.rotary_store_kv import cpu
 from naiad_kernels.store_kv import LayerCache, Slots
 
@@ -25,6 +26,7 @@ class HeadNorm:
     eps: float
 
 
+@recordable
 def rotary_store_kv(
     heads: torch.Tensor,
     angles: tuple[torch.Tensor, torch.Tensor],

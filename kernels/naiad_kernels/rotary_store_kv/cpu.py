@@ -1,4 +1,4 @@
-"""`rotary_store_kv` on a CPU: the ops that it stands for, each in its fast way."""
+"""`rotary_store_kv` on a CPU: the separate ops, each with its fast implementation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`rotary_store_kv` on a GPU: a program takes several heads of one token, whichever kind they are."""
+"""`rotary_store_kv` on a GPU: a program computes several heads of one token, of any kind."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803, N806
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -88,7 +88,7 @@ def _rotary_store_kv_kernel(
         first_weight = tl.load(row_ptr, mask=is_rotated, other=0.0).to(tl.float32)
         second_weight = tl.load(row_ptr + HALF, mask=is_rotated, other=0.0).to(tl.float32)
         first, second = first * scale, second * scale
-        # Rounded where three separate ops would round.
+        # Round where the three separate ops round.
         if weight_ptr.dtype.element_ty == dtype:
             first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
         first = (first * first_weight).to(dtype).to(tl.float32)

@@ -1,4 +1,4 @@
-"""What `rotary_store_kv` does, as the separate ops that it replaces."""
+"""Reference for `rotary_store_kv`: the separate ops that it replaces."""
 
 from __future__ import annotations
 

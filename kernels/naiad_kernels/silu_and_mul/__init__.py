@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from naiad_kernels.recording import recordable
 from naiad_kernels.silu_and_mul import cpu, reference
 
 __all__ = ["silu_and_mul"]
 
 
+@recordable
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """Compute silu(first half) · second half over the last dimension.
 

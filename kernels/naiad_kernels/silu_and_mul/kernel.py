@@ -1,6 +1,6 @@
 """`silu_and_mul` and its siblings on a GPU: a program computes a tile of one token's row."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 

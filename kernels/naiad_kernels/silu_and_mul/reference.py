@@ -1,4 +1,4 @@
-"""What `silu_and_mul` computes, in plain float32 torch."""
+"""Reference for `silu_and_mul`, in plain float32 torch."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ def store_kv(key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: S
         key: `[num_tokens, num_kv_heads, head_dim]`, any strides.
         value: same shape as `key`.
         cache: written in place.
-        slots: a slot for every token, no slot twice. On a CUDA device a token with a negative block
-            id is padding and is not stored.
+        slots: a distinct slot for every token. On a CUDA device a token with a negative block id is
+            padding and is not stored.
     """
     cache.check(key.dtype)
     assert key.shape == value.shape, (key.shape, value.shape)

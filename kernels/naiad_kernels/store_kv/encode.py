@@ -1,6 +1,6 @@
-"""Vectors as 8-bit codes with one scale each, inside a kernel."""
+"""Quantizes vectors to 8-bit codes with one scale each, inside a kernel."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803, N806
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -19,9 +19,10 @@ _SMALLEST_MAGNITUDE = tl.constexpr(SMALLEST_MAGNITUDE)
 
 @triton.jit
 def scale_of(largest, not_finite, CODE: tl.constexpr):
-    """Scales of vectors with these largest magnitudes; `not_finite`: the sums of values times 0.
+    """The scales of vectors with these largest magnitudes.
 
-    A maximum drops NaN on a GPU, a sum does not.
+    `not_finite` is each vector's sum of values times 0. It makes the scale NaN for values that are not
+    finite, because a maximum ignores NaN on a GPU.
     """
     LARGEST_CODE: tl.constexpr = _LARGEST_INT8 if CODE.is_int8() else _LARGEST_FLOAT8
     return tl.div_rn(tl.maximum(largest, _SMALLEST_MAGNITUDE), LARGEST_CODE) + not_finite
@@ -29,7 +30,7 @@ def scale_of(largest, not_finite, CODE: tl.constexpr):
 
 @triton.jit
 def encode(x, scale, CODE: tl.constexpr):
-    """Codes of `x`, float32, rounded to the nearest; exact division, so that every device agrees."""
+    """The codes of `x`, float32, rounded to nearest; division is exact so that all devices agree."""
     LARGEST_CODE: tl.constexpr = _LARGEST_INT8 if CODE.is_int8() else _LARGEST_FLOAT8
     scaled = tl.clamp(tl.div_rn(x, scale), -LARGEST_CODE, LARGEST_CODE)
     if CODE.is_int8():

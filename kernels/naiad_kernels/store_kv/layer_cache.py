@@ -14,12 +14,12 @@ class LayerCache:
     """One layer's keys and values, in the model's dtype or quantized.
 
     Attributes:
-        key: `[num_blocks, num_kv_heads, block_size, head_dim]`, contiguous; codes of int8 or
-            float8_e4m3fn if it has scales. GPUs know float8_e4m3fn from sm_90 on.
-        value: as `key`.
+        key: `[num_blocks, num_kv_heads, block_size, head_dim]`, contiguous; int8 or float8_e4m3fn codes
+            if there are scales. GPUs support float8_e4m3fn from sm_90 on.
+        value: like `key`.
         key_scale: `[num_blocks, num_kv_heads, block_size]` float32, contiguous: the factor of each
             key's codes. None if `key` is not quantized.
-        value_scale: as `key_scale`.
+        value_scale: like `key_scale`.
     """
 
     key: torch.Tensor
@@ -52,7 +52,7 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Where each token of a step is stored; built once a step, used by every layer.
+    """Where each token of a step is stored; built once per step, used by every layer.
 
     Attributes:
         blocks: `[num_tokens]` int64, block id.

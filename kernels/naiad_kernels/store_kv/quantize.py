@@ -1,21 +1,21 @@
-"""Vectors as 8-bit codes with one scale each, in plain torch."""
+"""Quantizes vectors to 8-bit codes with one scale each, and back, in plain torch."""
 
 from __future__ import annotations
 
 import torch
 
-# The largest code of each dtype: what a vector's largest magnitude is stored as.
+# The largest code of each dtype, which represents a vector's largest magnitude.
 LARGEST_CODE = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-# A zero vector's scale must not be 0, by which it is divided.
+# A zero vector's scale must not be 0, because the vector is divided by it.
 SMALLEST_MAGNITUDE = 1e-30
 
 
 def quantize(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of every last-dimension vector, and the scales that turn them back.
+    """Quantize every last-dimension vector to codes and a scale.
 
     Args:
         x: `[..., dim]`, any floating dtype.
-        dtype: of the codes, int8 or float8_e4m3fn.
+        dtype: the codes' dtype, int8 or float8_e4m3fn.
 
     Returns:
         `[..., dim]` codes and `[...]` float32 scales. A vector with a value that is not finite has
@@ -23,7 +23,7 @@ def quantize(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.T
     """
     largest_code = LARGEST_CODE[dtype]
     wide = x.float()
-    # Of finite values the sum is 0.
+    # The sum is 0 for finite values, else NaN.
     not_finite = (wide * 0).sum(-1)
     scale = wide.abs().amax(-1).clamp_min(SMALLEST_MAGNITUDE) / largest_code + not_finite
     codes = (wide / scale.unsqueeze(-1)).clamp(-largest_code, largest_code)
@@ -33,7 +33,7 @@ def quantize(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.T
 
 
 def dequantize(codes: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """The vectors in `dtype`; as they are if there is no scale."""
+    """Convert codes back to vectors in `dtype`; without a scale they are returned unchanged."""
     if scale is None:
         return codes
     return (codes.float() * scale.unsqueeze(-1)).to(dtype)

@@ -1,4 +1,4 @@
-"""What `store_kv` does, in plain torch; an indexed store is already fast."""
+"""Reference for `store_kv` in plain torch; an indexed store is already fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What serving launches on each of `SHAPES`, by the names in `OPS`."""
+"""The launches of serving on each of `SHAPES`, by the names in `OPS`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["OPS", "SHAPES", "ServedShape", "attention_launch", "launches", "quan
 
 
 def launches(shape: ServedShape, op: str) -> Callable[[], object]:
-    """Everything a layer of this shape launches, of one of `OPS`."""
+    """All launches of one of `OPS` on a layer of this shape."""
     by_op = {
         "small ops": small_ops,
         "cache": cache_ops,

@@ -1,4 +1,4 @@
-"""What low-rank adapters launch."""
+"""The launches of low-rank adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step launches whose results do not depend on what else is in it."""
+"""The launches of a batch-invariant step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perf.compile_gate.served.shapes import NUM_TOKENS, ServedShape
 from naiad_kernels.linear.fixed_order import kernel as fixed_order_kernel
 from naiad_kernels.paged_attention.layout import fixed_split_for
 
-# Of short models and of the longest: the parts that contexts are read in differ in size.
+# Short and long maximum lengths: contexts are split into parts of different sizes.
 _MODEL_LENS = (8_192, 131_072)
 
 

@@ -1,4 +1,4 @@
-"""What a layer launches on its hidden states, its cache, and in attention."""
+"""The launches of a layer: on its hidden states, on its cache, and in attention."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def attention_launch(
     fixed_split: int = 0,
     window: int = 0,
 ) -> Callable[[], object]:
-    """The attention of a step with these lengths; `fixed_split` and `window` as in its layout."""
+    """Attention of a step with these lengths; `fixed_split` and `window` as in `CacheLayout`."""
     layout = replace(shape.layout(), fixed_split=fixed_split, window=window)
     tables = [[0] * layout.blocks_for(length) for length in seq_lens]
     step = plan_device_step(query_lens, seq_lens, tables, layout)
@@ -38,9 +38,9 @@ def attention_launch(
 
 
 def attention(shape: ServedShape) -> Callable[[], object]:
-    """One token, a draft of four, as many as one program takes, and a chunk; all contexts are split.
+    """Attention of one token, a draft of four, as many as one program computes, and a chunk.
 
-    Each of them over every window of the model's layers.
+    All contexts are split, and each case is launched with every window of the model's layers.
     """
     group_size = shape.num_heads // shape.num_kv_heads
     steps = [
@@ -52,7 +52,7 @@ def attention(shape: ServedShape) -> Callable[[], object]:
 
 
 def small_ops(shape: ServedShape) -> Callable[[], object]:
-    """Norms, rotary, and every activation."""
+    """Norms, rotary embedding, and every activation."""
     hidden = torch.empty(NUM_TOKENS, shape.hidden_size, dtype=shape.dtype)
     norm = torch.empty(shape.hidden_size, dtype=shape.norm_dtype)
     rotated = _projected(shape)[:, : shape.num_heads + shape.num_kv_heads]
@@ -72,7 +72,7 @@ def small_ops(shape: ServedShape) -> Callable[[], object]:
 
 
 def cache_ops(shape: ServedShape) -> Callable[[], object]:
-    """Writes to the cache, also fused with rotary, with and without norms of the heads."""
+    """Writes to the cache, also fused with the rotary embedding, with and without norms of the heads."""
     heads = _projected(shape)
     num_rotated = shape.num_heads + shape.num_kv_heads
     key, value = heads[:, shape.num_heads : num_rotated], heads[:, num_rotated:]

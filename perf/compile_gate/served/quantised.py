@@ -1,4 +1,4 @@
-"""What linears over quantised weights launch."""
+"""The launches of linear layers with quantised weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from naiad_kernels.linear.quantised.weights import SPAN, WORDS_PER_SPAN
 
 
 def quantised_launch(shape: ServedShape, num_tokens: int, group_sizes: Sequence[int]) -> Callable[[], object]:
-    """A layer of this shape in each kind of weights, with four bits in groups of each of these sizes."""
+    """A layer of this shape with each kind of weights; four-bit weights in groups of each of these sizes."""
     dim, is_wide = shape.hidden_size, shape.dtype == torch.float32
     x = torch.empty(num_tokens, dim, dtype=shape.dtype)
     int4 = [_int4_weight(dim, group_size) for group_size in group_sizes]
@@ -52,7 +52,7 @@ def quantised_token(shape: ServedShape) -> Callable[[], object]:
 
 
 def quantised_tokens(shape: ServedShape) -> Callable[[], object]:
-    """Each size of tile, split or not as it comes; the smallest groups take the most registers."""
+    """Steps for each tile size, split or not as planned; the smallest groups need the most registers."""
     steps = [quantised_launch(shape, num_tokens, [128]) for num_tokens in (20, 50)]
     steps += [quantised_launch(shape, num_tokens, [32, 64, 128]) for num_tokens in (1, 5_000)]
     return lambda: [launch() for launch in steps]

@@ -1,4 +1,4 @@
-"""What the drawing of tokens launches."""
+"""The launches of sampling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from naiad_kernels.kept_threshold import kernel as threshold_kernel
 
 
 def sampling(shape: ServedShape) -> Callable[[], object]:
-    """Logits are float32 whatever the model's dtype."""
+    """Drawing tokens; logits are float32 for every dtype of the model."""
     logits = torch.empty(NUM_TOKENS, shape.vocab_size)
     best = torch.empty(NUM_TOKENS)
     wide = torch.empty(NUM_TOKENS, dtype=torch.float64)

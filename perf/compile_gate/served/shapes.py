@@ -1,4 +1,4 @@
-"""The shapes that kernels are compiled for before a GPU is at hand."""
+"""The shapes for which kernels are compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUM_TOKENS = 4
 _CPU = torch.device("cpu")
 _QUANTISED_OPS = ("quantised, one token", "quantised, many tokens")
 OPS = ("small ops", "cache", "attention", "sampling", "adapters", "fixed order", *_QUANTISED_OPS)
-# Layers' sizes are no part of what quantised products compile: one shape of each dtype stands for all.
+# The compiled code of quantised products does not depend on layer sizes: one shape per dtype is enough.
 _QUANTISED = ("SmolLM2-135M float16 16", "Llama-3.1-8B bfloat16 64", "Llama-3.1-8B float32 64")
 
 
@@ -21,9 +21,9 @@ class ServedShape:
     """Sizes of a model's layers and of the cache's blocks.
 
     Attributes:
-        windows: of its layers; 0: a layer without.
-        soft_cap: of its scores; 0: none.
-        has_wide_norms: norms' weights are float32 beside activations of fewer bits.
+        windows: the windows of its layers; 0: a layer without a window.
+        soft_cap: the soft cap of attention scores; 0: none.
+        has_wide_norms: norm weights are float32 although activations have fewer bits.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ServedShape:
 
     @property
     def norm_dtype(self) -> torch.dtype:
-        """Of the norms' weights."""
+        """The dtype of the norms' weights."""
         return torch.float32 if self.has_wide_norms else self.dtype
 
     @property
@@ -53,7 +53,7 @@ class ServedShape:
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Those of `OPS` that depend on what this shape differs in from others."""
+        """The `OPS` that depend on the properties that distinguish this shape from others."""
         if self.cache_dtype:
             return ("cache", "attention")
         if self.has_wide_norms:
@@ -62,11 +62,11 @@ class ServedShape:
 
     @property
     def capabilities(self) -> tuple[int, ...]:
-        """GPUs that know its dtypes, 90 for sm_90."""
+        """The compute capabilities that support its dtypes, 90 for sm_90."""
         return (90,) if self.cache_dtype == torch.float8_e4m3fn else (80, 90)
 
     def layout(self) -> CacheLayout:
-        """As attention needs it."""
+        """The cache layout for attention."""
         return CacheLayout(
             self.num_heads, self.num_kv_heads, self.head_dim, self.block_size, self.dtype, _CPU
         )

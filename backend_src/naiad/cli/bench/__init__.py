@@ -1,1 +1,1 @@
-"""`naiad bench`: how fast the engine is."""
+"""`naiad bench`: measures the engine's speed."""

@@ -24,7 +24,7 @@ from naiad import __version__
 from naiad.config import EngineConfig
 from naiad.engine import Engine, build_engine
 from naiad.errors import InternalError
-from naiad.model_runner.device import resolve_device, resolve_dtype
+from naiad.model_runner.device import num_compute_threads, resolve_device, resolve_dtype
 from naiad.outputs import RequestOutput
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams
 
@@ -152,7 +152,7 @@ def measure(
     work: Work,
     repeats: int,
 ) -> dict[str, Timing]:
-    """Time contestants on the same work in turns (A B A B), so that the machine's state is the same for all.
+    """Time contestants in turns (A B A B) on the same work, so that the machine's state affects all alike.
 
     Args:
         contestants: a generating function for each name; each is warmed up once.
@@ -199,10 +199,10 @@ def figures(timing: Timing) -> dict[str, float]:
 
 
 def machine() -> dict[str, str | int]:
-    """The properties of machine and software that measured figures depend on."""
+    """The properties of the machine and the software that the measured figures depend on."""
     return {
         "cpu": _cpu_name(),
-        "threads": torch.get_num_threads(),
+        "threads": num_compute_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -34,7 +34,7 @@ def is_complete(directory: Path) -> bool:
 
 
 def fill_directory(directory: Path, make: Callable[[Path], None]) -> None:
-    """Let `make` fill a new directory, seal it, and put it in the place of `directory`.
+    """Let `make` fill a new directory, seal it, and replace `directory` with it.
 
     Whatever goes wrong, `directory` is unchanged or complete. The caller holds the lock: partial
     directories that killed processes left behind are removed.

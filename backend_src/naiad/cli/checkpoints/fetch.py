@@ -50,7 +50,7 @@ def resolve_model(name: str, key: str = "model_dir") -> Path:
         key: the setting whose value `name` is.
 
     Raises:
-        StartupError: the name is none of these, or the model can not be downloaded.
+        StartupError: the name is none of these, or the model cannot be downloaded.
     """
     if name == "default":
         return fetch_default_model(None)
@@ -97,8 +97,11 @@ def fetch_default_model(to: Path | None, make: Callable[[Path], None] | None = N
 
 def _refuse_foreign(directory: Path) -> None:
     """Refuse to replace a directory that the user named and that is not empty: it may hold their files."""
-    is_ours = directory == default_model_dir().absolute()
-    if not is_ours and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    if directory == default_model_dir().absolute() or not directory.exists():
+        return
+    is_taken = not directory.is_dir() or any(directory.iterdir())
+    # Another process may have put the finished model there since the caller looked.
+    if is_taken and not is_complete(directory):
         raise StartupError(
             f"--to {directory} exists and is not the finished model: empty it, or choose another"
         )

@@ -25,7 +25,7 @@ class Need:
         model: the language model.
         weight_bytes: size of the files of its checkpoint and of its draft model.
         kv_cache_bytes: size of its KV cache; 0: chosen at start.
-        memory_bytes: minimum of the machine's memory that it takes in all.
+        memory_bytes: minimum memory that it needs in all.
     """
 
     model: ServedModel
@@ -69,7 +69,7 @@ def check_repository(entries: Sequence[ModelEntry], available_bytes: int) -> lis
         The needs of each language model.
 
     Raises:
-        StartupError: something is wrong; the message names the first fault found.
+        StartupError: a check fails; the message names the first fault found.
     """
     needs = [_need(model) for model in served_models(entries)]
     if len(needs) > 1:
@@ -99,7 +99,8 @@ def _memory_bytes(config: EngineConfig, weights: Sequence[tuple[str, int]]) -> i
         return _PROCESSES_BYTES
     needed_bytes = _PROCESSES_BYTES + config.kv_cache_bytes
     for directory, weight_bytes in weights:
-        # A minimum: computing in float32, torch may still keep the weights of a 16-bit checkpoint in 16 bits.
+        # A lower bound: even when computing in float32, torch may keep the weights of a 16-bit checkpoint in
+        # 16 bits.
         is_stored_wide = ModelConfig.from_directory(directory).dtype == "float32"
         factor = 0.5 if is_stored_wide and config.dtype not in ("auto", "float32") else 1
         needed_bytes += int(weight_bytes * factor)
@@ -107,7 +108,7 @@ def _memory_bytes(config: EngineConfig, weights: Sequence[tuple[str, int]]) -> i
 
 
 def _check_budgets_are_definite(needs: Sequence[Need]) -> None:
-    """Refuse budgets chosen at start: engines that start together would count the same memory as free."""
+    """Refuse budgets chosen at start: engines that start together would all count the same free memory."""
     for need in needs:
         if not need.kv_cache_bytes:
             raise ConfigError(

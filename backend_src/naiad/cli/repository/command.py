@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the chosen command; returns 0.
 
     Raises:
-        StartupError: it can not be done; nothing was changed.
+        StartupError: it cannot be done; nothing was changed.
     """
     args.act(args)
     return 0

@@ -66,7 +66,7 @@ def read_repository(source: Path) -> list[ModelEntry]:
     """Return all models, sorted by name.
 
     Raises:
-        StartupError: none of them is Naiad's, or a config.pbtxt can not be parsed.
+        StartupError: none of them is Naiad's, or a config.pbtxt cannot be parsed.
     """
     entries = [read_model(path) for path in sorted(source.iterdir()) if path.is_dir()]
     if not any(entry.is_engine for entry in entries):
@@ -81,7 +81,7 @@ def read_model(path: Path) -> ModelEntry:
     """Return the model in this directory.
 
     Raises:
-        StartupError: its config.pbtxt can not be parsed.
+        StartupError: its config.pbtxt cannot be parsed.
     """
     from google.protobuf import text_format
     from tritonclient.grpc.model_config_pb2 import ModelConfig

@@ -1,4 +1,4 @@
-"""Presets: which of the shipped models a new repository gets, and what they are called there."""
+"""Presets: which of the shipped models a new repository gets, and their names there."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     },
     "vllm": {"llm": "llm", "vllm": "vllm_model"},
 }
-# Such a model is decoupled in its reference whatever its configuration says.
+# Models that must stay decoupled: the vLLM backend's model always is.
 ALWAYS_DECOUPLED = ("vllm",)
 
 
 def shipped_model(name: str) -> Path:
-    """The directory of a shipped model: of the served repository, or a template."""
+    """The directory of a shipped model, in the package's repository or among the templates."""
     served = find_repository(None) / name
     return served if served.is_dir() else Path(__file__).parent / "templates" / name

@@ -1,4 +1,4 @@
-"""The language models of a repository: each is an engine's model and the models that use that engine."""
+"""The language models of a repository: each consists of an `llm` model and the models that use its engine."""
 
 from __future__ import annotations
 

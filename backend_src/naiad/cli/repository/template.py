@@ -1,4 +1,4 @@
-"""A language model's models in a repository, made from those that the project ships."""
+"""Writes the models of a new language model into a repository, based on the shipped ones."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from naiad.frontend.model_configs import DEFAULT_MAX_BATCH_SIZE, Choices, config
 
 @dataclass(frozen=True, slots=True)
 class NewModel:
-    """What to write.
+    """A language model to write.
 
     Attributes:
-        name: what `naiad repository` calls it.
-        prefix: of the names of its models; "" for a repository's first.
-        max_batch_size: rows of a request; None: as shipped.
-        parameters: text for the parameters of those models that have them.
-        preset: which models, and their names.
-        is_decoupled: a request may have any number of responses.
+        name: its name in `naiad repository`.
+        prefix: prefix of the names of its models; "" for the first language model of a repository.
+        max_batch_size: maximum number of rows of a request; None: as shipped.
+        parameters: values of parameters, for each of its models that has them.
+        preset: the preset, which selects the models and their names.
+        is_decoupled: whether a request may have any number of responses.
     """
 
     name: str
@@ -35,18 +35,18 @@ class NewModel:
     is_decoupled: bool = True
 
     def name_of(self, shipped: str) -> str:
-        """What a shipped model is called."""
+        """The name that a shipped model gets."""
         return self.prefix + PRESETS[self.preset][shipped]
 
 
 def add_model(model: NewModel, repository: Path) -> list[str]:
-    """Write the models, each whole or not at all.
+    """Write the models; a model is written completely or not at all.
 
     Returns:
-        Their names.
+        The names of the models.
 
     Raises:
-        StartupError: one is there already, or can not be written.
+        StartupError: a model exists already, or cannot be written.
     """
     choices = _choices(model)
     sources = [shipped_model(name) for name in PRESETS[model.preset]]
@@ -57,7 +57,7 @@ def add_model(model: NewModel, repository: Path) -> list[str]:
                 f"{repository / name} exists: choose another --name, or remove that model first"
             )
     try:
-        # In the repository: what is beside it may be another file system.
+        # Inside the repository, because its parent may be on another file system.
         with tempfile.TemporaryDirectory(dir=repository, prefix=".naiad-") as folder:
             for source, name in zip(sources, names, strict=True):
                 write_model(source, Path(folder) / name, config_text(source.name, choices))

@@ -45,10 +45,10 @@ from naiad.errors import ConfigError
 
 _PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 _EXPOSED = (
-    "warning: {host} is not loopback. Whoever reaches these ports can use the server; it asks nobody "
-    "for a password."
+    "warning: {host} is not a loopback address. Anyone who can reach these ports can use the server; "
+    "there is no authentication."
 )
-_EXPOSED_EXPLICIT = " With --model-control-mode explicit they can also run code of their own on this machine."
+_EXPOSED_EXPLICIT = " With --model-control-mode explicit they can also run their own code on this machine."
 _EXPOSED_BUNDLED = (
     " This server is release 24.10, which has published security holes: for anything "
     "exposed use NVIDIA's current container (docs/container.md)."
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked, then start the server and keep it running.
 
     Raises:
-        StartupError: it can not be started; the message names the cause and the remedy.
+        StartupError: it cannot be started; the message names the cause and the remedy.
     """
     with StopSignal() as stop:
         return _serve(args, stop)

@@ -13,10 +13,10 @@ from naiad.engine_process import StopNotice
 _GAUGE = "nv_trt_llm_request_metrics{"
 _LABEL = 'request_type="active"'
 _METRICS_TIMEOUT_S = 2.0
-# Time after the engine's deadline for its errors to be sent: a step may be long.
+# Time for the engine's errors to be sent after its deadline; a step may be long.
 _END_MARGIN_S = 5.0
-# Between the steps of an ensemble the metrics miss a request for a moment, so they must show none several
-# times in a row. Reads are counted instead of seconds: this process may have been suspended.
+# Between the steps of an ensemble the metrics miss a request for a moment, so they must show no request
+# several times in a row. Reads are counted instead of seconds because this process may have been suspended.
 _NUM_IDLE_READS = 8
 _READ_INTERVAL_S = 0.05
 

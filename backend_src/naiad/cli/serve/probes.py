@@ -1,4 +1,4 @@
-"""Sends each of Naiad's models a request, to find out whether the server still serves."""
+"""Sends a request to each of Naiad's models, to find out whether the server still serves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from naiad.config.probe import PROBE_REQUEST_ID
 
 # The server's errors when a model's process is gone; any other error comes from a live one.
 _DEAD_STUB = re.compile(r"stub process|not healthy", re.IGNORECASE)
-# Proves a failure only if clients can not unload models.
+# Proves a failure only if clients cannot unload models.
 _MISSING_MODEL = re.compile(r"is not ready|unknown model", re.IGNORECASE)
 
 
@@ -25,7 +25,7 @@ class ProbeFailure:
 
     Attributes:
         reason: a description for the log.
-        is_silence: whether there was no answer in time, instead of an error.
+        is_silence: whether there was no answer in time, rather than an error.
     """
 
     reason: str

@@ -54,7 +54,7 @@ def bundled_server(package: Path | None, python: tuple[int, int], backends: Path
         backends: the directory to create.
 
     Raises:
-        StartupError: the package or its stub is missing, or can not be made executable.
+        StartupError: the package or its stub is missing, or cannot be made executable.
     """
     if package is None:
         raise StartupError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from naiad.cli.console import say
 from naiad.cli.repository.model_entries import ModelEntry
 from naiad.cli.serve.drain import end_requests
-from naiad.cli.serve.probes import Prober
+from naiad.cli.serve.probes import ProbeFailure, Prober
 from naiad.cli.serve.server_log import ServerLog, find_cause, other_lines
 from naiad.cli.serve.server_process import ServerProcess
 from naiad.cli.serve.stop_signal import StopSignal
@@ -29,6 +29,8 @@ _KILL_TIMEOUT_S = 10.0
 _STOP_MARGIN_S = 2.0
 _BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _STABLE_S = 60.0
+# Probes that a starting server may answer with the error of a dead model, one every `_POLL_S`.
+_ERRORS_UNTIL_DEAD = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,12 @@ class Supervisor:
         server = ServerProcess(command, self._plan.environment, self._plan.runtime_dir, log)
         prober = self._prober()
         try:
-            while not self._is_ready(prober):
+            num_errors = 0
+            while (failure := self._first_failure(prober)) is not None:
+                # A model whose process died after it was loaded never becomes healthy again.
+                num_errors = 0 if failure.is_silence else num_errors + 1
+                if num_errors >= _ERRORS_UNTIL_DEAD:
+                    raise StartupError(f"the server did not start: {failure.reason}")
                 code = server.poll()
                 if code is not None:
                     raise _start_failure(code, command[0], log.held())
@@ -159,13 +166,14 @@ class Supervisor:
             time.sleep(0.05)
         return 0
 
-    def _is_ready(self, prober: Prober) -> bool:
+    def _first_failure(self, prober: Prober) -> ProbeFailure | None:
+        """Return why the server does not serve yet; None if it does."""
         try:
             url = f"http://{self._plan.http_address}/v2/health/ready"
             with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S):
-                return prober.probe() is None
+                return prober.probe()
         except (urllib.error.URLError, OSError):
-            return False
+            return ProbeFailure("the server is not ready", is_silence=True)
 
     def _prober(self) -> Prober:
         return Prober(self._plan.grpc_address, self._plan.models, PROBE_TIMEOUT_S)

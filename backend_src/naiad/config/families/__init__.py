@@ -1,7 +1,7 @@
-"""The families of models: what each reads in config.json, and the registry from architecture to family.
+"""The families of models: what each reads from config.json, and the registry of architectures.
 
-A family refuses what its forward pass, in `naiad.models`, would not follow. Nothing here needs torch:
-the tokenizer's process and the command line read configurations too.
+A family refuses settings that its forward pass in `naiad.models` does not implement. Nothing here imports
+torch, because the tokenizer's process and the command line also read configurations.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _NON_TEXT_KEYS = ("vision_config", "audio_config", "text_config")
 
 
 def read_model_config(config: Json, generation: Json) -> ModelConfig:
-    """Let the family read that has the architecture.
+    """Read the configuration with the family that has its architecture.
 
     Args:
         config: the parsed config.json.
         generation: the parsed generation_config.json, or empty.
 
     Raises:
-        ModelError: no family has it, or a key is missing or has a value that the family does not support.
+        ModelError: no family has the architecture, or a key is missing or has a value that the family does
+            not support.
     """
     names = config.get("architectures")
     expected = f"one of {', '.join(ARCHITECTURES)}"

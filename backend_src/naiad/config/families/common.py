@@ -1,4 +1,4 @@
-"""What every family reads in the same way."""
+"""Reads the keys that all families have in common."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CHECKPOINT_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def common_fields(config: Json, generation: Json) -> dict[str, Any]:
-    """The fields of `ModelConfig` but for head_dim, tie_word_embeddings and attention.
+    """Read the fields of `ModelConfig` other than head_dim, tie_word_embeddings and attention.
 
     Args:
         config: the parsed config.json, with one architecture.
@@ -43,14 +43,14 @@ def common_fields(config: Json, generation: Json) -> dict[str, Any]:
 
 
 def even_head_dim(config: Json, default: int) -> int:
-    """The features of a head, of which rotation needs an even number.
+    """Read the number of features of a head, which must be even for the rotary embedding.
 
     Args:
         config: the parsed config.json.
-        default: if the key is missing or null.
+        default: the value if the key is missing or null.
 
     Raises:
-        ModelError: the number is odd or no positive whole number.
+        ModelError: the value is odd, or not a positive whole number.
     """
     head_dim = positive_int(config, "head_dim", default)
     if head_dim % 2:
@@ -59,7 +59,7 @@ def even_head_dim(config: Json, default: int) -> int:
 
 
 def _refuse_unsupported(config: Json) -> None:
-    """Refuse keys that change the computation in ways that no forward pass follows."""
+    """Refuse keys that change the computation in ways that no forward pass implements."""
     if config.get("auto_map"):
         raise bad_value("auto_map", config["auto_map"], "none: code from a checkpoint is never run")
     if config.get("quantization_config"):

@@ -1,4 +1,4 @@
-"""The Gemma family: Gemma 2, and Gemma 3 for text."""
+"""The Gemma family: Gemma 2, and Gemma 3 for text only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ARCHITECTURES = (_GEMMA_2, _GEMMA_3)
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ACTIVATION = "gelu_pytorch_tanh"
 _HEAD_DIM = 256
-# Of keys that files leave out, as transformers reads them.
+# Defaults of keys that files may leave out, as in transformers.
 _DEFAULTS: dict[str, object] = {
     "head_dim": _HEAD_DIM,
     "num_key_value_heads": 4,
@@ -32,7 +32,7 @@ _DEFAULTS_BY_ARCHITECTURE: dict[str, dict[str, object]] = {
     },
     _GEMMA_3: {"max_position_embeddings": 131_072},
 }
-# Every sixth layer has no window.
+# Default period of the layers without a window: every second layer, or every sixth.
 _PATTERN = {_GEMMA_2: 2, _GEMMA_3: 6}
 _GLOBAL_THETA = 1_000_000.0
 
@@ -44,7 +44,7 @@ class GemmaConfig(ModelConfig):
     Attributes:
         attention_bias: whether the four projections of attention have biases.
         qk_norm: whether each query and key head is RMS-normed before rotation.
-        final_soft_cap: c > 0: logits become c · tanh(logit / c); 0: they stay as they are.
+        final_soft_cap: if c > 0, logits become c · tanh(logit / c); 0: logits are not capped.
     """
 
     attention_bias: bool
@@ -56,7 +56,7 @@ def read_config(config: Json, generation: Json) -> GemmaConfig:
     """Read the family's keys.
 
     Raises:
-        ModelError: a key is missing or has a value that the forward pass does not follow.
+        ModelError: a key is missing or has a value that the forward pass does not support.
     """
     architecture = str(config["architectures"][0])
     config = {**_DEFAULTS, **_DEFAULTS_BY_ARCHITECTURE[architecture], **config}
@@ -79,7 +79,7 @@ def read_config(config: Json, generation: Json) -> GemmaConfig:
 
 
 def _layer_types(config: Json, architecture: str, num_layers: int) -> list[str]:
-    """The window of each layer; older files give it by a pattern, or not at all."""
+    """Read the type of each layer; older files give only a period, or nothing."""
     kinds = config.get("layer_types")
     if kinds is None:
         key = "_sliding_window_pattern" if "_sliding_window_pattern" in config else "sliding_window_pattern"
@@ -108,10 +108,10 @@ def _specs(config: Json, architecture: str, max_positions: int, kinds: set[str])
 
 
 def _ropes_by_kind(config: Json, max_positions: int) -> dict[str, RopeConfig]:
-    """Read both spellings; where both are, they must agree.
+    """Read both formats; if a file has both, they must agree.
 
-    Older files say rope_theta and rope_scaling, which are of the layers without a window, and
-    rope_local_base_freq. Newer ones have an object for each kind of layer in rope_parameters.
+    Older files have rope_theta and rope_scaling for the layers without a window, and rope_local_base_freq for
+    the others. Newer files have an object for each type of layer in rope_parameters.
     """
     parameters = config.get("rope_parameters") or {}
     if not isinstance(parameters, dict) or not set(parameters) <= {_FULL, _SLIDING}:

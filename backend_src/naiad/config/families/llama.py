@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from naiad.config.attention import AttentionSpec, RopeConfig
+from naiad.config.attention import AttentionSpec
 from naiad.config.checkpoint_json import Json, bad_value, flag
 from naiad.config.families.common import common_fields, even_head_dim
 from naiad.config.model_config import ModelConfig
@@ -27,24 +27,19 @@ class LlamaConfig(ModelConfig):
     mlp_bias: bool
     qk_norm: bool
 
-    @property
-    def rope(self) -> RopeConfig:
-        """The rope that all layers share."""
-        return self.attention[0].rope
-
 
 def read_config(config: Json, generation: Json) -> LlamaConfig:
     """Read the family's keys.
 
     Raises:
-        ModelError: a key is missing or has a value that the forward pass does not follow.
+        ModelError: a key is missing or has a value that the forward pass does not support.
     """
     architecture = str(config["architectures"][0])
     fields = common_fields(config, generation)
     if config.get("hidden_act", "silu") != "silu":
         raise bad_value("hidden_act", config["hidden_act"], "'silu'")
     _refuse_sliding_window(config, architecture)
-    # Qwen3's head_dim is 128 unless the file says otherwise; the other architectures divide.
+    # By default Qwen3's head_dim is 128; the other architectures divide hidden_size by num_heads.
     divided = fields["hidden_size"] // fields["num_heads"]
     head_dim = even_head_dim(config, 128 if architecture == "Qwen3ForCausalLM" else divided)
     rope = read_rope(config, fields["max_position_embeddings"])
@@ -64,7 +59,7 @@ def read_config(config: Json, generation: Json) -> LlamaConfig:
 def _refuse_sliding_window(config: Json, architecture: str) -> None:
     if config.get("use_sliding_window"):
         raise bad_value("use_sliding_window", config["use_sliding_window"], "false")
-    # Qwen checkpoints carry a window that use_sliding_window = false turns off.
+    # Qwen checkpoints have a sliding_window that use_sliding_window = false turns off.
     window = config.get("sliding_window")
     if window is not None and not architecture.startswith("Qwen"):
         raise bad_value("sliding_window", window, "null")

@@ -1,1 +1,1 @@
-"""Clients of an engine process: its owner, the other models that use it, and the one that stops it."""
+"""Clients of an engine process: its owner, other models that use it, and `StopNotice`."""

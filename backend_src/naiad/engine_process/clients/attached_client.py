@@ -107,7 +107,7 @@ class AttachedClient:
 
         Raises:
             EngineAwayError: no engine serves now; no request was accepted.
-            InternalError: a value can not be sent; no request was accepted.
+            InternalError: a value cannot be sent; no request was accepted.
         """
         frame = encode_requests(requests)
         with self._lock:

@@ -67,7 +67,7 @@ class EngineChild:
                 there is removed.
 
         Raises:
-            StartupError: the program can not be run, or the socket's path is too long.
+            StartupError: the program cannot be run, or the socket's path is too long.
         """
         check_socket_path(socket_path)
         self._socket_path = socket_path

@@ -135,7 +135,7 @@ class EngineClient:
         Raises:
             UnavailableError: there is no engine now, or the server is shutting down; no request was
                 accepted.
-            InternalError: a value can not be sent; no request was accepted.
+            InternalError: a value cannot be sent; no request was accepted.
         """
         # Encoded before the sequences are recorded: if encoding fails, nothing will answer them.
         frame = encode_requests(requests)

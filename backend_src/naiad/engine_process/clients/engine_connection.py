@@ -41,7 +41,7 @@ class EngineConnection:
 
         Raises:
             OSError: the engine does not read, or is gone. Part of the frame may have been sent, so
-                the connection can not be used any more.
+                the connection cannot be used any more.
         """
         self._socket.sendall(frame, socket.MSG_NOSIGNAL)
 

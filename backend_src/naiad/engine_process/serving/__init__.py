@@ -1,1 +1,1 @@
-"""The inside of the engine process: its socket, the gate of its queue, and the loop that runs steps."""
+"""The inside of the engine process: its socket, the limit of its queue, and the loop that runs steps."""

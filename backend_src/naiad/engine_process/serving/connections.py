@@ -129,7 +129,7 @@ class Connections:
             gate: admits or refuses every request before it reaches the inbox.
 
         Raises:
-            OSError: the socket can not be created there.
+            OSError: the socket cannot be created there.
         """
         self.inbox = Inbox()
         self._path = socket_path
@@ -182,7 +182,8 @@ class Connections:
                     else:
                         self._serve(key.data, events)
         finally:
-            # Only an exception leads here; without this thread nobody would read the messages.
+            # Reached only after an exception; without this thread no messages would be read, so the process
+            # ends.
             traceback.print_exc()
             self.leave(EXIT_FAILED)
 

@@ -92,7 +92,7 @@ class EngineLoop:
         self._stop_deadline_s = math.inf
 
     def run(self) -> None:
-        """Serve until an owner's `Drain` and the end of all sequences."""
+        """Serve until the owner has sent `Drain` and all sequences have ended."""
         while self._sequences or not self._is_draining:
             for connection, item in self._connections.inbox.take(0 if self._engine.has_work else None):
                 self._handle(connection, item)

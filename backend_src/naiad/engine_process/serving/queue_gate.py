@@ -1,4 +1,4 @@
-"""Refuses requests that the queue has no room for at once, without waiting for the running step."""
+"""Refuses requests at once when the queue is full, without waiting for the running step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from naiad.errors import InvalidRequestError, UnavailableError
 from naiad.scheduler.admission import check_beam_width
 from naiad.sequence import EngineRequest
 
-# It begins like the message of the server's own queue, which clients look for.
+# It begins like the message of the server's own queue, because clients look for that.
 _FULL = "Exceeds maximum queue size, the queue is full"
 
 
@@ -97,7 +97,7 @@ class QueueGate:
             self._num_waiting_tokens = num_waiting_tokens
 
     def _check(self, requests: Sequence[EngineRequest], num_sequences: int) -> None:
-        """Refuse requests that never fit with an error that does not suggest to try again."""
+        """Refuse requests that never fit, with an error that does not suggest trying again."""
         limits = self._limits
         if num_sequences > limits.max_inside:
             raise InvalidRequestError(

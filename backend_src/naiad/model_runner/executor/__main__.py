@@ -1,4 +1,7 @@
-"""The process of a `RemoteRunner`: `python -m naiad.model_runner.executor FD`, an end of a socket pair."""
+"""The process of a `RemoteRunner`: `python -m naiad.model_runner.executor FD`.
+
+FD is the file descriptor of one end of a socket pair.
+"""
 
 from __future__ import annotations
 
@@ -42,20 +45,20 @@ logger = logging.getLogger(__name__)
 
 
 class RunnerProcess:
-    """A model runner, and the steps that were launched and not collected."""
+    """A model runner, and its steps that have been launched but not collected."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        """Wait for messages to this runner."""
+        """Serve this runner."""
         self._runner = runner
         self._launched: dict[bool, deque[Callable[[], ModelOutput]]] = {False: deque(), True: deque()}
 
     def handle(self, message: RunnerMessage) -> RunnerAnswer | None:
-        """Do what a message says; None: it has no answer."""
+        """Handle a message and return its answer; None: the message has no answer."""
         match message:
             case Launch(step, is_draft):
                 self._launched[is_draft].append(_launch(partial(self._model(is_draft).launch, step)))
             case Collect(is_draft):
-                return _collect(self._launched[is_draft].popleft())
+                return self._collect(self._launched[is_draft].popleft())
             case ClearBlocks(block_ids):
                 self._runner.clear_blocks(block_ids)
             case ClearSlots(slots, is_draft):
@@ -67,7 +70,7 @@ class RunnerProcess:
             case EndStart():
                 self._runner.end_start()
             case ReportUse():
-                return Use(self._runner.memory_use(), self._runner.num_late_compiles)
+                return Use(self._runner.memory_use())
             case Start():
                 raise AssertionError("the runner has started already")
         return None
@@ -78,35 +81,34 @@ class RunnerProcess:
         assert self._runner.draft_runner is not None, "there is no draft model"
         return self._runner.draft_runner
 
+    def _collect(self, wait: Callable[[], ModelOutput]) -> StepResult | Failed:
+        try:
+            return StepResult(wait(), self._runner.num_late_compiles)
+        except NaiadError as error:
+            return Failed(error.status, str(error))
+        except AssertionError:
+            raise
+        except Exception:
+            logger.exception("a step has failed")
+            return Failed(InternalError.status, "a step has failed in the model runner's process")
+
 
 def _launch(launch: Callable[[], Callable[[], ModelOutput]]) -> Callable[[], ModelOutput]:
-    """What waits for a step; it raises what its launch has raised.
+    """Launch a step and return a function that waits for it; that raises any error of the launch.
 
     Raises:
-        AssertionError: our own bug. It ends this process, so that no caller goes on as if a step had failed.
+        AssertionError: a bug of ours. It ends this process, so that no caller mistakes it for a failed step.
     """
     try:
         return launch()
     except AssertionError:
         raise
-    except Exception as error:  # noqa: BLE001 — torch's, a kernel's, …: it is the step's result
+    except Exception as error:  # noqa: BLE001 — any error of torch or a kernel is the step's result
         return partial(_raise, error)
 
 
 def _raise(error: Exception) -> ModelOutput:
     raise error
-
-
-def _collect(wait: Callable[[], ModelOutput]) -> StepResult | Failed:
-    try:
-        return StepResult(wait())
-    except NaiadError as error:
-        return Failed(error.status, str(error))
-    except AssertionError:
-        raise
-    except Exception:
-        logger.exception("a step has failed")
-        return Failed(InternalError.status, "a step has failed in the model runner's process")
 
 
 def _start(message: RunnerMessage) -> tuple[ModelRunner, Started]:
@@ -125,7 +127,7 @@ def _start(message: RunnerMessage) -> tuple[ModelRunner, Started]:
 
 
 def main() -> int:
-    """Serve one `RemoteRunner` until it closes its end."""
+    """Serve one `RemoteRunner` until it closes its end of the socket pair."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     end_with_parent(lambda: None)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""`Channel`: whole frames over a socket that blocks."""
+"""`Channel`: whole frames over a blocking socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Channel:
         self._bodies: deque[bytes] = deque()
 
     def send(self, body: bytes) -> None:
-        """Send one body.
+        """Send one frame body.
 
         Raises:
             OSError: the other end is gone.
@@ -28,7 +28,7 @@ class Channel:
         self._connection.sendall(frame(body))
 
     def receive(self) -> bytes:
-        """Wait for the next body.
+        """Wait for the next frame body.
 
         Raises:
             EOFError: the other end has closed.
@@ -42,5 +42,5 @@ class Channel:
         return self._bodies.popleft()
 
     def close(self) -> None:
-        """Close the connection: the other end receives no more."""
+        """Close the connection; the other end then sees its end."""
         self._connection.close()

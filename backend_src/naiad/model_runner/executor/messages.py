@@ -1,6 +1,6 @@
-"""What a `RemoteRunner` and its process say to each other.
+"""The messages between a `RemoteRunner` and its process.
 
-The process handles messages in the order in which they come. Only those that have an answer are waited for.
+The process handles messages in order. The runner waits only for messages that have an answer.
 """
 
 from __future__ import annotations
@@ -32,42 +32,42 @@ class Launch(msgspec.Struct, tag="launch", frozen=True):
 
 
 class Collect(msgspec.Struct, tag="collect", frozen=True):
-    """Wait for the first step that has not been collected; the answer is its `StepResult` or `Failed`."""
+    """Wait for the oldest step that has not been collected; the answer is its `StepResult` or `Failed`."""
 
     is_draft: bool = False
 
 
 class ClearBlocks(msgspec.Struct, tag="clear_blocks", frozen=True):
-    """Overwrite blocks of each KV group."""
+    """Set blocks of each KV group to 0."""
 
     block_ids: list[list[int]]
 
 
 class ClearSlots(msgspec.Struct, tag="clear_slots", frozen=True):
-    """Overwrite single slots of each KV group, in the model's cache or in the draft model's."""
+    """Set single slots of each KV group to 0, in the model's cache or in the draft model's."""
 
     slots: list[list[int]]
     is_draft: bool = False
 
 
 class NeedsIds(msgspec.Struct, tag="needs_ids", frozen=True):
-    """The answer says whether rows with these parameters wait until all their ids are known."""
+    """Ask whether rows with these parameters need all their ids on the host; the answer is `Answer`."""
 
     params: SamplingParams
 
 
 class MeasureCosts(msgspec.Struct, tag="measure_costs", frozen=True):
-    """Measure what steps cost; the answer is `Costs`."""
+    """Measure the cost of steps; the answer is `Costs`."""
 
     is_draft: bool = False
 
 
 class EndStart(msgspec.Struct, tag="end_start", frozen=True):
-    """Kernels that are compiled from now on are late."""
+    """Startup is complete; kernels that are compiled from now on count as late."""
 
 
 class ReportUse(msgspec.Struct, tag="report_use", frozen=True):
-    """The answer is `Use`."""
+    """Report the memory in use and the number of late compiles; the answer is `Use`."""
 
 
 RunnerMessage = (
@@ -88,32 +88,32 @@ class Started(msgspec.Struct, tag="started", frozen=True, kw_only=True):
 
 
 class StepResult(msgspec.Struct, tag="result", frozen=True):
-    """What the model made of a step."""
+    """The result of a step, and how many kernels were compiled after startup."""
 
     output: ModelOutput
+    num_late_compiles: int
 
 
 class Answer(msgspec.Struct, tag="answer", frozen=True):
-    """Yes or no."""
+    """The answer to a yes-or-no question."""
 
     is_true: bool
 
 
 class Costs(msgspec.Struct, tag="costs", frozen=True):
-    """What steps cost."""
+    """The measured cost of steps."""
 
     costs: MeasuredCosts
 
 
 class Use(msgspec.Struct, tag="use", frozen=True):
-    """What the process holds, and how many kernels were compiled since the start."""
+    """The memory that the process holds."""
 
     memory: MemoryUse
-    num_late_compiles: int
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
-    """A start or a step has raised."""
+    """Startup or a step has raised an error."""
 
     status: Status
     message: str
@@ -123,14 +123,14 @@ RunnerAnswer = Started | StepResult | Answer | Costs | Use | Failed
 
 
 def _to_plain(value: object) -> tuple[Status, str]:
-    """An error as its status and its message."""
+    """Convert an error to its status and its message."""
     if isinstance(value, NaiadError):
         return value.status, str(value)
     raise NotImplementedError(f"{type(value).__name__} can not be sent")
 
 
 def _from_plain(kind: type, value: Any) -> NaiadError:
-    """The error that was sent."""
+    """Convert a status and a message back to the error."""
     if kind is NaiadError:
         status, message = value
         return error_with_status(status, message)

@@ -1,4 +1,4 @@
-"""`RemoteRunner`: steps are computed by a model runner in a process of its own."""
+"""`RemoteRunner` computes steps with a model runner in a separate process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
+import msgspec
 import torch
 
 from naiad.config import EngineConfig
@@ -46,7 +48,7 @@ _Kind = TypeVar("_Kind", bound=RunnerAnswer)
 
 @dataclass(frozen=True, slots=True)
 class ServedVocabulary:
-    """What is known here of the checkpoint; see `ServedModel`."""
+    """The part of the checkpoint's configuration that is needed in this process; a `ServedModel`."""
 
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -62,7 +64,7 @@ class RemoteRunner:
         """Start the process and wait until it has loaded the models.
 
         Raises:
-            StartupError: it can not start; the message is its own.
+            StartupError: the process can not start; the message comes from it.
         """
         here, there = socket.socketpair()
         with there:
@@ -71,6 +73,7 @@ class RemoteRunner:
                 pass_fds=[there.fileno()],
             )
         self._channel = Channel(here)
+        self._num_late_compiles = 0
         try:
             started = self._ask(Start(config), Started)
         except InternalError as error:
@@ -88,49 +91,54 @@ class RemoteRunner:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The process id of the model runner's process."""
         return self._process.pid
 
     @property
     def num_late_compiles(self) -> int:
-        """Kernels that were compiled since the start."""
-        return self._ask(ReportUse(), Use).num_late_compiles
+        """Number of kernels that were compiled after startup."""
+        return self._num_late_compiles
 
     def memory_use(self) -> MemoryUse:
-        """What the other process holds now."""
+        """Return the memory that the other process holds now."""
         return self._ask(ReportUse(), Use).memory
 
     def launch(self, step: StepBatch) -> Callable[[], ModelOutput]:
         """Send a step; see `StepRunner.launch`.
 
         Raises:
-            InternalError: the process has ended. What waits for the result raises it too.
+            InternalError: the process has ended. Waiting for the result may raise it too.
         """
         return self.launch_on(step, is_draft=False)
 
     def launch_on(self, step: StepBatch, is_draft: bool) -> Callable[[], ModelOutput]:
-        """As `launch`, for the model or for the draft model."""
+        """Like `launch`, for the model or for the draft model."""
         self._send(Launch(step, is_draft))
-        return lambda: self._ask(Collect(is_draft), StepResult).output
+        return partial(self._collect, is_draft)
+
+    def _collect(self, is_draft: bool) -> ModelOutput:
+        result = self._ask(Collect(is_draft), StepResult)
+        self._num_late_compiles = result.num_late_compiles
+        return result.output
 
     def needs_ids(self, params: SamplingParams) -> bool:
         """Whether a row with these parameters can not be launched before its last id is known."""
         return self._ask(NeedsIds(params), Answer).is_true
 
     def clear_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
-        """Overwrite what a failed row has left in blocks of each KV group."""
+        """Set blocks of each KV group to 0, after rows that used them have failed."""
         self._send(ClearBlocks([list(each) for each in block_ids]))
 
     def clear_slots(self, slots: Sequence[Sequence[int]], is_draft: bool = False) -> None:
-        """Overwrite single slots of each KV group, in the model's cache or in the draft model's."""
+        """Set single slots of each KV group to 0, in the model's cache or in the draft model's."""
         self._send(ClearSlots([list(each) for each in slots], is_draft))
 
     def measure_step_costs(self, is_draft: bool = False) -> MeasuredCosts:
-        """Time steps of the model, or of the draft model, in the other process."""
+        """Measure steps of the model, or of the draft model, in the other process."""
         return self._ask(MeasureCosts(is_draft), Costs).costs
 
     def end_start(self) -> None:
-        """Kernels that are compiled from now on are late."""
+        """End startup: kernels that are compiled from now on count as late."""
         self._send(EndStart())
 
     def close(self) -> None:
@@ -154,6 +162,9 @@ class RemoteRunner:
             answer = answer_decoder.decode(self._channel.receive())
         except (EOFError, OSError) as error:
             raise self._lost() from error
+        except (ValueError, msgspec.DecodeError) as error:
+            self._process.kill()
+            raise InternalError(f"the model runner's answer cannot be read: {error}") from error
         if isinstance(answer, Failed):
             raise error_with_status(answer.status, answer.message)
         assert isinstance(answer, kind), f"{kind.__name__} was expected, not {type(answer).__name__}"
@@ -174,13 +185,13 @@ class RemoteDraftRunner:
         self._runner = runner
 
     def run(self, step: StepBatch) -> ModelOutput:
-        """Compute one step."""
+        """Compute one step of the draft model."""
         return self._runner.launch_on(step, is_draft=True)()
 
     def clear_slots(self, slots: Sequence[Sequence[int]]) -> None:
-        """Overwrite single slots of each KV group."""
+        """Set single slots of each KV group to 0 in the draft model's cache."""
         self._runner.clear_slots(slots, is_draft=True)
 
     def measure_step_costs(self) -> MeasuredCosts:
-        """Time steps."""
+        """Measure the cost of the draft model's steps."""
         return self._runner.measure_step_costs(is_draft=True)

@@ -1,4 +1,4 @@
-"""Naiad's metrics on Triton's port, under TensorRT-LLM's names and vLLM's, written by one thread.
+"""Naiad's metrics on Triton's metrics port, under TensorRT-LLM's names and vLLM's.
 
 Triton's custom metrics are not thread-safe, so only the housekeeping thread calls `update`.
 Each write is an IPC round trip, so a value that did not change is not written.
@@ -22,7 +22,7 @@ def _used_share(stats: EngineStats) -> float:
     return stats.num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0
 
 
-# Family → the label that tells its gauges apart → their values of it.
+# (family, label name) → label value → how to read the gauge.
 GAUGES: dict[tuple[str, str], dict[str, Read]] = {
     ("nv_trt_llm_request_metrics", "request_type"): {
         "active": lambda s: s.num_running + s.num_waiting,
@@ -76,7 +76,7 @@ ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 @dataclass(slots=True)
 class _Written:
-    """A metric, where its value comes from, and the value it has."""
+    """A metric, the function that reads its value from the stats, and the value last written."""
 
     metric: Any
     read: Read
@@ -87,7 +87,7 @@ class Metrics:
     """All metrics of one `llm` model."""
 
     def __init__(self, family: MetricFamilyFactory, model: str, version: str, max_model_len: int) -> None:
-        """Create the families and their metrics; the arguments are those of `RequestMetrics`."""
+        """Create the families and their metrics; the arguments are the same as for `RequestMetrics`."""
         self._family = family
         self._labels = {"model": model, "version": version}
         self._families: list[Any] = []
@@ -106,16 +106,16 @@ class Metrics:
         self._requests = RequestMetrics(family, model, version, max_model_len)
 
     def update(self, stats: EngineStats, batch: ObservationBatch) -> bool:
-        """Write what changed.
+        """Write the metrics that have changed.
 
-        Gauges come last: whoever reads that no request is active also reads all requests' final counters.
+        Gauges are written last, so that a reader who sees no active request also sees the final counters.
 
         Args:
-            stats: totals never fall.
-            batch: what happened to requests since the last call.
+            stats: the engine's stats; totals never decrease.
+            batch: observations of requests since the last call.
 
         Returns:
-            Whether observations are left that there was no time to write.
+            Whether observations remain that there was no time to write.
         """
         if stats is self._last_stats:
             return self._requests.update(stats, batch)
@@ -135,7 +135,7 @@ class Metrics:
         return has_more
 
     def delete(self) -> None:
-        """Take the metrics off the port; Triton keeps an unloaded model's otherwise."""
+        """Remove the metrics from the port; otherwise Triton keeps them after the model is unloaded."""
         self._requests.delete()
         self._gauges.clear()
         self._counters.clear()
@@ -143,7 +143,7 @@ class Metrics:
         self._families.clear()
 
     def _add_places(self, num_places: int) -> None:
-        """Count the accepted tokens of further places in drafts; the engine knows how many there are."""
+        """Create counters of accepted tokens for further draft positions, as the engine reports them."""
         for place in range(self._num_places, num_places):
             metric = self._accepted_at.Metric(labels=self._labels | {"position": str(place)})
             self._counters.append(_Written(metric, partial(_accepted_at, place), 0))

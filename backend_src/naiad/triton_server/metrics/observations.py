@@ -1,4 +1,4 @@
-"""What happened to requests, kept until the housekeeping thread writes it to the metrics."""
+"""Observations of requests, kept until the housekeeping thread writes them to the metrics."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from naiad.sequence import EngineRequest, FinishReason
 
 @dataclass(slots=True)
 class Ended:
-    """One sequence, or one search, that the engine had taken and that has ended.
+    """A sequence or beam search that the engine had accepted and that has ended.
 
     Attributes:
-        reason: why; a search's is its best text's.
-        latency_s: from its arrival at the model.
-        timings: the engine's; without an arrival nothing is known.
-        num_output_tokens: new tokens, of a search those of all its texts.
-        num_sequences: how many its prompt was asked for; 0 on all but the first of them.
+        reason: finish reason; for a search the reason of its best beam.
+        latency_s: seconds from its arrival at the model.
+        timings: the engine's timings; if the arrival time is 0, none are known.
+        num_output_tokens: number of new tokens; for a search those of all its beams.
+        num_sequences: number of sequences requested for its prompt; 0 for all of them but the first.
     """
 
     reason: FinishReason
@@ -32,18 +32,18 @@ class Ended:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has had a token."""
+        """Whether it has generated a token."""
         return self.timings.first_token_s > 0 or self.num_output_tokens > 0
 
 
 @dataclass(slots=True)
 class ObservationBatch:
-    """What is new.
+    """The observations since the last batch.
 
     Attributes:
-        first_token_s: seconds from arrival to the first token.
-        gaps: seconds from a token to the next, and for how many tokens of one output.
-        ended: who has ended.
+        first_token_s: for each sequence, seconds from arrival to the first token.
+        gaps: for each output, the mean seconds between its tokens, and the number of tokens.
+        ended: sequences and searches that have ended.
     """
 
     first_token_s: list[float] = field(default_factory=list)
@@ -53,7 +53,7 @@ class ObservationBatch:
 
 @dataclass(slots=True)
 class _Open:
-    """A sequence, or a search of several ids, that has not ended."""
+    """A sequence, or a beam search with several ids, that has not ended."""
 
     arrival_s: float
     num_prompt_tokens: int
@@ -65,13 +65,13 @@ class _Open:
 
 
 class Observations:
-    """Filled by several threads, emptied by one."""
+    """Collects observations from several threads; one thread takes them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start empty.
 
         Args:
-            clock: seconds, for latencies.
+            clock: returns the time in seconds; latencies are measured by it.
         """
         self._clock = clock
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class Observations:
         self._open: dict[int, _Open] = {}
 
     def begin(self, requests: Iterable[EngineRequest], num_sequences: int) -> None:
-        """Begin to observe requests that are handed to the engine, each for `num_sequences` sequences."""
+        """Start to observe requests that are submitted to the engine, each for `num_sequences` sequences."""
         now_s = self._clock()
         with self._lock:
             for request in requests:
@@ -105,7 +105,7 @@ class Observations:
                     self._end(known, output.finish_reason, output.timings, now_s)
 
     def lose(self, sequence_ids: Collection[int] | None = None) -> None:
-        """End these sequences (None: all): no output of them will follow."""
+        """Record that these sequences (None: all) have ended with an error, without further outputs."""
         now_s = self._clock()
         with self._lock:
             ids = self._open.keys() if sequence_ids is None else self._open.keys() & sequence_ids
@@ -113,14 +113,14 @@ class Observations:
                 self._end(known, FinishReason.ERROR, Timings(), now_s)
 
     def forget(self, requests: Iterable[EngineRequest]) -> None:
-        """Drop requests that the engine did not take."""
+        """Drop requests that the engine did not accept."""
         with self._lock:
             for request in requests:
                 for sequence_id in request.sequence_ids:
                     self._open.pop(sequence_id, None)
 
     def take(self) -> ObservationBatch:
-        """What was observed since the last call."""
+        """Return the observations since the last call."""
         with self._lock:
             taken, self._batch = self._batch, ObservationBatch()
         return taken

@@ -1,4 +1,4 @@
-"""Metrics of the requests of one model: how they ended, how long they were, how long they took."""
+"""Metrics of one model's requests: finish reasons, lengths and latencies."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ REQUEST_BUCKETS_S = [
 SEQUENCES_BUCKETS = [1.0, 2.0, 5.0, 10.0, 20.0]
 LENGTH_BUCKETS_TOKENS = [10.0, 50.0, 100.0, 500.0, 1000.0]
 
-# Of a round of the one thread that also asks for clients: an observation is an IPC round trip, 0.15 to
-# 0.3 ms on a busy machine of two cores, and a response brings one.
+# Time for writing in each round of the housekeeping thread, which also checks on clients. Writing an
+# observation is an IPC round trip of 0.15 to 0.3 ms on a busy machine with two cores, and every response
+# causes one.
 WRITING_S = 0.01
-# Where so many seconds between tokens wait to be written, an output of several tokens counts once; of
-# more than the second number the oldest are dropped. A write takes a fifth of a millisecond.
+# If more than MANY_GAPS gaps between tokens wait to be written, an output of several tokens adds only one;
+# beyond MOST_GAPS the oldest are dropped. Writing one takes a fifth of a millisecond.
 MANY_GAPS, MOST_GAPS = 1000, 5000
-# Likewise of the others: those of some thousand requests.
+# The same limit for the other observations; it holds those of some thousand requests.
 MOST_OBSERVATIONS = 50_000
 _BETWEEN_TOKENS = "time_per_output_token_seconds"
 
 Pending = deque[tuple[str, float]]
 
-# vLLM has no word for a deadline.
+# vLLM's finish reasons; vLLM has none for a deadline.
 REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -47,14 +48,14 @@ REASONS = {
 
 
 class MetricFamilyFactory(Protocol):
-    """Makes a metric family (`pb.metric_family`)."""
+    """Makes a metric family, as `pb.metric_family` does."""
 
     def __call__(self, name: str, description: str, kind: str) -> Any:
-        """The family of this name and kind."""
+        """Return the family of this name and kind."""
 
 
 class RequestMetrics:
-    """Those of one model that clients ask, whoever owns the engine behind it."""
+    """The request metrics of one model to which clients send requests, whichever model owns the engine."""
 
     def __init__(
         self,
@@ -67,14 +68,15 @@ class RequestMetrics:
         """Create the families and their metrics, labelled with the model.
 
         Args:
-            family: makes them.
-            model: its name.
-            version: of the model.
-            max_model_len: tokens; where the buckets of lengths end.
-            clock: seconds.
+            family: makes a metric family.
+            model: the model's name.
+            version: the model's version.
+            max_model_len: upper end of the buckets of lengths, in tokens.
+            clock: returns the time in seconds.
         """
         self._clock = clock
-        # (histogram, value) still to be written; those of seconds between tokens can be too many.
+        # (histogram, value) pairs still to be written. Gaps between tokens are apart because there may be too
+        # many to write them all.
         self._queue: Pending = deque(maxlen=MOST_OBSERVATIONS)
         self._gaps: Pending = deque(maxlen=MOST_GAPS)
         self._family = family
@@ -110,12 +112,12 @@ class RequestMetrics:
         }
 
     def update(self, _stats: EngineStats, batch: ObservationBatch) -> bool:
-        """Write what came, observations as far as there is time; the rest goes first at the next call.
+        """Write the counters, and observations while there is time; the next call begins with the rest.
 
-        The engine's own numbers are those of the model that owns it.
+        `_stats` is not used: the engine's own metrics belong to the model that owns the engine.
 
         Returns:
-            Whether something is left.
+            Whether observations remain.
         """
         for reason in REASONS:
             num_ended = sum(ended.reason is reason for ended in batch.ended)
@@ -128,14 +130,14 @@ class RequestMetrics:
         for each_s, num_tokens in batch.gaps:
             self._gaps += [(_BETWEEN_TOKENS, each_s)] * (num_tokens if len(self._gaps) < MANY_GAPS else 1)
         end_s = self._clock() + WRITING_S
-        # Each of the two has half of the time, and what the other leaves.
+        # Each queue gets half of the time, and what the other one leaves.
         self._observe(self._queue, end_s - WRITING_S / 2)
         self._observe(self._gaps, end_s)
         self._observe(self._queue, end_s)
         return bool(self._queue or self._gaps)
 
     def delete(self) -> None:
-        """Take the metrics off the port; Triton keeps an unloaded model's otherwise."""
+        """Remove the metrics from the port; otherwise Triton keeps them after the model is unloaded."""
         self._queue.clear()
         self._gaps.clear()
         self._histograms.clear()
@@ -158,7 +160,7 @@ class RequestMetrics:
 
 
 def _values_of(ended: Ended) -> dict[str, float]:
-    """Histogram → what to observe."""
+    """Histogram → value to observe."""
     values: dict[str, float] = {
         "e2e_request_latency_seconds": ended.latency_s,
         "request_prompt_tokens": ended.num_prompt_tokens,
@@ -180,6 +182,6 @@ def _values_of(ended: Ended) -> dict[str, float]:
 
 
 def one_two_five(limit: int) -> list[float]:
-    """1, 2, 5, 10, 20, 50 … up to the limit."""
+    """The bounds 1, 2, 5, 10, 20, 50 … up to the limit."""
     steps = (digit * 10.0**power for power in range(len(str(limit))) for digit in (1, 2, 5))
     return [step for step in steps if step <= limit]

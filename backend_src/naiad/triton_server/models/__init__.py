@@ -1,1 +1,1 @@
-"""Triton's life cycle: one class for each model. Only this folder imports `pb_utils`."""
+"""Triton's life cycle: one class for each model. Only this package imports `pb_utils`."""

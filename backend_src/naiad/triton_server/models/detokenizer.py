@@ -1,8 +1,8 @@
-"""The `detokenizer` model: token ids to text, chunk by chunk, without state.
+"""The `detokenizer` model: turns token ids into text, chunk by chunk, without state.
 
-Each chunk brings the ids its text depends on, so any chunking gives the same text. Each chunk is
-acknowledged to the `llm` model, with what is known of the client: Triton does not tell a running
-`llm` step that an ensemble's client is gone.
+Each chunk carries the ids that its text depends on, so any chunking gives the same text. The model
+acknowledges each chunk to the `llm` model and reports whether the client is still there, because Triton
+does not notify a running `llm` step when an ensemble's client is gone.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _OPTIONAL_OF_A_CHUNK = ("num_emitted_tokens", "max_chars", "is_last")
 
 
 class DetokenizerModel:
-    """One response a chunk, none for a probe."""
+    """Sends one response for each chunk, and none for a probe."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the token table and find llm's acknowledgement socket."""
+        """Load the token table and find the acknowledgement socket of the `llm` model."""
         try:
             parameters = pb.model_parameters(args)
             refuse_unknown_keys(parameters, _KEYS)
@@ -64,12 +64,12 @@ class DetokenizerModel:
             tensors = source.tensors()
             _check(tensors)
             if "window_ids" not in tensors:
-                # What comes from llm has been checked there.
+                # Chunks with window_ids come from llm, which has checked their parameters already.
                 refuse_unknown_parameters(source.parameters(), Frontend.LLM, self._forwarded_headers)
             sender.send(chunk_outputs(self._table, tensors, self._skip_special), final=True)
         except NaiadError as error:
             sender.send_error(error)
-        except Exception as error:  # noqa: BLE001 — the border: this chunk fails, its neighbours do not
+        except Exception as error:  # noqa: BLE001 — only this chunk fails
             pb.log_error(f"naiad: a chunk failed with {type(error).__name__}: {error}")
             sender.send_error(InternalError("internal error while detokenizing"))
         if "sequence_id" in tensors and tensors["sequence_id"].size == 1:
@@ -77,7 +77,7 @@ class DetokenizerModel:
 
 
 def _check(tensors: pb.Tensors) -> None:
-    """The core lets requests without required tensors through, and any client may send the internal ones.
+    """Check the tensors: Triton's core does not require them, and any client may send the internal ones.
 
     Raises:
         InvalidRequestError: a tensor is missing, or an internal one has several rows or values.

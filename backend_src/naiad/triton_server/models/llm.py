@@ -30,7 +30,7 @@ from naiad.triton_server.responses.llm import probe_tensors, response_tensors
 from naiad.triton_server.service.housekeeper import Housekeeper
 from naiad.triton_server.service.llm_service import LLMService, RequestShape
 
-# Requests of the engine's other clients may finish; the server does not know of them.
+# Time for requests of the engine's other clients to finish; the server does not wait for them.
 _DRAIN_S = 30.0
 
 
@@ -55,7 +55,7 @@ class LLMModel:
         return self._client.is_ready
 
     def finalize(self) -> None:
-        """Stop everything; blocks are freed, processes end, files and metrics are removed."""
+        """Stop everything: free the blocks, end the processes, remove files and metrics."""
         self._stopping.set()
         self._housekeeper.stop()
         self._ack_reader.join(timeout=5)
@@ -106,7 +106,8 @@ class LLMModel:
     def _start_engine(self, config: EngineConfig) -> None:
         instance = self._instance
         self._client = EngineClient(config, instance.engine_socket, self._take_outputs, self._engine_lost)
-        # A model with one response for each request can not probe: its rows end without acknowledgements.
+        # A model with one response for each request cannot send probes: its rows end without
+        # acknowledgements.
         shape = RequestShape(
             read=read_request,
             build=response_tensors,

@@ -10,10 +10,10 @@ _TRITONS_KEYS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"}
 
 
 def refuse_unknown_keys(parameters: Mapping[str, str], known: Iterable[str]) -> None:
-    """A misspelt key must not be ignored.
+    """Refuse unknown keys, so that a misspelt one is not ignored.
 
     Raises:
-        ConfigError: names the key and those that are known.
+        ConfigError: a key is unknown; the message names it and the known keys.
     """
     known = tuple(known)
     for key, value in parameters.items():
@@ -22,10 +22,10 @@ def refuse_unknown_keys(parameters: Mapping[str, str], known: Iterable[str]) -> 
 
 
 def read_bool(parameters: Mapping[str, str], key: str, *, default: bool) -> bool:
-    """A true-or-false parameter; absent or empty = the default.
+    """Read a true-or-false parameter; absent or empty = the default.
 
     Raises:
-        ConfigError: another word.
+        ConfigError: the value is neither true nor false.
     """
     value = parameters.get(key, "").lower()
     if value not in ("", "true", "false"):
@@ -34,10 +34,10 @@ def read_bool(parameters: Mapping[str, str], key: str, *, default: bool) -> bool
 
 
 def read_count(parameters: Mapping[str, str], key: str) -> int:
-    """A whole number; absent, empty or 0 = as many as there are.
+    """Read a whole number; 0 if the parameter is absent or empty.
 
     Raises:
-        ConfigError: no whole number of 0 or more.
+        ConfigError: the value is not a whole number ≥ 0.
     """
     value = parameters.get(key, "") or "0"
     if not (value.isascii() and value.isdigit()):

@@ -1,6 +1,6 @@
-"""Triton's Python API as typed, small pieces. The one module that imports `pb_utils`.
+"""Triton's Python API as small typed functions. The only module that imports `pb_utils`.
 
-It imports only inside a stub of tritonserver's python backend.
+It can be imported only inside a stub of tritonserver's Python backend.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 
 def response(tensors: Mapping[str, npt.NDArray[Any]], order: Mapping[str, int]) -> Any:
-    """A response of these output tensors, in the order of `output_order`."""
+    """Make a response of these output tensors, in the order given by `output_order`."""
     names = sorted(tensors, key=order.__getitem__)
     return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(name, tensors[name]) for name in names])
 
 
 def error_response(error: NaiadError) -> Any:
-    """A response that carries the error with its status."""
-    # Triton's codes have the names of our statuses; they do not exist yet while this module is imported.
+    """Make a response that carries the error and its status."""
+    # Triton's codes are named like our statuses; they do not exist yet while this module is imported.
     code = getattr(pb_utils.TritonError, error.status)
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
 
@@ -39,12 +39,14 @@ class TritonSender:
     """
 
     def __init__(self, request: Any, is_decoupled: bool, order: Mapping[str, int]) -> None:
-        """Take the request's sender.
+        """Get the request's response sender.
 
         Args:
             request: a `pb_utils.InferenceRequest`.
-            is_decoupled: a model that is not decoupled needs a response even for a bare FINAL.
-            order: from `output_order`; clients of TensorRT-LLM's backend read the first output by position.
+            is_decoupled: whether the model is decoupled; one that is not needs a response even for a bare
+                FINAL.
+            order: the result of `output_order`; clients of TensorRT-LLM's backend read the first output by
+                position.
         """
         self._order = order
         self._sender = request.get_response_sender()
@@ -69,7 +71,7 @@ class TritonSender:
             self._sender.send(error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:
-        """Whether the client is known to be gone (an IPC round trip); false once FINAL is sent."""
+        """Whether the client is known to be gone (an IPC round trip); false once FINAL has been sent."""
         with self._lock:
             return not self._is_finished and bool(self._sender.is_cancelled())
 
@@ -82,19 +84,19 @@ def model_parameters(arguments: dict[str, str]) -> dict[str, str]:
 
 
 def output_order(arguments: dict[str, str]) -> dict[str, int]:
-    """Each output's place in the model's config.pbtxt."""
+    """The position of each output in the model's config.pbtxt."""
     outputs = json.loads(arguments["model_config"]).get("output", [])
     return {output["name"]: place for place, output in enumerate(outputs)}
 
 
 def is_decoupled(arguments: dict[str, str]) -> bool:
-    """Whether a request of the model may have any number of responses."""
+    """Whether a request to the model may have any number of responses."""
     policy = json.loads(arguments["model_config"]).get("model_transaction_policy", {})
     return bool(policy.get("decoupled", False))
 
 
 def start_failure(error: Exception) -> Exception:
-    """What `initialize` raises so that the server shows the message."""
+    """Make the exception that `initialize` must raise for the server to show the message."""
     return pb_utils.TritonModelException(str(error))  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""The `text` model: a prompt's text in, text out, in one process and without an ensemble's hops."""
+"""The `text` model: takes and returns text in one process, without the steps of an ensemble."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from naiad.triton_server.service.llm_service import RequestShape
 
 
 class TextModel(TextFrontend):
-    """The fields, texts and errors of the ensemble."""
+    """Has the same fields, texts and errors as the ensemble."""
 
     KEYS = ("exclude_input_in_output", "accumulate_tokens")
 
     def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
-        """As `TextFrontend.make_shape`."""
+        """See `TextFrontend.make_shape`."""
         skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
         writer = TextWriter(
             ChunkTexts(encoder.tokenizer.table, skip_special_tokens=skip_special_tokens),

@@ -1,4 +1,4 @@
-"""Triton's life cycle of a model that takes and gives text, and uses the engine of an `llm` model."""
+"""Triton's life cycle of a model that takes and returns text and uses the engine of an `llm` model."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class TextFrontend(ABC):
 
     @abstractmethod
     def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
-        """How this model reads and answers requests.
+        """Make the readers and writers of this model's requests and responses.
 
         Args:
-            encoder: makes token ids of prompts.
-            parameters: of config.pbtxt; those in `KEYS` are this model's own.
+            encoder: turns prompts into token ids.
+            parameters: the parameters in config.pbtxt; those in `KEYS` are this model's own.
         """
 
     def make_sender(self, request: Any) -> Sender:
-        """The sender of this request's responses."""
+        """Make the sender of this request's responses."""
         return pb.TritonSender(request, self._own_limits.is_decoupled, self._output_order)
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the tokenizer and begin to look for the engine, which may start later, and may end."""
+        """Load the tokenizer and start looking for the engine, which may start later and may be restarted."""
         try:
             self._start(args)
         except NaiadError as error:
@@ -74,7 +74,7 @@ class TextFrontend(ABC):
         return self._client.info is not None
 
     def finalize(self) -> None:
-        """Stop everything; sequences end, files and metrics are removed."""
+        """Stop everything: end the sequences, remove files and metrics."""
         self._housekeeper.stop()
         self._service.close()
         self._client.close()
@@ -118,7 +118,7 @@ class TextFrontend(ABC):
         )
         self._num_drawn_ids = 0
         self._service = LLMService(self._client, pb.log_error, self._draw_first_id, shape, owns_engine=False)
-        # If the engine serves already, it is found before the first request.
+        # If the engine is already serving, it is found before the first request.
         self._client.start(_PATIENCE_S)
         self._housekeeper = Housekeeper(
             self._service,
@@ -127,13 +127,16 @@ class TextFrontend(ABC):
         )
 
     def _draw_first_id(self, num_sequences: int) -> int:
-        """Ids are this client's own; one thread takes requests."""
+        """Draw a request's ids, which only this client uses. Called by the one thread that takes requests."""
         first_id = self._num_drawn_ids + 1
         self._num_drawn_ids += num_sequences
         return first_id
 
     def _limits(self) -> ModelLimits:
-        """The engine's limits; without one the checkpoint's, and requests within them get UNAVAILABLE."""
+        """The engine's limits; while there is no engine, those of the checkpoint.
+
+        Without an engine, requests within these limits are refused with UNAVAILABLE.
+        """
         info = self._client.info
         if info is None:
             return self._own_limits

@@ -1,4 +1,4 @@
-"""The `tokenizer` model: text to token ids."""
+"""The `tokenizer` model: turns text into token ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEYS = ("model_dir", "add_special_tokens", "skip_special_tokens", "max_model_le
 
 
 class TokenizerModel:
-    """One response a request; each request is answered alone."""
+    """Sends one response for each request; a bad request does not affect the others."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer."""
@@ -51,6 +51,6 @@ class TokenizerModel:
             return pb.response(self._reader.read(TritonRequest(request)), self._output_order)
         except NaiadError as error:
             return pb.error_response(error)
-        except Exception as error:  # noqa: BLE001 — the border: this request fails, its neighbours do not
+        except Exception as error:  # noqa: BLE001 — only this request fails
             pb.log_error(f"naiad: a request failed with {type(error).__name__}: {error}")
             return pb.error_response(InternalError("internal error while tokenizing the request"))

@@ -1,4 +1,4 @@
-"""A model of the vLLM backend's shape, in front of the engine of an `llm` model."""
+"""A model with the vLLM backend's interface that uses the engine of an `llm` model."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from naiad.triton_server.service.llm_service import RequestShape
 
 
 class VLLMModel(TextFrontend):
-    """The fields, outputs and error texts of the vLLM backend.
+    """Has the fields, outputs and error texts of the vLLM backend.
 
-    Its parameters `REPORT_CUSTOM_METRICS` and `ENABLE_VLLM_HEALTH_CHECK` are read and change nothing: metrics
-    and the check are always on.
+    The backend's parameters `REPORT_CUSTOM_METRICS` and `ENABLE_VLLM_HEALTH_CHECK` are accepted but have no
+    effect: metrics and the health check are always on.
     """
 
     KEYS = ("REPORT_CUSTOM_METRICS", "ENABLE_VLLM_HEALTH_CHECK")
 
     def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
-        """As `TextFrontend.make_shape`."""
+        """See `TextFrontend.make_shape`."""
         for key in self.KEYS:
             read_bool(parameters, key, default=True)
         skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
@@ -39,12 +39,12 @@ class VLLMModel(TextFrontend):
         )
 
     def make_sender(self, request: Any) -> Sender:
-        """The sender of this request's responses."""
+        """Make the sender of this request's responses."""
         return VLLMSender(request, is_decoupled=True, order=self._output_order)
 
 
 class VLLMSender(pb.TritonSender):
-    """Phrases errors, and logs cancelled requests, as the vLLM backend does."""
+    """Words errors, and logs cancelled requests, as the vLLM backend does."""
 
     _is_logged = False
 
@@ -59,7 +59,7 @@ class VLLMSender(pb.TritonSender):
         super().send_error(error)
 
     def is_cancelled(self) -> bool:
-        """Whether the client is known to be gone; false once FINAL is sent."""
+        """Whether the client is known to be gone; false once FINAL has been sent."""
         is_cancelled = super().is_cancelled()
         if is_cancelled and not self._is_logged:
             self._is_logged = True

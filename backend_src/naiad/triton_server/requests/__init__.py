@@ -1,1 +1,1 @@
-"""Requests as clients send them → what is asked of the engine. One reader for each frontend."""
+"""Readers, one for each frontend: they turn a client's request into the typed request."""

@@ -1,8 +1,9 @@
-"""From `llm`'s input tensors to the typed request, or to one clear error."""
+"""Reads `llm`'s input tensors into the typed request, or refuses them with one clear error."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,12 +26,12 @@ from naiad.triton_server.requests.tensors import (
     timeout_us,
 )
 
-# More than the text behind a prompt ever depends on.
+# More prompt tokens than the text after a prompt can ever depend on.
 MAX_PROMPT_TAIL_IDS = 16
 MAX_PROMPT_CHARS = 1 << 30
 
 _STOP_STRINGS = FIELD["stop_words"]
-# Tensors of the prompt and its words.
+# Tensors that are read by `_prompt` instead of as fields.
 _OF_THE_PROMPT = (
     "input_ids",
     "input_lengths",
@@ -43,12 +44,25 @@ _decoder = msgspec.json.Decoder(TextContext)
 
 
 def read_request(source: RequestSource, limits: ModelLimits) -> GenerateRequest | StopRequest:
-    """Check everything that was sent and build the rows.
+    """Check the whole request and build its rows.
 
     Raises:
-        InvalidRequestError: one bad row refuses the whole request.
+        InvalidRequestError: a row is invalid; it refuses the whole request. The message has the client's name
+            of the field: that of the ensemble if there is a text context, else that of the tensor.
     """
     tensors, parameters = source.tensors(), source.parameters()
+    try:
+        return _read(tensors, parameters, source, limits)
+    except FieldError as error:
+        field = FIELD.get(error.field_name)
+        if field is None or "text_context" in tensors or field.name in parameters:
+            raise
+        raise error.named(field.name_at(Frontend.LLM) or field.name) from None
+
+
+def _read(
+    tensors: Mapping[str, Array], parameters: Mapping[str, Any], source: RequestSource, limits: ModelLimits
+) -> GenerateRequest | StopRequest:
     refuse_unknown_parameters(parameters, Frontend.LLM, limits.forwarded_headers)
     refuse_unserved(tensors)
     refuse_unserved(parameters)
@@ -67,7 +81,7 @@ def read_request(source: RequestSource, limits: ModelLimits) -> GenerateRequest 
 
 
 def _prompt(tensors: Mapping[str, Array], limits: ModelLimits) -> EncodedPrompt:
-    """What one row's tensors say of its prompt and of words."""
+    """Read one row's prompt, stop words, bad words and biases."""
     ids = required(tensors, "input_ids").reshape(-1)
     length = int(tensors["input_lengths"].item())
     if not 0 <= length <= ids.size:
@@ -87,7 +101,7 @@ def _prompt(tensors: Mapping[str, Array], limits: ModelLimits) -> EncodedPrompt:
 
 
 def _words(field: Field, tensor: Array | None) -> list[tuple[int, ...]]:
-    """The sequences of ids of a packed list."""
+    """Unpack the id sequences of a packed word list."""
     if tensor is None:
         return []
     words = unpack_word_list(np.ascontiguousarray(tensor.reshape(2, -1)))
@@ -99,7 +113,7 @@ def _words(field: Field, tensor: Array | None) -> list[tuple[int, ...]]:
 
 
 def _biases(tensor: Array | None, vocab_size: int) -> list[tuple[int, float]]:
-    """The entries that are not 0 of a dense [vocab_size] vector."""
+    """The nonzero entries of a dense [vocab_size] vector, as (id, bias) pairs."""
     field = FIELD["embedding_bias"]
     if tensor is None or tensor.size == 0:
         return []
@@ -108,7 +122,7 @@ def _biases(tensor: Array | None, vocab_size: int) -> list[tuple[int, float]]:
         raise field.error(
             f" has {values.size} values: expected 0 or {vocab_size}, the size of the vocabulary"
         )
-    # Not finite is not 0 either.
+    # NaN and infinities count as nonzero; they are refused later.
     ids = np.flatnonzero(values)
     numbers = values[ids].tolist()
     field.check_numbers(numbers)
@@ -119,9 +133,9 @@ def _biases(tensor: Array | None, vocab_size: int) -> list[tuple[int, float]]:
 
 
 def _text_context(tensor: Array | None, vocab_size: int) -> TextContext | None:
-    """The row's text context; None: no detokenizer follows.
+    """Read the row's text context; None if no detokenizer follows.
 
-    The tokenizer model writes it, but any client of `llm` may send one: it is checked like everything else.
+    The tokenizer model writes it, but any client of `llm` may send one, so it is checked like other input.
     """
     if tensor is None:
         return None
@@ -154,7 +168,7 @@ def _check_stop_strings(stop_strings: Sequence[str]) -> None:
             f"text_context: stop_strings has {len(stop_strings)} entries: at most {most} are allowed"
         )
     for string in stop_strings:
-        # A lone surrogate can be written in JSON, but it is no text.
+        # JSON can hold a lone surrogate, which cannot be encoded as UTF-8.
         num_bytes = len(string.encode("utf-8", "surrogatepass"))
         if not 1 <= num_bytes <= max_bytes:
             raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""Tensors and parameters of a Triton request → plain values under the names of the table of fields."""
+"""Reads the tensors and parameters of a Triton request as plain values, by the names of `FIELDS`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SERVED = {
 _KNOWN_PARAMETERS = {frontend: known_parameters(frontend) for frontend in Frontend}
 _PARAMETERS = _KNOWN_PARAMETERS[Frontend.LLM]
 _SERVERS_OWN_PARAMETERS = re.compile(r"id|timeout|sequence_\w+|triton_\w+|binary_data_output")
-# Served nowhere that takes rows: refused there under whatever name they come.
+# Fields that no frontend with rows serves; all of those frontends refuse them, under any of their names.
 _NOT_SERVED: Mapping[str, Field] = {
     name: field
     for field in FIELDS
@@ -33,11 +33,11 @@ _NOT_SERVED: Mapping[str, Field] = {
 
 
 class RequestSource(Protocol):
-    """What a reader needs of a Triton request."""
+    """The parts of a Triton request that a reader uses."""
 
     @property
     def request_id(self) -> str:
-        """The client's id; may be empty."""
+        """The client's id; it may be empty."""
 
     @property
     def timeout_us(self) -> int:
@@ -54,12 +54,12 @@ class TritonRequest:
     """A `pb_utils.InferenceRequest`, read as a `RequestSource`."""
 
     def __init__(self, request: Any) -> None:
-        """Wrap it."""
+        """Wrap the request."""
         self._request = request
 
     @property
     def request_id(self) -> str:
-        """The client's id; may be empty, may be used twice."""
+        """The client's id; it may be empty, and need not be unique."""
         return str(self._request.request_id())
 
     @property
@@ -84,17 +84,20 @@ def sent_rows(
     num_rows: int,
     apart: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """What each row sent: field name → a number, a string, or a list of one of them; a tensor wins.
+    """Read each row's fields: field name → a number, a string, or a list of either.
+
+    If a field is sent both as a tensor and as a parameter, the tensor wins.
 
     Args:
-        tensors: [num_rows, …] by the frontend's names.
-        parameters: of the request, which every row shares.
-        frontend: that they were sent to.
-        num_rows: of the request.
-        apart: names of tensors that are left out.
+        tensors: [num_rows, …], by the frontend's names.
+        parameters: the request's parameters, which all rows share.
+        frontend: the frontend that received the request.
+        num_rows: number of rows of the request.
+        apart: names of tensors to leave out.
 
     Raises:
-        FieldError: a tensor has not one value a row where one is expected, or no valid UTF-8.
+        FieldError: a tensor of a scalar field does not have one value for each row, or a string is not
+            valid UTF-8.
     """
     fields = _SERVED[frontend]
     common = sent_parameters(parameters)
@@ -108,7 +111,7 @@ def sent_rows(
 
 
 def sent_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that are fields, under the fields' names."""
+    """The parameters that are fields, by the fields' names."""
     sent: dict[str, Any] = {}
     repeated: dict[str, Any] = {}
     for name, value in parameters.items():
@@ -125,15 +128,15 @@ def sent_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_unknown_parameters(parameters: Mapping[str, Any], frontend: Frontend, forwarded: str) -> None:
-    """Refuse parameters that nobody would read.
+    """Refuse parameters that the frontend does not read.
 
     Args:
         parameters: the request's parameters.
-        frontend: that they were sent to.
-        forwarded: regular expression of header names that the server forwards; "" = none.
+        frontend: the frontend that received the request.
+        forwarded: regular expression of the header names that the server forwards as parameters; "" = none.
 
     Raises:
-        InvalidRequestError: names the parameter and those that are allowed.
+        InvalidRequestError: a parameter is unknown; the message names it and those that are allowed.
     """
     known = _KNOWN_PARAMETERS[frontend]
     for name in parameters:
@@ -147,14 +150,14 @@ def refuse_unknown_parameters(parameters: Mapping[str, Any], frontend: Frontend,
 
 
 def refuse_unserved(sent: Mapping[str, Any], fields: Mapping[str, Field] = _NOT_SERVED) -> None:
-    """Refuse each field that is not served and asks for something.
+    """Refuse fields that are not served, unless their values ask for nothing.
 
     Args:
         sent: tensors (arrays [rows, …]) or parameters (plain values) by name.
-        fields: those that the frontend has, by the same names.
+        fields: the frontend's fields, by the same names.
 
     Raises:
-        FieldError: names the field.
+        FieldError: a field is refused; the message names it.
     """
     for name, value in sent.items():
         field = fields.get(name)
@@ -163,14 +166,14 @@ def refuse_unserved(sent: Mapping[str, Any], fields: Mapping[str, Field] = _NOT_
 
 
 def asks_to_stop(tensors: Mapping[str, Array], parameters: Mapping[str, Any]) -> bool:
-    """Whether all rows say `stop`. Such a request needs nothing else, and nothing else of it is read."""
+    """Whether `stop` is true in all rows. Nothing else of such a request is required or read."""
     if "stop" in tensors:
         return bool(tensors["stop"].all())
     return parameters.get("stop") is True
 
 
 def timeout_us(source: RequestSource, parameters: Mapping[str, Any]) -> Any:
-    """The deadline as it was sent: Triton's own field (gRPC), or the parameter (HTTP generate)."""
+    """The timeout as it was sent: Triton's own field (gRPC) or the parameter (HTTP generate)."""
     return source.timeout_us or parameters.get("timeout", 0)
 
 

@@ -1,4 +1,4 @@
-"""From text-level tensors and parameters to the typed request, in a model that does all steps itself."""
+"""Reads text-level tensors and parameters into the typed request, for a model that tokenizes itself."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class TextRequestReader:
     """Reads and tokenizes the requests of the `text` model."""
 
     def __init__(self, encoder: PromptEncoder) -> None:
-        """Take what makes token ids."""
+        """Use `encoder` to turn prompts and words into token ids."""
         self._encoder = encoder
 
     def read(self, source: RequestSource, limits: ModelLimits) -> GenerateRequest | StopRequest:
-        """Check everything that was sent and build the rows.
+        """Check the whole request and build its rows.
 
         Raises:
-            InvalidRequestError: one bad row refuses the whole request.
+            InvalidRequestError: a row is invalid; it refuses the whole request.
         """
         tensors, parameters = source.tensors(), source.parameters()
         if asks_to_stop(tensors, parameters):
@@ -54,5 +54,5 @@ class TextRequestReader:
 
 
 def num_rows(tensors: Mapping[str, Array], names: Collection[str]) -> int:
-    """The rows of a request, all of whose fields may be parameters: by the first of these tensors."""
+    """The number of rows: that of the first of these tensors; 1 if all fields were sent as parameters."""
     return next((int(tensors[name].shape[0]) for name in names if name in tensors), 1)

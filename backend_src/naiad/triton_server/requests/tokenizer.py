@@ -1,4 +1,4 @@
-"""From the `tokenizer` model's input tensors to its output tensors. No Triton here."""
+"""Turns the `tokenizer` model's input tensors into its output tensors, without using Triton."""
 
 from __future__ import annotations
 
@@ -29,32 +29,34 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 
 class TokenizerReader:
-    """Turns one request's text into the tensors of the `tokenizer` model."""
+    """Turns a request's text into the outputs of the `tokenizer` model."""
 
     def __init__(self, encoder: PromptEncoder, forwarded_headers: str = "") -> None:
-        """Take what makes token ids.
+        """Set up.
 
         Args:
-            encoder: of the model.
-            forwarded_headers: regular expression of header names; "" = none.
+            encoder: turns prompts and words into token ids.
+            forwarded_headers: regular expression of the header names that the server forwards as parameters;
+                "" = none.
         """
         self._encoder = encoder
         self._forwarded_headers = forwarded_headers
 
     def read(self, source: RequestSource) -> Tensors:
-        """Check and tokenize all rows.
+        """Check and tokenize the rows of a request.
 
         Returns:
-            The outputs of the `tokenizer` model; rows are padded to the longest.
+            The outputs of the `tokenizer` model; rows are padded to the longest one.
 
         Raises:
-            InvalidRequestError: one bad row refuses the whole request.
+            InvalidRequestError: a row is invalid; it refuses the whole request.
         """
         tensors, parameters = source.tensors(), source.parameters()
         refuse_unknown_parameters(parameters, Frontend.TOKENIZER, self._forwarded_headers)
         refuse_unserved(tensors, _FIELDS)
         rows = sent_rows(tensors, parameters, Frontend.TOKENIZER, num_rows(tensors, _HAVE_A_ROW_EACH))
-        # Checked here too: without it the ensemble's next step would never run, and nobody would say why.
+        # Checked here too: if it is missing, the ensemble's next step never runs and the client gets no
+        # error.
         max_tokens = [FIELD["max_tokens"].check(required(row, "max_tokens")) for row in rows]
         written = [self._encoder.check(row) for row in rows]
         prompts = [self._encoder.encode(each) for each in written]
@@ -78,14 +80,14 @@ class TokenizerReader:
         return {
             "INPUT_ID": input_ids,
             "REQUEST_INPUT_LEN": _column(lengths),
-            # Read by chains that are made for encoder-decoder models too.
+            # Read by clients that chain the models and also support encoder-decoder models.
             "DECODER_INPUT_ID": np.full((len(prompts), 1), pad_id, dtype=np.int32),
             "REQUEST_DECODER_INPUT_LEN": np.ones((len(prompts), 1), dtype=np.int32),
             "text_context": np.array(contexts, dtype=np.object_),
         }
 
     def _id_column(self, name: str, rows: list[dict[str, Any]], default: int | None) -> npt.NDArray[np.int32]:
-        """What was sent, or the tokenizer's own."""
+        """The ids that were sent, or else the tokenizer's own."""
         known = self._encoder.known_id(default)
         return _column([FIELD[name].check(row[name]) if name in row else known for row in rows])
 
@@ -95,7 +97,7 @@ def _column(values: list[int]) -> npt.NDArray[np.int32]:
 
 
 def _dense(prompts: list[EncodedPrompt], vocab_size: int) -> npt.NDArray[np.float32]:
-    """The biases as [rows, vocab_size]; [rows, 0] if no row has one."""
+    """The biases as a tensor [rows, vocab_size]; [rows, 0] if no row has any."""
     if not any(prompt.biases for prompt in prompts):
         return np.zeros((len(prompts), 0), dtype=np.float32)
     dense = np.zeros((len(prompts), vocab_size), dtype=np.float32)
@@ -106,7 +108,7 @@ def _dense(prompts: list[EncodedPrompt], vocab_size: int) -> npt.NDArray[np.floa
 
 
 def _packed(rows: list[list[list[int]]]) -> npt.NDArray[np.int32]:
-    """Each row's sequences of ids in the packed form [rows, 2, n], padded to the longest."""
+    """Each row's id sequences in the packed form [rows, 2, n], padded to the longest row."""
     packed = [pack_word_list(words) for words in rows]
     width = max(each.shape[1] for each in packed)
     filled = np.zeros((len(packed), 2, width), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""A request of the vLLM backend's shape: rank 1, sampling parameters as JSON whose values may be strings."""
+"""Reads requests as the vLLM backend takes them: tensors of rank 1, sampling parameters as JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KEYS = fields_at(Frontend.SAMPLING_PARAMETERS)
 _SERVED_KEYS = ", ".join(sorted(name for name, field in _KEYS.items() if field.served))
 _DEFAULTS = {field.name: field.key_default for field in FIELDS if field.key_default is not None}
 _FLAGS = ("stream", "exclude_input_in_output", "return_cumulative_logprob", "return_logprobs")
-# Tensors that are no fields of the typed request.
+# Tensors that are not fields of the typed request.
 _APART = ("sampling_parameters", *_FLAGS)
 
 _decoder = msgspec.json.Decoder()
@@ -45,13 +45,13 @@ _TYPES: Mapping[Kind, tuple[type[Any], str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VLLMRequest(GenerateRequest):
-    """What its responses need besides.
+    """A request with what the vLLM backend's responses need in addition.
 
     Attributes:
-        prompt_text: stands before an unstreamed text; "" when it is excluded.
-        returns_log_probs: the output `logprobs` is requested.
-        returns_cum_log_prob: the output `cumulative_logprob` is requested.
-        num_log_probs: best tokens at each place; None: no log-probabilities were asked for.
+        prompt_text: the prompt that an unstreamed text begins with; "" if it is excluded.
+        returns_log_probs: whether the output `logprobs` is requested.
+        returns_cum_log_prob: whether the output `cumulative_logprob` is requested.
+        num_log_probs: number of best tokens at each position; None: no log-probabilities were requested.
     """
 
     prompt_text: str
@@ -61,24 +61,25 @@ class VLLMRequest(GenerateRequest):
 
 
 class VLLMRequestReader:
-    """Reads and tokenizes requests of this shape."""
+    """Reads and tokenizes requests as the vLLM backend takes them."""
 
     def __init__(self, encoder: PromptEncoder) -> None:
-        """Take what makes token ids."""
+        """Use `encoder` to turn prompts and words into token ids."""
         self._encoder = encoder
 
     def read(self, source: RequestSource, limits: ModelLimits) -> VLLMRequest | StopRequest:
-        """Check everything that was sent and build the row.
+        """Check the whole request and build its one row.
 
         Raises:
-            InvalidRequestError: names what is wrong.
+            InvalidRequestError: the request is invalid; the message says why.
         """
         if source.request_id == PROBE_REQUEST_ID:
-            # A model of this shape can not be asked to stop something.
+            # Requests of this model cannot stop others; a probe has nothing else to do here.
             return StopRequest(PROBE_REQUEST_ID)
         tensors, parameters = source.tensors(), source.parameters()
         refuse_unknown_parameters(parameters, Frontend.VLLM, limits.forwarded_headers)
         refuse_unserved(tensors, _TENSORS)
+        refuse_unserved(parameters)
         flags = {name: _flag(name, tensors, parameters) for name in _FLAGS}
         is_streaming = bool(flags["stream"])
         if is_streaming and flags["exclude_input_in_output"] is False:
@@ -92,7 +93,8 @@ class VLLMRequestReader:
         (sent,) = sent_rows(by_row, {}, Frontend.VLLM, 1, apart=_APART)
         sent = sent_parameters(others) | sampled | sent
         is_echoing = not is_streaming and not flags["exclude_input_in_output"]
-        # A text that was sent stands before the answer as it was sent; of messages it is what they make.
+        # `text_input` is echoed exactly as it was sent; messages are echoed as the chat template renders
+        # them.
         prompt_text = sent.get("text_input", "") if is_echoing else ""
         sent["stream"] = is_streaming
         sent["exclude_input_in_output"] = bool(prompt_text) or not is_echoing
@@ -101,7 +103,7 @@ class VLLMRequestReader:
         try:
             request = self._build(sent, source, limits, timeout_us(source, parameters))
         except FieldError as error:
-            # The client knows the field by the key that it sent.
+            # The message must name the key that the client sent.
             raise error.named(key_of.get(error.field_name, error.field_name)) from None
         return VLLMRequest(
             **{each.name: getattr(request, each.name) for each in fields(GenerateRequest)}
@@ -128,14 +130,15 @@ def _flag(name: str, tensors: Mapping[str, Array], parameters: Mapping[str, Any]
 
 
 def _sampling_parameters(tensor: Array | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling parameters that were sent, by vLLM's names and not yet checked.
+    """The sampling parameters that were sent, by vLLM's names, not yet checked.
 
     Args:
-        tensor: `sampling_parameters`, a JSON object, or None when it was not sent.
-        parameters: of the request; those that are sampling parameters, too. The object wins.
+        tensor: `sampling_parameters`, a JSON object; None if it was not sent.
+        parameters: the request's parameters, which may be sampling parameters too. If one is sent both
+            ways, the object wins.
 
     Raises:
-        InvalidRequestError: the tensor holds no JSON object.
+        InvalidRequestError: the tensor does not hold a JSON object.
     """
     sent = {name: value for name, value in parameters.items() if name in _KEYS}
     if tensor is None:
@@ -151,14 +154,15 @@ def _sampling_parameters(tensor: Array | None, parameters: Mapping[str, Any]) ->
 
 
 def _sampled_fields(keys: Mapping[str, Any], *, is_streaming: bool) -> tuple[dict[str, Any], dict[str, str]]:
-    """The fields that these sampling parameters stand for, with vLLM's defaults, and each one's key.
+    """Translate sampling parameters into fields, with vLLM's defaults; also return the key of each field.
 
     Args:
         keys: vLLM's names → values.
-        is_streaming: then there is one sequence.
+        is_streaming: whether the request streams; then only one sequence is allowed.
 
     Raises:
-        InvalidRequestError: names the parameter, its value and what is allowed.
+        InvalidRequestError: a parameter is unknown or invalid; the message names it, its value and what is
+            allowed.
     """
     sent: dict[str, Any] = dict(_DEFAULTS)
     key_of: dict[str, str] = {}
@@ -186,7 +190,7 @@ def _sampled_fields(keys: Mapping[str, Any], *, is_streaming: bool) -> tuple[dic
 
 
 def _fields_of(name: str, field: Field, value: Any) -> dict[str, Any]:
-    """What one sampling parameter says: field name → value."""
+    """Translate one sampling parameter into fields: field name → value."""
     if name == "logit_bias":
         return _logit_bias(name, value)
     if not field.is_scalar:
@@ -203,10 +207,10 @@ def _fields_of(name: str, field: Field, value: Any) -> dict[str, Any]:
 
 
 def _json(text: str) -> Any:
-    """What a JSON text says.
+    """Parse JSON.
 
     Raises:
-        ValueError: it is none, or nested too deeply.
+        ValueError: the text is not JSON, or is nested too deeply.
     """
     try:
         return _decoder.decode(text)
@@ -215,7 +219,7 @@ def _json(text: str) -> Any:
 
 
 def _parsed(name: str, value: Any, kind: type[Any], expected: str) -> Any:
-    """A value of this kind, or the text of one."""
+    """Read a value of this type, which may be written as a string."""
     try:
         if isinstance(value, str):
             value = _TRUTHS[value.strip().lower()] if kind is bool else kind(value)
@@ -235,7 +239,7 @@ def _refusal(name: str, value: Any, expected: str) -> FieldError:
 
 
 def _listed(name: str, value: Any, kind: type[Any], expected: str) -> list[Any]:
-    """A list, or the JSON text of one."""
+    """Read a list, which may be written as a JSON string."""
     if isinstance(value, str):
         try:
             value = _json(value)
@@ -255,7 +259,7 @@ def _words(name: str, value: Any) -> list[str]:
 
 
 def _written_list(text: str) -> list[str]:
-    """The strings of a JSON list of strings; any other text is a word itself, as "[INST]" is."""
+    """The strings of a JSON list of strings; any other text, such as "[INST]", is a word itself."""
     try:
         words = _json(text)
     except ValueError:

@@ -1,1 +1,1 @@
-"""Outputs of the engine → what is sent to the client. One writer for each frontend."""
+"""Writers, one for each frontend: they turn the engine's outputs into responses."""

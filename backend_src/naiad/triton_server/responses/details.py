@@ -1,7 +1,7 @@
-"""The tensors of a response that go through every step to the client: all but its ids and its text.
+"""The tensors of a response other than its ids and text; the ensemble's steps pass them on to the client.
 
-A response has a batch dimension of 1. Log-probabilities and logits speak of new tokens only, also where the
-prompt is echoed. `output_tensors.RESPONSE_TENSORS` says when each tensor is sent.
+A response has a batch dimension of 1. Log-probabilities and logits cover new tokens only, even if the
+prompt is echoed. `output_tensors.RESPONSE_TENSORS` documents when each tensor is sent.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from naiad.triton_server.responses.stream import Tensors
 
 
 def detail_tensors(chunk: Chunk) -> Tensors:
-    """Return what the request asked for of a chunk, and what tells its rows and sequences apart.
+    """Return the requested outputs of a chunk and the indices of its row and sequence.
 
     Returns:
         finish_reason and stop_reason [1, 1] strings; num_input_tokens, num_output_tokens,
-        num_cached_tokens, batch_index and sequence_index [1, 1] int32; those of `_perf_tensors`,
+        num_cached_tokens, batch_index and sequence_index [1, 1] int32; and the tensors of `_perf_tensors`,
         `_log_prob_tensors`, `_beam_score_tensors` and `_logit_tensors`.
     """
     requested = chunk.request.outputs
@@ -44,7 +44,7 @@ def detail_tensors(chunk: Chunk) -> Tensors:
 
 
 def _count_tensors(chunk: Chunk) -> Tensors:
-    """Return why the text ended, and how many tokens there are."""
+    """Return the finish reason and the numbers of tokens."""
     requested = chunk.request.outputs
     tensors: Tensors = {}
     if requested.finish_reason:
@@ -81,14 +81,14 @@ def padded(
 
 
 def _perf_tensors(chunk: Chunk) -> Tensors:
-    """Return times, blocks and drafts up to this chunk.
+    """Return timings and the numbers of blocks and draft tokens up to this chunk.
 
     Returns:
         `[1, 1]` each: total_draft_tokens and total_accepted_draft_tokens int32, acceptance_rate
         float32. With return_perf_metrics also arrival_time_ns, first_scheduled_time_ns,
         first_token_time_ns and last_token_time_ns int64, and kv_cache_reused_blocks,
-        kv_cache_alloc_new_blocks and kv_cache_alloc_total_blocks int32; the last two are one number,
-        as TensorRT-LLM's backend counts.
+        kv_cache_alloc_new_blocks and kv_cache_alloc_total_blocks int32; the last two are equal, as in
+        TensorRT-LLM's backend.
     """
     perf = chunk.perf_metrics
     tensors: Tensors = {
@@ -135,8 +135,8 @@ def _beam_score_tensors(chunk: Chunk) -> Tensors:
     """Return the log-probabilities and scores of k beams.
 
     Returns:
-        output_log_probs [1, k, m] float32 of the m new tokens at most, padded with 0, and
-        cum_log_probs [1, k] float32, the scores.
+        output_log_probs [1, k, m] float32, where m is the number of new tokens of the longest beam, padded
+        with 0, and cum_log_probs [1, k] float32, the scores.
     """
     log_probs = [[each.log_prob for each in beam.log_probs] for beam in chunk.outputs]
     scores = [beam.cum_log_prob for beam in chunk.outputs]
@@ -151,8 +151,8 @@ def _logit_tensors(chunk: Chunk) -> Tensors:
 
     Returns:
         With return_generation_logits: generation_logits [1, 1, n, V] float32 of n > 0 new tokens.
-        With return_context_logits: context_logits [1, prompt tokens, V] float32, on the chunks that
-        have them: a row's first and last.
+        With return_context_logits: context_logits [1, prompt tokens, V] float32, on a row's first and last
+        chunk.
     """
     requested, output = chunk.request.outputs, chunk.first
     tensors: Tensors = {}

@@ -1,4 +1,4 @@
-"""The detokenizer's writer: from `llm`'s tensors of one chunk to text."""
+"""The detokenizer's writer: turns `llm`'s tensors of one chunk into text."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _CONSUMED = frozenset(each.detokenizer_name for each in RESPONSE_TENSORS if each
 def chunk_outputs(
     table: TokenTable, tensors: Mapping[str, Array], skip_special_tokens: bool
 ) -> dict[str, npt.NDArray[Any]] | None:
-    """Return the outputs of the `detokenizer` model for its inputs.
+    """Return the outputs of the `detokenizer` model for these inputs.
 
     Args:
         table: the checkpoint's tokens.
-        tensors: without `window_ids` each row of TOKENS_BATCH is a text of its own. Beside it may be
-            left out: `num_emitted_tokens`, if the tokens of the window before those of TOKENS_BATCH are
-            text already; `max_chars`, if no text is cut off; `is_last`, if more follows.
-        skip_special_tokens: special tokens make no text.
+        tensors: the inputs. Without `window_ids` each row of TOKENS_BATCH is a text of its own. With it,
+            these may be left out: `num_emitted_tokens`, if the text of the window before the tokens of
+            TOKENS_BATCH has been sent; `max_chars`, if the text is not cut; `is_last`, if more follows.
+        skip_special_tokens: whether special tokens produce no text.
 
     Returns:
-        OUTPUT, one string after the other without a batch dimension, as clients of TensorRT-LLM's
-        backend read it (`[0]` is the text); and what is passed on. None for a probe.
+        OUTPUT, the strings without a batch dimension, as clients of TensorRT-LLM's backend read it (`[0]`
+        is the text), and the inputs that are passed on; None for a probe.
 
     Raises:
         InvalidRequestError: the tensors do not fit together, or an id is negative.
@@ -71,7 +71,7 @@ def split_beams(ids: Array, lengths: Array) -> list[list[int]]:
         lengths: [B, k] int32.
 
     Raises:
-        InvalidRequestError: there is not one length for each beam.
+        InvalidRequestError: the number of lengths differs from the number of beams.
     """
     rows = ids.reshape(-1, ids.shape[-1])
     if lengths.size != len(rows):
@@ -85,7 +85,7 @@ def split_beams(ids: Array, lengths: Array) -> list[list[int]]:
 
 
 def decode_beams(table: TokenTable, tensors: Mapping[str, Array], skip_special_tokens: bool) -> list[str]:
-    """Return the whole texts of one row's beams, all after the same window and each with its own cut.
+    """Return the whole text of each of a row's beams; all follow the same window, and each has its own cut.
 
     Args:
         table: the checkpoint's tokens.

@@ -1,4 +1,4 @@
-"""`llm`'s writer: chunks to ids. Every response has a batch dimension of 1."""
+"""`llm`'s writer: turns chunks into token ids. Every response has a batch dimension of 1."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PADDING_ID = -1
 
 
 def response_tensors(_row: StreamRow, chunk: Chunk) -> Tensors:
-    """Return a response of new tokens, or of all results of a beam search.
+    """Return a response with new tokens, or with all results of a beam search.
 
-    Streamed `output_ids` are deltas; unstreamed ones hold the prompt too unless it is excluded.
+    Streamed `output_ids` are deltas; unstreamed ones include the prompt unless it is excluded.
 
     Returns:
-        output_ids [1, k, n] int32, where k is 1 or the number of beams and n the most ids of one,
-        padded with −1; sequence_length [1, k] int32; what `detail_tensors` makes; and for a
-        detokenizer the tensors of the interface between the steps.
+        output_ids [1, k, n] int32, where k is 1 or the number of beams and n the length of the longest,
+        padded with −1; sequence_length [1, k] int32; the tensors of `detail_tensors`; and, if a
+        detokenizer follows, the internal tensors that it needs.
     """
     ids = [output.token_ids for output in chunk.outputs]
     if chunk.is_echoing:
@@ -38,7 +38,7 @@ def response_tensors(_row: StreamRow, chunk: Chunk) -> Tensors:
 
 
 def probe_tensors(sequence_id: int) -> Tensors:
-    """Return an empty chunk: the detokenizer swallows it and says whether the client is still there."""
+    """Return an empty chunk: the detokenizer sends nothing, but reports whether the client is still there."""
     return {
         "output_ids": np.zeros((1, 1, 0), dtype=np.int32),
         "sequence_length": int32_tensor(0),
@@ -48,7 +48,7 @@ def probe_tensors(sequence_id: int) -> Tensors:
 
 
 def _text_context(chunk: Chunk) -> Tensors:
-    """Return what the text of new tokens depends on."""
+    """Return what the detokenizer needs to turn new tokens into text."""
     output, is_echoing = chunk.first, chunk.is_echoing
     window = chunk.prompt_token_ids if is_echoing else output.window_ids
     tensors: Tensors = {
@@ -56,9 +56,9 @@ def _text_context(chunk: Chunk) -> Tensors:
         "window_ids": _int32_row(window + output.token_ids),
     }
     if not chunk.is_last:
-        # Each tensor costs time on its way: those that would say what holds without them are left out.
-        assert not is_echoing, "unstreamed, and not the last"
-        assert not output.is_cut, "cut, and not the last"
+        # Each tensor costs time in transit, so those that hold the detokenizer's defaults are left out.
+        assert not is_echoing, "an unstreamed chunk that is not the last"
+        assert not output.is_cut, "a cut chunk that is not the last"
         return tensors
     max_chars = output.num_chars if output.is_cut else -1
     if is_echoing and output.is_cut:
@@ -70,8 +70,8 @@ def _text_context(chunk: Chunk) -> Tensors:
 
 
 def _beam_context(chunk: Chunk) -> Tensors:
-    """Return what the texts of k beams depend on: one window, and the cuts, beam_max_chars [1, k] int32."""
-    # An echoed prompt begins each beam's ids; otherwise all texts follow the same window.
+    """Return what the detokenizer needs for k beams: the window, and the cuts beam_max_chars [1, k] int32."""
+    # If the prompt is echoed, each beam's ids begin with it; otherwise all beams follow the same window.
     window = [] if chunk.is_echoing else chunk.first.window_ids
     num_prompt_chars = chunk.num_prompt_chars if chunk.is_echoing else 0
     return {

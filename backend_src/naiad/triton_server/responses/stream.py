@@ -1,9 +1,9 @@
-"""One request's way out: what its rows have to say, and when it may be said.
+"""The responses of one request: collects its rows' outputs and decides when they may be sent.
 
-A stream is fed by the dispatcher thread and emptied by its one sender thread. It holds at most
-one pending chunk a row: what arrives while an earlier chunk waits is merged into it, so late
-tokens travel together. When a detokenizer follows, at most `WINDOW` chunks of a row are
-outstanding, that is sent and not yet acknowledged; the first and the last chunk never wait.
+The dispatcher thread fills a stream, and its one sender thread empties it. It holds at most one
+pending chunk for each row: tokens that arrive while a chunk is waiting are merged into it. When a
+detokenizer follows, at most `WINDOW` chunks of a row are outstanding, that is, sent but not yet
+acknowledged; the first and the last chunk never wait.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 
 class Sender(Protocol):
-    """Where responses go; one thread uses it at a time."""
+    """Sends a request's responses; used by one thread at a time."""
 
     def send(self, tensors: Tensors | None, *, final: bool) -> None:
         """Send a response, or a bare FINAL when `tensors` is None."""
@@ -41,13 +41,13 @@ class Sender(Protocol):
 
 
 class ResponseBuilder(Protocol):
-    """A frontend's writer."""
+    """Builds the tensors of a response; each frontend has one."""
 
     def __call__(self, row: StreamRow, chunk: Chunk, /) -> Tensors:
-        """The output tensors of one response of a row."""
+        """Return the output tensors of one response of a row."""
 
 
-# The id of a sequence → the tensors of a response that asks a detokenizer whether the client is still there.
+# Sequence id → the tensors of a probe, which asks the detokenizer whether the client is still there.
 ProbeBuilder = Callable[[int], Tensors]
 
 
@@ -56,13 +56,13 @@ class StreamRow:
     """One sequence of the request.
 
     Attributes:
-        index: the row of the request, from 0.
-        sequence_id: the engine's.
-        has_started: the engine has reported that it computes it.
-        sequence_index: which of the sequences from the row's prompt, from 0.
-        text: all that was sent, where each response holds all of it.
-        context_logits: of the prompt; sent with the first chunk and once more with the last, which
-            is the one that TensorRT-LLM's client reads.
+        index: index of the request's row, from 0.
+        sequence_id: the engine's id of the sequence.
+        has_started: whether the engine has reported that it is computing the sequence.
+        sequence_index: index among the sequences of the row's prompt, from 0.
+        text: the text sent so far, if each response repeats all of it; otherwise empty.
+        context_logits: logits of the prompt; sent with the first chunk, and again with the last, which is
+            the one that TensorRT-LLM's client reads.
     """
 
     index: int
@@ -78,30 +78,30 @@ class StreamRow:
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:
-        """Ids whose outputs are this row's."""
+        """The ids of the sequences whose outputs belong to this row."""
         return (self.sequence_id,)
 
     @property
     def abort_ids(self) -> tuple[int, ...]:
-        """Ids to abort, so that all of them end."""
+        """The ids to abort so that all of the row's sequences end."""
         return self.sequence_ids
 
     @property
     def never_started(self) -> bool:
-        """Whether its deadline passed in the queue, and nobody has heard of that yet."""
+        """Whether its deadline passed while it was queued, and this has not been sent yet."""
         return self.pending is not None and self.pending.error_status is not None
 
     def add(self, output: RequestOutput) -> None:
-        """Keep what the engine said until it can be sent."""
+        """Store an output until it can be sent."""
         self.pending = output if self.pending is None else merged(self.pending, output)
 
     def pending_outputs(self, num_sequences: int) -> tuple[RequestOutput, ...]:
-        """What is sent next: the outputs of each of the row's first `num_sequences` sequences."""
+        """The outputs to send next, one for each of the row's first `num_sequences` sequences."""
         assert self.pending is not None
         return (self.pending,)
 
     def may_send(self, is_streaming: bool) -> bool:
-        """Whether the pending chunk may go now."""
+        """Whether the pending chunk may be sent now."""
         if self.pending is None or self.is_finished:
             return False
         if self.pending.finish_reason is not None:
@@ -111,7 +111,7 @@ class StreamRow:
 
 @dataclass(slots=True, eq=False)
 class ResponseStream:
-    """All sequences of one request, on their way to one client."""
+    """All sequences of one request, whose outputs go to one client."""
 
     request: GenerateRequest
     sender: Sender
@@ -129,7 +129,9 @@ class ResponseStream:
     def push(self, row: StreamRow, output: RequestOutput, error: NaiadError | None) -> None:
         """Take an engine output. An error ends the whole request.
 
-        So do deadlines, if none of its sequences has started; if one has, all end with what they have.
+        Passed deadlines end it with an error only if none of its sequences has started; otherwise each
+        sequence
+        ends with the tokens that it has.
         """
         with self.lock:
             if error is not None:
@@ -154,28 +156,28 @@ class ResponseStream:
             self.error_since_s = time.monotonic()
 
     def acknowledge(self, row: StreamRow, num_chunks: int) -> bool:
-        """The detokenizer has dealt with chunks of this row; whether something has waited for that."""
+        """Record acknowledged chunks of this row; return whether something may have waited for them."""
         with self.lock:
             row.outstanding = max(0, row.outstanding - num_chunks)
             return row.pending is not None or self.error is not None
 
     def live_sequence_ids(self) -> list[int]:
-        """Sequences that have not ended."""
+        """The ids of the sequences that have not ended."""
         return [each for row in self.rows if not row.is_finished for each in row.abort_ids]
 
     @property
     def is_waiting_for_acks(self) -> bool:
-        """Whether chunks are on their way through the detokenizer."""
+        """Whether the detokenizer has not acknowledged all chunks yet."""
         return any(row.outstanding for row in self.rows)
 
     @property
     def has_begun(self) -> bool:
-        """Whether the engine has begun to compute it: since then it may hold blocks."""
+        """Whether the engine has started to compute it; from then on it may hold blocks."""
         return any(row.has_started for row in self.rows)
 
     @property
     def has_sent(self) -> bool:
-        """Whether the client has had a response."""
+        """Whether a response has been sent to the client."""
         return any(row.num_sent_chunks for row in self.rows)
 
     @property
@@ -186,11 +188,11 @@ class ResponseStream:
 
     @property
     def wants_poll(self) -> bool:
-        """Whether its sender can report that the client is gone, and has not yet."""
+        """Whether the sender can report that the client is gone, and has not reported it yet."""
         return not (self.has_detokenizer or self.is_closed or self.is_cancelling or self.error)
 
     def wants_probe(self, now_s: float, period_s: float) -> bool:
-        """Whether a detokenizer must be asked if the client is still there."""
+        """Whether to send a probe, which asks the detokenizer if the client is still there."""
         return (
             self.has_detokenizer
             and not (self.is_closed or self.is_cancelling or self.error)
@@ -199,7 +201,7 @@ class ResponseStream:
         )
 
     def flush(self, build: ResponseBuilder, build_probe: ProbeBuilder | None) -> None:
-        """Send what may be sent now. Runs in the stream's one sender thread."""
+        """Send what may be sent now. Runs in the stream's sender thread."""
         final = False
         while not final:
             with self.lock:
@@ -216,7 +218,7 @@ class ResponseStream:
     def _next(
         self, build: ResponseBuilder, build_probe: ProbeBuilder | None
     ) -> tuple[Tensors | NaiadError, bool] | None:
-        """What to send now, and whether it is the last; None: nothing yet."""
+        """Return what to send now and whether it is the last response; None if there is nothing yet."""
         if self.is_closed:
             return None
         if self.error is not None:
@@ -254,11 +256,11 @@ class ResponseStream:
 
 @dataclass(slots=True)
 class JoinedRow(StreamRow):
-    """It has something to say when every one of its sequences has ended.
+    """A row that is sent as one response when all of its sequences have ended.
 
     Attributes:
-        sibling_ids: of the further sequences, in order.
-        parts: id → what it has said.
+        sibling_ids: ids of the sequences after the first, in order.
+        parts: sequence id → its output so far.
     """
 
     sibling_ids: tuple[int, ...] = ()
@@ -266,16 +268,16 @@ class JoinedRow(StreamRow):
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:
-        """Of all sequences, in order."""
+        """The ids of all sequences, in order."""
         return self.sequence_id, *self.sibling_ids
 
     @property
     def abort_ids(self) -> tuple[int, ...]:
-        """Each sequence ends alone."""
+        """All ids: each sequence ends by itself."""
         return self.sequence_ids
 
     def add(self, output: RequestOutput) -> None:
-        """Keep what a sequence said; the first one stands for the whole row."""
+        """Store a sequence's output; when all have ended, the first one's becomes the pending output."""
         earlier = self.parts.get(output.sequence_id)
         self.parts[output.sequence_id] = output if earlier is None else merged(earlier, output)
         ended = [part for part in self.parts.values() if part.finish_reason is not None]
@@ -283,16 +285,16 @@ class JoinedRow(StreamRow):
             self.pending = self.parts[self.sequence_id]
 
     def pending_outputs(self, num_sequences: int) -> tuple[RequestOutput, ...]:
-        """What is sent next: the outputs of each of the row's first `num_sequences` sequences."""
+        """The outputs to send next, one for each of the row's first `num_sequences` sequences."""
         return tuple(self.parts[each] for each in self.sequence_ids[:num_sequences])
 
 
 class BeamRow(JoinedRow):
-    """One search; its sequences are its results, best first."""
+    """A beam search; its sequences are its results, best first."""
 
     __slots__ = ()
 
     @property
     def abort_ids(self) -> tuple[int, ...]:
-        """The first one ends the search, and with it the others."""
+        """The first id only: aborting it ends the whole search."""
         return (self.sequence_id,)

@@ -1,4 +1,4 @@
-"""The text level's writer: chunks to text. Nothing becomes a tensor before it is written."""
+"""The text level's writer: turns chunks into text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from naiad.triton_server.responses.stream import StreamRow, Tensors
 
 
 class TextWriter:
-    """Makes the ensemble's outputs of a chunk."""
+    """Turns a chunk into the outputs that the ensemble has."""
 
     def __init__(self, texts: ChunkTexts, *, accumulates: bool) -> None:
-        """Take what makes text of tokens.
+        """Set up.
 
         Args:
-            texts: of the checkpoint.
-            accumulates: each streamed response holds all of its sequence's text so far.
+            texts: turns tokens into text.
+            accumulates: whether each streamed response holds all of its sequence's text so far.
         """
         self._texts = texts
         self._accumulates = accumulates
@@ -26,8 +26,9 @@ class TextWriter:
         """Return the response; see `ResponseBuilder`.
 
         Returns:
-            text_output [k] strings, one for each beam and without a batch dimension, as clients of
-            TensorRT-LLM's backend read it (`[0]` is the text); and what `detail_tensors` makes.
+            text_output [k] strings, one for each beam, without a batch dimension, as clients of
+            TensorRT-LLM's
+            backend read it (`[0]` is the text); and the tensors of `detail_tensors`.
         """
         texts = self._texts.of(chunk)
         if self._accumulates and chunk.request.streaming:

@@ -1,4 +1,4 @@
-"""The writer of the vLLM backend's shape."""
+"""The writer of responses as the vLLM backend sends them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from naiad.tokenization import TokenTable
 from naiad.triton_server.requests.vllm import VLLMRequest
 from naiad.triton_server.responses.stream import StreamRow, Tensors
 
-# The finish reason of a text that goes on.
+# The finish reason of a sequence that has not ended.
 _NO_REASON = "None"
 
 
 class VLLMWriter:
-    """Makes responses without rows: each output has one entry a sequence."""
+    """Turns chunks into responses without a batch dimension; each output has one entry for each sequence."""
 
     def __init__(self, texts: ChunkTexts, table: TokenTable) -> None:
-        """Take what makes text of tokens, and the checkpoint's tokens."""
+        """Use `texts` to turn tokens into text; `table` holds the checkpoint's tokens."""
         self._texts = texts
         self._table = table
 
     def write(self, _row: StreamRow, chunk: Chunk) -> Tensors:
         """Return the response; see `ResponseBuilder`."""
         request, outputs = chunk.request, chunk.outputs
-        assert isinstance(request, VLLMRequest), "a request of another shape"
+        assert isinstance(request, VLLMRequest), "a request of another frontend"
         requested = request.outputs
         texts = [request.prompt_text + text for text in self._texts.of(chunk)]
         tensors: Tensors = {"text_output": _strings(texts)}
@@ -53,7 +53,7 @@ class VLLMWriter:
         return tensors
 
     def _log_probs(self, request: VLLMRequest, output: RequestOutput) -> str:
-        """JSON: of each new token a map from token ids to what is known of them; "null": not asked for."""
+        """JSON with a map for each new token, from token ids to their details; "null" if not requested."""
         if request.num_log_probs is None:
             return "null"
         pairs = zip(output.token_ids, output.log_probs, strict=True)
@@ -61,7 +61,7 @@ class VLLMWriter:
 
     def _entries(self, token_id: int, log_probs: TokenLogProbs) -> dict[int, dict[str, Any]]:
         best = list(zip(log_probs.top_token_ids, log_probs.top_log_probs, strict=True))
-        # The new token goes first.
+        # The new token comes first.
         entries = {token_id: self._entry(token_id, log_probs.log_prob, log_probs.rank)}
         for rank, (each, log_prob) in enumerate(best, 1):
             entries[each] = self._entry(each, log_prob, rank)

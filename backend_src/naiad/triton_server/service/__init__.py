@@ -1,1 +1,1 @@
-"""Requests to the engine, outputs to their streams, and the rounds of the housekeeping thread."""
+"""Sends requests to the engine and outputs to their streams; housekeeping and watching clients."""

@@ -1,17 +1,17 @@
-"""Which clients are asked whether they are still there, and when.
+"""Decides which clients to check for a disconnect, and when.
 
-Triton does not report that a client is gone. A stream that goes straight to its client is polled, which is
-one IPC round trip. A stream before a detokenizer is probed with an empty response through both models: the
-detokenizer's acknowledgement says whether its client is still connected, as it does for every other chunk.
-So a probe is needed only where nothing was sent for a while. A stream that has begun is given longer,
-because each step brings it a token and the steps of many sequences are long.
+Triton does not notify a model that a client is gone. A stream that goes straight to its client is polled,
+which is one IPC round trip. A stream that goes to a detokenizer is probed with an empty response: the
+detokenizer's acknowledgement says whether the client is still connected, as it does for every other chunk,
+so a probe is needed only if nothing has been sent for a while. A stream that has begun is given longer,
+because each step brings it a token and steps with many sequences are long.
 
-Both cost time that the engine could use: on two busy cores about 1 ms a probe and 0.1 ms a poll, over all
-processes. So a round asks a limited number of clients, those first that were asked longest ago: at most 400
-probes and 1,600 polls a second, which is 32 silent clients every 80 ms. Requests in the queue hold no blocks
-yet: together they are asked 20 times a second, or each of them every two seconds, and take few of a round's
-places. No client is asked twice within one step of the engine, or within `LONGEST_S` if the step is longer,
-because the engine ends a sequence only after a step.
+Both take time from the engine: on two busy cores about 1 ms for a probe and 0.1 ms for a poll, over all
+processes. So each round checks a limited number of clients, those checked longest ago first: at most 400
+probes and 1,600 polls a second, enough for 32 silent clients every 80 ms. Queued requests hold no blocks
+yet, so they are checked less often: 20 checks a second for all of them, or one every two seconds for each,
+and they take at most a quarter of a round. No client is checked twice within one step of the engine, or
+within `LONGEST_S` if the step is longer, because the engine ends a sequence only after a step.
 """
 
 from __future__ import annotations
@@ -24,52 +24,53 @@ from naiad.outputs import EngineStats
 from naiad.triton_server.responses.stream import ResponseStream
 
 ROUND_S = 0.02
-# While there is no client to ask; a change brings the next round early.
+# Between rounds while there is no client to check; new work starts the next round early.
 IDLE_ROUND_S = 0.5
 PROBE_PERIOD_S = 0.06
 STREAMING_PROBE_PERIOD_S = 0.6
 LONGEST_S = 0.25
 MAX_PROBES = 8
 MAX_POLLS = 32
-# Between two questions to queued clients, and at most between two to the same one if rounds have room.
+# Time between checks of queued clients, and the maximum time between two checks of the same one if rounds
+# have room.
 QUEUE_GAP_S = 0.05
 LONGEST_IN_QUEUE_S = 2.0
 
 
 class StepPace:
-    """How long the engine's steps take now."""
+    """Measures how long the engine's steps currently take."""
 
     def __init__(self) -> None:
-        """Assume that steps take no time until the engine has reported some."""
+        """Start with steps that take no time, until the engine has reported some."""
         self._reported = EngineStats()
         self._reported_at_s = 0.0
         self._step_s = 0.0
 
     def take(self, stats: EngineStats, now_s: float) -> None:
-        """Take the engine's latest report."""
+        """Take the engine's latest stats."""
         num_steps = stats.total_steps - self._reported.total_steps
         if num_steps == 0:
             return
         had_work = self._reported.num_running + self._reported.num_waiting > 0
-        # The first step after a pause, or of a restarted engine, says nothing about the pace.
+        # The interval before the first step after a pause, or after a restart, is not the time of a step.
         self._step_s = (now_s - self._reported_at_s) / num_steps if had_work and num_steps > 0 else 0.0
         self._reported, self._reported_at_s = stats, now_s
 
     @property
     def period_s(self) -> float:
-        """Seconds of the last step, at most `LONGEST_S`."""
+        """Duration of the last step in seconds, at most `LONGEST_S`."""
         return min(self._step_s, LONGEST_S)
 
 
 def streams_to_poll(
     streams: Collection[ResponseStream], now_s: float, step_s: float = 0.0
 ) -> list[ResponseStream]:
-    """The streams without a detokenizer to poll now: at most `MAX_POLLS`, those asked longest ago first.
+    """Choose up to `MAX_POLLS` streams without a detokenizer to poll now, those polled longest ago first.
 
     Args:
-        streams: all that are open.
-        now_s: by the monotonic clock.
-        step_s: no client is asked twice within this time.
+        streams: all open streams.
+        now_s: time of the monotonic clock.
+        step_s: minimum time between two checks of a client.
     """
     num_queued = _num_queued(streams)
     queue_s = max(step_s, _queue_period_s(num_queued))
@@ -84,7 +85,7 @@ def streams_to_poll(
 def streams_to_probe(
     streams: Collection[ResponseStream], now_s: float, step_s: float = 0.0
 ) -> list[ResponseStream]:
-    """The silent streams before a detokenizer to probe now: at most `MAX_PROBES`; arguments as above."""
+    """Choose up to `MAX_PROBES` silent streams with a detokenizer to probe now; arguments as above."""
     num_queued = _num_queued(streams)
     due = [
         stream
@@ -115,7 +116,7 @@ def _next(
     num_queued: int,
     asked_at_s: Callable[[ResponseStream], float],
 ) -> list[ResponseStream]:
-    """The streams that were asked longest ago; queued requests take at most a quarter of the places."""
+    """Choose the streams checked longest ago; queued requests take at most a quarter of the places."""
     begun: list[ResponseStream] = []
     queued: list[ResponseStream] = []
     for stream in due:

@@ -1,4 +1,4 @@
-"""The one thread of a model that asks whether clients are still connected, and that writes metrics."""
+"""The thread of a model that checks whether clients are still connected and writes metrics."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class WrittenMetrics(Protocol):
     """A model's metrics on Triton's metrics port."""
 
     def update(self, stats: EngineStats, batch: ObservationBatch) -> bool:
-        """Write what has changed; true if there was no time for all of it."""
+        """Write what has changed; return whether something remains that there was no time to write."""
 
     def delete(self) -> None:
-        """Take the metrics off the port."""
+        """Remove the metrics from the port."""
 
 
 class Housekeeper:
-    """Makes a service's rounds until it is stopped."""
+    """Runs a service's housekeeping rounds until it is stopped."""
 
     def __init__(
         self, service: LLMService, lock: FileLock, make_metrics: Callable[[], WrittenMetrics]
@@ -32,11 +32,11 @@ class Housekeeper:
         """Start the thread.
 
         Args:
-            service: the one that gets rounds.
-            lock: of the metrics. A reloaded model's old instance has metrics of the same labels until
-                it is gone, and takes the server's with it when it deletes them: one at a time (2.51
-                crashes otherwise).
-            make_metrics: called in the thread when it has the lock.
+            service: the service to run the rounds of.
+            lock: the lock of the metrics. A reloaded model's old instance has metrics with the same labels;
+                when it deletes its own, the server deletes the new ones too and crashes (seen on 2.51). So
+                only one instance has metrics at a time.
+            make_metrics: called by the thread once it holds the lock.
         """
         self._service = service
         self._lock = lock
@@ -53,7 +53,7 @@ class Housekeeper:
         self._thread.join(timeout=5)
 
     def delete_metrics(self) -> None:
-        """Take the metrics off the port, and let the next instance make its own."""
+        """Remove the metrics from the port and release the lock for the next instance."""
         if self._metrics is not None:
             self._metrics.delete()
         self._lock.release()
@@ -64,7 +64,7 @@ class Housekeeper:
             if self._metrics is None and self._lock.try_take():
                 self._metrics = self._make_metrics()
             if self._metrics is not None and not self._is_left():
-                # The stats first: the requests that they count are among the observations by then.
+                # The stats are read first: then the observations include every request that they count.
                 stats = self._service.stats
                 has_more = self._metrics.update(stats, self._service.observations.take())
                 if has_more and not self._service.open_streams():
@@ -72,5 +72,5 @@ class Housekeeper:
             self._service.rest(pause_s)
 
     def _is_left(self) -> bool:
-        """Whether the server has died. A call to it would hang, and with it this whole process."""
+        """Whether the server has died. A call to it would then hang, and with it this whole process."""
         return os.getppid() != self._server_pid

@@ -1,4 +1,4 @@
-"""The engine's numbers across restarts of its process."""
+"""The engine's stats across restarts of its process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _TOTALS = [name for name in EngineStats.__struct_fields__ if name.startswith("to
 
 
 class LastingStats:
-    """Totals over all engine processes so far; gauges of the present one.
+    """Totals over all engine processes so far, and gauges of the current one.
 
-    One thread writes, others may read.
+    One thread writes; others may read.
     """
 
     def __init__(self) -> None:
@@ -23,18 +23,18 @@ class LastingStats:
         self._now = EngineStats()
 
     def take(self, stats: EngineStats) -> None:
-        """Take the present process's report."""
+        """Take the stats of the current process."""
         ended = self._of_the_ended
         totals = {name: _sum(getattr(ended, name), getattr(stats, name)) for name in _TOTALS}
         self._now = msgspec.structs.replace(stats, **totals)
 
     def lose(self) -> None:
-        """Keep the totals of a process that has ended; the next one counts from zero."""
+        """Keep the totals of a process that has ended; the next process counts from zero."""
         self._of_the_ended = self._now
         self.take(EngineStats())
 
     def now(self) -> EngineStats:
-        """The totals of all processes and the gauges of the last; the same object until they change."""
+        """Totals of all processes and gauges of the last one; the same object until they change."""
         return self._now
 
 

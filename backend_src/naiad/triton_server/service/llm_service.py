@@ -1,8 +1,8 @@
-"""What a model does with requests, without Triton: rows to the engine, outputs to their streams.
+"""Serves a model's requests, without using Triton: sends rows to the engine and outputs to their streams.
 
-Threads: `accept` runs in Triton's; `take_outputs` and `take_acks` in the engine client's
-dispatcher and the acknowledgement reader; streams are sent by the sender pool; `housekeep` by the
-one housekeeping thread.
+Threads: `accept` runs in Triton's thread, `take_outputs` in the engine client's dispatcher,
+`take_acks` in the acknowledgement reader, and `housekeep` in the housekeeping thread; the sender
+pool sends the streams' responses.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ DEAD_DETOKENIZER_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """What distinguishes a model: how it reads requests, and how it writes responses.
+    """How a model reads requests and writes responses.
 
     Attributes:
-        read: reads a request as its client sent it, or raises a NaiadError.
-        build: makes the tensors of a response.
-        build_probe: makes an empty response, which a detokenizer answers; None: no detokenizer follows.
-        cancel_message: a cancelled request ends with an error of this message; "": it ends with the tokens
-            that it has.
+        read: reads a client's request, or raises a NaiadError.
+        build: builds the tensors of a response.
+        build_probe: builds a probe, an empty response that the detokenizer acknowledges; None: no
+            detokenizer follows.
+        cancel_message: message of the error with which a cancelled request ends; "": it ends with the
+            tokens that it has.
     """
 
     read: Callable[[RequestSource, ModelLimits], GenerateRequest | StopRequest]
@@ -66,25 +67,25 @@ class RequestShape:
 
     @property
     def has_detokenizer(self) -> bool:
-        """Whether a row with text goes through a model that acknowledges chunks and answers probes."""
+        """Whether rows with text go through a detokenizer, which acknowledges chunks and probes."""
         return self.build_probe is not None
 
 
 class EngineConnection(Protocol):
-    """What the service needs of the engine's client."""
+    """The methods of an engine client that the service uses."""
 
     def submit(self, requests: list[EngineRequest]) -> None:
-        """Hand rows to the engine; UnavailableError while it restarts."""
+        """Send rows to the engine; raises UnavailableError while it restarts."""
 
     def abort(self, sequence_ids: list[int]) -> None:
         """End these sequences with `cancelled`."""
 
     def stop_others(self, request_id: str) -> None:
-        """Tell the engine's other clients to cancel requests of this id."""
+        """Have the engine's other clients cancel their requests of this id."""
 
 
 class LLMService:
-    """Keeps every live request until its FINAL has been sent."""
+    """Owns every live request until its FINAL has been sent."""
 
     def __init__(
         self,
@@ -97,11 +98,13 @@ class LLMService:
         """Start the sender threads.
 
         Args:
-            engine: takes the sequences.
+            engine: the client of the engine.
             log_error: writes a line to the log.
-            draw_first_id: number of a request's sequences → the id of the first; the others follow.
-            shape: of requests and responses.
-            owns_engine: the engine reports every step to it, including those of other models' requests.
+            draw_first_id: returns the id of a request's first sequence, given their number; the others have
+                the ids that follow.
+            shape: how the model reads requests and writes responses.
+            owns_engine: whether the engine reports every step to it, including those for other models'
+                requests.
         """
         self._shape = shape
         self._owns_engine = owns_engine
@@ -118,17 +121,17 @@ class LLMService:
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's numbers; a restart of the engine does not reset totals."""
+        """The engine's stats; a restart of the engine does not reset the totals."""
         return self._stats.now()
 
     @property
     def _has_work(self) -> bool:
-        """Whether there are clients to ask, or numbers that change with each step."""
+        """Whether there are clients to check, or stats that change with each step."""
         stats = self._stats.now()
         return bool(self._streams) or (self._owns_engine and stats.num_running + stats.num_waiting > 0)
 
     def accept(self, source: RequestSource, sender: Sender, limits: ModelLimits) -> None:
-        """Send a request's rows to the engine, or its error and FINAL to its client. Never raises."""
+        """Send a request's rows to the engine, or an error and FINAL to its client. Never raises."""
         try:
             request = self._shape.read(source, limits)
             if isinstance(request, StopRequest):
@@ -140,14 +143,14 @@ class LLMService:
                 self._start(request, sender)
         except NaiadError as error:
             sender.send_error(error)
-        except Exception as error:  # noqa: BLE001 — the border: this request fails, its neighbours do not
+        except Exception as error:  # noqa: BLE001 — only this request fails
             sender.send_error(self._internal_error(error))
 
     def take_outputs(self, outputs: Iterable[RequestOutput], stats: EngineStats | None) -> None:
-        """Give each output to its stream; without `stats` the last ones stay valid."""
+        """Add each output to its stream; if `stats` is None, the previous stats remain valid."""
         outputs = list(outputs)
         has_worked = self._has_work
-        # First, so that whoever reads the stats finds the requests that they count among the observations.
+        # Before the stats, so that the observations include every request that the stats count.
         self.observations.take_outputs(outputs)
         if stats is not None:
             self._stats.take(stats)
@@ -205,7 +208,7 @@ class LLMService:
                 self._cancel(stream)
 
     def housekeep(self) -> float:
-        """Make one round: find out which clients are gone, and probe those that can not be polled.
+        """Run one round: poll clients, send probes for those that cannot be polled, and end stuck streams.
 
         Returns:
             Seconds until the next round.
@@ -228,18 +231,18 @@ class LLMService:
         return ROUND_S if self._has_work else IDLE_ROUND_S
 
     def rest(self, seconds: float) -> bool:
-        """Wait for the next round; true if it comes early because work has begun or ended."""
+        """Wait for the next round; return whether it is early, because work has begun or ended."""
         has_news = self._has_news.wait(seconds)
         self._has_news.clear()
         return has_news
 
     def open_streams(self) -> list[ResponseStream]:
-        """Streams whose FINAL has not been sent."""
+        """The streams whose FINAL has not been sent."""
         with self._lock:
             return list({id(stream): stream for stream, _ in self._streams.values()}.values())
 
     def close(self) -> None:
-        """Fail what is still open and end the threads."""
+        """Fail the open streams and end the threads."""
         for stream in self.open_streams():
             stream.fail(UnavailableError("the server is stopping"))
             self._senders.schedule(stream)
@@ -258,18 +261,18 @@ class LLMService:
         self.observations.begin(asked, request.outputs.num_return_sequences)
         try:
             self._engine.submit(asked)
-        except Exception as error:  # noqa: BLE001 — the border: a request that is registered ends by its stream
+        except Exception as error:  # noqa: BLE001 — a registered request ends by its stream
             self.observations.forget(asked)
-            # The loss of the engine may have failed the stream already: a stream has one end.
+            # The loss of the engine may have failed the stream already; `fail` keeps the first error.
             stream.fail(error if isinstance(error, NaiadError) else self._internal_error(error))
             self._senders.schedule(stream)
             return
         if stream.is_cancelling:
-            # The abort may have come before the rows.
+            # The abort may have reached the engine before the rows.
             self._abort_rest(stream)
 
     def _internal_error(self, error: Exception) -> NaiadError:
-        """What the client is told about a failure of ours; the log has the rest."""
+        """Log a bug of ours; return the error that the client gets, which holds no details."""
         self._log_error(f"naiad: a request failed with {type(error).__name__}: {error}")
         return InternalError("internal error while reading the request")
 
@@ -284,11 +287,11 @@ class LLMService:
     def _flush(self, stream: ResponseStream) -> None:
         try:
             stream.flush(self._shape.build, self._shape.build_probe)
-        except Exception as error:  # noqa: BLE001 — the border: a response that can not be sent ends its own stream
+        except Exception as error:  # noqa: BLE001 — only this stream ends
             self._log_error(f"naiad: sending a response failed with {type(error).__name__}: {error}")
             self._abort_rest(stream)
             stream.is_closed = True
-            # Fails where the end has been sent already, or nothing can be.
+            # Fails if FINAL has been sent already, or if nothing can be sent.
             with contextlib.suppress(Exception):
                 stream.sender.send_error(InternalError("internal error while answering the request"))
         if stream.is_closed:
@@ -311,12 +314,13 @@ class LLMService:
 
 
 def new_stream_rows(request: GenerateRequest, draw_first_id: Callable[[int], int]) -> list[StreamRow]:
-    """One stream row for each sequence or search, in the order of the request's rows and of ids.
+    """Make a stream row for each sequence or beam search, in the order of the request's rows and of ids.
 
     Args:
-        request: has the rows.
-        draw_first_id: number of the request's sequences → the id of the first; the others follow.
-            Ids can not be guessed, because whoever acknowledges a chunk of an id speaks for its client.
+        request: the request.
+        draw_first_id: returns the id of the first sequence, given their number; the others have the ids
+            that follow. Ids must be hard to guess, because any process that acknowledges a chunk of a
+            sequence can report its client as gone.
     """
     num_sequences = request.outputs.num_sequences
     ids = itertools.count(draw_first_id(len(request.rows) * num_sequences))
@@ -334,7 +338,7 @@ def new_stream_rows(request: GenerateRequest, draw_first_id: Callable[[int], int
 
 
 def engine_requests(request: GenerateRequest, rows: list[StreamRow]) -> list[EngineRequest]:
-    """One engine request for each row; its further sequences are siblings of the first."""
+    """Make an engine request for each row; the sequences after a row's first are its siblings."""
     num_sequences = request.outputs.num_sequences
     ids = [sequence_id for row in rows for sequence_id in row.sequence_ids]
     return [

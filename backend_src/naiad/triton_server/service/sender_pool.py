@@ -1,4 +1,4 @@
-"""The threads that send responses. A stream always has the same thread, which keeps its order."""
+"""The threads that send responses. A stream always uses the same thread, so its responses stay in order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from naiad.triton_server.responses.stream import ResponseStream
 
 
 class SenderPool:
-    """A few threads, each with a queue of streams that may have something to send."""
+    """Threads that each have a queue of streams that may have something to send."""
 
     def __init__(self, num_threads: int, flush: Callable[[ResponseStream], None]) -> None:
-        """Start the threads; `flush` sends what a stream has, and never raises."""
+        """Start the threads; `flush` sends what a stream may send, and never raises."""
         self._queues: list[queue.SimpleQueue[list[ResponseStream] | None]] = [
             queue.SimpleQueue() for _ in range(num_threads)
         ]
@@ -26,7 +26,7 @@ class SenderPool:
             thread.start()
 
     def schedule(self, *streams: ResponseStream) -> None:
-        """Have each stream's thread look at it soon; a thread is woken once for all of its streams."""
+        """Queue each stream in its thread; a thread is woken once for all of its streams."""
         shares: list[list[ResponseStream]] = [[] for _ in self._queues]
         for stream in streams:
             shares[stream.rows[0].sequence_id % len(shares)].append(stream)
@@ -35,7 +35,7 @@ class SenderPool:
                 each.put(share)
 
     def close(self) -> None:
-        """Send what is queued, then end the threads."""
+        """Flush the queued streams, then end the threads."""
         for each in self._queues:
             each.put(None)
         for thread in self._threads:

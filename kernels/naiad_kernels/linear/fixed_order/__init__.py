@@ -1,4 +1,4 @@
-"""The method of a batch-invariant model: the order of a sum does not depend on the number of tokens."""
+"""The linear method of batch-invariant models: the order of summation is independent of the batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from naiad_kernels.linear.plain import PlainWeight
 
 @dataclass(frozen=True, slots=True)
 class FixedOrderWeight(PlainWeight):
-    """A weight as it came, `[out_features, in_features]`, contiguous, and a bias `[out_features]` or None."""
+    """An unchanged weight, `[out_features, in_features]`, contiguous, and a bias `[out_features]` or None."""
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """Compute `linear` for this layout; on a CPU, in triton-lang's interpreter only."""
+        """Compute `linear` for this layout; on a CPU this works in triton-lang's interpreter only."""
         from naiad_kernels.linear.fixed_order import kernel
 
         product = kernel.linear(x, self.matrix, self.bias)

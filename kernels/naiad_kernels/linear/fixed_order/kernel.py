@@ -1,11 +1,11 @@
-"""`linear` on a GPU so that a token's result does not depend on what else is in the step.
+"""`linear` on a GPU such that a token's result does not depend on the other tokens of the step.
 
-A library's product chooses its tiles, and with them the order of its sums, by the number of tokens.
-Here every step takes the same tiles, a program sums over the whole input in one order, and rows of a
-tile do not mix.
+Libraries choose their tiles, and so the order of summation, by the number of tokens. Here every step
+uses the same tiles, a program sums over the whole input in one order, and the rows of a tile are
+independent.
 """
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-# Tokens, outputs and inputs of a tile, and tiles in flight, by bytes of an element.
+# By bytes per element: tokens, outputs and inputs of a tile, and the number of tiles in flight.
 _TILES = {2: (64, 64, 64, 4), 4: (32, 32, 32, 2)}
 
 
@@ -54,7 +54,7 @@ def _fixed_order_linear_kernel(
 
 
 def linear(x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """X · matrixᵀ + bias.
+    """Compute x · matrixᵀ + bias.
 
     Args:
         x: `[num_tokens, in_features]`, any strides.

@@ -49,7 +49,7 @@ def w8a16_linear(x: torch.Tensor, weight: ByteWeight) -> torch.Tensor:
         weight: int8, on the device of x.
 
     Returns:
-        As `w4a16_linear`.
+        The same as for `w4a16_linear`.
     """
     assert x.shape[1:] == (weight.in_features,), (x.shape, weight.in_features)
     assert weight.values.dtype == torch.int8, weight.values.dtype
@@ -64,9 +64,9 @@ def fp8_linear(tokens: FP8Tokens, weight: ByteWeight, dtype: torch.dtype) -> tor
     """Multiply in FP8: (values · weight valuesᵀ) · output scales · token scales + bias.
 
     Args:
-        tokens: from `quantize_tokens`, or from an op that does so as it writes.
+        tokens: from `quantize_tokens`, or from an op that quantizes its output in the same way.
         weight: float8_e4m3fn, on the device of the tokens.
-        dtype: of the result: float16, bfloat16 or float32.
+        dtype: the result's dtype: float16, bfloat16 or float32.
 
     Returns:
         `[num_tokens, out_features]`, summed in float32, as `w4a16_linear`.
@@ -85,7 +85,7 @@ def fp8_linear(tokens: FP8Tokens, weight: ByteWeight, dtype: torch.dtype) -> tor
 
 
 def quantize_tokens(x: torch.Tensor) -> FP8Tokens:
-    """Scale each token so that its largest value is FP8's largest, 448, and round to FP8.
+    """Scale each token so that its largest magnitude is FP8's largest, 448, and round to FP8.
 
     Args:
         x: `[num_tokens, dim]`, floating dtype.

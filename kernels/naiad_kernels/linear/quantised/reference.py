@@ -1,4 +1,4 @@
-"""What the quantised linears compute, in plain float32 torch."""
+"""Reference for the quantised linears, in plain float32 torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGEST_FP8 = 448.0
 
 
 def w4a16_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
-    """Compute the public op; weights are widened to float32 and never rounded."""
+    """Compute the public op; weights are converted to float32 and never rounded."""
     ordered = x if weight.input_order is None else x[:, weight.input_order]
     groups = torch.arange(weight.in_features, device=x.device) // weight.group_size
     scales, zeros = weight.scales.float()[groups], weight.zeros.float()[groups]
@@ -25,7 +25,7 @@ def w4a16_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
 
 
 def _codes(weight: W4Weight) -> torch.Tensor:
-    """`[in_features, out_features]` float32."""
+    """The weight's codes, `[in_features, out_features]` float32."""
     steps = SPAN // INPUTS_PER_STEP
     shifts = [4 * step + 16 * half for step in range(steps) for half in range(2)]
     codes = torch.stack([(weight.words >> shift) & 15 for shift in shifts])
@@ -50,7 +50,7 @@ def fp8_linear(tokens: FP8Tokens, weight: ByteWeight, dtype: torch.dtype) -> tor
 def quantize_tokens(x: torch.Tensor) -> FP8Tokens:
     """Compute the public op."""
     wide = x.float()
-    # 0 · x is NaN for NaN and infinity, 0 for the rest: such a token's scale, so its output, is NaN.
+    # 0 · x is NaN for NaN and infinity, else 0: so the scale and the output of such a token are NaN.
     scales = wide.abs().amax(1) / LARGEST_FP8 + (wide * 0).sum(1)
     divisors = torch.where(scales > 0, scales, 1.0)
     values = (wide / divisors[:, None]).clamp(-LARGEST_FP8, LARGEST_FP8)

@@ -1,4 +1,4 @@
-"""GPTQ and AWQ checkpoints' four-bit tensors in the layout of `W4Weight`: done once, at load."""
+"""Converts four-bit tensors of GPTQ and AWQ checkpoints to the layout of `W4Weight`, once, at load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @dataclass(frozen=True, slots=True)
 class Int4Tensors:
-    """A linear layer's tensors as a checkpoint names them.
+    """A linear layer's tensors, named as in checkpoints.
 
     Attributes:
         qweight: int32; GPTQ `[in_features / 8, out_features]`, AWQ `[in_features, out_features / 8]`.
@@ -35,10 +35,10 @@ class Int4Tensors:
 
 
 def repack_gptq(tensors: Int4Tensors, group_size: int, zero_offset: int = 1) -> W4Weight:
-    """A GPTQ layer: eight inputs a word, zeros stored less `zero_offset`.
+    """Convert a GPTQ layer: eight inputs per word, zeros stored minus `zero_offset`.
 
     Args:
-        tensors: of one layer, on any device.
+        tensors: one layer's tensors, on any device.
         group_size: 32, 64, a multiple of 128, or −1 for one group.
         zero_offset: 1 for the format "gptq", 0 for "gptq_v2".
 
@@ -60,10 +60,10 @@ def repack_gptq(tensors: Int4Tensors, group_size: int, zero_offset: int = 1) -> 
 
 
 def repack_awq(tensors: Int4Tensors, group_size: int) -> W4Weight:
-    """An AWQ layer: eight outputs a word, in AWQ's order.
+    """Convert an AWQ layer: eight outputs per word, in AWQ's order.
 
     Args:
-        tensors: of one layer, on any device; without g_idx.
+        tensors: one layer's tensors, on any device; without g_idx.
         group_size: as for `repack_gptq`.
 
     Raises:
@@ -111,7 +111,7 @@ def _pack(
 
 
 def _whole_group(group_size: int, in_features: int) -> int:
-    """The group size that kernels use; one group is as long as the padded inputs."""
+    """The group size for the kernels; a single group is as long as the padded inputs."""
     if group_size == -1:
         return -(-in_features // SPAN) * SPAN
     if group_size not in (32, 64) and (group_size <= 0 or group_size % SPAN):
@@ -141,7 +141,7 @@ def _check_groups(tensors: Int4Tensors, in_features: int, out_features: int, gro
 
 
 def _input_order(g_idx: torch.Tensor | None, in_features: int, group_size: int) -> torch.Tensor | None:
-    """The inputs sorted by group, or None where they are."""
+    """The inputs sorted by group, or None if they are in that order already."""
     if g_idx is None:
         return None
     if g_idx.shape != (in_features,):

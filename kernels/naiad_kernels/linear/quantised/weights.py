@@ -1,4 +1,4 @@
-"""Quantised weights and activations as the kernels read them."""
+"""Quantised weights and activations in the layouts that the kernels read."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-# Inputs whose codes lie together. A word holds 8 of them: input 32 · step + 2 · word + half of a
-# span is the four bits at 4 · step + 16 · half, so one mask takes out two neighbours.
+# Number of inputs whose codes are stored together. A word holds 8 of them: input 32 · step + 2 · word + half
+# of a span is in the four bits at 4 · step + 16 · half, so one mask extracts two neighbours.
 SPAN = 128
 WORDS_PER_SPAN = 16
 INPUTS_PER_STEP = 32
@@ -23,9 +23,9 @@ class W4Weight:
         words: `[num_spans, out_features, 16]` int32, see `SPAN`.
         scales: `[num_groups, out_features]`, floating dtype; groups of padding have scale 0.
         zeros: `[num_groups, out_features]` int16, 0 … 16.
-        in_features: of the layer, without padding.
-        group_size: inputs that share a scale and a zero: 32, 64 or a multiple of 128.
-        input_order: `[in_features]` int64, the input that each stored row multiplies; None: their own.
+        in_features: the layer's number of input features, without padding.
+        group_size: number of inputs that share a scale and a zero: 32, 64 or a multiple of 128.
+        input_order: `[in_features]` int64, the input that each stored row multiplies; None: in order.
         bias: `[out_features]`, floating dtype, or None.
     """
 
@@ -39,7 +39,7 @@ class W4Weight:
 
     @property
     def out_features(self) -> int:
-        """Columns of the layer's output."""
+        """Number of output features."""
         return self.words.shape[1]
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
@@ -51,7 +51,7 @@ class W4Weight:
 
 @dataclass(frozen=True, slots=True)
 class ByteWeight:
-    """One byte a weight and one scale an output: weight = value · scale.
+    """One byte for each weight and one scale for each output: weight = value · scale.
 
     Attributes:
         values: `[out_features, in_features]` int8 or float8_e4m3fn, contiguous.
@@ -64,7 +64,7 @@ class ByteWeight:
     bias: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Shapes and dtypes are as the kernels read them."""
+        """Check shapes and dtypes."""
         assert self.values.dtype in (torch.int8, torch.float8_e4m3fn), self.values.dtype
         assert self.values.is_contiguous()
         assert self.scales.shape == self.values.shape[:1], (self.scales.shape, self.values.shape)
@@ -72,16 +72,16 @@ class ByteWeight:
 
     @property
     def out_features(self) -> int:
-        """Columns of the layer's output."""
+        """Number of output features."""
         return self.values.shape[0]
 
     @property
     def in_features(self) -> int:
-        """Columns of the layer's input."""
+        """Number of input features."""
         return self.values.shape[1]
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """Compute `linear` for this layout; FP8 weights meet tokens that are rounded to FP8."""
+        """Compute `linear` for this layout; with FP8 weights, tokens are quantized to FP8 first."""
         from naiad_kernels.linear.quantised import fp8_linear, quantize_tokens, w8a16_linear
 
         if self.values.dtype == torch.int8:
@@ -91,7 +91,7 @@ class ByteWeight:
 
 @dataclass(frozen=True, slots=True)
 class FP8Tokens:
-    """Activations in eight bits, one scale a token: x = value · scale.
+    """Activations in FP8 with one scale for each token: x = value · scale.
 
     Attributes:
         values: `[num_tokens, dim]` float8_e4m3fn, contiguous.

@@ -1,4 +1,4 @@
-"""`paged_attention` on a GPU: one entry, a launch or two for each of a step's runs of sequences."""
+"""`paged_attention` on a GPU: one or two launches for each run of a step's sequences."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MIN_TILE_DIM = 16
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """Factors of the scores, whose softmax is taken to base 2: a GPU has an instruction for that.
+    """Factors of the scores for a softmax to base 2, for which a GPU has an instruction.
 
     Attributes:
-        scale: of a query's product with a key; with a cap c, before the hyperbolic tangent.
-        cap_log2: with a cap, of the tangent; else 0.
+        scale: factor of a query's product with a key; with a soft cap, before the hyperbolic tangent.
+        cap_log2: with a soft cap, factor of the tangent; else 0.
     """
 
     scale: float
@@ -41,9 +41,9 @@ class _Scores:
 def paged_attention(
     query: torch.Tensor, cache: LayerCache, step: DeviceStep, scale: float, soft_cap: float
 ) -> torch.Tensor:
-    """Compute the public op; nothing here waits for the GPU.
+    """Compute the public op without waiting for the GPU.
 
-    Rows of tokens that belong to no sequence of the step stay uninitialised.
+    Rows of tokens that belong to no sequence of the step remain uninitialised.
     """
     query = query if query.stride(2) == 1 else query.contiguous()
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -57,7 +57,7 @@ def paged_attention(
 
 
 def num_splits(max_seq_len: int, min_split: int) -> int:
-    """Splits that no sequence of at most this many tokens exceeds."""
+    """The most splits of a sequence with at most this many tokens."""
     return min(-(-max_seq_len // min_split), MAX_SPLITS)
 
 
@@ -111,7 +111,7 @@ def _attend_long(
     group_size = num_heads // num_kv_heads
     tile_dim = _tile_dim(head_dim)
     tile = long_tile(query.element_size(), tile_dim, group_size, cache.is_quantized, _capability())
-    # An upper bound: how the tokens are spread over sequences is only known on the device.
+    # An upper bound: the sequences' lengths are known on the device only.
     num_tiles = run.num_tokens // (tile.rows // group_size) + run.num_seqs
     long_attention_kernel[(num_tiles, num_kv_heads)](
         out, query, cache.key, cache.value, cache.key_scale, cache.value_scale,
@@ -126,7 +126,7 @@ def _attend_long(
 
 
 def _capability() -> int:
-    """Of the GPU that kernels are compiled for, 90 for sm_90; the interpreter counts as the oldest."""
+    """The compute capability that kernels are compiled for: 90 for sm_90; 0 in the interpreter."""
     if triton.knobs.runtime.interpret:
         return 0
     return int(triton.runtime.driver.active.get_current_target().arch)

@@ -1,6 +1,6 @@
-"""Attention of sequences with many query tokens: a program takes a tile of a sequence's tokens."""
+"""Attention of sequences with many query tokens: a program computes a tile of a sequence's tokens."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803, N806
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -14,10 +14,11 @@ from naiad_kernels.paged_attention.kernel.tile import attend_range, lowest_of
 
 @triton.jit
 def sequence_of_tile(query_start_loc_ptr, first_seq, num_seqs, tile, TILE_TOKENS: tl.constexpr):
-    """The sequence a program works for, counted from `first_seq`, and its tile within it.
+    """The sequence to which a tile belongs, and the tile's index within the sequence.
 
-    Sequence i's tiles begin at ⌊tokens before it / TILE_TOKENS⌋ + i: at least as many as it needs,
-    known without a sum over rounded lengths. The search finds the last that begins at or before.
+    The tiles of sequence i start at ⌊tokens before it / TILE_TOKENS⌋ + i. This leaves enough tiles for
+    each sequence and needs no sum over rounded lengths. The search finds the last sequence whose tiles
+    start at or before this one.
     """
     base = tl.load(query_start_loc_ptr + first_seq)
     low = 0
@@ -63,10 +64,10 @@ def long_attention_kernel(
 ):
     """Grid (at least all tiles of all sequences, num_kv_heads).
 
-    A tile is TILE_ROWS / GROUP_SIZE tokens with the GROUP_SIZE heads that share a KV head; rows
-    left over when that does not divide are masked.
+    A tile has ⌊TILE_ROWS / GROUP_SIZE⌋ tokens with the GROUP_SIZE heads that share a KV head; remaining
+    rows are masked.
     """
-    # Later tiles of a sequence see more keys. They start first, so that the last to end are short.
+    # Later tiles of a sequence see more keys. They start first, so that the last programs are short.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP_SIZE

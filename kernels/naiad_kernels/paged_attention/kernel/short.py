@@ -1,6 +1,6 @@
 """Attention of sequences with few query tokens: the context is split over programs, then merged."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -17,9 +17,9 @@ MAX_SPLITS = tl.constexpr(layout.MAX_SPLITS)
 
 @triton.jit
 def split_keys(seq_len, MIN_SPLIT: tl.constexpr):
-    """Keys of one split: a function of the sequence's own length alone.
+    """Number of keys in a split: it depends on the sequence's own length alone.
 
-    So what shares the batch does not change the order in which a context is summed.
+    So the rest of the batch does not change the order in which a context is summed.
     """
     return tl.maximum(tl.cdiv(tl.cdiv(seq_len, MAX_SPLITS), MIN_SPLIT), 1) * MIN_SPLIT
 
@@ -59,7 +59,7 @@ def short_attention_kernel(
 
     A program reads its split's keys once for all query tokens and heads that use them: row r of
     its tile is head r % GROUP_SIZE of token r // GROUP_SIZE. A sequence that fits one split is
-    finished here. A split that lies before the window of all query tokens is skipped.
+    completed here. A split before the window of all query tokens is skipped.
     """
     seq = first_seq + tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -99,7 +99,7 @@ def short_attention_kernel(
         scale, cap_log2,
         NUM_HEADS // GROUP_SIZE, HEAD_DIM, TILE_DIM, BLOCK_SIZE, TILE_ROWS, TILE_KEYS, WINDOW, IS_CAPPED,
     )  # fmt: skip
-    # A split with no keys for a token, after its position or before its window, has no weight in the merge.
+    # A split without keys for a token (after its position or before its window) has no weight in the merge.
     result = accumulated / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
     out_rows = token_ids * NUM_HEADS + heads
     if split_size >= seq_len:

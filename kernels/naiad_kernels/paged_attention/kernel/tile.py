@@ -1,6 +1,6 @@
-"""What the attention kernels share: one tile of keys, and the online softmax over tiles."""
+"""Code shared by the attention kernels: one tile of keys, and the online softmax over tiles."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Below every score, yet finite: a row that has seen no key yet must not compute inf − inf.
+# Below every score, but finite: a row that has not seen any key must not compute inf − inf.
 NO_SCORE = tl.constexpr(-1.0e38)
-# A weight times a value's scale would be too small for float16: times this, it is at most the
+# A weight times a value's scale may be too small for float16. Multiplied by this it is still at most the
 # value's largest magnitude.
 SCALE_UP = tl.constexpr(64.0)
 
 
 @triton.jit
 def lowest_of(seq_len, query_len, WINDOW: tl.constexpr):
-    """The first key that any of a sequence's last `query_len` tokens attends to; WINDOW 0: none is hidden."""
+    """The first key that any of a sequence's last `query_len` tokens attends to; 0 without a window."""
     lowest_key = 0
     if WINDOW > 0:
         lowest_key = tl.maximum(seq_len - query_len + 1 - WINDOW, 0)
@@ -36,14 +36,14 @@ def cache_rows(
     BLOCK_SIZE: tl.constexpr,
     TILE_KEYS: tl.constexpr,
 ):
-    """Where the keys of a tile lie: rows of the cache, `[TILE_KEYS]` int64.
+    """The cache rows of a tile's keys, `[TILE_KEYS]` int64.
 
-    Keys before `lowest_key` and from `num_keys` on may have any row: their blocks are not looked up
-    unless they share the block of a key between.
+    Rows of keys before `lowest_key` and from `num_keys` on are arbitrary: their blocks are not looked
+    up unless they share a block with the keys in between.
     """
     lanes = tl.arange(0, TILE_KEYS)
     if BLOCK_SIZE % TILE_KEYS == 0:
-        # The whole tile lies in one block: one scalar id, and the rows follow each other.
+        # The whole tile is in one block: its id is one scalar, and the rows are contiguous.
         block = tl.load(table_ptr + first_key // BLOCK_SIZE).to(tl.int64)
         rows = (block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + first_key % BLOCK_SIZE + lanes
     else:
@@ -83,7 +83,7 @@ def attend_tile(
 ):
     """Add TILE_KEYS keys to the running softmax; IS_FULL: every row attends to all of them.
 
-    What lies before `lowest_key` or after `num_keys` is not read: it may hold anything, NaN included.
+    Keys before `lowest_key` or from `num_keys` on are not read: they may be anything, including NaN.
     """
     rows = cache_rows(
         table_ptr, kv_head, first_key, lowest_key, num_keys, NUM_KV_HEADS, BLOCK_SIZE, TILE_KEYS
@@ -150,19 +150,19 @@ def attend_range(
     WINDOW: tl.constexpr,
     IS_CAPPED: tl.constexpr,
 ):
-    """Softmax over the keys `begin` … `end` of which rows see none before `lowest_key`.
+    """Attend to the keys [begin, end); no row sees keys before `lowest_key`.
 
-    All rows see the keys `begin_of_full` … `end_of_full`; without a window `begin` is `begin_of_full`.
-    These three lie on borders of tiles.
+    All rows see the keys [begin_of_full, end_of_full); without a window `begin` is `begin_of_full`.
+    These three are multiples of TILE_KEYS.
 
     Returns:
-        the weighted sum of values, not divided yet, `[TILE_ROWS, TILE_DIM]`, and the rows' maximum
+        The weighted sum of values, not divided yet, `[TILE_ROWS, TILE_DIM]`, and the rows' maximum
         and sum.
     """
     accumulated = tl.zeros([TILE_ROWS, TILE_DIM], dtype=tl.float32)
     row_max = tl.full([TILE_ROWS], NO_SCORE, dtype=tl.float32)
     row_sum = tl.zeros([TILE_ROWS], dtype=tl.float32)
-    # Loops of their own, so that no key of a full tile is compared or masked.
+    # Separate loops, so that no key of a full tile is compared or masked.
     if WINDOW > 0:
         for first_key in tl.range(begin, tl.minimum(begin_of_full, end), TILE_KEYS):
             accumulated, row_max, row_sum = attend_tile(

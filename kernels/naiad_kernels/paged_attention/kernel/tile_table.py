@@ -1,6 +1,6 @@
-"""Tile sizes of the attention kernels: fixed, because tuning while serving would stall requests.
+"""Tile sizes of the attention kernels; fixed, because tuning while serving would stall requests.
 
-Chosen from compiled code: the largest that spill no register on the shapes of the compile gate.
+They were chosen from compiled code: the largest that spill no registers on the shapes of the compile gate.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _ALL_REGISTERS = 255
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a program is cut: query rows and keys of a tile, warps, and tiles in flight.
+    """Query rows and keys of a program's tile, its number of warps, and the number of tiles in flight.
 
-    `max_registers` of a thread: given where ptxas, left alone, spills to fit more programs.
+    `max_registers` limits a thread's registers; set where ptxas would otherwise spill to fit more programs.
     """
 
     rows: int
@@ -29,9 +29,9 @@ class Tile:
 
 
 def short_tile(element_bytes: int, tile_dim: int, num_rows: int, is_quantized: bool) -> Tile:
-    """For a program with all `num_rows` query rows (tokens × heads of a KV head) of a sequence.
+    """The tile of a program that computes all query rows (tokens × heads of a KV head) of a sequence.
 
-    Codes are turned into the query's dtype in registers: quantized tiles are smaller.
+    Codes are converted to the query's dtype in registers, so quantized tiles are smaller.
     """
     rows = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
     is_wide = tile_dim > 128
@@ -48,7 +48,7 @@ def short_tile(element_bytes: int, tile_dim: int, num_rows: int, is_quantized: b
 def long_tile(
     element_bytes: int, tile_dim: int, group_size: int, is_quantized: bool, capability: int
 ) -> Tile:
-    """For programs that share a sequence's query rows; `capability` is 90 for sm_90."""
+    """The tile of programs that share a sequence's query rows; `capability` is 90 for sm_90."""
     fewest = max(_MIN_ROWS, triton.next_power_of_2(group_size))
     is_wide = tile_dim > 128
     if element_bytes > 2:

@@ -1,4 +1,4 @@
-"""The quantised linears on a GPU: one launch, or two where few tokens share a layer out by inputs."""
+"""The quantised linears on a GPU: one launch, or two if the inputs are split because tokens are few."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def has_fp8() -> bool:
 
 
 def _capability() -> int:
-    """Of the GPU that kernels are compiled for, 90 for sm_90; the interpreter counts as that."""
+    """The compute capability that kernels are compiled for: 90 for sm_90, also in the interpreter."""
     if triton.knobs.runtime.interpret:
         return HOPPER
     return int(triton.runtime.driver.active.get_current_target().arch)
@@ -130,7 +130,7 @@ def _sum_slabs(
 def _buffers(
     x: torch.Tensor, plan: Plan, out_features: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output, and a split product's partial sums."""
+    """Allocate the output and, for a split product, the partial sums."""
     out = torch.empty(len(x), out_features, dtype=dtype, device=x.device)
     if not plan.is_split:
         return out, None
@@ -139,7 +139,7 @@ def _buffers(
 
 
 def _max_registers(dtype: torch.dtype) -> int | None:
-    """Of a thread: left alone, ptxas spills a float32 product's registers to fit more programs."""
+    """Maximum registers per thread, because ptxas spills those of float32 products to fit more programs."""
     return _MOST_REGISTERS if dtype == torch.float32 else None
 
 

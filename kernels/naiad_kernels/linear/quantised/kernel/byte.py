@@ -1,6 +1,6 @@
-"""The product with one-byte weights: int8 under 16-bit activations, or FP8 on both sides."""
+"""The product with one-byte weights: int8 with floating-point activations, or FP8 for both."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -28,7 +28,7 @@ def chunk_sums(
     TILE_COLUMNS: tl.constexpr,
     TILE_INPUTS: tl.constexpr,
 ):
-    """Sums of x · valuesᵀ over the inputs `begin` … `end`, `[TILE_ROWS, TILE_COLUMNS]` float32."""
+    """Sum x · valuesᵀ over the inputs [begin, end): `[TILE_ROWS, TILE_COLUMNS]` float32."""
     is_row = (rows < num_rows)[:, None]
     is_column = (columns < out_features)[None, :]
     x_rows = x_ptr + rows[:, None] * stride_x
@@ -39,7 +39,7 @@ def chunk_sums(
         is_input = inputs < end
         x = tl.load(x_rows + inputs[None, :], mask=is_row & is_input[None, :], other=0.0)
         values = tl.load(value_columns + inputs[:, None], mask=is_column & is_input[:, None], other=0.0)
-        # Hopper adds FP8 products with few bits: what is older than a tile is kept in float32.
+        # Hopper adds FP8 products with few bits, so the sum is moved to a float32 register after each tile.
         sums = tl.dot(x, values.to(x.dtype), sums, input_precision="ieee", max_num_imprecise_acc=TILE_INPUTS)
     return sums
 
@@ -63,7 +63,7 @@ def byte_kernel(
     TILE_COLUMNS: tl.constexpr,
     TILE_INPUTS: tl.constexpr,
 ):
-    """Grid and order of sums as for `w4a16_kernel`; scales are applied to the sum."""
+    """Grid and order of summation as for `w4a16_kernel`; scales are applied to the sum."""
     rows, columns = tile_of_program(num_rows, out_features, TILE_ROWS, TILE_COLUMNS)
     if IS_SPLIT:
         chunk = tl.program_id(1)

@@ -1,6 +1,6 @@
-"""How a product is cut into programs: fixed, because tuning while serving would stall requests.
+"""How a product is divided into programs; fixed, because tuning while serving would stall requests.
 
-Chosen from compiled code: the tiles spill no register on the shapes of the compile gate.
+The tiles were chosen from compiled code: they spill no registers on the shapes of the compile gate.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from naiad_kernels.linear.quantised.weights import SPAN
 
 HOPPER = 90
 
-# Two programs for each multiprocessor of an H100: what one token's product is split into.
+# One token's product is split into two programs for each multiprocessor of an H100.
 _PROGRAMS = 264
 _ENOUGH_PROGRAMS = _PROGRAMS // 2
 _MAX_CHUNKS = 16
@@ -21,7 +21,7 @@ _CHUNK_COLUMNS = 128
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Sizes of a program's tile, its warps, and tiles in flight."""
+    """The sizes of a program's tile, its number of warps, and the number of tiles in flight."""
 
     rows: int
     columns: int
@@ -32,13 +32,13 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one product runs.
+    """How one product is computed.
 
     Attributes:
-        tile: of each program.
-        chunk_size: inputs that are summed before their sum is added to the total.
-        num_chunks: of all inputs.
-        is_split: each chunk is a program's, and another launch adds them.
+        tile: the tile of each program.
+        chunk_size: number of inputs whose sum is added to the total at once.
+        num_chunks: number of chunks of the inputs.
+        is_split: each chunk has its own programs, and a second launch adds the chunks' sums.
     """
 
     tile: Tile
@@ -47,16 +47,16 @@ class Plan:
     is_split: bool
 
     def num_tiles(self, num_rows: int, out_features: int) -> int:
-        """Tiles of an output of this size."""
+        """Number of tiles of an output of this size."""
         return -(-num_rows // self.tile.rows) * -(-out_features // self.tile.columns)
 
 
 def plan_product(tile: Tile, num_rows: int, in_features: int, out_features: int) -> Plan:
-    """Cut a product of `num_rows` tokens into tiles of this size.
+    """Divide a product of `num_rows` tokens into tiles of this size.
 
-    The chunks depend on the layer alone, so a token's sum does not depend on how many others the
-    step has; whether they are spread over programs depends on how many programs there are without.
-    For a 4096 × 4096 layer: 8 chunks of 512, 256 programs for one token.
+    The chunks depend on the layer alone, so a token's sum does not depend on the number of tokens in the
+    step; they get programs of their own only if there would be too few programs otherwise.
+    For a 4096 × 4096 layer there are 8 chunks of 512 inputs, and 256 programs for one token.
     """
     wanted = min(_PROGRAMS // -(-out_features // _CHUNK_COLUMNS), in_features // _MIN_CHUNK, _MAX_CHUNKS)
     power = 1 << (max(wanted, 1).bit_length() - 1)
@@ -68,7 +68,7 @@ def plan_product(tile: Tile, num_rows: int, in_features: int, out_features: int)
 
 
 def w4_tile(num_rows: int, element_bytes: int, capability: int) -> Tile:
-    """For four-bit weights; activations of `element_bytes`; `capability` is 90 for sm_90."""
+    """The tile for four-bit weights and activations of `element_bytes`; `capability` is 90 for sm_90."""
     if element_bytes > 2:
         return Tile(16, 32, SPAN, 4, 1)
     if num_rows <= 32:
@@ -79,7 +79,7 @@ def w4_tile(num_rows: int, element_bytes: int, capability: int) -> Tile:
 
 
 def byte_tile(num_rows: int, element_bytes: int, capability: int) -> Tile:
-    """For one-byte weights; activations of `element_bytes`; `capability` is 90 for sm_90."""
+    """The tile for one-byte weights and activations of `element_bytes`; `capability` is 90 for sm_90."""
     if element_bytes > 2:
         return Tile(16, 32, 32, 4, 2)
     if num_rows <= 16:

@@ -1,6 +1,6 @@
-"""What the kernels of the quantised linears share: which tile a program has, and what it writes."""
+"""Code shared by the kernels of the quantised linears: a program's tile, and writing its result."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -16,8 +16,8 @@ _GROUP_TILES = tl.constexpr(8)
 def tile_of_program(num_rows, out_features, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
     """The rows (int64) and columns of this program's tile of the output.
 
-    Programs that run at the same time share a few tiles of x and of the weight, so that each is
-    read from memory once: columns advance after _GROUP_TILES tiles of rows.
+    Columns advance after every _GROUP_TILES tiles of rows, so that programs that run at the same time
+    share a few tiles of x and of the weight, each of which is read from memory once.
     """
     num_row_tiles = tl.cdiv(num_rows, TILE_ROWS)
     group_programs = _GROUP_TILES * tl.cdiv(out_features, TILE_COLUMNS)
@@ -30,7 +30,7 @@ def tile_of_program(num_rows, out_features, TILE_ROWS: tl.constexpr, TILE_COLUMN
 
 @triton.jit
 def store_slab(slabs_ptr, chunk, sums, rows, columns, num_rows, out_features):
-    """Keep a chunk's sums, float32, in `[num_chunks, num_rows, out_features]`."""
+    """Store a chunk's sums as float32 in `[num_chunks, num_rows, out_features]`."""
     offsets = (chunk * num_rows + rows)[:, None] * out_features + columns[None, :]
     tl.store(slabs_ptr + offsets, sums, mask=(rows < num_rows)[:, None] & (columns < out_features)[None, :])
 
@@ -74,7 +74,7 @@ def sum_slabs_kernel(
     NUM_CHUNKS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """Grid (num_rows, tiles of columns): chunks are added in their order, as an unsplit program does."""
+    """Grid (num_rows, tiles of columns); chunks are added in order, as in an unsplit program."""
     rows = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     mask = (columns < out_features)[None, :]

@@ -1,6 +1,6 @@
-"""Activations in FP8: a program scales one token's values to FP8's range."""
+"""Quantizes activations to FP8: a program scales one token's values to FP8's range."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -28,7 +28,7 @@ def quantize_tokens_kernel(
     columns = tl.arange(0, TILE_DIM)
     mask = columns < DIM
     x = tl.load(x_ptr + token * stride_x + columns, mask=mask, other=0.0).to(tl.float32)
-    # 0 · x is NaN for NaN and infinity, which a maximum would pass over.
+    # 0 · x is NaN for NaN and infinity; a maximum would ignore NaN.
     scale = tl.max(tl.abs(x), axis=0) / _LARGEST + tl.sum(x * 0.0, axis=0)
     values = tl.clamp(x / tl.where(scale > 0.0, scale, 1.0), -_LARGEST, _LARGEST)
     tl.store(values_ptr + token * DIM + columns, values.to(tl.float8e4nv), mask=mask)

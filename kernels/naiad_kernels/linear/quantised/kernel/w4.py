@@ -1,6 +1,6 @@
-"""The product with four-bit weights: codes are widened in registers, groups scaled in float32."""
+"""The product with four-bit weights: codes become floats in registers, groups are scaled in float32."""
 
-# triton-lang functions: constants are upper case, and what a GPU computes has no Python type.
+# triton-lang functions: constants are upper case, and GPU values have no Python types.
 # ruff: noqa: N803, N806
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -16,17 +16,17 @@ _SPAN = tl.constexpr(weights.SPAN)
 _WORDS = tl.constexpr(weights.WORDS_PER_SPAN)
 _STEP_INPUTS = tl.constexpr(weights.INPUTS_PER_STEP)
 _STEPS = tl.constexpr(weights.SPAN // weights.INPUTS_PER_STEP)
-# A float whose last mantissa bits are a code: 2⁷ + code in bfloat16, 2¹⁰ + code in float16.
+# With a code in the last mantissa bits these are the floats 2⁷ + code (bfloat16) and 2¹⁰ + code (float16).
 _BFLOAT16_BITS = tl.constexpr(0x4300)
 _FLOAT16_BITS = tl.constexpr(0x6400)
 
 
 @triton.jit
 def step_weights(words, zeros, STEP: tl.constexpr, TILE_COLUMNS: tl.constexpr, DTYPE: tl.constexpr):
-    """The difference code − zero of a step's inputs, `[_STEP_INPUTS, TILE_COLUMNS]` in DTYPE; exact.
+    """Compute code − zero for a step's inputs, `[_STEP_INPUTS, TILE_COLUMNS]` in DTYPE; exact.
 
-    Setting the bits of a float around the code is one instruction for two weights, where a
-    conversion from integer is one for each, at a quarter of the rate.
+    Setting the exponent bits above the codes takes one instruction for two weights. Converting from
+    integers takes one for each, at a quarter of the rate.
     """
     BITS: tl.constexpr = _BFLOAT16_BITS if DTYPE.is_bf16() else _FLOAT16_BITS
     codes = (words >> (4 * STEP)) & 0x000F000F
@@ -61,7 +61,7 @@ def chunk_sums(
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """Sums of x · W over the inputs `begin` … `end`, `[TILE_ROWS, TILE_COLUMNS]` float32."""
+    """Sum x · W over the inputs [begin, end): `[TILE_ROWS, TILE_COLUMNS]` float32."""
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     inputs = tl.arange(0, _STEP_INPUTS)
     is_row = (rows < num_rows)[:, None]
@@ -111,8 +111,8 @@ def w4a16_kernel(
 ):
     """Grid (tiles, num_chunks) if IS_SPLIT, else (tiles, 1).
 
-    The inputs are summed in chunks and the chunks in their order, by one program or by
-    `sum_slabs_kernel`: which of the two changes no bit.
+    The inputs are summed in chunks, and the chunks are added in order, by one program or by
+    `sum_slabs_kernel`; both give the same bits.
     """
     rows, columns = tile_of_program(num_rows, out_features, TILE_ROWS, TILE_COLUMNS)
     if IS_SPLIT:

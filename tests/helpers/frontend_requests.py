@@ -1,4 +1,4 @@
-"""Random requests in the names of `ensemble`: each field is there in some of them."""
+"""Random requests with the field names of `ensemble`; each field is in some of them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PROMPTS = (
 )
 SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>")
 STRINGS = ("e", "qu", " the", "。", "o'", "stop")
-# Without these there would be little to compare.
+# Fields with a higher probability: without them there would be little to compare.
 OFTEN = {
     **{"temperature": 0.75, "seed": 0.6, "exclude_input_in_output": 0.85},
     **dict.fromkeys(("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens"), 0.8),
 }
-# These make long answers.
+# Fields with a lower probability, because they make long answers.
 SELDOM = {"return_context_logits": 0.1, "return_generation_logits": 0.1}
-# The server itself asks for the first, and keeps the other of gRPC's parameters to itself.
+# The server requires the first as a tensor, and does not pass on the second as a gRPC parameter.
 ONLY_TENSORS = {"max_tokens", "priority"}
 WORD_LISTS = ("stop_words", "bad_words")
 SCALARS = {row.name for row in page_rows("ensemble") if row.dims == "[1]" and not row.is_output}
@@ -41,11 +41,11 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of every door.
+    """A request that is sent to every frontend.
 
     Attributes:
-        rows: fields of each, in the same names.
-        has_parameters: what may be a parameter is one where a door is asked so.
+        rows: the fields of each row; all rows have the same fields.
+        has_parameters: whether fields that may be parameters are sent as such, by callers that want them.
         timeout_us: a deadline that does not pass; 0 = none.
     """
 
@@ -56,7 +56,7 @@ class Request:
 
     @property
     def first(self) -> Fields:
-        """Fields that agree in all rows are read here."""
+        """The first row; fields that agree in all rows are read from it."""
         return self.rows[0]
 
     @property
@@ -65,12 +65,12 @@ class Request:
 
     @property
     def num_sequences(self) -> int:
-        """Of a row; beams are one."""
+        """Number of sequences of a row; beams count as one."""
         return 1 if self.has_beams else int(self.first.get("num_return_sequences", 1))
 
     @property
     def num_texts(self) -> int:
-        """Of a sequence; all beams are in one."""
+        """Number of texts of a sequence, which has those of all beams."""
         return (
             int(self.first.get("num_return_sequences") or self.first["beam_width"]) if self.has_beams else 1
         )
@@ -80,22 +80,22 @@ class Request:
         return not self.first.get("exclude_input_in_output", False)
 
     def each_row(self) -> Iterator[Request]:
-        """As so many requests."""
+        """A request for each row."""
         return (replace(self, rows=[row]) for row in self.rows)
 
     def sent(self, stream: bool, by_parameters: bool = False) -> tuple[Fields, dict[str, Any]]:
-        """Tensors, and what else a gRPC request has."""
+        """The tensors, and the other arguments of a gRPC request."""
         names = self.parameters() | {"stream": stream} if by_parameters and self.has_parameters else {}
         rows = [row | {"stream": stream} for row in self.rows]
         tensors = {name: _tensor(name, [row[name] for row in rows]) for name in rows[0] if name not in names}
         return tensors, {"parameters": names} | ({"timeout": self.timeout_us} if self.timeout_us else {})
 
     def body(self, stream: bool) -> Fields:
-        """The one row as JSON."""
+        """The JSON body for the only row."""
         return self.first | {"stream": stream} | ({"timeout": self.timeout_us} if self.timeout_us else {})
 
     def parameters(self) -> Fields:
-        """Those that a parameter can say: one value, the same in all rows."""
+        """The fields that can be sent as parameters: single values that are the same in all rows."""
         found = {}
         for name, value in self.first.items() if self.has_parameters else ():
             if name in WORD_LISTS and len(value) == 1:
@@ -112,11 +112,11 @@ class Request:
         named |= {"no seed": not {"seed", "random_seed"} & self.first.keys()}
         named |= {"beams with echo": self.has_beams and self.has_echo}
         values = {f"{name} = {row[name]}" for row in self.rows for name in row if name in CASES}
-        told = {label for label, holds in named.items() if holds}
-        return told | values | self.first.keys() | {f"{name} as parameter" for name in self.parameters()}
+        held = {label for label, holds in named.items() if holds}
+        return held | values | self.first.keys() | {f"{name} as parameter" for name in self.parameters()}
 
 
-# Values that mean something of their own.
+# Values with a meaning of their own.
 CASES = {"top_p": (0.0, 1.0), "temperature": (0.0, 1.0), "top_k": (0, 1), "num_draft_tokens": (0,)}
 LABELS = {f"{name} = {value}" for name, values in CASES.items() for value in values} | {
     *("beams", "echo", "several rows", "timeout", "no temperature", "no seed", "beams with echo"),
@@ -124,7 +124,7 @@ LABELS = {f"{name} = {value}" for name, values in CASES.items() for value in val
 
 
 def draw(number: int) -> Request:
-    """The same for the same number."""
+    """Draw a request; the same number gives the same request."""
     rng = random.Random(number)
     has_beams, num_rows, num_words = rng.random() < 0.25, rng.choice((1, 1, 1, 2, 3)), rng.choice((1, 2))
     agreed = _agreed(rng, has_beams)
@@ -141,7 +141,7 @@ def draw(number: int) -> Request:
 
 
 def is_greedy(row: Fields) -> bool:
-    """As the compatibility page says under "Greedy or not"."""
+    """The rule in the compatibility page's section "Greedy or not"."""
     top_k, top_p = row.get("top_k", 0), row.get("top_p", 0.0)
     is_on = top_k > 0 or top_p > 0 or row.get("min_p", 0.0) > 0 or "top_n_sigma" in row
     temperature = row.get("temperature", 1.0)
@@ -153,22 +153,22 @@ def _merged(options: dict[str, Fields], chosen: set[str]) -> Fields:
 
 
 def _agreed(rng: random.Random, has_beams: bool) -> dict[str, Fields]:
-    """Fields that have one value in all rows."""
+    """Fields that must have the same value in all rows."""
     width = rng.randrange(2, 5) if has_beams else 1
-    wishes = ("finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens", "log_probs")
+    requested = ("finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens", "log_probs")
     logits = () if has_beams else ("context_logits", "generation_logits")
     fields: Fields = {
         "beam_width": width,
         "num_return_sequences": rng.randrange(1, width + 1 if has_beams else 4),
         "num_log_probs": 0 if has_beams else rng.choice((0, 1, 5)),
         "exclude_input_in_output": rng.random() < 0.7,
-        **{f"return_{name}": True for name in (*wishes, *logits, "perf_metrics")},
+        **{f"return_{name}": True for name in (*requested, *logits, "perf_metrics")},
     }
     return {name: {name: value} for name, value in fields.items()}
 
 
 def _of_a_row(rng: random.Random, has_beams: bool, num_words: int) -> dict[str, Fields]:
-    """All fields; those of an entry go together. Fractions are exact in every number's format."""
+    """All other fields; the fields of an entry are sent together. Fractions are exact in every format."""
     max_tokens = rng.randrange(1, 17)
     min_tokens, seed = rng.randrange(max_tokens), rng.getrandbits(rng.choice((8, 62)))
     fields: Fields = {
@@ -199,7 +199,7 @@ def _of_a_row(rng: random.Random, has_beams: bool, num_words: int) -> dict[str, 
 
 
 def _drawing(rng: random.Random, has_beams: bool) -> Fields:
-    """With beams nothing is drawn; without them a search's fields are there to be off."""
+    """The drawing fields: with beams only values that do not draw; without beams their fields are off."""
     if has_beams:
         return {
             **{"temperature": rng.choice((0.0, 1.0)), "top_k": rng.choice((0, 1))},
@@ -221,7 +221,7 @@ def _ids(rng: random.Random, count: int) -> list[int]:
 
 
 def _tensor(name: str, values: list[Any]) -> Any:
-    """One row of each value."""
+    """A tensor with one row for each value."""
     rows = [value if isinstance(value, list) else [value] for value in values]
     rows = [[item.encode() if isinstance(item, str) else item for item in row] for row in rows]
     return np.array(rows, dtype=KINDS[name])

@@ -1,4 +1,4 @@
-"""Models that ask the engine of an `llm` model, while that is not loaded."""
+"""Models that use the engine of an `llm` model while that model is not loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from helpers.tiny_repository import create_repository, tiny_checkpoint
 VLLM_INPUTS = {"text_input": np.array([b"Hello"], dtype=np.object_)}
 AWAY = "does not serve now"
 UNHEALTHY = "Model is unavailable due to unhealthy vLLM engine"
-# Those that a config.pbtxt of the vLLM backend may have.
+# Parameters that a config.pbtxt of the vLLM backend may have.
 PARAMETERS = "".join(
     f'parameters {{ key: "{key}" value: {{ string_value: "true" }} }}\n'
     for key in ("REPORT_CUSTOM_METRICS", "ENABLE_VLLM_HEALTH_CHECK")
@@ -27,8 +27,8 @@ PARAMETERS = "".join(
 
 @pytest.fixture(scope="module")
 def controlled(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
-    """A server whose models come and go, one of vLLM's shape among them."""
-    folder = tmp_path_factory.mktemp("door_without_engine")
+    """A server whose models are loaded and unloaded, including the vLLM backend's model."""
+    folder = tmp_path_factory.mktemp("frontend_without_engine")
     checkpoint, repository = tiny_checkpoint(folder / "checkpoint"), folder / "repository"
     create_repository(repository, checkpoint)
     create_repository(folder / "vllm", checkpoint, "--preset", "vllm")
@@ -48,12 +48,12 @@ def append(path: Path, text: str) -> None:
     path.write_text(path.read_text() + text)
 
 
-def test_it_says_so_and_serves_again_when_the_engine_is_back(controlled: Server) -> None:
+def test_requests_are_refused_until_the_engine_is_back(controlled: Server) -> None:
     texts = text_inputs("Hello", 4)
     with triton.InferenceServerClient(controlled.grpc) as client:
         for name in ("ensemble", "llm"):
             client.unload_model(name)
-        # What comes while it ends gets the error of a lost engine.
+        # Requests that arrive while the engine ends get the error of a lost engine.
         eventually(lambda: AWAY in error_of(controlled, "text", texts), 30)
         eventually(lambda: error_of(controlled, "vllm_model", VLLM_INPUTS) == UNHEALTHY, 30)
         client.load_model("llm")

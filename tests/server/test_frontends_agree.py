@@ -1,4 +1,4 @@
-"""One request by every door: ensemble, its three steps, text model, vLLM's shape, HTTP and unary models."""
+"""All frontends answer a request alike: ensemble, its steps, text, vLLM's model, HTTP and unary models."""
 
 from __future__ import annotations
 
@@ -14,22 +14,13 @@ import pytest
 import tritonclient.grpc as triton
 
 from helpers.contract_page import page_rows
-from helpers.door_requests import (
-    LABELS,
-    ONLY_TENSORS,
-    SCALARS,
-    SPECIAL_TOKENS,
-    WORD_LISTS,
-    Request,
-    draw,
-)
-from helpers.door_ways import (
+from helpers.frontend_calls import (
     DRAFTED,
     INDICES,
     OF_THE_MOMENT,
     OUTPUTS,
     VLLM_OUTPUTS,
-    Told,
+    Answers,
     by_call,
     by_http,
     by_steps,
@@ -38,24 +29,33 @@ from helpers.door_ways import (
     close,
     goes_to_vllm,
 )
+from helpers.frontend_requests import (
+    LABELS,
+    ONLY_TENSORS,
+    SCALARS,
+    SPECIAL_TOKENS,
+    WORD_LISTS,
+    Request,
+    draw,
+)
 from helpers.server import Leaving, Server, running
 from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
 
-Way = Callable[[], Told]
+Way = Callable[[], Answers]
 ENDPOINTS = (("generate", False), ("generate_stream", False), ("generate_stream", True))
-DOORS = ("ensemble", "text")
+FRONTENDS = ("ensemble", "text")
 VLLM = ("vllm_model", "vllm_model streamed")
 UNARY = ("unary_ensemble", "unary_text")
-# Each way sends `stream` itself.
+# Each call sends `stream` itself.
 FIELDS = {row.name for row in page_rows("ensemble") if not row.is_output and row.status == "served"} - {
     "stream"
 }
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
-    """A repository of all models, with one of vLLM's shape for the same engine, and a unary one."""
-    folder = tmp_path_factory.mktemp("doors_agree")
+def frontends(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
+    """A repository of all models, with the vLLM backend's model for the same engine, and unary models."""
+    folder = tmp_path_factory.mktemp("frontends_agree")
     checkpoint, repository = tiny_checkpoint(folder / "checkpoint"), folder / "repository"
     create_repository(repository, checkpoint, "--drafter", "ngram")
     create_repository(folder / "vllm", checkpoint, "--preset", "vllm")
@@ -66,16 +66,16 @@ def doors(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def steps(doors: Server) -> list[dict[str, Any]]:
-    """Of the ensemble, as its configuration has them."""
-    with triton.InferenceServerClient(doors.grpc) as client:
+def steps(frontends: Server) -> list[dict[str, Any]]:
+    """The ensemble's steps, from its configuration."""
+    with triton.InferenceServerClient(frontends.grpc) as client:
         config = client.get_model_config("ensemble", as_json=True)["config"]
     found: list[dict[str, Any]] = config["ensemble_scheduling"]["step"]
     return found
 
 
 def ways_of(server: Server, steps: list[dict[str, Any]], request: Request) -> dict[str, Way]:
-    """Name → way. Those with much in common take turns; those that stream are called so."""
+    """Name → call. Similar calls take turns; the names of streaming ones end with "streamed"."""
     rng, grpc = random.Random(request.number), partial(by_stream, server)
     ways: dict[str, Way] = {"text": partial(grpc, "text", request, False, by_parameters=True)}
     if not request.has_beams:
@@ -84,7 +84,7 @@ def ways_of(server: Server, steps: list[dict[str, Any]], request: Request) -> di
     by_turns: list[dict[str, Way]] = [
         {"steps": partial(by_steps, server, steps, request, False)},
         unary_ways(server, request),
-        *(json_ways(server, request, model) for model in DOORS),
+        *(json_ways(server, request, model) for model in FRONTENDS),
         vllm_ways(server, request),
     ]
     if not request.has_beams:
@@ -126,7 +126,7 @@ def vllm_ways(server: Server, request: Request) -> dict[str, Way]:
 
 
 def promised(request: Request) -> set[str]:
-    """Outputs of every sequence that its client asked for."""
+    """The outputs of every sequence that the request asks for."""
     names = {"text_output"} | {name.removeprefix("return_") for name in request.first} & OUTPUTS
     if "return_finish_reason" in request.first:
         names |= {"stop_reason"}
@@ -139,29 +139,29 @@ def promised(request: Request) -> set[str]:
     return names
 
 
-def check_expected(request: Request, expected: Told) -> None:
+def check_expected(request: Request, expected: Answers) -> None:
     sequences = range(request.num_sequences)
     assert set(expected) == {(row, each) for row in range(len(request.rows)) for each in sequences}
-    for (_, sequence), told in expected.items():
+    for (_, sequence), answer in expected.items():
         names = promised(request) - ({"context_logits"} if sequence else set())
-        assert told.keys() - DRAFTED == names - DRAFTED
-        assert names <= told.keys()
-        assert len(told["text_output"]) == request.num_texts
+        assert answer.keys() - DRAFTED == names - DRAFTED
+        assert names <= answer.keys()
+        assert len(answer["text_output"]) == request.num_texts
 
 
-def without_prompts(request: Request, expected: Told, streamed: Told) -> Told:
-    """As it is streamed. Texts begin with their prompt as it decodes; a row's all with the same."""
+def without_prompts(request: Request, expected: Answers, streamed: Answers) -> Answers:
+    """The answers as they are streamed: without the prompt's text, which all texts of a row begin with."""
     prompts: dict[int, str] = {}
-    found: Told = {}
-    for (row, sequence), told in expected.items():
-        (text,) = told["text_output"]
+    found: Answers = {}
+    for (row, sequence), answer in expected.items():
+        (text,) = answer["text_output"]
         (new,) = streamed[row, sequence]["text_output"]
         prompt = prompts.setdefault(row, text.removesuffix(new))
         assert text == prompt + new
         assert (prompt != "") == request.has_echo
         if request.has_echo and "text_input" in request.rows[row]:
             assert prompt == decoded(request.rows[row]["text_input"])
-        found[row, sequence] = told | {"text_output": [new]}
+        found[row, sequence] = answer | {"text_output": [new]}
     return found
 
 
@@ -169,29 +169,29 @@ def decoded(prompt: str) -> str:
     return reduce(lambda text, token: text.replace(token, ""), SPECIAL_TOKENS, prompt)
 
 
-def with_prompts_as_sent(request: Request, expected: Told) -> Told:
-    """As in vLLM's shape, where special tokens of the prompt stay."""
+def with_prompts_as_sent(request: Request, expected: Answers) -> Answers:
+    """The answers with the prompts as sent, as the vLLM backend's model has them: special tokens stay."""
     found = dict(expected)
     for row, fields in enumerate(request.rows):
         for sequence in range(request.num_sequences if request.has_echo and "text_input" in fields else 0):
-            told, sent = expected[row, sequence], fields["text_input"]
-            new = told["text_output"][0].removeprefix(decoded(sent))
-            found[row, sequence] = told | {"text_output": [sent + new]}
+            answer, sent = expected[row, sequence], fields["text_input"]
+            new = answer["text_output"][0].removeprefix(decoded(sent))
+            found[row, sequence] = answer | {"text_output": [sent + new]}
     return found
 
 
-def check(way: str, found: Told, expected: Told) -> None:
+def check(way: str, found: Answers, expected: Answers) -> None:
     names = VLLM_OUTPUTS if way.startswith("vllm") else OUTPUTS
     assert found.keys() == expected.keys(), way
-    for key, told in expected.items():
-        promise = names & told.keys() - DRAFTED
+    for key, answer in expected.items():
+        promise = names & answer.keys() - DRAFTED
         assert found[key].keys() - DRAFTED == promise, (way, key)
         for name in promise - OF_THE_MOMENT:
-            assert close(found[key][name], told[name]), (way, key, name, found[key][name], told[name])
+            assert close(found[key][name], answer[name]), (way, key, name, found[key][name], answer[name])
 
 
 def compared(server: Server, steps: list[dict[str, Any]], request: Request) -> set[str]:
-    """Ask every way, those but the first all at once. What was covered."""
+    """Compare the first call with all others, which run at once; return what the request covered."""
     expected = by_stream(server, "ensemble", request, False, by_parameters=False)
     check_expected(request, expected)
     ways = ways_of(server, steps, request)
@@ -200,22 +200,24 @@ def compared(server: Server, steps: list[dict[str, Any]], request: Request) -> s
     streamed, in_vllm = expected, with_prompts_as_sent(request, expected)
     if not request.has_beams:
         streamed = without_prompts(request, expected, found["ensemble streamed"])
-    covered = request.labels() | {name for told in expected.values() for name in told}
-    for way, told in found.items():
+    covered = request.labels() | {name for answer in expected.values() for name in answer}
+    for way, answers in found.items():
         unstreamed = in_vllm if way == "vllm_model" else expected
-        check(way, told, streamed if way.endswith("streamed") else unstreamed)
-        covered |= {way} | {f"{name} of {way}" for each in told.values() for name in each if way in VLLM}
+        check(way, answers, streamed if way.endswith("streamed") else unstreamed)
+        covered |= {way} | {f"{name} of {way}" for each in answers.values() for name in each if way in VLLM}
     return covered
 
 
 def wanted(num_requests: int) -> set[str]:
-    """What the requests must have covered; few of them can not have each field as a parameter too."""
+    """What the requests must have covered; with many requests also each field as a parameter."""
     names = {
-        f"{model} by {endpoint}{' streamed' * stream}" for model in DOORS for endpoint, stream in ENDPOINTS
+        f"{model} by {endpoint}{' streamed' * stream}"
+        for model in FRONTENDS
+        for endpoint, stream in ENDPOINTS
     }
     names |= {f"{model}{how}" for model in UNARY for how in ("", " by generate")}
     names |= {"text", "steps", "vllm_model"} | {
-        f"{name} streamed" for name in ("steps", *DOORS, "vllm_model")
+        f"{name} streamed" for name in ("steps", *FRONTENDS, "vllm_model")
     }
     names |= FIELDS | LABELS | OUTPUTS - set(INDICES)
     if num_requests >= 200:
@@ -225,11 +227,13 @@ def wanted(num_requests: int) -> set[str]:
 
 
 @pytest.mark.parametrize("num_requests", [30, pytest.param(200, marks=pytest.mark.slow)])
-def test_every_door_says_the_same(doors: Server, steps: list[dict[str, Any]], num_requests: int) -> None:
+def test_every_frontend_gives_the_same_answer(
+    frontends: Server, steps: list[dict[str, Any]], num_requests: int
+) -> None:
     covered: Counter[str] = Counter()
     for number in range(num_requests):
         request = draw(number)
         print(request)
-        covered.update(compared(doors, steps, request))
+        covered.update(compared(frontends, steps, request))
     print(f"{num_requests} requests: {dict(sorted(covered.items()))}")
     assert wanted(num_requests) - covered.keys() == set()

@@ -1,4 +1,4 @@
-"""Steps for the attention kernels, over a cache in which whatever must not be read is NaN."""
+"""Steps for the attention kernels, over a cache in which everything that must not be read is NaN."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CPU = torch.device("cpu")
 class AttentionCase:
     """Random queries, keys and values of a step; `steps` are pairs (query tokens, cached tokens).
 
-    Blocks lie in the cache in a random order. Free blocks, and the rest of a sequence's last block,
-    hold NaN; where the cache is quantized, to `cache_dtype`, their scales do.
+    Blocks are in the cache in a random order. Free blocks, and the rest of a sequence's last block,
+    hold NaN; if the cache is quantized, to `cache_dtype`, their scales do.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class AttentionCase:
         self.seq_lens = [context for _, context in steps]
         self.layout = CacheLayout(num_heads, num_kv_heads, head_dim, block_size, dtype, CPU, window=window)
         counts = [self.layout.blocks_for(length) for length in self.seq_lens]
-        # The last block belongs to nobody.
+        # The last block belongs to no sequence.
         free = list(range(sum(counts) + 2))
         random.Random(seed).shuffle(free)
         self.tables = [[free.pop() for _ in range(count)] for count in counts]
@@ -56,16 +56,16 @@ class AttentionCase:
                     cache[block, :, : part.shape[1]] = part
         self.cache_dtype = cache_dtype
         self.scale, self.soft_cap = scale, soft_cap
-        # As a fused projection leaves them: the queries are part of a wider row.
+        # As after a fused projection, the queries are part of a wider row.
         fused = torch.randn(sum(self.query_lens), num_heads + 2, head_dim, generator=generator)
         self.query = fused.to(dtype)[:, :num_heads]
 
     def step(self) -> DeviceStep:
-        """The step as the kernels read it."""
+        """The step in the layout that the kernels read."""
         return plan_device_step(self.query_lens, self.seq_lens, self.tables, self.layout)
 
     def cache(self) -> LayerCache:
-        """The keys and values as the op takes them."""
+        """The keys and values in the layout that the op takes."""
         if self.cache_dtype is None:
             return LayerCache(self.keys, self.values)
         key, key_scale = quantize(self.keys, self.cache_dtype)
@@ -86,7 +86,7 @@ class AttentionCase:
         )
 
     def forget_what_no_token_sees(self) -> None:
-        """Blocks that lie wholly before the window: NaN, and a table that leads to them no more."""
+        """Fill blocks entirely before the window with NaN and remove them from the table."""
         null_block = len(self.keys) - 1
         assert all(null_block not in table for table in self.tables)
         for row, (query_len, seq_len) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):

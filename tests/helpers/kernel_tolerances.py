@@ -1,4 +1,4 @@
-"""How far a kernel may be from its float32 reference: the one place for these numbers."""
+"""The tolerances between kernels and their float32 references, all in one place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUANTIZED_RMS_RELATIVE = {torch.int8: 1.2e-2, torch.float8_e4m3fn: 4.5e-2}
 def assert_close_to_unquantized(
     actual: torch.Tensor, expected: torch.Tensor, cache_dtype: torch.dtype
 ) -> None:
-    """Attention of normally distributed vectors loses no more than the codes' precision."""
+    """Assert that attention of normally distributed vectors loses no more than the codes' precision."""
     error = (actual - expected).float().square().mean().sqrt() / expected.float().square().mean().sqrt()
     assert error <= QUANTIZED_RMS_RELATIVE[cache_dtype], f"error {error:.2e}"
 
@@ -23,7 +23,7 @@ def assert_close_to_unquantized(
 def assert_codes_close(
     actual: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], max_share: float
 ) -> None:
-    """Codes and their scales agree; a share of int8 codes may be a neighbour of what is expected."""
+    """Assert that codes and scales agree; a share of int8 codes may differ by one from the expected ones."""
     assert_close_to_reference(actual[1].nan_to_num(), expected[1].nan_to_num())
     assert torch.equal(actual[1].isnan(), expected[1].isnan())
     difference = (actual[0].float() - expected[0].float()).abs()
@@ -33,10 +33,10 @@ def assert_codes_close(
 
 
 def assert_close_to_reference(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Both errors are within the tolerance of the tensors' dtype, and every value is finite.
+    """Assert that both errors are within the tolerance of the dtype, and that every value is finite.
 
-    An element's error is relative to its own size, or to the root mean square of the reference
-    where that is larger.
+    An element's error is relative to its own size, or to the root mean square of the reference if
+    that is larger.
     """
     assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
     assert actual.shape == expected.shape, (actual.shape, expected.shape)

@@ -1,0 +1,53 @@
+"""Whether a model's steps are computed by the native kernels of this machine, and by which."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from naiad.config import EngineConfig
+from naiad.errors import ConfigError
+from naiad_kernels.native.build import BuildError, load
+from naiad_kernels.native.library import Library, Team
+from naiad_kernels.native.variants import best_variant
+
+_LOG = logging.getLogger(__name__)
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def native_team(
+    config: EngineConfig, device: torch.device, dtype: torch.dtype, num_threads: int
+) -> Team | None:
+    """Start the threads that compute steps natively.
+
+    Returns:
+        None: torch's ops compute the steps. The log says why, unless the configuration asks for torch.
+
+    Raises:
+        ConfigError: the configuration demands what only native kernels do, and there are none.
+    """
+    if device.type != "cpu":
+        return None
+    try:
+        return _load(config, dtype).new_team(num_threads)
+    except (BuildError, OSError) as error:
+        if config.batch_invariant:
+            expected = f"false: torch's products depend on how many tokens a step has, and {error}"
+            raise ConfigError("batch_invariant", True, expected) from error
+        if config.cpu_kernels == "native":
+            raise ConfigError("cpu_kernels", "native", f"auto or torch: {error}") from error
+        if config.cpu_kernels == "auto":
+            _LOG.warning("torch computes the steps, slower than the native kernels would: %s", error)
+        return None
+
+
+def _load(config: EngineConfig, dtype: torch.dtype) -> Library:
+    if config.cpu_kernels == "torch":
+        raise BuildError("cpu_kernels is torch")
+    if dtype not in _DTYPES:
+        raise BuildError(f"they compute in float32 and bfloat16, not in {dtype}")
+    variant = best_variant()
+    if variant is None:
+        raise BuildError("this CPU has no AVX2")
+    return load(variant)

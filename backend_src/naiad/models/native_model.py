@@ -1,0 +1,80 @@
+"""`NativeModel`: a model whose steps are recorded once and run by the native kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+
+from naiad.config import ModelConfig
+from naiad.models.decoder import DecoderModel, ForwardBatch, GroupInputs
+from naiad_kernels.native.library import Kind, Team
+from naiad_kernels.native.recorder import TapeRecorder, TracedGroup
+from naiad_kernels.native.tape import Tape
+from naiad_kernels.store_kv import LayerCache
+
+
+class NativeModel:
+    """A `DecoderModel` on a CPU that computes as another one describes."""
+
+    def __init__(self, model: DecoderModel, caches: Sequence[LayerCache], team: Team) -> None:
+        """Record the model's forward pass over its caches, and its logits.
+
+        Args:
+            model: its linear weights are native ones.
+            caches: one for each layer, laid out for the native kernels; no others can be used later.
+            team: computes the steps.
+
+        Raises:
+            NotRecordableError: the forward pass does something that has no record.
+        """
+        self.config: ModelConfig = model.config
+        self._model = model
+        self._caches = caches
+        recorder = TapeRecorder()
+        batch = ForwardBatch(
+            cast(Any, recorder.token_ids()),
+            cast(Any, recorder.positions()),
+            [_traced(index, group.window or 0) for index, group in enumerate(model.config.layer_groups)],
+        )
+        hidden = cast(Any, model.forward(batch, caches))
+        self._forward = Tape(recorder.finish(hidden), team)
+        recorder = TapeRecorder()
+        logits = cast(Any, model.logits(cast(Any, recorder.rows(model.config.hidden_size))))
+        self._logits = Tape(recorder.finish(logits), team)
+
+    def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
+        """Run all layers, as `DecoderModel` describes.
+
+        Returns:
+            `[num_tokens, hidden_size]` float32, valid until the next call.
+        """
+        assert caches is self._caches, "the model was recorded over other caches"
+        tables = [group.attention.tables for group in batch.groups]
+        assert all(each is not None for each in tables), "the step is not laid out for the native kernels"
+        num_tokens = len(batch.token_ids)
+        return self._forward.run(num_tokens, batch.token_ids, batch.positions, cast(Any, tables))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[num_rows, hidden_size]` of `forward` to `[num_rows, vocab_size]`, valid until the next call."""
+        return self._logits.run(len(hidden), inputs=[hidden])
+
+    @contextmanager
+    def profiled(self) -> Iterator[Counter[Kind]]:
+        """Count the nanoseconds that records of each kind take meanwhile; filled at the end."""
+        found: Counter[Kind] = Counter()
+        with self._forward.profiled() as forward, self._logits.profiled() as logits:
+            yield found
+        found.update(forward + logits)
+
+    def first_layers(self, num_layers: int) -> DecoderModel:
+        """Not of a recorded model: take the first layers of the one that it records."""
+        raise NotImplementedError
+
+
+def _traced(index: int, window: int) -> GroupInputs:
+    group = cast(Any, TracedGroup(index, window))
+    return GroupInputs(slots=group, attention=group)

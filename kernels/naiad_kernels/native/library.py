@@ -1,0 +1,219 @@
+"""The compiled kernels as Python calls them. Every struct is the twin of one in `src/tape.h`."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+from pathlib import Path
+
+
+class Kind(IntEnum):
+    """What a record does."""
+
+    EMBED = 0
+    RMS_NORM = 1
+    ADD = 2
+    LINEAR = 3
+    GATE = 4
+    ANGLES = 5
+    ROTARY_STORE = 6
+    ATTENTION = 7
+    SOFT_CAP = 8
+
+
+class Activation(IntEnum):
+    """What a gate does to its first half."""
+
+    NONE = 0
+    SILU = 1
+    GELU_TANH = 2
+    GELU_ERF = 3
+
+
+class Product(IntEnum):
+    """What a linear record multiplies: inputs by weights."""
+
+    FLOAT_BY_FLOAT = 0
+    FLOAT_BY_BF16 = 1
+    BF16_BY_BF16 = 2
+
+
+class Element(IntEnum):
+    """The dtype of a table or a cache."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+
+
+class Matrix(ctypes.Structure):
+    """A weight in panels."""
+
+    _fields_ = (
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("num_panels", c_int64),
+        ("in_features", c_int64),
+        ("product", c_int32),
+    )
+
+
+class Cache(ctypes.Structure):
+    """One layer's keys and values."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("num_blocks", c_int64),
+        ("num_kv_heads", c_int64),
+        ("block_size", c_int64),
+        ("head_dim", c_int64),
+        ("element", c_int32),
+    )
+
+
+class Record(ctypes.Structure):
+    """One step of a tape."""
+
+    _fields_ = (
+        ("kind", c_int32),
+        ("in_", c_int32),
+        ("other", c_int32),
+        ("out", c_int32),
+        ("activation", c_int32),
+        ("group", c_int32),
+        ("num_heads", c_int32),
+        ("element", c_int32),
+        ("width", c_int64),
+        ("num_rows", c_int64),
+        ("table", c_void_p),
+        ("weight", c_void_p),
+        ("frequencies", c_void_p),
+        ("eps", c_float),
+        ("factor", c_float),
+        ("soft_cap", c_float),
+        ("window", c_int32),
+        ("matrix", Matrix),
+        ("cache", Cache),
+    )
+
+
+class Buffer(ctypes.Structure):
+    """Rows of float32."""
+
+    _fields_ = (("data", c_void_p), ("stride", c_int64))
+
+
+class Tables(ctypes.Structure):
+    """Block tables of one group of layers."""
+
+    _fields_ = (("blocks", c_void_p), ("stride", c_int64))
+
+
+class Step(ctypes.Structure):
+    """What a call computes."""
+
+    _fields_ = (
+        ("num_tokens", c_int64),
+        ("num_seqs", c_int64),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("query_starts", c_void_p),
+        ("tables", POINTER(Tables)),
+        ("num_groups", c_int64),
+    )
+
+
+_REFUSALS = {
+    1: "a token id is outside the embedding",
+    2: "a sequence's positions do not follow each other",
+    3: "a block id is outside the KV cache",
+    4: "a block table is too short for its sequence",
+}
+
+
+class Library:
+    """One variant of the kernels, loaded."""
+
+    def __init__(self, path: Path) -> None:
+        """Load it and see whether its structs are the twins of ours."""
+        self._c = ctypes.CDLL(str(path))
+        self._c.naiad_team_new.restype = c_void_p
+        self._c.naiad_team_new.argtypes = [c_int64]
+        self._c.naiad_team_free.restype = None
+        self._c.naiad_team_free.argtypes = [c_void_p]
+        self._c.naiad_run.argtypes = [
+            c_void_p,
+            POINTER(Record),
+            c_int64,
+            POINTER(Buffer),
+            POINTER(Step),
+            POINTER(c_int64),
+        ]
+        sizes = (c_int64 * 4)()
+        self._c.naiad_sizes(sizes)
+        twins = [ctypes.sizeof(each) for each in (Record, Matrix, Cache, Step)]
+        assert list(sizes) == twins, (list(sizes), twins)
+
+    def new_team(self, num_threads: int) -> Team:
+        """Threads that compute together."""
+        return Team(self, num_threads)
+
+    def run(
+        self,
+        team: Team,
+        records: ctypes.Array[Record],
+        buffers: Sequence[Buffer] | ctypes.Array[Buffer],
+        step: Step,
+        nanoseconds: ctypes.Array[c_int64] | None = None,
+    ) -> None:
+        """Run a tape.
+
+        Args:
+            team: computes it.
+            records: the tape.
+            buffers: those that the records name.
+            step: tokens, positions and block tables.
+            nanoseconds: for each record; the time that it takes is added.
+
+        Raises:
+            ValueError: the step names something that is not there; nothing has been computed.
+        """
+        with team.lock:
+            refusal = self._c.naiad_run(
+                team.handle, records, len(records), buffers, ctypes.byref(step), nanoseconds
+            )
+        if refusal:
+            raise ValueError(_REFUSALS[refusal])
+
+
+class Team:
+    """Threads of a library; they sleep between steps.
+
+    Attributes:
+        handle: what the library knows it by.
+        lock: held while it computes.
+        library: whose they are.
+        num_threads: with the one that calls.
+    """
+
+    def __init__(self, library: Library, num_threads: int) -> None:
+        """Start the threads.
+
+        Raises:
+            OSError: the system starts no more threads.
+        """
+        assert num_threads >= 1, num_threads
+        self.library = library
+        self.num_threads = num_threads
+        self.lock = threading.Lock()
+        self.handle: int | None = library._c.naiad_team_new(num_threads)
+        if not self.handle:
+            raise OSError(f"{num_threads} threads cannot be started")
+
+    def __del__(self) -> None:
+        """End the threads."""
+        if getattr(self, "handle", None):
+            self.library._c.naiad_team_free(self.handle)

@@ -1,0 +1,358 @@
+// Causal grouped-query attention over the cache's blocks, which are read in place.
+//
+// A tile is some query rows (heads of one or more tokens) that share a KV head. Its keys are read in splits
+// of `kSplit` positions, whose borders are multiples of `kSplit`: each split gives a partial result, and a
+// row's partial results are merged in order. So a row's result hangs on its own position alone, whoever
+// computes which split.
+#include <algorithm>
+#include <limits>
+
+#include "heads.h"
+
+namespace naiad {
+namespace {
+
+constexpr int64_t kSplit = 512;
+constexpr int64_t kTileRows = 12;
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+// Rows of a KV head whose scores, and whose sums of values, are computed together.
+constexpr int kScoreRows = kRegisters >= 32 ? 6 : 3;
+constexpr int kValueRows = kRegisters >= 32 ? 4 : 1;
+
+// One tile of one sequence.
+struct Tile {
+  int64_t seq, kv_head;
+  int64_t first_row, num_rows;  // of the sequence: token * heads of a KV head + head
+  int64_t first_key, end_key;   // that any of its rows sees
+};
+
+// The visible keys of one row: [first, end).
+struct Visible {
+  int64_t first, end;
+};
+
+struct Shape {
+  explicit Shape(const NaiadRecord& record, const NaiadStep& step)
+      : step(step),
+        window(record.window),
+        num_kv_heads(record.cache.num_kv_heads),
+        heads_per_kv(record.num_heads / record.cache.num_kv_heads) {}
+
+  int64_t num_rows(int64_t seq) const { return (step.query_starts[seq + 1] - step.query_starts[seq]) * heads_per_kv; }
+  int64_t num_tiles(int64_t seq) const { return (num_rows(seq) + kTileRows - 1) / kTileRows * num_kv_heads; }
+  int64_t token(int64_t seq, int64_t row) const { return step.query_starts[seq] + row / heads_per_kv; }
+
+  Visible visible(int64_t token) const {
+    const int64_t end = step.positions[token] + 1;
+    return {window ? std::max<int64_t>(0, end - window) : 0, end};
+  }
+
+  // The tile of that number; KV heads of the same rows stand together.
+  Tile tile(int64_t seq, int64_t number) const {
+    const int64_t first_row = number / num_kv_heads * kTileRows;
+    const int64_t rows = std::min(kTileRows, num_rows(seq) - first_row);
+    return {seq,
+            number % num_kv_heads,
+            first_row,
+            rows,
+            visible(token(seq, first_row)).first,
+            visible(token(seq, first_row + rows - 1)).end};
+  }
+
+  const NaiadStep& step;
+  const int64_t window, num_kv_heads, heads_per_kv;
+};
+
+// Of the splits that a tile reads: [first, end).
+struct Splits {
+  explicit Splits(const Tile& tile) : first(tile.first_key / kSplit), end((tile.end_key + kSplit - 1) / kSplit) {}
+  int64_t count() const { return end - first; }
+  int64_t first, end;
+};
+
+// What a tile's rows have seen of some of their keys. Lives in memory of `floats()`.
+struct Partial {
+  Partial(float* memory, int64_t head_dim)
+      : top(memory), total(memory + kTileRows), values(memory + 2 * kTileRows), stride(whole_lanes(head_dim)) {}
+  static int64_t floats(int64_t head_dim) { return kTileRows * (2 + whole_lanes(head_dim)) + kLanes; }
+
+  float* row(int64_t r) const { return values + r * stride; }
+
+  float* const top;     // the largest score
+  float* const total;   // of e^(score - top); 0 if no key was seen
+  float* const values;  // [kTileRows][stride]: values, each times e^(score - top)
+  const int64_t stride;
+};
+
+void merge(const Partial& into, const Partial& next, int64_t num_rows) {
+  for (int64_t r = 0; r < num_rows; r++) {
+    // A key that was seen makes the total at least 1, or not a number.
+    if (next.total[r] == 0.0f) continue;
+    if (into.total[r] == 0.0f) {
+      into.top[r] = next.top[r];
+      into.total[r] = next.total[r];
+      std::memcpy(into.row(r), next.row(r), into.stride * sizeof(float));
+      continue;
+    }
+    const float top = std::max(into.top[r], next.top[r]);
+    const float old_factor = std::exp(into.top[r] - top), new_factor = std::exp(next.top[r] - top);
+    into.total[r] = into.total[r] * old_factor + next.total[r] * new_factor;
+    for (int64_t d = 0; d < into.stride; d += kLanes) {
+      const Floats kept = load(into.row(r) + d) * fill(old_factor);
+      store(into.row(r) + d, fma(load(next.row(r) + d), fill(new_factor), kept));
+    }
+    into.top[r] = top;
+  }
+}
+
+template <class Element>
+class Attention {
+ public:
+  Attention(const NaiadRecord& record, const Run& run)
+      : record_(record), run_(run), shape_(record, *run.step), cache_(record.cache), head_dim_(record.cache.head_dim) {}
+
+  // One split of a tile into `partial`; `scores` is [kTileRows][kSplit].
+  void compute(const Tile& tile, int64_t split, float* scores, const Partial& partial) const {
+    const int64_t first = std::max(split * kSplit, tile.first_key) / kGroup * kGroup;
+    const int64_t end = std::min((split + 1) * kSplit, tile.end_key);
+    const NaiadTables& tables = run_.step->tables[record_.group];
+    const int32_t* table = tables.blocks + tile.seq * tables.stride;
+    const Element *keys[kSplit / kGroup], *values[kSplit / kGroup];
+    const int64_t num_groups = (end - first + kGroup - 1) / kGroup;
+    for (int64_t g = 0; g < num_groups; g++) {
+      const int64_t offset = cache_.group(table, first + g * kGroup, tile.kv_head);
+      keys[g] = cache_.keys + offset;
+      values[g] = cache_.values + offset;
+    }
+    score(tile, keys, values, num_groups, scores);
+    for (int64_t r = 0; r < tile.num_rows; r++) {
+      const Visible seen = shape_.visible(shape_.token(tile.seq, tile.first_row + r));
+      weigh(scores + r * kSplit, first, num_groups, seen, partial.top[r], partial.total[r]);
+    }
+    for (int64_t r = 0; r < tile.num_rows; r += kValueRows)
+      sum_value_rows<1>(scores, values, end - first, r, std::min<int64_t>(kValueRows, tile.num_rows - r), partial);
+  }
+
+  void write(const Tile& tile, const Partial& partial) const {
+    for (int64_t r = 0; r < tile.num_rows; r++) {
+      const int64_t row = tile.first_row + r;
+      const int64_t head = tile.kv_head * shape_.heads_per_kv + row % shape_.heads_per_kv;
+      float* out = run_.row(record_.out, shape_.token(tile.seq, row)) + head * head_dim_;
+      if (head == 0) clear_rest(run_.row(record_.out, shape_.token(tile.seq, row)), record_.width);
+      const Floats factor = fill(1.0f / partial.total[r]);
+      int64_t d = 0;
+      for (; d + kLanes <= head_dim_; d += kLanes) store(out + d, load(partial.row(r) + d) * factor);
+      if (d < head_dim_) store_part(out + d, load(partial.row(r) + d) * factor, head_dim_ - d);
+    }
+  }
+
+ private:
+  const float* query(const Tile& tile, int64_t r) const {
+    const int64_t row = tile.first_row + r;
+    const int64_t head = tile.kv_head * shape_.heads_per_kv + row % shape_.heads_per_kv;
+    return run_.row(record_.in, shape_.token(tile.seq, row)) + head * head_dim_;
+  }
+
+  void score(const Tile& tile, const Element* const* keys, const Element* const* values, int64_t num_groups,
+             float* scores) const {
+    const float* queries[kTileRows];
+    for (int64_t r = 0; r < tile.num_rows; r++) queries[r] = query(tile, r);
+    const int64_t bytes = kGroup * head_dim_ * static_cast<int64_t>(sizeof(Element));
+    for (int64_t g = 0; g < num_groups; g++) {
+      const char* next = reinterpret_cast<const char*>(keys[std::min(g + 1, num_groups - 1)]);
+      const char* value = reinterpret_cast<const char*>(values[g]);
+      for (int64_t i = 0; i < bytes; i += 64) {
+        prefetch(next + i);
+        prefetch(value + i);
+      }
+      float* at = scores + g * kGroup;
+      int64_t r = 0;
+      for (; r + kScoreRows <= tile.num_rows; r += kScoreRows) score_rows<kScoreRows>(queries + r, keys[g], at + r * kSplit);
+      if constexpr (kScoreRows > 3)
+        if (r + 3 <= tile.num_rows) {
+          score_rows<3>(queries + r, keys[g], at + r * kSplit);
+          r += 3;
+        }
+      for (; r < tile.num_rows; r++) score_rows<1>(queries + r, keys[g], at + r * kSplit);
+    }
+  }
+
+  template <int ROWS>
+  void score_rows(const float* const* queries, const Element* keys, float* scores) const {
+    Floats sums[ROWS];
+    for (int r = 0; r < ROWS; r++) sums[r] = fill(0.0f);
+    for (int64_t d = 0; d < head_dim_; d += 2) {
+      Floats first, second;
+      load_keys(keys, d, first, second);
+      for (int r = 0; r < ROWS; r++) {
+        sums[r] = fma(fill(queries[r][d]), first, sums[r]);
+        sums[r] = fma(fill(queries[r][d + 1]), second, sums[r]);
+      }
+    }
+    for (int r = 0; r < ROWS; r++) {
+      Floats scaled = sums[r] * fill(record_.factor);
+      if (record_.soft_cap > 0.0f) {
+        const Floats cap = fill(record_.soft_cap);
+        scaled = cap * hyperbolic_tangent(scaled / cap);
+      }
+      store(scores + r * kSplit, scaled);
+    }
+  }
+
+  // A row's scores become e^(score - top), 0 where it does not see the key.
+  static void weigh(float* scores, int64_t first, int64_t num_groups, Visible seen, float& top, float& total) {
+    const int64_t from = std::max<int64_t>(seen.first - first, 0);
+    const int64_t to = std::min(seen.end - first, num_groups * kGroup);
+    if (from >= to) {
+      std::memset(scores, 0, num_groups * kGroup * sizeof(float));
+      top = kNothing;
+      total = 0.0f;
+      return;
+    }
+    const int64_t from_group = from / kGroup, end_group = (to + kGroup - 1) / kGroup;
+    std::fill(scores + from_group * kGroup, scores + from, kNothing);
+    std::fill(scores + to, scores + end_group * kGroup, kNothing);
+    Floats largest = fill(kNothing);
+    for (int64_t g = from_group; g < end_group; g++) largest = max(largest, load(scores + g * kGroup));
+    top = max_lanes(largest);
+    Floats sum = fill(0.0f);
+    for (int64_t g = from_group; g < end_group; g++) {
+      float* at = scores + g * kGroup;
+      store(at, exponential(load(at) - fill(top)));
+      if (g == from_group) std::fill(at, scores + from, 0.0f);
+      if (g == end_group - 1) std::fill(scores + to, at + kGroup, 0.0f);
+      sum = sum + load(at);
+    }
+    total = sum_lanes(sum);
+    std::fill(scores, scores + from_group * kGroup, 0.0f);
+    std::fill(scores + end_group * kGroup, scores + num_groups * kGroup, 0.0f);
+  }
+
+  // The `count` rows from `row` on; ROWS is where the search for the fitting form begins.
+  template <int ROWS>
+  void sum_value_rows(const float* scores, const Element* const* values, int64_t num_keys, int64_t row, int64_t count,
+                      const Partial& partial) const {
+    if (count == ROWS) return sum_values<ROWS>(scores, values, num_keys, row, partial);
+    if constexpr (ROWS < kValueRows) sum_value_rows<ROWS + 1>(scores, values, num_keys, row, count, partial);
+  }
+
+  template <int ROWS>
+  void sum_values(const float* scores, const Element* const* values, int64_t num_keys, int64_t row,
+                  const Partial& partial) const {
+    int64_t d = 0;
+    for (; d + 4 * kLanes <= head_dim_; d += 4 * kLanes) sum_features<ROWS, 4>(scores, values, num_keys, row, d, partial);
+    for (; d < head_dim_; d += kLanes) sum_features<ROWS, 1>(scores, values, num_keys, row, d, partial);
+  }
+
+  template <int ROWS, int VECTORS>
+  void sum_features(const float* scores, const Element* const* values, int64_t num_keys, int64_t row, int64_t d,
+                    const Partial& partial) const {
+    const int64_t left = head_dim_ - d;
+    Floats sums[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < VECTORS; v++) sums[r][v] = fill(0.0f);
+    for (int64_t key = 0; key < num_keys; key++) {
+      const Element* value = values[key / kGroup] + key % kGroup * head_dim_ + d;
+      Floats features[VECTORS];
+      for (int v = 0; v < VECTORS; v++)
+        features[v] = VECTORS > 1 || left >= kLanes ? load_value(value + v * kLanes) : load_value_part(value, left);
+      for (int r = 0; r < ROWS; r++) {
+        const Floats weight = fill(scores[(row + r) * kSplit + key]);
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(weight, features[v], sums[r][v]);
+      }
+    }
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < VECTORS; v++) store(partial.row(row + r) + d + v * kLanes, sums[r][v]);
+  }
+
+  const NaiadRecord& record_;
+  const Run& run_;
+  const Shape shape_;
+  const CacheView<Element> cache_;
+  const int64_t head_dim_;
+};
+
+// Whether splits are shared out rather than tiles: tiles are few, and some are long.
+struct Sharing {
+  Sharing(const NaiadRecord& record, const NaiadStep& step, int64_t num_members) {
+    const Shape shape(record, step);
+    for (int64_t seq = 0; seq < step.num_seqs; seq++) num_tiles += shape.num_tiles(seq);
+    if (num_members == 1 || num_tiles >= 4 * num_members) return;
+    // With a window, an earlier tile may see more splits than a later one.
+    for (int64_t seq = 0; seq < step.num_seqs; seq++)
+      for (int64_t number = 0; number < shape.num_tiles(seq); number++)
+        most_splits = std::max(most_splits, Splits(shape.tile(seq, number)).count());
+    by_splits = most_splits > 1;
+  }
+  int64_t num_tiles = 0, most_splits = 1;
+  bool by_splits = false;
+};
+
+template <class Work>
+void for_tiles(const Shape& shape, const NaiadStep& step, const Work& work) {
+  int64_t index = 0;
+  for (int64_t seq = 0; seq < step.num_seqs; seq++)
+    for (int64_t number = 0; number < shape.num_tiles(seq); number++) work(index++, shape.tile(seq, number));
+}
+
+template <class Element>
+void attend(const NaiadRecord& record, const Run& run, Member& member) {
+  const NaiadStep& step = *run.step;
+  const Shape shape(record, step);
+  const Attention<Element> attention(record, run);
+  const Sharing sharing(record, step, member.size);
+  const int64_t floats = Partial::floats(record.cache.head_dim);
+  float* memory = run.own[member.index].get<float>(kTileRows * kSplit + 2 * floats);
+  float* scores = memory + 2 * floats;
+  const Partial whole(memory, record.cache.head_dim), next(memory + floats, record.cache.head_dim);
+  if (!sharing.by_splits) {
+    for_tiles(shape, step, [&](int64_t index, const Tile& tile) {
+      if (index % member.size != member.index) return;
+      const Splits splits(tile);
+      attention.compute(tile, splits.first, scores, whole);
+      for (int64_t split = splits.first + 1; split < splits.end; split++) {
+        attention.compute(tile, split, scores, next);
+        merge(whole, next, tile.num_rows);
+      }
+      attention.write(tile, whole);
+    });
+    return;
+  }
+  float* partials = run.shared->get<float>(sharing.num_tiles * sharing.most_splits * floats);
+  const auto partial = [&](int64_t index, int64_t split) {
+    return Partial(partials + (index * sharing.most_splits + split) * floats, record.cache.head_dim);
+  };
+  int64_t turn = 0;
+  for_tiles(shape, step, [&](int64_t index, const Tile& tile) {
+    const Splits splits(tile);
+    for (int64_t split = splits.first; split < splits.end; split++)
+      if (turn++ % member.size == member.index)
+        attention.compute(tile, split, scores, partial(index, split - splits.first));
+  });
+  member.barrier();
+  for_tiles(shape, step, [&](int64_t index, const Tile& tile) {
+    if (index % member.size != member.index) return;
+    const Partial first = partial(index, 0);
+    for (int64_t split = 1; split < Splits(tile).count(); split++) merge(first, partial(index, split), tile.num_rows);
+    attention.write(tile, first);
+  });
+}
+
+}  // namespace
+
+int64_t attention_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members) {
+  const Sharing sharing(record, step, num_members);
+  if (!sharing.by_splits) return 0;
+  return sharing.num_tiles * sharing.most_splits * Partial::floats(record.cache.head_dim) *
+         static_cast<int64_t>(sizeof(float));
+}
+
+void attention(const NaiadRecord& record, const Run& run, Member& member) {
+  if (record.cache.element == NAIAD_BFLOAT16)
+    attend<uint16_t>(record, run, member);
+  else
+    attend<float>(record, run, member);
+}
+
+}  // namespace naiad

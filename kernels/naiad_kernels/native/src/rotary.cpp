@@ -1,0 +1,93 @@
+// Angles of a step's positions; queries and keys normed and rotated; keys and values stored.
+#include "heads.h"
+
+namespace naiad {
+namespace {
+
+// Scales a head to root mean square 1, then by `weight`.
+void norm_head(float* head, const float* weight, float eps, int64_t head_dim) {
+  float squares = 0.0f;
+  for (int64_t d = 0; d < head_dim; d++) squares = std::fma(head[d], head[d], squares);
+  const float scale = 1.0f / std::sqrt(squares / static_cast<float>(head_dim) + eps);
+  for (int64_t d = 0; d < head_dim; d++) head[d] = head[d] * scale * weight[d];
+}
+
+// (a, b) → (a cos − b sin, b cos + a sin) for the two halves of a head.
+void rotate(const float* in, const float* angles, float* out, int64_t head_dim) {
+  const int64_t half = head_dim / 2;
+  const float *cosines = angles, *sines = angles + half;
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const Floats a = load(in + i), b = load(in + half + i), c = load(cosines + i), s = load(sines + i);
+    store(out + i, a * c - b * s);
+    store(out + half + i, b * c + a * s);
+  }
+  for (; i < half; i++) {
+    const float a = in[i], b = in[half + i];
+    out[i] = a * cosines[i] - b * sines[i];
+    out[half + i] = b * cosines[i] + a * sines[i];
+  }
+}
+
+template <class Element>
+void rotate_and_store(const NaiadRecord& record, const Run& run, Member& member) {
+  const NaiadStep& step = *run.step;
+  const CacheView<Element> cache(record.cache);
+  const int64_t head_dim = record.cache.head_dim, num_kv_heads = record.cache.num_kv_heads;
+  const int64_t num_heads = record.num_heads, heads_per_kv = num_heads / num_kv_heads;
+  float* head = run.own[member.index].get<float>(2 * head_dim);
+  float* rotated = head + head_dim;
+  int64_t first, end, seq = 0;
+  member.share(step.num_tokens * num_kv_heads, first, end);
+  for (int64_t item = first; item < end; item++) {
+    const int64_t token = item / num_kv_heads, kv_head = item % num_kv_heads;
+    while (step.query_starts[seq + 1] <= token) seq++;
+    const float *in = run.row(record.in, token), *angles = run.row(record.other, token);
+    const auto turned = [&](int64_t index, float* out) {
+      const float* source = in + index * head_dim;
+      if (record.weight) {
+        std::memcpy(head, source, head_dim * sizeof(float));
+        norm_head(head, record.weight + index * head_dim, record.eps, head_dim);
+        source = head;
+      }
+      rotate(source, angles, out, head_dim);
+    };
+    for (int64_t index = kv_head * heads_per_kv; index < (kv_head + 1) * heads_per_kv; index++)
+      turned(index, run.row(record.out, token) + index * head_dim);
+    turned(num_heads + kv_head, rotated);
+    if (kv_head == 0) clear_rest(run.row(record.out, token), num_heads * head_dim);
+    const NaiadTables& tables = step.tables[record.group];
+    const int64_t position = step.positions[token];
+    const int64_t group = cache.group(tables.blocks + seq * tables.stride, position, kv_head);
+    put_key(cache.keys + group, position % kGroup, rotated, head_dim);
+    const float* value = in + (num_heads + num_kv_heads + kv_head) * head_dim;
+    put_value(cache.values + group, position % kGroup, value, head_dim);
+  }
+}
+
+}  // namespace
+
+void angles(const NaiadRecord& record, const Run& run, Member& member) {
+  const int64_t half = record.width / 2;
+  int64_t first, end;
+  member.share(run.step->num_tokens, first, end);
+  for (int64_t token = first; token < end; token++) {
+    float* out = run.row(record.out, token);
+    const float position = static_cast<float>(run.step->positions[token]);
+    for (int64_t i = 0; i < half; i++) {
+      const float angle = position * record.frequencies[i];
+      out[i] = std::cos(angle);
+      out[half + i] = std::sin(angle);
+    }
+    clear_rest(out, record.width);
+  }
+}
+
+void rotary_store(const NaiadRecord& record, const Run& run, Member& member) {
+  if (record.cache.element == NAIAD_BFLOAT16)
+    rotate_and_store<uint16_t>(record, run, member);
+  else
+    rotate_and_store<float>(record, run, member);
+}
+
+}  // namespace naiad

@@ -1,0 +1,303 @@
+// Sixteen floats at a time, and the few other vector operations that the kernels need.
+//
+// Three forms have the same interface and give the same bits: AVX-512, AVX2 with FMA, and plain C++
+// (`NAIAD_PORTABLE`, or any other machine). Sums of the lanes are taken in one fixed order, and nothing is
+// contracted behind our back (`-ffp-contract=off`).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if !defined(NAIAD_PORTABLE) && (defined(__AVX512F__) || defined(__AVX2__))
+#include <immintrin.h>
+#endif
+
+#if !defined(NAIAD_PORTABLE) && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define NAIAD_AVX512 1
+#elif !defined(NAIAD_PORTABLE) && defined(__AVX2__) && defined(__FMA__)
+#define NAIAD_AVX2 1
+#endif
+
+#define NAIAD_INLINE static inline __attribute__((always_inline))
+
+namespace naiad {
+
+constexpr int64_t kLanes = 16;
+
+NAIAD_INLINE float float_of_bits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+NAIAD_INLINE uint32_t bits_of_float(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// Round to nearest even; a NaN stays one.
+NAIAD_INLINE uint16_t bf16_of_float(float value) {
+  const uint32_t bits = bits_of_float(value);
+  if (value != value) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+NAIAD_INLINE float float_of_bf16(uint16_t value) {
+  return float_of_bits(static_cast<uint32_t>(value) << 16);
+}
+
+// ---------------------------------------------------------------- the vector
+#if NAIAD_AVX512
+
+constexpr int kRegisters = 32;
+struct Floats {
+  __m512 v;
+};
+NAIAD_INLINE Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
+NAIAD_INLINE void store(float* p, Floats a) { _mm512_storeu_ps(p, a.v); }
+NAIAD_INLINE Floats fill(float x) { return {_mm512_set1_ps(x)}; }
+NAIAD_INLINE Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
+NAIAD_INLINE Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
+NAIAD_INLINE Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
+NAIAD_INLINE Floats operator/(Floats a, Floats b) { return {_mm512_div_ps(a.v, b.v)}; }
+NAIAD_INLINE Floats max(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
+NAIAD_INLINE Floats min(Floats a, Floats b) { return {_mm512_min_ps(a.v, b.v)}; }
+NAIAD_INLINE Floats absolute(Floats a) { return {_mm512_abs_ps(a.v)}; }
+// a * b + c, rounded once.
+NAIAD_INLINE Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+NAIAD_INLINE Floats round(Floats a) { return {_mm512_roundscale_ps(a.v, 8)}; }
+// In each lane x where a < b, else y.
+NAIAD_INLINE Floats where_less(Floats a, Floats b, Floats x, Floats y) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
+}
+// 2 to the power of whole numbers in [-126, 127].
+NAIAD_INLINE Floats power_of_two(Floats a) {
+  const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(a.v), _mm512_set1_epi32(127));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
+}
+NAIAD_INLINE Floats load_bf16(const uint16_t* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+// 16 lanes of two bf16 each: the first ones and the second ones.
+NAIAD_INLINE void load_pairs(const uint16_t* p, Floats& first, Floats& second) {
+  const __m512i pairs = _mm512_loadu_si512(p);
+  first.v = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+  second.v = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
+
+#elif NAIAD_AVX2
+
+constexpr int kRegisters = 8;  // pairs of 256 bits
+struct Floats {
+  __m256 a, b;
+};
+NAIAD_INLINE Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+NAIAD_INLINE void store(float* p, Floats x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
+NAIAD_INLINE Floats fill(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+NAIAD_INLINE Floats operator+(Floats x, Floats y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+NAIAD_INLINE Floats operator-(Floats x, Floats y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+NAIAD_INLINE Floats operator*(Floats x, Floats y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+NAIAD_INLINE Floats operator/(Floats x, Floats y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+NAIAD_INLINE Floats max(Floats x, Floats y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+NAIAD_INLINE Floats min(Floats x, Floats y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+NAIAD_INLINE Floats absolute(Floats x) {
+  const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  return {_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask)};
+}
+NAIAD_INLINE Floats fma(Floats x, Floats y, Floats z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+NAIAD_INLINE Floats round(Floats x) { return {_mm256_round_ps(x.a, 8), _mm256_round_ps(x.b, 8)}; }
+NAIAD_INLINE Floats where_less(Floats a, Floats b, Floats x, Floats y) {
+  return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
+          _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
+}
+NAIAD_INLINE __m256 power_of_two(__m256 x) {
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+}
+NAIAD_INLINE Floats power_of_two(Floats x) { return {power_of_two(x.a), power_of_two(x.b)}; }
+NAIAD_INLINE __m256 widen(const uint16_t* p) {
+  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+NAIAD_INLINE Floats load_bf16(const uint16_t* p) { return {widen(p), widen(p + 8)}; }
+NAIAD_INLINE void load_pairs(const uint16_t* p, Floats& first, Floats& second) {
+  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  first = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+  second = {_mm256_castsi256_ps(_mm256_and_si256(a, mask)), _mm256_castsi256_ps(_mm256_and_si256(b, mask))};
+}
+
+#else
+
+constexpr int kRegisters = 8;
+struct Floats {
+  float v[kLanes];
+};
+template <class F>
+NAIAD_INLINE Floats each_lane(const F& f) {
+  Floats result;
+  for (int i = 0; i < kLanes; i++) result.v[i] = f(i);
+  return result;
+}
+NAIAD_INLINE Floats load(const float* p) { return each_lane([&](int i) { return p[i]; }); }
+NAIAD_INLINE void store(float* p, Floats a) { std::memcpy(p, a.v, sizeof a.v); }
+NAIAD_INLINE Floats fill(float x) { return each_lane([&](int) { return x; }); }
+NAIAD_INLINE Floats operator+(Floats a, Floats b) { return each_lane([&](int i) { return a.v[i] + b.v[i]; }); }
+NAIAD_INLINE Floats operator-(Floats a, Floats b) { return each_lane([&](int i) { return a.v[i] - b.v[i]; }); }
+NAIAD_INLINE Floats operator*(Floats a, Floats b) { return each_lane([&](int i) { return a.v[i] * b.v[i]; }); }
+NAIAD_INLINE Floats operator/(Floats a, Floats b) { return each_lane([&](int i) { return a.v[i] / b.v[i]; }); }
+// As the instructions: the second operand where either is NaN.
+NAIAD_INLINE Floats max(Floats a, Floats b) {
+  return each_lane([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+NAIAD_INLINE Floats min(Floats a, Floats b) {
+  return each_lane([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+NAIAD_INLINE Floats absolute(Floats a) { return each_lane([&](int i) { return std::fabs(a.v[i]); }); }
+NAIAD_INLINE Floats fma(Floats a, Floats b, Floats c) {
+  return each_lane([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
+}
+NAIAD_INLINE Floats round(Floats a) { return each_lane([&](int i) { return std::nearbyint(a.v[i]); }); }
+NAIAD_INLINE Floats where_less(Floats a, Floats b, Floats x, Floats y) {
+  return each_lane([&](int i) { return a.v[i] < b.v[i] ? x.v[i] : y.v[i]; });
+}
+NAIAD_INLINE Floats power_of_two(Floats a) {
+  return each_lane([&](int i) { return float_of_bits(static_cast<uint32_t>(static_cast<int>(a.v[i]) + 127) << 23); });
+}
+NAIAD_INLINE Floats load_bf16(const uint16_t* p) {
+  return each_lane([&](int i) { return float_of_bf16(p[i]); });
+}
+NAIAD_INLINE void load_pairs(const uint16_t* p, Floats& first, Floats& second) {
+  for (int i = 0; i < kLanes; i++) {
+    first.v[i] = float_of_bf16(p[2 * i]);
+    second.v[i] = float_of_bf16(p[2 * i + 1]);
+  }
+}
+
+#endif
+
+// The next multiple of the lanes.
+NAIAD_INLINE int64_t whole_lanes(int64_t width) { return (width + kLanes - 1) / kLanes * kLanes; }
+
+// ---------------------------------------------------------------- made of the operations above
+
+// The sum of the lanes: halves are added until one is left.
+NAIAD_INLINE float sum_lanes(Floats a) {
+  alignas(64) float t[kLanes];
+  store(t, a);
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) t[i] += t[i + width];
+  return t[0];
+}
+
+NAIAD_INLINE float max_lanes(Floats a) {
+  alignas(64) float t[kLanes];
+  store(t, a);
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) t[i] = t[i] > t[i + width] ? t[i] : t[i + width];
+  return t[0];
+}
+
+// e to the power of x, within 2 units in the last place; x is first clamped to [-87.3, 88]. A NaN stays one.
+NAIAD_INLINE Floats exponential(Floats x) {
+  // The operand that may be NaN stands second: that is the one which `max` and `min` then return.
+  x = max(fill(-87.3f), min(fill(88.0f), x));
+  const Floats n = round(x * fill(1.44269504f));
+  // ln 2 in two parts.
+  Floats r = fma(n, fill(-0.693359375f), x);
+  r = fma(n, fill(2.12194440e-4f), r);
+  Floats p = fill(1.9875691500e-4f);
+  p = fma(p, r, fill(1.3981999507e-3f));
+  p = fma(p, r, fill(8.3334519073e-3f));
+  p = fma(p, r, fill(4.1665795894e-2f));
+  p = fma(p, r, fill(1.6666665459e-1f));
+  p = fma(p, r, fill(5.0000001201e-1f));
+  p = fma(p, r * r, r + fill(1.0f));
+  return p * power_of_two(n);
+}
+
+// 1 - 2 / (e^2x + 1); near 0, where that would lose digits, an odd polynomial.
+NAIAD_INLINE Floats hyperbolic_tangent(Floats x) {
+  const Floats square = x * x;
+  Floats p = fill(-5.70498872745e-3f);
+  p = fma(p, square, fill(2.06390887954e-2f));
+  p = fma(p, square, fill(-5.37397155531e-2f));
+  p = fma(p, square, fill(1.33314422036e-1f));
+  p = fma(p, square, fill(-3.33332819422e-1f));
+  const Floats small = fma(p * square, x, x);
+  const Floats large = fill(1.0f) - fill(2.0f) / (exponential(x + x) + fill(1.0f));
+  return where_less(absolute(x), fill(0.625f), small, large);
+}
+
+NAIAD_INLINE Floats silu(Floats x) { return x / (fill(1.0f) + exponential(fill(0.0f) - x)); }
+
+// What `gelu_and_mul` calls "tanh".
+NAIAD_INLINE Floats gelu_tanh(Floats x) {
+  const Floats cubic = fma(fill(0.044715f) * x * x, x, x);
+  return fill(0.5f) * x * (fill(1.0f) + hyperbolic_tangent(fill(0.7978845608f) * cubic));
+}
+
+// What `gelu_and_mul` calls "none".
+NAIAD_INLINE Floats gelu_erf(Floats x) {
+  alignas(64) float t[kLanes];
+  store(t, x * fill(0.7071067812f));
+  for (int i = 0; i < kLanes; i++) t[i] = std::erf(t[i]);
+  return fill(0.5f) * x * (fill(1.0f) + load(t));
+}
+
+// ---------------------------------------------------------------- products of bf16 pairs
+
+// acc + a₁·b₁ + a₀·b₀ in each lane, the odd ones first: two FMAs, as AVX512-BF16 does them.
+#if NAIAD_AVX512 && defined(__AVX512BF16__)
+struct Pairs {
+  __m512bh v;
+};
+NAIAD_INLINE Pairs load_weight_pairs(const uint16_t* p) {
+  return {reinterpret_cast<__m512bh>(_mm512_loadu_si512(p))};
+}
+NAIAD_INLINE Pairs fill_pair(const uint16_t* p) {
+  int pair;
+  std::memcpy(&pair, p, sizeof pair);
+  return {reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair))};
+}
+NAIAD_INLINE Floats multiply_pairs(Pairs a, Pairs b, Floats acc) {
+  return {_mm512_dpbf16_ps(acc.v, a.v, b.v)};
+}
+#else
+struct Pairs {
+  Floats first, second;
+};
+NAIAD_INLINE Pairs load_weight_pairs(const uint16_t* p) {
+  Pairs pairs;
+  load_pairs(p, pairs.first, pairs.second);
+  return pairs;
+}
+NAIAD_INLINE Pairs fill_pair(const uint16_t* p) { return {fill(float_of_bf16(p[0])), fill(float_of_bf16(p[1]))}; }
+NAIAD_INLINE Floats multiply_pairs(Pairs a, Pairs b, Floats acc) {
+  return fma(a.first, b.first, fma(a.second, b.second, acc));
+}
+#endif
+
+NAIAD_INLINE void store_bf16(uint16_t* p, Floats a) {
+#if NAIAD_AVX512 && defined(__AVX512BF16__)
+  const __m256i half = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half);
+#else
+  alignas(64) float t[kLanes];
+  store(t, a);
+  for (int i = 0; i < kLanes; i++) p[i] = bf16_of_float(t[i]);
+#endif
+}
+
+NAIAD_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+
+}  // namespace naiad

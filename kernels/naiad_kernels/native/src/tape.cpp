@@ -1,0 +1,127 @@
+// Runs a tape's records, after a look at what the step names.
+#include "tape.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+
+#include "kernels.h"
+
+struct NaiadTeam {
+  explicit NaiadTeam(int64_t size) : team(size), own(static_cast<size_t>(size)) {}
+  naiad::Team team;
+  naiad::Scratch shared;
+  std::vector<naiad::Scratch> own;
+};
+
+namespace naiad {
+namespace {
+
+enum Refusal : int { kFine = 0, kTokenId = 1, kPosition = 2, kBlockId = 3, kShortTable = 4 };
+
+Refusal check_token_ids(const NaiadRecord& record, const NaiadStep& step) {
+  for (int64_t token = 0; token < step.num_tokens; token++)
+    if (step.token_ids[token] < 0 || step.token_ids[token] >= record.num_rows) return kTokenId;
+  return kFine;
+}
+
+Refusal check_positions(const NaiadStep& step) {
+  if (step.query_starts[0] != 0 || step.query_starts[step.num_seqs] != step.num_tokens) return kPosition;
+  for (int64_t seq = 0; seq < step.num_seqs; seq++) {
+    const int64_t start = step.query_starts[seq], end = step.query_starts[seq + 1];
+    if (start >= end || end > step.num_tokens || step.positions[start] < 0) return kPosition;
+    for (int64_t token = start; token + 1 < end; token++)
+      if (step.positions[token + 1] != step.positions[token] + 1) return kPosition;
+  }
+  return kFine;
+}
+
+// The blocks that a record writes or sees for each sequence.
+Refusal check_tables(const NaiadRecord& record, const NaiadStep& step) {
+  if (record.group >= step.num_groups) return kShortTable;
+  const NaiadTables& tables = step.tables[record.group];
+  for (int64_t seq = 0; seq < step.num_seqs; seq++) {
+    const int64_t first = step.positions[step.query_starts[seq]];
+    const int64_t last = step.positions[step.query_starts[seq + 1] - 1];
+    int64_t seen = record.window ? std::max<int64_t>(0, first + 1 - record.window) : 0;
+    if (record.kind == NAIAD_ROTARY_STORE) seen = first;
+    if (last / record.cache.block_size >= tables.stride) return kShortTable;
+    for (int64_t index = seen / record.cache.block_size; index <= last / record.cache.block_size; index++) {
+      const int64_t block = tables.blocks[seq * tables.stride + index];
+      if (block < 0 || block >= record.cache.num_blocks) return kBlockId;
+    }
+  }
+  return kFine;
+}
+
+Refusal check(const NaiadRecord* records, int64_t num_records, const NaiadStep& step) {
+  if (const Refusal refusal = check_positions(step)) return refusal;
+  for (const NaiadRecord* record = records; record < records + num_records; record++) {
+    Refusal refusal = kFine;
+    if (record->kind == NAIAD_EMBED) refusal = check_token_ids(*record, step);
+    if (record->kind == NAIAD_ATTENTION || record->kind == NAIAD_ROTARY_STORE) refusal = check_tables(*record, step);
+    if (refusal) return refusal;
+  }
+  return kFine;
+}
+
+int64_t shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members) {
+  if (record.kind == NAIAD_LINEAR) return linear_shared_bytes(record, step);
+  if (record.kind == NAIAD_ATTENTION) return attention_shared_bytes(record, step, num_members);
+  return 0;
+}
+
+void compute(const NaiadRecord& record, const Run& run, Member& member) {
+  switch (record.kind) {
+    case NAIAD_EMBED: return embed(record, run, member);
+    case NAIAD_RMS_NORM: return rms_norm(record, run, member);
+    case NAIAD_ADD: return add(record, run, member);
+    case NAIAD_LINEAR: return linear(record, run, member);
+    case NAIAD_GATE: return gate(record, run, member);
+    case NAIAD_ANGLES: return angles(record, run, member);
+    case NAIAD_ROTARY_STORE: return rotary_store(record, run, member);
+    case NAIAD_ATTENTION: return attention(record, run, member);
+    case NAIAD_SOFT_CAP: return soft_cap(record, run, member);
+  }
+}
+
+}  // namespace
+}  // namespace naiad
+
+NaiadTeam* naiad_team_new(int64_t size) {
+  try {
+    return new NaiadTeam(size);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+void naiad_team_free(NaiadTeam* team) { delete team; }
+
+int naiad_run(NaiadTeam* team, const NaiadRecord* records, int64_t num_records, const NaiadBuffer* buffers,
+              const NaiadStep* step, int64_t* nanoseconds) {
+  if (const naiad::Refusal refusal = naiad::check(records, num_records, *step)) return refusal;
+  int64_t bytes = 0;
+  for (const NaiadRecord* record = records; record < records + num_records; record++)
+    bytes = std::max(bytes, naiad::shared_bytes(*record, *step, team->team.size()));
+  team->shared.get<char>(bytes);
+  const naiad::Run run{buffers, step, &team->shared, team->own.data()};
+  using Clock = std::chrono::steady_clock;
+  team->team.run([&](naiad::Member& member) {
+    for (int64_t index = 0; index < num_records; index++) {
+      const bool is_timed = nanoseconds && member.index == 0;
+      const auto start = is_timed ? Clock::now() : Clock::time_point();
+      naiad::compute(records[index], run, member);
+      if (index + 1 < num_records) member.barrier();
+      if (is_timed) nanoseconds[index] += std::chrono::nanoseconds(Clock::now() - start).count();
+    }
+  });
+  return 0;
+}
+
+void naiad_sizes(int64_t sizes[4]) {
+  sizes[0] = sizeof(NaiadRecord);
+  sizes[1] = sizeof(NaiadMatrix);
+  sizes[2] = sizeof(NaiadCache);
+  sizes[3] = sizeof(NaiadStep);
+}

@@ -1,0 +1,120 @@
+// The C interface: what Python writes and one call reads. Every struct has its twin in `library.py`.
+//
+// A tape is a list of records. Each reads and writes buffers of float32 with a row for every token of the
+// step; the members of a team share the rows or columns of one record, and meet at a barrier after it.
+//
+// Buffers: `stride` floats a row, a multiple of 64. Every record writes its rows up to the next multiple of 16,
+// and there what is after the width is zero (or not a number, in a row that is not finite anyway). The rest is
+// never written and stays zero. So kernels need not treat the last lanes apart.
+#pragma once
+
+#include <cstdint>
+
+#define NAIAD_API __attribute__((visibility("default")))
+
+extern "C" {
+
+enum NaiadKind : int32_t {
+  NAIAD_EMBED = 0,         // out = table[token ids] * factor
+  NAIAD_RMS_NORM = 1,      // out = normalised(in) * weight
+  NAIAD_ADD = 2,           // out = in + other
+  NAIAD_LINEAR = 3,        // out = in · matrixᵀ + bias (+ other), or the gate of it
+  NAIAD_GATE = 4,          // out = activation(first half of in) * second half of in
+  NAIAD_ANGLES = 5,        // out = cosines, then sines of positions * frequencies
+  NAIAD_ROTARY_STORE = 6,  // queries of in, normed and rotated by other, to out; keys and values to the cache
+  NAIAD_ATTENTION = 7,     // out = attention of the queries in `in`
+  NAIAD_SOFT_CAP = 8,      // out = factor * tanh(in / factor)
+};
+
+enum NaiadActivation : int32_t { NAIAD_NO_GATE = 0, NAIAD_SILU = 1, NAIAD_GELU_TANH = 2, NAIAD_GELU_ERF = 3 };
+
+// What a linear record multiplies.
+enum NaiadProduct : int32_t {
+  NAIAD_FLOAT_BY_FLOAT = 0,  // float32 inputs, float32 weights
+  NAIAD_FLOAT_BY_BF16 = 1,   // float32 inputs, bf16 weights: products and sums are float32's
+  NAIAD_BF16_BY_BF16 = 2,    // inputs rounded to bf16, sums in float32
+};
+
+enum NaiadElement : int32_t { NAIAD_FLOAT32 = 0, NAIAD_BFLOAT16 = 1 };
+
+// A matrix as panels of 16 outputs, one panel after the other; see docs/native.md.
+struct NaiadMatrix {
+  const void* panels;
+  const float* bias;    // [num_panels * 16], or null
+  int64_t num_panels;
+  int64_t in_features;  // padded with zeros to a multiple of 64
+  int32_t product;      // NaiadProduct
+};
+
+// Keys and values of one layer in blocks; see docs/native.md.
+struct NaiadCache {
+  void* keys;
+  void* values;
+  int64_t num_blocks;
+  int64_t num_kv_heads;
+  int64_t block_size;  // a multiple of 16
+  int64_t head_dim;    // even
+  int32_t element;     // NaiadElement
+};
+
+// Fields that a record's kind does not name are not read.
+struct NaiadRecord {
+  int32_t kind;        // NaiadKind
+  int32_t in, other;   // buffers; other: -1 = none
+  int32_t out;
+  int32_t activation;  // NAIAD_LINEAR, NAIAD_GATE
+  int32_t group;       // NAIAD_ROTARY_STORE, NAIAD_ATTENTION: which of the step's block tables
+  int32_t num_heads;
+  int32_t element;     // NAIAD_EMBED: NaiadElement of the table
+  int64_t width;       // of a row of `out`
+  int64_t num_rows;    // NAIAD_EMBED: of the table
+  const void* table;   // NAIAD_EMBED: [num_rows, width]
+  const float* weight;       // NAIAD_RMS_NORM: [stride]; NAIAD_ROTARY_STORE: [num_heads + num_kv_heads, head_dim] or null
+  const float* frequencies;  // NAIAD_ANGLES: [width / 2], radians a position
+  float eps;           // of a norm
+  float factor;        // NAIAD_EMBED, NAIAD_SOFT_CAP; NAIAD_ATTENTION: of the scores
+  float soft_cap;      // NAIAD_ATTENTION: 0 = none
+  int32_t window;      // NAIAD_ATTENTION: 0 = none
+  NaiadMatrix matrix;  // NAIAD_LINEAR
+  NaiadCache cache;    // NAIAD_ROTARY_STORE, NAIAD_ATTENTION
+};
+
+struct NaiadBuffer {
+  float* data;  // [num_tokens, stride]
+  int64_t stride;
+};
+
+// One group's block tables, as rows of one rectangle.
+struct NaiadTables {
+  const int32_t* blocks;  // [num_seqs, stride]
+  int64_t stride;
+};
+
+struct NaiadStep {
+  int64_t num_tokens;
+  int64_t num_seqs;
+  const int64_t* token_ids;    // [num_tokens]
+  const int64_t* positions;    // [num_tokens]
+  const int32_t* query_starts; // [num_seqs + 1], of tokens
+  const NaiadTables* tables;   // of each group
+  int64_t num_groups;
+};
+
+struct NaiadTeam;
+
+// `size` threads with the one that calls; null if the system starts no more threads. One run at a time.
+NAIAD_API NaiadTeam* naiad_team_new(int64_t size);
+NAIAD_API void naiad_team_free(NaiadTeam* team);
+
+// Run records one after the other.
+//
+// Returns 0, or: 1 a token id is outside its table, 2 a sequence's positions do not follow each other from 0
+// on, 3 a block id is outside its cache, 4 a block table is too short. Nothing has been computed then.
+//
+// `nanoseconds`: null, or [num_records]: the time until each record's barrier is added to them.
+NAIAD_API int naiad_run(NaiadTeam* team, const NaiadRecord* records, int64_t num_records, const NaiadBuffer* buffers,
+                        const NaiadStep* step, int64_t* nanoseconds);
+
+// Sizes of NaiadRecord, NaiadMatrix, NaiadCache, NaiadStep, so that Python sees whether its twins are the same.
+NAIAD_API void naiad_sizes(int64_t sizes[4]);
+}

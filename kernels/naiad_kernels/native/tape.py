@@ -1,0 +1,156 @@
+"""A recorded forward pass with the memory that it needs, ready to run."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from naiad_kernels.native.library import Buffer, Kind, Record, Step, Tables, Team
+from naiad_kernels.native.panels import padded
+from naiad_kernels.native.recorder import Recording, read_values
+from naiad_kernels.native.tables import NativeTables
+
+
+class Tape:
+    """Runs a recording for any number of tokens; used by one thread.
+
+    Attributes:
+        width: of a row of the result.
+    """
+
+    def __init__(self, recording: Recording, team: Team) -> None:
+        """Give the recording's values their places in memory.
+
+        Args:
+            recording: its tensors are kept.
+            team: runs it.
+        """
+        self._recording = recording
+        self._team = team
+        places, self._strides = _places(recording)
+        self._records = (Record * len(recording.records))()
+        for index, record in enumerate(recording.records):
+            self._records[index] = record
+            placed = self._records[index]
+            placed.out = places[record.out]
+            read = read_values(record)
+            if read:
+                placed.in_ = places[read[0]]
+            if len(read) == 2:
+                placed.other = places[read[1]]
+        self._inputs = [places[value] for value in recording.inputs]
+        self._output = places[recording.output]
+        self.width = recording.widths[recording.output]
+        self._memory: list[torch.Tensor] = []
+        self._buffers = (Buffer * len(self._strides))()
+        self._nanoseconds: ctypes.Array[ctypes.c_int64] | None = None
+
+    def run(
+        self,
+        num_tokens: int,
+        token_ids: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        tables: Sequence[NativeTables] = (),
+        inputs: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor:
+        """Compute a step.
+
+        Args:
+            num_tokens: of the step, ≥ 1.
+            token_ids: `[num_tokens]` int64, if the recording embeds them.
+            positions: `[num_tokens]` int64, if it has attention.
+            tables: of each group of layers, if it has attention.
+            inputs: `[num_tokens, width]` float32 for each of the recording's inputs.
+
+        Returns:
+            `[num_tokens, width]` float32, valid until the next call.
+
+        Raises:
+            ValueError: the step names a token, a position or a block that does not exist.
+        """
+        self._reserve(num_tokens)
+        for place, rows in zip(self._inputs, inputs, strict=True):
+            self._memory[place][:num_tokens, : rows.shape[1]] = rows
+        step = Step(num_tokens=num_tokens)
+        # Rows that have no sequence are sequences of their own, at position 0.
+        starts = tables[0].query_starts if tables else array("i", range(num_tokens + 1))
+        if positions is None:
+            positions = torch.zeros(num_tokens, dtype=torch.int64)
+        step.num_seqs = len(starts) - 1
+        step.query_starts = starts.buffer_info()[0]
+        step.positions = _int64(positions, num_tokens)
+        step.token_ids = None if token_ids is None else _int64(token_ids, num_tokens)
+        groups = (Tables * len(tables))(
+            *(Tables(each.blocks.buffer_info()[0], each.stride) for each in tables)
+        )
+        step.tables = groups
+        step.num_groups = len(tables)
+        self._team.library.run(self._team, self._records, self._buffers, step, self._nanoseconds)
+        return self._memory[self._output][:num_tokens, : self.width]
+
+    @contextmanager
+    def profiled(self) -> Iterator[Counter[Kind]]:
+        """Count the nanoseconds that records of each kind take meanwhile; filled at the end."""
+        found: Counter[Kind] = Counter()
+        self._nanoseconds = (ctypes.c_int64 * len(self._records))()
+        try:
+            yield found
+        finally:
+            for record, nanoseconds in zip(self._records, self._nanoseconds, strict=True):
+                found[Kind(record.kind)] += nanoseconds
+            self._nanoseconds = None
+
+    def _reserve(self, num_tokens: int) -> None:
+        """Have room for a step. What pads a row is zero, and stays so."""
+        if self._memory and len(self._memory[0]) >= num_tokens:
+            return
+        capacity = padded(num_tokens)
+        self._memory = []
+        self._memory = [torch.zeros(capacity, stride) for stride in self._strides]
+        for index, memory in enumerate(self._memory):
+            self._buffers[index] = Buffer(memory.data_ptr(), memory.shape[1])
+
+
+def _places(recording: Recording) -> tuple[list[int], list[int]]:
+    """A buffer for each value; values share one if they are as wide and are not needed at the same time.
+
+    Returns:
+        The buffer of each value, and the stride of each buffer.
+    """
+    last_read = dict.fromkeys(recording.inputs, 0)
+    for index, record in enumerate(recording.records):
+        for value in read_values(record):
+            last_read[value] = index
+    last_read[recording.output] = len(recording.records)
+    places = [-1] * len(recording.widths)
+    strides: list[int] = []
+    free: dict[int, list[int]] = {}
+
+    def take(value: int) -> None:
+        width = recording.widths[value]
+        if free.get(width):
+            places[value] = free[width].pop()
+        else:
+            places[value] = len(strides)
+            strides.append(padded(width))
+
+    for value in recording.inputs:
+        take(value)
+    for index, record in enumerate(recording.records):
+        take(record.out)
+        for value in {*read_values(record), record.out}:
+            if last_read.get(value, index) == index and value not in recording.inputs:
+                free.setdefault(recording.widths[value], []).append(places[value])
+    return places, strides
+
+
+def _int64(tensor: torch.Tensor, num_tokens: int) -> int:
+    assert tensor.dtype == torch.int64, tensor.dtype
+    assert tensor.shape == (num_tokens,), (tensor.shape, num_tokens)
+    assert tensor.is_contiguous(), tensor.stride()
+    return tensor.data_ptr()

@@ -1,0 +1,62 @@
+"""The forms that the native kernels are compiled in, and which of them this CPU can run."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_V4 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+_V4_FLAGS = ("-march=x86-64-v4", "-mprefer-vector-width=512")
+_V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma"})
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to compile the kernels.
+
+    Attributes:
+        name: of the variant.
+        compile_flags: the compiler's, beside those of all variants.
+        needs: what the CPU must have, in the kernel's words.
+    """
+
+    name: str
+    compile_flags: tuple[str, ...]
+    needs: frozenset[str]
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this CPU has what the variant needs."""
+        return self.needs <= cpu_flags()
+
+
+PORTABLE = Variant("portable", ("-DNAIAD_PORTABLE",), frozenset())
+# The fastest first.
+VARIANTS = (
+    Variant(
+        "avx512_bf16",
+        ("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512"),
+        _V4 | _V3 | {"avx512_bf16"},
+    ),
+    Variant("avx512", _V4_FLAGS, _V4 | _V3),
+    Variant("avx2", ("-march=x86-64-v3",), _V3),
+)
+
+
+def best_variant() -> Variant | None:
+    """The fastest variant that this CPU runs; None: torch is faster than the portable form."""
+    return next((each for each in VARIANTS if each.runs_here), None)
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """The instruction sets of this CPU as Linux names them; empty where they cannot be read."""
+    if platform.machine() != "x86_64" or not _CPU_INFO.exists():
+        return frozenset()
+    for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()

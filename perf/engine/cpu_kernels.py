@@ -1,0 +1,134 @@
+"""Compares the engine with native kernels and with torch's ops on a CPU, in turns, in one run.
+
+    python -m perf.engine.cpu_kernels --dtype float32 --batch 1,8,32
+
+Both get the same prompts and generate the same number of tokens. In float32 the greedy ids must be equal, or
+no speed is reported. `--profile` prints what a decode step of the native kernels spends where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from functools import partial
+
+from perf.common.report import print_table, write_results
+from perf.common.torch_threads import all_cores
+from perf.engine.compare_transformers import num_same_prompts
+
+from naiad.cli.argument_types import at_least
+from naiad.cli.bench.throughput import (
+    Generate,
+    Prompts,
+    Timing,
+    Work,
+    engine_generate,
+    load_engine,
+    measure,
+    random_prompts,
+)
+from naiad.cli.checkpoints.fetch import resolve_model
+from naiad.config import EngineConfig
+from naiad.engine import Engine
+from naiad.model_runner import ModelRunner
+from naiad.models.native_model import NativeModel
+from naiad.sequence import EngineRequest, SamplingParams
+
+_NUM_PROFILED_STEPS = 40
+_NUM_WARM_UP_STEPS = 5
+
+
+def main() -> int:
+    """Measure, print and write the results; return 1 if the tokens differ."""
+    args = _parse()
+    model_dir = resolve_model(args.model)
+    batches = [int(part) for part in args.batch.split(",")]
+    # Torch first: the native engine leaves it one thread.
+    engines: dict[str, Engine] = {}
+    for kernels in ("torch", "native"):
+        config = EngineConfig(
+            model_dir=str(model_dir),
+            dtype=args.dtype,
+            max_num_seqs=max(batches),
+            cpu_kernels=kernels,
+            enable_prefix_caching=False,
+        )
+        engines[kernels], dtype = load_engine(config)
+    contestants = {
+        "native": engine_generate(engines["native"]),
+        "torch": _with_all_cores(engine_generate(engines["torch"])),
+    }
+    timings: dict[int, dict[str, Timing]] = {}
+    for batch in batches:
+        work = Work(batch, args.prompt_tokens, args.output_tokens)
+        make_prompts = partial(random_prompts, work, engines["native"].model_config.vocab_size)
+        same = num_same_prompts(contestants["native"], contestants["torch"], make_prompts(-1))
+        print(f"batch {batch}: {same} of {batch} prompts give the same tokens", flush=True)
+        if dtype == "float32" and same < batch:
+            print("the greedy tokens differ in float32: no speed is reported", file=sys.stderr)
+            return 1
+        timings[batch] = measure(contestants, make_prompts, work, args.repeats)
+    print_table(timings, rival="torch")
+    if args.profile:
+        for batch in batches:
+            prompts = random_prompts(
+                Work(batch, args.prompt_tokens, 1), engines["native"].model_config.vocab_size, 0
+            )
+            print_profile(engines["native"], prompts)
+    settings = vars(args) | {"model": model_dir.name, "dtype": dtype}
+    print("written:", write_results("cpu-kernels", settings, timings))
+    return 0
+
+
+def print_profile(engine: Engine, prompts: Prompts) -> None:
+    """Print what a decode step of these prompts spends where, in milliseconds."""
+    runner = engine._model_runner
+    assert isinstance(runner, ModelRunner)
+    model = runner._model
+    assert isinstance(model, NativeModel)
+    params = SamplingParams(max_tokens=_NUM_WARM_UP_STEPS + 2 * _NUM_PROFILED_STEPS)
+    for number, prompt in enumerate(prompts):
+        engine.add_request(EngineRequest(sequence_id=-1 - number, prompt_token_ids=prompt, params=params))
+    waiting = {-1 - number for number in range(len(prompts))}
+    while waiting:
+        waiting -= {output.sequence_id for output in engine.step() if output.token_ids}
+    for _ in range(_NUM_WARM_UP_STEPS):
+        engine.step()
+    start_s = time.perf_counter()
+    with model.profiled() as profile:
+        for _ in range(_NUM_PROFILED_STEPS):
+            engine.step()
+    step_ms = (time.perf_counter() - start_s) / _NUM_PROFILED_STEPS * 1e3
+    while engine.has_work:
+        engine.step()
+    parts = {kind.name.lower(): total / _NUM_PROFILED_STEPS / 1e6 for kind, total in profile.most_common()}
+    parts["everything else"] = step_ms - sum(parts.values())
+    listed = ", ".join(f"{name} {part_ms:.2f}" for name, part_ms in parts.items())
+    print(f"batch {len(prompts)}: step {step_ms:.2f} ms: {listed}")
+
+
+def _with_all_cores(generate: Generate) -> Generate:
+    def generate_with_all_cores(prompts: Prompts, num_tokens: int) -> list[list[int]]:
+        with all_cores():
+            return generate(prompts, num_tokens)
+
+    return generate_with_all_cores
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--batch", default="1,8,32", metavar="N,…")
+    parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
+    parser.add_argument("--output-tokens", type=at_least(2), default=128, metavar="N")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="the median is reported")
+    parser.add_argument("--profile", action="store_true", help="print where a native step's time goes")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Single records of the native kernels, and the cache as they read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from naiad_kernels.native.keys import native_keys
+from naiad_kernels.native.library import Team
+from naiad_kernels.native.recorder import TapeRecorder, TracedRows
+from naiad_kernels.native.tables import NativeTables
+from naiad_kernels.native.tape import Tape
+from naiad_kernels.store_kv import LayerCache
+
+
+def run_records(
+    team: Team, write: Callable[..., TracedRows], *inputs: torch.Tensor, **step: Any
+) -> torch.Tensor:
+    """What records make of the inputs `[num_tokens, width]`; `write` calls public ops with stand-ins."""
+    recorder = TapeRecorder()
+    rows = [recorder.rows(each.shape[1]) for each in inputs]
+    tape = Tape(recorder.finish(write(recorder, *rows)), team)
+    num_tokens = len(inputs[0]) if inputs else len(step["token_ids"])
+    return tape.run(num_tokens, inputs=inputs, **step).clone()
+
+
+def native_cache(cache: LayerCache) -> LayerCache:
+    """The same keys and values, with the keys laid out for the native kernels."""
+    keys = torch.empty_like(cache.key)
+    laid_out = native_keys(keys)
+    pair = laid_out.shape[-1]
+    by_token = cache.key.unflatten(2, (-1, 16)).unflatten(-1, (-1, pair))
+    laid_out.copy_(by_token.permute(0, 1, 2, 4, 3, 5))
+    return LayerCache(keys, cache.value.clone())
+
+
+def torch_keys(keys: torch.Tensor) -> torch.Tensor:
+    """The keys of a native cache as torch's cache has them."""
+    return native_keys(keys).permute(0, 1, 2, 4, 3, 5).flatten(-2).flatten(2, 3)
+
+
+def positions_of(query_lens: Sequence[int], seq_lens: Sequence[int]) -> torch.Tensor:
+    """Each token's, sequences one after the other."""
+    pairs = zip(query_lens, seq_lens, strict=True)
+    return torch.tensor([place for query, end in pairs for place in range(end - query, end)])
+
+
+def tables_of(query_lens: Sequence[int], block_tables: Sequence[Sequence[int]]) -> list[NativeTables]:
+    """Of a step with one group of layers."""
+    return [NativeTables.of(query_lens, block_tables)]

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import os
+from shutil import which
+
+import pytest
+
+from naiad_kernels.native.build import load
+from naiad_kernels.native.library import Library, Team
+from naiad_kernels.native.variants import PORTABLE, VARIANTS
+
+HERE = [each for each in (*VARIANTS, PORTABLE) if each.runs_here]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiler() -> None:
+    """Where there is no compiler torch computes the steps, and there is nothing to test here."""
+    if not any(map(which, (os.environ.get("CXX", "g++"), "g++", "clang++", "c++"))):
+        pytest.skip("no C++ compiler is installed")
+
+
+@pytest.fixture(scope="session", params=HERE, ids=lambda variant: variant.name)
+def library(request: pytest.FixtureRequest) -> Library:
+    """Every variant that this machine runs, the portable twin among them."""
+    return load(request.param)
+
+
+@pytest.fixture(scope="session")
+def team(library: Library) -> Team:
+    """More threads than a small record has work for."""
+    return library.new_team(3)
+
+
+@pytest.fixture(scope="session")
+def portable() -> Team:
+    """The twin whose bits the other variants have to give."""
+    return load(PORTABLE).new_team(1)

@@ -1,0 +1,157 @@
+"""A row's bits depend on its own sequence alone, and float32's not even on the instruction set."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.attention_cases import AttentionCase
+from helpers.kernel_tolerances import assert_close_to_reference
+from helpers.native_tapes import native_cache, positions_of, run_records, tables_of
+from helpers.tiny_models import make_tiny_model
+from naiad.config import EngineConfig
+from naiad.model_runner import ModelRunner
+from naiad.model_runner.lone_steps import LoneRow, lone_step
+from naiad.sequence import SamplingParams
+from naiad_kernels.linear import linear
+from naiad_kernels.native.library import Library, Team
+from naiad_kernels.native.panels import NativeWeight
+from naiad_kernels.native.recorder import TracedGroup
+from naiad_kernels.paged_attention import paged_attention
+from naiad_kernels.rms_norm import rms_norm
+from naiad_kernels.silu_and_mul import silu_and_mul
+from naiad_kernels.store_kv import LayerCache
+
+BLOCK = 16
+
+
+def layer(team: Team, x: torch.Tensor, up: NativeWeight, down: NativeWeight) -> torch.Tensor:
+    norm = torch.linspace(0.5, 1.5, x.shape[1])
+    return run_records(
+        team, lambda _, x: linear(silu_and_mul(linear(rms_norm(x, norm, 1e-5), up)), down, x), x
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_variant_gives_the_bits_of_its_portable_twin(
+    library: Library, portable: Team, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    up, down = (
+        NativeWeight.of(torch.randn(shape, generator=generator).mul_(0.1).to(dtype), None)
+        for shape in ((416, 100), (100, 208))
+    )
+    x = torch.randn(9, 100, generator=generator)
+    expected = layer(portable, x, up, down)
+    for num_threads in (1, 2, 5):
+        assert torch.equal(layer(library.new_team(num_threads), x, up, down), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [0, 700])
+def test_attention_gives_the_bits_of_the_portable_twin(
+    library: Library, portable: Team, window: int, dtype: torch.dtype
+) -> None:
+    """Long contexts are split over threads; the splits do not depend on how many there are."""
+    case = AttentionCase([(1, 1500), (3, 900)], heads=(6, 2, 64), dtype=dtype, window=window)
+
+    def attention(team: Team) -> torch.Tensor:
+        cache = native_cache(case.cache())
+        return run_records(
+            team,
+            lambda _, query: paged_attention(query, cache, TracedGroup(0, window)),
+            case.query.float().flatten(1),
+            positions=positions_of(case.query_lens, case.seq_lens),
+            tables=tables_of(case.query_lens, case.tables),
+        )
+
+    expected = attention(portable)
+    assert expected.isfinite().all()
+    for num_threads in (1, 2, 5):
+        assert torch.equal(attention(library.new_team(num_threads)), expected)
+
+
+@pytest.mark.parametrize("window", [512, 513])
+@pytest.mark.parametrize("steps", [[(5, 1027)], [(13, 1036)], [(2, 513), (3, 1025)]], ids=str)
+def test_windows_that_leave_a_split_within_the_step(
+    library: Library, portable: Team, steps: list[tuple[int, int]], window: int
+) -> None:
+    """An earlier tile then sees more splits than a later one."""
+    case = AttentionCase(steps, heads=(9, 1, 48), window=window)
+    cache = native_cache(case.cache())
+    made = [
+        run_records(
+            team,
+            lambda _, query: paged_attention(query, cache, TracedGroup(0, window)),
+            case.query.float().flatten(1),
+            positions=positions_of(case.query_lens, case.seq_lens),
+            tables=tables_of(case.query_lens, case.tables),
+        )
+        for team in (portable, library.new_team(1), library.new_team(2), library.new_team(5))
+    ]
+    assert_close_to_reference(made[0], case.expected())
+    assert all(torch.equal(each, made[0]) for each in made)
+
+
+@pytest.mark.parametrize("position", [510, 511, 512, 513])
+def test_a_key_that_is_not_a_number_shows(team: Team, position: int) -> None:
+    """Also where it is the only key of its split."""
+    keys, values = torch.randn(33, 1, 16, 8), torch.randn(33, 1, 16, 8)
+    keys[position // 16, 0, position % 16] = torch.nan
+    cache = native_cache(LayerCache(keys, values))
+    result = run_records(
+        team,
+        lambda _, query: paged_attention(query, cache, TracedGroup(0, 0)),
+        torch.randn(1, 8),
+        positions=torch.tensor([position]),
+        tables=tables_of([1], [list(range(33))]),
+    )
+    assert result.isnan().all()
+
+
+def logits_of(
+    runner: ModelRunner, texts: list[list[int]], chunks: list[int], shuffled: random.Random
+) -> list[bytes]:
+    """The context logits of every token of each text, computed together in chunks."""
+    params = SamplingParams(max_tokens=1, returns_context_logits=True)
+    made = [b""] * len(texts)
+    starts = [0] * len(texts)
+    num_blocks = 8
+    while any(start < len(text) for start, text in zip(starts, texts, strict=True)):
+        rows, order = [], list(range(len(texts)))
+        shuffled.shuffle(order)
+        for number in order:
+            text, start = texts[number], starts[number]
+            if start < len(text):
+                end = min(len(text), start + shuffled.choice(chunks))
+                blocks = list(range(number * num_blocks, (number + 1) * num_blocks))
+                rows.append(LoneRow(number, text[:end], start, blocks, params))
+                starts[number] = end
+        for number, logits in runner.run(lone_step(rows)).context_logits.items():
+            made[number] += logits
+    return made
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+def test_logits_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
+    tmp_path: Path, architecture: str, dtype: str
+) -> None:
+    make_tiny_model(tmp_path, architecture)
+    config = EngineConfig(
+        model_dir=str(tmp_path),
+        dtype=dtype,
+        block_size=BLOCK,
+        max_num_batched_tokens=256,
+        kv_cache_bytes=1 << 24,
+        batch_invariant=True,
+    )
+    runner = ModelRunner(config)
+    draw = random.Random(5)
+    texts = [[draw.randrange(96) for _ in range(length)] for length in (1, 17, 40, 63, 100, 5)]
+    alone = [logits_of(runner, [text], [1000], draw)[0] for text in texts]
+    for chunks in ([1000], [1], [3, 7, 20]):
+        assert logits_of(runner, texts, chunks, draw) == alone
