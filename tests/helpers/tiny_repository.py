@@ -8,18 +8,15 @@ from helpers.tiny_models import make_tiny_model
 from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.cli.main import main
 
-_BUDGET_BYTES = "4000000"
+# Room for a request that fills the window.
+_BUDGET_BYTES = "20000000"
 
 
-# The default window of `tiny_checkpoint`.
-WINDOW = 4096
-
-
-def tiny_checkpoint(folder: Path, seed: int = 0, window: int = WINDOW, num_layers: int = 3) -> Path:
-    """Write a tiny random checkpoint with a tokenizer."""
+def tiny_checkpoint(folder: Path, seed: int = 0, num_layers: int = 3) -> Path:
+    """Write a tiny random checkpoint with a tokenizer. Its window is long, so that a text need not end."""
     tokenizer = byte_level_tokenizer()
     vocabulary = {"vocab_size": tokenizer.get_vocab_size(), "eos_token_id": tokenizer.token_to_id("</s>")}
-    sizes = {"max_position_embeddings": window, "num_hidden_layers": num_layers}
+    sizes = {"max_position_embeddings": 32_768, "num_hidden_layers": num_layers}
     make_tiny_model(folder, seed=seed, **sizes, **vocabulary)
     return write_tokenizer(folder, tokenizer)
 

@@ -32,8 +32,8 @@ def server(default_model_dir: Path, leaving: Leaving) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random checkpoint, which no test changes. Its window is long, so that a text need not end."""
-    return tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint", window=32_768)
+    """A tiny random checkpoint, which no test changes."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
+from helpers.raw_grpc import ENDLESS, Outcome, Stream, ask, llm_inputs, text_inputs
 from helpers.server import Server, eventually
 
 PROMPT = "1, 2, 3, 4,"
@@ -257,7 +257,7 @@ def num_steps(tiny: Server) -> float:
 def test_a_client_that_goes_away_ends_the_search(tiny: Server, tokenizer: Any, model: str) -> None:
     more = {"beam_width": 4, "ignore_eos": True, "early_stopping": False}
     inputs = direct(tokenizer.encode(PROMPT)) if model == "llm" else texts()
-    inputs |= more | {"request_output_len" if model == "llm" else "max_tokens": 4000}
+    inputs |= more | {"request_output_len" if model == "llm" else "max_tokens": ENDLESS}
     eventually(lambda: is_idle(tiny))
     before = num_steps(tiny)
     stream = Stream(tiny.grpc, model, inputs)
@@ -272,7 +272,7 @@ def test_stop_and_deadline_give_the_beams_so_far(tiny: Server, tokenizer: Any, m
     long = {"beam_width": 4, "ignore_eos": True, "early_stopping": False, "return_finish_reason": True}
     long |= {"stop_token_ids": []}
     inputs = direct(tokenizer.encode(PROMPT)) if model == "llm" else texts()
-    inputs |= long | {"request_output_len" if model == "llm" else "max_tokens": 4000}
+    inputs |= long | {"request_output_len" if model == "llm" else "max_tokens": ENDLESS}
     eventually(lambda: is_idle(tiny))
     before = num_steps(tiny)
     stream = Stream(tiny.grpc, model, inputs, request_id="search")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
+from helpers.raw_grpc import ENDLESS, Outcome, Stream, ask, llm_inputs, text_inputs
 from helpers.server import Leaving, Server, eventually, reached, running, settled
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
@@ -54,7 +54,7 @@ def draw(number: int) -> Asked:
     rng = random.Random(number)
     kind, model = rng.choice(KINDS), rng.choice(["llm", "ensemble", "text"])
     num_sequences = rng.choice([1, 1, 2, 3])
-    num_tokens = 4000 if kind in ("cancelled", "timeout") else rng.randrange(1, 40)
+    num_tokens = ENDLESS if kind in ("cancelled", "timeout") else rng.randrange(1, 40)
     if model == "llm":
         inputs = llm_inputs([rng.randrange(5, 200) for _ in range(rng.randrange(1, 150))], num_tokens)
         inputs["streaming"] = kind != "beams" and rng.random() < 0.5
@@ -177,7 +177,7 @@ def test_counters_are_the_clients_counts(tiny: Server, num_requests: int) -> Non
 def test_requests_of_clients_that_go_away_count_the_generated_tokens(tiny: Server) -> None:
     before = metrics_of(tiny)
     streams = [
-        Stream(tiny.grpc, "ensemble", text_inputs("The quick", 4000, ignore_eos=True)) for _ in range(8)
+        Stream(tiny.grpc, "ensemble", text_inputs("The quick", ENDLESS, ignore_eos=True)) for _ in range(8)
     ]
     for number, stream in enumerate(streams):
         assert stream.got_response.wait(60)
@@ -190,11 +190,11 @@ def test_requests_of_clients_that_go_away_count_the_generated_tokens(tiny: Serve
     assert_sums_agree(after)
     assert after[key] == before[key] + 8
     key = ("vllm:generation_tokens_total", "llm", "")
-    assert num_seen <= after[key] - before[key] < 8 * 4000
+    assert num_seen <= after[key] - before[key] < 8 * ENDLESS
 
 
 def test_counters_continue_when_the_engine_is_killed(tiny: Server) -> None:
-    stream = Stream(tiny.grpc, "llm", llm_inputs([5, 6, 7], 4000, ignore_eos=True))
+    stream = Stream(tiny.grpc, "llm", llm_inputs([5, 6, 7], ENDLESS, ignore_eos=True))
     assert stream.got_response.wait(60)
     before = metrics_now(tiny)
     tiny.processes("naiad.engine_process")[0].kill()

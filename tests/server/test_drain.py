@@ -17,7 +17,8 @@ from helpers.raw_grpc import ENDLESS, Outcome, Stream, ask, text_inputs
 from helpers.server import Server, eventually, gone, start_server
 from naiad.cli.serve.shared_memory import mapped_regions
 
-EXIT_TIMEOUT_S = 2
+# Long beside the time that a refusal takes while eight streams load every core.
+EXIT_TIMEOUT_S = 5
 STREAMING = (True, False)
 MODELS = ("ensemble", "text")
 
@@ -62,7 +63,7 @@ def test_signal_under_load(tiny_dir: Path, number: signal.Signals) -> None:
     for outcome in outcomes:
         assert (outcome.num_finals, len(outcome.errors), outcome.call_error) == (1, 1, "")
         # The signal has taken some of the time.
-        assert re.search(r"did not finish in (2|1\.\d+) s before the server stopped", outcome.errors[0])
+        assert re.search(r"did not finish in (5|4\.\d+) s before the server stopped", outcome.errors[0])
     assert answered_s > EXIT_TIMEOUT_S
     eventually(lambda: gone(children))
     assert regions.isdisjoint(os.listdir("/dev/shm"))

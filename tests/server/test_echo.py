@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.preset_server import infer, stream
-from helpers.raw_grpc import Outcome, Stream, as_tensor, ask, llm_inputs
+from helpers.raw_grpc import ENDLESS, Outcome, Stream, as_tensor, ask, llm_inputs
 from helpers.server import Server, eventually
 
 PROMPTS = ([294, 360, 307, 355, 388], [291, 288])
@@ -162,19 +162,19 @@ def test_one_bad_row_refuses_the_whole_request(presets: Server, case: str, is_st
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_a_stop_ends_all_rows(presets: Server, is_streamed: bool) -> None:
-    inputs = rows((4000, 4000), streaming=is_streamed, exclude_input_in_output=True)
-    asked = Stream(presets.grpc, "llm", inputs, request_id="stop-me")
-    eventually(lambda: scheduled(presets) == 2)
-    order = ask(presets.grpc, "llm", llm_inputs([1], 1, stop=True), request_id="stop-me")
+def test_a_stop_ends_all_rows(tiny: Server, is_streamed: bool) -> None:
+    inputs = rows((ENDLESS, ENDLESS), streaming=is_streamed, exclude_input_in_output=True)
+    asked = Stream(tiny.grpc, "llm", inputs, request_id="stop-me")
+    eventually(lambda: scheduled(tiny) == 2)
+    order = ask(tiny.grpc, "llm", llm_inputs([1], 1, stop=True), request_id="stop-me")
     assert (order.errors, order.responses, order.num_finals) == ([], [], 1)
     outcome = asked.join(30)
     assert (outcome.errors, outcome.num_finals) == ([], 1)
     for responses in by_row(outcome):
         assert [response["finish_reason"].item() for response in responses][-1] == b"cancelled"
-        assert sum(response["output_ids"].size for response in responses) < 4000
+        assert sum(response["output_ids"].size for response in responses) < ENDLESS
     assert is_streamed or len(outcome.responses) == 2
-    eventually(lambda: scheduled(presets) == 0)
+    eventually(lambda: scheduled(tiny) == 0)
 
 
 def scheduled(server: Server) -> float:

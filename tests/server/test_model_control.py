@@ -140,7 +140,7 @@ def test_unloading_gives_everything_back_and_loading_serves_again(controlled: Co
 
 
 def test_a_stream_that_runs_ends_whole_when_its_model_is_unloaded(controlled: Controlled) -> None:
-    inputs = text_inputs("Story", 400, ignore_eos=True)
+    inputs = text_inputs("Story", 2000, ignore_eos=True)
     stream = Stream(controlled.server.grpc, "ensemble", inputs)
     assert stream.got_response.wait(60)
     controlled.unload()
@@ -153,7 +153,7 @@ def test_a_stream_that_runs_ends_whole_when_its_model_is_unloaded(controlled: Co
 def test_a_reload_takes_new_settings_and_lets_streams_of_the_old_end(controlled: Controlled) -> None:
     server = controlled.server
     text = controlled.sentence().text
-    inputs = text_inputs("Story", 800, ignore_eos=True)
+    inputs = text_inputs("Story", 2000, ignore_eos=True)
     streams = [Stream(server.grpc, model, inputs) for model in ("ensemble", "text")]
     assert all(stream.got_response.wait(60) for stream in streams)
     controlled.edit(parameter("max_num_seqs", "8"), parameter("max_num_seqs", "5"))
@@ -175,8 +175,8 @@ def test_a_failed_reload_leaves_the_old_one_serving(controlled: Controlled) -> N
     text = controlled.sentence().text
     engines, sockets = controlled.engines(), controlled.sockets()
     # The first value is refused by the stub, the second by the engine process.
-    for key, good, bad in (("block_size", "64", "5"), ("kv_cache_bytes", "4000000", "1")):
-        stream = Stream(controlled.server.grpc, "ensemble", text_inputs("Story", 400, ignore_eos=True))
+    for key, good, bad in (("block_size", "64", "5"), ("kv_cache_bytes", "20000000", "1")):
+        stream = Stream(controlled.server.grpc, "ensemble", text_inputs("Story", 2000, ignore_eos=True))
         assert stream.got_response.wait(60)
         controlled.edit(parameter(key, good), parameter(key, bad))
         with pytest.raises(InferenceServerException, match=f"{key} = {bad}"):

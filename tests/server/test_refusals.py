@@ -9,7 +9,6 @@ import pytest
 
 from helpers.raw_grpc import Stream, ask, llm_inputs, text_inputs
 from helpers.server import Server, eventually
-from helpers.tiny_repository import WINDOW
 from naiad.tokenization import pack_word_list
 
 VOCABULARY = 49152
@@ -128,15 +127,6 @@ def test_chunks_of_several_rows_are_refused_by_the_detokenizer(server: Server) -
     outcome = ask(server.grpc, "detokenizer", inputs)
     assert ["sequence_id has 2 rows: expected 1" in error for error in outcome.errors] == [True]
     assert outcome.num_finals == 1
-
-
-def test_huge_max_tokens_is_clamped_to_the_window(presets: Server) -> None:
-    prompt = [1] * (WINDOW - 8)
-    outcome = ask(
-        presets.grpc, "llm", llm_inputs(prompt, 2**31 - 1, ignore_eos=True, return_finish_reason=True)
-    )
-    assert len(outcome.token_ids) == 8
-    assert outcome.responses[-1]["finish_reason"].item() == b"length"
 
 
 def test_wrong_dtype_and_missing_tensor_are_named(server: Server) -> None:

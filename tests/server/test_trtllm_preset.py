@@ -12,7 +12,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from helpers.preset_server import infer
-from helpers.raw_grpc import Stream, as_tensor, ask, llm_inputs, text_inputs
+from helpers.raw_grpc import ENDLESS, Stream, as_tensor, ask, llm_inputs, text_inputs
 from helpers.server import Leaving, Server, eventually, running
 from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
 
@@ -64,7 +64,7 @@ def test_accumulated_tokens_are_the_whole_text_so_far(trtllm: Server) -> None:
 
 
 def test_stop_at_the_engines_model_reaches_the_bls(trtllm: Server) -> None:
-    inputs = text_inputs(PROMPT, 3000, ignore_eos=True, return_finish_reason=True)
+    inputs = text_inputs(PROMPT, ENDLESS, ignore_eos=True, return_finish_reason=True)
     stream = Stream(trtllm.grpc, "tensorrt_llm_bls", inputs, request_id="stop-me")
     assert stream.got_response.wait(30)
     order = ask(trtllm.grpc, "tensorrt_llm", llm_inputs([1], 1, stop=True), request_id="stop-me")
@@ -112,7 +112,7 @@ def test_unary_requests_are_batched_in_flight(trtllm: Server) -> None:
 
     expected = infer(trtllm, "unary_tensorrt_llm_bls", UNARY)["text_output"].item().decode()
     num_before = trtllm.settled("vllm:generation_tokens_total", model="unary_tensorrt_llm")
-    inputs = {**UNARY, "max_tokens": 4000}
+    inputs = {**UNARY, "max_tokens": ENDLESS}
     client = triton.InferenceServerClient(trtllm.grpc)
     answers: list[Any] = []
     for _ in range(8):
@@ -145,7 +145,7 @@ def test_a_unary_stop_has_an_empty_answer(trtllm: Server) -> None:
 
 
 def test_a_unary_deadline_is_kept(trtllm: Server) -> None:
-    inputs = {**UNARY, "max_tokens": 4000, "return_finish_reason": True}
+    inputs = {**UNARY, "max_tokens": ENDLESS, "return_finish_reason": True}
     made = infer(trtllm, "unary_ensemble", inputs, timeout=1_000_000)
     assert made["finish_reason"].item() == b"timeout"
 

@@ -58,6 +58,13 @@ def test_each_has_its_own_limits(both: Server) -> None:
     assert "1024" in refused
 
 
+def test_huge_max_tokens_is_clamped_to_the_window(both: Server) -> None:
+    inputs = llm_inputs([1] * 1016, 2**31 - 1, ignore_eos=True, return_finish_reason=True)
+    outcome = ask(both.grpc, "second_llm", inputs)
+    assert len(outcome.token_ids) == 8
+    assert outcome.responses[-1]["finish_reason"].item() == b"length"
+
+
 def test_each_has_its_own_memory(both: Server) -> None:
     def blocks(model: str, kind: str) -> float:
         return both.metric("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type=kind, model=model)
@@ -93,15 +100,17 @@ def test_a_killed_engine_leaves_the_other_unharmed(both: Server) -> None:
     expected = greedy(both, "").text
     stub, victim = engine_of(both, "llm").parent(), engine_of(both, "second_llm")
     streams = {}
-    for prefix, num_tokens in zip(PREFIXES, (400, 1000), strict=True):
-        inputs = text_inputs("Story", num_tokens, ignore_eos=True)
-        streams[prefix] = Stream(both.grpc, f"{prefix}ensemble", inputs)
+    for prefix in PREFIXES:
+        inputs = text_inputs("Story", ENDLESS, ignore_eos=True)
+        streams[prefix] = Stream(both.grpc, f"{prefix}ensemble", inputs, request_id="stop-me")
         assert streams[prefix].got_response.wait(60)
     victim.send_signal(signal.SIGKILL)
+    lost = streams["second_"].join(60)
+    assert (len(lost.errors), lost.num_finals) == (1, 1)
     assert not streams[""].has_ended
-    outcomes = {prefix: stream.join(60) for prefix, stream in streams.items()}
-    assert (len(outcomes["second_"].errors), outcomes["second_"].num_finals) == (1, 1)
-    assert (outcomes[""].errors, outcomes[""].num_finals) == ([], 1)
+    ask(both.grpc, "llm", llm_inputs([1], 1, stop=True), request_id="stop-me")
+    unharmed = streams[""].join(60)
+    assert (unharmed.errors, unharmed.num_finals) == ([], 1)
     assert greedy(both, "").text == expected
     eventually(lambda: not greedy(both, "second_").errors, 30)
     assert engine_of(both, "llm").parent() == stub

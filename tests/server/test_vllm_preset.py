@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.raw_grpc import Outcome, Stream, ask, chunks
+from helpers.raw_grpc import ENDLESS, Outcome, Stream, ask, chunks
 from helpers.server import Leaving, Server, eventually, running
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
@@ -143,7 +143,7 @@ def test_errors_are_worded_as_vllms(
 
 
 def test_a_client_that_goes_away_is_cancelled_and_logged(vllm: Server) -> None:
-    sampling = {"max_tokens": 4000, "ignore_eos": True}
+    sampling = {"max_tokens": ENDLESS, "ignore_eos": True}
     stream = Stream(vllm.grpc, MODEL, inputs(sampling, stream=True))
     assert stream.got_response.wait(30)
     eventually(lambda: vllm.used_blocks() > 0)
@@ -154,7 +154,7 @@ def test_a_client_that_goes_away_is_cancelled_and_logged(vllm: Server) -> None:
 
 
 def test_a_stopped_request_ends_with_vllms_error(vllm: Server) -> None:
-    sampling = {"max_tokens": 4000, "ignore_eos": True}
+    sampling = {"max_tokens": ENDLESS, "ignore_eos": True}
     stream = Stream(vllm.grpc, MODEL, inputs(sampling, stream=True), request_id="stop-me")
     assert stream.got_response.wait(30)
     order = {"input_ids": [1], "input_lengths": 1, "request_output_len": 1, "stop": True}
@@ -167,7 +167,7 @@ def test_a_stopped_request_ends_with_vllms_error(vllm: Server) -> None:
 
 def test_a_lost_engine_ends_streams_and_the_next_one_serves(vllm: Server) -> None:
     expected = say(vllm, GREEDY).text
-    stream = Stream(vllm.grpc, MODEL, inputs({"max_tokens": 4000, "ignore_eos": True}, stream=True))
+    stream = Stream(vllm.grpc, MODEL, inputs({"max_tokens": ENDLESS, "ignore_eos": True}, stream=True))
     assert stream.got_response.wait(30)
     vllm.processes("naiad.engine_process")[0].kill()
     outcome = stream.join(30)
