@@ -35,13 +35,15 @@ def layer(team: Team, x: torch.Tensor, up: NativeWeight, down: NativeWeight) -> 
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
 def test_every_variant_gives_the_bits_of_its_portable_twin(
-    library: Library, portable: Team, dtype: torch.dtype
+    library: Library, portable: Team, weights: str
 ) -> None:
     generator = torch.Generator().manual_seed(0)
+    dtype = torch.bfloat16 if weights == "bfloat16" else torch.float32
+    lay_out = NativeWeight.quantised if weights == "int8" else NativeWeight.of
     up, down = (
-        NativeWeight.of(torch.randn(shape, generator=generator).mul_(0.1).to(dtype), None)
+        lay_out(torch.randn(shape, generator=generator).mul_(0.1).to(dtype), None)
         for shape in ((416, 100), (100, 208))
     )
     x = torch.randn(9, 100, generator=generator)

@@ -69,15 +69,80 @@ def test_linear(team: Team, product: Product, shape: tuple[int, int], extras: st
     assert_close_to_reference(actual, linear_reference.linear(x, matrix, bias, residual))
 
 
+def rounded_weights(matrix: torch.Tensor) -> torch.Tensor:
+    """Weights in eight bits: the largest of each output is ±127 steps."""
+    step = matrix.float().abs().amax(1, keepdim=True) / 127
+    rounded = (matrix.float() / step).round() * step
+    assert ((rounded - matrix.float()).abs() <= 0.501 * step).all()
+    return rounded
+
+
+def rounded_rows(x: torch.Tensor) -> torch.Tensor:
+    """Rows as products with eight-bit weights take them: the largest of each 64 inputs is ±127 steps."""
+    width = x.shape[1]
+    groups = torch.nn.functional.pad(x, (0, -width % 64)).unflatten(1, (-1, 64))
+    top = groups.abs().amax(-1, keepdim=True)
+    return ((groups * (127 / top)).round() * (top / 127)).nan_to_num(0).flatten(1)[:, :width]
+
+
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("shape", [(37, 51), (200, 130), (64, 640), (1, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("extras", ["bare", "bias", "bias_and_residual"])
+def test_quantised_linear(
+    team: Team, extras: str, dtype: torch.dtype, shape: tuple[int, int], num_tokens: int
+) -> None:
+    matrix, bias = torch.randn(shape).to(dtype), torch.randn(shape[0]).to(dtype)
+    weight = NativeWeight.quantised(matrix, None if extras == "bare" else bias)
+    rounded = rounded_weights(matrix)
+    inputs = [torch.randn(num_tokens, shape[1])]
+    if extras == "bias_and_residual":
+        inputs.append(torch.randn(num_tokens, shape[0]))
+    actual = run_records(team, lambda _, x, *residual: linear(x, weight, *residual), *inputs)
+    residual = inputs[1] if len(inputs) == 2 else None
+    whole_bias = None if extras == "bare" else bias.float()
+    expected = linear_reference.linear(rounded_rows(inputs[0]), rounded, whole_bias, residual)
+    assert_close_to_reference(actual, expected)
+
+
+def test_quantised_linear_of_extremes(team: Team) -> None:
+    """The largest weights and inputs of either sign, rows of zeros, outputs without a weight, tiny inputs."""
+    matrix = torch.ones(48, 128)
+    matrix[1], matrix[2], matrix[3] = -1, 0, torch.tensor([1.0, -1.0]).repeat(64)
+    x = torch.stack((torch.ones(128), -torch.ones(128), torch.zeros(128), torch.full((128,), 1e-38)))
+    actual = run_records(team, lambda _, x: linear(x, NativeWeight.quantised(matrix, None)), x)
+    expected = x @ matrix.T
+    assert_close_to_reference(actual[:3], expected[:3])
+    assert (actual[2:] == 0).all()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 77, 129])
+def test_an_input_that_is_not_finite_shows_in_its_row_alone(team: Team, place: int, bad: float) -> None:
+    x = torch.randn(5, 130)
+    x[3, place] = bad
+    weight = NativeWeight.quantised(torch.randn(40, 130), None)
+    actual = run_records(team, lambda _, x: linear(x, weight), x)
+    assert actual[3].isnan().all()
+    assert actual[[0, 1, 2, 4]].isfinite().all()
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("is_quantised", [False, True])
 @pytest.mark.parametrize("width", [32, 208, 19])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("gate", ["silu", "tanh", "none"])
-def test_gated_linear(team: Team, gate: str, has_bias: bool, width: int, num_tokens: int) -> None:
+def test_gated_linear(
+    team: Team, gate: str, has_bias: bool, width: int, is_quantised: bool, num_tokens: int
+) -> None:
     """With a width that is a multiple of 16 the product gates its own sums."""
     weight, matrix, bias = weight_and_matrix(Product.FLOAT_BY_BF16, (2 * width, 51), has_bias)
     x = torch.randn(num_tokens, 51)
-    product = linear_reference.linear(x, matrix, bias, None)
+    if is_quantised:
+        weight = NativeWeight.quantised(matrix, bias)
+        product = linear_reference.linear(rounded_rows(x), rounded_weights(matrix), bias, None)
+    else:
+        product = linear_reference.linear(x, matrix, bias, None)
     if gate == "silu":
         actual = run_records(team, lambda _, x: silu_and_mul(linear(x, weight)), x)
         expected = silu_reference.silu_and_mul(product)

@@ -10,6 +10,7 @@ from naiad.config.engine_config import (
     DEVICES,
     DRAFTERS,
     DTYPES,
+    QUANTIZATIONS,
     SCHEDULING_POLICIES,
     field_names,
 )
@@ -39,6 +40,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         choices=CPU_KERNELS,
         help="what computes a step on a CPU: kernels compiled for this machine, or torch; auto: the former "
         "where there is a C++ compiler",
+    )
+    add(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        help="how a CPU's native kernels round weights at load: int8 keeps eight bits of each, and is the fastest",
     )
     add(
         "--max-num-seqs",

@@ -12,6 +12,7 @@ from naiad.errors import ConfigError
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 DEVICES = ("cpu", "cuda")
 CPU_KERNELS = ("auto", "native", "torch")
+QUANTIZATIONS = ("none", "int8")
 SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
 DRAFTERS = ("none", "ngram", "suffix", "draft_model", "self")
 MAX_SPECULATIVE_TOKENS = 16
@@ -29,6 +30,9 @@ class EngineConfig:
         device: "cpu" or "cuda".
         cpu_kernels: what computes a step on a CPU: "native" (compiled for this machine at the first start),
             "torch", or "auto": native where it can be had, else torch. On CUDA it has no meaning.
+        quantization: how weights are rounded at load: "none", or "int8": eight bits with a scale for each
+            output, and inputs of a layer in eight bits with a scale for each 64 of them. The native kernels
+            of a CPU compute it.
         max_num_seqs: maximum sequences that run at the same time.
         max_num_batched_tokens: maximum tokens that a step computes, at least max_num_seqs.
             0: measured at start on a CPU so that a step stays under 250 ms; 2,048 on CUDA.
@@ -65,6 +69,7 @@ class EngineConfig:
     dtype: str = "auto"
     device: str = "cpu"
     cpu_kernels: str = "auto"
+    quantization: str = "none"
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
@@ -96,6 +101,7 @@ class EngineConfig:
             raise ConfigError("device", self.device, f"one of {', '.join(DEVICES)}")
         if self.cpu_kernels not in CPU_KERNELS:
             raise ConfigError("cpu_kernels", self.cpu_kernels, f"one of {', '.join(CPU_KERNELS)}")
+        self._check_quantization()
         if not 1 <= self.max_num_seqs <= 4096:
             raise ConfigError("max_num_seqs", self.max_num_seqs, "1 … 4096")
         budget = self.max_num_batched_tokens
@@ -107,6 +113,13 @@ class EngineConfig:
         self._check_kv_cache()
         self._check_queue()
         self._check_speculation()
+
+    def _check_quantization(self) -> None:
+        if self.quantization not in QUANTIZATIONS:
+            raise ConfigError("quantization", self.quantization, f"one of {', '.join(QUANTIZATIONS)}")
+        if self.quantization != "none" and (self.device != "cpu" or self.cpu_kernels == "torch"):
+            expected = "none: only the native kernels of a CPU compute it"
+            raise ConfigError("quantization", self.quantization, expected)
 
     def _check_kv_cache(self) -> None:
         if self.block_size not in (16, 32, 64, 128):

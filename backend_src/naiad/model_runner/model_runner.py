@@ -74,7 +74,10 @@ class ModelRunner(PagedModel):
         with torch.inference_mode():
             team = native_team(config, self.device, self.dtype, num_threads)
             self._is_native = team is not None
-            options = LoadOptions(self.dtype, self.device, config.batch_invariant, self._is_native)
+            is_quantised = config.quantization != "none"
+            options = LoadOptions(
+                self.dtype, self.device, config.batch_invariant, self._is_native, is_quantised
+            )
             models = [load_model(each, shape, options) for each, shape in checkpoints]
             if num_layers:
                 models.append(models[0].first_layers(num_layers))

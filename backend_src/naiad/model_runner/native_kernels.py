@@ -35,6 +35,9 @@ def native_team(
         if config.batch_invariant:
             expected = f"false: torch's products depend on how many tokens a step has, and {error}"
             raise ConfigError("batch_invariant", True, expected) from error
+        if config.quantization != "none":
+            expected = f"none: only native kernels compute it, and {error}"
+            raise ConfigError("quantization", config.quantization, expected) from error
         if config.cpu_kernels == "native":
             raise ConfigError("cpu_kernels", "native", f"auto or torch: {error}") from error
         if config.cpu_kernels == "auto":

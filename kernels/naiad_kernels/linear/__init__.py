@@ -47,7 +47,7 @@ def prepare_linear(
     """
     assert bias is None or bias.shape == matrix.shape[:1], bias.shape
     if options is not None and options.native:
-        return NativeWeight.of(matrix, bias)
+        return (NativeWeight.quantised if options.quantised else NativeWeight.of)(matrix, bias)
     if options is not None and options.batch_invariant:
         return FixedOrderWeight(matrix.contiguous(), bias)
     if half_weight.can_narrow(matrix):

@@ -39,6 +39,7 @@ class Product(IntEnum):
     FLOAT_BY_FLOAT = 0
     FLOAT_BY_BF16 = 1
     BF16_BY_BF16 = 2
+    INT8_BY_INT8 = 3
 
 
 class Element(IntEnum):
@@ -54,6 +55,7 @@ class Matrix(ctypes.Structure):
     _fields_ = (
         ("panels", c_void_p),
         ("bias", c_void_p),
+        ("scales", c_void_p),
         ("num_panels", c_int64),
         ("in_features", c_int64),
         ("product", c_int32),

@@ -15,7 +15,7 @@ ALIGNMENT = 64
 
 
 def padded(size: int, multiple: int = ALIGNMENT) -> int:
-    """The next multiple."""
+    """Return the next multiple."""
     return -(-size // multiple) * multiple
 
 
@@ -24,14 +24,17 @@ class NativeWeight:
     """A weight in panels, with its bias.
 
     Attributes:
-        panels: `[num_panels, in_features padded / k, 16, k]`: float32 with k = 1, or bfloat16 with k = 2.
+        panels: `[num_panels, in_features padded / k, 16, k]`: float32 with k = 1, bfloat16 with k = 2, or uint8
+            with k = 4, which holds whole numbers within ±127 plus 128.
         bias: `[num_panels * 16]` float32, or None.
+        scales: `[num_panels * 16]` float32, what a whole number stands for in each output; else None.
         product: what it is multiplied as.
         in_features, out_features: of the layer.
     """
 
     panels: torch.Tensor
     bias: torch.Tensor | None
+    scales: torch.Tensor | None
     product: Product
     in_features: int
     out_features: int
@@ -47,18 +50,44 @@ class NativeWeight:
             matrix: `[out_features, in_features]`, float32 or bfloat16, on the CPU.
             bias: `[out_features]`, or None.
         """
-        out_features, in_features = matrix.shape
         product = Product.BF16_BY_BF16
         if matrix.dtype == torch.float32:
             is_exact = torch.equal(matrix.bfloat16().float(), matrix)
             product = Product.FLOAT_BY_BF16 if is_exact else Product.FLOAT_BY_FLOAT
             matrix = matrix.bfloat16() if is_exact else matrix
+        return cls._of_panels(
+            _panels(matrix, 1 if matrix.dtype == torch.float32 else 2), bias, matrix, product
+        )
+
+    @classmethod
+    def quantised(cls, matrix: torch.Tensor, bias: torch.Tensor | None) -> NativeWeight:
+        """Round a weight to eight bits, with one scale for each output.
+
+        Args:
+            matrix: `[out_features, in_features]`, a floating dtype, on the CPU.
+            bias: `[out_features]`, or None.
+        """
+        scales = matrix.abs().amax(1).float() / 127
+        whole = (matrix.float() / torch.where(scales > 0, scales, 1.0)[:, None]).round_()
+        panels = _panels(whole.to(torch.int8), 4).view(torch.uint8).bitwise_xor_(128)
+        return cls._of_panels(panels, bias, matrix, Product.INT8_BY_INT8, scales)
+
+    @classmethod
+    def _of_panels(
+        cls,
+        panels: torch.Tensor,
+        bias: torch.Tensor | None,
+        matrix: torch.Tensor,
+        product: Product,
+        scales: torch.Tensor | None = None,
+    ) -> NativeWeight:
         return cls(
-            panels=_panels(matrix),
-            bias=None if bias is None else _padded_bias(bias),
+            panels=panels,
+            bias=None if bias is None else _padded_outputs(bias),
+            scales=None if scales is None else _padded_outputs(scales),
             product=product,
-            in_features=in_features,
-            out_features=out_features,
+            in_features=matrix.shape[1],
+            out_features=matrix.shape[0],
         )
 
     def as_matrix(self) -> Matrix:
@@ -66,6 +95,7 @@ class NativeWeight:
         return Matrix(
             panels=self.panels.data_ptr(),
             bias=None if self.bias is None else self.bias.data_ptr(),
+            scales=None if self.scales is None else self.scales.data_ptr(),
             num_panels=len(self.panels),
             in_features=padded(self.in_features),
             product=self.product,
@@ -76,14 +106,13 @@ class NativeWeight:
         raise TypeError("a native weight is multiplied in a recorded step, not by tensors")
 
 
-def _panels(matrix: torch.Tensor) -> torch.Tensor:
+def _panels(matrix: torch.Tensor, step: int) -> torch.Tensor:
     out_features, in_features = matrix.shape
-    step = 1 if matrix.dtype == torch.float32 else 2
     num_panels = -(-out_features // PANEL_OUTPUTS)
     missing = (0, padded(in_features) - in_features, 0, num_panels * PANEL_OUTPUTS - out_features)
     whole = F.pad(matrix, missing) if any(missing) else matrix
     return whole.view(num_panels, PANEL_OUTPUTS, -1, step).transpose(1, 2).contiguous()
 
 
-def _padded_bias(bias: torch.Tensor) -> torch.Tensor:
-    return F.pad(bias.float(), (0, padded(len(bias), PANEL_OUTPUTS) - len(bias))).contiguous()
+def _padded_outputs(values: torch.Tensor) -> torch.Tensor:
+    return F.pad(values.float(), (0, padded(len(values), PANEL_OUTPUTS) - len(values))).contiguous()

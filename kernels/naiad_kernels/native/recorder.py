@@ -180,7 +180,7 @@ class TapeRecorder:
             raise NotRecordableError(f"linear by {type(weight).__name__} has no record")
         assert x.width == weight.in_features, (x.width, weight.in_features)
         assert residual is None or residual.width == weight.out_features, weight.out_features
-        self._kept += [weight.panels] if weight.bias is None else [weight.panels, weight.bias]
+        self._kept += [each for each in (weight.panels, weight.bias, weight.scales) if each is not None]
         other = _NO_BUFFER if residual is None else residual.value
         record = Record(kind=Kind.LINEAR, in_=x.value, other=other, matrix=weight.as_matrix())
         return self._write(record, weight.out_features)

@@ -38,9 +38,10 @@ PORTABLE = Variant("portable", ("-DNAIAD_PORTABLE",), frozenset())
 VARIANTS = (
     Variant(
         "avx512_bf16",
-        ("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512"),
-        _V4 | _V3 | {"avx512_bf16"},
+        (*_V4_FLAGS, "-mavx512vnni", "-mavx512bf16"),
+        _V4 | _V3 | {"avx512_vnni", "avx512_bf16"},
     ),
+    Variant("avx512_vnni", (*_V4_FLAGS, "-mavx512vnni"), _V4 | _V3 | {"avx512_vnni"}),
     Variant("avx512", _V4_FLAGS, _V4 | _V3),
     Variant("avx2", ("-march=x86-64-v3",), _V3),
 )

@@ -14,19 +14,39 @@ namespace {
 constexpr int64_t kAheadBytes = 2048;
 
 // ---------------------------------------------------------------- what is multiplied
-// A product says how inputs are laid out, how wide a panel's step is, and how one step is added.
+// A product says how inputs are laid out, how wide a step of a panel is, and how a tile adds one step:
+// `panels` are then the step's places in some panels, and with PREFETCH each is also read `ahead` bytes further on.
 
-struct FloatByFloat {
+// Steps of one vector of each panel: `Steps` has `weights` and `multiply`.
+template <class Steps>
+struct VectorSteps {
+  static constexpr int64_t kPanelBytesPerStep = 64;
+  static constexpr int kMostRows = kRegisters >= 32 ? 6 : 2, kMostPanels = kRegisters >= 32 ? 4 : 2;
+
+  template <int ROWS, int PANELS, bool PREFETCH, class Input>
+  NAIAD_INLINE void add_step(const Input* x, int64_t stride, const char* const panels[PANELS], int64_t ahead,
+                             Floats sums[ROWS][PANELS]) {
+    typename Steps::Weights w[PANELS];
+    for (int p = 0; p < PANELS; p++) {
+      w[p] = Steps::weights(panels[p]);
+      if (PREFETCH) prefetch(panels[p] + ahead);
+    }
+    for (int r = 0; r < ROWS; r++)
+      for (int p = 0; p < PANELS; p++) sums[r][p] = Steps::multiply(x + r * stride, w[p], sums[r][p]);
+  }
+};
+
+struct FloatByFloat : VectorSteps<FloatByFloat> {
   using Input = float;
-  static constexpr int64_t kInputsPerStep = 1, kPanelBytesPerStep = 64;
+  static constexpr int64_t kInputsPerStep = 1, kWidth = 1;
   using Weights = Floats;
   NAIAD_INLINE Weights weights(const char* p) { return load(reinterpret_cast<const float*>(p)); }
   NAIAD_INLINE Floats multiply(const Input* x, const Weights& w, Floats sum) { return fma(fill(x[0]), w, sum); }
 };
 
-struct FloatByBf16 {
+struct FloatByBf16 : VectorSteps<FloatByBf16> {
   using Input = float;
-  static constexpr int64_t kInputsPerStep = 2, kPanelBytesPerStep = 64;
+  static constexpr int64_t kInputsPerStep = 2, kWidth = 2;
   struct Weights {
     Floats first, second;
   };
@@ -40,9 +60,9 @@ struct FloatByBf16 {
   }
 };
 
-struct Bf16ByBf16 {
+struct Bf16ByBf16 : VectorSteps<Bf16ByBf16> {
   using Input = uint16_t;
-  static constexpr int64_t kInputsPerStep = 2, kPanelBytesPerStep = 64;
+  static constexpr int64_t kInputsPerStep = 2, kWidth = 2;
   using Weights = Pairs;
   NAIAD_INLINE Weights weights(const char* p) { return load_weight_pairs(reinterpret_cast<const uint16_t*>(p)); }
   NAIAD_INLINE Floats multiply(const Input* x, const Weights& w, Floats sum) {
@@ -50,29 +70,56 @@ struct Bf16ByBf16 {
   }
 };
 
+// The inputs of one step, rounded; each is `scale` times what it was.
+struct RoundedInputs {
+  int8_t values[64];
+  float scale;
+  int32_t sum;  // of the values
+};
+
+// A step's products are added as whole numbers, and steps as floats.
+struct Int8ByInt8 {
+  using Input = RoundedInputs;
+  static constexpr int64_t kInputsPerStep = 64, kWidth = 1, kPanelBytesPerStep = 64 * kLanes;
+  static constexpr int kMostRows = kRegisters >= 32 ? 6 : 2, kMostPanels = kRegisters >= 32 ? 4 : 2;
+
+  template <int ROWS, int PANELS, bool PREFETCH>
+  NAIAD_INLINE void add_step(const Input* x, int64_t stride, const char* const panels[PANELS], int64_t ahead,
+                             Floats sums[ROWS][PANELS]) {
+    Ints whole[ROWS][PANELS];
+    for (int r = 0; r < ROWS; r++)
+      for (int p = 0; p < PANELS; p++) whole[r][p] = first_sum(x[r * stride].sum);
+    for (int64_t four = 0; four < kInputsPerStep / 4; four++) {
+      Bytes w[PANELS];
+      for (int p = 0; p < PANELS; p++) {
+        w[p] = load_bytes(panels[p] + four * 64);
+        if (PREFETCH) prefetch(panels[p] + four * 64 + ahead);
+      }
+      for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < PANELS; p++)
+          whole[r][p] = multiply_four(w[p], x[r * stride].values + four * 4, whole[r][p]);
+    }
+    for (int r = 0; r < ROWS; r++)
+      for (int p = 0; p < PANELS; p++) sums[r][p] = fma(to_floats(whole[r][p]), fill(x[r * stride].scale), sums[r][p]);
+  }
+};
+
 // ---------------------------------------------------------------- a tile: some rows by some panels
+// `stride` inputs from a row to the next.
 template <class Product>
 struct Rows {
   const typename Product::Input* data;
   int64_t stride;
 };
 
-// Steps [step, end) of a tile. With PREFETCH every panel is also read ahead, at `ahead` bytes from where it is.
+// Steps [step, end) of a tile.
 template <class Product, int ROWS, int PANELS, bool PREFETCH>
-NAIAD_INLINE void multiply_steps(const Rows<Product>& rows, const typename Product::Input* x,
-                                 const char* const* panels, int64_t step, int64_t end, int64_t ahead,
-                                 Floats sums[ROWS][PANELS]) {
+NAIAD_INLINE void multiply_steps(const typename Product::Input* x, int64_t stride, const char* const* panels,
+                                 int64_t step, int64_t end, int64_t ahead, Floats sums[ROWS][PANELS]) {
   for (; step < end; step++) {
-    typename Product::Weights w[PANELS];
-    for (int p = 0; p < PANELS; p++) {
-      const char* at = panels[p] + step * Product::kPanelBytesPerStep;
-      w[p] = Product::weights(at);
-      if (PREFETCH) prefetch(at + ahead);
-    }
-    for (int r = 0; r < ROWS; r++) {
-      const typename Product::Input* at = x + r * rows.stride + step * Product::kInputsPerStep;
-      for (int p = 0; p < PANELS; p++) sums[r][p] = Product::multiply(at, w[p], sums[r][p]);
-    }
+    const char* at[PANELS];
+    for (int p = 0; p < PANELS; p++) at[p] = panels[p] + step * Product::kPanelBytesPerStep;
+    Product::template add_step<ROWS, PANELS, PREFETCH>(x + step * Product::kWidth, stride, at, ahead, sums);
   }
 }
 
@@ -83,16 +130,17 @@ NAIAD_INLINE void multiply_tile(const Rows<Product>& rows, int64_t first_row, co
   for (int r = 0; r < ROWS; r++)
     for (int p = 0; p < PANELS; p++) sums[r][p] = fill(0.0f);
   const typename Product::Input* x = rows.data + first_row * rows.stride;
-  if (!PREFETCH) return multiply_steps<Product, ROWS, PANELS, false>(rows, x, panels, 0, num_steps, 0, sums);
+  if (!PREFETCH) return multiply_steps<Product, ROWS, PANELS, false>(x, rows.stride, panels, 0, num_steps, 0, sums);
   const int64_t panel_bytes = num_steps * Product::kPanelBytesPerStep;
-  const int64_t ahead = std::min(kAheadBytes, panel_bytes);
+  int64_t ahead = std::min(kAheadBytes, panel_bytes);
   const int64_t turn = (panel_bytes - ahead) / Product::kPanelBytesPerStep;
-  multiply_steps<Product, ROWS, PANELS, true>(rows, x, panels, 0, turn, ahead, sums);
-  multiply_steps<Product, ROWS, PANELS, true>(rows, x, panels, turn, num_steps, next + ahead - panel_bytes, sums);
+  multiply_steps<Product, ROWS, PANELS, true>(x, rows.stride, panels, 0, turn, ahead, sums);
+  ahead = next + ahead - panel_bytes;
+  multiply_steps<Product, ROWS, PANELS, true>(x, rows.stride, panels, turn, num_steps, ahead, sums);
 }
 
 // ---------------------------------------------------------------- what becomes of the sums
-// Adds bias and residual and stores, or gates.
+// Scales, adds bias and residual and stores, or gates.
 struct Epilogue {
   const NaiadRecord& record;
   const Run& run;
@@ -100,6 +148,7 @@ struct Epilogue {
   void operator()(int64_t token, int64_t panel, Floats sum) const {
     const NaiadMatrix& matrix = record.matrix;
     const int64_t at = panel * kLanes;
+    if (matrix.scales) sum = sum * load(matrix.scales + at);
     if (matrix.bias) sum = sum + load(matrix.bias + at);
     if (record.other >= 0) sum = sum + load(run.row(record.other, token) + at);
     store(run.row(record.out, token) + at, sum);
@@ -108,10 +157,14 @@ struct Epilogue {
   // `panel` of the first half, the gate, and its partner in the second half.
   void operator()(int64_t token, int64_t panel, Floats sum, Floats factor) const {
     const NaiadMatrix& matrix = record.matrix;
-    const int64_t at = panel * kLanes;
+    const int64_t at = panel * kLanes, partner = at + matrix.num_panels / 2 * kLanes;
+    if (matrix.scales) {
+      sum = sum * load(matrix.scales + at);
+      factor = factor * load(matrix.scales + partner);
+    }
     if (matrix.bias) {
       sum = sum + load(matrix.bias + at);
-      factor = factor + load(matrix.bias + at + matrix.num_panels / 2 * kLanes);
+      factor = factor + load(matrix.bias + partner);
     }
     store(run.row(record.out, token) + at, activate(record.activation, sum) * factor);
   }
@@ -140,8 +193,8 @@ class PanelRange {
  private:
   static constexpr int kPanelsPerUnit = IS_GATED ? 2 : 1;
   // Tiles fill the registers: sums, the weights of a step, and an input.
-  static constexpr int kUnits = (kRegisters >= 32 ? 4 : 2) / kPanelsPerUnit;
-  static constexpr int kMostRows = kRegisters >= 32 ? 6 : 2;
+  static constexpr int kUnits = Product::kMostPanels / kPanelsPerUnit;
+  static constexpr int kMostRows = Product::kMostRows;
 
   // Tiles of rows are as equal as can be; the first one brings the panels into the cache.
   template <int UNITS>
@@ -204,19 +257,52 @@ void compute_panels(const NaiadRecord& record, const Run& run, const Rows<Produc
 // Up to this many rows every member rounds all inputs for itself instead of waiting for the others.
 constexpr int64_t kRowsRoundedAlone = 2;
 
-Rows<Bf16ByBf16> rounded_rows(const NaiadRecord& record, const Run& run, Member& member) {
-  const int64_t width = record.matrix.in_features, num_rows = run.step->num_tokens;
-  const int64_t stride = run.buffers[record.in].stride;
+NAIAD_INLINE void round_row(const float* in, int64_t width, uint16_t* out) {
+  for (int64_t i = 0; i < width; i += kLanes) store_bf16(out + i, load(in + i));
+}
+
+// The largest of 64 becomes ±127. If one is not finite, `scale` is not a number, and no result will be.
+NAIAD_INLINE void round_step(const float* in, RoundedInputs& out) {
+  constexpr int64_t kInputs = Int8ByInt8::kInputsPerStep;
+  Floats largest = fill(0.0f), not_finite = fill(0.0f);
+  for (int64_t i = 0; i < kInputs; i += kLanes) {
+    const Floats x = load(in + i);
+    largest = max(largest, absolute(x));
+    not_finite = fma(x, fill(0.0f), not_finite);
+  }
+  const float top = max_lanes(largest), finite = sum_lanes(not_finite);
+  out.scale = top / 127.0f + finite;
+  out.sum = 0;
+  // Below it 127 / top would not be finite.
+  if (!(out.scale > 1e-36f)) {
+    if (out.scale == out.scale) out.scale = 0.0f;
+    std::memset(out.values, 0, sizeof out.values);
+    return;
+  }
+  const Floats factor = fill(127.0f / top);
+  for (int64_t i = 0; i < kInputs; i += kLanes) store_int8(out.values + i, load(in + i) * factor);
+  for (int64_t i = 0; i < kInputs; i++) out.sum += out.values[i];
+}
+
+NAIAD_INLINE void round_row(const float* in, int64_t width, RoundedInputs* out) {
+  for (int64_t i = 0; i < width; i += Int8ByInt8::kInputsPerStep) round_step(in + i, *out++);
+}
+
+template <class Product>
+int64_t inputs_of_row(const NaiadRecord& record) {
+  return record.matrix.in_features / Product::kInputsPerStep * Product::kWidth;
+}
+
+template <class Product>
+Rows<Product> rounded_rows(const NaiadRecord& record, const Run& run, Member& member) {
+  using Input = typename Product::Input;
+  const int64_t num_rows = run.step->num_tokens, width = inputs_of_row<Product>(record);
   const bool is_alone = num_rows <= kRowsRoundedAlone;
-  uint16_t* rounded = (is_alone ? run.own[member.index] : *run.shared).get<uint16_t>(num_rows * width);
+  Input* rounded = (is_alone ? run.own[member.index] : *run.shared).get<Input>(num_rows * width);
   int64_t first = 0, end = num_rows;
   if (!is_alone) member.share(num_rows, first, end);
-  for (int64_t row = first; row < end; row++) {
-    const float* in = run.row(record.in, row);
-    uint16_t* out = rounded + row * width;
-    for (int64_t i = 0; i < stride; i += kLanes) store_bf16(out + i, load(in + i));
-    if (width > stride) std::memset(out + stride, 0, (width - stride) * sizeof(uint16_t));
-  }
+  for (int64_t row = first; row < end; row++)
+    round_row(run.row(record.in, row), record.matrix.in_features, rounded + row * width);
   if (!is_alone) member.barrier();
   return {rounded, width};
 }
@@ -224,8 +310,14 @@ Rows<Bf16ByBf16> rounded_rows(const NaiadRecord& record, const Run& run, Member&
 }  // namespace
 
 int64_t linear_shared_bytes(const NaiadRecord& record, const NaiadStep& step) {
-  const bool is_shared = record.matrix.product == NAIAD_BF16_BY_BF16 && step.num_tokens > kRowsRoundedAlone;
-  return is_shared ? step.num_tokens * record.matrix.in_features * static_cast<int64_t>(sizeof(uint16_t)) : 0;
+  if (step.num_tokens <= kRowsRoundedAlone) return 0;
+  switch (record.matrix.product) {
+    case NAIAD_BF16_BY_BF16:
+      return step.num_tokens * inputs_of_row<Bf16ByBf16>(record) * static_cast<int64_t>(sizeof(uint16_t));
+    case NAIAD_INT8_BY_INT8:
+      return step.num_tokens * inputs_of_row<Int8ByInt8>(record) * static_cast<int64_t>(sizeof(RoundedInputs));
+    default: return 0;
+  }
 }
 
 void linear(const NaiadRecord& record, const Run& run, Member& member) {
@@ -233,7 +325,9 @@ void linear(const NaiadRecord& record, const Run& run, Member& member) {
   switch (record.matrix.product) {
     case NAIAD_FLOAT_BY_FLOAT: return compute_panels<FloatByFloat>(record, run, {in.data, in.stride}, member);
     case NAIAD_FLOAT_BY_BF16: return compute_panels<FloatByBf16>(record, run, {in.data, in.stride}, member);
-    default: return compute_panels<Bf16ByBf16>(record, run, rounded_rows(record, run, member), member);
+    case NAIAD_BF16_BY_BF16:
+      return compute_panels<Bf16ByBf16>(record, run, rounded_rows<Bf16ByBf16>(record, run, member), member);
+    default: return compute_panels<Int8ByInt8>(record, run, rounded_rows<Int8ByInt8>(record, run, member), member);
   }
 }
 

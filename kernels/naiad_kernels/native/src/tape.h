@@ -33,6 +33,7 @@ enum NaiadProduct : int32_t {
   NAIAD_FLOAT_BY_FLOAT = 0,  // float32 inputs, float32 weights
   NAIAD_FLOAT_BY_BF16 = 1,   // float32 inputs, bf16 weights: products and sums are float32's
   NAIAD_BF16_BY_BF16 = 2,    // inputs rounded to bf16, sums in float32
+  NAIAD_INT8_BY_INT8 = 3,    // inputs rounded to whole numbers within ±127, with a scale for each 64 of a row
 };
 
 enum NaiadElement : int32_t { NAIAD_FLOAT32 = 0, NAIAD_BFLOAT16 = 1 };
@@ -41,6 +42,7 @@ enum NaiadElement : int32_t { NAIAD_FLOAT32 = 0, NAIAD_BFLOAT16 = 1 };
 struct NaiadMatrix {
   const void* panels;
   const float* bias;    // [num_panels * 16], or null
+  const float* scales;  // [num_panels * 16], by which sums are multiplied first, or null
   int64_t num_panels;
   int64_t in_features;  // padded with zeros to a multiple of 64
   int32_t product;      // NaiadProduct
