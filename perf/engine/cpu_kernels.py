@@ -3,7 +3,8 @@
     python -m perf.engine.cpu_kernels --dtype float32 --batch 1,8,32
 
 Both get the same prompts and generate the same number of tokens. In float32 the greedy ids must be equal, or
-no speed is reported; `--quantization int8` rounds the native engine's weights. `--profile` prints what a decode step of the native kernels spends where.
+no speed is reported; `--quantization int8` rounds the native engine's weights. `--profile` prints what a
+decode step of the native kernels spends where.
 """
 
 from __future__ import annotations

@@ -45,6 +45,14 @@ def test_unknown_cpu_kernels_are_refused() -> None:
         EngineConfig(model_dir="m", cpu_kernels="fast")
 
 
+@pytest.mark.parametrize("elsewhere", [{"device": "cuda"}, {"cpu_kernels": "torch"}])
+def test_quantised_weights_are_refused_where_nothing_computes_them(elsewhere: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"^quantization = 'int8': expected none: only the native kernels"):
+        EngineConfig(model_dir="m", quantization="int8", **elsewhere)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^quantization = 'int4': expected one of none, int8"):
+        EngineConfig(model_dir="m", quantization="int4")
+
+
 @pytest.mark.parametrize("unset", ["", "${block_size}"])
 def test_unset_parameter_keeps_the_default(unset: str) -> None:
     assert EngineConfig.from_parameters({"model_dir": "m", "block_size": unset}).block_size == 64

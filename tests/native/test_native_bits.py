@@ -137,15 +137,17 @@ def logits_of(
     return made
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
 def test_logits_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
-    tmp_path: Path, architecture: str, dtype: str
+    tmp_path: Path, architecture: str, dtype: str, quantization: str
 ) -> None:
     make_tiny_model(tmp_path, architecture)
     config = EngineConfig(
         model_dir=str(tmp_path),
         dtype=dtype,
+        quantization=quantization,
         block_size=BLOCK,
         max_num_batched_tokens=256,
         kv_cache_bytes=1 << 24,

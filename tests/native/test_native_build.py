@@ -169,6 +169,8 @@ def test_without_a_compiler_torch_computes_and_one_line_says_why(
         ConfigError, match=r"^cpu_kernels = 'native': expected auto or torch: no C\+\+ compiler"
     ):
         make_runner(tmp_path, cpu_kernels="native")
+    with pytest.raises(ConfigError, match=r"^quantization = 'int8': expected none: only native .*no C\+\+"):
+        make_runner(tmp_path, quantization="int8")
     with pytest.raises(
         ConfigError, match=r"^batch_invariant = True: expected false: torch's products depend"
     ):

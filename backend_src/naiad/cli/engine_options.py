@@ -44,7 +44,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
     add(
         "--quantization",
         choices=QUANTIZATIONS,
-        help="how a CPU's native kernels round weights at load: int8 keeps eight bits of each, and is the fastest",
+        help="how a CPU's native kernels round weights at load; int8: to eight bits, the fastest",
     )
     add(
         "--max-num-seqs",

@@ -24,8 +24,8 @@ class NativeWeight:
     """A weight in panels, with its bias.
 
     Attributes:
-        panels: `[num_panels, in_features padded / k, 16, k]`: float32 with k = 1, bfloat16 with k = 2, or uint8
-            with k = 4, which holds whole numbers within ±127 plus 128.
+        panels: `[num_panels, in_features padded / k, 16, k]`: float32 with k = 1, bfloat16 with k = 2, or
+            uint8 with k = 4, which holds whole numbers within ±127 plus 128.
         bias: `[num_panels * 16]` float32, or None.
         scales: `[num_panels * 16]` float32, what a whole number stands for in each output; else None.
         product: what it is multiplied as.
