@@ -10,6 +10,7 @@ tokens are compared with those of transformers in float32. Between its turns an 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,6 +41,8 @@ _CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_
 def main() -> int:
     """Install, check, measure, print, plot and write; return 1 if nothing could be measured."""
     args = _parse()
+    # Paused processes would stay for ever if this one ended without closing them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     flags = cpu_flags()
     try:
         who = chosen([*map(naiad, args.naiad), *peers(flags)], args.contestants)
