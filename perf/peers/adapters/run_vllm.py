@@ -12,7 +12,7 @@ def load(task: Load) -> Engine:
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores(task.threads))),
-        # Its ahead-of-time cache cannot be read back on a CPU, so every start would compile anew.
+        # Version 0.32 cannot read its ahead-of-time cache back on a CPU: every start would compile anew.
         "VLLM_USE_AOT_COMPILE": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
