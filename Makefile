@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_APART := $(BIN)/python -m pytest --durations=20 -n $(WORKERS) --dist loadfile
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
-.PHONY: serve test test-all test-gpu memcheck-gpu bench-gpu check generated install lock clean
+.PHONY: serve test test-all test-gpu memcheck-gpu bench-gpu bench-peers check generated install lock lock-peers clean
 
 serve: .venv/.installed
 	exec $(BIN)/naiad serve $(ARGS)
@@ -40,6 +40,11 @@ memcheck-gpu: .venv/.installed
 bench-gpu: .venv/.installed
 	$(BIN)/python -m perf.kernels.bench
 	$(BIN)/python -m perf.engine.whole_model --models llama-3-8b,default
+
+# Naiad beside other engines on a CPU, each in an environment of its own under build/peers. Use an otherwise
+# idle machine, whose cores are kept awake meanwhile.
+bench-peers: .venv/.installed
+	$(BIN)/python -m perf.common.awake $(BIN)/python -m perf.peers.bench --pip-args="$(PIP_ARGS)" $(ARGS)
 
 check: .venv/.installed
 	$(BIN)/ruff check .
@@ -70,6 +75,11 @@ lock:
 	cd requirements && uv pip compile lock.in --universal --python-version 3.10 --generate-hashes \
 		--no-emit-package torch --no-emit-index-url --no-emit-find-links --no-annotate \
 		--custom-compile-command "make lock" -o lock.txt
+
+lock-peers:
+	cd perf/peers/requirements && for peer in *.in; do uv pip compile $$peer --python-version 3.11 \
+		--python-platform x86_64-manylinux_2_28 --generate-hashes --no-emit-package torch --no-emit-index-url \
+		--no-emit-find-links --no-annotate --custom-compile-command "make lock-peers" -o $${peer%.in}.txt || exit 1; done
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

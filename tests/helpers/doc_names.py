@@ -62,6 +62,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "naiad": ("naiad.cli.main",),
     "naiad_client": ("naiad_client",),
     **{name: (f"perf.server.{name}",) for name in _LOAD_TOOLS},
+    "peers": ("perf.peers.bench",),
 }
 # One process for all commands: most of its time is what they import.
 _PRINT_HELP = """
@@ -87,6 +88,7 @@ _COMMAND_OF_LINE = (
     (re.compile(r"-m naiad_client\b"), "naiad_client"),
     (re.compile(r"\blocust -f "), "locust"),
     *((re.compile(rf"-m perf\.server\.{name}\b"), name) for name in _LOAD_TOOLS),
+    (re.compile(r"\bmake bench-peers\b|-m perf\.peers\.bench\b"), "peers"),
 )
 _SOURCES = ("backend_src", "kernels", "client", "model_repository", "perf", "tests")
 

@@ -1,0 +1,28 @@
+"""The adapter of transformers: `generate` of a padded batch."""
+
+from __future__ import annotations
+
+import torch
+from protocol import Engine, Load, serve
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+
+def load(task: Load) -> Engine:
+    """Load the checkpoint; the option `dtype` is "float32" or "bfloat16"."""
+    torch.set_num_threads(task.threads)
+    model = AutoModelForCausalLM.from_pretrained(task.model, dtype=getattr(torch, task.options["dtype"]))
+    # The checkpoint's own sampling defaults and eos would change the tokens and their number.
+    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+
+    def generate(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+        ids = torch.tensor(prompts)
+        with torch.inference_mode():
+            made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens)
+        tokens: list[list[int]] = made[:, ids.shape[1] :].tolist()
+        return tokens
+
+    return Engine(generate)
+
+
+if __name__ == "__main__":
+    serve(load, ["transformers", "torch"])

@@ -1,0 +1,213 @@
+"""Starts contestants, checks their tokens and lets them take turns; one that fails is left out."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perf.common.report import ROOT
+from perf.peers.adapter_process import AdapterProcess
+from perf.peers.contestants import Contestant
+from perf.peers.environments import BUILD, install, variables
+from perf.peers.models import prepare
+from perf.peers.shapes import Shape, kv_token_bytes, kv_tokens
+from perf.peers.summary import Turn, agreement
+
+from naiad.config import ModelConfig
+from naiad.errors import InternalError, StartupError
+
+_START_PROMPT_TOKENS = 128
+_WARM_UP_TOKENS = 2
+_FAILURES = (StartupError, InternalError, OSError)
+
+Prompts = list[list[int]]
+
+
+class Arena:
+    """The contestants of one run.
+
+    Attributes:
+        failures: name → why it is not measured.
+        versions: name → its packages' versions.
+        starts: name → seconds from the start of its process to the first token.
+    """
+
+    def __init__(self, model_dir: Path, threads: int, shapes: Sequence[Shape], pip_args: str) -> None:
+        """Nothing is started yet.
+
+        Args:
+            model_dir: the checkpoint.
+            threads: of each contestant.
+            shapes: what is going to be measured.
+            pip_args: further options of pip.
+        """
+        self._model_dir = model_dir
+        self._config = ModelConfig.from_directory(str(model_dir))
+        self._threads = threads
+        self._shapes = shapes
+        self._pip_args = pip_args
+        self._running: dict[str, AdapterProcess] = {}
+        self.failures: dict[str, str] = {}
+        self.versions: dict[str, dict[str, str]] = {}
+        self.starts: dict[str, float] = {}
+
+    @property
+    def running(self) -> list[str]:
+        """Names of the contestants that take turns."""
+        return list(self._running)
+
+    def install(self, who: Sequence[Contestant]) -> list[Contestant]:
+        """Install environments and convert the model; return the contestants for which that succeeded."""
+        return [each for each in who if self._survives(each.name, partial(self._prepare, each))]
+
+    def generate(self, each: Contestant, prompts: Prompts, new_tokens: int) -> list[list[int]] | None:
+        """Start a contestant, generate and end it; None if it fails. This fills its caches on disk, too."""
+        made: list[list[list[int]]] = []
+
+        def start_and_run() -> None:
+            with self._started(each) as process:
+                made.append(process.run(prompts, new_tokens).tokens)
+
+        return made[0] if self._survives(each.name, start_and_run) else None
+
+    def check(self, who: Sequence[Contestant], prompts: Prompts, expected: Prompts) -> dict[str, float]:
+        """Compare greedy tokens; return each contestant's share of agreement. Too low a share fails."""
+        shares: dict[str, float] = {}
+        for each in who:
+            tokens = self.generate(each, prompts, len(expected[0]))
+            if tokens is None:
+                continue
+            shares[each.name] = round(agreement(tokens, expected), 3)
+            print(f"{each.name}: {shares[each.name]:.0%} of the first tokens are float32's", flush=True)
+            if shares[each.name] < each.least_agreement:
+                self._drop(each.name, f"{shares[each.name]:.0%} of its first tokens are float32's, too few")
+        return shares
+
+    @contextmanager
+    def all_started(self, who: Sequence[Contestant]) -> Iterator[None]:
+        """Start the contestants that have not failed, one after another, and pause them."""
+        try:
+            for each in who:
+                if each.name not in self.failures:
+                    self._survives(each.name, partial(self._start, each))
+            yield
+        finally:
+            for process in self._running.values():
+                process.close()
+            self._running.clear()
+
+    def take_turns(self, shape: Shape, rounds: int) -> dict[str, list[Turn]]:
+        """Measure a shape, A B A B; each contestant is warmed up once and gets no prompt twice."""
+        turns: dict[str, list[Turn]] = {name: [] for name in self._running}
+        for name in self.running:
+            warm_up = min(_WARM_UP_TOKENS, shape.new_tokens)
+            self._pass(name, shape, seed=0, new_tokens=warm_up)
+        for number in range(1, rounds + 1):
+            for name in self.running:
+                first = self._pass(name, shape, 2 * number, 1)
+                total: float | None = 0.0
+                if shape.new_tokens > 1:
+                    total = self._pass(name, shape, 2 * number + 1, shape.new_tokens)
+                if first is not None and total is not None:
+                    turns[name].append(Turn(first, total))
+            print(f"{shape.name}: round {number} of {rounds}", flush=True)
+        return {name: made for name, made in turns.items() if len(made) == rounds}
+
+    def memory(self) -> dict[str, dict[str, float]]:
+        """Peak resident and present proportional memory of each running contestant, in MiB."""
+        return {
+            name: {
+                "peak_rss_mib": round(process.peak_bytes() / 2**20, 1),
+                "pss_mib": round(process.share_bytes() / 2**20, 1),
+            }
+            for name, process in self._running.items()
+        }
+
+    def _prepare(self, each: Contestant) -> None:
+        if each.is_peer:
+            prepare(self._model_dir, each.model_format, install(each.environment, self._pip_args))
+
+    def _start(self, each: Contestant) -> None:
+        process = self._open(each)
+        try:
+            self.versions[each.name] = process.load(**self._task(each))
+            process.run(random_prompts(self._config, 1, _START_PROMPT_TOKENS, "start"), 1)
+            self.starts[each.name] = round(time.perf_counter() - process.start_s, 2)
+            process.pause()
+        except _FAILURES:
+            process.close()
+            raise
+        self._running[each.name] = process
+
+    @contextmanager
+    def _started(self, each: Contestant) -> Iterator[AdapterProcess]:
+        process = self._open(each)
+        try:
+            self.versions[each.name] = process.load(**self._task(each))
+            yield process
+        finally:
+            process.close()
+
+    def _open(self, each: Contestant) -> AdapterProcess:
+        python = install(each.environment, self._pip_args) if each.is_peer else Path(sys.executable)
+        script = ROOT / "perf" / "peers" / "adapters" / f"run_{each.adapter}.py"
+        log = BUILD / "logs" / f"{each.name.replace(' ', '-')}.log"
+        return AdapterProcess([str(python), str(script)], variables(each.environment, self._threads), log)
+
+    def _task(self, each: Contestant) -> Mapping[str, Any]:
+        python = BUILD / each.environment / "bin" / "python"
+        return {
+            "model": str(prepare(self._model_dir, each.model_format, python)),
+            "threads": self._threads,
+            "max_batch": max(shape.batch for shape in self._shapes),
+            "max_length": self._max_length(),
+            "kv_tokens": kv_tokens(self._shapes),
+            "options": {**each.options, "kv_token_bytes": kv_token_bytes(self._config, each)},
+        }
+
+    def _max_length(self) -> int:
+        longest = max(shape.prompt_tokens + shape.new_tokens for shape in self._shapes)
+        return max(longest, _START_PROMPT_TOKENS + _WARM_UP_TOKENS)
+
+    def _pass(self, name: str, shape: Shape, seed: int, new_tokens: int) -> float | None:
+        """Seconds of one pass; None if the contestant fails, which ends it."""
+        process = self._running.get(name)
+        if process is None:
+            return None
+        prompts = random_prompts(self._config, shape.batch, shape.prompt_tokens, seed)
+        process.resume()
+        try:
+            return process.run(prompts, new_tokens).seconds
+        except _FAILURES as error:
+            self._drop(name, f"{shape.name}: {error}")
+            return None
+        finally:
+            if name in self._running:
+                process.pause()
+
+    def _survives(self, name: str, action: Callable[[], None]) -> bool:
+        try:
+            action()
+        except _FAILURES as error:
+            self._drop(name, str(error))
+            return False
+        return True
+
+    def _drop(self, name: str, reason: str) -> None:
+        print(f"{name} is left out: {reason}", file=sys.stderr, flush=True)
+        self.failures[name] = reason
+        process = self._running.pop(name, None)
+        if process is not None:
+            process.close()
+
+
+def random_prompts(config: ModelConfig, batch: int, length: int, seed: int | str) -> Prompts:
+    """Prompts of uniformly drawn ids; the same for the same arguments."""
+    draw = random.Random(f"{batch} {length} {seed}")
+    return [[draw.randrange(config.vocab_size) for _ in range(length)] for _ in range(batch)]

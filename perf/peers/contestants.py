@@ -1,0 +1,126 @@
+"""Who takes part: engines, the types of their weights and KV caches, and their options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from naiad.errors import StartupError
+
+_KV_BYTES = {"float32": 4.0, "bfloat16": 2.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """An engine with its options.
+
+    Attributes:
+        name: in tables.
+        environment: a key of `environments.ENVIRONMENTS`; "": this interpreter's.
+        adapter: the file `adapters/run_ADAPTER.py`.
+        model_format: a format of `models.prepare`.
+        group: contestants of the same group are compared: "16-bit" (float32 too), "8-bit" or "8-bit, u8 KV".
+        weight_bytes, kv_bytes: of one weight and one number of the KV cache, as the engine keeps them.
+        options: of the adapter.
+    """
+
+    name: str
+    environment: str
+    adapter: str
+    model_format: str
+    group: str
+    weight_bytes: float
+    kv_bytes: float
+    options: Mapping[str, Any]
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is another project's engine."""
+        return self.environment != ""
+
+    @property
+    def least_agreement(self) -> float:
+        """The share of the first tokens that must be float32's for its speed to be reported."""
+        return 0.2 if self.weight_bytes < 2 else 0.5
+
+
+def peers(cpu_flags: Sequence[str]) -> list[Contestant]:
+    """All engines but Naiad.
+
+    Args:
+        cpu_flags: the CPU's instruction sets as in /proc/cpuinfo. llama.cpp's buffers for AMX are left out,
+            because they have crashed with 8-bit weights; OpenVINO computes in float32 without bfloat16.
+    """
+    extra = "amx_tile" not in cpu_flags
+    precision = "bf16" if "avx512_bf16" in cpu_flags or "amx_bf16" in cpu_flags else "f32"
+    kv, kv_bytes = ("bf16", 2.0) if precision == "bf16" else ("f16", 2.0)
+    plain = {"precision": precision, "kv": kv, "max_num_batched_tokens": 2048}
+    eight = "8-bit, u8 KV"
+    return [
+        Contestant("vllm eager", "vllm", "vllm", "checkpoint", "16-bit", 2, 2, {"eager": True}),
+        Contestant("vllm compiled", "vllm", "vllm", "checkpoint", "16-bit", 2, 2, {"eager": False}),
+        _llama("llama.cpp bf16", "gguf-BF16", "16-bit", "f16", extra),
+        _llama("llama.cpp q8_0", "gguf-Q8_0", "8-bit", "f16", extra),
+        _llama("llama.cpp q8_0 kv8", "gguf-Q8_0", eight, "q8_0", extra),
+        _openvino("openvino 16-bit", "openvino-fp16", "16-bit", kv_bytes, plain),
+        _openvino("openvino int8", "openvino-int8", "8-bit", kv_bytes, plain),
+        _openvino("openvino int8 kv8", "openvino-int8", eight, 1, plain | {"kv": "u8"}),
+        Contestant(
+            *("transformers bf16", "transformers", "transformers", "checkpoint", "16-bit", 2, 2),
+            {"dtype": "bfloat16"},
+        ),
+    ]
+
+
+REFERENCE = Contestant(
+    *("transformers f32", "transformers", "transformers", "checkpoint", "16-bit", 4, 4), {"dtype": "float32"}
+)
+
+
+def naiad(text: str) -> Contestant:
+    """Parse a contestant of Naiad, `NAME:field=value,…`, with fields of `EngineConfig`.
+
+    Raises:
+        StartupError: the text has another form.
+    """
+    name, _, listed = text.partition(":")
+    pairs = [part.partition("=") for part in listed.split(",") if part]
+    if not name or any(not key or not value for key, _, value in pairs):
+        raise StartupError(f"--naiad {text}: expected NAME:field=value,…, such as bf16:dtype=bfloat16")
+    fields = {key: _value(value) for key, _, value in pairs}
+    is_int8 = fields.get("quantization") == "int8"
+    return Contestant(
+        name=f"naiad {name}",
+        environment="",
+        adapter="naiad",
+        model_format="checkpoint",
+        group="8-bit" if is_int8 else "16-bit",
+        # A checkpoint of 16 bits stays in 16 bits, whatever it is computed in.
+        weight_bytes=1 if is_int8 else 2,
+        kv_bytes=_KV_BYTES.get(str(fields.get("dtype")), 2.0),
+        options=fields,
+    )
+
+
+def _value(text: str) -> bool | int | str:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.isdecimal() else text
+
+
+def _llama(name: str, model_format: str, group: str, kv: str, extra: bool) -> Contestant:
+    # A block of 32 weights in Q8_0 has 34 bytes.
+    weight_bytes, kv_bytes = (
+        (2 if model_format.endswith("BF16") else 34 / 32),
+        (34 / 32 if kv == "q8_0" else 2),
+    )
+    options = {"kv": kv, "extra_buffers": extra}
+    return Contestant(name, "llama_cpp", "llama_cpp", model_format, group, weight_bytes, kv_bytes, options)
+
+
+def _openvino(
+    name: str, model_format: str, group: str, kv_bytes: float, options: Mapping[str, Any]
+) -> Contestant:
+    weight_bytes = 1 if model_format.endswith("int8") else 2
+    return Contestant(name, "openvino", "openvino", model_format, group, weight_bytes, kv_bytes, options)

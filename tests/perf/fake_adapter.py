@@ -1,0 +1,29 @@
+"""Adds one to the last token again and again; its option `fault` makes it fail on purpose."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "perf" / "peers" / "adapters"))
+
+from protocol import Engine, Load, serve
+
+
+def load(task: Load) -> Engine:
+    fault = task.options.get("fault")
+    print("libraries print while they load", flush=True)
+    if fault == "load":
+        raise OSError(f"{task.model} is not here")
+
+    def generate(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+        if fault == "run":
+            raise MemoryError("no room for the cache")
+        num_made = new_tokens - (fault == "short")
+        return [[prompt[-1] + 1 + number for number in range(num_made)] for prompt in prompts]
+
+    return Engine(generate)
+
+
+if __name__ == "__main__":
+    serve(load, ["pytest"])
