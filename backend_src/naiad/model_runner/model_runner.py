@@ -139,7 +139,7 @@ class ModelRunner(PagedModel):
                 KVPool(each, counts, config.block_size, self.dtype, self.device, self._is_native)
                 for each, counts in zip(shapes, block_counts, strict=True)
             ]
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise ConfigError(
                 "kv_cache_bytes", kv_cache_bytes, f"a size that fits in memory ({error})"
             ) from error
