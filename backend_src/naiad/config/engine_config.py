@@ -29,6 +29,9 @@ class EngineConfig:
         device: "cpu" or "cuda".
         cpu_kernels: what computes a step on a CPU: "native" (compiled for this machine at the first start),
             "torch", or "auto": native where it can be had, else torch. On CUDA it has no meaning.
+        start_cache: on a CPU, keep what a start prepares for the next one: the weights as the native kernels
+            read them, and measured costs of steps. They are in .naiad in the model's directory, or in the
+            user's cache if that is read-only.
         max_num_seqs: maximum sequences that run at the same time.
         max_num_batched_tokens: maximum tokens that a step computes, at least max_num_seqs.
             0: measured at start on a CPU so that a step stays under 250 ms; 2,048 on CUDA.
@@ -65,6 +68,7 @@ class EngineConfig:
     dtype: str = "auto"
     device: str = "cpu"
     cpu_kernels: str = "auto"
+    start_cache: bool = True
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
