@@ -7,6 +7,7 @@ gives it out from there. At later starts a `PackedCheckpoint` gives them out wit
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import hashlib
 import logging
@@ -160,6 +161,14 @@ def packing(cache: CheckpointCache, options: LoadOptions) -> Iterator[PackingChe
         yield PackingCheckpoint(Checkpoint(cache.model_dir, options), ArrayWriter(part, key, max_bytes))
         if not cache.is_unchanged:
             raise OSError("the checkpoint was changed while it was read")
+    _give_back_memory()
+
+
+def _give_back_memory() -> None:
+    """Return freed memory to the system: the C library would keep most of what packing has needed."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _file_name(options: LoadOptions) -> str:
