@@ -81,3 +81,13 @@ def test_a_damaged_memory_is_an_empty_one(path: Path, content: bytes) -> None:
     memory = path.with_name("memory")
     memory.write_bytes(content)
     assert FileHashes(memory).sha256(path) == digest(CONTENT)
+
+
+def test_a_file_of_ones_own_is_not_read_at_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = FileHashes(None)
+    hashes.remember(path, 4096, digest(CONTENT[4096:]))
+    with monkeypatch.context() as patch:
+        patch.setattr(file_hashes, "_sha256", None)
+        assert hashes.sha256(path, 4096) == digest(CONTENT[4096:])
+    path.write_bytes(bytes(len(CONTENT)))
+    assert hashes.sha256(path, 4096) == digest(bytes(len(CONTENT) - 4096))

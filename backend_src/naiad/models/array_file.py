@@ -56,6 +56,7 @@ class ArrayWriter:
 
     Attributes:
         notes: small values by name that are stored with the arrays.
+        sha256: of everything after the header, in hexadecimal digits, once the file is finished.
     """
 
     def __init__(self, file: BinaryIO, key: str, max_bytes: int) -> None:
@@ -77,6 +78,7 @@ class ArrayWriter:
         self._arrays: dict[str, _Array] = {}
         self._digest = hashlib.sha256()
         self.notes: dict[str, dict[str, int | str]] = {}
+        self.sha256 = ""
         self._end = PAGE_BYTES
         file.write(bytes(PAGE_BYTES))
 
@@ -110,6 +112,7 @@ class ArrayWriter:
         offset = self._end
         self._write(table)
         self._file.truncate(self._end)
+        self.sha256 = self._digest.hexdigest()
         header = _HEADER.pack(_MAGIC, _VERSION, offset, len(table), self._digest.digest())
         self._file.seek(0)
         self._file.write(header + hashlib.sha256(header).digest())

@@ -48,10 +48,17 @@ class CheckpointCache:
             OSError: the file cannot be read.
         """
         digest = self._hashes.sha256(path, start)
-        if self.folder is not None:
-            with contextlib.suppress(OSError):  # then it is hashed again at the next start
-                self._hashes.save(self.folder / _HASHES, self.file_mode)
+        self._save()
         return digest
+
+    def remember(self, path: Path, start: int, sha256: str) -> None:
+        """Remember the hash of a file of this cache that has just been written; see `FileHashes`.
+
+        Raises:
+            OSError: the file is not there.
+        """
+        self._hashes.remember(path, start, sha256)
+        self._save()
 
     @cached_property
     def is_unchanged(self) -> bool:
@@ -85,6 +92,11 @@ class CheckpointCache:
     def num_source_bytes(self) -> int:
         """The size of the checkpoint's files."""
         return sum(path.stat().st_size for path in self._sources)
+
+    def _save(self) -> None:
+        if self.folder is not None:
+            with contextlib.suppress(OSError):  # then files are hashed again at the next start
+                self._hashes.save(self.folder / _HASHES, self.file_mode)
 
     @cached_property
     def _hashes(self) -> FileHashes:

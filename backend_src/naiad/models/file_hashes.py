@@ -16,6 +16,8 @@ from naiad.models.whole_file import replace_file
 _CHUNK_BYTES = 1 << 20
 # A file that is changed twice within a tick of the file system's clock looks the same after both.
 _CLOCK_TICK_NS = 2_000_000_000
+# Longer than a tick of the kernel's clock.
+_TICK_S = 0.02
 
 
 class _Seen(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +64,7 @@ class FileHashes:
         Raises:
             OSError: the file cannot be read.
         """
-        name = f"{path.name}+{start}"
+        name = _name(path, start)
         known = self._known.get(name)
         if known is not None and known.seen == _Seen.of(path.stat()):
             return known.sha256
@@ -75,6 +77,23 @@ class FileHashes:
             self._known[name] = _Hash(seen, digest)
             self._is_changed = True
         return digest
+
+    def remember(self, path: Path, start: int, sha256: str) -> None:
+        """Remember the hash of a file that this process has just written, and nobody else does.
+
+        Args:
+            path: the file, in its place.
+            start: first byte that was hashed.
+            sha256: of what was written, in hexadecimal digits.
+
+        Raises:
+            OSError: the file is not there.
+        """
+        seen = _Seen.of(path.stat())
+        # Who changes it from now on gives it another time.
+        time.sleep(_TICK_S)
+        self._known[_name(path, start)] = _Hash(seen, sha256)
+        self._is_changed = True
 
     def save(self, memory: Path, mode: int) -> None:
         """Write what is remembered to a file, if there is anything new.
@@ -89,6 +108,10 @@ class FileHashes:
         if self._is_changed:
             replace_file(memory, msgspec.json.encode(self._known), mode)
             self._is_changed = False
+
+
+def _name(path: Path, start: int) -> str:
+    return f"{path.name}+{start}"
 
 
 def _sha256(file: BinaryIO, start: int) -> str:

@@ -158,9 +158,11 @@ def packing(cache: CheckpointCache, options: LoadOptions) -> Iterator[PackingChe
     if shutil.disk_usage(cache.folder).free < _LEAST_FREE * cache.num_source_bytes:
         raise OSError(f"the disk of {cache.folder} is almost full")
     with written_whole(path, cache.file_mode) as part:
-        yield PackingCheckpoint(Checkpoint(cache.model_dir, options), ArrayWriter(part, key, max_bytes))
+        writer = ArrayWriter(part, key, max_bytes)
+        yield PackingCheckpoint(Checkpoint(cache.model_dir, options), writer)
         if not cache.is_unchanged:
             raise OSError("the checkpoint was changed while it was read")
+    cache.remember(path, PAGE_BYTES, writer.sha256)
     _give_back_memory()
 
 
