@@ -128,6 +128,12 @@ def test_a_bfloat16_checkpoint_is_kept_in_16_bits_for_float32(tmp_path: Path) ->
     assert_same(load(tmp_path), plain)
 
 
+def test_the_users_cache_is_left_alone_if_it_is_not_needed(model_dir: Path, user_cache: Path) -> None:
+    for _ in range(2):
+        load(model_dir)
+    assert not list(user_cache.iterdir())
+
+
 def test_both_dtypes_are_kept_beside_each_other(model_dir: Path) -> None:
     for options in OPTIONS.values():
         load(model_dir, options)

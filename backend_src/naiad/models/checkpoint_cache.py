@@ -67,7 +67,7 @@ class CheckpointCache:
 
     def find(self, name: str) -> list[Path]:
         """The files of this name that are there: beside the checkpoint, and in the user's cache."""
-        folders = [self._beside if _is_trusted(self._beside) else None, self._private]
+        folders = [self._beside if _is_trusted(self._beside) else None, self._private(makes=False)]
         return [folder / name for folder in folders if folder is not None and (folder / name).is_file()]
 
     @cached_property
@@ -78,7 +78,7 @@ class CheckpointCache:
             self._beside.mkdir(mode=0o700 | self.model_dir.stat().st_mode & 0o055, exist_ok=True)
         if _is_trusted(self._beside) and os.access(self._beside, os.W_OK):
             return self._beside
-        return self._private
+        return self._private(makes=True)
 
     @cached_property
     def file_mode(self) -> int:
@@ -107,10 +107,9 @@ class CheckpointCache:
     def _sources(self) -> list[Path]:
         return sorted(path for pattern in _SOURCES for path in self.model_dir.glob(pattern))
 
-    @cached_property
-    def _private(self) -> Path | None:
+    def _private(self, *, makes: bool) -> Path | None:
         name = hashlib.sha256(os.fsencode(self.model_dir.resolve())).hexdigest()[:16]
-        return private_folder("checkpoints", name)
+        return private_folder("checkpoints", name, makes=makes)
 
 
 def _is_trusted(folder: Path) -> bool:

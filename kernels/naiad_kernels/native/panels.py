@@ -28,7 +28,8 @@ def narrowed(matrix: torch.Tensor) -> torch.Tensor:
         matrix: `[rows, columns]`, float32 or bfloat16.
     """
     parts = [matrix[first : first + _NARROWED_ROWS] for first in range(0, len(matrix), _NARROWED_ROWS)]
-    return matrix.bfloat16() if all(torch.equal(part.bfloat16(), part) for part in parts) else matrix
+    is_exact = all(torch.equal(part.bfloat16().to(part.dtype), part) for part in parts)
+    return matrix.bfloat16() if is_exact else matrix
 
 
 @dataclass(frozen=True, slots=True)

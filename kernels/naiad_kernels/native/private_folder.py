@@ -6,19 +6,21 @@ import os
 from pathlib import Path
 
 
-def private_folder(*names: str) -> Path | None:
-    """Make a folder of mode 0700 in the user's cache, unless it is there.
+def private_folder(*names: str, makes: bool = True) -> Path | None:
+    """Find a folder of mode 0700 in the user's cache.
 
     Args:
         names: of the folder, below `naiad`.
+        makes: whether it is made if it is not there.
 
     Returns:
-        The folder; None if it cannot be made, or if others may read or write it.
+        The folder; None if it is not there or cannot be made, or if others may read or write it.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         folder = (Path(base) if base else Path.home() / ".cache").joinpath("naiad", *names)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if makes:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except (OSError, RuntimeError):
         return None
