@@ -103,10 +103,10 @@ def test_memory_of_blocks_that_nobody_has_written_is_not_taken() -> None:
     pool = KVPool(config, [num_blocks], 16, torch.float32, torch.device("cpu"))
     size = sum(layer.key.nbytes + layer.value.nbytes for layer in pool.layers)
     assert size == 2 * num_blocks * LAYER_BLOCK_BYTES
-    assert held_bytes() - before < size / 4
+    assert held_bytes() - before < size / 8
     assert not pool.layers[1].value[-1].any()
     pool.layers[0].key.fill_(1)
-    assert held_bytes() - before > size / 4
+    assert held_bytes() - before > size / 8
 
 
 def test_a_pool_larger_than_memory_is_refused(tmp_path: Path) -> None:
