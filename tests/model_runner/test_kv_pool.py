@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import psutil
 import pytest
 import torch
 
+from helpers.tiny_models import make_tiny_model
 from naiad.config import AttentionSpec, EngineConfig, ModelConfig
 from naiad.errors import ConfigError
+from naiad.model_runner import ModelRunner
 from naiad.model_runner.kv_pool import KVPool, kv_group_specs
 
 # Two KV heads of eight numbers in blocks of 16 tokens, float32.
@@ -87,3 +92,25 @@ def test_copies_and_clears_are_those_of_their_group() -> None:
     pool.zero([[1], []])
     pool.zero_slots([[], [1 * 16]])
     assert [layer.value[1, 0, :2, 0].tolist() for layer in pool.layers] == [[0, 7], [0, 0], [0, 7]]
+
+
+def test_memory_of_blocks_that_nobody_has_written_is_not_taken() -> None:
+    def held_bytes() -> int:
+        return psutil.Process().memory_info().rss
+
+    config, num_blocks = model_config(0, 0), 1 << 16
+    before = held_bytes()
+    pool = KVPool(config, [num_blocks], 16, torch.float32, torch.device("cpu"))
+    size = sum(layer.key.nbytes + layer.value.nbytes for layer in pool.layers)
+    assert size == 2 * num_blocks * LAYER_BLOCK_BYTES
+    assert held_bytes() - before < size / 8
+    assert not pool.layers[1].value[-1].any()
+    pool.layers[0].key.fill_(1)
+    assert held_bytes() - before > size / 8
+
+
+def test_a_pool_larger_than_memory_is_refused(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path, max_position_embeddings=1 << 40)
+    config = EngineConfig(model_dir=str(tmp_path), kv_cache_bytes=1 << 50, max_num_seqs=4096)
+    with pytest.raises(ConfigError, match=r"^kv_cache_bytes = \d+: expected a size that fits in memory"):
+        ModelRunner(config)

@@ -47,6 +47,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         help="how a CPU's native kernels round weights at load; int8: to eight bits, the fastest",
     )
     add(
+        "--start-cache",
+        choices=("true", "false"),
+        help="on a CPU: keep packed weights and measured costs in .naiad beside the model for the next start",
+    )
+    add(
         "--max-num-seqs",
         type=at_least(0),
         metavar="N",

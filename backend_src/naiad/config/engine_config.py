@@ -33,6 +33,9 @@ class EngineConfig:
         quantization: how weights are rounded at load: "none", or "int8": eight bits with a scale for each
             output, and inputs of a layer in eight bits with a scale for each 64 of them. The native kernels
             of a CPU compute it.
+        start_cache: on a CPU, keep what a start prepares for the next one: the weights as the native kernels
+            read them, and measured costs of steps. They are in .naiad in the model's directory, or in the
+            user's cache if that is read-only.
         max_num_seqs: maximum sequences that run at the same time.
         max_num_batched_tokens: maximum tokens that a step computes, at least max_num_seqs.
             0: measured at start on a CPU so that a step stays under 250 ms; 2,048 on CUDA.
@@ -70,6 +73,7 @@ class EngineConfig:
     device: str = "cpu"
     cpu_kernels: str = "auto"
     quantization: str = "none"
+    start_cache: bool = True
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 0
     max_model_len: int = 0

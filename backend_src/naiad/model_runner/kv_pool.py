@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -50,7 +53,7 @@ class KVPool:
         layers: dict[int, LayerCache] = {}
         for group, num in zip(config.layer_groups, num_blocks, strict=True):
             shape = (len(group.layers), 2, num, config.num_kv_heads, block_size, config.head_dim)
-            self._tensors.append(torch.zeros(shape, dtype=dtype, device=device))
+            self._tensors.append(_zeros(shape, dtype, device))
             parts = zip(group.layers, self._tensors[-1], strict=True)
             layers |= {index: LayerCache(key=layer[0], value=layer[1]) for index, layer in parts}
         self.layers = [layers[index] for index in range(config.num_layers)]
@@ -85,6 +88,16 @@ class KVPool:
         for tensor, blocks in zip(self._tensors, block_ids, strict=True):
             index = torch.tensor(list(blocks), dtype=torch.int64, device=tensor.device)
             tensor.index_fill_(2, index, 0)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU in memory of its own, which the system provides in large pages as it is written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def kv_group_specs(

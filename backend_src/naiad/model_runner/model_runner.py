@@ -20,6 +20,7 @@ from naiad.model_runner.device import (
 from naiad.model_runner.draft_choice import draft_model_config, num_draft_layers
 from naiad.model_runner.graph_buckets import Buckets
 from naiad.model_runner.graphed_model import cuda_capture
+from naiad.model_runner.kept_measurements import Facts, KeptMeasurements
 from naiad.model_runner.kv_pool import KVPool, kv_group_specs
 from naiad.model_runner.native_kernels import native_team
 from naiad.model_runner.paged_model import PagedModel
@@ -33,6 +34,7 @@ from naiad.model_runner.token_budget import (
     probe_steps,
 )
 from naiad.models import DecoderModel, load_model
+from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.native_model import NativeModel
 from naiad.outputs import MemoryUse
 from naiad_kernels.linear import LoadOptions
@@ -78,15 +80,17 @@ class ModelRunner(PagedModel):
             options = LoadOptions(
                 self.dtype, self.device, config.batch_invariant, self._is_native, is_quantised
             )
-            models = [load_model(each, shape, options) for each, shape in checkpoints]
+            caches = [self._start_cache(config, each) for each, _ in checkpoints]
+            pairs = zip(checkpoints, caches, strict=True)
+            models = [load_model(each, shape, options, cache) for (each, shape), cache in pairs]
             if num_layers:
                 models.append(models[0].first_layers(num_layers))
             pools = self._allocate_pools(config, models, num_pools=len(checkpoints))
             if num_layers:
                 pools.append(pools[0].first_layers(num_layers))
             if team is not None:
-                pairs = zip(models, pools, strict=True)
-                models = [NativeModel(model, pool.layers, team) for model, pool in pairs]
+                with_pools = zip(models, pools, strict=True)
+                models = [NativeModel(model, pool.layers, team) for model, pool in with_pools]
                 # Torch's own threads would spin on the cores that the team needs.
                 torch.set_num_threads(1)
         limit = target.max_position_embeddings
@@ -94,13 +98,21 @@ class ModelRunner(PagedModel):
         for group in self.kv_groups:
             if group.window is None:
                 longest = min(longest, group.num_blocks * config.block_size)
-        super().__init__(models[0], pools[0], self._cache_layout(config, target), longest)
+        facts: Facts = {
+            "dtype": str(self.dtype),
+            "num_threads": num_threads,
+            "quantization": config.quantization,
+            "kernels": f"torch {torch.__version__}" if team is None else team.library.name,
+        }
+        measurements = [KeptMeasurements(cache, facts) for cache in caches]
+        layout = self._cache_layout(config, target)
+        super().__init__(models[0], pools[0], layout, longest, measurements=measurements[0])
         self.draft_runner: PagedModel | None = None
         if len(models) == 2:
             layout = self._cache_layout(config, models[1].config)
             # The target's first layers use the target's groups; a draft model uses the first group only.
             kv_groups = [] if num_layers else [0] * len(models[1].config.layer_groups)
-            self.draft_runner = PagedModel(models[1], pools[1], layout, longest, kv_groups)
+            self.draft_runner = PagedModel(models[1], pools[1], layout, longest, kv_groups, measurements[-1])
             self._capture_graphs(config, self.draft_runner)
         self._capture_graphs(config, self)
         self.token_budget = self._choose_budget(config)
@@ -142,7 +154,7 @@ class ModelRunner(PagedModel):
                 KVPool(each, counts, config.block_size, self.dtype, self.device, self._is_native)
                 for each, counts in zip(shapes, block_counts, strict=True)
             ]
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise ConfigError(
                 "kv_cache_bytes", kv_cache_bytes, f"a size that fits in memory ({error})"
             ) from error
@@ -214,7 +226,13 @@ class ModelRunner(PagedModel):
             return TokenBudget(config.max_num_batched_tokens)
         if self.device.type == "cuda":
             return CUDA_BUDGET
-        short, long = probe_steps(self._longest_probe, config.block_size)
+        return self._measured("token_budget", TokenBudget, partial(self._measure_budget, config.block_size))
+
+    def _measure_budget(self, block_size: int) -> TokenBudget:
+        short, long = probe_steps(self._longest_probe, block_size)
         budget = measure_token_budget(self.run, short, long)
         self._end_probes()
         return budget
+
+    def _start_cache(self, config: EngineConfig, model_dir: str) -> CheckpointCache | None:
+        return CheckpointCache(model_dir) if config.start_cache and self.device.type == "cpu" else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -14,6 +15,7 @@ from naiad.kv_cache.slots import slots_of
 from naiad.model_runner.context_logits import context_logits
 from naiad.model_runner.graph_buckets import Buckets
 from naiad.model_runner.graphed_model import Capture, GraphedModel
+from naiad.model_runner.kept_measurements import KeptMeasurements
 from naiad.model_runner.kv_pool import KVPool
 from naiad.model_runner.sequence_states import SequenceStates, StateRow
 from naiad.model_runner.step_costs import MeasuredCosts, measure_step_costs
@@ -29,6 +31,7 @@ from naiad.sequence import SamplingParams
 from naiad_kernels.paged_attention.layout import CacheLayout
 from naiad_kernels.readback import Readback
 
+_Value = TypeVar("_Value")
 _NOT_FINITE = "the model computed numbers that are not finite for this request"
 
 
@@ -67,6 +70,7 @@ class PagedModel:
         layout: CacheLayout,
         max_model_len: int,
         kv_groups: Sequence[int] = (),
+        measurements: KeptMeasurements | None = None,
     ) -> None:
         """Use a model with a KV pool.
 
@@ -77,6 +81,7 @@ class PagedModel:
             max_model_len: maximum length of a sequence.
             kv_groups: for each of the model's groups of layers, the KV group whose blocks it uses;
                 empty: each has its own.
+            measurements: keeps what is measured with the model; None: nothing is kept.
         """
         self._kv_groups = kv_groups or range(len(model.config.layer_groups))
         self.model_config: ModelConfig = model.config
@@ -90,6 +95,7 @@ class PagedModel:
         self._states = SequenceStates(self._sampler, self._kv_groups)
         self._graphs: GraphedModel | None = None
         self._sampled: SampledIds | None = None
+        self._measurements = measurements or KeptMeasurements(None, {})
 
     @torch.inference_mode()
     def capture_graphs(self, buckets: Buckets, capture: Capture) -> None:
@@ -193,11 +199,23 @@ class PagedModel:
         self._pool.zero_slots([slots[group] for group in self._kv_groups])
 
     def measure_step_costs(self) -> MeasuredCosts:
-        """Measure the cost of steps; this takes some seconds on a CPU."""
+        """Measure the cost of steps, which takes some seconds on a CPU unless it was measured earlier."""
+        return self._measured("step_costs", MeasuredCosts, self._measure_step_costs)
+
+    def _measure_step_costs(self) -> MeasuredCosts:
         is_cuda = self._layout.device.type == "cuda"
         costs = measure_step_costs(self.run, self._longest_probe, self._layout.block_size, is_cuda=is_cuda)
         self._end_probes()
         return costs
+
+    def _measured(self, name: str, kind: type[_Value], measure: Callable[[], _Value]) -> _Value:
+        """Return what an earlier start has measured with this model and these probes, or measure."""
+        facts: dict[str, int | str] = {
+            "longest_probe": self._longest_probe,
+            "block_size": self._layout.block_size,
+            "num_layers": self.model_config.num_layers,
+        }
+        return self._measurements.get(name, kind, measure, facts)
 
     @property
     def _longest_probe(self) -> int:

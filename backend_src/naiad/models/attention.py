@@ -10,7 +10,7 @@ import torch
 from naiad.config import AttentionSpec, ModelConfig
 from naiad.models.decoder import ForwardBatch
 from naiad.models.layers import load_linear
-from naiad.models.weights import Checkpoint
+from naiad.models.weights import Weights
 from naiad_kernels.linear import LinearWeight, linear
 from naiad_kernels.paged_attention import paged_attention
 from naiad_kernels.rotary_store_kv import HeadNorm, rotary_store_kv
@@ -42,7 +42,7 @@ class Attention:
 
 def load_attention(
     config: ModelConfig,
-    checkpoint: Checkpoint,
+    checkpoint: Weights,
     index: int,
     biases: tuple[bool, bool],
     take_norm: TakeNorm | None,

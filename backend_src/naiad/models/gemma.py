@@ -17,7 +17,7 @@ from naiad.config.families.gemma import GemmaConfig
 from naiad.models.attention import Attention, attend, load_attention
 from naiad.models.decoder import ForwardBatch
 from naiad.models.layers import Ropes, load_embedding_and_head, load_linear
-from naiad.models.weights import Checkpoint
+from naiad.models.weights import Weights
 from naiad_kernels.embedding import embedding
 from naiad_kernels.gelu_and_mul import gelu_and_mul
 from naiad_kernels.linear import LinearWeight, linear
@@ -42,7 +42,7 @@ class GemmaLayer:
 class GemmaModel:
     """A `DecoderModel` of the Gemma family."""
 
-    def __init__(self, config: GemmaConfig, checkpoint: Checkpoint) -> None:
+    def __init__(self, config: GemmaConfig, checkpoint: Weights) -> None:
         """Load every tensor from the checkpoint.
 
         Raises:
@@ -89,12 +89,12 @@ class GemmaModel:
         return soft_cap(logits, cap) if cap else logits
 
 
-def _take_norm(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+def _take_norm(checkpoint: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     """Return 1 + weight in float32; in fewer bits the sum would lose the weight's last bits."""
     return 1.0 + checkpoint.take(name, shape, torch.float32)
 
 
-def _load_layer(config: GemmaConfig, checkpoint: Checkpoint, index: int) -> GemmaLayer:
+def _load_layer(config: GemmaConfig, checkpoint: Weights, index: int) -> GemmaLayer:
     prefix = f"model.layers.{index}"
     hidden, inner = config.hidden_size, config.intermediate_size
 

@@ -16,7 +16,7 @@ from naiad.config.families.llama import LlamaConfig
 from naiad.models.attention import Attention, attend, load_attention
 from naiad.models.decoder import ForwardBatch
 from naiad.models.layers import Ropes, add_and_norm, load_embedding_and_head, load_linear
-from naiad.models.weights import Checkpoint
+from naiad.models.weights import Weights
 from naiad_kernels.embedding import embedding
 from naiad_kernels.linear import LinearWeight, linear
 from naiad_kernels.rms_norm import rms_norm
@@ -38,7 +38,7 @@ class LlamaLayer:
 class LlamaModel:
     """A `DecoderModel` of the Llama family."""
 
-    def __init__(self, config: LlamaConfig, checkpoint: Checkpoint) -> None:
+    def __init__(self, config: LlamaConfig, checkpoint: Weights) -> None:
         """Load every tensor from the checkpoint.
 
         Raises:
@@ -80,7 +80,7 @@ class LlamaModel:
         return linear(hidden, self._lm_head).float()
 
 
-def _load_layer(config: LlamaConfig, checkpoint: Checkpoint, index: int) -> LlamaLayer:
+def _load_layer(config: LlamaConfig, checkpoint: Weights, index: int) -> LlamaLayer:
     prefix = f"model.layers.{index}"
     hidden, inner = config.hidden_size, config.intermediate_size
     return LlamaLayer(

@@ -2,33 +2,55 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from naiad.config import ModelConfig
 from naiad.config.families.gemma import GemmaConfig
 from naiad.config.families.llama import LlamaConfig
+from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.decoder import DecoderModel
 from naiad.models.gemma import GemmaModel
 from naiad.models.llama import LlamaModel
-from naiad.models.weights import Checkpoint
+from naiad.models.packed_weights import open_packed, packing
+from naiad.models.weights import Checkpoint, Weights
 from naiad_kernels.linear import LoadOptions
 
-_MODELS: dict[type[ModelConfig], Callable[[Any, Checkpoint], DecoderModel]] = {
+_LOG = logging.getLogger(__name__)
+_MODELS: dict[type[ModelConfig], Callable[[Any, Weights], DecoderModel]] = {
     LlamaConfig: LlamaModel,
     GemmaConfig: GemmaModel,
 }
 
 
-def load_model(directory: str, config: ModelConfig, options: LoadOptions) -> DecoderModel:
+def load_model(
+    directory: str, config: ModelConfig, options: LoadOptions, cache: CheckpointCache | None = None
+) -> DecoderModel:
     """Load a checkpoint.
 
     Args:
         directory: the checkpoint's directory.
         config: its configuration, as `ModelConfig.from_directory` reads it.
         options: dtype, device, and how linear layers are laid out.
+        cache: keeps the weights of native kernels for the next start; None: nothing is kept.
 
     Raises:
         ModelError: names the file and the tensor that are missing, damaged or misshapen.
     """
-    return _MODELS[type(config)](config, Checkpoint(directory, options))
+    build = partial(_MODELS[type(config)], config)
+    if cache is None or not options.native:
+        return build(Checkpoint(directory, options))
+    # Native kernels are invariant in any case.
+    options = replace(options, batch_invariant=False)
+    try:
+        kept = open_packed(cache, options)
+        if kept is not None:
+            return build(kept)
+        with packing(cache, options) as checkpoint:
+            return build(checkpoint)
+    except OSError as error:
+        _LOG.warning("the weights are not kept for the next start: %s", error)
+        return build(Checkpoint(directory, options))

@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from naiad.errors import ModelError
-from naiad_kernels.linear import LoadOptions
+from naiad_kernels.linear import LinearWeight, LoadOptions
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 # Old exporters stored the rotary frequencies, which the configuration determines.
 _IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 _FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# A file's pages count as this process's memory once they are read, until the file is opened again.
+_MAX_MAPPED_BYTES = 32 << 20
+
+Prepared = TypeVar("Prepared", bound="torch.Tensor | LinearWeight")
+
+
+class Weights(Protocol):
+    """Where a model takes its weights from: a `Checkpoint`, or what an earlier start has made of one."""
+
+    @property
+    def options(self) -> LoadOptions:
+        """How the model is loaded."""
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return one tensor; see `Checkpoint.take`."""
+
+    def prepared(self, name: str, make: Callable[[Checkpoint], Prepared]) -> Prepared:
+        """Return what is made of the checkpoint's tensors, or was made of them at an earlier start.
+
+        Args:
+            name: unique among the model's tensors and these.
+            make: makes it; it depends on nothing but the checkpoint and the options.
+        """
+
+    def drop(self, name: str) -> None:
+        """Skip a tensor that duplicates another."""
+
+    def finish(self) -> None:
+        """Tell that the model has all its weights; see `Checkpoint.finish`."""
 
 
 class Checkpoint:
@@ -40,16 +71,13 @@ class Checkpoint:
         self.options = options
         self._file_of: dict[str, str] = {}
         self._files: dict[str, Any] = {}
+        self._num_read: Counter[str] = Counter()
         index = self._read_index()
         for name in sorted(set(index.values())) if index is not None else [_SINGLE_FILE]:
             self._open(name)
         for tensor, file in (index or {}).items():
             if self._file_of.get(tensor) != file:
                 raise ModelError(f"{file} has no tensor {tensor!r}, which {_INDEX_FILE} places there")
-
-    def has(self, name: str) -> bool:
-        """Whether a tensor of this name has not been taken yet."""
-        return name in self._file_of
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Read one tensor as a copy on the options' device.
@@ -63,23 +91,23 @@ class Checkpoint:
             ModelError: there is no such tensor, or its shape or dtype is not the expected one; names
                 file and tensor.
         """
-        file = self._file_of.pop(name, None)
-        if file is None:
-            raise ModelError(f"{self._place()}: tensor {name!r} is missing")
-        try:
-            tensor: torch.Tensor = self._files[file].get_tensor(name)
-        except (SafetensorError, OSError, RuntimeError) as error:
-            raise ModelError(f"{file}: tensor {name!r} can not be read: {error}") from error
-        if tuple(tensor.shape) != shape:
-            raise ModelError(
-                f"{file}: tensor {name!r} has shape {tuple(tensor.shape)}, config.json asks for {shape}"
-            )
-        if tensor.dtype not in _FLOAT_DTYPES:
-            raise ModelError(
-                f"{file}: tensor {name!r} has dtype {tensor.dtype}: expected float32, bfloat16 or float16"
-            )
+        tensor = self._read(name, shape)
         # Always copy: the file's memory mapping must not outlive loading.
         return tensor.to(self.options.device, dtype or self.options.dtype, copy=True)
+
+    def take_matrix(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Read a weight as `take` does; native kernels get one that is stored in bfloat16 as it is.
+
+        Raises:
+            ModelError: as `take`.
+        """
+        tensor = self._read(name, shape)
+        is_kept = self.options.native and tensor.dtype == torch.bfloat16
+        return tensor.to(self.options.device, tensor.dtype if is_kept else self.options.dtype, copy=True)
+
+    def prepared(self, name: str, make: Callable[[Checkpoint], Prepared]) -> Prepared:
+        """Make it; see `Weights.prepared`."""
+        return make(self)
 
     def drop(self, name: str) -> None:
         """Skip a tensor that duplicates another."""
@@ -100,6 +128,29 @@ class Checkpoint:
             )
         self._files.clear()
         self._file_of.clear()
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Read one tensor in place, to be copied before the next one is read."""
+        file = self._file_of.pop(name, None)
+        if file is None:
+            raise ModelError(f"{self._place()}: tensor {name!r} is missing")
+        if self._num_read[file] > _MAX_MAPPED_BYTES:
+            self._files[file] = safe_open(self._directory / file, framework="pt", device="cpu")
+            self._num_read[file] = 0
+        try:
+            tensor: torch.Tensor = self._files[file].get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise ModelError(f"{file}: tensor {name!r} can not be read: {error}") from error
+        if tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"{file}: tensor {name!r} has shape {tuple(tensor.shape)}, config.json asks for {shape}"
+            )
+        if tensor.dtype not in _FLOAT_DTYPES:
+            raise ModelError(
+                f"{file}: tensor {name!r} has dtype {tensor.dtype}: expected float32, bfloat16 or float16"
+            )
+        self._num_read[file] += tensor.nbytes
+        return tensor
 
     def _place(self) -> str:
         return ", ".join(sorted(self._files))

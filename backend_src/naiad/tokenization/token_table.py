@@ -59,8 +59,10 @@ class TokenTable:
             ModelError: the decoder is not supported.
         """
         vocabulary = checkpoint.tokenizer.get_vocab(with_added_tokens=True)
-        decoder = json.loads(checkpoint.tokenizer.to_str()).get("decoder")
-        bytes_of, first_bytes_of = _parse_decoder(decoder)
+        decoder = checkpoint.tokenizer.decoder
+        # A decoder's pickled state is its JSON; writing the whole tokenizer as JSON takes far longer.
+        description = None if decoder is None else json.loads(decoder.__getstate__())
+        bytes_of, first_bytes_of = _parse_decoder(description)
         token_bytes = [b""] * (1 + max(vocabulary.values(), default=-1))
         first_bytes = {}
         for token, token_id in vocabulary.items():

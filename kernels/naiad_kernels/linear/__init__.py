@@ -41,13 +41,16 @@ def prepare_linear(
     Drop `matrix` afterwards unless it is needed elsewhere.
 
     Args:
-        matrix: `[out_features, in_features]`, floating dtype, on the device it will run on.
+        matrix: `[out_features, in_features]`, floating dtype, on the device it will run on. Native kernels
+            that compute in float32 take bfloat16 too.
         bias: `[out_features]`, same dtype, or None.
         options: how the model is loaded; None: the defaults.
     """
     assert bias is None or bias.shape == matrix.shape[:1], bias.shape
     if options is not None and options.native:
-        return (NativeWeight.quantised if options.quantised else NativeWeight.of)(matrix, bias)
+        if options.quantised:
+            return NativeWeight.quantised(matrix, bias)
+        return NativeWeight.of(matrix, bias, options.dtype)
     if options is not None and options.batch_invariant:
         return FixedOrderWeight(matrix.contiguous(), bias)
     if half_weight.can_narrow(matrix):

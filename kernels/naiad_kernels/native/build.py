@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from naiad_kernels.native.library import Library
+from naiad_kernels.native.private_folder import private_folder
 from naiad_kernels.native.variants import Variant
 
 SOURCE_DIR = Path(__file__).parent / "src"
@@ -91,14 +92,7 @@ def _compiler() -> list[str]:
 
 def cache_dir() -> Path | None:
     """The directory of compiled kernels, which belongs to this user alone; None if there can be none."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        folder = (Path(base) if base else Path.home() / ".cache") / "naiad" / "native"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-    except (OSError, RuntimeError):
-        return None
-    return folder if found.st_uid == os.getuid() and found.st_mode & 0o077 == 0 else None
+    return private_folder("native")
 
 
 def _digest(command: Sequence[str]) -> str:

@@ -137,10 +137,15 @@ _REFUSALS = {
 
 
 class Library:
-    """One variant of the kernels, loaded."""
+    """One variant of the kernels, loaded.
+
+    Attributes:
+        name: of its file, which tells variants and releases of the kernels apart.
+    """
 
     def __init__(self, path: Path) -> None:
         """Load it and see whether its structs are the twins of ours."""
+        self.name = path.name
         self._c = ctypes.CDLL(str(path))
         self._c.naiad_team_new.restype = c_void_p
         self._c.naiad_team_new.argtypes = [c_int64]

@@ -12,11 +12,24 @@ from naiad_kernels.native.library import Matrix, Product
 PANEL_OUTPUTS = 16
 # Inputs are padded to a multiple of this, and so are the rows of a tape's buffers.
 ALIGNMENT = 64
+# Whether a matrix can be narrowed is found out in parts of as many rows, to need little memory.
+_NARROWED_ROWS = 1024
 
 
 def padded(size: int, multiple: int = ALIGNMENT) -> int:
     """Return the next multiple."""
     return -(-size // multiple) * multiple
+
+
+def narrowed(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix in bfloat16 if that holds it exactly, else the matrix itself.
+
+    Args:
+        matrix: `[rows, columns]`, float32 or bfloat16.
+    """
+    parts = [matrix[first : first + _NARROWED_ROWS] for first in range(0, len(matrix), _NARROWED_ROWS)]
+    is_exact = all(torch.equal(part.bfloat16().to(part.dtype), part) for part in parts)
+    return matrix.bfloat16() if is_exact else matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +53,10 @@ class NativeWeight:
     out_features: int
 
     @classmethod
-    def of(cls, matrix: torch.Tensor, bias: torch.Tensor | None) -> NativeWeight:
-        """Lay out a weight for computing in its dtype.
+    def of(
+        cls, matrix: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype | None = None
+    ) -> NativeWeight:
+        """Lay out a weight for computing in a dtype.
 
         A float32 weight that bfloat16 holds exactly is kept in 16 bits: products and sums are the float32
         ones, and half as many bytes are read.
@@ -49,15 +64,14 @@ class NativeWeight:
         Args:
             matrix: `[out_features, in_features]`, float32 or bfloat16, on the CPU.
             bias: `[out_features]`, or None.
+            dtype: float32 or bfloat16; None: the matrix's own. A bfloat16 matrix suits both.
         """
         product = Product.BF16_BY_BF16
-        if matrix.dtype == torch.float32:
-            is_exact = torch.equal(matrix.bfloat16().float(), matrix)
-            product = Product.FLOAT_BY_BF16 if is_exact else Product.FLOAT_BY_FLOAT
-            matrix = matrix.bfloat16() if is_exact else matrix
-        return cls._of_panels(
-            _panels(matrix, 1 if matrix.dtype == torch.float32 else 2), bias, matrix, product
-        )
+        if (dtype or matrix.dtype) == torch.float32:
+            matrix = narrowed(matrix)
+            product = Product.FLOAT_BY_FLOAT if matrix.dtype == torch.float32 else Product.FLOAT_BY_BF16
+        step = 1 if matrix.dtype == torch.float32 else 2
+        return cls._of_panels(_panels(matrix, step), bias, matrix, product)
 
     @classmethod
     def quantised(cls, matrix: torch.Tensor, bias: torch.Tensor | None) -> NativeWeight:

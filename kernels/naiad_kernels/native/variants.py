@@ -55,9 +55,22 @@ def best_variant() -> Variant | None:
 @functools.cache
 def cpu_flags() -> frozenset[str]:
     """The instruction sets of this CPU as Linux names them; empty where they cannot be read."""
-    if platform.machine() != "x86_64" or not _CPU_INFO.exists():
-        return frozenset()
+    return frozenset(_cpu_info("flags").split()) if platform.machine() == "x86_64" else frozenset()
+
+
+@functools.cache
+def cpu_model() -> str:
+    """The name of this CPU, with what else tells its kind; empty where it cannot be read."""
+    parts = [_cpu_info(key) for key in ("model name", "cpu family", "model", "stepping", "cpu cores")]
+    return " / ".join(parts) if any(parts) else ""
+
+
+def _cpu_info(key: str) -> str:
+    """What Linux says of the first CPU."""
+    if not _CPU_INFO.exists():
+        return ""
     for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith("flags"):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""
