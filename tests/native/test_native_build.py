@@ -29,6 +29,10 @@ SMALL_SOURCE = f"""
 const int64_t kSizes[] = {{{_SIZES}}};
 extern "C" API void* naiad_team_new(int64_t) {{ return nullptr; }}
 extern "C" API void naiad_team_free(void*) {{}}
+extern "C" API void naiad_team_pin() {{}}
+extern "C" API void naiad_team_adapt() {{}}
+extern "C" API void naiad_team_size() {{}}
+extern "C" API void naiad_team_lose_member() {{}}
 extern "C" API int naiad_run() {{ return 0; }}
 extern "C" API void naiad_sizes(int64_t* sizes) {{ for (int i = 0; i < 4; i++) sizes[i] = kSizes[i]; }}
 """
