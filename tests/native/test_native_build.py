@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -177,6 +178,9 @@ def test_without_a_compiler_torch_computes_and_one_line_says_why(
         ConfigError, match=r"^batch_invariant = True: expected false: torch's products depend"
     ):
         make_runner(tmp_path, batch_invariant=True)
+    core = str(min(os.sched_getaffinity(0)))
+    with pytest.raises(ConfigError, match=r"^cpu_affinity = '\d+': expected no cores: torch computes"):
+        make_runner(tmp_path, cpu_affinity=core)
 
 
 def test_other_dtypes_are_torchs(tmp_path: Path) -> None:
