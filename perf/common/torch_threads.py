@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from naiad.model_runner.device import num_compute_threads
+from naiad.config.cores import num_compute_threads
 
 
 @contextmanager

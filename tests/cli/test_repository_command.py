@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,15 @@ import pytest
 
 from helpers.blank_checkpoint import write_checkpoint
 from naiad.cli.main import main
-from naiad.cli.repository.model_entries import ModelEntry, find_repository, read_repository
+from naiad.cli.repository.check import core_warnings
+from naiad.cli.repository.model_entries import (
+    ModelEntry,
+    find_repository,
+    read_repository,
+    with_parameters,
+)
 from naiad.cli.repository.served_models import served_models, steps
+from naiad.errors import ConfigError
 
 MODELS = ["detokenizer", "ensemble", "llm", "text", "tokenizer"]
 
@@ -147,6 +156,33 @@ def test_check_lists_models_and_adds_up_their_memory(
     assert "first: detokenizer, ensemble, llm, text, tokenizer" in said
     assert "second: second_detokenizer, second_ensemble, second_llm, second_text, second_tokenizer" in said
     assert "2.00 GiB in all" in said
+
+
+def test_engines_that_share_too_few_cores_are_warned_of(
+    repository: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+
+    def warnings(*parameters: dict[str, str]) -> list[str]:
+        models = served_models(list(entries(repository).values()))
+        assert len(models) == len(parameters)
+        directory = {"model_dir": str(checkpoint)}
+        return core_warnings(
+            [
+                replace(model, engine=with_parameters(model.engine, {**directory, **each}))
+                for model, each in zip(models, parameters, strict=True)
+            ]
+        )
+
+    assert warnings({}, {}) == []
+    assert warnings({"cpu_threads": "4"}, {}) == []
+    assert warnings({"cpu_affinity": "0-1"}, {"cpu_affinity": "2-3"}) == []
+    (warning,) = warnings({"cpu_threads": "3"}, {"cpu_threads": "2"})
+    assert "cpu_threads add up to 5, and this process may use 4 cores" in warning
+    (warning,) = warnings({"cpu_affinity": "0-2"}, {"cpu_affinity": "3,2"})
+    assert warning.endswith("names these cores: 2")
+    with pytest.raises(ConfigError, match="cpu_threads = 5"):
+        warnings({}, {"cpu_threads": "5"})
 
 
 def test_budgets_that_only_together_are_too_much_are_refused(

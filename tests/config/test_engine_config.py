@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import os
+
+import psutil
 import pytest
 
-from naiad.config import EngineConfig
+from naiad.config import EngineConfig, cores
+from naiad.config.cores import core_ids, num_compute_threads
 from naiad.errors import ConfigError
 
 
@@ -51,6 +55,61 @@ def test_quantised_weights_are_refused_where_nothing_computes_them(elsewhere: di
         EngineConfig(model_dir="m", quantization="int8", **elsewhere)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^quantization = 'int4': expected one of none, int8"):
         EngineConfig(model_dir="m", quantization="int4")
+
+
+@pytest.mark.parametrize("text", [",", "0,", "a", "0-", "-1", "2-1", "0,0", "1-3,2", "0;1", "²"])
+def test_a_malformed_list_of_cores_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^cpu_affinity = '{text}': expected ids of cores such as 0,2-3"):
+        EngineConfig(model_dir="m", cpu_affinity=text)
+
+
+def test_a_list_of_cores_keeps_its_order() -> None:
+    assert core_ids("") == ()
+    assert core_ids("6, 2-4,0") == (6, 2, 3, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cpu_threads": -1}, "^cpu_threads = -1: expected 0 "),
+        (
+            {"cpu_threads": 3, "cpu_affinity": "0-1"},
+            "^cpu_affinity = '0-1': expected at least cpu_threads = 3",
+        ),
+        ({"cpu_kernels": "torch", "cpu_affinity": "0"}, "^cpu_affinity = '0': expected no cores"),
+        ({"device": "cuda", "cpu_affinity": "0"}, "^cpu_affinity = '0': expected no cores"),
+    ],
+)
+def test_cores_and_threads_fit_together(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(model_dir="m", **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def _cores_2_and_5(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 5})
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 8)
+    monkeypatch.setattr(cores, "_cgroup_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+@pytest.mark.usefixtures("_cores_2_and_5")
+def test_threads_follow_the_cores_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert num_compute_threads() == 2
+    assert num_compute_threads(1) == 1
+    assert num_compute_threads(0, "5") == 1
+    assert num_compute_threads(1, "5,2") == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert num_compute_threads() == 1
+    assert num_compute_threads(2) == 2
+
+
+@pytest.mark.usefixtures("_cores_2_and_5")
+def test_cores_that_the_process_may_not_use_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^cpu_threads = 3: expected 0 … 2, the number of cores"):
+        num_compute_threads(3)
+    with pytest.raises(ConfigError, match=r"^cpu_affinity = '2-3': expected some of the cores 2, 5, which"):
+        num_compute_threads(0, "2-3")
 
 
 @pytest.mark.parametrize("unset", ["", "${block_size}"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -29,6 +30,10 @@ SMALL_SOURCE = f"""
 const int64_t kSizes[] = {{{_SIZES}}};
 extern "C" API void* naiad_team_new(int64_t) {{ return nullptr; }}
 extern "C" API void naiad_team_free(void*) {{}}
+extern "C" API void naiad_team_pin() {{}}
+extern "C" API void naiad_team_adapt() {{}}
+extern "C" API void naiad_team_size() {{}}
+extern "C" API void naiad_team_lose_member() {{}}
 extern "C" API int naiad_run() {{ return 0; }}
 extern "C" API void naiad_sizes(int64_t* sizes) {{ for (int i = 0; i < 4; i++) sizes[i] = kSizes[i]; }}
 """
@@ -175,6 +180,9 @@ def test_without_a_compiler_torch_computes_and_one_line_says_why(
         ConfigError, match=r"^batch_invariant = True: expected false: torch's products depend"
     ):
         make_runner(tmp_path, batch_invariant=True)
+    core = str(min(os.sched_getaffinity(0)))
+    with pytest.raises(ConfigError, match=r"^cpu_affinity = '\d+': expected no cores: torch computes"):
+        make_runner(tmp_path, cpu_affinity=core)
 
 
 def test_other_dtypes_are_torchs(tmp_path: Path) -> None:

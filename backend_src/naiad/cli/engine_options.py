@@ -52,6 +52,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         help="on a CPU: keep packed weights and measured costs in .naiad beside the model for the next start",
     )
     add(
+        "--cpu-threads",
+        type=at_least(0),
+        metavar="N",
+        help="threads that compute a step on a CPU; 0: one for each physical core that the process may use",
+    )
+    add(
+        "--cpu-affinity",
+        metavar="CORES",
+        help="cores that the native kernels' threads are pinned to, one each, such as 0,2-3",
+    )
+    add(
         "--max-num-seqs",
         type=at_least(0),
         metavar="N",

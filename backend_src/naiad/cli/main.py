@@ -15,6 +15,7 @@ _COMMANDS = {
     "serve": ("naiad.cli.serve.command", "start a tritonserver and supervise it"),
     "repository": ("naiad.cli.repository.command", "make and check a model repository"),
     "fetch-model": ("naiad.cli.checkpoints.fetch", "download and convert the default model"),
+    "doctor": ("naiad.cli.doctor.command", "print what this machine offers and what Naiad will use"),
     "bench": ("naiad.cli.bench.command", "measure the engine"),
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_type_hints
 
+from naiad.config.cores import core_ids
 from naiad.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float32", "float16")
@@ -36,6 +37,11 @@ class EngineConfig:
         start_cache: on a CPU, keep what a start prepares for the next one: the weights as the native kernels
             read them, and measured costs of steps. They are in .naiad in the model's directory, or in the
             user's cache if that is read-only.
+        cpu_threads: threads that compute a step on a CPU, at most as many as the process may use cores.
+            0: one for each physical core, or for each core of cpu_affinity. The native kernels use fewer
+            for a while when other programs need the cores.
+        cpu_affinity: cores that the native kernels' threads are pinned to, one each, such as "0,2-3"; at
+            least cpu_threads. Empty: not pinned. Other than empty only where native kernels compute.
         max_num_seqs: maximum sequences that run at the same time.
         max_num_batched_tokens: maximum tokens that a step computes, at least max_num_seqs.
             0: measured at start on a CPU so that a step stays under 250 ms; 2,048 on CUDA.
@@ -74,6 +80,8 @@ class EngineConfig:
     cpu_kernels: str = "auto"
     quantization: str = "none"
     start_cache: bool = True
+    cpu_threads: int = 0
+    cpu_affinity: str = ""
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
@@ -106,6 +114,7 @@ class EngineConfig:
         if self.cpu_kernels not in CPU_KERNELS:
             raise ConfigError("cpu_kernels", self.cpu_kernels, f"one of {', '.join(CPU_KERNELS)}")
         self._check_quantization()
+        self._check_cores()
         if not 1 <= self.max_num_seqs <= 4096:
             raise ConfigError("max_num_seqs", self.max_num_seqs, "1 … 4096")
         budget = self.max_num_batched_tokens
@@ -124,6 +133,19 @@ class EngineConfig:
         if self.quantization != "none" and (self.device != "cpu" or self.cpu_kernels == "torch"):
             expected = "none: only the native kernels of a CPU compute it"
             raise ConfigError("quantization", self.quantization, expected)
+
+    def _check_cores(self) -> None:
+        if self.cpu_threads < 0:
+            raise ConfigError("cpu_threads", self.cpu_threads, "0 (chosen at start) or a number of threads")
+        if not self.cpu_affinity:
+            return
+        num_cores = len(core_ids(self.cpu_affinity))
+        if num_cores < self.cpu_threads:
+            expected = f"at least cpu_threads = {self.cpu_threads} cores"
+            raise ConfigError("cpu_affinity", self.cpu_affinity, expected)
+        if self.device != "cpu" or self.cpu_kernels == "torch":
+            expected = "no cores: only the native kernels of a CPU pin their threads"
+            raise ConfigError("cpu_affinity", self.cpu_affinity, expected)
 
     def _check_kv_cache(self) -> None:
         if self.block_size not in (16, 32, 64, 128):

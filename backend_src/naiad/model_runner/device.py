@@ -1,8 +1,7 @@
-"""The machine's resources: device, dtype, threads, memory."""
+"""The machine's resources: device, dtype, memory."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -36,16 +35,6 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     if config.dtype != "auto":
         return {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}[config.dtype]
     return torch.bfloat16 if device.type == "cuda" or computes_in_bfloat16() else torch.float32
-
-
-def num_compute_threads() -> int:
-    """Return the number of physical cores that this process may use, or OMP_NUM_THREADS if that is smaller.
-
-    Two threads on one core share its arithmetic units and slow each other down.
-    """
-    cores = min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0)), _cgroup_cores())
-    named = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return max(1, min(cores, int(named) if named.isdecimal() else cores))
 
 
 def compile_count(device: torch.device) -> Callable[[], int]:
@@ -98,13 +87,3 @@ def _needed_bytes(model_dir: str, config: ModelConfig, dtype: torch.dtype, devic
         embedding_bytes = config.vocab_size * config.hidden_size * dtype.itemsize
         return int((stored_bytes + embedding_bytes) * _LOADING_OVERHEAD)
     return int(stored_bytes / stored_item * dtype.itemsize * _LOADING_OVERHEAD)
-
-
-def _cgroup_cores() -> int:
-    """Return the number of whole cores in the container's CPU quota, or of all cores without a quota."""
-    unlimited = os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return unlimited
-    return unlimited if quota == "max" else max(1, int(quota) // int(period))

@@ -8,12 +8,12 @@ from functools import partial
 import torch
 
 from naiad.config import EngineConfig, ModelConfig
+from naiad.config.cores import num_compute_threads
 from naiad.errors import ConfigError, StartupError
 from naiad.model_runner.device import (
     check_memory,
     compile_count,
     memory_use,
-    num_compute_threads,
     resolve_device,
     resolve_dtype,
 )
@@ -67,7 +67,7 @@ class ModelRunner(PagedModel):
         num_layers = num_draft_layers(config, target)
         self.device = resolve_device(config)
         self.dtype = resolve_dtype(config, self.device)
-        num_threads = num_compute_threads()
+        num_threads = num_compute_threads(config.cpu_threads, config.cpu_affinity)
         torch.set_num_threads(num_threads)
         checkpoints = [(config.model_dir, target)]
         if draft is not None:
@@ -76,6 +76,7 @@ class ModelRunner(PagedModel):
         with torch.inference_mode():
             team = native_team(config, self.device, self.dtype, num_threads)
             self._is_native = team is not None
+            self._team = team
             is_quantised = config.quantization != "none"
             options = LoadOptions(
                 self.dtype, self.device, config.batch_invariant, self._is_native, is_quantised
@@ -124,7 +125,12 @@ class ModelRunner(PagedModel):
         return self.kv_groups[0].num_blocks
 
     def end_start(self) -> None:
-        """End startup: kernels that are compiled from now on count as late."""
+        """End startup: kernels that are compiled from now on count as late, and threads make room for others.
+
+        What is measured before, such as the cost of a step, holds for all threads.
+        """
+        if self._team is not None:
+            self._team.adapt(True)
         self._count_compiles = compile_count(self.device)
 
     @property

@@ -7,6 +7,7 @@ import logging
 import torch
 
 from naiad.config import EngineConfig
+from naiad.config.cores import core_ids
 from naiad.errors import ConfigError
 from naiad_kernels.native.build import BuildError, load
 from naiad_kernels.native.library import Library, Team
@@ -30,7 +31,10 @@ def native_team(
     if device.type != "cpu":
         return None
     try:
-        return _load(config, dtype).new_team(num_threads)
+        team = _load(config, dtype).new_team(num_threads)
+        if config.cpu_affinity:
+            team.pin(core_ids(config.cpu_affinity)[:num_threads])
+        return team
     except (BuildError, OSError) as error:
         if config.batch_invariant:
             expected = f"false: torch's products depend on how many tokens a step has, and {error}"
@@ -38,6 +42,9 @@ def native_team(
         if config.quantization != "none":
             expected = f"none: only native kernels compute it, and {error}"
             raise ConfigError("quantization", config.quantization, expected) from error
+        if config.cpu_affinity:
+            expected = f"no cores: torch computes the steps and does not pin its threads, and {error}"
+            raise ConfigError("cpu_affinity", config.cpu_affinity, expected) from error
         if config.cpu_kernels == "native":
             raise ConfigError("cpu_kernels", "native", f"auto or torch: {error}") from error
         if config.cpu_kernels == "auto":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
@@ -151,6 +152,13 @@ class Library:
         self._c.naiad_team_new.argtypes = [c_int64]
         self._c.naiad_team_free.restype = None
         self._c.naiad_team_free.argtypes = [c_void_p]
+        self._c.naiad_team_pin.argtypes = [c_void_p, POINTER(c_int32)]
+        self._c.naiad_team_adapt.restype = None
+        self._c.naiad_team_adapt.argtypes = [c_void_p, c_int32]
+        self._c.naiad_team_size.restype = c_int64
+        self._c.naiad_team_size.argtypes = [c_void_p]
+        self._c.naiad_team_lose_member.restype = None
+        self._c.naiad_team_lose_member.argtypes = [c_void_p]
         self._c.naiad_run.argtypes = [
             c_void_p,
             POINTER(Record),
@@ -203,7 +211,7 @@ class Team:
         handle: what the library knows it by.
         lock: held while it computes.
         library: whose they are.
-        num_threads: with the one that calls.
+        num_threads: with the one that calls; a step may have fewer.
     """
 
     def __init__(self, library: Library, num_threads: int) -> None:
@@ -219,6 +227,36 @@ class Team:
         self.handle: int | None = library._c.naiad_team_new(num_threads)
         if not self.handle:
             raise OSError(f"{num_threads} threads cannot be started")
+
+    @property
+    def size(self) -> int:
+        """Number of threads that compute the next step."""
+        return int(self.library._c.naiad_team_size(self.handle))
+
+    def pin(self, cpus: Sequence[int]) -> None:
+        """Give each thread a core of its own.
+
+        Args:
+            cpus: ids of cores, one for each thread; the first is for the thread that runs tapes, which
+                goes there at its first run.
+
+        Raises:
+            OSError: a core may not be used.
+        """
+        assert len(cpus) == self.num_threads, (cpus, self.num_threads)
+        error = self.library._c.naiad_team_pin(self.handle, (c_int32 * len(cpus))(*cpus))
+        if error:
+            raise OSError(error, f"threads cannot be pinned to the cores {cpus}: {os.strerror(error)}")
+
+    def adapt(self, adapts: bool) -> None:
+        """Whether steps have fewer threads while other programs use their cores; at first they do not."""
+        with self.lock:
+            self.library._c.naiad_team_adapt(self.handle, adapts)
+
+    def lose_member(self) -> None:
+        """Make the next step of two threads or more hang, for tests of what watches over steps."""
+        with self.lock:
+            self.library._c.naiad_team_lose_member(self.handle)
 
     def __del__(self) -> None:
         """End the threads."""

@@ -22,9 +22,10 @@ import torch
 
 from naiad import __version__
 from naiad.config import EngineConfig
+from naiad.config.cores import num_compute_threads
 from naiad.engine import Engine, build_engine
 from naiad.errors import InternalError
-from naiad.model_runner.device import num_compute_threads, resolve_device, resolve_dtype
+from naiad.model_runner.device import resolve_device, resolve_dtype
 from naiad.outputs import RequestOutput
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams
 

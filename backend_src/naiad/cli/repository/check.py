@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from naiad.cli.repository.model_entries import ModelEntry, with_parameters
 from naiad.cli.repository.served_models import ServedModel, served_models
 from naiad.cli.system_checks import check_memory
 from naiad.config import EngineConfig, ModelConfig
+from naiad.config.cores import core_ids, num_compute_threads
 from naiad.errors import ConfigError
 
 # For the server, the stubs and the engine process, in addition to weights and cache.
@@ -77,6 +79,33 @@ def check_repository(entries: Sequence[ModelEntry], available_bytes: int) -> lis
     whose = "this model needs" if len(needs) == 1 else f"these {len(needs)} models need"
     check_memory(available_bytes, sum(need.memory_bytes for need in needs), whose)
     return needs
+
+
+def core_warnings(models: Sequence[ServedModel]) -> list[str]:
+    """Say where engines that compute on CPUs are given more threads than there are cores, or the same cores.
+
+    Raises:
+        ConfigError: an engine by itself asks for more cores than this process may use, or for others.
+    """
+    configs = [model.engine_config() for model in models]
+    configs = [config for config in configs if config.device == "cpu"]
+    for config in configs:
+        num_compute_threads(config.cpu_threads, config.cpu_affinity)
+    if len(configs) < 2:
+        return []
+    warnings = []
+    num_threads, num_cores = sum(config.cpu_threads for config in configs), len(os.sched_getaffinity(0))
+    if num_threads > num_cores:
+        warnings.append(
+            f"warning: the engines' cpu_threads add up to {num_threads}, and this process may use "
+            f"{num_cores} cores: the engines will slow each other down"
+        )
+    ids = [each for config in configs for each in core_ids(config.cpu_affinity)]
+    shared = sorted({each for each in ids if ids.count(each) > 1})
+    if shared:
+        names = ", ".join(map(str, shared))
+        warnings.append(f"warning: several engines' cpu_affinity names these cores: {names}")
+    return warnings
 
 
 def _need(model: ServedModel) -> Need:

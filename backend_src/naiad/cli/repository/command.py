@@ -8,8 +8,9 @@ from pathlib import Path
 
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.checkpoints.model_files import check_checkpoint, check_model_directory
+from naiad.cli.console import say
 from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
-from naiad.cli.repository.check import check_repository, with_directories
+from naiad.cli.repository.check import check_repository, core_warnings, with_directories
 from naiad.cli.repository.model_entries import find_repository, read_repository
 from naiad.cli.repository.presets import ALWAYS_DECOUPLED, PRESETS
 from naiad.cli.repository.served_models import ServedModel, check_name, served_models
@@ -118,6 +119,8 @@ def _check(args: argparse.Namespace) -> None:
         cache = f"{need.kv_cache_bytes / _GIB:.2f} GiB" if need.kv_cache_bytes else "chosen at start"
         print(f"  weights {need.weight_bytes / _GIB:.2f} GiB, KV cache {cache}")
         print(f"  memory at least {need.memory_bytes / _GIB:.2f} GiB")
+    for warning in core_warnings([need.model for need in needs]):
+        say(warning)
     total_bytes = sum(need.memory_bytes for need in needs)
     print(f"{total_bytes / _GIB:.2f} GiB in all, {available_bytes / _GIB:.2f} GiB are available")
 

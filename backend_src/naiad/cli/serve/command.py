@@ -14,7 +14,7 @@ from naiad.cli.argument_types import at_least, port_number
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.console import say
 from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
-from naiad.cli.repository.check import check_repository, with_directories
+from naiad.cli.repository.check import check_repository, core_warnings, with_directories
 from naiad.cli.repository.model_entries import (
     ModelEntry,
     find_repository,
@@ -82,7 +82,10 @@ def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
     source = find_repository(args.model_repository)
     ports = _choose_ports(args)
     models = _configured(args, read_repository(source))
-    entry_point = check_repository(models, available_memory_bytes())[0].model.entry_point
+    needs = check_repository(models, available_memory_bytes())
+    entry_point = needs[0].model.entry_point
+    for warning in core_warnings([need.model for need in needs]):
+        say(warning)
     with tempfile.TemporaryDirectory(prefix="naiad-serve-", ignore_cleanup_errors=True) as folder:
         runtime_dir = Path(folder)
         repository = source

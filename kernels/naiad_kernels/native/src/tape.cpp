@@ -98,6 +98,14 @@ NaiadTeam* naiad_team_new(int64_t size) {
 
 void naiad_team_free(NaiadTeam* team) { delete team; }
 
+int naiad_team_pin(NaiadTeam* team, const int32_t* cpus) { return team->team.pin(cpus); }
+
+void naiad_team_adapt(NaiadTeam* team, int32_t adapts) { team->team.adapt(adapts); }
+
+int64_t naiad_team_size(const NaiadTeam* team) { return team->team.size(); }
+
+void naiad_team_lose_member(NaiadTeam* team) { team->team.lose_member(); }
+
 int naiad_run(NaiadTeam* team, const NaiadRecord* records, int64_t num_records, const NaiadBuffer* buffers,
               const NaiadStep* step, int64_t* nanoseconds) {
   if (const naiad::Refusal refusal = naiad::check(records, num_records, *step)) return refusal;

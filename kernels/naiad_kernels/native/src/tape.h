@@ -108,6 +108,20 @@ struct NaiadTeam;
 NAIAD_API NaiadTeam* naiad_team_new(int64_t size);
 NAIAD_API void naiad_team_free(NaiadTeam* team);
 
+// Give each member a core of its own: `cpus[size]`, the first for the thread that calls `naiad_run`. Returns 0, or the
+// system's error number for a core that may not be used.
+NAIAD_API int naiad_team_pin(NaiadTeam* team, const int32_t* cpus);
+
+// Whether the team computes with fewer members while other programs use their cores. At first it does not.
+NAIAD_API void naiad_team_adapt(NaiadTeam* team, int32_t adapts);
+
+// Members of the next run.
+NAIAD_API int64_t naiad_team_size(const NaiadTeam* team);
+
+// For tests of what watches over a team: the last member misses every barrier from now on, so that the next run of
+// two members or more never ends. Neither does `naiad_team_free`.
+NAIAD_API void naiad_team_lose_member(NaiadTeam* team);
+
 // Run records one after the other.
 //
 // Returns 0, or: 1 a token id is outside its table, 2 a sequence's positions do not follow each other from 0

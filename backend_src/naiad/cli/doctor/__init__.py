@@ -1,0 +1,1 @@
+"""`naiad doctor`: what this machine offers, and what Naiad will use."""

@@ -1,0 +1,44 @@
+"""What the processor offers: instruction sets, and how fast its cores read memory."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import time
+
+import torch
+
+# In the kernel's words; each kind of instruction that the kernels, or torch's, may use.
+INSTRUCTION_SETS = (
+    "avx2",
+    "avx512f",
+    "avx512_bf16",
+    "avx_vnni",
+    "avx512_vnni",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+)
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+_READ_BYTES = 256 << 20
+_READ_S = 1.0
+
+
+def grants_amx() -> bool:
+    """Whether the kernel lets this process use AMX tiles; a container's seccomp profile may deny it."""
+    if platform.machine() != "x86_64":
+        return False
+    numbers = (_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
+    return bool(ctypes.CDLL(None).syscall(*map(ctypes.c_long, numbers)) == 0)
+
+
+def read_bandwidth(num_threads: int) -> float:
+    """The most bytes per second that this many threads have read from memory, measured for about a second."""
+    torch.set_num_threads(num_threads)
+    values = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
+    best_s, end_s = float("inf"), time.perf_counter() + _READ_S
+    while time.perf_counter() < end_s:
+        start_s = time.perf_counter()
+        values.sum()
+        best_s = min(best_s, time.perf_counter() - start_s)
+    return _READ_BYTES / best_s

@@ -1,0 +1,144 @@
+"""How many members a team has: the rule alone with given numbers, and teams that really change."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.native_tapes import run_records
+from naiad_kernels.linear import linear
+from naiad_kernels.native.build import SOURCE_DIR, _compiler
+from naiad_kernels.native.library import Library, Team
+from naiad_kernels.native.panels import NativeWeight
+
+# Runs of 100 ms: each is a window of its own.
+SHIM = """
+#include "sizing.h"
+extern "C" void sizes(int64_t most, const double* waits, int64_t count, int64_t run, int64_t* sizes) {
+  naiad::Sizing sizing(most);
+  for (int64_t i = 0; i < count; i++) {
+    sizing.add(run, static_cast<int64_t>(waits[i] * static_cast<double>(sizing.size() * run)));
+    sizes[i] = sizing.size();
+  }
+}
+"""
+WINDOW_NS = 100_000_000
+Rule = Callable[..., list[int]]
+
+
+@pytest.fixture(scope="module")
+def sizes_after(tmp_path_factory: pytest.TempPathFactory) -> Rule:
+    """The team's size after each run, given the shares of time that its members waited."""
+    folder = tmp_path_factory.mktemp("sizing")
+    (folder / "shim.cpp").write_text(SHIM)
+    command = [*_compiler(), "-std=c++17", "-shared", "-fPIC", f"-I{SOURCE_DIR}", str(folder / "shim.cpp")]
+    subprocess.run([*command, "-o", str(folder / "shim.so")], check=True)
+    shim = ctypes.CDLL(str(folder / "shim.so"))
+
+    def sizes(most: int, waits: Sequence[float], run_ns: int = WINDOW_NS) -> list[int]:
+        found = (ctypes.c_int64 * len(waits))()
+        given = (ctypes.c_double * len(waits))(*waits)
+        shim.sizes(ctypes.c_int64(most), given, ctypes.c_int64(len(waits)), ctypes.c_int64(run_ns), found)
+        return list(found)
+
+    return sizes
+
+
+def test_a_team_that_does_not_wait_stays_whole(sizes_after: Rule) -> None:
+    assert set(sizes_after(4, [0.25] * 200)) == {4}
+
+
+def test_a_short_wait_is_no_reason(sizes_after: Rule) -> None:
+    """A window of many steps counts as a whole."""
+    assert set(sizes_after(2, [0.9, 0.0, 0.0, 0.0, 0.0] * 4, WINDOW_NS // 5)) == {2}
+
+
+def test_members_leave_one_by_one_while_the_team_waits(sizes_after: Rule) -> None:
+    assert sizes_after(4, [0.5] * 3) == [3, 2, 1]
+
+
+def test_a_member_comes_back_when_its_core_is_free(sizes_after: Rule) -> None:
+    assert sizes_after(2, [0.5] + [0.0] * 6) == [1, 1, 1, 1, 1, 2, 2]
+    assert set(sizes_after(2, [0.5] + [0.0] * 100)[5:]) == {2}
+
+
+def test_members_come_back_one_after_the_other(sizes_after: Rule) -> None:
+    sizes = sizes_after(3, [0.5, 0.5] + [0.0] * 20)
+    assert sizes[:2] == [2, 1]
+    assert sizes == sizes[:2] + sorted(sizes[2:])
+    assert sizes[-1] == 3
+
+
+def test_tries_in_vain_become_rare(sizes_after: Rule) -> None:
+    """A team of two waits whenever it is two."""
+    waits, sizes = [0.5], [1]
+    while len(waits) < 400:
+        waits.append(0.5 if sizes[-1] == 2 else 0.0)
+        sizes = sizes_after(2, waits)
+    tries = [index for index, size in enumerate(sizes) if size == 2]
+    rests = [later - earlier for earlier, later in itertools.pairwise(tries)]
+    assert rests[:3] == [11, 21, 41]
+    assert set(rests[2:]) == {41}
+
+
+def test_one_member_has_nobody_to_wait_for(sizes_after: Rule) -> None:
+    assert set(sizes_after(1, [1.0] * 50)) == {1}
+
+
+@pytest.fixture
+def weight() -> NativeWeight:
+    return NativeWeight.of(torch.randn(2048, 512, generator=torch.Generator().manual_seed(3)), None)
+
+
+def product(team: Team, weight: NativeWeight, x: torch.Tensor) -> torch.Tensor:
+    return run_records(team, lambda _, x: linear(x, weight), x)
+
+
+def test_results_do_not_change_with_the_size(library: Library, weight: NativeWeight) -> None:
+    """Far more threads than cores: members wait for each other, and the team changes its size meanwhile."""
+    x = torch.randn(24, 512, generator=torch.Generator().manual_seed(4))
+    expected = product(library.new_team(1), weight, x)
+    team = library.new_team(2 * (os.cpu_count() or 1) + 1)
+    team.adapt(True)
+    for _ in range(300):
+        assert torch.equal(product(team, weight, x), expected)
+        assert 1 <= team.size <= team.num_threads
+    team.adapt(False)
+    assert team.size == team.num_threads
+    assert torch.equal(product(team, weight, x), expected)
+
+
+@pytest.fixture
+def _own_cores() -> Iterator[None]:
+    """A pinned team moves the thread that calls it."""
+    cores = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, cores)
+
+
+@pytest.mark.usefixtures("_own_cores")
+def test_a_pinned_team_stays_on_its_cores(library: Library, weight: NativeWeight) -> None:
+    x = torch.ones(2, 512)
+    core = max(os.sched_getaffinity(0))
+    tasks = Path("/proc/self/task")
+    before = {path.name for path in tasks.iterdir()}
+    team = library.new_team(2)
+    started = {path.name for path in tasks.iterdir()} - before
+    team.pin([core, core])
+    assert [os.sched_getaffinity(int(task)) for task in started] == [{core}]
+    assert torch.equal(product(team, weight, x), product(library.new_team(1), weight, x))
+    assert os.sched_getaffinity(0) == {core}
+
+
+def test_a_core_that_does_not_exist_is_refused(library: Library) -> None:
+    team = library.new_team(2)
+    for core in (-1, 1023, 1 << 20):
+        with pytest.raises(OSError, match=f"cannot be pinned to the cores .*{core}"):
+            team.pin([0, core])
