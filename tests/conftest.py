@@ -28,6 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from naiad_kernels.native import build
 
         build.COMPILE_FLAGS += tuple(config.option.native_flags.split())
+        # A sanitizer that this process has is not for its children, the compiler first of all.
+        os.environ.pop("LD_PRELOAD", None)
 
 
 @pytest.fixture(scope="session")
