@@ -17,7 +17,7 @@ from helpers.native_engine_child import LOST_ID
 from helpers.tiny_repository import tiny_checkpoint
 from naiad.config import EngineConfig
 from naiad.engine_process import ClientTimings, EngineClient
-from naiad_kernels.native.build import BuildError, _compiler
+from naiad_kernels.native.build import BuildError, compiler
 from naiad_kernels.native.variants import best_variant
 
 NUM_TOKENS = 60
@@ -27,7 +27,7 @@ MakeNative = Callable[[float], tuple[EngineClient, Recorder]]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        _compiler()
+        compiler()
     except BuildError:
         pytest.skip("no C++ compiler is installed")
     if best_variant() is None or len(os.sched_getaffinity(0)) < 2:

@@ -1,15 +1,33 @@
 from __future__ import annotations
 
+import ctypes
 import os
+from pathlib import Path
 from shutil import which
 
 import pytest
 
+from naiad_kernels.native import build
 from naiad_kernels.native.build import load
-from naiad_kernels.native.library import Library, Team
-from naiad_kernels.native.variants import PORTABLE, VARIANTS
+from naiad_kernels.native.library import Cache, Library, Matrix, Record, Step, Team
+from naiad_kernels.native.variants import PORTABLE, VARIANTS, Variant
 
 HERE = [each for each in (*VARIANTS, PORTABLE) if each.runs_here]
+# What `Library` looks for, and nothing else.
+_SIZES = ", ".join(str(ctypes.sizeof(each)) for each in (Record, Matrix, Cache, Step))
+_SMALL_SOURCE = f"""
+#include <cstdint>
+#define API __attribute__((visibility("default")))
+const int64_t kSizes[] = {{{_SIZES}}};
+extern "C" API void* naiad_team_new(int64_t) {{ return nullptr; }}
+extern "C" API void naiad_team_free(void*) {{}}
+extern "C" API void naiad_team_pin() {{}}
+extern "C" API void naiad_team_adapt() {{}}
+extern "C" API void naiad_team_size() {{}}
+extern "C" API void naiad_team_lose_member() {{}}
+extern "C" API int naiad_run() {{ return 0; }}
+extern "C" API void naiad_sizes(int64_t* sizes) {{ for (int i = 0; i < 4; i++) sizes[i] = kSizes[i]; }}
+"""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,3 +53,14 @@ def team(library: Library) -> Team:
 def portable() -> Team:
     """The twin whose bits the other variants have to give."""
     return load(PORTABLE).new_team(1)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Variant:
+    """A variant that compiles at once, with a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = tmp_path / "src"
+    source.mkdir()
+    (source / "one.cpp").write_text(_SMALL_SOURCE)
+    monkeypatch.setattr(build, "SOURCE_DIR", source)
+    return PORTABLE

@@ -14,7 +14,7 @@ import torch
 
 from helpers.native_tapes import run_records
 from naiad_kernels.linear import linear
-from naiad_kernels.native.build import SOURCE_DIR, _compiler
+from naiad_kernels.native.build import SOURCE_DIR, compiler
 from naiad_kernels.native.library import Library, Team
 from naiad_kernels.native.panels import NativeWeight
 
@@ -38,7 +38,7 @@ def sizes_after(tmp_path_factory: pytest.TempPathFactory) -> Rule:
     """The team's size after each run, given the shares of time that its members waited."""
     folder = tmp_path_factory.mktemp("sizing")
     (folder / "shim.cpp").write_text(SHIM)
-    command = [*_compiler(), "-std=c++17", "-shared", "-fPIC", f"-I{SOURCE_DIR}", str(folder / "shim.cpp")]
+    command = [*compiler(), "-std=c++17", "-shared", "-fPIC", f"-I{SOURCE_DIR}", str(folder / "shim.cpp")]
     subprocess.run([*command, "-o", str(folder / "shim.so")], check=True)
     shim = ctypes.CDLL(str(folder / "shim.so"))
 

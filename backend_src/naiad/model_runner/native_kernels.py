@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 
 import torch
 
@@ -59,5 +60,5 @@ def _load(config: EngineConfig, dtype: torch.dtype) -> Library:
         raise BuildError(f"they compute in float32 and bfloat16, not in {dtype}")
     variant = best_variant()
     if variant is None:
-        raise BuildError("this CPU has no AVX2")
+        raise BuildError(f"this CPU ({platform.machine()}) has no AVX2")
     return load(variant)

@@ -49,15 +49,16 @@ def find() -> tuple[dict[str, Finding], list[str]]:
 
     from naiad.cli.doctor.processor import INSTRUCTION_SETS, grants_amx, read_bandwidth
     from naiad.model_runner.device import resolve_dtype
-    from naiad_kernels.native.build import BuildError, _compiler, cache_dir
+    from naiad_kernels.native.build import BuildError, compiler
+    from naiad_kernels.native.cache import LibraryCache
     from naiad_kernels.native.variants import best_variant, cpu_flags
 
     advice = []
     sets = [name for name in INSTRUCTION_SETS if name in cpu_flags()]
     try:
-        compiler = " ".join(_compiler())
+        command = " ".join(compiler())
     except BuildError as error:
-        compiler = ""
+        command = ""
         advice.append(f"{error}: install g++ or clang++, so that native kernels compute instead of torch")
     variant = best_variant()
     if variant is None:
@@ -67,8 +68,8 @@ def find() -> tuple[dict[str, Finding], list[str]]:
         advice.append(
             "the kernel does not grant AMX tiles: allow arch_prctl in the container's seccomp profile"
         )
-    folder = cache_dir()
-    if folder is None:
+    cache = LibraryCache.of_user()
+    if cache is None or not cache.is_writable:
         advice.append("no private cache directory: kernels are compiled at every start; set XDG_CACHE_HOME")
     num_threads = num_compute_threads()
     dtype = resolve_dtype(EngineConfig(model_dir="."), torch.device("cpu"))
@@ -78,9 +79,9 @@ def find() -> tuple[dict[str, Finding], list[str]]:
         "physical_cores_usable": usable_cores(),
         "threads": num_threads,
         "read_gb_per_s": round(read_bandwidth(num_threads) / 1e9, 1),
-        "compiler": compiler,
-        "kernel_cache": str(folder or ""),
-        "kernels": f"native {variant.name}" if variant and compiler else "torch",
+        "compiler": command,
+        "kernel_cache": str(cache.folder) if cache else "",
+        "kernels": f"native {variant.name}" if variant and command else "torch",
         "dtype": str(dtype).removeprefix("torch."),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
     }

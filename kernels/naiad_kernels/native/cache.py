@@ -1,0 +1,154 @@
+"""Compiled libraries, kept between starts in a directory that belongs to the user alone."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+# Some versions of the sources, each in some variants.
+MOST_LIBRARIES = 24
+
+
+class LibraryCache:
+    """A directory of libraries, each with its checksum: a disk may have been full, or the power gone.
+
+    Processes share it. A lock on the whole directory is held while a library is compiled into it, and while
+    one is loaded from it, so none is removed between being found and being loaded. Afterwards it may be:
+    what a process has mapped stays.
+
+    Attributes:
+        folder: where they are.
+        is_writable: whether libraries can be added. If not, those that are there can still be used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Use a directory that exists and that nobody else can write."""
+        self.folder = folder
+        self.is_writable = self._can_lock()
+
+    @classmethod
+    def of_user(cls) -> LibraryCache | None:
+        """The cache in the user's cache directory; None where there cannot be one."""
+        base = os.environ.get("XDG_CACHE_HOME")
+        try:
+            folder = (Path(base) if base else Path.home() / ".cache") / "naiad" / "native"
+            return cls(folder) if _is_private(folder) else None
+        except (OSError, RuntimeError):
+            return None
+
+    @contextmanager
+    def found(self, pattern: str) -> Iterator[Path | None]:
+        """The library of that name that was used last; None if there is none, or only damaged ones.
+
+        Args:
+            pattern: its name without a suffix, as a glob pattern.
+        """
+        with self._locked(fcntl.LOCK_SH):
+            path = next(filter(_is_whole, self._by_last_use(pattern)), None)
+            if path is not None:
+                with suppress(OSError):
+                    os.utime(path)
+            yield path
+
+    @contextmanager
+    def added(self, name: str, build: Callable[[Path], None]) -> Iterator[Path]:
+        """The library of that name, built if no other process was faster; then the oldest ones are removed.
+
+        Args:
+            name: its name without a suffix.
+            build: writes the library to a path.
+        """
+        with self._locked(fcntl.LOCK_EX):
+            path = self.folder / f"{name}.so"
+            if not _is_whole(path):
+                self._add(path, build)
+                self._remove_oldest()
+            yield path
+
+    def _add(self, path: Path, build: Callable[[Path], None]) -> None:
+        """Build beside the library's place and put it there in one move, and its checksum after it."""
+        part = path.with_suffix(".part")
+        try:
+            build(part)
+            checksum = _checksum(part)
+            part.replace(path)
+            part.write_text(checksum)
+            part.replace(_checksum_path(path))
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _remove_oldest(self) -> None:
+        """Keep the libraries that were used last, and nothing that a killed process has left."""
+        for path in self._by_last_use("*")[MOST_LIBRARIES:]:
+            path.unlink()
+            _checksum_path(path).unlink(missing_ok=True)
+        for part in self.folder.glob("*.part"):
+            part.unlink()
+
+    def _by_last_use(self, pattern: str) -> list[Path]:
+        paths = self.folder.glob(f"{pattern}.so")
+        return sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+    def _can_lock(self) -> bool:
+        """Whether the lock can be had; a file system may be read-only, or have no locks."""
+        try:
+            with self._lock_path.open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    @contextmanager
+    def _locked(self, operation: int) -> Iterator[None]:
+        """Hold the lock; where there can be none, nobody adds or removes libraries."""
+        if not self.is_writable:
+            yield
+            return
+        with self._lock_path.open("a") as lock:
+            fcntl.flock(lock, operation)
+            yield
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.folder / "lock"
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether it is, or has been made, a directory of this user's with mode 0700.
+
+    One that others could write is replaced by an empty one: what is in it may be theirs.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return False
+    if found.st_mode & 0o022:
+        shutil.rmtree(folder)
+        folder.mkdir(mode=0o700)
+    elif found.st_mode & 0o077:
+        folder.chmod(0o700)
+    return True
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether the library is there as it was compiled."""
+    try:
+        return _checksum(library).encode() == _checksum_path(library).read_bytes()
+    except OSError:
+        return False
+
+
+def _checksum(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()
+
+
+def _checksum_path(library: Path) -> Path:
+    return library.with_suffix(".sha256")
