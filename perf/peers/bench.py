@@ -27,8 +27,8 @@ from tokenizers import Tokenizer
 from naiad.cli.argument_types import at_least
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import ModelConfig
+from naiad.config.cores import num_compute_threads
 from naiad.errors import StartupError
-from naiad.model_runner.device import num_compute_threads
 
 _NAIAD = ["bf16:dtype=bfloat16", "f32:dtype=float32"]
 _CHECKED_TEXT = ROOT / "docs" / "architecture.md"

@@ -168,7 +168,8 @@ class Attention {
       }
       float* at = scores + g * kGroup;
       int64_t r = 0;
-      for (; r + kScoreRows <= tile.num_rows; r += kScoreRows) score_rows<kScoreRows>(queries + r, keys[g], at + r * kSplit);
+      for (; r + kScoreRows <= tile.num_rows; r += kScoreRows)
+        score_rows<kScoreRows>(queries + r, keys[g], at + r * kSplit);
       if constexpr (kScoreRows > 3)
         if (r + 3 <= tile.num_rows) {
           score_rows<3>(queries + r, keys[g], at + r * kSplit);
@@ -241,7 +242,8 @@ class Attention {
   void sum_values(const float* scores, const Element* const* values, int64_t num_keys, int64_t row,
                   const Partial& partial) const {
     int64_t d = 0;
-    for (; d + 4 * kLanes <= head_dim_; d += 4 * kLanes) sum_features<ROWS, 4>(scores, values, num_keys, row, d, partial);
+    for (; d + 4 * kLanes <= head_dim_; d += 4 * kLanes)
+      sum_features<ROWS, 4>(scores, values, num_keys, row, d, partial);
     for (; d < head_dim_; d += kLanes) sum_features<ROWS, 1>(scores, values, num_keys, row, d, partial);
   }
 

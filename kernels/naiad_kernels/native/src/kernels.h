@@ -31,9 +31,7 @@ struct Run {
   // Of each member.
   Scratch* own;
 
-  float* row(int32_t buffer, int64_t token) const {
-    return buffers[buffer].data + token * buffers[buffer].stride;
-  }
+  float* row(int32_t buffer, int64_t token) const { return buffers[buffer].data + token * buffers[buffer].stride; }
 };
 
 // What a gate does to its first half.

@@ -47,7 +47,8 @@ void embed_row(const NaiadRecord& record, int64_t id, float* out) {
 }  // namespace
 
 void embed(const NaiadRecord& record, const Run& run, Member& member) {
-  for_rows(run, member, [&](int64_t token) { embed_row(record, run.step->token_ids[token], run.row(record.out, token)); });
+  for_rows(run, member,
+           [&](int64_t token) { embed_row(record, run.step->token_ids[token], run.row(record.out, token)); });
 }
 
 void rms_norm(const NaiadRecord& record, const Run& run, Member& member) {

@@ -44,9 +44,7 @@ NAIAD_INLINE uint16_t bf16_of_float(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-NAIAD_INLINE float float_of_bf16(uint16_t value) {
-  return float_of_bits(static_cast<uint32_t>(value) << 16);
-}
+NAIAD_INLINE float float_of_bf16(uint16_t value) { return float_of_bits(static_cast<uint32_t>(value) << 16); }
 
 // ---------------------------------------------------------------- the vector
 #if NAIAD_AVX512
@@ -148,13 +146,25 @@ NAIAD_INLINE Floats each_lane(const F& f) {
   for (int i = 0; i < kLanes; i++) result.v[i] = f(i);
   return result;
 }
-NAIAD_INLINE Floats load(const float* p) { return each_lane([&](int i) { return p[i]; }); }
+NAIAD_INLINE Floats load(const float* p) {
+  return each_lane([&](int i) { return p[i]; });
+}
 NAIAD_INLINE void store(float* p, Floats a) { std::memcpy(p, a.v, sizeof a.v); }
-NAIAD_INLINE Floats fill(float x) { return each_lane([&](int) { return x; }); }
-NAIAD_INLINE Floats operator+(Floats a, Floats b) { return each_lane([&](int i) { return a.v[i] + b.v[i]; }); }
-NAIAD_INLINE Floats operator-(Floats a, Floats b) { return each_lane([&](int i) { return a.v[i] - b.v[i]; }); }
-NAIAD_INLINE Floats operator*(Floats a, Floats b) { return each_lane([&](int i) { return a.v[i] * b.v[i]; }); }
-NAIAD_INLINE Floats operator/(Floats a, Floats b) { return each_lane([&](int i) { return a.v[i] / b.v[i]; }); }
+NAIAD_INLINE Floats fill(float x) {
+  return each_lane([&](int) { return x; });
+}
+NAIAD_INLINE Floats operator+(Floats a, Floats b) {
+  return each_lane([&](int i) { return a.v[i] + b.v[i]; });
+}
+NAIAD_INLINE Floats operator-(Floats a, Floats b) {
+  return each_lane([&](int i) { return a.v[i] - b.v[i]; });
+}
+NAIAD_INLINE Floats operator*(Floats a, Floats b) {
+  return each_lane([&](int i) { return a.v[i] * b.v[i]; });
+}
+NAIAD_INLINE Floats operator/(Floats a, Floats b) {
+  return each_lane([&](int i) { return a.v[i] / b.v[i]; });
+}
 // As the instructions: the second operand where either is NaN.
 NAIAD_INLINE Floats max(Floats a, Floats b) {
   return each_lane([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
@@ -162,11 +172,15 @@ NAIAD_INLINE Floats max(Floats a, Floats b) {
 NAIAD_INLINE Floats min(Floats a, Floats b) {
   return each_lane([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
 }
-NAIAD_INLINE Floats absolute(Floats a) { return each_lane([&](int i) { return std::fabs(a.v[i]); }); }
+NAIAD_INLINE Floats absolute(Floats a) {
+  return each_lane([&](int i) { return std::fabs(a.v[i]); });
+}
 NAIAD_INLINE Floats fma(Floats a, Floats b, Floats c) {
   return each_lane([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
 }
-NAIAD_INLINE Floats round(Floats a) { return each_lane([&](int i) { return std::nearbyint(a.v[i]); }); }
+NAIAD_INLINE Floats round(Floats a) {
+  return each_lane([&](int i) { return std::nearbyint(a.v[i]); });
+}
 NAIAD_INLINE Floats where_less(Floats a, Floats b, Floats x, Floats y) {
   return each_lane([&](int i) { return a.v[i] < b.v[i] ? x.v[i] : y.v[i]; });
 }
@@ -261,17 +275,13 @@ NAIAD_INLINE Floats gelu_erf(Floats x) {
 struct Pairs {
   __m512bh v;
 };
-NAIAD_INLINE Pairs load_weight_pairs(const uint16_t* p) {
-  return {reinterpret_cast<__m512bh>(_mm512_loadu_si512(p))};
-}
+NAIAD_INLINE Pairs load_weight_pairs(const uint16_t* p) { return {reinterpret_cast<__m512bh>(_mm512_loadu_si512(p))}; }
 NAIAD_INLINE Pairs fill_pair(const uint16_t* p) {
   int pair;
   std::memcpy(&pair, p, sizeof pair);
   return {reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair))};
 }
-NAIAD_INLINE Floats multiply_pairs(Pairs a, Pairs b, Floats acc) {
-  return {_mm512_dpbf16_ps(acc.v, a.v, b.v)};
-}
+NAIAD_INLINE Floats multiply_pairs(Pairs a, Pairs b, Floats acc) { return {_mm512_dpbf16_ps(acc.v, a.v, b.v)}; }
 #else
 struct Pairs {
   Floats first, second;
@@ -353,8 +363,8 @@ struct Bytes {
 NAIAD_INLINE Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 NAIAD_INLINE void store_int8(int8_t* p, Floats x) {
   // Packing works on halves of 128 bits: the middle quarters change places.
-  const __m256i words = _mm256_permute4x64_epi64(
-      _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)), 0xd8);
+  const __m256i words =
+      _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)), 0xd8);
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }

@@ -61,24 +61,24 @@ struct NaiadCache {
 
 // Fields that a record's kind does not name are not read.
 struct NaiadRecord {
-  int32_t kind;        // NaiadKind
-  int32_t in, other;   // buffers; other: -1 = none
+  int32_t kind;       // NaiadKind
+  int32_t in, other;  // buffers; other: -1 = none
   int32_t out;
   int32_t activation;  // NAIAD_LINEAR, NAIAD_GATE
   int32_t group;       // NAIAD_ROTARY_STORE, NAIAD_ATTENTION: which of the step's block tables
   int32_t num_heads;
-  int32_t element;     // NAIAD_EMBED: NaiadElement of the table
-  int64_t width;       // of a row of `out`
-  int64_t num_rows;    // NAIAD_EMBED: of the table
-  const void* table;   // NAIAD_EMBED: [num_rows, width]
-  const float* weight;       // NAIAD_RMS_NORM: [stride]; NAIAD_ROTARY_STORE: [num_heads + num_kv_heads, head_dim] or null
+  int32_t element;      // NAIAD_EMBED: NaiadElement of the table
+  int64_t width;        // of a row of `out`
+  int64_t num_rows;     // NAIAD_EMBED: of the table
+  const void* table;    // NAIAD_EMBED: [num_rows, width]
+  const float* weight;  // NAIAD_RMS_NORM: [stride]; NAIAD_ROTARY_STORE: [num_heads + num_kv_heads, head_dim] or null
   const float* frequencies;  // NAIAD_ANGLES: [width / 2], radians a position
-  float eps;           // of a norm
-  float factor;        // NAIAD_EMBED, NAIAD_SOFT_CAP; NAIAD_ATTENTION: of the scores
-  float soft_cap;      // NAIAD_ATTENTION: 0 = none
-  int32_t window;      // NAIAD_ATTENTION: 0 = none
-  NaiadMatrix matrix;  // NAIAD_LINEAR
-  NaiadCache cache;    // NAIAD_ROTARY_STORE, NAIAD_ATTENTION
+  float eps;                 // of a norm
+  float factor;              // NAIAD_EMBED, NAIAD_SOFT_CAP; NAIAD_ATTENTION: of the scores
+  float soft_cap;            // NAIAD_ATTENTION: 0 = none
+  int32_t window;            // NAIAD_ATTENTION: 0 = none
+  NaiadMatrix matrix;        // NAIAD_LINEAR
+  NaiadCache cache;          // NAIAD_ROTARY_STORE, NAIAD_ATTENTION
 };
 
 struct NaiadBuffer {
@@ -95,10 +95,10 @@ struct NaiadTables {
 struct NaiadStep {
   int64_t num_tokens;
   int64_t num_seqs;
-  const int64_t* token_ids;    // [num_tokens]
-  const int64_t* positions;    // [num_tokens]
-  const int32_t* query_starts; // [num_seqs + 1], of tokens
-  const NaiadTables* tables;   // of each group
+  const int64_t* token_ids;     // [num_tokens]
+  const int64_t* positions;     // [num_tokens]
+  const int32_t* query_starts;  // [num_seqs + 1], of tokens
+  const NaiadTables* tables;    // of each group
   int64_t num_groups;
 };
 

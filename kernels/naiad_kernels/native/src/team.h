@@ -82,9 +82,9 @@ class Team {
   std::vector<std::thread> threads_;
   Sizing sizing_;
   bool adapts_ = false;
-  int32_t caller_cpu_ = -1;      // where the thread that calls `run` is to stay; -1: anywhere
-  std::thread::id pinned_;       // the thread that stays there
-  int64_t lost_ = -1;            // the member that stays away
+  int32_t caller_cpu_ = -1;  // where the thread that calls `run` is to stay; -1: anywhere
+  std::thread::id pinned_;   // the thread that stays there
+  int64_t lost_ = -1;        // the member that stays away
   std::atomic<bool> is_over_{false};
   // Of the present run.
   const std::function<void(Member&)>* work_ = nullptr;
