@@ -81,7 +81,7 @@ struct RoundedInputs {
 struct Int8ByInt8 {
   using Input = RoundedInputs;
   static constexpr int64_t kInputsPerStep = 64, kWidth = 1, kPanelBytesPerStep = 64 * kLanes;
-  static constexpr int kMostRows = kRegisters >= 32 ? 6 : 2, kMostPanels = kRegisters >= 32 ? 4 : 2;
+  static constexpr int kMostRows = kRegisters >= 32 ? 6 : 3, kMostPanels = 2;
 
   template <int ROWS, int PANELS, bool PREFETCH>
   NAIAD_INLINE void add_step(const Input* x, int64_t stride, const char* const panels[PANELS], int64_t ahead,
