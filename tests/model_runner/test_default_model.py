@@ -13,12 +13,15 @@ from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
 from naiad.sequence import SamplingParams, Sequence
 from naiad_kernels.linear.onednn import computes_in_bfloat16
+from naiad_kernels.native.variants import best_variant
 
 NEW_TOKENS = 12
 # Means over NEAR_PROMPTS of the deviations of bfloat16, as stated in docs/compatibility.md. For a single
 # prompt they are random: its RMS is anywhere from 0.05 to 0.5 in every implementation.
 MAX_RMS_RATIO = 1.15
 MAX_KL = 0.01
+# Of eight-bit weights and inputs.
+MAX_INT8_KL = 0.03
 PROMPTS = ["The capital of France is", "1, 2, 3, 4,", "def fibonacci(n):\n    ", "a" * 300]
 _SUBJECTS = (
     "France",
@@ -140,13 +143,20 @@ def transformers_logits(model_dir: Path, prompts: list[list[int]], dtype: torch.
     return logits
 
 
-def engine_logits(model_dir: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """The engine's logits in bfloat16, with all prompts in one step."""
+def engine_logits(
+    model_dir: Path,
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str = "bfloat16",
+    quantization: str = "none",
+) -> torch.Tensor:
+    """The engine's logits, with all prompts in one step."""
     num_tokens = sum(len(prompt) for prompt in prompts)
     runner = ModelRunner(
         EngineConfig(
             model_dir=str(model_dir),
-            dtype="bfloat16",
+            dtype=dtype,
+            quantization=quantization,
             block_size=16,
             max_num_seqs=len(prompts),
             max_num_batched_tokens=num_tokens,
@@ -176,6 +186,20 @@ def test_bfloat16_logits_are_near_float32s(default_model_dir: Path, monkeypatch:
         theirs = deviation(transformers_logits(default_model_dir, prompts, torch.bfloat16), expected)
         print(f"transformers: {theirs}")
         assert ours.rms <= MAX_RMS_RATIO * theirs.rms
+
+
+@pytest.mark.skipif(best_variant() is None, reason="this CPU has no AVX2")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_of_eight_bits_are_near_float32s(
+    default_model_dir: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_model_dir)
+    prompts = [tokenizer(text)["input_ids"] for text in NEAR_PROMPTS]
+    expected = transformers_logits(default_model_dir, prompts, torch.float32)
+    ours = deviation(engine_logits(default_model_dir, prompts, monkeypatch, dtype, "int8"), expected)
+    print(f"engine: {ours}")
+    # Rounding that did nothing would not be rounding.
+    assert 1e-4 < ours.kl <= MAX_INT8_KL
 
 
 def test_bfloat16_knows_the_capital_of_france(default_model_dir: Path) -> None:
