@@ -160,7 +160,7 @@ def engine_logits(
             block_size=16,
             max_num_seqs=len(prompts),
             max_num_batched_tokens=num_tokens,
-            kv_cache_bytes=256 << 20,
+            kv_cache_bytes=512 << 20,
         )
     )
     seen: list[torch.Tensor] = []
