@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.drafting_engines import engine_parts
+from helpers.drafting_engines import break_token, engine_parts
 from helpers.engine_drive import EngineDrive, solo_tokens
 from helpers.tiny_models import make_tiny_model
 from naiad.engine import Engine
@@ -101,8 +101,7 @@ def test_a_draft_that_is_not_finite_harms_nobody(folder: Path) -> None:
     """The model computes NaN for token 3, which it must not sample itself."""
     # A start cache's weights are mapped and cannot be changed.
     engine, runner = engine_parts(folder, num_blocks=24, start_cache=False)
-    with torch.inference_mode():
-        runner._model._model._embedding[3] = torch.nan
+    break_token(runner._model, 3)
     plain = run(engine, {})
     rng = random.Random(0)
     offered = {number: [*tokens] for number, tokens in plain.items()}

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.engine_drive import CheckedScheduler
@@ -14,6 +15,8 @@ from naiad.config import EngineConfig, ModelConfig
 from naiad.engine import Engine
 from naiad.engine.build import make_drafter, make_kv_cache
 from naiad.model_runner import ModelRunner
+from naiad.models.decoder import DecoderModel
+from naiad.models.native_model import NativeModel
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.speculation.policy import SpeculationPolicy
 from naiad.speculation.speculator import Speculator
@@ -85,3 +88,10 @@ def engine_parts(
         kv_cache, SchedulerLimits(config.max_num_seqs, budget), speculator=speculator
     )
     return Engine(scheduler, model_runner), model_runner
+
+
+def break_token(model: DecoderModel, token_id: int) -> None:
+    """Let a model of the Llama family compute NaN for a token; a start cache's weights cannot be changed."""
+    whole: Any = model._model if isinstance(model, NativeModel) else model
+    with torch.inference_mode():
+        whole._embedding[token_id] = torch.nan
