@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from naiad_kernels.native.private_folder import cache_path
+
 # Some versions of the sources, each in some variants.
 MOST_LIBRARIES = 24
 
@@ -35,9 +37,8 @@ class LibraryCache:
     @classmethod
     def of_user(cls) -> LibraryCache | None:
         """The cache in the user's cache directory; None where there cannot be one."""
-        base = os.environ.get("XDG_CACHE_HOME")
         try:
-            folder = (Path(base) if base else Path.home() / ".cache") / "naiad" / "native"
+            folder = cache_path("native")
             return cls(folder) if _is_private(folder) else None
         except (OSError, RuntimeError):
             return None

@@ -6,6 +6,19 @@ import os
 from pathlib import Path
 
 
+def cache_path(*names: str) -> Path:
+    """The path of a folder in the user's cache, which need not exist.
+
+    Args:
+        names: of the folder, below `naiad`.
+
+    Raises:
+        RuntimeError: the user has no home directory.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache").joinpath("naiad", *names)
+
+
 def private_folder(*names: str, makes: bool = True) -> Path | None:
     """Find a folder of mode 0700 in the user's cache.
 
@@ -16,9 +29,8 @@ def private_folder(*names: str, makes: bool = True) -> Path | None:
     Returns:
         The folder; None if it is not there or cannot be made, or if others may read or write it.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
     try:
-        folder = (Path(base) if base else Path.home() / ".cache").joinpath("naiad", *names)
+        folder = cache_path(*names)
         if makes:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
