@@ -10,12 +10,40 @@
 namespace naiad {
 namespace {
 
-// How far a panel is read ahead.
+// ---------------------------------------------------------------- what is read ahead
+// A tile asks for memory each time it has taken one vector from each of its panels.
+
+constexpr int64_t kLineBytes = 64;
 constexpr int64_t kAheadBytes = 2048;
+
+struct ReadNothing {
+  NAIAD_METHOD void read(const char* const*) const {}
+};
+
+// Every panel, so far ahead of where the tile is.
+template <int PANELS>
+struct ReadPanels {
+  NAIAD_METHOD void read(const char* const* at) const {
+    for (int p = 0; p < PANELS; p++) prefetch(at[p] + ahead_bytes);
+  }
+  const int64_t ahead_bytes;
+};
+
+// The next LINES lines of each of some regions.
+template <int REGIONS, int LINES>
+struct ReadRegions {
+  NAIAD_METHOD void read(const char* const*) {
+    for (int r = 0; r < REGIONS; r++) {
+      for (int line = 0; line < LINES; line++) prefetch_early(next[r] + line * kLineBytes);
+      next[r] += LINES * kLineBytes;
+    }
+  }
+  const char* next[REGIONS];
+};
 
 // ---------------------------------------------------------------- what is multiplied
 // A product says how inputs are laid out, how wide a step of a panel is, and how a tile adds one step:
-// `panels` are then the step's places in some panels, and with PREFETCH each is also read `ahead` bytes further on.
+// `panels` are then the step's places in some panels.
 
 // Steps of one vector of each panel: `Steps` has `weights` and `multiply`.
 template <class Steps>
@@ -23,14 +51,12 @@ struct VectorSteps {
   static constexpr int64_t kPanelBytesPerStep = 64;
   static constexpr int kMostRows = kRegisters >= 32 ? 6 : 2, kMostPanels = kRegisters >= 32 ? 4 : 2;
 
-  template <int ROWS, int PANELS, bool PREFETCH, class Input>
-  NAIAD_INLINE void add_step(const Input* x, int64_t stride, const char* const panels[PANELS], int64_t ahead,
+  template <int ROWS, int PANELS, class Ahead, class Input>
+  NAIAD_INLINE void add_step(const Input* x, int64_t stride, const char* const panels[PANELS], Ahead& ahead,
                              Floats sums[ROWS][PANELS]) {
     typename Steps::Weights w[PANELS];
-    for (int p = 0; p < PANELS; p++) {
-      w[p] = Steps::weights(panels[p]);
-      if (PREFETCH) prefetch(panels[p] + ahead);
-    }
+    for (int p = 0; p < PANELS; p++) w[p] = Steps::weights(panels[p]);
+    ahead.read(panels);
     for (int r = 0; r < ROWS; r++)
       for (int p = 0; p < PANELS; p++) sums[r][p] = Steps::multiply(x + r * stride, w[p], sums[r][p]);
   }
@@ -83,18 +109,17 @@ struct Int8ByInt8 {
   static constexpr int64_t kInputsPerStep = 64, kWidth = 1, kPanelBytesPerStep = 64 * kLanes;
   static constexpr int kMostRows = kRegisters >= 32 ? 6 : 3, kMostPanels = 2;
 
-  template <int ROWS, int PANELS, bool PREFETCH>
-  NAIAD_INLINE void add_step(const Input* x, int64_t stride, const char* const panels[PANELS], int64_t ahead,
+  template <int ROWS, int PANELS, class Ahead>
+  NAIAD_INLINE void add_step(const Input* x, int64_t stride, const char* const panels[PANELS], Ahead& ahead,
                              Floats sums[ROWS][PANELS]) {
     Ints whole[ROWS][PANELS];
     for (int r = 0; r < ROWS; r++)
       for (int p = 0; p < PANELS; p++) whole[r][p] = first_sum(x[r * stride].sum);
     for (int64_t four = 0; four < kInputsPerStep / 4; four++) {
       Bytes w[PANELS];
-      for (int p = 0; p < PANELS; p++) {
-        w[p] = load_bytes(panels[p] + four * 64);
-        if (PREFETCH) prefetch(panels[p] + four * 64 + ahead);
-      }
+      const char* at[PANELS];
+      for (int p = 0; p < PANELS; p++) w[p] = load_bytes(at[p] = panels[p] + four * 64);
+      ahead.read(at);
       for (int r = 0; r < ROWS; r++)
         for (int p = 0; p < PANELS; p++)
           whole[r][p] = multiply_four(w[p], x[r * stride].values + four * 4, whole[r][p]);
@@ -111,33 +136,6 @@ struct Rows {
   const typename Product::Input* data;
   int64_t stride;
 };
-
-// Steps [step, end) of a tile.
-template <class Product, int ROWS, int PANELS, bool PREFETCH>
-NAIAD_INLINE void multiply_steps(const typename Product::Input* x, int64_t stride, const char* const* panels,
-                                 int64_t step, int64_t end, int64_t ahead, Floats sums[ROWS][PANELS]) {
-  for (; step < end; step++) {
-    const char* at[PANELS];
-    for (int p = 0; p < PANELS; p++) at[p] = panels[p] + step * Product::kPanelBytesPerStep;
-    Product::template add_step<ROWS, PANELS, PREFETCH>(x + step * Product::kWidth, stride, at, ahead, sums);
-  }
-}
-
-// `next`: bytes from a panel to the one that is multiplied after it.
-template <class Product, int ROWS, int PANELS, bool PREFETCH>
-NAIAD_INLINE void multiply_tile(const Rows<Product>& rows, int64_t first_row, const char* const* panels,
-                                int64_t num_steps, int64_t next, Floats sums[ROWS][PANELS]) {
-  for (int r = 0; r < ROWS; r++)
-    for (int p = 0; p < PANELS; p++) sums[r][p] = fill(0.0f);
-  const typename Product::Input* x = rows.data + first_row * rows.stride;
-  if (!PREFETCH) return multiply_steps<Product, ROWS, PANELS, false>(x, rows.stride, panels, 0, num_steps, 0, sums);
-  const int64_t panel_bytes = num_steps * Product::kPanelBytesPerStep;
-  int64_t ahead = std::min(kAheadBytes, panel_bytes);
-  const int64_t turn = (panel_bytes - ahead) / Product::kPanelBytesPerStep;
-  multiply_steps<Product, ROWS, PANELS, true>(x, rows.stride, panels, 0, turn, ahead, sums);
-  ahead = next + ahead - panel_bytes;
-  multiply_steps<Product, ROWS, PANELS, true>(x, rows.stride, panels, turn, num_steps, ahead, sums);
-}
 
 // ---------------------------------------------------------------- what becomes of the sums
 // Scales, adds bias and residual and stores, or gates.
@@ -180,6 +178,7 @@ class PanelRange {
       : epilogue_{record, run},
         rows_(rows),
         num_rows_(num_rows),
+        num_tiles_((num_rows + Product::kMostRows - 1) / Product::kMostRows),
         num_steps_(record.matrix.in_features / Product::kInputsPerStep),
         panel_bytes_(num_steps_ * Product::kPanelBytesPerStep),
         partner_(record.matrix.num_panels / 2),
@@ -194,30 +193,29 @@ class PanelRange {
   static constexpr int kPanelsPerUnit = IS_GATED ? 2 : 1;
   // Tiles fill the registers: sums, the weights of a step, and an input.
   static constexpr int kUnits = Product::kMostPanels / kPanelsPerUnit;
-  static constexpr int kMostRows = Product::kMostRows;
 
-  // Tiles of rows are as equal as can be; the first one brings the panels into the cache.
+  // One of the tiles into which the rows are cut, as equal as can be.
+  struct RowTile {
+    int64_t number, first, end;
+  };
+
   template <int UNITS>
   void all_rows(int64_t unit) const {
-    const int64_t num_tiles = (num_rows_ + kMostRows - 1) / kMostRows;
-    for (int64_t index = 0; index < num_tiles; index++) {
-      const int64_t row = num_rows_ * index / num_tiles, end = num_rows_ * (index + 1) / num_tiles;
-      if (index == 0)
-        rows<UNITS, true, 1>(row, end - row, unit);
-      else
-        rows<UNITS, false, 1>(row, end - row, unit);
+    for (int64_t number = 0; number < num_tiles_; number++) {
+      const int64_t first = num_rows_ * number / num_tiles_, end = num_rows_ * (number + 1) / num_tiles_;
+      fitting_tile<UNITS, 1>({number, first, end}, unit);
     }
   }
 
   // The tile of that many rows, looked for from ROWS on.
-  template <int UNITS, bool PREFETCH, int ROWS>
-  void rows(int64_t row, int64_t count, int64_t unit) const {
-    if (count == ROWS) return tile<ROWS, UNITS, PREFETCH>(row, unit);
-    if constexpr (ROWS < kMostRows) rows<UNITS, PREFETCH, ROWS + 1>(row, count, unit);
+  template <int UNITS, int ROWS>
+  void fitting_tile(const RowTile& rows, int64_t unit) const {
+    if (rows.end - rows.first == ROWS) return tile<UNITS, ROWS>(rows, unit);
+    if constexpr (ROWS < Product::kMostRows) fitting_tile<UNITS, ROWS + 1>(rows, unit);
   }
 
-  template <int ROWS, int UNITS, bool PREFETCH>
-  void tile(int64_t row, int64_t unit) const {
+  template <int UNITS, int ROWS>
+  void tile(const RowTile& rows, int64_t unit) const {
     constexpr int PANELS = UNITS * kPanelsPerUnit;
     const char* panels[PANELS];
     for (int u = 0; u < UNITS; u++) {
@@ -225,19 +223,69 @@ class PanelRange {
       if constexpr (IS_GATED) panels[u * 2 + 1] = panels_ + (partner_ + unit + u) * panel_bytes_;
     }
     Floats sums[ROWS][PANELS];
-    multiply_tile<Product, ROWS, PANELS, PREFETCH>(rows_, row, panels, num_steps_, UNITS * panel_bytes_, sums);
+    for (int r = 0; r < ROWS; r++)
+      for (int p = 0; p < PANELS; p++) sums[r][p] = fill(0.0f);
+    if (num_tiles_ == 1)
+      multiply_alone<UNITS, ROWS>(rows.first, panels, sums);
+    else
+      multiply_among<UNITS, ROWS>(rows, panels, sums);
     for (int r = 0; r < ROWS; r++)
       for (int u = 0; u < UNITS; u++) {
         if constexpr (IS_GATED)
-          epilogue_(row + r, unit + u, sums[r][u * 2], sums[r][u * 2 + 1]);
+          epilogue_(rows.first + r, unit + u, sums[r][u * 2], sums[r][u * 2 + 1]);
         else
-          epilogue_(row + r, unit + u, sums[r][u]);
+          epilogue_(rows.first + r, unit + u, sums[r][u]);
       }
+  }
+
+  // Memory is what a single tile waits for: it reads its own panels ahead, and at their ends the next ones.
+  template <int UNITS, int ROWS, int PANELS>
+  NAIAD_METHOD void multiply_alone(int64_t row, const char* const (&panels)[PANELS],
+                                   Floats (&sums)[ROWS][PANELS]) const {
+    const int64_t ahead = std::min(kAheadBytes, panel_bytes_);
+    const int64_t turn = (panel_bytes_ - ahead) / Product::kPanelBytesPerStep;
+    const int64_t next = (UNITS - 1) * panel_bytes_;
+    multiply_steps<ROWS>(row, panels, 0, turn, ReadPanels<PANELS>{ahead}, sums);
+    multiply_steps<ROWS>(row, panels, turn, num_steps_, ReadPanels<PANELS>{next + ahead}, sums);
+  }
+
+  // Each of several tiles reads its part of the next units' panels, while all compute with these.
+  template <int UNITS, int ROWS, int PANELS>
+  NAIAD_METHOD void multiply_among(const RowTile& rows, const char* const (&panels)[PANELS],
+                                   Floats (&sums)[ROWS][PANELS]) const {
+    const int64_t num_lines = UNITS * panel_bytes_ / kLineBytes;
+    const int64_t first = num_lines * rows.number / num_tiles_;
+    const int64_t count = num_lines * (rows.number + 1) / num_tiles_ - first;
+    const char* const* const regions = panels;
+    const auto read_from_first = [&](auto ahead) {
+      for (int r = 0; r < kPanelsPerUnit; r++) ahead.next[r] = regions[r] + (num_lines + first) * kLineBytes;
+      return ahead;
+    };
+    const int64_t lines_per_step = Product::kPanelBytesPerStep / kLineBytes;
+    const int lines = count > num_steps_ * lines_per_step ? 2 : 1;
+    const int64_t turn = std::min(num_steps_, (count / lines + lines_per_step - 1) / lines_per_step);
+    if (lines == 2)
+      multiply_steps<ROWS>(rows.first, panels, 0, turn, read_from_first(ReadRegions<kPanelsPerUnit, 2>{}), sums);
+    else
+      multiply_steps<ROWS>(rows.first, panels, 0, turn, read_from_first(ReadRegions<kPanelsPerUnit, 1>{}), sums);
+    multiply_steps<ROWS>(rows.first, panels, turn, num_steps_, ReadNothing{}, sums);
+  }
+
+  // Steps [step, end) of a tile.
+  template <int ROWS, int PANELS, class Ahead>
+  NAIAD_METHOD void multiply_steps(int64_t row, const char* const (&panels)[PANELS], int64_t step, int64_t end,
+                                   Ahead ahead, Floats (&sums)[ROWS][PANELS]) const {
+    const typename Product::Input* x = rows_.data + row * rows_.stride;
+    for (; step < end; step++) {
+      const char* at[PANELS];
+      for (int p = 0; p < PANELS; p++) at[p] = panels[p] + step * Product::kPanelBytesPerStep;
+      Product::template add_step<ROWS, PANELS>(x + step * Product::kWidth, rows_.stride, at, ahead, sums);
+    }
   }
 
   const Epilogue epilogue_;
   const Rows<Product> rows_;
-  const int64_t num_rows_, num_steps_, panel_bytes_, partner_;
+  const int64_t num_rows_, num_tiles_, num_steps_, panel_bytes_, partner_;
   const char* const panels_;
 };
 

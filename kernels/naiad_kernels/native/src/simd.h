@@ -20,6 +20,8 @@
 #endif
 
 #define NAIAD_INLINE static inline __attribute__((always_inline))
+// Of a class, where the compiler is not to count on its own judgement.
+#define NAIAD_METHOD __attribute__((always_inline))
 
 namespace naiad {
 
@@ -408,6 +410,8 @@ NAIAD_INLINE Ints multiply_four(const Bytes& w, const int8_t* x, Ints sum) {
 }
 #endif
 
+// Into the cache nearest to the core, for what is read at once; and into the second, for what is read later.
 NAIAD_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+NAIAD_INLINE void prefetch_early(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace naiad
