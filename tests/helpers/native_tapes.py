@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from naiad_kernels.native.keys import native_keys
+from naiad_kernels.native.kv_layout import native_keys, native_values
 from naiad_kernels.native.library import Team
 from naiad_kernels.native.recorder import TapeRecorder, TracedRows
 from naiad_kernels.native.tables import NativeTables
@@ -27,18 +27,24 @@ def run_records(
 
 
 def native_cache(cache: LayerCache) -> LayerCache:
-    """The same keys and values, with the keys laid out for the native kernels."""
-    keys = torch.empty_like(cache.key)
+    """The same keys and values, laid out for the native kernels."""
+    keys, values = torch.empty_like(cache.key), torch.empty_like(cache.value)
     laid_out = native_keys(keys)
-    pair = laid_out.shape[-1]
-    by_token = cache.key.unflatten(2, (-1, 16)).unflatten(-1, (-1, pair))
+    together = laid_out.shape[-1]
+    by_token = cache.key.unflatten(2, (-1, 16)).unflatten(-1, (-1, together))
     laid_out.copy_(by_token.permute(0, 1, 2, 4, 3, 5))
-    return LayerCache(keys, cache.value.clone())
+    native_values(values).copy_(cache.value.unflatten(2, (-1, together)).transpose(-1, -2))
+    return LayerCache(keys, values)
 
 
 def torch_keys(keys: torch.Tensor) -> torch.Tensor:
     """The keys of a native cache as torch's cache has them."""
     return native_keys(keys).permute(0, 1, 2, 4, 3, 5).flatten(-2).flatten(2, 3)
+
+
+def torch_values(values: torch.Tensor) -> torch.Tensor:
+    """The values of a native cache as torch's cache has them."""
+    return native_values(values).transpose(-1, -2).flatten(2, 3)
 
 
 def positions_of(query_lens: Sequence[int], seq_lens: Sequence[int]) -> torch.Tensor:

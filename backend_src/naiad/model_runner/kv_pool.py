@@ -13,7 +13,7 @@ import torch
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
 from naiad.kv_cache.kv_group import KVGroupSpec, max_held_blocks
-from naiad_kernels.native.keys import GROUP_TOKENS, native_keys
+from naiad_kernels.native.kv_layout import GROUP_TOKENS, native_keys, native_values
 from naiad_kernels.store_kv import LayerCache
 
 
@@ -77,9 +77,10 @@ class KVPool:
             block_size = tensor.shape[4]
             blocks, offsets = index // block_size, index % block_size
             if self._is_native:
-                keys, values = native_keys(tensor[:, 0]), tensor[:, 1]
+                keys, values = native_keys(tensor[:, 0]), native_values(tensor[:, 1])
                 keys[:, blocks, :, offsets // GROUP_TOKENS, :, offsets % GROUP_TOKENS] = 0
-                values[:, blocks, :, offsets] = 0
+                together = values.shape[-1]
+                values[:, blocks, :, offsets // together, :, offsets % together] = 0
             else:
                 tensor[:, :, blocks, :, offsets] = 0
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from naiad_kernels.linear import LinearWeight
-from naiad_kernels.native.keys import GROUP_TOKENS
+from naiad_kernels.native.kv_layout import GROUP_TOKENS
 from naiad_kernels.native.library import Activation, Cache, Element, Kind, Record
 from naiad_kernels.native.panels import PANEL_OUTPUTS, NativeWeight, padded
 from naiad_kernels.recording import NotRecordableError, Traced

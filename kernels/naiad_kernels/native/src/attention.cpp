@@ -16,9 +16,10 @@ constexpr int64_t kSplit = 512;
 constexpr int64_t kTileRows = 12;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-// Rows of a KV head whose scores, and whose sums of values, are computed together.
-constexpr int kScoreRows = kRegisters >= 32 ? 6 : 3;
-constexpr int kValueRows = kRegisters >= 32 ? 4 : 1;
+// What is computed together, so that sums fill the registers: rows by groups of keys, and rows by vectors of values.
+constexpr int kRowsTogether = kRegisters >= 32 ? 6 : 3;
+constexpr int kGroupsTogether = kRegisters >= 32 ? 4 : 2;
+constexpr int kVectorsTogether = kGroupsTogether;
 
 // One tile of one sequence.
 struct Tile {
@@ -109,11 +110,40 @@ void merge(const Partial& into, const Partial& next, int64_t num_rows) {
 template <class Element>
 class Attention {
  public:
+  // A member's own memory.
+  struct Workspace {
+    Element* queries;  // [kTileRows][whole_lanes(head_dim)], rounded as keys are
+    float* scores;     // [kTileRows][kSplit]
+    Element* weights;  // [kTileRows][kSplit], rounded as values are
+  };
+
   Attention(const NaiadRecord& record, const Run& run)
       : record_(record), run_(run), shape_(record, *run.step), cache_(record.cache), head_dim_(record.cache.head_dim) {}
 
-  // One split of a tile into `partial`; `scores` is [kTileRows][kSplit].
-  void compute(const Tile& tile, int64_t split, float* scores, const Partial& partial) const {
+  static int64_t workspace_bytes(int64_t head_dim) {
+    return kTileRows * (whole_lanes(head_dim) + kSplit) * static_cast<int64_t>(sizeof(Element)) +
+           kTileRows * kSplit * static_cast<int64_t>(sizeof(float));
+  }
+
+  Workspace workspace(char* memory) const {
+    float* scores = reinterpret_cast<float*>(memory);
+    Element* weights = reinterpret_cast<Element*>(scores + kTileRows * kSplit);
+    return {weights + kTileRows * kSplit, scores, weights};
+  }
+
+  // What all splits of a tile need of it.
+  void begin(const Tile& tile, const Workspace& work) const {
+    for (int64_t r = 0; r < tile.num_rows; r++) {
+      const float* from = query(tile, r);
+      Element* to = work.queries + r * whole_lanes(head_dim_);
+      int64_t d = 0;
+      for (; d + kLanes <= head_dim_; d += kLanes) Product::store_rounded(to + d, load(from + d));
+      if (d < head_dim_) Product::store_rounded(to + d, load_part(from + d, head_dim_ - d));
+    }
+  }
+
+  // One split of a tile into `partial`.
+  void compute(const Tile& tile, int64_t split, const Workspace& work, const Partial& partial) const {
     const int64_t first = std::max(split * kSplit, tile.first_key) / kGroup * kGroup;
     const int64_t end = std::min((split + 1) * kSplit, tile.end_key);
     const NaiadTables& tables = run_.step->tables[record_.group];
@@ -125,13 +155,15 @@ class Attention {
       keys[g] = cache_.keys + offset;
       values[g] = cache_.values + offset;
     }
-    score(tile, keys, values, num_groups, scores);
+    for (int64_t r = 0; r < tile.num_rows; r += kRowsTogether)
+      score<1>(keys, values, num_groups, r, std::min<int64_t>(kRowsTogether, tile.num_rows - r), work);
     for (int64_t r = 0; r < tile.num_rows; r++) {
       const Visible seen = shape_.visible(shape_.token(tile.seq, tile.first_row + r));
-      weigh(scores + r * kSplit, first, num_groups, seen, partial.top[r], partial.total[r]);
+      weigh(work.scores + r * kSplit, first, num_groups, seen, work.weights + r * kSplit, partial.top[r],
+            partial.total[r]);
     }
-    for (int64_t r = 0; r < tile.num_rows; r += kValueRows)
-      sum_value_rows<1>(scores, values, end - first, r, std::min<int64_t>(kValueRows, tile.num_rows - r), partial);
+    for (int64_t r = 0; r < tile.num_rows; r += kRowsTogether)
+      sum_values<1>(work.weights, values, end - first, r, std::min<int64_t>(kRowsTogether, tile.num_rows - r), partial);
   }
 
   void write(const Tile& tile, const Partial& partial) const {
@@ -148,65 +180,86 @@ class Attention {
   }
 
  private:
+  using Product = Products<Element>;
+
   const float* query(const Tile& tile, int64_t r) const {
     const int64_t row = tile.first_row + r;
     const int64_t head = tile.kv_head * shape_.heads_per_kv + row % shape_.heads_per_kv;
     return run_.row(record_.in, shape_.token(tile.seq, row)) + head * head_dim_;
   }
 
-  void score(const Tile& tile, const Element* const* keys, const Element* const* values, int64_t num_groups,
-             float* scores) const {
-    const float* queries[kTileRows];
-    for (int64_t r = 0; r < tile.num_rows; r++) queries[r] = query(tile, r);
-    const int64_t bytes = kGroup * head_dim_ * static_cast<int64_t>(sizeof(Element));
-    for (int64_t g = 0; g < num_groups; g++) {
-      const char* next = reinterpret_cast<const char*>(keys[std::min(g + 1, num_groups - 1)]);
-      const char* value = reinterpret_cast<const char*>(values[g]);
-      for (int64_t i = 0; i < bytes; i += 64) {
-        prefetch(next + i);
-        prefetch(value + i);
-      }
-      float* at = scores + g * kGroup;
-      int64_t r = 0;
-      for (; r + kScoreRows <= tile.num_rows; r += kScoreRows)
-        score_rows<kScoreRows>(queries + r, keys[g], at + r * kSplit);
-      if constexpr (kScoreRows > 3)
-        if (r + 3 <= tile.num_rows) {
-          score_rows<3>(queries + r, keys[g], at + r * kSplit);
-          r += 3;
-        }
-      for (; r < tile.num_rows; r++) score_rows<1>(queries + r, keys[g], at + r * kSplit);
-    }
-  }
-
+  // Scores of `count` rows from `row` on; ROWS is where the search for the fitting form begins.
   template <int ROWS>
-  void score_rows(const float* const* queries, const Element* keys, float* scores) const {
-    Floats sums[ROWS];
-    for (int r = 0; r < ROWS; r++) sums[r] = fill(0.0f);
-    for (int64_t d = 0; d < head_dim_; d += 2) {
-      Floats first, second;
-      load_keys(keys, d, first, second);
-      for (int r = 0; r < ROWS; r++) {
-        sums[r] = fma(fill(queries[r][d]), first, sums[r]);
-        sums[r] = fma(fill(queries[r][d + 1]), second, sums[r]);
-      }
+  void score(const Element* const* keys, const Element* const* values, int64_t num_groups, int64_t row, int64_t count,
+             const Workspace& work) const {
+    if constexpr (ROWS < kRowsTogether)
+      if (count > ROWS) return score<ROWS + 1>(keys, values, num_groups, row, count, work);
+    const Element* queries = work.queries + row * whole_lanes(head_dim_);
+    float* scores = work.scores + row * kSplit;
+    int64_t g = 0;
+    for (; g + kGroupsTogether <= num_groups; g += kGroupsTogether) {
+      if (row == 0)
+        score_groups<ROWS, kGroupsTogether>(queries, keys + g, scores + g * kGroup,
+                                            ReadOn(keys + g, values + g, num_groups - g));
+      else
+        score_groups<ROWS, kGroupsTogether>(queries, keys + g, scores + g * kGroup, ReadNothing());
     }
-    for (int r = 0; r < ROWS; r++) {
-      Floats scaled = sums[r] * fill(record_.factor);
-      if (record_.soft_cap > 0.0f) {
-        const Floats cap = fill(record_.soft_cap);
-        scaled = cap * hyperbolic_tangent(scaled / cap);
-      }
-      store(scores + r * kSplit, scaled);
-    }
+    for (; g < num_groups; g++) score_groups<ROWS, 1>(queries, keys + g, scores + g * kGroup, ReadNothing());
   }
 
-  // A row's scores become e^(score - top), 0 where it does not see the key.
-  static void weigh(float* scores, int64_t first, int64_t num_groups, Visible seen, float& top, float& total) {
+  struct ReadNothing {
+    NAIAD_METHOD void read(int64_t) const {}
+  };
+
+  // Reads the keys of the next groups, and the values of these, ahead.
+  struct ReadOn {
+    ReadOn(const Element* const* keys, const Element* const* values, int64_t num_groups) : values(values) {
+      for (int64_t g = 0; g < kGroupsTogether; g++) next[g] = keys[std::min(kGroupsTogether + g, num_groups - 1)];
+    }
+    // What the features that are multiplied together take of each group is one line.
+    NAIAD_METHOD void read(int64_t d) const {
+      for (int64_t g = 0; g < kGroupsTogether; g++) {
+        prefetch(next[g] + d * kGroup);
+        prefetch_early(values[g] + d * kGroup);
+      }
+    }
+    const Element* next[kGroupsTogether];
+    const Element* const* values;
+  };
+
+  template <int ROWS, int GROUPS, class Ahead>
+  void score_groups(const Element* queries, const Element* const* keys, float* scores, const Ahead& ahead) const {
+    const int64_t stride = whole_lanes(head_dim_);
+    Floats sums[ROWS][GROUPS];
+    for (int r = 0; r < ROWS; r++)
+      for (int g = 0; g < GROUPS; g++) sums[r][g] = fill(0.0f);
+    for (int64_t d = 0; d < head_dim_; d += Product::kTogether) {
+      ahead.read(d);
+      typename Product::Vector features[GROUPS];
+      for (int g = 0; g < GROUPS; g++) features[g] = Product::load(keys[g] + d * kGroup);
+      for (int r = 0; r < ROWS; r++) {
+        const auto query = Product::fill(queries + r * stride + d);
+        for (int g = 0; g < GROUPS; g++) sums[r][g] = Product::multiply(query, features[g], sums[r][g]);
+      }
+    }
+    for (int r = 0; r < ROWS; r++)
+      for (int g = 0; g < GROUPS; g++) store(scores + r * kSplit + g * kGroup, scaled(sums[r][g]));
+  }
+
+  NAIAD_METHOD Floats scaled(Floats sum) const {
+    const Floats score = sum * fill(record_.factor);
+    if (record_.soft_cap <= 0.0f) return score;
+    const Floats cap = fill(record_.soft_cap);
+    return cap * hyperbolic_tangent(score / cap);
+  }
+
+  // The weights of a row's keys are e^(score - top), and 0 where it does not see the key.
+  static void weigh(float* scores, int64_t first, int64_t num_groups, Visible seen, Element* weights, float& top,
+                    float& total) {
     const int64_t from = std::max<int64_t>(seen.first - first, 0);
     const int64_t to = std::min(seen.end - first, num_groups * kGroup);
     if (from >= to) {
-      std::memset(scores, 0, num_groups * kGroup * sizeof(float));
+      std::fill(weights, weights + num_groups * kGroup, Element(0));
       top = kNothing;
       total = 0.0f;
       return;
@@ -224,48 +277,72 @@ class Attention {
       if (g == from_group) std::fill(at, scores + from, 0.0f);
       if (g == end_group - 1) std::fill(scores + to, at + kGroup, 0.0f);
       sum = sum + load(at);
+      Product::store_rounded(weights + g * kGroup, load(at));
     }
     total = sum_lanes(sum);
-    std::fill(scores, scores + from_group * kGroup, 0.0f);
-    std::fill(scores + end_group * kGroup, scores + num_groups * kGroup, 0.0f);
+    std::fill(weights, weights + from_group * kGroup, Element(0));
+    std::fill(weights + end_group * kGroup, weights + num_groups * kGroup, Element(0));
   }
 
-  // The `count` rows from `row` on; ROWS is where the search for the fitting form begins.
+  // Weighted values of `count` rows from `row` on; ROWS is where the search for the fitting form begins.
   template <int ROWS>
-  void sum_value_rows(const float* scores, const Element* const* values, int64_t num_keys, int64_t row, int64_t count,
-                      const Partial& partial) const {
-    if (count == ROWS) return sum_values<ROWS>(scores, values, num_keys, row, partial);
-    if constexpr (ROWS < kValueRows) sum_value_rows<ROWS + 1>(scores, values, num_keys, row, count, partial);
-  }
-
-  template <int ROWS>
-  void sum_values(const float* scores, const Element* const* values, int64_t num_keys, int64_t row,
+  void sum_values(const Element* weights, const Element* const* values, int64_t num_keys, int64_t row, int64_t count,
                   const Partial& partial) const {
+    if constexpr (ROWS < kRowsTogether)
+      if (count > ROWS) return sum_values<ROWS + 1>(weights, values, num_keys, row, count, partial);
     int64_t d = 0;
-    for (; d + 4 * kLanes <= head_dim_; d += 4 * kLanes)
-      sum_features<ROWS, 4>(scores, values, num_keys, row, d, partial);
-    for (; d < head_dim_; d += kLanes) sum_features<ROWS, 1>(scores, values, num_keys, row, d, partial);
+    for (; d + kVectorsTogether * kLanes <= head_dim_; d += kVectorsTogether * kLanes)
+      sum_features<ROWS, kVectorsTogether>(weights, values, num_keys, row, d, partial);
+    for (; d < head_dim_; d += kLanes) sum_features<ROWS, 1>(weights, values, num_keys, row, d, partial);
   }
 
   template <int ROWS, int VECTORS>
-  void sum_features(const float* scores, const Element* const* values, int64_t num_keys, int64_t row, int64_t d,
+  void sum_features(const Element* weights, const Element* const* values, int64_t num_keys, int64_t row, int64_t d,
                     const Partial& partial) const {
-    const int64_t left = head_dim_ - d;
     Floats sums[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < VECTORS; v++) sums[r][v] = fill(0.0f);
-    for (int64_t key = 0; key < num_keys; key++) {
-      const Element* value = values[key / kGroup] + key % kGroup * head_dim_ + d;
-      Floats features[VECTORS];
-      for (int v = 0; v < VECTORS; v++)
-        features[v] = VECTORS > 1 || left >= kLanes ? load_value(value + v * kLanes) : load_value_part(value, left);
-      for (int r = 0; r < ROWS; r++) {
-        const Floats weight = fill(scores[(row + r) * kSplit + key]);
-        for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(weight, features[v], sums[r][v]);
+    weights += row * kSplit;
+    for (int64_t first = 0; first < num_keys; first += kGroup, weights += kGroup) {
+      const Element* group = values[first / kGroup] + d * Product::kTogether;
+      const int64_t count = std::min(kGroup, num_keys - first), whole = count / Product::kTogether * Product::kTogether;
+      for (int64_t key = 0; key < whole; key += Product::kTogether)
+        add_weighted<ROWS, VECTORS>(weights + key, vectors<VECTORS>(group + key * head_dim_, d), sums);
+      // After the last key there may be anything, which is not to be multiplied even by 0.
+      if (whole < count) {
+        auto last = vectors<VECTORS>(group + whole * head_dim_, d);
+        for (auto& features : last.v) features = Product::first_only(features);
+        add_weighted<ROWS, VECTORS>(weights + whole, last, sums);
       }
     }
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < VECTORS; v++) store(partial.row(row + r) + d + v * kLanes, sums[r][v]);
+  }
+
+  template <int VECTORS>
+  struct Values {
+    typename Product::Vector v[VECTORS];
+  };
+
+  // Features d and on of the values that are multiplied together.
+  template <int VECTORS>
+  NAIAD_METHOD Values<VECTORS> vectors(const Element* value, int64_t d) const {
+    Values<VECTORS> values;
+    for (int v = 0; v < VECTORS; v++) {
+      const bool is_whole = VECTORS > 1 || d + kLanes <= head_dim_;
+      values.v[v] =
+          is_whole ? Product::load(value + v * kLanes * Product::kTogether) : load_value_part(value, head_dim_ - d);
+    }
+    return values;
+  }
+
+  template <int ROWS, int VECTORS>
+  NAIAD_METHOD static void add_weighted(const Element* weights, const Values<VECTORS>& values,
+                                        Floats (&sums)[ROWS][VECTORS]) {
+    for (int r = 0; r < ROWS; r++) {
+      const auto weight = Product::fill(weights + r * kSplit);
+      for (int v = 0; v < VECTORS; v++) sums[r][v] = Product::multiply(weight, values.v[v], sums[r][v]);
+    }
   }
 
   const NaiadRecord& record_;
@@ -304,17 +381,20 @@ void attend(const NaiadRecord& record, const Run& run, Member& member) {
   const Shape shape(record, step);
   const Attention<Element> attention(record, run);
   const Sharing sharing(record, step, member.size);
-  const int64_t floats = Partial::floats(record.cache.head_dim);
-  float* memory = run.own[member.index].get<float>(kTileRows * kSplit + 2 * floats);
-  float* scores = memory + 2 * floats;
-  const Partial whole(memory, record.cache.head_dim), next(memory + floats, record.cache.head_dim);
+  const int64_t head_dim = record.cache.head_dim, floats = Partial::floats(head_dim);
+  const int64_t partial_bytes = floats * static_cast<int64_t>(sizeof(float));
+  char* memory = run.own[member.index].get<char>(2 * partial_bytes + Attention<Element>::workspace_bytes(head_dim));
+  const auto work = attention.workspace(memory + 2 * partial_bytes);
   if (!sharing.by_splits) {
+    float* own = reinterpret_cast<float*>(memory);
+    const Partial whole(own, head_dim), next(own + floats, head_dim);
     for_tiles(shape, step, [&](int64_t index, const Tile& tile) {
       if (index % member.size != member.index) return;
       const Splits splits(tile);
-      attention.compute(tile, splits.first, scores, whole);
+      attention.begin(tile, work);
+      attention.compute(tile, splits.first, work, whole);
       for (int64_t split = splits.first + 1; split < splits.end; split++) {
-        attention.compute(tile, split, scores, next);
+        attention.compute(tile, split, work, next);
         merge(whole, next, tile.num_rows);
       }
       attention.write(tile, whole);
@@ -323,14 +403,18 @@ void attend(const NaiadRecord& record, const Run& run, Member& member) {
   }
   float* partials = run.shared->get<float>(sharing.num_tiles * sharing.most_splits * floats);
   const auto partial = [&](int64_t index, int64_t split) {
-    return Partial(partials + (index * sharing.most_splits + split) * floats, record.cache.head_dim);
+    return Partial(partials + (index * sharing.most_splits + split) * floats, head_dim);
   };
   int64_t turn = 0;
   for_tiles(shape, step, [&](int64_t index, const Tile& tile) {
     const Splits splits(tile);
-    for (int64_t split = splits.first; split < splits.end; split++)
-      if (turn++ % member.size == member.index)
-        attention.compute(tile, split, scores, partial(index, split - splits.first));
+    bool is_begun = false;
+    for (int64_t split = splits.first; split < splits.end; split++) {
+      if (turn++ % member.size != member.index) continue;
+      if (!is_begun) attention.begin(tile, work);
+      is_begun = true;
+      attention.compute(tile, split, work, partial(index, split - splits.first));
+    }
   });
   member.barrier();
   for_tiles(shape, step, [&](int64_t index, const Tile& tile) {

@@ -1,7 +1,7 @@
 // One layer's keys and values, as the kernels address them.
 //
-// A block holds, for each KV head, its tokens in groups of 16: keys of a group as [head_dim][16 tokens] in
-// float32 and [head_dim / 2][16 tokens][2] in bf16, values as [16 tokens][head_dim].
+// A block holds, for each KV head, its tokens in groups of 16. With k elements side by side, 1 in float32 and 2 in
+// bf16, keys of a group are [head_dim / k][16 tokens][k], and values [16 tokens / k][head_dim][k].
 #pragma once
 
 #include "kernels.h"
@@ -43,26 +43,50 @@ NAIAD_INLINE void put_value(float* group, int64_t place, const float* value, int
   std::memcpy(group + place * head_dim, value, head_dim * sizeof(float));
 }
 NAIAD_INLINE void put_value(uint16_t* group, int64_t place, const float* value, int64_t head_dim) {
-  for (int64_t d = 0; d < head_dim; d++) group[place * head_dim + d] = bf16_of_float(value[d]);
+  uint16_t* pairs = group + place / 2 * 2 * head_dim + place % 2;
+  for (int64_t d = 0; d < head_dim; d++) pairs[2 * d] = bf16_of_float(value[d]);
 }
 
-// Features d and d + 1 of a group's 16 keys.
-NAIAD_INLINE void load_keys(const float* group, int64_t d, Floats& first, Floats& second) {
-  first = load(group + d * kGroup);
-  second = load(group + (d + 1) * kGroup);
-}
-NAIAD_INLINE void load_keys(const uint16_t* group, int64_t d, Floats& first, Floats& second) {
-  load_pairs(group + d * kGroup, first, second);
-}
-
-// 16 features of a value; fewer where the head ends.
-NAIAD_INLINE Floats load_value(const float* value) { return load(value); }
-NAIAD_INLINE Floats load_value(const uint16_t* value) { return load_bf16(value); }
+// How elements of the cache are multiplied: `kTogether` at once in each lane, by elements of the other side that
+// are rounded to the same type.
 template <class Element>
-NAIAD_INLINE Floats load_value_part(const Element* value, int64_t count) {
-  alignas(64) Element part[kLanes] = {};
-  std::memcpy(part, value, count * sizeof(Element));
-  return load_value(part);
+struct Products;
+
+template <>
+struct Products<float> {
+  static constexpr int64_t kTogether = 1;
+  using Vector = Floats;
+  NAIAD_METHOD static Floats load(const float* p) { return naiad::load(p); }
+  NAIAD_METHOD static Floats fill(const float* p) { return naiad::fill(p[0]); }
+  NAIAD_METHOD static Floats multiply(Floats a, Floats b, Floats sum) { return fma(a, b, sum); }
+  NAIAD_METHOD static Floats first_only(Floats a) { return a; }
+  NAIAD_METHOD static void store_rounded(float* p, Floats a) { store(p, a); }
+};
+
+template <>
+struct Products<uint16_t> {
+  static constexpr int64_t kTogether = 2;
+  using Vector = Pairs;
+  NAIAD_METHOD static Pairs load(const uint16_t* p) { return load_weight_pairs(p); }
+  NAIAD_METHOD static Pairs fill(const uint16_t* p) { return fill_pair(p); }
+  NAIAD_METHOD static Floats multiply(Pairs a, Pairs b, Floats sum) { return multiply_pairs(a, b, sum); }
+  NAIAD_METHOD static Pairs first_only(Pairs a) { return naiad::first_only(a); }
+  NAIAD_METHOD static void store_rounded(uint16_t* p, Floats a) { store_bf16(p, a); }
+};
+
+// `count` features of `kTogether` values, where the head ends; the others are 0.
+template <class Element>
+NAIAD_INLINE typename Products<Element>::Vector load_value_part(const Element* value, int64_t count) {
+  constexpr int64_t kTogether = Products<Element>::kTogether;
+  alignas(64) Element part[kLanes * kTogether] = {};
+  std::memcpy(part, value, count * kTogether * sizeof(Element));
+  return Products<Element>::load(part);
+}
+// `count` floats; the others are 0.
+NAIAD_INLINE Floats load_part(const float* p, int64_t count) {
+  alignas(64) float part[kLanes] = {};
+  std::memcpy(part, p, count * sizeof(float));
+  return load(part);
 }
 NAIAD_INLINE void store_part(float* p, Floats a, int64_t count) {
   alignas(64) float part[kLanes];

@@ -284,6 +284,11 @@ NAIAD_INLINE Pairs fill_pair(const uint16_t* p) {
   return {reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair))};
 }
 NAIAD_INLINE Floats multiply_pairs(Pairs a, Pairs b, Floats acc) { return {_mm512_dpbf16_ps(acc.v, a.v, b.v)}; }
+// The pairs with 0 in place of the second ones.
+NAIAD_INLINE Pairs first_only(Pairs a) {
+  const __m512i mask = _mm512_set1_epi32(0xffff);
+  return {reinterpret_cast<__m512bh>(_mm512_and_si512(reinterpret_cast<__m512i>(a.v), mask))};
+}
 #else
 struct Pairs {
   Floats first, second;
@@ -297,6 +302,7 @@ NAIAD_INLINE Pairs fill_pair(const uint16_t* p) { return {fill(float_of_bf16(p[0
 NAIAD_INLINE Floats multiply_pairs(Pairs a, Pairs b, Floats acc) {
   return fma(a.first, b.first, fma(a.second, b.second, acc));
 }
+NAIAD_INLINE Pairs first_only(Pairs a) { return {a.first, fill(0.0f)}; }
 #endif
 
 NAIAD_INLINE void store_bf16(uint16_t* p, Floats a) {
