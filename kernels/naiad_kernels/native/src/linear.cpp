@@ -43,13 +43,15 @@ struct ReadRegions {
 
 // ---------------------------------------------------------------- what is multiplied
 // A product says how inputs are laid out, how wide a step of a panel is, and how a tile adds one step:
-// `panels` are then the step's places in some panels.
+// `panels` are then the step's places in some panels. A tile has up to `kMostRows` rows and `kMostPanels` panels, of
+// which it takes `kPanelsAtOnce` together: their sums, the weights of a step and an input fill the registers.
 
 // Steps of one vector of each panel: `Steps` has `weights` and `multiply`.
 template <class Steps>
 struct VectorSteps {
   static constexpr int64_t kPanelBytesPerStep = 64;
-  static constexpr int kMostRows = kRegisters >= 32 ? 6 : 2, kMostPanels = kRegisters >= 32 ? 4 : 2;
+  static constexpr int kMostRows = kRegisters >= 32 ? 6 : 4, kMostPanels = kRegisters >= 32 ? 4 : 2;
+  static constexpr int kPanelsAtOnce = kRegisters >= 32 ? 4 : 1;
 
   template <int ROWS, int PANELS, class Ahead, class Input>
   NAIAD_INLINE void add_step(const Input* x, int64_t stride, const char* const panels[PANELS], Ahead& ahead,
@@ -107,7 +109,7 @@ struct RoundedInputs {
 struct Int8ByInt8 {
   using Input = RoundedInputs;
   static constexpr int64_t kInputsPerStep = 64, kWidth = 1, kPanelBytesPerStep = 64 * kLanes;
-  static constexpr int kMostRows = kRegisters >= 32 ? 6 : 3, kMostPanels = 2;
+  static constexpr int kMostRows = kRegisters >= 32 ? 6 : 3, kMostPanels = 2, kPanelsAtOnce = 2;
 
   template <int ROWS, int PANELS, class Ahead>
   NAIAD_INLINE void add_step(const Input* x, int64_t stride, const char* const panels[PANELS], Ahead& ahead,
@@ -222,60 +224,66 @@ class PanelRange {
       panels[u * kPanelsPerUnit] = panels_ + (unit + u) * panel_bytes_;
       if constexpr (IS_GATED) panels[u * 2 + 1] = panels_ + (partner_ + unit + u) * panel_bytes_;
     }
-    Floats sums[ROWS][PANELS];
-    for (int r = 0; r < ROWS; r++)
-      for (int p = 0; p < PANELS; p++) sums[r][p] = fill(0.0f);
-    if (num_tiles_ == 1)
-      multiply_alone<UNITS, ROWS>(rows.first, panels, sums);
-    else
-      multiply_among<UNITS, ROWS>(rows, panels, sums);
+    constexpr int AT_ONCE = std::min(PANELS, Product::kPanelsAtOnce);
+    Floats sums[PANELS / AT_ONCE][ROWS][AT_ONCE];
+    for (int p = 0; p < PANELS; p += AT_ONCE) multiply<UNITS, ROWS, AT_ONCE>(rows, panels + p, sums[p / AT_ONCE]);
+    const auto sum = [&](int row, int panel) { return sums[panel / AT_ONCE][row][panel % AT_ONCE]; };
     for (int r = 0; r < ROWS; r++)
       for (int u = 0; u < UNITS; u++) {
         if constexpr (IS_GATED)
-          epilogue_(rows.first + r, unit + u, sums[r][u * 2], sums[r][u * 2 + 1]);
+          epilogue_(rows.first + r, unit + u, sum(r, u * 2), sum(r, u * 2 + 1));
         else
-          epilogue_(rows.first + r, unit + u, sums[r][u]);
+          epilogue_(rows.first + r, unit + u, sum(r, u));
       }
   }
 
-  // Memory is what a single tile waits for: it reads its own panels ahead, and at their ends the next ones.
   template <int UNITS, int ROWS, int PANELS>
-  NAIAD_METHOD void multiply_alone(int64_t row, const char* const (&panels)[PANELS],
-                                   Floats (&sums)[ROWS][PANELS]) const {
+  NAIAD_METHOD void multiply(const RowTile& rows, const char* const* panels, Floats (&sums)[ROWS][PANELS]) const {
+    for (int r = 0; r < ROWS; r++)
+      for (int p = 0; p < PANELS; p++) sums[r][p] = fill(0.0f);
+    if (num_tiles_ == 1)
+      multiply_alone<UNITS>(rows, panels, sums);
+    else
+      multiply_among<UNITS>(rows, panels, sums);
+  }
+
+  // Memory is what a single tile waits for: it reads its own panels ahead, and at their ends those of the next units.
+  template <int UNITS, int ROWS, int PANELS>
+  NAIAD_METHOD void multiply_alone(const RowTile& rows, const char* const* panels, Floats (&sums)[ROWS][PANELS]) const {
     const int64_t ahead = std::min(kAheadBytes, panel_bytes_);
     const int64_t turn = (panel_bytes_ - ahead) / Product::kPanelBytesPerStep;
     const int64_t next = (UNITS - 1) * panel_bytes_;
-    multiply_steps<ROWS>(row, panels, 0, turn, ReadPanels<PANELS>{ahead}, sums);
-    multiply_steps<ROWS>(row, panels, turn, num_steps_, ReadPanels<PANELS>{next + ahead}, sums);
+    multiply_steps(rows, panels, 0, turn, ReadPanels<PANELS>{ahead}, sums);
+    multiply_steps(rows, panels, turn, num_steps_, ReadPanels<PANELS>{next + ahead}, sums);
   }
 
   // Each of several tiles reads its part of the next units' panels, while all compute with these.
   template <int UNITS, int ROWS, int PANELS>
-  NAIAD_METHOD void multiply_among(const RowTile& rows, const char* const (&panels)[PANELS],
-                                   Floats (&sums)[ROWS][PANELS]) const {
-    const int64_t num_lines = UNITS * panel_bytes_ / kLineBytes;
+  NAIAD_METHOD void multiply_among(const RowTile& rows, const char* const* panels, Floats (&sums)[ROWS][PANELS]) const {
+    // A region is panels that lie one after the other.
+    constexpr int REGIONS = std::min(PANELS, kPanelsPerUnit);
+    const int64_t num_lines = PANELS / REGIONS * panel_bytes_ / kLineBytes;
     const int64_t first = num_lines * rows.number / num_tiles_;
     const int64_t count = num_lines * (rows.number + 1) / num_tiles_ - first;
-    const char* const* const regions = panels;
-    const auto read_from_first = [&](auto ahead) {
-      for (int r = 0; r < kPanelsPerUnit; r++) ahead.next[r] = regions[r] + (num_lines + first) * kLineBytes;
+    const auto from_first = [&](auto ahead) {
+      for (int r = 0; r < REGIONS; r++) ahead.next[r] = panels[r] + UNITS * panel_bytes_ + first * kLineBytes;
       return ahead;
     };
     const int64_t lines_per_step = Product::kPanelBytesPerStep / kLineBytes;
     const int lines = count > num_steps_ * lines_per_step ? 2 : 1;
     const int64_t turn = std::min(num_steps_, (count / lines + lines_per_step - 1) / lines_per_step);
     if (lines == 2)
-      multiply_steps<ROWS>(rows.first, panels, 0, turn, read_from_first(ReadRegions<kPanelsPerUnit, 2>{}), sums);
+      multiply_steps(rows, panels, 0, turn, from_first(ReadRegions<REGIONS, 2>{}), sums);
     else
-      multiply_steps<ROWS>(rows.first, panels, 0, turn, read_from_first(ReadRegions<kPanelsPerUnit, 1>{}), sums);
-    multiply_steps<ROWS>(rows.first, panels, turn, num_steps_, ReadNothing{}, sums);
+      multiply_steps(rows, panels, 0, turn, from_first(ReadRegions<REGIONS, 1>{}), sums);
+    multiply_steps(rows, panels, turn, num_steps_, ReadNothing{}, sums);
   }
 
   // Steps [step, end) of a tile.
   template <int ROWS, int PANELS, class Ahead>
-  NAIAD_METHOD void multiply_steps(int64_t row, const char* const (&panels)[PANELS], int64_t step, int64_t end,
+  NAIAD_METHOD void multiply_steps(const RowTile& rows, const char* const* panels, int64_t step, int64_t end,
                                    Ahead ahead, Floats (&sums)[ROWS][PANELS]) const {
-    const typename Product::Input* x = rows_.data + row * rows_.stride;
+    const typename Product::Input* x = rows_.data + rows.first * rows_.stride;
     for (; step < end; step++) {
       const char* at[PANELS];
       for (int p = 0; p < PANELS; p++) at[p] = panels[p] + step * Product::kPanelBytesPerStep;
