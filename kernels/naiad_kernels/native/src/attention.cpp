@@ -12,7 +12,7 @@
 namespace naiad {
 namespace {
 
-constexpr int64_t kSplit = 512;
+constexpr int64_t kSplit = 512, kMostGroups = kSplit / kGroup;
 constexpr int64_t kTileRows = 12;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
@@ -70,6 +70,17 @@ struct Splits {
   explicit Splits(const Tile& tile) : first(tile.first_key / kSplit), end((tile.end_key + kSplit - 1) / kSplit) {}
   int64_t count() const { return end - first; }
   int64_t first, end;
+};
+
+// One split of a tile, and where its keys and values lie.
+template <class Element>
+struct Part {
+  Tile tile;
+  int64_t index;  // of the tile in the step
+  int64_t split;
+  int64_t first, end;  // keys; the first one begins a group
+  int64_t num_groups;
+  const Element *keys[kMostGroups], *values[kMostGroups];
 };
 
 // What a tile's rows have seen of some of their keys. Lives in memory of `floats()`.
@@ -142,28 +153,36 @@ class Attention {
     }
   }
 
-  // One split of a tile into `partial`.
-  void compute(const Tile& tile, int64_t split, const Workspace& work, const Partial& partial) const {
-    const int64_t first = std::max(split * kSplit, tile.first_key) / kGroup * kGroup;
-    const int64_t end = std::min((split + 1) * kSplit, tile.end_key);
+  void locate(const Tile& tile, int64_t index, int64_t split, Part<Element>& part) const {
+    part.tile = tile;
+    part.index = index;
+    part.split = split;
+    part.first = std::max(split * kSplit, tile.first_key) / kGroup * kGroup;
+    part.end = std::min((split + 1) * kSplit, tile.end_key);
+    part.num_groups = (part.end - part.first + kGroup - 1) / kGroup;
     const NaiadTables& tables = run_.step->tables[record_.group];
-    const int32_t* table = tables.blocks + tile.seq * tables.stride;
-    const Element *keys[kSplit / kGroup], *values[kSplit / kGroup];
-    const int64_t num_groups = (end - first + kGroup - 1) / kGroup;
-    for (int64_t g = 0; g < num_groups; g++) {
-      const int64_t offset = cache_.group(table, first + g * kGroup, tile.kv_head);
-      keys[g] = cache_.keys + offset;
-      values[g] = cache_.values + offset;
+    for (int64_t g = 0; g < part.num_groups; g++) {
+      const int64_t key = part.first + g * kGroup;
+      const int64_t offset = cache_.group(tables.blocks + tile.seq * tables.stride, key, tile.kv_head);
+      part.keys[g] = cache_.keys + offset;
+      part.values[g] = cache_.values + offset;
     }
+  }
+
+  // A part of a tile into `partial`; `next` is what this member computes after it, or null.
+  void compute(const Part<Element>& part, const Part<Element>* next, const Workspace& work,
+               const Partial& partial) const {
+    const Tile& tile = part.tile;
     for (int64_t r = 0; r < tile.num_rows; r += kRowsTogether)
-      score<1>(keys, values, num_groups, r, std::min<int64_t>(kRowsTogether, tile.num_rows - r), work);
+      score<1>(part, r, std::min<int64_t>(kRowsTogether, tile.num_rows - r), work);
     for (int64_t r = 0; r < tile.num_rows; r++) {
       const Visible seen = shape_.visible(shape_.token(tile.seq, tile.first_row + r));
-      weigh(work.scores + r * kSplit, first, num_groups, seen, work.weights + r * kSplit, partial.top[r],
+      weigh(work.scores + r * kSplit, part.first, part.num_groups, seen, work.weights + r * kSplit, partial.top[r],
             partial.total[r]);
     }
     for (int64_t r = 0; r < tile.num_rows; r += kRowsTogether)
-      sum_values<1>(work.weights, values, end - first, r, std::min<int64_t>(kRowsTogether, tile.num_rows - r), partial);
+      sum_values<1>(part, r == 0 ? next : nullptr, work.weights, r, std::min<int64_t>(kRowsTogether, tile.num_rows - r),
+                    partial);
   }
 
   void write(const Tile& tile, const Partial& partial) const {
@@ -181,6 +200,8 @@ class Attention {
 
  private:
   using Product = Products<Element>;
+  // Elements of one line of memory.
+  static constexpr int64_t kLine = 64 / sizeof(Element);
 
   const float* query(const Tile& tile, int64_t r) const {
     const int64_t row = tile.first_row + r;
@@ -190,21 +211,23 @@ class Attention {
 
   // Scores of `count` rows from `row` on; ROWS is where the search for the fitting form begins.
   template <int ROWS>
-  void score(const Element* const* keys, const Element* const* values, int64_t num_groups, int64_t row, int64_t count,
-             const Workspace& work) const {
+  void score(const Part<Element>& part, int64_t row, int64_t count, const Workspace& work) const {
     if constexpr (ROWS < kRowsTogether)
-      if (count > ROWS) return score<ROWS + 1>(keys, values, num_groups, row, count, work);
-    const Element* queries = work.queries + row * whole_lanes(head_dim_);
-    float* scores = work.scores + row * kSplit;
+      if (count > ROWS) return score<ROWS + 1>(part, row, count, work);
     int64_t g = 0;
-    for (; g + kGroupsTogether <= num_groups; g += kGroupsTogether) {
-      if (row == 0)
-        score_groups<ROWS, kGroupsTogether>(queries, keys + g, scores + g * kGroup,
-                                            ReadOn(keys + g, values + g, num_groups - g));
-      else
-        score_groups<ROWS, kGroupsTogether>(queries, keys + g, scores + g * kGroup, ReadNothing());
-    }
-    for (; g < num_groups; g++) score_groups<ROWS, 1>(queries, keys + g, scores + g * kGroup, ReadNothing());
+    for (; g + kGroupsTogether <= part.num_groups; g += kGroupsTogether)
+      score_groups<ROWS, kGroupsTogether>(part, g, row, work);
+    for (; g < part.num_groups; g++) score_groups<ROWS, 1>(part, g, row, work);
+  }
+
+  template <int ROWS, int GROUPS>
+  void score_groups(const Part<Element>& part, int64_t group, int64_t row, const Workspace& work) const {
+    const Element* queries = work.queries + row * whole_lanes(head_dim_);
+    float* scores = work.scores + row * kSplit + group * kGroup;
+    if (row == 0)
+      score_groups<ROWS, GROUPS>(queries, part.keys + group, ReadOn<GROUPS>(part, group), scores);
+    else
+      score_groups<ROWS, GROUPS>(queries, part.keys + group, ReadNothing(), scores);
   }
 
   struct ReadNothing {
@@ -212,23 +235,23 @@ class Attention {
   };
 
   // Reads the keys of the next groups, and the values of these, ahead.
+  template <int GROUPS>
   struct ReadOn {
-    ReadOn(const Element* const* keys, const Element* const* values, int64_t num_groups) : values(values) {
-      for (int64_t g = 0; g < kGroupsTogether; g++) next[g] = keys[std::min(kGroupsTogether + g, num_groups - 1)];
+    ReadOn(const Part<Element>& part, int64_t group) : values(part.values + group) {
+      for (int g = 0; g < GROUPS; g++) next[g] = part.keys[std::min(group + GROUPS + g, part.num_groups - 1)];
     }
-    // What the features that are multiplied together take of each group is one line.
     NAIAD_METHOD void read(int64_t d) const {
-      for (int64_t g = 0; g < kGroupsTogether; g++) {
+      for (int g = 0; g < GROUPS; g++) {
         prefetch(next[g] + d * kGroup);
         prefetch_early(values[g] + d * kGroup);
       }
     }
-    const Element* next[kGroupsTogether];
+    const Element* next[GROUPS];
     const Element* const* values;
   };
 
   template <int ROWS, int GROUPS, class Ahead>
-  void score_groups(const Element* queries, const Element* const* keys, float* scores, const Ahead& ahead) const {
+  void score_groups(const Element* queries, const Element* const* keys, const Ahead& ahead, float* scores) const {
     const int64_t stride = whole_lanes(head_dim_);
     Floats sums[ROWS][GROUPS];
     for (int r = 0; r < ROWS; r++)
@@ -286,28 +309,36 @@ class Attention {
 
   // Weighted values of `count` rows from `row` on; ROWS is where the search for the fitting form begins.
   template <int ROWS>
-  void sum_values(const Element* weights, const Element* const* values, int64_t num_keys, int64_t row, int64_t count,
-                  const Partial& partial) const {
+  void sum_values(const Part<Element>& part, const Part<Element>* next, const Element* weights, int64_t row,
+                  int64_t count, const Partial& partial) const {
     if constexpr (ROWS < kRowsTogether)
-      if (count > ROWS) return sum_values<ROWS + 1>(weights, values, num_keys, row, count, partial);
+      if (count > ROWS) return sum_values<ROWS + 1>(part, next, weights, row, count, partial);
+    weights += row * kSplit;
     int64_t d = 0;
     for (; d + kVectorsTogether * kLanes <= head_dim_; d += kVectorsTogether * kLanes)
-      sum_features<ROWS, kVectorsTogether>(weights, values, num_keys, row, d, partial);
-    for (; d < head_dim_; d += kLanes) sum_features<ROWS, 1>(weights, values, num_keys, row, d, partial);
+      sum_features<ROWS, kVectorsTogether>(part, d == 0 ? next : nullptr, weights, row, d, partial);
+    for (; d < head_dim_; d += kLanes) sum_features<ROWS, 1>(part, d == 0 ? next : nullptr, weights, row, d, partial);
   }
 
+  // The keys of `next` are read ahead meanwhile.
   template <int ROWS, int VECTORS>
-  void sum_features(const Element* weights, const Element* const* values, int64_t num_keys, int64_t row, int64_t d,
-                    const Partial& partial) const {
+  void sum_features(const Part<Element>& part, const Part<Element>* next, const Element* weights, int64_t row,
+                    int64_t d, const Partial& partial) const {
     Floats sums[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < VECTORS; v++) sums[r][v] = fill(0.0f);
-    weights += row * kSplit;
-    for (int64_t first = 0; first < num_keys; first += kGroup, weights += kGroup) {
-      const Element* group = values[first / kGroup] + d * Product::kTogether;
-      const int64_t count = std::min(kGroup, num_keys - first), whole = count / Product::kTogether * Product::kTogether;
-      for (int64_t key = 0; key < whole; key += Product::kTogether)
+    const int64_t num_keys = part.end - part.first, lines_per_key = head_dim_ / kLine;
+    for (int64_t g = 0; g < part.num_groups; g++, weights += kGroup) {
+      const Element* group = part.values[g] + d * Product::kTogether;
+      const Element* ahead = next && g < next->num_groups ? next->keys[g] : nullptr;
+      const int64_t count = std::min(kGroup, num_keys - g * kGroup);
+      const int64_t whole = count / Product::kTogether * Product::kTogether;
+      for (int64_t key = 0; key < whole; key += Product::kTogether) {
+        if (ahead)
+          for (int64_t line = 0; line < lines_per_key * Product::kTogether; line++)
+            prefetch_early(ahead + (key * lines_per_key + line) * kLine);
         add_weighted<ROWS, VECTORS>(weights + key, vectors<VECTORS>(group + key * head_dim_, d), sums);
+      }
       // After the last key there may be anything, which is not to be multiplied even by 0.
       if (whole < count) {
         auto last = vectors<VECTORS>(group + whole * head_dim_, d);
@@ -375,6 +406,25 @@ void for_tiles(const Shape& shape, const NaiadStep& step, const Work& work) {
     for (int64_t number = 0; number < shape.num_tiles(seq); number++) work(index++, shape.tile(seq, number));
 }
 
+// This member's parts, each with the one after it.
+template <class Element, class Work>
+void for_parts(const Attention<Element>& attention, const Shape& shape, const Sharing& sharing, const Member& member,
+               const Work& work) {
+  Part<Element> parts[2];
+  int64_t num_parts = 0, turn = 0;
+  for_tiles(shape, shape.step, [&](int64_t index, const Tile& tile) {
+    const Splits splits(tile);
+    for (int64_t split = splits.first; split < splits.end; split++) {
+      if ((sharing.by_splits ? turn++ : index) % member.size != member.index) continue;
+      Part<Element>& part = parts[num_parts % 2];
+      attention.locate(tile, index, split, part);
+      if (num_parts > 0) work(parts[(num_parts - 1) % 2], &part);
+      num_parts++;
+    }
+  });
+  if (num_parts > 0) work(parts[(num_parts - 1) % 2], nullptr);
+}
+
 template <class Element>
 void attend(const NaiadRecord& record, const Run& run, Member& member) {
   const NaiadStep& step = *run.step;
@@ -387,17 +437,14 @@ void attend(const NaiadRecord& record, const Run& run, Member& member) {
   const auto work = attention.workspace(memory + 2 * partial_bytes);
   if (!sharing.by_splits) {
     float* own = reinterpret_cast<float*>(memory);
-    const Partial whole(own, head_dim), next(own + floats, head_dim);
-    for_tiles(shape, step, [&](int64_t index, const Tile& tile) {
-      if (index % member.size != member.index) return;
-      const Splits splits(tile);
-      attention.begin(tile, work);
-      attention.compute(tile, splits.first, work, whole);
-      for (int64_t split = splits.first + 1; split < splits.end; split++) {
-        attention.compute(tile, split, work, next);
-        merge(whole, next, tile.num_rows);
-      }
-      attention.write(tile, whole);
+    const Partial whole(own, head_dim), one(own + floats, head_dim);
+    for_parts(attention, shape, sharing, member, [&](const Part<Element>& part, const Part<Element>* next) {
+      const Splits splits(part.tile);
+      const bool is_first = part.split == splits.first;
+      if (is_first) attention.begin(part.tile, work);
+      attention.compute(part, next, work, is_first ? whole : one);
+      if (!is_first) merge(whole, one, part.tile.num_rows);
+      if (part.split + 1 == splits.end) attention.write(part.tile, whole);
     });
     return;
   }
@@ -405,16 +452,11 @@ void attend(const NaiadRecord& record, const Run& run, Member& member) {
   const auto partial = [&](int64_t index, int64_t split) {
     return Partial(partials + (index * sharing.most_splits + split) * floats, head_dim);
   };
-  int64_t turn = 0;
-  for_tiles(shape, step, [&](int64_t index, const Tile& tile) {
-    const Splits splits(tile);
-    bool is_begun = false;
-    for (int64_t split = splits.first; split < splits.end; split++) {
-      if (turn++ % member.size != member.index) continue;
-      if (!is_begun) attention.begin(tile, work);
-      is_begun = true;
-      attention.compute(tile, split, work, partial(index, split - splits.first));
-    }
+  int64_t begun = -1;
+  for_parts(attention, shape, sharing, member, [&](const Part<Element>& part, const Part<Element>* next) {
+    if (part.index != begun) attention.begin(part.tile, work);
+    begun = part.index;
+    attention.compute(part, next, work, partial(part.index, part.split - Splits(part.tile).first));
   });
   member.barrier();
   for_tiles(shape, step, [&](int64_t index, const Tile& tile) {
