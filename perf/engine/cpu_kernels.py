@@ -56,6 +56,7 @@ def main() -> int:
             cpu_kernels=kernels,
             quantization=args.quantization if kernels == "native" else "none",
             enable_prefix_caching=False,
+            drafter="none",
         )
         engines[kernels], dtype = load_engine(config)
     contestants = {

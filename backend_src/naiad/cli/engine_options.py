@@ -155,7 +155,7 @@ def _add_speculation(engine: argparse._ArgumentGroup) -> None:
         choices=DRAFTERS,
         help="where draft tokens come from; one step verifies several of them: the text itself (ngram), "
         "the text and the tenant's earlier outputs (suffix), a smaller model (draft_model), or the model's "
-        "own first layers (self)",
+        "own first layers (self); auto: suffix where native kernels compute the steps",
     )
     add(
         "--draft-model",

@@ -15,7 +15,7 @@ DEVICES = ("cpu", "cuda")
 CPU_KERNELS = ("auto", "native", "torch")
 QUANTIZATIONS = ("none", "int8")
 SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
-DRAFTERS = ("none", "ngram", "suffix", "draft_model", "self")
+DRAFTERS = ("auto", "none", "ngram", "suffix", "draft_model", "self")
 MAX_SPECULATIVE_TOKENS = 16
 DEFAULT_KV_FRACTION = 0.9
 
@@ -68,7 +68,8 @@ class EngineConfig:
         drafter: source of draft tokens, several of which are checked in one step: "ngram"
             (what followed the last few tokens earlier), "suffix" (the same, also in the tenant's
             earlier outputs), "draft_model" (a smaller model), "self" (the model's own first
-            layers), or "none".
+            layers), or "none". "auto": "suffix" where native kernels compute the steps, because drafts
+            change no token there; else "none".
         draft_model: for "draft_model": directory of a checkpoint with the same vocabulary.
         num_draft_layers: for "self": the number of layers. 0: a quarter of them.
         num_speculative_tokens: maximum draft tokens of a sequence in a step, 1 … 16.
@@ -96,7 +97,7 @@ class EngineConfig:
     priority_aging_ms: int = 10_000
     max_queued_requests: int = 1024
     max_queued_tokens: int = 0
-    drafter: str = "none"
+    drafter: str = "auto"
     draft_model: str = ""
     num_draft_layers: int = 0
     num_speculative_tokens: int = 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from naiad.config import EngineConfig
@@ -42,6 +43,7 @@ def build_engine(config: EngineConfig) -> Engine:
     if config.draft_model:
         check_same_tokens(config.model_dir, config.draft_model)
     model_runner = ModelRunner(config)
+    config = replace(config, drafter=model_runner.drafter)
     policy = make_policy(config.scheduling_policy, config.priority_aging_ms / 1000)
     # The budget must allow every running sequence its next token in every step.
     budget = model_runner.token_budget

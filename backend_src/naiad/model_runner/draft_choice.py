@@ -5,8 +5,23 @@ from __future__ import annotations
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
 
+# The better of those that need no model (docs/performance.md).
+_NATIVE_DRAFTER = "suffix"
 # By default the target's layers divided by this number draft.
 _LAYERS_SHARE = 4
+
+
+def chosen_drafter(config: EngineConfig, is_native: bool) -> str:
+    """Return where draft tokens come from.
+
+    Args:
+        config: the engine's configuration.
+        is_native: whether native kernels compute the steps. A row's logits are then bitwise the same with
+            and without drafts, so by default there are drafts.
+    """
+    if config.drafter != "auto":
+        return config.drafter
+    return _NATIVE_DRAFTER if is_native else "none"
 
 
 def draft_model_config(config: EngineConfig, target: ModelConfig) -> ModelConfig | None:

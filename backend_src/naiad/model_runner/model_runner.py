@@ -17,7 +17,7 @@ from naiad.model_runner.device import (
     resolve_device,
     resolve_dtype,
 )
-from naiad.model_runner.draft_choice import draft_model_config, num_draft_layers
+from naiad.model_runner.draft_choice import chosen_drafter, draft_model_config, num_draft_layers
 from naiad.model_runner.graph_buckets import Buckets
 from naiad.model_runner.graphed_model import cuda_capture
 from naiad.model_runner.kept_measurements import Facts, KeptMeasurements
@@ -50,6 +50,7 @@ class ModelRunner(PagedModel):
         dtype, device: the computation's dtype and device.
         kv_groups: the KV groups and the sizes of their pools.
         max_model_len: maximum tokens of prompt and output together.
+        drafter: where draft tokens come from: the configuration's, with "auto" resolved.
         draft_runner: the draft model, with a cache of the same block ids; None: no model drafts.
         token_budget: the budget of a step.
     """
@@ -76,6 +77,7 @@ class ModelRunner(PagedModel):
         with torch.inference_mode():
             team = native_team(config, self.device, self.dtype, num_threads)
             self._is_native = team is not None
+            self.drafter = chosen_drafter(config, self._is_native)
             self._team = team
             is_quantised = config.quantization != "none"
             options = LoadOptions(
@@ -208,7 +210,7 @@ class ModelRunner(PagedModel):
 
     def _capture_graphs(self, config: EngineConfig, paged_model: PagedModel) -> None:
         if self.device.type == "cuda" and config.cuda_graphs:
-            num_drafts = config.num_speculative_tokens if config.drafter != "none" else 0
+            num_drafts = config.num_speculative_tokens if self.drafter != "none" else 0
             longest = paged_model.max_model_len
             layout = self._cache_layout(config, paged_model.model_config)
             query_len = min(1 + num_drafts, longest, max_short_len(layout))

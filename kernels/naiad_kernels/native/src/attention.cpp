@@ -17,7 +17,7 @@ constexpr int64_t kTileRows = 12;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // What is computed together, so that sums fill the registers: rows by groups of keys, and rows by vectors of values.
-constexpr int kRowsTogether = kRegisters >= 32 ? 6 : 3;
+constexpr int kRowsTogether = kRegisters >= 32 ? 6 : kRegisters >= 8 ? 3 : 2;
 constexpr int kGroupsTogether = kRegisters >= 32 ? 4 : 2;
 constexpr int kVectorsTogether = kGroupsTogether;
 

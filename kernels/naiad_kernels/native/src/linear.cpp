@@ -50,7 +50,8 @@ struct ReadRegions {
 template <class Steps>
 struct VectorSteps {
   static constexpr int64_t kPanelBytesPerStep = 64;
-  static constexpr int kMostRows = kRegisters >= 32 ? 6 : 4, kMostPanels = kRegisters >= 32 ? 4 : 2;
+  static constexpr int kMostRows = kRegisters >= 32 ? 6 : kRegisters >= 8 ? 4 : 2;
+  static constexpr int kMostPanels = kRegisters >= 32 ? 4 : 2;
   static constexpr int kPanelsAtOnce = kRegisters >= 32 ? 4 : 1;
 
   template <int ROWS, int PANELS, class Ahead, class Input>
@@ -109,7 +110,7 @@ struct RoundedInputs {
 struct Int8ByInt8 {
   using Input = RoundedInputs;
   static constexpr int64_t kInputsPerStep = 64, kWidth = 1, kPanelBytesPerStep = 64 * kLanes;
-  static constexpr int kMostRows = kRegisters >= 32 ? 6 : 3, kMostPanels = 2, kPanelsAtOnce = 2;
+  static constexpr int kMostRows = kRegisters >= 32 ? 6 : kRegisters >= 8 ? 3 : 2, kMostPanels = 2, kPanelsAtOnce = 2;
 
   template <int ROWS, int PANELS, class Ahead>
   NAIAD_INLINE void add_step(const Input* x, int64_t stride, const char* const panels[PANELS], Ahead& ahead,
@@ -241,10 +242,10 @@ class PanelRange {
   NAIAD_METHOD void multiply(const RowTile& rows, const char* const* panels, Floats (&sums)[ROWS][PANELS]) const {
     for (int r = 0; r < ROWS; r++)
       for (int p = 0; p < PANELS; p++) sums[r][p] = fill(0.0f);
-    if (num_tiles_ == 1)
-      multiply_alone<UNITS>(rows, panels, sums);
-    else
-      multiply_among<UNITS>(rows, panels, sums);
+    // One of several tiles has at least half of the most rows. What is left over of the panels is little.
+    if constexpr (UNITS == kUnits && ROWS >= (Product::kMostRows + 1) / 2)
+      if (num_tiles_ > 1) return multiply_among<UNITS>(rows, panels, sums);
+    multiply_alone<UNITS>(rows, panels, sums);
   }
 
   // Memory is what a single tile waits for: it reads its own panels ahead, and at their ends those of the next units.

@@ -19,9 +19,15 @@
 #define NAIAD_AVX2 1
 #endif
 
+// NAIAD_METHOD: of a class. Both leave nothing to the compiler's judgement, but where speed is no matter it decides,
+// because it takes minutes to put arrays of sixteen into each other with sanitizers.
+#if NAIAD_AVX512 || NAIAD_AVX2
 #define NAIAD_INLINE static inline __attribute__((always_inline))
-// Of a class, where the compiler is not to count on its own judgement.
 #define NAIAD_METHOD __attribute__((always_inline))
+#else
+#define NAIAD_INLINE static inline
+#define NAIAD_METHOD
+#endif
 
 namespace naiad {
 
@@ -138,7 +144,7 @@ NAIAD_INLINE void load_pairs(const uint16_t* p, Floats& first, Floats& second) {
 
 #else
 
-constexpr int kRegisters = 8;
+constexpr int kRegisters = 1;  // small tiles, which compile fast
 struct Floats {
   float v[kLanes];
 };
