@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "perf" / "peers" / "adapters"))
 
-from protocol import Engine, Load, serve
+from protocol import Engine, Load, Requests, serve
 
 
 def load(task: Load) -> Engine:
@@ -22,7 +22,22 @@ def load(task: Load) -> Engine:
         num_made = new_tokens - (fault == "short")
         return [[prompt[-1] + 1 + number for number in range(num_made)] for prompt in prompts]
 
-    return Engine(generate)
+    left: dict[int, int] = {}
+
+    def add(number: int, prompt: list[int], new_tokens: int) -> None:
+        left[number] = new_tokens
+
+    def step() -> dict[int, int]:
+        if fault == "serve":
+            raise MemoryError("no room for the cache")
+        made = dict.fromkeys(left, 1)
+        for number in made:
+            left[number] -= 1
+            if not left[number]:
+                del left[number]
+        return made
+
+    return Engine(generate, requests=None if fault == "no requests" else Requests(add, step))
 
 
 if __name__ == "__main__":

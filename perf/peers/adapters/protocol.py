@@ -7,7 +7,12 @@ Only Python's own library is imported here, because adapters run in environments
         → {"versions": {package: version}}
     {"op": "run", "prompts": [[id, …], …], "new_tokens": N}
         → {"tokens": [[id, …], …], "seconds": S}
+    {"op": "serve", "arrivals": [{"due_s": S, "prompt": [id, …], "new_tokens": N}, …]}
+        → {"first_s": [S, …], "last_s": [S, …], "num_tokens": [N, …]}
     {"op": "quit"} → {}
+
+`serve` begins each request when it is due, whether earlier ones have ended or not. Times count from when a
+request was due, so waiting for a running step counts; arrivals come in the order of `due_s`.
 
 An adapter that fails ends with a traceback on stderr.
 """
@@ -20,20 +25,44 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 # Generates greedily: prompts and the number of new tokens → the new ids of each prompt.
 Generate = Callable[[list[list[int]], int], list[list[int]]]
+# Ids of requests; an engine's own pass may count from 1.
+_numbers = count(1 << 32)
 # Gets the same before the clock starts.
 Prepare = Callable[[list[list[int]], int], None]
 
 
 @dataclass(frozen=True)
+class Requests:
+    """How an engine takes requests while others run.
+
+    Attributes:
+        add: queues a greedy request: its number, which is never used again, its prompt and the number of
+            new tokens.
+        step: computes one step; returns number → how many new tokens that request got.
+    """
+
+    add: Callable[[int, list[int], int], None]
+    step: Callable[[], dict[int, int]]
+
+
+@dataclass(frozen=True)
 class Engine:
-    """A loaded engine: what generates, and what is done before the time of a pass starts."""
+    """A loaded engine.
+
+    Attributes:
+        generate: generates for prompts that start together.
+        prepare: is called before the time of such a pass starts.
+        requests: takes requests while others run; None: the engine can not.
+    """
 
     generate: Generate
     prepare: Prepare = lambda prompts, new_tokens: None
+    requests: Requests | None = None
 
 
 @dataclass(frozen=True)
@@ -88,13 +117,46 @@ def serve(load: Callable[[Load], Engine], packages: Sequence[str]) -> None:
             answer: dict[str, Any] = {"versions": versions(packages)}
         elif op == "run" and engine is not None:
             answer = _run(engine, request["prompts"], request["new_tokens"])
+        elif op == "serve" and engine is not None and engine.requests is not None:
+            answer = serve_arrivals(engine.requests, request["arrivals"])
         elif op == "quit":
             answer = {}
         else:
-            raise ValueError(f"{op!r} is not understood here: load, run and quit are, in this order")
+            raise ValueError(f"{op!r} is not understood here: load comes first, only some engines serve")
         print(json.dumps(answer), file=answers, flush=True)
         if op == "quit":
             return
+
+
+def serve_arrivals(requests: Requests, arrivals: list[dict[str, Any]]) -> dict[str, Any]:
+    """Begin requests when they are due and compute steps until all have their tokens."""
+    numbers = [next(_numbers) for _ in arrivals]
+    number_of = {number: index for index, number in enumerate(numbers)}
+    first_s, last_s = [0.0] * len(arrivals), [0.0] * len(arrivals)
+    num_tokens = [0] * len(arrivals)
+    num_added = num_open = 0
+    start_s = time.perf_counter()
+    while num_added < len(arrivals) or num_open:
+        now_s = time.perf_counter() - start_s
+        while num_added < len(arrivals) and arrivals[num_added]["due_s"] <= now_s:
+            arrival = arrivals[num_added]
+            requests.add(numbers[num_added], arrival["prompt"], arrival["new_tokens"])
+            num_added += 1
+            num_open += 1
+        if not num_open:
+            time.sleep(max(0.0, arrivals[num_added]["due_s"] - now_s))
+            continue
+        made = requests.step()
+        now_s = time.perf_counter() - start_s
+        for number, num_new in made.items():
+            index = number_of[number]
+            if num_new and not num_tokens[index]:
+                first_s[index] = now_s - arrivals[index]["due_s"]
+            num_tokens[index] += num_new
+            if num_new and num_tokens[index] >= arrivals[index]["new_tokens"]:
+                last_s[index] = now_s - arrivals[index]["due_s"]
+                num_open -= 1
+    return {"first_s": first_s, "last_s": last_s, "num_tokens": num_tokens}
 
 
 def _run(engine: Engine, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
