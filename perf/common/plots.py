@@ -24,12 +24,14 @@ class Panel:
         xlabel, ylabel: with units.
         lines: label → x and y.
         level: label and height of a horizontal line, or None.
+        xticks: labelled places of the x axis; empty: where matplotlib likes them.
     """
 
     xlabel: str
     ylabel: str
     lines: Mapping[str, Line]
     level: tuple[str, float] | None = None
+    xticks: Sequence[float] = ()
 
 
 def save_panels(name: str, title: str, panels: Sequence[Panel]) -> str:
@@ -55,6 +57,7 @@ def save_panels(name: str, title: str, panels: Sequence[Panel]) -> str:
     height = 4 * num_rows + 0.25 * -(-len(labels) // legend_columns)
     figure = Figure(figsize=(4.8 * num_columns, height), layout="constrained")
     handles: dict[str, Artist] = {}
+    levels: dict[str, Artist] = {}
     for number, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(num_rows, num_columns, number)
         for label, (x, y) in panel.lines.items():
@@ -62,12 +65,14 @@ def save_panels(name: str, title: str, panels: Sequence[Panel]) -> str:
             (handles[label],) = axes.plot(x, y, f"{_MARKERS[turn]}-", color=f"C{color}", markersize=4)
         if panel.level is not None:
             label, level = panel.level
-            handles[label] = axes.axhline(level, color="grey", linewidth=0.8)
+            levels[label] = axes.axhline(level, color="grey", linewidth=0.8)
         axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel, ylim=(0, None))
+        if panel.xticks:
+            axes.set_xticks(panel.xticks)
         axes.grid(alpha=0.3)
-    figure.legend(
-        handles.values(), handles, loc="outside lower center", ncols=min(len(handles), legend_columns)
-    )
+    handles |= levels
+    num_columns = min(len(handles), legend_columns)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=num_columns)
     figure.suptitle(title)
     path = plot_path(name)
     figure.savefig(path, dpi=120)

@@ -33,6 +33,21 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
+class Decoded:
+    """The time in which all sequences of a pass generated.
+
+    Attributes:
+        first_s: seconds until all had their first tokens.
+        num_tokens, seconds: new tokens of all sequences from then until the first of them ended, and how long
+            that took.
+    """
+
+    first_s: float
+    num_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """How requests were served.
 
@@ -98,6 +113,17 @@ class AdapterProcess:
                 f"the sequences have {lengths} tokens instead of {new_tokens} for each of {len(prompts)}"
             )
         return Pass(answer["tokens"], answer["seconds"])
+
+    def decode(self, prompts: list[list[int]], new_tokens: int) -> Decoded:
+        """Generate greedily, and time the steps in which all sequences generate.
+
+        Raises:
+            InternalError: the adapter ended, or there was no such step.
+        """
+        answer = self._ask({"op": "decode", "prompts": prompts, "new_tokens": new_tokens})
+        if not answer["num_tokens"]:
+            raise InternalError(f"a sequence had all of its {new_tokens} tokens before another had its first")
+        return Decoded(**answer)
 
     def serve(self, arrivals: Sequence[Arrival]) -> Served:
         """Serve greedy requests that come when they are due.

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -121,21 +122,19 @@ class Arena:
     def take_turns(self, shape: Shape, rounds: int, bounds: MeasureBounds) -> dict[str, list[Turn]]:
         """Measure a shape, A B A B; each contestant is warmed up once and gets no prompt twice.
 
-        Before and after each turn, while every contestant is paused, the bounds are measured.
+        Two passes make a turn: all first tokens, and all tokens. After long prompts the difference of two
+        such passes would say little, so there is one, in which decoding alone is timed. Before and after each
+        turn, while every contestant is paused, the bounds are measured.
         """
         turns: dict[str, list[Turn]] = {each.name: [] for each in self._running}
         for each in self.running:
-            warm_up = min(_WARM_UP_TOKENS, shape.new_tokens)
-            self._pass(each, shape, seed=0, new_tokens=warm_up)
+            self._warm_up(each, shape)
         for number in range(1, rounds + 1):
             for each in self.running:
                 before = bounds(each)
-                first = self._pass(each, shape, 2 * number, 1)
-                total: float | None = 0.0
-                if shape.new_tokens > 1:
-                    total = self._pass(each, shape, 2 * number + 1, shape.new_tokens)
-                if first is not None and total is not None:
-                    turns[each.name].append(Turn(first, total, before.mean(bounds(each))))
+                made = (self._decode if shape.kind == "context" else self._passes)(each, shape, number)
+                if made is not None:
+                    turns[each.name].append(Turn(*made, before.mean(bounds(each))))
             print(f"{shape.name}: round {number} of {rounds}", flush=True)
         return {name: made for name, made in turns.items() if len(made) == rounds}
 
@@ -194,6 +193,27 @@ class Arena:
             "kv_tokens": kv_tokens(self._shapes),
             "options": {**each.options, "kv_token_bytes": kv_token_bytes(self._config, each)},
         }
+
+    def _warm_up(self, each: Contestant, shape: Shape) -> None:
+        length = _START_PROMPT_TOKENS if shape.kind == "context" else shape.prompt_tokens
+        self._pass(each, replace(shape, prompt_tokens=length), 0, min(_WARM_UP_TOKENS, shape.new_tokens))
+
+    def _passes(self, each: Contestant, shape: Shape, number: int) -> tuple[float, float] | None:
+        """Seconds until all first tokens and until all tokens, in a pass each; 0 if there is one token."""
+        first_s = self._pass(each, shape, 2 * number, 1)
+        total_s: float | None = 0.0
+        if shape.new_tokens > 1:
+            total_s = self._pass(each, shape, 2 * number + 1, shape.new_tokens)
+        return None if first_s is None or total_s is None else (first_s, total_s)
+
+    def _decode(self, each: Contestant, shape: Shape, number: int) -> tuple[float, float] | None:
+        """As `_passes`, as if all sequences generated all the time after the first tokens."""
+        prompts = random_prompts(self._config, shape.batch, shape.prompt_tokens, number)
+        made = self._turn(each, shape.name, lambda process: process.decode(prompts, shape.new_tokens))
+        if made is None:
+            return None
+        num_tokens = shape.batch * (shape.new_tokens - 1)
+        return made.first_s, made.first_s + made.seconds * num_tokens / made.num_tokens
 
     def _pass(self, each: Contestant, shape: Shape, seed: int, new_tokens: int) -> float | None:
         """Seconds of one pass; None if the contestant fails, which ends it."""

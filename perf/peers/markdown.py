@@ -20,8 +20,9 @@ _TRACE_COLUMNS = (
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A table; None is an empty cell, and numbers of thousands get commas."""
-    lines = [list(header), ["---"] * len(header), *([_cell(value) for value in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    lines = [header, *([_cell(value) for value in row] for row in rows)]
+    first, *others = ("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join([first, "|---" * len(header) + "|", *others])
 
 
 def speeds(rows: Sequence[Row]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from perf.common.plots import Line, Panel, save_panels
 from perf.peers.shapes import Shape
 from perf.peers.summary import Row
+
+_BOUND = ("bound", 1.0)
 
 
 def save_plots(rows: Sequence[Row], shapes: Sequence[Shape]) -> list[str]:
@@ -16,41 +18,47 @@ def save_plots(rows: Sequence[Row], shapes: Sequence[Shape]) -> list[str]:
         rows: of `summary.summarize`.
         shapes: all that have rows.
     """
-    groups = list(dict.fromkeys(row["group"] for row in rows))
+    batches = {shape.name: shape.batch for shape in shapes if shape.kind == "decode"}
+    lengths = {shape.name: shape.prompt_tokens for shape in shapes if shape.kind == "prefill"}
     speed, shares = [], []
-    for group in groups:
+    for group in dict.fromkeys(row["group"] for row in rows):
         mine = [row for row in rows if row["group"] == group]
-        decode = _lines(mine, [each for each in shapes if each.kind == "decode"], lambda each: each.batch)
-        speed.append(Panel("batch", f"{group}: decode, tokens/s", decode("tokens_per_s")))
-        prefill = _lines(
-            mine, [each for each in shapes if each.kind == "prefill"], lambda each: each.prompt_tokens
-        )
-        level = ("bound", 1.0)
-        shares += [
-            Panel("batch", f"{group}: decode, of the memory bound", decode("of_memory_bound"), level),
-            Panel("batch", f"{group}: decode, of the compute bound", decode("of_compute_bound"), level),
-            Panel("prompt", f"{group}: prefill, of the compute bound", prefill("of_compute_bound"), level),
-        ]
-    plots = {
-        ("peers", "Prompts of 128 tokens, 128 new ones"): [each for each in speed if each.lines],
-        ("peers-bounds", "Share of the bounds"): [each for each in shares if each.lines],
-    }
-    return [save_panels(name, title, panels) for (name, title), panels in plots.items() if panels]
+        speed += _panel(mine, batches, "batch", "tokens_per_s", f"{group}: decode, tokens/s")
+        for figure in ("memory", "compute"):
+            label = f"{group}: decode, of the {figure} bound"
+            shares += _panel(mine, batches, "batch", f"of_{figure}_bound", label, _BOUND)
+        label = f"{group}: prefill, of the compute bound"
+        shares += _panel(mine, lengths, "prompt tokens", "of_compute_bound", label, _BOUND)
+    plots = [
+        ("peers", "Prompts of 128 tokens, 128 new ones", speed),
+        ("peers-bounds", "Shares of the bounds", shares),
+    ]
+    return [save_panels(name, title, panels) for name, title, panels in plots if panels]
 
 
-def _lines(
-    rows: Sequence[Row], shapes: Sequence[Shape], place: Callable[[Shape], int]
-) -> Callable[[str], dict[str, Line]]:
-    """A function of a figure's name that returns contestant → places and figures."""
-    by_name = {shape.name: shape for shape in shapes}
+def _panel(
+    rows: Sequence[Row],
+    places: Mapping[str, int],
+    xlabel: str,
+    figure: str,
+    ylabel: str,
+    level: tuple[str, float] | None = None,
+) -> list[Panel]:
+    """A panel with a figure of each contestant; none if no row has a place.
 
-    def lines(figure: str) -> dict[str, Line]:
-        points: dict[str, tuple[list[float], list[float]]] = {}
-        for row in rows:
-            if row["shape"] in by_name:
-                x, y = points.setdefault(row["contestant"], ([], []))
-                x.append(place(by_name[row["shape"]]))
-                y.append(row[figure])
-        return dict(points)
-
-    return lines
+    Args:
+        rows: of one group.
+        places: shape's name → x.
+        xlabel: of the panel.
+        figure: a key of the rows.
+        ylabel: of the panel.
+        level: of the panel.
+    """
+    points: dict[str, tuple[list[float], list[float]]] = {}
+    for row in rows:
+        if row["shape"] in places:
+            x, y = points.setdefault(row["contestant"], ([], []))
+            x.append(places[row["shape"]])
+            y.append(row[figure])
+    lines: dict[str, Line] = dict(points)
+    return [Panel(xlabel, ylabel, lines, level, sorted(places.values()))] if lines else []

@@ -40,10 +40,11 @@ QUICK = (
 )
 LONG = (
     *QUICK,
-    *(Shape("context", batch, 1000, 64) for batch in (1, 32)),
-    *(Shape("context", batch, 4000, 64) for batch in (1, 8)),
+    # Enough new tokens that the first sequence does not end before the last has its first.
+    *(Shape("context", batch, 1000, 256) for batch in (1, 32)),
+    *(Shape("context", batch, 4000, 256) for batch in (1, 8)),
 )
-REHEARSAL = (Shape("decode", 2, 16, 8), Shape("prefill", 1, 32, 1))
+REHEARSAL = (Shape("decode", 2, 16, 8), Shape("prefill", 1, 32, 1), Shape("context", 2, 32, 16))
 
 
 def kv_tokens(shapes: Sequence[Shape]) -> int:

@@ -22,7 +22,7 @@ class Turn:
 
     Attributes:
         first_s: seconds until all first tokens.
-        total_s: seconds until all tokens, in a second pass; 0: there is none.
+        total_s: seconds until all tokens; 0 if there is only one.
         bounds: what the machine could do, measured before and after the turn.
     """
 

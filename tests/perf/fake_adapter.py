@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "perf" / "peers" / "adapters"))
@@ -30,14 +31,17 @@ def load(task: Load) -> Engine:
     def step() -> dict[int, int]:
         if fault == "serve":
             raise MemoryError("no room for the cache")
-        made = dict.fromkeys(left, 1)
+        made = dict.fromkeys(list(left)[:1] if fault == "one by one" else left, 1)
         for number in made:
             left[number] -= 1
             if not left[number]:
                 del left[number]
         return made
 
-    return Engine(generate, requests=None if fault == "no requests" else Requests(add, step))
+    def step_times(prompts: list[list[int]], new_tokens: int) -> list[float]:
+        return [time.perf_counter() for _ in generate(prompts, new_tokens)[0]]
+
+    return Engine(generate, step_times if fault == "no requests" else Requests(add, step))
 
 
 if __name__ == "__main__":

@@ -88,6 +88,23 @@ def test_an_adapter_that_fails_to_serve_says_why(adapter: AdapterProcess, fault:
         adapter.serve([Arrival(0.0, [1], 2)])
 
 
+@pytest.mark.parametrize("fault", ["", "no requests"])
+def test_steps_in_which_all_sequences_generate_are_timed(adapter: AdapterProcess, fault: str) -> None:
+    load(adapter, fault=fault)
+    made = adapter.decode([[1, 2], [5, 6]], 4)
+    # The first step brings the first tokens.
+    assert made.num_tokens == 2 * 3
+    assert made.first_s >= 0
+    assert made.seconds >= 0
+
+
+def test_a_sequence_that_ends_before_another_begins_is_an_error(adapter: AdapterProcess) -> None:
+    load(adapter, fault="one by one")
+    with pytest.raises(InternalError, match="all of its 2 tokens before another had its first"):
+        adapter.decode([[1, 2], [5, 6]], 2)
+    assert adapter.decode([[1, 2]], 2).num_tokens == 1
+
+
 def test_times_between_tokens_leave_out_requests_of_one_token() -> None:
     assert Served([1.0, 1.0], [1.0, 2.0], [1, 3]).inter_token_s == [0.5]
     assert Served([1.0], [1.0], [1]).inter_token_s == [0.0]

@@ -7,9 +7,14 @@ Only Python's own library is imported here, because adapters run in environments
         → {"versions": {package: version}}
     {"op": "run", "prompts": [[id, …], …], "new_tokens": N}
         → {"tokens": [[id, …], …], "seconds": S}
+    {"op": "decode", "prompts": [[id, …], …], "new_tokens": N}
+        → {"first_s": S, "num_tokens": N, "seconds": S}
     {"op": "serve", "arrivals": [{"due_s": S, "prompt": [id, …], "new_tokens": N}, …]}
         → {"first_s": [S, …], "last_s": [S, …], "num_tokens": [N, …]}
     {"op": "quit"} → {}
+
+`decode` generates as `run` does, but only the time in which all sequences generate counts: from the step in
+which the last of them gets its first token until the first of them ends. `first_s` is the time before.
 
 `serve` begins each request when it is due, whether earlier ones have ended or not. Times count from when a
 request was due, so waiting for a running step counts; arrivals come in the order of `due_s`.
@@ -36,6 +41,10 @@ _numbers = count(1 << 32)
 Prepare = Callable[[list[list[int]], int], None]
 
 
+# Generates in steps in which all sequences get a token each: → `time.perf_counter()` after each step.
+StepTimes = Callable[[list[list[int]], int], list[float]]
+
+
 @dataclass(frozen=True)
 class Requests:
     """How an engine takes requests while others run.
@@ -56,13 +65,14 @@ class Engine:
 
     Attributes:
         generate: generates for prompts that start together.
-        prepare: is called before the time of such a pass starts.
-        requests: takes requests while others run; None: the engine can not.
+        decode: how decoding alone is timed: by requests, which the engine takes while others run, or, if
+            it can not, by the times of its steps.
+        prepare: is called before the time of a pass starts.
     """
 
     generate: Generate
+    decode: Requests | StepTimes
     prepare: Prepare = lambda prompts, new_tokens: None
-    requests: Requests | None = None
 
 
 @dataclass(frozen=True)
@@ -117,8 +127,10 @@ def serve(load: Callable[[Load], Engine], packages: Sequence[str]) -> None:
             answer: dict[str, Any] = {"versions": versions(packages)}
         elif op == "run" and engine is not None:
             answer = _run(engine, request["prompts"], request["new_tokens"])
-        elif op == "serve" and engine is not None and engine.requests is not None:
-            answer = serve_arrivals(engine.requests, request["arrivals"])
+        elif op == "decode" and engine is not None:
+            answer = _decode(engine, request["prompts"], request["new_tokens"])
+        elif op == "serve" and engine is not None and isinstance(engine.decode, Requests):
+            answer = _serve_arrivals(engine.decode, request["arrivals"])
         elif op == "quit":
             answer = {}
         else:
@@ -128,7 +140,7 @@ def serve(load: Callable[[Load], Engine], packages: Sequence[str]) -> None:
             return
 
 
-def serve_arrivals(requests: Requests, arrivals: list[dict[str, Any]]) -> dict[str, Any]:
+def _serve_arrivals(requests: Requests, arrivals: list[dict[str, Any]]) -> dict[str, Any]:
     """Begin requests when they are due and compute steps until all have their tokens."""
     numbers = [next(_numbers) for _ in arrivals]
     number_of = {number: index for index, number in enumerate(numbers)}
@@ -164,3 +176,40 @@ def _run(engine: Engine, prompts: list[list[int]], new_tokens: int) -> dict[str,
     start_s = time.perf_counter()
     tokens = engine.generate(prompts, new_tokens)
     return {"tokens": tokens, "seconds": time.perf_counter() - start_s}
+
+
+def _decode(engine: Engine, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
+    engine.prepare(prompts, new_tokens)
+    if isinstance(engine.decode, Requests):
+        return _decode_requests(engine.decode, prompts, new_tokens)
+    start_s = time.perf_counter()
+    times = engine.decode(prompts, new_tokens)
+    return {
+        "first_s": times[0] - start_s,
+        "num_tokens": len(prompts) * (len(times) - 1),
+        "seconds": times[-1] - times[0],
+    }
+
+
+def _decode_requests(requests: Requests, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
+    numbers = [next(_numbers) for _ in prompts]
+    left = dict.fromkeys(numbers, new_tokens)
+    first_s: float | None = None
+    seconds, num_tokens = 0.0, 0
+    start_s = time.perf_counter()
+    for number, prompt in zip(numbers, prompts, strict=True):
+        requests.add(number, prompt, new_tokens)
+    while left:
+        all_run = first_s is not None and len(left) == len(prompts)
+        made = requests.step()
+        now_s = time.perf_counter() - start_s
+        if all_run and first_s is not None:
+            num_tokens += sum(made.values())
+            seconds = now_s - first_s
+        for number, num_new in made.items():
+            left[number] -= num_new
+            if left[number] <= 0:
+                del left[number]
+        if first_s is None and all(left.get(number, 0) < new_tokens for number in numbers):
+            first_s = now_s
+    return {"first_s": first_s, "num_tokens": num_tokens, "seconds": seconds}

@@ -35,7 +35,7 @@ def load(task: Load) -> Engine:
             made[output.sequence_id] = made.get(output.sequence_id, 0) + len(output.token_ids)
         return made
 
-    return Engine(engine_generate(engine), requests=Requests(add, step))
+    return Engine(engine_generate(engine), Requests(add, step))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def load(task: Load) -> Engine:
         pipeline.step()
         return _read(handles)
 
-    return Engine(generate, requests=Requests(add, step))
+    return Engine(generate, Requests(add, step))
 
 
 def _greedy(new_tokens: int) -> Any:

@@ -50,7 +50,7 @@ def load(task: Load) -> Engine:
         outputs = model.llm_engine.step()
         return {int(output.request_id): len(output.outputs[0].token_ids) for output in outputs}
 
-    return Engine(generate, requests=Requests(add, step))
+    return Engine(generate, Requests(add, step))
 
 
 if __name__ == "__main__":
