@@ -128,7 +128,7 @@ def _take_turns(
     kinds: Sequence[str],
     meter: BoundMeter,
     args: argparse.Namespace,
-) -> tuple[list[Row], list[Row], Mapping[str, Mapping[str, float]]]:
+) -> tuple[list[Row], list[Row], dict[str, dict[str, float]]]:
     """Rows of the shapes, rows of the trace, and memory."""
     turns: dict[Shape, dict[str, list[Turn]]] = {}
     trace: list[Row] = []
@@ -139,11 +139,13 @@ def _take_turns(
                 args.rounds,
                 lambda each: meter.measure(weight_bytes(arena.config, each), each.product_bits),
             )
+        # A contestant that fails at the trace keeps its figures.
+        memory = arena.memory()
         if "trace" in kinds:
             requests = 2 if args.rehearse else _QUICK_REQUESTS if args.quick else _REQUESTS
             part = read_part(args.rounds * requests, arena.config.vocab_size, arena.max_length)
             trace = replay(arena, part, args.rounds)
-        memory = arena.memory()
+        memory |= arena.memory()
     needs = {(each.name, shape): need(arena.config, each, shape) for each in who for shape in shapes}
     return summarize(turns, who, needs), trace, memory
 
@@ -205,6 +207,7 @@ def _print_all(results: Results, who: Sequence[Contestant], arena: Arena) -> Non
         print_rows(results.rows)
         print(f"\n{markdown.speeds(results.rows)}\n\n{markdown.ratios(results.rows, who)}\n")
     print(f"{markdown.starts(arena.starts, results.memory)}\n")
+    print("compute bounds:", ", ".join(f"{name} {made}" for name, made in results.products.items()), "\n")
     if results.trace:
         others = [each for each in who if not each.serves and each.name not in arena.failures]
         print(f"{markdown.trace(results.trace, others)}\n")

@@ -23,6 +23,13 @@ def load(task: Load) -> Engine:
         num_made = new_tokens - (fault == "short")
         return [[prompt[-1] + 1 + number for number in range(num_made)] for prompt in prompts]
 
+    def step_times(prompts: list[list[int]], new_tokens: int) -> list[float]:
+        return [time.perf_counter() for _ in generate(prompts, new_tokens)[0]]
+
+    return Engine(generate, step_times if fault == "no requests" else _requests(fault))
+
+
+def _requests(fault: str | None) -> Requests:
     left: dict[int, int] = {}
 
     def add(number: int, prompt: list[int], new_tokens: int) -> None:
@@ -31,6 +38,8 @@ def load(task: Load) -> Engine:
     def step() -> dict[int, int]:
         if fault == "serve":
             raise MemoryError("no room for the cache")
+        if fault == "stuck":
+            return {}
         made = dict.fromkeys(list(left)[:1] if fault == "one by one" else left, 1)
         for number in made:
             left[number] -= 1
@@ -38,10 +47,7 @@ def load(task: Load) -> Engine:
                 del left[number]
         return made
 
-    def step_times(prompts: list[list[int]], new_tokens: int) -> list[float]:
-        return [time.perf_counter() for _ in generate(prompts, new_tokens)[0]]
-
-    return Engine(generate, step_times if fault == "no requests" else Requests(add, step))
+    return Requests(add, step)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,10 @@ def test_requests_are_served_when_they_are_due(adapter: AdapterProcess) -> None:
     assert adapter.serve([Arrival(0.0, [1], 2)]).num_tokens == [2]
 
 
-@pytest.mark.parametrize(("fault", "reason"), [("serve", "MemoryError"), ("no requests", "'serve' is not")])
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("serve", "MemoryError"), ("stuck", "makes no more tokens"), ("no requests", "'serve' is not")],
+)
 def test_an_adapter_that_fails_to_serve_says_why(adapter: AdapterProcess, fault: str, reason: str) -> None:
     load(adapter, fault=fault)
     with pytest.raises(InternalError, match=f"ended with 1 at serve: .*{reason}"):

@@ -35,6 +35,8 @@ from typing import Any
 
 # Generates greedily: prompts and the number of new tokens → the new ids of each prompt.
 Generate = Callable[[list[list[int]], int], list[list[int]]]
+# A step may bring nothing, as when results come a step late.
+_MAX_EMPTY_STEPS = 10_000
 # Ids of requests; an engine's own pass may count from 1.
 _numbers = count(1 << 32)
 # Gets the same before the clock starts.
@@ -140,6 +142,21 @@ def serve(load: Callable[[Load], Engine], packages: Sequence[str]) -> None:
             return
 
 
+class _Steps:
+    """The steps of an engine that has requests; one that makes no more tokens is an error."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._num_empty = 0
+
+    def __call__(self) -> dict[int, int]:
+        made = self._requests.step()
+        self._num_empty = 0 if any(made.values()) else self._num_empty + 1
+        if self._num_empty >= _MAX_EMPTY_STEPS:
+            raise RuntimeError("the engine has requests and makes no more tokens")
+        return made
+
+
 def _serve_arrivals(requests: Requests, arrivals: list[dict[str, Any]]) -> dict[str, Any]:
     """Begin requests when they are due and compute steps until all have their tokens."""
     numbers = [next(_numbers) for _ in arrivals]
@@ -147,6 +164,7 @@ def _serve_arrivals(requests: Requests, arrivals: list[dict[str, Any]]) -> dict[
     first_s, last_s = [0.0] * len(arrivals), [0.0] * len(arrivals)
     num_tokens = [0] * len(arrivals)
     num_added = num_open = 0
+    step = _Steps(requests)
     start_s = time.perf_counter()
     while num_added < len(arrivals) or num_open:
         now_s = time.perf_counter() - start_s
@@ -158,7 +176,7 @@ def _serve_arrivals(requests: Requests, arrivals: list[dict[str, Any]]) -> dict[
         if not num_open:
             time.sleep(max(0.0, arrivals[num_added]["due_s"] - now_s))
             continue
-        made = requests.step()
+        made = step()
         now_s = time.perf_counter() - start_s
         for number, num_new in made.items():
             index = number_of[number]
@@ -196,12 +214,13 @@ def _decode_requests(requests: Requests, prompts: list[list[int]], new_tokens: i
     left = dict.fromkeys(numbers, new_tokens)
     first_s: float | None = None
     seconds, num_tokens = 0.0, 0
+    step = _Steps(requests)
     start_s = time.perf_counter()
     for number, prompt in zip(numbers, prompts, strict=True):
         requests.add(number, prompt, new_tokens)
     while left:
         all_run = first_s is not None and len(left) == len(prompts)
-        made = requests.step()
+        made = step()
         now_s = time.perf_counter() - start_s
         if all_run and first_s is not None:
             num_tokens += sum(made.values())
