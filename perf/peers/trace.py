@@ -56,6 +56,14 @@ class TracePart:
 
     def arrivals(self, per_s: float) -> list[Arrival]:
         """Scale lengths, and times so that requests come at this mean rate; infinite: all at once."""
+        return self._scaled(per_s)[0]
+
+    @property
+    def num_clipped(self) -> int:
+        """How many requests are clipped to the window."""
+        return self._scaled(math.inf)[1]
+
+    def _scaled(self, per_s: float) -> tuple[list[Arrival], int]:
         recorded = (len(self.requests) - 1) / self.requests[-1].due_s
         scaling = Scaling(
             speed=per_s / recorded,
@@ -65,7 +73,7 @@ class TracePart:
             duration_s=math.inf,
             window_tokens=self.window_tokens,
         )
-        return scaled_arrivals(self.requests, scaling, self.vocab_size)[0]
+        return scaled_arrivals(self.requests, scaling, self.vocab_size)
 
 
 def read_part(num_requests: int, vocab_size: int, max_length: int, path: Path = TRACE) -> TracePart:
@@ -84,6 +92,8 @@ def read_part(num_requests: int, vocab_size: int, max_length: int, path: Path = 
 
 def replay(servers: Servers, part: TracePart, rounds: int) -> list[Row]:
     """Find each group's rate and replay the trace; a row for each contestant that served all of it."""
+    clipped = f"{part.num_clipped} clipped to {part.window_tokens} tokens"
+    print(f"trace: {len(part.requests)} requests, lengths × {_LENGTH_SCALE:g}, {clipped}", flush=True)
     who = [each for each in servers.running if each.serves]
     for each in who:
         servers.serve(each, part.arrivals(math.inf)[:_NUM_WARM_UPS])
@@ -99,7 +109,7 @@ def replay(servers: Servers, part: TracePart, rounds: int) -> list[Row]:
     }
     served = _rounds(servers, [each for each in who if each.group in loads], part, loads, rounds)
     return [
-        _row(each, loads[each.group], saturated.get(each), Served.joined(made))
+        _row(each, loads[each.group], saturated.get(each), Served.joined(made), part)
         for each, made in served.items()
         if sum(len(one.first_s) for one in made) == len(part.requests)
     ]
@@ -137,13 +147,16 @@ def _rounds(
     return served
 
 
-def _row(each: Contestant, load_per_s: float, saturated_per_s: float | None, served: Served) -> Row:
+def _row(
+    each: Contestant, load_per_s: float, saturated_per_s: float | None, served: Served, part: TracePart
+) -> Row:
     row: Row = {
         "contestant": each.name,
         "group": each.group,
         "offered_per_s": round(load_per_s, 2),
         "saturated_per_s": None if saturated_per_s is None else round(saturated_per_s, 2),
         "num_requests": len(served.first_s),
+        "num_clipped": part.num_clipped,
     }
     for percent in (50, 95):
         row[f"ttft_p{percent}_s"] = round(percentile(served.first_s, percent), 3)

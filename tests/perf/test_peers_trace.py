@@ -49,6 +49,8 @@ def test_a_part_of_the_real_trace_starts_at_0_and_is_clipped() -> None:
     assert part.requests[0].due_s == 0
     arrivals = part.arrivals(2.0)
     assert all(len(each.prompt_token_ids) + each.num_tokens <= 130 for each in arrivals)
+    long = sum(round(each.prompt_tokens / 4) + round(each.output_tokens / 4) > 130 for each in part.requests)
+    assert part.num_clipped == long > 0
     # 63 intervals at two requests a second.
     assert arrivals[-1].due_s == pytest.approx(63 / 2)
     assert {each.due_s for each in part.arrivals(math.inf)} == {0.0}
