@@ -34,7 +34,7 @@ from naiad.config.cores import num_compute_threads
 from naiad.errors import StartupError
 from naiad_kernels.native.variants import cpu_flags
 
-_NAIAD = ["bf16:dtype=bfloat16", "f32:dtype=float32"]
+_NAIAD = ["bf16:dtype=bfloat16", "f32:dtype=float32", "int8:dtype=bfloat16,quantization=int8"]
 _CHECKED_TEXT = ROOT / "docs" / "architecture.md"
 _NUM_CHECKED_PROMPTS = 8
 _CHECKED_PROMPT_TOKENS = 64
@@ -233,7 +233,7 @@ def _parse() -> argparse.Namespace:
         "--naiad",
         action="append",
         metavar="NAME:field=value,…",
-        help=f"a contestant with these fields of EngineConfig; repeatable (default: {', '.join(_NAIAD)})",
+        help=f"a contestant with these fields of EngineConfig; repeatable (default: {' '.join(_NAIAD)})",
     )
     parser.add_argument("--rounds", type=at_least(1), default=3, metavar="N", help="medians are reported")
     parser.add_argument("--threads", type=at_least(1), default=num_compute_threads(), metavar="N")

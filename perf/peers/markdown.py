@@ -72,7 +72,7 @@ def trace(rows: Sequence[Row], others: Sequence[Contestant]) -> str:
         ]
         for row in rows
     ]
-    unserved = [[each.name, "no continuous batching through its bindings", *[None] * 5] for each in others]
+    unserved = [[each.name, "cannot begin a request while others run", *[None] * 5] for each in others]
     return table(
         _TRACE_COLUMNS,
         [*served, *unserved],

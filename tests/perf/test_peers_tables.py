@@ -47,7 +47,7 @@ def test_the_trace_names_those_that_cannot_serve_it() -> None:
     }
     lines = markdown.trace([row], [PEER]).splitlines()
     assert lines[2] == "| naiad x | 2.5 |  | 0.1 | 0.2 | 0.01 | 0.02 |"
-    assert lines[3].startswith("| peer | no continuous batching")
+    assert lines[3].startswith("| peer | cannot begin a request while others run |")
     assert {line.count("|") for line in lines} == {8}
 
 
