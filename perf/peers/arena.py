@@ -207,10 +207,15 @@ class Arena:
         return None if first_s is None or total_s is None else (first_s, total_s)
 
     def _decode(self, each: Contestant, shape: Shape, number: int) -> tuple[float, float] | None:
-        """As `_passes`, as if all sequences generated all the time after the first tokens."""
+        """As `_passes`, as if all sequences generated all the time after the first tokens; None if never."""
         prompts = random_prompts(self._config, shape.batch, shape.prompt_tokens, number)
         made = self._turn(each, shape.name, lambda process: process.decode(prompts, shape.new_tokens))
         if made is None:
+            return None
+        if not made.num_tokens:
+            print(
+                f"{each.name}, {shape.name}: a sequence ended before another had its first token", flush=True
+            )
             return None
         num_tokens = shape.batch * (shape.new_tokens - 1)
         return made.first_s, made.first_s + made.seconds * num_tokens / made.num_tokens

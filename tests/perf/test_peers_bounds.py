@@ -2,14 +2,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from perf.peers.adapter_process import Decoded
 from perf.peers.arena import Arena
 from perf.peers.bounds import Bounds, bound_meter
 from perf.peers.compiled import compiled
 from perf.peers.contestants import Contestant
 from perf.peers.peak_products import fastest
 from perf.peers.shapes import Shape
+from perf.peers.summary import tokens_per_s
 
 from naiad.errors import StartupError
 from naiad_kernels.native.variants import cpu_flags
@@ -65,11 +68,26 @@ def test_a_program_that_does_not_compile_is_an_error_with_the_compilers_words(tm
         compiled(source, ())
 
 
+class FakeProcess:
+    """Decodes eight tokens in 2 s, after 1 s; with `num_tokens` 0 never all sequences at the same time."""
+
+    def __init__(self, num_tokens: int = 8) -> None:
+        self.num_tokens = num_tokens
+
+    def decode(self, prompts: list[list[int]], new_tokens: int) -> Decoded:
+        return Decoded(1.0, self.num_tokens, 2.0)
+
+    def resume(self) -> None: ...
+
+    def pause(self) -> None: ...
+
+
 class FakeArena(Arena):
     """Contestants that are never started; what happens is listed."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.events: list[str] = []
+        self._config = SimpleNamespace(vocab_size=100)  # type: ignore[assignment]
         self._who = [Contestant(name, "", "fake", "checkpoint", "16-bit", 2, 2, {}) for name in names]
         self._running = dict.fromkeys(self._who)  # type: ignore[assignment]
 
@@ -90,3 +108,17 @@ def test_bounds_are_measured_before_and_after_each_turn() -> None:
     assert measured == [*("bounds a", "a1", "a8", "bounds a"), *("bounds b", "b1", "b8", "bounds b")]
     # The mean of the third and the sixth event, and of the seventh and the tenth.
     assert [turns[name][0].bounds.bytes_per_s for name in "ab"] == [4.5, 8.5]
+
+
+def test_decoding_after_long_prompts_is_timed_alone() -> None:
+    arena = FakeArena(["a", "b"])
+    processes = [FakeProcess(), FakeProcess(0)]
+    arena._running = dict(zip(arena._who, processes, strict=True))  # type: ignore[arg-type]
+    shape = Shape("context", 2, 4, 11)
+    turns = arena.take_turns(shape, 1, arena.measure)
+    # Who never generated with all sequences has no figures, and takes part in what follows.
+    assert list(turns) == ["a"]
+    assert len(arena.running) == 2
+    # Eight tokens in 2 s, as if there had been ten steps of two.
+    assert tokens_per_s(shape, turns["a"][0]) == pytest.approx(4)
+    assert turns["a"][0].first_s == 1.0
