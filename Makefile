@@ -10,7 +10,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_APART := $(BIN)/python -m pytest --durations=20 -n $(WORKERS) --dist loadfile
 TORCH_TESTS := $(addprefix tests/,engine engine_process kv_cache model_runner models sampling scheduler speculation)
-CPP := $(wildcard kernels/naiad_kernels/native/src/*.h kernels/naiad_kernels/native/src/*.cpp tests/native/driver/*.cpp)
+CPP := $(wildcard kernels/naiad_kernels/native/src/*.h kernels/naiad_kernels/native/src/*.cpp tests/native/driver/*.cpp perf/peers/*.c)
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
 .PHONY: serve test test-all sanitize test-gpu memcheck-gpu bench-gpu bench-peers check generated install lock \

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from perf.server.open_loop import Arrival
 
 from naiad.errors import InternalError
 
@@ -29,6 +30,50 @@ class Pass:
 
     tokens: list[list[int]]
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The time in which all sequences of a pass generated.
+
+    Attributes:
+        first_s: seconds until all had their first tokens.
+        num_tokens, seconds: new tokens of all sequences from then until the first of them ended, and how long
+            that took; 0 if one had ended before.
+    """
+
+    first_s: float
+    num_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How requests were served.
+
+    Attributes:
+        first_s, last_s: seconds from when each was due to its first and to its last token.
+        num_tokens: new tokens of each.
+    """
+
+    first_s: list[float]
+    last_s: list[float]
+    num_tokens: list[int]
+
+    @property
+    def inter_token_s(self) -> list[float]:
+        """The mean seconds from token to token of each request that has several; [0.0] if none has."""
+        listed = zip(self.first_s, self.last_s, self.num_tokens, strict=True)
+        return [(last - first) / (num - 1) for first, last, num in listed if num > 1] or [0.0]
+
+    @staticmethod
+    def joined(parts: Sequence[Served]) -> Served:
+        """The requests of all parts."""
+        return Served(
+            [value for part in parts for value in part.first_s],
+            [value for part in parts for value in part.last_s],
+            [value for part in parts for value in part.num_tokens],
+        )
 
 
 class AdapterProcess:
@@ -68,6 +113,30 @@ class AdapterProcess:
                 f"the sequences have {lengths} tokens instead of {new_tokens} for each of {len(prompts)}"
             )
         return Pass(answer["tokens"], answer["seconds"])
+
+    def decode(self, prompts: list[list[int]], new_tokens: int) -> Decoded:
+        """Generate greedily, and time the steps in which all sequences generate.
+
+        Raises:
+            InternalError: the adapter ended.
+        """
+        return Decoded(**self._ask({"op": "decode", "prompts": prompts, "new_tokens": new_tokens}))
+
+    def serve(self, arrivals: Sequence[Arrival]) -> Served:
+        """Serve greedy requests that come when they are due.
+
+        Raises:
+            InternalError: the adapter ended, or a request has another number of tokens.
+        """
+        listed = [
+            {"due_s": each.due_s, "prompt": each.prompt_token_ids, "new_tokens": each.num_tokens}
+            for each in arrivals
+        ]
+        answer = self._ask({"op": "serve", "arrivals": listed})
+        expected = [each.num_tokens for each in arrivals]
+        if answer["num_tokens"] != expected:
+            raise InternalError(f"the requests have {answer['num_tokens']} tokens instead of {expected}")
+        return Served(answer["first_s"], answer["last_s"], expected)
 
     def pause(self) -> None:
         """Stop the process group, so that no idle thread takes time from others."""

@@ -7,17 +7,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from perf.common.report import ROOT
-from perf.peers.adapter_process import AdapterProcess
+from perf.peers.adapter_process import AdapterProcess, Served
+from perf.peers.bounds import Bounds
 from perf.peers.contestants import Contestant
 from perf.peers.environments import BUILD, install, variables
 from perf.peers.models import prepare
 from perf.peers.shapes import Shape, kv_token_bytes, kv_tokens
 from perf.peers.summary import Turn, agreement
+from perf.server.open_loop import Arrival
 
 from naiad.config import ModelConfig
 from naiad.errors import InternalError, StartupError
@@ -27,6 +30,9 @@ _WARM_UP_TOKENS = 2
 _FAILURES = (StartupError, InternalError, OSError)
 
 Prompts = list[list[int]]
+# Measures what the machine can do for a contestant at this moment.
+MeasureBounds = Callable[[Contestant], Bounds]
+_Result = TypeVar("_Result")
 
 
 class Arena:
@@ -52,19 +58,30 @@ class Arena:
         self._threads = threads
         self._shapes = shapes
         self._pip_args = pip_args
-        self._running: dict[str, AdapterProcess] = {}
+        self._running: dict[Contestant, AdapterProcess] = {}
         self.failures: dict[str, str] = {}
         self.versions: dict[str, dict[str, str]] = {}
         self.starts: dict[str, float] = {}
 
     @property
-    def running(self) -> list[str]:
-        """Names of the contestants that take turns."""
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self._config
+
+    @property
+    def max_length(self) -> int:
+        """Maximum prompt + new tokens of a sequence."""
+        longest = max(shape.prompt_tokens + shape.new_tokens for shape in self._shapes)
+        return max(longest, _START_PROMPT_TOKENS + _WARM_UP_TOKENS)
+
+    @property
+    def running(self) -> list[Contestant]:
+        """The contestants that take turns."""
         return list(self._running)
 
     def install(self, who: Sequence[Contestant]) -> list[Contestant]:
         """Install environments and convert the model; return the contestants for which that succeeded."""
-        return [each for each in who if self._survives(each.name, partial(self._prepare, each))]
+        return [each for each in who if self._survives(each, partial(self._prepare, each))]
 
     def generate(self, each: Contestant, prompts: Prompts, new_tokens: int) -> list[list[int]] | None:
         """Start a contestant, generate and end it; None if it fails. This fills its caches on disk, too."""
@@ -74,7 +91,7 @@ class Arena:
             with self._started(each) as process:
                 made.append(process.run(prompts, new_tokens).tokens)
 
-        return made[0] if self._survives(each.name, start_and_run) else None
+        return made[0] if self._survives(each, start_and_run) else None
 
     def check(self, who: Sequence[Contestant], prompts: Prompts, expected: Prompts) -> dict[str, float]:
         """Compare greedy tokens; return each contestant's share of agreement. Too low a share fails."""
@@ -86,7 +103,7 @@ class Arena:
             shares[each.name] = round(agreement(tokens, expected), 3)
             print(f"{each.name}: {shares[each.name]:.0%} of the first tokens are float32's", flush=True)
             if shares[each.name] < each.least_agreement:
-                self._drop(each.name, f"{shares[each.name]:.0%} of its first tokens are float32's, too few")
+                self._drop(each, f"{shares[each.name]:.0%} of its first tokens are float32's, too few")
         return shares
 
     @contextmanager
@@ -95,38 +112,44 @@ class Arena:
         try:
             for each in who:
                 if each.name not in self.failures:
-                    self._survives(each.name, partial(self._start, each))
+                    self._survives(each, partial(self._start, each))
             yield
         finally:
             for process in self._running.values():
                 process.close()
             self._running.clear()
 
-    def take_turns(self, shape: Shape, rounds: int) -> dict[str, list[Turn]]:
-        """Measure a shape, A B A B; each contestant is warmed up once and gets no prompt twice."""
-        turns: dict[str, list[Turn]] = {name: [] for name in self._running}
-        for name in self.running:
-            warm_up = min(_WARM_UP_TOKENS, shape.new_tokens)
-            self._pass(name, shape, seed=0, new_tokens=warm_up)
+    def take_turns(self, shape: Shape, rounds: int, bounds: MeasureBounds) -> dict[str, list[Turn]]:
+        """Measure a shape, A B A B; each contestant is warmed up once and gets no prompt twice.
+
+        Two passes make a turn: all first tokens, and all tokens. After long prompts the difference of two
+        such passes would say little, so there is one, in which decoding alone is timed. Before and after each
+        turn, while every contestant is paused, the bounds are measured.
+        """
+        turns: dict[str, list[Turn]] = {each.name: [] for each in self._running}
+        for each in self.running:
+            self._warm_up(each, shape)
         for number in range(1, rounds + 1):
-            for name in self.running:
-                first = self._pass(name, shape, 2 * number, 1)
-                total: float | None = 0.0
-                if shape.new_tokens > 1:
-                    total = self._pass(name, shape, 2 * number + 1, shape.new_tokens)
-                if first is not None and total is not None:
-                    turns[name].append(Turn(first, total))
+            for each in self.running:
+                before = bounds(each)
+                made = (self._decode if shape.kind == "context" else self._passes)(each, shape, number)
+                if made is not None:
+                    turns[each.name].append(Turn(*made, before.mean(bounds(each))))
             print(f"{shape.name}: round {number} of {rounds}", flush=True)
         return {name: made for name, made in turns.items() if len(made) == rounds}
+
+    def serve(self, each: Contestant, arrivals: Sequence[Arrival]) -> Served | None:
+        """Let a contestant serve requests as they come; None if it fails, which ends it."""
+        return self._turn(each, "serving", lambda process: process.serve(arrivals))
 
     def memory(self) -> dict[str, dict[str, float]]:
         """Peak resident and present proportional memory of each running contestant, in MiB."""
         return {
-            name: {
+            each.name: {
                 "peak_rss_mib": round(process.peak_bytes() / 2**20, 1),
                 "pss_mib": round(process.share_bytes() / 2**20, 1),
             }
-            for name, process in self._running.items()
+            for each, process in self._running.items()
         }
 
     def _prepare(self, each: Contestant) -> None:
@@ -143,7 +166,7 @@ class Arena:
         except _FAILURES:
             process.close()
             raise
-        self._running[each.name] = process
+        self._running[each] = process
 
     @contextmanager
     def _started(self, each: Contestant) -> Iterator[AdapterProcess]:
@@ -166,43 +189,71 @@ class Arena:
             "model": str(prepare(self._model_dir, each.model_format, python)),
             "threads": self._threads,
             "max_batch": max(shape.batch for shape in self._shapes),
-            "max_length": self._max_length(),
+            "max_length": self.max_length,
             "kv_tokens": kv_tokens(self._shapes),
             "options": {**each.options, "kv_token_bytes": kv_token_bytes(self._config, each)},
         }
 
-    def _max_length(self) -> int:
-        longest = max(shape.prompt_tokens + shape.new_tokens for shape in self._shapes)
-        return max(longest, _START_PROMPT_TOKENS + _WARM_UP_TOKENS)
+    def _warm_up(self, each: Contestant, shape: Shape) -> None:
+        length = _START_PROMPT_TOKENS if shape.kind == "context" else shape.prompt_tokens
+        self._pass(each, replace(shape, prompt_tokens=length), 0, min(_WARM_UP_TOKENS, shape.new_tokens))
 
-    def _pass(self, name: str, shape: Shape, seed: int, new_tokens: int) -> float | None:
+    def _passes(self, each: Contestant, shape: Shape, number: int) -> tuple[float, float] | None:
+        """Seconds until all first tokens and until all tokens, in a pass each; 0 if there is one token."""
+        first_s = self._pass(each, shape, 2 * number, 1)
+        total_s: float | None = 0.0
+        if shape.new_tokens > 1:
+            total_s = self._pass(each, shape, 2 * number + 1, shape.new_tokens)
+        return None if first_s is None or total_s is None else (first_s, total_s)
+
+    def _decode(self, each: Contestant, shape: Shape, number: int) -> tuple[float, float] | None:
+        """As `_passes`, as if all sequences generated all the time after the first tokens; None if never."""
+        prompts = random_prompts(self._config, shape.batch, shape.prompt_tokens, number)
+        made = self._turn(each, shape.name, lambda process: process.decode(prompts, shape.new_tokens))
+        if made is None:
+            return None
+        if not made.num_tokens:
+            print(
+                f"{each.name}, {shape.name}: a sequence ended before another had its first token", flush=True
+            )
+            return None
+        num_tokens = shape.batch * (shape.new_tokens - 1)
+        return made.first_s, made.first_s + made.seconds * num_tokens / made.num_tokens
+
+    def _pass(self, each: Contestant, shape: Shape, seed: int, new_tokens: int) -> float | None:
         """Seconds of one pass; None if the contestant fails, which ends it."""
-        process = self._running.get(name)
+        prompts = random_prompts(self._config, shape.batch, shape.prompt_tokens, seed)
+        return self._turn(each, shape.name, lambda process: process.run(prompts, new_tokens).seconds)
+
+    def _turn(
+        self, each: Contestant, what: str, action: Callable[[AdapterProcess], _Result]
+    ) -> _Result | None:
+        """Let a contestant do something while all others are paused; None if it fails, which ends it."""
+        process = self._running.get(each)
         if process is None:
             return None
-        prompts = random_prompts(self._config, shape.batch, shape.prompt_tokens, seed)
         process.resume()
         try:
-            return process.run(prompts, new_tokens).seconds
+            return action(process)
         except _FAILURES as error:
-            self._drop(name, f"{shape.name}: {error}")
+            self._drop(each, f"{what}: {error}")
             return None
         finally:
-            if name in self._running:
+            if each in self._running:
                 process.pause()
 
-    def _survives(self, name: str, action: Callable[[], None]) -> bool:
+    def _survives(self, each: Contestant, action: Callable[[], None]) -> bool:
         try:
             action()
         except _FAILURES as error:
-            self._drop(name, str(error))
+            self._drop(each, str(error))
             return False
         return True
 
-    def _drop(self, name: str, reason: str) -> None:
-        print(f"{name} is left out: {reason}", file=sys.stderr, flush=True)
-        self.failures[name] = reason
-        process = self._running.pop(name, None)
+    def _drop(self, each: Contestant, reason: str) -> None:
+        print(f"{each.name} is left out: {reason}", file=sys.stderr, flush=True)
+        self.failures[each.name] = reason
+        process = self._running.pop(each, None)
         if process is not None:
             process.close()
 

@@ -13,29 +13,56 @@ import argparse
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from perf.common.plots import Line, Panel, save_panels
 from perf.common.report import ROOT, print_rows, write_report
+from perf.peers import markdown
 from perf.peers.arena import Arena, Prompts
+from perf.peers.bounds import BoundMeter, bound_meter
 from perf.peers.contestants import REFERENCE, Contestant, naiad, peers
-from perf.peers.read_bandwidth import read_bytes_per_s
-from perf.peers.shapes import LONG, QUICK, REHEARSAL, Shape, step_bytes, weight_bytes
+from perf.peers.plots import save_plots
+from perf.peers.shapes import LONG, QUICK, REHEARSAL, Shape, need, weight_bytes
 from perf.peers.summary import Row, Turn, summarize
+from perf.peers.trace import read_part, replay
 from tokenizers import Tokenizer
 
 from naiad.cli.argument_types import at_least
 from naiad.cli.checkpoints.fetch import resolve_model
-from naiad.config import ModelConfig
 from naiad.config.cores import num_compute_threads
 from naiad.errors import StartupError
+from naiad_kernels.native.variants import cpu_flags
 
-_NAIAD = ["bf16:dtype=bfloat16", "f32:dtype=float32"]
+_NAIAD = ["bf16:dtype=bfloat16", "f32:dtype=float32", "int8:dtype=bfloat16,quantization=int8"]
 _CHECKED_TEXT = ROOT / "docs" / "architecture.md"
 _NUM_CHECKED_PROMPTS = 8
 _CHECKED_PROMPT_TOKENS = 64
 _NUM_CHECKED_TOKENS = 16
+KINDS = ("decode", "prefill", "context", "trace")
+# Requests of the trace in a round.
+_QUICK_REQUESTS = 32
+_REQUESTS = 64
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What was measured.
+
+    Attributes:
+        rows: figures of the shapes.
+        trace: figures of the trace.
+        memory: name → kind of memory → MiB.
+        shares: name → share of the first tokens that are float32's.
+        products: name → the instruction of its compute bound.
+    """
+
+    rows: list[Row]
+    trace: list[Row]
+    memory: Mapping[str, Mapping[str, float]]
+    shares: Mapping[str, float]
+    products: Mapping[str, str]
 
 
 def main() -> int:
@@ -43,9 +70,9 @@ def main() -> int:
     args = _parse()
     # Paused processes would stay for ever if this one ended without closing them.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    flags = cpu_flags()
     try:
-        who = chosen([*map(naiad, args.naiad), *peers(flags)], args.contestants)
+        who = chosen([*map(naiad, args.naiad), *peers(cpu_flags())], args.contestants)
+        kinds = chosen_kinds(args.kinds, args.quick)
         model_dir = resolve_model(args.model)
     except StartupError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -58,50 +85,99 @@ def main() -> int:
     if args.install_only or not who:
         _print_failures(arena)
         return 1 if arena.failures and not who else 0
-    return _measure(arena, who, shapes, model_dir, args)
+    results = _measure(arena, who, [each for each in shapes if each.kind in kinds], kinds, model_dir, args)
+    if results is None or not (results.rows or results.trace):
+        _print_failures(arena)
+        return 1
+    _print_all(results, who, arena)
+    if not args.rehearse:
+        plots = save_plots(results.rows, shapes)
+        print("plots:", *plots, "written:", _write(results, arena, model_dir, args))
+    return 0
 
 
 def _measure(
-    arena: Arena, who: list[Contestant], shapes: Sequence[Shape], model_dir: Path, args: argparse.Namespace
-) -> int:
+    arena: Arena,
+    who: list[Contestant],
+    shapes: Sequence[Shape],
+    kinds: Sequence[str],
+    model_dir: Path,
+    args: argparse.Namespace,
+) -> Results | None:
     prompts = checked_prompts(model_dir)
     expected = arena.generate(REFERENCE, prompts, _NUM_CHECKED_TOKENS)
     if expected is None:
         print("error: without transformers' tokens in float32 no speed is reported", file=sys.stderr)
-        return 1
+        return None
     shares = arena.check(who, prompts, expected)
-    config = ModelConfig.from_directory(str(model_dir))
-    footprints = sorted({weight_bytes(config, each) for each in who})
-    bandwidths = _bandwidths(footprints, args.threads, {})
+    footprints = {each: weight_bytes(arena.config, each) for each in who}
+    try:
+        with bound_meter(args.threads, max(footprints.values()), cpu_flags()) as meter:
+            rows, trace, memory = _take_turns(arena, who, shapes, kinds, meter, args)
+            products = {each.name: meter.products.product(each.product_bits).function for each in who}
+    except StartupError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return None
+    return Results(rows, trace, memory, shares, products)
+
+
+def _take_turns(
+    arena: Arena,
+    who: Sequence[Contestant],
+    shapes: Sequence[Shape],
+    kinds: Sequence[str],
+    meter: BoundMeter,
+    args: argparse.Namespace,
+) -> tuple[list[Row], list[Row], dict[str, dict[str, float]]]:
+    """Rows of the shapes, rows of the trace, and memory."""
     turns: dict[Shape, dict[str, list[Turn]]] = {}
+    trace: list[Row] = []
     with arena.all_started(who):
         for shape in shapes:
-            turns[shape] = arena.take_turns(shape, args.rounds)
+            turns[shape] = arena.take_turns(
+                shape,
+                args.rounds,
+                lambda each: meter.measure(weight_bytes(arena.config, each), each.product_bits),
+            )
+        # A contestant that fails at the trace keeps its figures.
         memory = arena.memory()
-    bandwidths = _bandwidths(footprints, args.threads, bandwidths)
-    bounds = {
-        (each.name, shape): step_bytes(config, each, shape) / bandwidths[weight_bytes(config, each)]
-        for each in who
-        for shape in shapes
+        if "trace" in kinds:
+            requests = 2 if args.rehearse else _QUICK_REQUESTS if args.quick else _REQUESTS
+            part = read_part(args.rounds * requests, arena.config.vocab_size, arena.max_length)
+            trace = replay(arena, part, args.rounds)
+        memory |= arena.memory()
+    needs = {(each.name, shape): need(arena.config, each, shape) for each in who for shape in shapes}
+    return summarize(turns, who, needs), trace, memory
+
+
+def _write(results: Results, arena: Arena, model_dir: Path, args: argparse.Namespace) -> Path:
+    flags = cpu_flags()
+    settings: dict[str, Any] = vars(args) | {
+        "model": model_dir.name,
+        "instruction_sets": [flag for flag in _CPU_FLAGS if flag in flags],
+        "products": results.products,
+        "versions": arena.versions,
+        "agreement": results.shares,
+        "start_to_first_token_s": arena.starts,
+        "memory": results.memory,
+        "trace": results.trace,
+        "left_out": arena.failures,
     }
-    rows = summarize(turns, who, bounds)
-    if not rows:
-        _print_failures(arena)
-        return 1
-    _print_all(rows, who, arena, memory)
-    if not args.rehearse:
-        settings = vars(args) | {
-            "model": model_dir.name,
-            "instruction_sets": [flag for flag in _CPU_FLAGS if flag in cpu_flags()],
-            "read_bytes_per_s": {str(size): round(speed) for size, speed in bandwidths.items()},
-            "versions": arena.versions,
-            "agreement": shares,
-            "start_to_first_token_s": arena.starts,
-            "memory": memory,
-            "left_out": arena.failures,
-        }
-        print("plot:", _plot(turns, rows), "written:", write_report("peers", settings, rows))
-    return 0
+    return write_report("peers", settings, results.rows)
+
+
+def chosen_kinds(names: str, is_quick: bool) -> list[str]:
+    """The kinds of work that are measured; "" stands for all, without "context" in a quick run.
+
+    Raises:
+        StartupError: there is no such kind, or the quick run does not have it.
+    """
+    known = [kind for kind in KINDS if kind != "context" or not is_quick]
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    for name in listed:
+        if name not in known:
+            raise StartupError(f"--kinds {name}: expected some of {', '.join(known)}")
+    return listed or known
 
 
 def chosen(who: Sequence[Contestant], names: str) -> list[Contestant]:
@@ -126,61 +202,21 @@ def checked_prompts(model_dir: Path) -> Prompts:
     return [ids[start : start + _CHECKED_PROMPT_TOKENS] for start in starts]
 
 
-def cpu_flags() -> list[str]:
-    """The CPU's instruction sets as in /proc/cpuinfo."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            return line.partition(":")[2].split()
-    return []
-
-
-def _bandwidths(footprints: Sequence[int], threads: int, before: Mapping[int, float]) -> dict[int, float]:
-    """The bandwidth for each footprint; the better of this and an earlier measurement."""
-    return {size: max(read_bytes_per_s(size, threads), before.get(size, 0.0)) for size in footprints}
-
-
-def _print_all(
-    rows: list[Row], who: Sequence[Contestant], arena: Arena, memory: Mapping[str, Mapping[str, float]]
-) -> None:
-    print_rows(rows)
-    print()
-    print_rows(
-        [
-            {"contestant": each.name, "start_to_first_token_s": arena.starts[each.name], **memory[each.name]}
-            for each in who
-            if each.name in memory
-        ]
-    )
+def _print_all(results: Results, who: Sequence[Contestant], arena: Arena) -> None:
+    if results.rows:
+        print_rows(results.rows)
+        print(f"\n{markdown.speeds(results.rows)}\n\n{markdown.ratios(results.rows, who)}\n")
+    print(f"{markdown.starts(arena.starts, results.memory)}\n")
+    print("compute bounds:", ", ".join(f"{name} {made}" for name, made in results.products.items()), "\n")
+    if results.trace:
+        others = [each for each in who if not each.serves and each.name not in arena.failures]
+        print(f"{markdown.trace(results.trace, others)}\n")
     _print_failures(arena)
 
 
 def _print_failures(arena: Arena) -> None:
     for name, reason in arena.failures.items():
         print(f"left out: {name}: {reason}")
-
-
-def _plot(turns: Mapping[Shape, object], rows: Sequence[Row]) -> str:
-    shapes = {shape.name: shape for shape in turns if shape.kind == "decode"}
-    return save_panels(
-        "peers",
-        "Decode, 128 + 128 tokens",
-        [
-            Panel("batch", "tokens/s", _lines(rows, shapes, "tokens_per_s")),
-            Panel(
-                "batch", "share of the memory bound", _lines(rows, shapes, "of_memory_bound"), ("bound", 1.0)
-            ),
-        ],
-    )
-
-
-def _lines(rows: Sequence[Row], shapes: Mapping[str, Shape], figure: str) -> dict[str, Line]:
-    points: dict[str, tuple[list[float], list[float]]] = {}
-    for row in rows:
-        if row["shape"] in shapes and row[figure] is not None:
-            x, y = points.setdefault(row["contestant"], ([], []))
-            x.append(shapes[row["shape"]].batch)
-            y.append(row[figure])
-    return dict(points)
 
 
 def _parse() -> argparse.Namespace:
@@ -192,11 +228,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes; no report is written")
     parser.add_argument("--install-only", action="store_true", help="install and convert, measure nothing")
     parser.add_argument("--contestants", default="", metavar="NAME,…", help="beginnings of names")
+    parser.add_argument("--kinds", default="", metavar="KIND,…", help=f"some of {', '.join(KINDS)}")
     parser.add_argument(
         "--naiad",
         action="append",
         metavar="NAME:field=value,…",
-        help=f"a contestant with these fields of EngineConfig; repeatable (default: {', '.join(_NAIAD)})",
+        help=f"a contestant with these fields of EngineConfig; repeatable (default: {' '.join(_NAIAD)})",
     )
     parser.add_argument("--rounds", type=at_least(1), default=3, metavar="N", help="medians are reported")
     parser.add_argument("--threads", type=at_least(1), default=num_compute_threads(), metavar="N")

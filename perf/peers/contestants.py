@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from naiad.errors import StartupError
 
+# Their Python bindings can add a request to running ones.
+_SERVING_ADAPTERS = ("naiad", "vllm", "openvino")
 _KV_BYTES = {"float32": 4.0, "bfloat16": 2.0}
 
 
@@ -32,7 +34,7 @@ class Contestant:
     group: str
     weight_bytes: float
     kv_bytes: float
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = field(hash=False)
 
     @property
     def is_peer(self) -> bool:
@@ -40,12 +42,24 @@ class Contestant:
         return self.environment != ""
 
     @property
+    def serves(self) -> bool:
+        """Whether it can begin a request while others run."""
+        return self.adapter in _SERVING_ADAPTERS
+
+    @property
+    def product_bits(self) -> int:
+        """Bits of the numbers that it can multiply at most: 32, 16 or 8."""
+        if self.weight_bytes < 2:
+            return 8
+        return 32 if self.options.get("dtype") == "float32" else 16
+
+    @property
     def least_agreement(self) -> float:
         """The share of the first tokens that must be float32's for its speed to be reported."""
         return 0.2 if self.weight_bytes < 2 else 0.5
 
 
-def peers(cpu_flags: Sequence[str]) -> list[Contestant]:
+def peers(cpu_flags: Collection[str]) -> list[Contestant]:
     """All engines but Naiad.
 
     Args:

@@ -1,4 +1,4 @@
-"""From times to figures: medians, spreads, ratios to the best peer, shares of the memory bound."""
+"""From times to figures: medians, spreads, ratios to the best peer, shares of the bounds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perf.peers.bounds import Bounds, Need
 from perf.peers.contestants import Contestant
 from perf.peers.shapes import Shape
 
@@ -17,17 +18,30 @@ Turns = Mapping[Shape, Mapping[str, Sequence["Turn"]]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn: seconds until all first tokens, and until all tokens in a second pass (0: there is none)."""
+    """One turn of a contestant.
+
+    Attributes:
+        first_s: seconds until all first tokens.
+        total_s: seconds until all tokens; 0 if there is only one.
+        bounds: what the machine could do, measured before and after the turn.
+    """
 
     first_s: float
-    total_s: float = 0.0
+    total_s: float
+    bounds: Bounds
 
 
 def tokens_per_s(shape: Shape, turn: Turn) -> float:
     """Prompt tokens per second of a prefill, or else new tokens per second after the first ones."""
+    num_tokens = shape.batch * (shape.prompt_tokens if shape.new_tokens == 1 else 1)
+    return num_tokens / unit_s(shape, turn)
+
+
+def unit_s(shape: Shape, turn: Turn) -> float:
+    """Seconds of a prefill, or else of a decode step."""
     if shape.new_tokens == 1:
-        return shape.batch * shape.prompt_tokens / turn.first_s
-    return shape.batch * (shape.new_tokens - 1) / max(turn.total_s - turn.first_s, 1e-6)
+        return turn.first_s
+    return max(turn.total_s - turn.first_s, 1e-6) / (shape.new_tokens - 1)
 
 
 def spread(values: Sequence[float]) -> float:
@@ -47,50 +61,47 @@ def best_peers(
     return {group: name for group, (_, name) in best.items()}
 
 
-def summarize(
-    turns: Turns, who: Sequence[Contestant], bound_s: Mapping[tuple[str, Shape], float]
-) -> list[Row]:
+def summarize(turns: Turns, who: Sequence[Contestant], needs: Mapping[tuple[str, Shape], Need]) -> list[Row]:
     """Make a row of figures for each shape and contestant.
 
     Args:
         turns: all contestants of a shape have equally many turns; those that failed are absent.
         who: the contestants.
-        bound_s: (name, shape) → the least seconds of a decode step, by the measured bandwidth.
+        needs: (name, shape) → the least that a decode step or a prefill must do.
     """
     rows: list[Row] = []
     for shape, by_name in turns.items():
         best = best_peers(shape, by_name, who)
         for each in who:
             if each.name in by_name:
-                rows.append(_row(shape, each, by_name, best.get(each.group), bound_s.get((each.name, shape))))
+                rows.append(_row(shape, each, by_name, best.get(each.group), needs[each.name, shape]))
     return rows
 
 
 def _row(
-    shape: Shape,
-    each: Contestant,
-    by_name: Mapping[str, Sequence[Turn]],
-    rival: str | None,
-    bound_s: float | None,
+    shape: Shape, each: Contestant, by_name: Mapping[str, Sequence[Turn]], rival: str | None, need: Need
 ) -> Row:
-    speeds = [tokens_per_s(shape, turn) for turn in by_name[each.name]]
+    turns = by_name[each.name]
+    speeds = [tokens_per_s(shape, turn) for turn in turns]
     ratio = None
     if rival is not None:
         theirs = [tokens_per_s(shape, turn) for turn in by_name[rival]]
         ratio = statistics.median(a / b for a, b in zip(speeds, theirs, strict=True))
-    share = None
-    if bound_s is not None and shape.new_tokens > 1:
-        share = bound_s * statistics.median(speeds) / shape.batch
+    memory = [need.memory_share(unit_s(shape, turn), turn.bounds) for turn in turns]
+    compute = [need.compute_share(unit_s(shape, turn), turn.bounds) for turn in turns]
     return {
         "shape": shape.name,
         "contestant": each.name,
         "group": each.group,
         "tokens_per_s": round(statistics.median(speeds), 1),
         "spread": round(spread(speeds), 3),
-        "first_token_s": round(statistics.median(turn.first_s for turn in by_name[each.name]), 4),
+        "first_token_s": round(statistics.median(turn.first_s for turn in turns), 4),
         "best_peer": rival or "",
         "of_best_peer": None if ratio is None else round(ratio, 2),
-        "of_memory_bound": None if share is None else round(share, 3),
+        "of_memory_bound": round(statistics.median(memory), 3),
+        "of_compute_bound": round(statistics.median(compute), 3),
+        "read_gb_per_s": round(statistics.median(turn.bounds.bytes_per_s for turn in turns) / 1e9, 1),
+        "peak_gop_per_s": round(statistics.median(turn.bounds.operations_per_s for turn in turns) / 1e9),
     }
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from perf.peers.adapter_process import AdapterProcess
-from perf.peers.bench import chosen
+from perf.peers.adapter_process import AdapterProcess, Served
+from perf.peers.bench import chosen, chosen_kinds
+from perf.peers.bounds import Bounds, Need
 from perf.peers.contestants import Contestant, naiad, peers
-from perf.peers.shapes import QUICK, Shape, kv_tokens, step_bytes, weight_bytes
+from perf.peers.shapes import QUICK, Shape, kv_tokens, need, weight_bytes
 from perf.peers.summary import Turn, agreement, spread, summarize, tokens_per_s
+from perf.server.open_loop import Arrival
 
 from naiad.config import ModelConfig
 from naiad.errors import InternalError, StartupError
@@ -68,6 +70,49 @@ def test_a_missing_token_is_an_error(adapter: AdapterProcess) -> None:
         adapter.run([[1], [2]], 4)
 
 
+def test_requests_are_served_when_they_are_due(adapter: AdapterProcess) -> None:
+    load(adapter)
+    made = adapter.serve([Arrival(0.0, [1, 2], 3), Arrival(0.0, [3], 1), Arrival(0.2, [4], 2)])
+    assert made.num_tokens == [3, 1, 2]
+    assert all(0 <= first <= last for first, last in zip(made.first_s, made.last_s, strict=True))
+    # The request of one token ends with its first.
+    assert made.first_s[1] == made.last_s[1]
+    # Numbers are new in the next pass.
+    assert adapter.serve([Arrival(0.0, [1], 2)]).num_tokens == [2]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("serve", "MemoryError"), ("stuck", "makes no more tokens"), ("no requests", "'serve' is not")],
+)
+def test_an_adapter_that_fails_to_serve_says_why(adapter: AdapterProcess, fault: str, reason: str) -> None:
+    load(adapter, fault=fault)
+    with pytest.raises(InternalError, match=f"ended with 1 at serve: .*{reason}"):
+        adapter.serve([Arrival(0.0, [1], 2)])
+
+
+@pytest.mark.parametrize("fault", ["", "no requests"])
+def test_steps_in_which_all_sequences_generate_are_timed(adapter: AdapterProcess, fault: str) -> None:
+    load(adapter, fault=fault)
+    made = adapter.decode([[1, 2], [5, 6]], 4)
+    # The first step brings the first tokens.
+    assert made.num_tokens == 2 * 3
+    assert made.first_s >= 0
+    assert made.seconds >= 0
+
+
+def test_steps_without_a_sequence_that_has_ended_do_not_count(adapter: AdapterProcess) -> None:
+    load(adapter, fault="one by one")
+    made = adapter.decode([[1, 2], [5, 6]], 2)
+    assert (made.num_tokens, made.seconds) == (0, 0)
+    assert adapter.decode([[1, 2]], 2).num_tokens == 1
+
+
+def test_times_between_tokens_leave_out_requests_of_one_token() -> None:
+    assert Served([1.0, 1.0], [1.0, 2.0], [1, 3]).inter_token_s == [0.5]
+    assert Served([1.0], [1.0], [1]).inter_token_s == [0.0]
+
+
 def test_a_paused_adapter_is_ended(adapter: AdapterProcess) -> None:
     load(adapter)
     adapter.pause()
@@ -77,8 +122,8 @@ def test_a_paused_adapter_is_ended(adapter: AdapterProcess) -> None:
 
 
 def test_decode_counts_after_the_first_tokens_and_prefill_until_them() -> None:
-    assert tokens_per_s(DECODE, Turn(1.0, 5.0)) == 8 * 128 / 4
-    assert tokens_per_s(PREFILL, Turn(0.5)) == 2 * 256 / 0.5
+    assert tokens_per_s(DECODE, turn(1.0, 5.0)) == 8 * 128 / 4
+    assert tokens_per_s(PREFILL, turn(0.5, 0.0)) == 2 * 256 / 0.5
 
 
 def test_spread_is_the_range_over_the_median() -> None:
@@ -89,7 +134,11 @@ def contestant(name: str, environment: str = "peer", group: str = "16-bit") -> C
     return Contestant(name, environment, "fake", "checkpoint", group, 2, 2, {})
 
 
-def test_rows_have_medians_ratios_to_the_groups_best_peer_and_shares_of_the_bound() -> None:
+def turn(first_s: float, total_s: float, bytes_per_s: float = 1.0, operations_per_s: float = 1.0) -> Turn:
+    return Turn(first_s, total_s, Bounds(bytes_per_s, operations_per_s))
+
+
+def test_rows_have_medians_and_ratios_to_the_groups_best_peer() -> None:
     who = [
         contestant("ours", ""),
         contestant("slow"),
@@ -98,23 +147,35 @@ def test_rows_have_medians_ratios_to_the_groups_best_peer_and_shares_of_the_boun
         contestant("failed"),
     ]
     seconds = {"ours": (2, 4, 2), "slow": (8, 8, 8), "fast": (4, 4, 8), "small": (1, 1, 1)}
-    by_name = {name: [Turn(1.0, 1.0 + each) for each in times] for name, times in seconds.items()}
-    # The bound is 10 ms a step; ours takes 2 s for 128 of them.
-    rows = {row["contestant"]: row for row in summarize({DECODE: by_name}, who, {("ours", DECODE): 0.01})}
+    by_name = {name: [turn(1.0, 1.0 + each) for each in times] for name, times in seconds.items()}
+    needs = {(each.name, DECODE): Need(1, 1) for each in who}
+    rows = {row["contestant"]: row for row in summarize({DECODE: by_name}, who, needs)}
     assert list(rows) == ["ours", "slow", "fast", "small"]
     assert rows["ours"]["tokens_per_s"] == 512
     assert rows["ours"]["best_peer"] == "fast"
     # The median of the rounds' ratios 2, 1 and 4, not the ratio of medians.
     assert rows["ours"]["of_best_peer"] == 2
-    assert rows["ours"]["of_memory_bound"] == 0.64
     assert rows["slow"]["of_best_peer"] == 0.5
-    assert rows["slow"]["of_memory_bound"] is None
     assert (rows["small"]["best_peer"], rows["small"]["of_best_peer"]) == ("small", 1)
 
 
-def test_without_a_peer_there_is_no_ratio() -> None:
-    (row,) = summarize({PREFILL: {"ours": [Turn(0.5)]}}, [contestant("ours", "")], {("ours", PREFILL): 1.0})
-    assert (row["best_peer"], row["of_best_peer"], row["of_memory_bound"]) == ("", None, None)
+def test_shares_are_medians_of_the_rounds_shares_by_the_bounds_of_each_round() -> None:
+    # 128 steps in 128 s, each of 100 bytes and 300 operations. Medians of all bounds would give 0.5 and 0.3.
+    made = [turn(1, 129, 200, 1000), turn(1, 129, 125, 400), turn(1, 257, 400, 1000)]
+    needs = {("ours", DECODE): Need(100, 300)}
+    (row,) = summarize({DECODE: {"ours": made}}, [contestant("ours", "")], needs)
+    # The rounds' shares are 0.5, 0.8, 0.125 of memory and 0.3, 0.75, 0.15 of compute.
+    assert (row["of_memory_bound"], row["of_compute_bound"]) == (0.5, 0.3)
+    made[2] = turn(1, 129, 100, 500)
+    (row,) = summarize({DECODE: {"ours": made}}, [contestant("ours", "")], needs)
+    assert (row["of_memory_bound"], row["of_compute_bound"]) == (0.8, 0.6)
+
+
+def test_without_a_peer_there_is_no_ratio_and_a_prefill_is_one_unit() -> None:
+    needs = {("ours", PREFILL): Need(10, 40)}
+    (row,) = summarize({PREFILL: {"ours": [turn(0.5, 0, 100, 100)]}}, [contestant("ours", "")], needs)
+    assert (row["best_peer"], row["of_best_peer"]) == ("", None)
+    assert (row["of_memory_bound"], row["of_compute_bound"]) == (0.2, 0.8)
 
 
 def test_agreement_ends_at_the_first_other_token() -> None:
@@ -165,7 +226,8 @@ def test_the_cache_holds_the_largest_shape_with_each_sequence_rounded_up() -> No
     assert kv_tokens([Shape("context", 3, 1000, 64)]) == 3 * 1280
 
 
-def test_a_step_reads_all_weights_and_the_cache(tmp_path: Path) -> None:
+@pytest.fixture
+def config(tmp_path: Path) -> ModelConfig:
     shape = {
         **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5},
         **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100},
@@ -173,10 +235,39 @@ def test_a_step_reads_all_weights_and_the_cache(tmp_path: Path) -> None:
         **{"max_position_embeddings": 256, "tie_word_embeddings": True, "torch_dtype": "bfloat16"},
     }
     (tmp_path / "config.json").write_text(json.dumps(shape))
-    config = ModelConfig.from_directory(str(tmp_path))
-    # Each layer: queries and output 64 × 64, keys and values 64 × 32, three of 64 × 128.
-    weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 100 * 64
+    return ModelConfig.from_directory(str(tmp_path))
+
+
+# Each layer: queries and output 64 × 64, keys and values 64 × 32, three of 64 × 128.
+LAYERS = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
+HEAD = 100 * 64
+
+
+def test_a_step_reads_all_weights_and_the_cache(config: ModelConfig) -> None:
     each = contestant("any")
-    assert weight_bytes(config, each) == 2 * weights
+    assert weight_bytes(config, each) == 2 * (LAYERS + HEAD)
+    step = need(config, each, Shape("decode", 3, 10, 20))
     # A token's keys and values: two layers of two heads of 16, two bytes each.
-    assert step_bytes(config, each, Shape("decode", 3, 10, 20)) == 2 * weights + 3 * 20 * 2 * 2 * 2 * 16 * 2
+    assert step.num_bytes == 2 * (LAYERS + HEAD) + 3 * 20 * 2 * 2 * 2 * 16 * 2
+    # Each query is multiplied with a key and a value of each of 20 tokens, in two layers of four heads of 16.
+    assert step.operations == 2 * 3 * (LAYERS + HEAD + 20 * 2 * 2 * 4 * 16)
+
+
+def test_a_prefill_computes_every_token_and_the_head_once(config: ModelConfig) -> None:
+    whole = need(config, contestant("any"), Shape("prefill", 2, 3, 1))
+    # Queries attend to 1, 2 and 3 tokens.
+    assert whole.operations == 2 * 2 * (3 * LAYERS + HEAD + (1 + 2 + 3) * 2 * 2 * 4 * 16)
+
+
+def test_products_are_as_wide_as_the_contestants_numbers() -> None:
+    bits = {each.name: each.product_bits for each in (naiad("f32:dtype=float32"), *peers(()))}
+    assert (bits["naiad f32"], bits["vllm eager"], bits["llama.cpp q8_0"]) == (32, 16, 8)
+    assert naiad("int8:dtype=float32,quantization=int8").product_bits == 8
+
+
+def test_a_quick_run_has_all_kinds_but_long_contexts() -> None:
+    assert chosen_kinds("", is_quick=False) == ["decode", "prefill", "context", "trace"]
+    assert chosen_kinds("", is_quick=True) == ["decode", "prefill", "trace"]
+    assert chosen_kinds("context, trace", is_quick=False) == ["context", "trace"]
+    with pytest.raises(StartupError, match="--kinds context: expected some of decode, prefill, trace"):
+        chosen_kinds("context", is_quick=True)

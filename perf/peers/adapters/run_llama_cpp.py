@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import time
+from collections.abc import Iterator
 
 import llama_cpp
 import numpy as np
@@ -89,14 +91,22 @@ def load(task: Load) -> Engine:
         raise RuntimeError(f"llama.cpp can not load {task.model}")
     kept: list[_Sequences] = []
 
-    def generate(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+    def steps(prompts: list[list[int]], new_tokens: int) -> Iterator[list[int]]:
+        """Yield the new token of each sequence, step after step."""
         sequences = kept[0]
         sequences.clear()
         length = len(prompts[0])
-        steps = [sequences.prefill(prompts)]
+        tokens = sequences.prefill(prompts)
+        yield tokens
         for number in range(new_tokens - 1):
-            steps.append(sequences.decode(steps[-1], length + number))
-        return [list(tokens) for tokens in zip(*steps, strict=True)]
+            tokens = sequences.decode(tokens, length + number)
+            yield tokens
+
+    def generate(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+        return [list(tokens) for tokens in zip(*steps(prompts, new_tokens), strict=True)]
+
+    def step_times(prompts: list[list[int]], new_tokens: int) -> list[float]:
+        return [time.perf_counter() for _ in steps(prompts, new_tokens)]
 
     def prepare(prompts: list[list[int]], new_tokens: int) -> None:
         """Make a context of this shape, as an engine that serves such prompts would have been started."""
@@ -107,7 +117,7 @@ def load(task: Load) -> Engine:
             kept.pop().free()
         kept.append(_Sequences(model, task, batch, length))
 
-    return Engine(generate, prepare)
+    return Engine(generate, step_times, prepare)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from protocol import Engine, Load, serve
+from protocol import Engine, Load, Requests, serve
 
 from naiad.cli.bench.throughput import engine_generate, load_engine
 from naiad.config import EngineConfig
+from naiad.errors import InternalError
+from naiad.sequence import EngineRequest, FinishReason, SamplingParams
 
 
 def load(task: Load) -> Engine:
@@ -20,7 +22,20 @@ def load(task: Load) -> Engine:
         **fields,
     )
     engine, _ = load_engine(config)
-    return Engine(engine_generate(engine))
+
+    def add(number: int, prompt: list[int], new_tokens: int) -> None:
+        params = SamplingParams(max_tokens=new_tokens)
+        engine.add_request(EngineRequest(sequence_id=number, prompt_token_ids=prompt, params=params))
+
+    def step() -> dict[int, int]:
+        made: dict[int, int] = {}
+        for output in engine.step():
+            if output.finish_reason is FinishReason.ERROR:
+                raise InternalError(output.error_message)
+            made[output.sequence_id] = made.get(output.sequence_id, 0) + len(output.token_ids)
+        return made
+
+    return Engine(engine_generate(engine), Requests(add, step))
 
 
 if __name__ == "__main__":

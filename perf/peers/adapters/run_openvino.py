@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import openvino_genai
 from openvino import Tensor
-from protocol import Engine, Load, serve
+from protocol import Engine, Load, Requests, serve
 
 
 def load(task: Load) -> Engine:
@@ -24,16 +25,44 @@ def load(task: Load) -> Engine:
     }
     pipeline = openvino_genai.ContinuousBatchingPipeline(task.model, scheduler, "CPU", properties)
 
+    handles: dict[int, Any] = {}
+
     def generate(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
-        config = openvino_genai.GenerationConfig()
-        config.max_new_tokens = new_tokens
-        config.ignore_eos = True
-        config.do_sample = False
         ids = [Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
-        results = pipeline.generate(ids, [config] * len(prompts))
+        results = pipeline.generate(ids, [_greedy(new_tokens)] * len(prompts))
         return [list(result.m_generation_ids[0]) for result in results]
 
-    return Engine(generate)
+    def add(number: int, prompt: list[int], new_tokens: int) -> None:
+        ids = Tensor(np.array([prompt], dtype=np.int64))
+        handles[number] = pipeline.add_request(number, ids, _greedy(new_tokens))
+
+    def step() -> dict[int, int]:
+        pipeline.step()
+        return _read(handles)
+
+    return Engine(generate, Requests(add, step))
+
+
+def _greedy(new_tokens: int) -> Any:
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens = new_tokens
+    config.ignore_eos = True
+    config.do_sample = False
+    return config
+
+
+def _read(handles: dict[int, Any]) -> dict[int, int]:
+    """How many tokens each request got; those that have ended are taken out of `handles`."""
+    made: dict[int, int] = {}
+    for number, handle in list(handles.items()):
+        while handle.can_read():
+            new = sum(len(output.generated_ids) for output in handle.read().values())
+            made[number] = made.get(number, 0) + new
+        if handle.get_status() == openvino_genai.GenerationStatus.IGNORED:
+            raise RuntimeError("OpenVINO has no room in its cache for a request")
+        if handle.get_status() == openvino_genai.GenerationStatus.FINISHED:
+            del handles[number]
+    return made
 
 
 if __name__ == "__main__":

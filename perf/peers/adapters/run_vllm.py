@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from protocol import Engine, Load, cores, serve
+from protocol import Engine, Load, Requests, cores, serve
 
 
 def load(task: Load) -> Engine:
@@ -18,6 +18,7 @@ def load(task: Load) -> Engine:
         "HF_HUB_OFFLINE": "1",
     }
     from vllm import LLM, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
     model = LLM(
         model=task.model,
@@ -35,7 +36,21 @@ def load(task: Load) -> Engine:
         outputs = model.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
-    return Engine(generate)
+    def add(number: int, prompt: list[int], new_tokens: int) -> None:
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=new_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        model.llm_engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+
+    def step() -> dict[int, int]:
+        outputs = model.llm_engine.step()
+        return {int(output.request_id): len(output.outputs[0].token_ids) for output in outputs}
+
+    return Engine(generate, Requests(add, step))
 
 
 if __name__ == "__main__":
