@@ -140,10 +140,10 @@ def test_bad_parameter_is_named(parameters: dict[str, str], message: str) -> Non
     [
         (
             {"drafter": "oracle"},
-            "^drafter = 'oracle': expected one of none, ngram, suffix, draft_model, self$",
+            "^drafter = 'oracle': expected one of auto, none, ngram, suffix, draft_model, self$",
         ),
         ({"drafter": "draft_model"}, "^draft_model = '': expected a model directory"),
-        ({"draft_model": "d"}, "^draft_model = 'd': expected none: drafter = 'none'"),
+        ({"draft_model": "d"}, "^draft_model = 'd': expected none: drafter = 'auto'"),
         ({"drafter": "self", "draft_model": "d"}, "^draft_model = 'd': expected none: drafter = 'self'"),
         ({"num_draft_layers": 2}, "^num_draft_layers = 2: expected 0 "),
         ({"drafter": "self", "num_draft_layers": -1}, "^num_draft_layers = -1: expected 0 "),

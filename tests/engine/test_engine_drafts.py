@@ -1,4 +1,4 @@
-"""Drafts change no token of the default model in float32, whatever else happens in the engine."""
+"""Drafts change no token of the default model, whatever else happens in the engine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import transformers
 from helpers.drafting_engines import write_first_layers
 from naiad.config import EngineConfig
 from naiad.engine import Engine, build_engine
+from naiad.errors import ConfigError
+from naiad.model_runner.draft_choice import chosen_drafter
 from naiad.sequence import EngineRequest, SamplingParams
 from naiad.speculation.policy import SpeculationPolicy
 from naiad.speculation.step_cost import StepCost
@@ -54,7 +56,7 @@ def make_engine(
     return build_engine(
         EngineConfig(
             model_dir=str(model_dir),
-            dtype="float32",
+            dtype=settings.pop("dtype", "float32"),
             max_num_seqs=NUM_REQUESTS,
             max_num_batched_tokens=64,
             block_size=16,
@@ -108,7 +110,7 @@ def draft_dir(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def plain(default_model_dir: Path) -> Engine:
-    return make_engine(default_model_dir, 400)
+    return make_engine(default_model_dir, 400, drafter="none")
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +161,35 @@ def test_drafts_change_no_token(
     stats = engine.stats()
     assert sum(stats.total_accepted_tokens_at) > 0
     assert num_blocks > 16 or batch == 1 or stats.total_preemptions > 0
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_default_drafts_change_no_token_in_bfloat16(default_model_dir: Path, quantization: str) -> None:
+    """Native kernels compute a row's bits as if it were alone, so drafts are on by default."""
+    made = {}
+    for drafter in ("none", "auto"):
+        settings = {"dtype": "bfloat16", "quantization": quantization, "drafter": drafter}
+        try:
+            engine = make_engine(default_model_dir, 400, cpu_kernels="native", **settings)
+        except ConfigError as error:
+            pytest.skip(f"no native kernels: {error}")
+        speculator = engine._scheduler.speculator
+        assert speculator is not None
+        speculator._policy = SpeculationPolicy(StepCost([(1, 1.0), (1 << 16, 1.0)]))
+        made[drafter] = run(engine, requests(default_model_dir)[:8], {})
+    assert made["auto"] == made["none"]
+    assert sum(engine.stats().total_accepted_tokens_at) > 0
+
+
+@pytest.mark.parametrize(
+    ("drafter", "is_native", "chosen"),
+    [
+        ("auto", True, "suffix"),
+        ("auto", False, "none"),
+        ("none", True, "none"),
+        ("ngram", True, "ngram"),
+        ("ngram", False, "ngram"),
+    ],
+)
+def test_the_drafter_by_default(drafter: str, is_native: bool, chosen: str) -> None:
+    assert chosen_drafter(EngineConfig(model_dir="m", drafter=drafter), is_native) == chosen
