@@ -164,9 +164,9 @@ def engine_logits(
         )
     )
     seen: list[torch.Tensor] = []
-    compute = runner._model.logits
+    start = runner._sampler.start
     monkeypatch.setattr(
-        runner._model, "logits", lambda hidden: seen.append(compute(hidden)) or seen[-1].clone()
+        runner._sampler, "start", lambda logits, *rest: seen.append(logits.clone()) or start(logits, *rest)
     )
     generate(runner, prompts, [num_tokens] * len(prompts), max_tokens=1)
     (logits,) = seen

@@ -114,9 +114,9 @@ def test_logits_equal_transformers(
     model = make_tiny_model(tmp_path, **overrides)
     runner = make_runner(tmp_path)
     seen: list[torch.Tensor] = []
-    forward_logits = runner._model.logits
+    start = runner._sampler.start
     monkeypatch.setattr(
-        runner._model, "logits", lambda hidden: seen.append(forward_logits(hidden)) or seen[-1]
+        runner._sampler, "start", lambda logits, *rest: seen.append(logits.clone()) or start(logits, *rest)
     )
     (sequence,) = make_sequences([45], 1)
     step(runner, [sequence], 1000)
@@ -205,9 +205,9 @@ def test_half_precision_logits_are_close(tmp_path: Path, dtype: str, monkeypatch
     model = make_tiny_model(tmp_path)
     runner = make_runner(tmp_path, dtype=dtype)
     seen: list[torch.Tensor] = []
-    forward_logits = runner._model.logits
+    start = runner._sampler.start
     monkeypatch.setattr(
-        runner._model, "logits", lambda hidden: seen.append(forward_logits(hidden)) or seen[-1]
+        runner._sampler, "start", lambda logits, *rest: seen.append(logits.clone()) or start(logits, *rest)
     )
     sequences = make_sequences([30] * 16, 1)
     step(runner, sequences, 1000)

@@ -29,8 +29,10 @@ def context_logits(
     result = {}
     for end, (row, state) in zip(inputs.ends, inputs.rows, strict=True):
         sampling = state.sampling
+        if not sampling.params.returns_context_logits:
+            continue
         num_positions = min(row.num_scheduled_tokens, sampling.num_prompt_tokens - row.start)
-        if sampling.params.returns_context_logits and num_positions > 0:
+        if num_positions > 0:
             first = end - row.num_scheduled_tokens
             # In parts: all logits of a long prompt would be the largest tensor of the process.
             stop = first + num_positions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -22,6 +23,7 @@ from naiad.model_runner.step_costs import MeasuredCosts, measure_step_costs
 from naiad.model_runner.step_inputs import SampledIds, StepRows, build_step_inputs
 from naiad.model_runner.token_budget import probed_blocks
 from naiad.models import DecoderModel
+from naiad.models.native_model import NativeModel
 from naiad.outputs import ModelOutput, StepBatch
 from naiad.sampling.row_state import RowState
 from naiad.sampling.sampler import QueuedSample, Sampler
@@ -143,8 +145,13 @@ class PagedModel:
     ) -> QueuedSample | None:
         if not views:
             return None
-        logits = self._model.logits(hidden.index_select(0, inputs.sampled_places))
-        sample = self._sampler.start(logits, views)
+        if len(views) < len(hidden):
+            hidden = hidden.index_select(0, inputs.sampled_places)
+        if isinstance(self._model, NativeModel) and self._sampler.takes_best(views):
+            logits, best = self._model.logits_and_best(hidden)
+            sample = self._sampler.start(logits, views, best)
+        else:
+            sample = self._sampler.start(self._model.logits(hidden), views)
         sequence_ids = [view.sequence_id for view in views]
         self._sampled = SampledIds(sequence_ids, sample.token_ids, self.model_config.vocab_size)
         return sample
@@ -231,10 +238,9 @@ class PagedModel:
 
 def _rows_not_finite(sums: Readback, inputs: StepRows) -> dict[int, NaiadError]:
     """Errors for the sequences with a token, sampled from or not, whose hidden state is not finite."""
-    is_finite = torch.isfinite(sums.wait()[0])
-    if bool(is_finite.all()):
+    finite = [math.isfinite(each) for each in sums.wait()[0].tolist()]
+    if all(finite):
         return {}
-    finite = is_finite.tolist()
     errors: dict[int, NaiadError] = {}
     start = 0
     for end, (row, _) in zip(inputs.ends, inputs.rows, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ from naiad_kernels.paged_attention.device_step import list_sizes
 from naiad_kernels.paged_attention.layout import CacheLayout
 from naiad_kernels.staging import Staging
 from naiad_kernels.store_kv import Slots
+
+# Native kernels find a token's slot in the block table.
+_NO_SLOTS = Slots(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,8 @@ def build_step_inputs(
     places = sampled_places(rows, tokens.ends)
     staging = _staging_for(tokens, len(places), layouts) if is_staged(layouts[0]) else None
     put = _on_host if staging is None else staging.put
-    slot_mappings = [put(slots, torch.int64) for slots in tokens.slots]
+    is_native = layouts[0].is_native
+    slot_mappings = [] if is_native else [put(slots, torch.int64) for slots in tokens.slots]
     token_ids, positions = put(tokens.token_ids, torch.int64), put(tokens.positions, torch.int64)
     place_tensor = put(places, torch.int64)
     plans = [
@@ -147,10 +152,10 @@ def build_step_inputs(
         staging.send()
     if sampled is not None and tokens.has_unknown:
         sampled.fill(token_ids)
-    groups = [
-        GroupInputs(Slots.from_slot_mapping(slots, layouts[0].block_size), plan)
-        for slots, plan in zip(slot_mappings, plans, strict=True)
-    ]
+    slots = [Slots.from_slot_mapping(each, layouts[0].block_size) for each in slot_mappings]
+    if is_native:
+        slots = [_NO_SLOTS] * len(layouts)
+    groups = [GroupInputs(*each) for each in zip(slots, plans, strict=True)]
     batch = ForwardBatch(token_ids, positions, groups)
     return batch, StepRows(rows, tokens.ends, place_tensor)
 
@@ -184,4 +189,6 @@ def _staging_for(tokens: StepTokens, num_places: int, layouts: Sequence[CacheLay
 
 
 def _on_host(values: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype)
+    assert dtype == torch.int64, dtype
+    # `torch.tensor` takes twice as long for a short list.
+    return torch.frombuffer(array("q", values), dtype=dtype) if values else torch.empty(0, dtype=dtype)

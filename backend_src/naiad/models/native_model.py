@@ -11,6 +11,7 @@ import torch
 
 from naiad.config import ModelConfig
 from naiad.models.decoder import DecoderModel, ForwardBatch, GroupInputs
+from naiad_kernels.best_tokens import BestTokens, best_tokens
 from naiad_kernels.native.library import Kind, Team
 from naiad_kernels.native.recorder import TapeRecorder, TracedGroup
 from naiad_kernels.native.tape import Tape
@@ -44,6 +45,7 @@ class NativeModel:
         self._forward = Tape(recorder.finish(hidden), team)
         recorder = TapeRecorder()
         logits = cast(Any, model.logits(cast(Any, recorder.rows(model.config.hidden_size))))
+        best_tokens(logits)
         self._logits = Tape(recorder.finish(logits), team)
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
@@ -61,6 +63,11 @@ class NativeModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[num_rows, hidden_size]` of `forward` to `[num_rows, vocab_size]`, valid until the next call."""
         return self._logits.run(len(hidden), inputs=[hidden])
+
+    def logits_and_best(self, hidden: torch.Tensor) -> tuple[torch.Tensor, BestTokens]:
+        """Compute `logits`, and each row's best token in the same call."""
+        best = BestTokens.empty(len(hidden))
+        return self._logits.run(len(hidden), inputs=[hidden], best=best), best
 
     @contextmanager
     def profiled(self) -> Iterator[Counter[Kind]]:

@@ -42,9 +42,10 @@ class RowState:
         num_tokens: number of known tokens: prompt and output.
         noise: the row's noise stream; see `noise_stream`.
         states: feature → its state for the row.
+        is_plain: whether the row is sampled from its logits as they are, and nothing else is asked of them.
     """
 
-    __slots__ = ("noise", "num_prompt_tokens", "num_tokens", "params", "sequence_id", "states")
+    __slots__ = ("is_plain", "noise", "num_prompt_tokens", "num_tokens", "params", "sequence_id", "states")
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class RowState:
         states: Mapping[Stateful, TokenState],
         num_tokens: int = 0,
         noise: int | None = None,
+        is_plain: bool = False,
     ) -> None:
         """Build a row whose `states` include the first `num_tokens` tokens; `noise` None: from the seed."""
         self.sequence_id = sequence_id
@@ -62,6 +64,7 @@ class RowState:
         self.num_tokens = num_tokens
         self.noise = noise_stream(params.seed) if noise is None else noise
         self.states = states
+        self.is_plain = is_plain
 
     @property
     def num_output_tokens(self) -> int:
@@ -89,10 +92,16 @@ class RowState:
                 seed; None: this row's.
         """
         states = {feature: state.clone() for feature, state in self.states.items()} if self.states else {}
-        num_prompt, num_tokens = self.num_prompt_tokens, self.num_tokens
-        if params is None:
-            return RowState(sequence_id, self.params, num_prompt, states, num_tokens, self.noise)
-        return RowState(sequence_id, params, num_prompt, states, num_tokens)
+        noise = self.noise if params is None else None
+        return RowState(
+            sequence_id,
+            params or self.params,
+            self.num_prompt_tokens,
+            states,
+            self.num_tokens,
+            noise,
+            self.is_plain,
+        )
 
     def at(self, view_id: int, draft_token_ids: Sequence[int]) -> RowState:
         """Return a copy of the row, under its own id, as if these drafts were known."""
@@ -105,9 +114,8 @@ def new_row(
     features: Iterable[Stateful], sequence_id: int, params: SamplingParams, num_prompt_tokens: int
 ) -> RowState:
     """Return the state of a sequence without known tokens, including each feature's state."""
-    states: dict[Stateful, TokenState] = {}
-    for feature in features:
-        state = feature.new_state(params) if feature.applies_to(params) else None
-        if state is not None:
-            states[feature] = state
-    return RowState(sequence_id, params, num_prompt_tokens, states)
+    applied = [feature for feature in features if feature.applies_to(params)]
+    states = {feature: state for feature in applied if (state := feature.new_state(params)) is not None}
+    asks = params.num_log_probs >= 0 or params.returns_generation_logits or params.num_candidates > 0
+    is_plain = not applied and not asks
+    return RowState(sequence_id, params, num_prompt_tokens, states, is_plain=is_plain)

@@ -16,6 +16,7 @@ from naiad.sampling.logits_processors import LOGITS_PROCESSORS, LogitsProcessor,
 from naiad.sampling.row_state import RowState, Stateful, new_row
 from naiad.sampling.sampler_output import NOT_FINITE, RawLogits, SamplerOutput, add_candidates, normalize
 from naiad.sequence import SamplingParams
+from naiad_kernels.best_tokens import BestTokens, best_tokens
 from naiad_kernels.readback import Readback
 
 
@@ -26,16 +27,15 @@ class QueuedSample:
     Attributes:
         rows: the state of each row.
         token_ids: [num_rows] int64 on the device; arbitrary for rows that fail.
-        best: [num_rows] float32, each row's greatest logit.
         logits: [num_rows, vocab_size] float32, processed; kept only for beams.
         raw: unprocessed logits of rows that asked for logits or log-probabilities.
         beams: indices of the rows that are beams.
-        readback: copies `token_ids` to the host, and which rows are usable.
+        readback: copies `token_ids` to the host, and each row's greatest logit, which is NaN, +inf or -inf
+            exactly if the row is unusable.
     """
 
     rows: Sequence[RowState]
     token_ids: Tensor
-    best: Tensor
     logits: Tensor | None
     raw: RawLogits | None
     beams: list[int]
@@ -73,26 +73,32 @@ class Sampler:
         """`start` and `finish` in one call; the output is empty if there are no rows."""
         return self.finish(self.start(logits, rows)) if rows else SamplerOutput()
 
-    def start(self, logits: Tensor, rows: Sequence[RowState]) -> QueuedSample:
+    def takes_best(self, rows: Iterable[RowState]) -> bool:
+        """Whether `start` can use the best tokens of these rows' unprocessed logits."""
+        return all(row.is_plain for row in rows)
+
+    def start(self, logits: Tensor, rows: Sequence[RowState], best: BestTokens | None = None) -> QueuedSample:
         """Queue sampling of each row's next token.
 
         Args:
             logits: [num_rows, vocab_size] float32; overwritten.
             rows: the state of each row, with distinct ids; at least one.
+            best: the best token of each row, if `takes_best`; overwritten. None: it is found here.
         """
         assert logits.shape == (len(rows), self._vocab_size)
         assert logits.dtype == torch.float32
-        raw = RawLogits.of(logits, rows)
-        beams = [index for index, row in enumerate(rows) if row.params.num_candidates]
-        normalize(logits, beams)
-        apply_processors(self._processors, logits, rows)
-        token_ids = _first_best(logits)
-        best = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
-        # The maximum is NaN, +inf or -inf exactly if the row is unusable.
-        is_usable = best.isfinite()
-        _draw(logits, best, is_usable, rows, token_ids)
+        raw: RawLogits | None = None
+        beams: list[int] = []
+        if best is None:
+            raw = RawLogits.of(logits, rows)
+            beams = [index for index, row in enumerate(rows) if row.params.num_candidates]
+            normalize(logits, beams)
+            apply_processors(self._processors, logits, rows)
+            best = best_tokens(logits)
+        _draw(logits, best.logits, rows, best.token_ids)
         kept = logits if beams else None
-        return QueuedSample(rows, token_ids, best, kept, raw, beams, Readback([token_ids, is_usable]))
+        readback = Readback([best.token_ids, best.logits])
+        return QueuedSample(rows, best.token_ids, kept, raw, beams, readback)
 
     def finish(self, queued: QueuedSample) -> SamplerOutput:
         """Wait for the tokens.
@@ -102,23 +108,22 @@ class Sampler:
             +inf or if no token is possible. A beam without a possible token has no candidates instead
             of an error, because its search may continue.
         """
-        token_ids, usable = (each.tolist() for each in queued.readback.wait())
-        output = self._output(queued.rows, queued.best, usable, token_ids)
+        token_ids, best = (each.tolist() for each in queued.readback.wait())
+        output = self._output(queued.rows, best, token_ids)
         if queued.raw is not None:
             queued.raw.add_to(output)
         if queued.logits is not None:
             add_candidates(queued.logits, queued.rows, queued.beams, output)
         return output
 
-    def _output(
-        self, rows: Sequence[RowState], best: Tensor, usable: list[bool], token_ids: list[int]
-    ) -> SamplerOutput:
+    def _output(self, rows: Sequence[RowState], best: list[float], token_ids: list[int]) -> SamplerOutput:
         output = SamplerOutput()
-        for index, (row, token_id) in enumerate(zip(rows, token_ids, strict=True)):
-            if not usable[index] and row.params.num_candidates and float(best[index]) == -math.inf:
+        for row, token_id, logit in zip(rows, token_ids, best, strict=True):
+            is_usable = math.isfinite(logit)
+            if not is_usable and row.params.num_candidates and logit == -math.inf:
                 output.candidates[row.sequence_id] = []
-            elif not usable[index]:
-                output.errors[row.sequence_id] = self._why_unusable(row, float(best[index]))
+            elif not is_usable:
+                output.errors[row.sequence_id] = self._why_unusable(row, logit)
             elif not 0 <= token_id < self._vocab_size:
                 output.errors[row.sequence_id] = InternalError("the token drawn is out of range")
             else:
@@ -134,24 +139,14 @@ def _is_drawn(params: SamplingParams) -> bool:
     return not params.num_candidates and not is_greedy(params)
 
 
-def _draw(
-    logits: Tensor, best: Tensor, is_usable: Tensor, rows: Sequence[RowState], token_ids: Tensor
-) -> None:
+def _draw(logits: Tensor, best: Tensor, rows: Sequence[RowState], token_ids: Tensor) -> None:
     """Overwrite the best token's id in rows that draw their token."""
     drawn = [index for index, row in enumerate(rows) if _is_drawn(row.params)]
     if drawn and logits.device.type == "cuda":
         # Unusable rows are drawn too: finding out which they are would make the GPU wait for the host.
         draw_on_device(logits, best, rows, drawn, token_ids)
     elif drawn:
-        usable = is_usable.tolist()
-        drawn = [index for index in drawn if usable[index]]
+        greatest = best.tolist()
+        drawn = [index for index in drawn if math.isfinite(greatest[index])]
         if drawn:
             draw(logits, best, rows, drawn, token_ids)
-
-
-def _first_best(logits: Tensor) -> Tensor:
-    """The lowest id among each row's greatest logits, or that of its first NaN: [num_rows] int64."""
-    if logits.device.type == "cpu":
-        # NumPy's argmax is vectorized, torch's is not: it takes a tenth of the time.
-        return torch.from_numpy(logits.numpy().argmax(axis=1))
-    return logits.argmax(dim=1)

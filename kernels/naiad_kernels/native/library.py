@@ -23,6 +23,7 @@ class Kind(IntEnum):
     ROTARY_STORE = 6
     ATTENTION = 7
     SOFT_CAP = 8
+    BEST_TOKENS = 9
 
 
 class Activation(IntEnum):
@@ -126,6 +127,10 @@ class Step(ctypes.Structure):
         ("query_starts", c_void_p),
         ("tables", POINTER(Tables)),
         ("num_groups", c_int64),
+        ("best_ids", c_void_p),
+        ("best_logits", c_void_p),
+        ("allowed", c_void_p),
+        ("allowed_stride", c_int64),
     )
 
 
@@ -134,6 +139,7 @@ _REFUSALS = {
     2: "a sequence's positions do not follow each other",
     3: "a block id is outside the KV cache",
     4: "a block table is too short for its sequence",
+    5: "a bitmask of allowed tokens is shorter than the vocabulary",
 }
 
 

@@ -204,6 +204,11 @@ class TapeRecorder:
         record = Record(kind=Kind.GATE, in_=gate_up.value, activation=activation)
         return self._write(record, width)
 
+    def _best_tokens(self, logits: TracedRows) -> None:
+        # It writes what the tape's caller hands in, and leaves its input as it is.
+        record = Record(kind=Kind.BEST_TOKENS, in_=logits.value, out=logits.value, width=logits.width)
+        self._records.append(record)
+
     def _soft_cap(self, x: TracedRows, cap: float) -> TracedRows:
         return self._write(Record(kind=Kind.SOFT_CAP, in_=x.value, factor=cap), x.width)
 

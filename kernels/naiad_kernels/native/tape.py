@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
+from naiad_kernels.best_tokens import BestTokens
 from naiad_kernels.native.library import Buffer, Kind, Record, Step, Tables, Team
 from naiad_kernels.native.panels import padded
 from naiad_kernels.native.recorder import Recording, read_values
@@ -49,6 +50,11 @@ class Tape:
         self._memory: list[torch.Tensor] = []
         self._buffers = (Buffer * len(self._strides))()
         self._nanoseconds: ctypes.Array[ctypes.c_int64] | None = None
+        self._finds_best = any(record.kind == Kind.BEST_TOKENS for record in recording.records)
+        self._capacity = 0
+        self._result = torch.empty(0)
+        # Of as many sequences of one token, at position 0, as there is room for.
+        self._lone_starts, self._lone_positions = array("i"), array("q")
 
     def run(
         self,
@@ -57,6 +63,8 @@ class Tape:
         positions: torch.Tensor | None = None,
         tables: Sequence[NativeTables] = (),
         inputs: Sequence[torch.Tensor] = (),
+        best: BestTokens | None = None,
+        allowed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute a step.
 
@@ -66,6 +74,8 @@ class Tape:
             positions: `[num_tokens]` int64, if it has attention.
             tables: of each group of layers, if it has attention.
             inputs: `[num_tokens, width]` float32 for each of the recording's inputs.
+            best: room for the best tokens, if the recording finds them and they are wanted.
+            allowed: the bitmask of `best_tokens`, contiguous; None: all tokens are.
 
         Returns:
             `[num_tokens, width]` float32, valid until the next call.
@@ -75,23 +85,28 @@ class Tape:
         """
         self._reserve(num_tokens)
         for place, rows in zip(self._inputs, inputs, strict=True):
-            self._memory[place][:num_tokens, : rows.shape[1]] = rows
+            self._take_input(place, rows)
         step = Step(num_tokens=num_tokens)
         # Rows that have no sequence are sequences of their own, at position 0.
-        starts = tables[0].query_starts if tables else array("i", range(num_tokens + 1))
-        if positions is None:
-            positions = torch.zeros(num_tokens, dtype=torch.int64)
-        step.num_seqs = len(starts) - 1
+        starts = tables[0].query_starts if tables else self._lone_starts
+        step.num_seqs = len(starts) - 1 if tables else num_tokens
         step.query_starts = starts.buffer_info()[0]
-        step.positions = _int64(positions, num_tokens)
+        if positions is None:
+            step.positions = self._lone_positions.buffer_info()[0]
+        else:
+            step.positions = _int64(positions, num_tokens)
         step.token_ids = None if token_ids is None else _int64(token_ids, num_tokens)
         groups = (Tables * len(tables))(
             *(Tables(each.blocks.buffer_info()[0], each.stride) for each in tables)
         )
         step.tables = groups
         step.num_groups = len(tables)
+        if best is not None:
+            self._ask_for_best(step, best, allowed)
         self._team.library.run(self._team, self._records, self._buffers, step, self._nanoseconds)
-        return self._memory[self._output][:num_tokens, : self.width]
+        if len(self._result) != num_tokens:
+            self._result = self._memory[self._output][:num_tokens, : self.width]
+        return self._result
 
     @contextmanager
     def profiled(self) -> Iterator[Counter[Kind]]:
@@ -107,13 +122,36 @@ class Tape:
 
     def _reserve(self, num_tokens: int) -> None:
         """Have room for a step. What pads a row is zero, and stays so."""
-        if self._memory and len(self._memory[0]) >= num_tokens:
+        if self._capacity >= num_tokens:
             return
-        capacity = padded(num_tokens)
-        self._memory = []
-        self._memory = [torch.zeros(capacity, stride) for stride in self._strides]
+        self._capacity = padded(num_tokens)
+        self._memory, self._result = [], torch.empty(0)
+        self._memory = [torch.zeros(self._capacity, stride) for stride in self._strides]
         for index, memory in enumerate(self._memory):
             self._buffers[index] = Buffer(memory.data_ptr(), memory.shape[1])
+        self._lone_starts = array("i", range(self._capacity + 1))
+        self._lone_positions = array("q", bytes(8 * self._capacity))
+
+    def _take_input(self, place: int, rows: torch.Tensor) -> None:
+        """Let records read an input where it is if it needs no padding, or copy it."""
+        memory = self._memory[place]
+        if rows.shape[1] == memory.shape[1] and rows.is_contiguous() and rows.dtype == torch.float32:
+            self._buffers[place].data = rows.data_ptr()
+        else:
+            self._buffers[place].data = memory.data_ptr()
+            memory[: len(rows), : rows.shape[1]] = rows
+
+    def _ask_for_best(self, step: Step, best: BestTokens, allowed: torch.Tensor | None) -> None:
+        assert self._finds_best, "the recording does not find the best tokens"
+        assert len(best.logits) == step.num_tokens, (len(best.logits), step.num_tokens)
+        step.best_ids = _int64(best.token_ids, step.num_tokens)
+        step.best_logits = best.logits.data_ptr()
+        if allowed is not None:
+            assert allowed.dtype == torch.int32, allowed.dtype
+            assert len(allowed) == step.num_tokens, allowed.shape
+            assert allowed.is_contiguous(), allowed.stride()
+            step.allowed = allowed.data_ptr()
+            step.allowed_stride = allowed.shape[1]
 
 
 def _places(recording: Recording) -> tuple[list[int], list[int]]:
@@ -142,7 +180,8 @@ def _places(recording: Recording) -> tuple[list[int], list[int]]:
     for value in recording.inputs:
         take(value)
     for index, record in enumerate(recording.records):
-        take(record.out)
+        if places[record.out] == -1:
+            take(record.out)
         for value in {*read_values(record), record.out}:
             if last_read.get(value, index) == index and value not in recording.inputs:
                 free.setdefault(recording.widths[value], []).append(places[value])

@@ -52,9 +52,11 @@ void linear(const NaiadRecord& record, const Run& run, Member& member);
 void angles(const NaiadRecord& record, const Run& run, Member& member);
 void rotary_store(const NaiadRecord& record, const Run& run, Member& member);
 void attention(const NaiadRecord& record, const Run& run, Member& member);
+void best_tokens(const NaiadRecord& record, const Run& run, Member& member);
 
 // Bytes of `Run::shared` that a record needs in this step.
 int64_t linear_shared_bytes(const NaiadRecord& record, const NaiadStep& step);
 int64_t attention_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members);
+int64_t best_tokens_shared_bytes(const NaiadStep& step, int64_t num_members);
 
 }  // namespace naiad

@@ -78,6 +78,10 @@ NAIAD_INLINE Floats round(Floats a) { return {_mm512_roundscale_ps(a.v, 8)}; }
 NAIAD_INLINE Floats where_less(Floats a, Floats b, Floats x, Floats y) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
 }
+// In each lane x where that bit is set, else y.
+NAIAD_INLINE Floats where_set(uint32_t bits, Floats x, Floats y) {
+  return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), y.v, x.v)};
+}
 // 2 to the power of whole numbers in [-126, 127].
 NAIAD_INLINE Floats power_of_two(Floats a) {
   const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(a.v), _mm512_set1_epi32(127));
@@ -123,6 +127,14 @@ NAIAD_INLINE Floats round(Floats x) { return {_mm256_round_ps(x.a, 8), _mm256_ro
 NAIAD_INLINE Floats where_less(Floats a, Floats b, Floats x, Floats y) {
   return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
           _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
+}
+NAIAD_INLINE __m256 where_set(uint32_t bits, __m256 x, __m256 y) {
+  const __m256i lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i set = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lanes);
+  return _mm256_blendv_ps(y, x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, lanes)));
+}
+NAIAD_INLINE Floats where_set(uint32_t bits, Floats x, Floats y) {
+  return {where_set(bits, x.a, y.a), where_set(bits >> 8, x.b, y.b)};
 }
 NAIAD_INLINE __m256 power_of_two(__m256 x) {
   const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
@@ -191,6 +203,9 @@ NAIAD_INLINE Floats round(Floats a) {
 }
 NAIAD_INLINE Floats where_less(Floats a, Floats b, Floats x, Floats y) {
   return each_lane([&](int i) { return a.v[i] < b.v[i] ? x.v[i] : y.v[i]; });
+}
+NAIAD_INLINE Floats where_set(uint32_t bits, Floats x, Floats y) {
+  return each_lane([&](int i) { return bits >> i & 1 ? x.v[i] : y.v[i]; });
 }
 NAIAD_INLINE Floats power_of_two(Floats a) {
   return each_lane([&](int i) { return float_of_bits(static_cast<uint32_t>(static_cast<int>(a.v[i]) + 127) << 23); });

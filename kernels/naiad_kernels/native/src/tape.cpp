@@ -17,7 +17,7 @@ struct NaiadTeam {
 namespace naiad {
 namespace {
 
-enum Refusal : int { kFine = 0, kTokenId = 1, kPosition = 2, kBlockId = 3, kShortTable = 4 };
+enum Refusal : int { kFine = 0, kTokenId = 1, kPosition = 2, kBlockId = 3, kShortTable = 4, kShortMask = 5 };
 
 Refusal check_token_ids(const NaiadRecord& record, const NaiadStep& step) {
   for (int64_t token = 0; token < step.num_tokens; token++)
@@ -54,12 +54,25 @@ Refusal check_tables(const NaiadRecord& record, const NaiadStep& step) {
   return kFine;
 }
 
+// Whether what holds for one record's block tables holds for the other's, of the same kind: most layers are alike.
+bool sees_same_blocks(const NaiadRecord& a, const NaiadRecord& b) {
+  return a.group == b.group && a.window == b.window && a.cache.block_size == b.cache.block_size &&
+         a.cache.num_blocks == b.cache.num_blocks;
+}
+
 Refusal check(const NaiadRecord* records, int64_t num_records, const NaiadStep& step) {
   if (const Refusal refusal = check_positions(step)) return refusal;
+  const NaiadRecord* last_checked[2] = {};
   for (const NaiadRecord* record = records; record < records + num_records; record++) {
     Refusal refusal = kFine;
     if (record->kind == NAIAD_EMBED) refusal = check_token_ids(*record, step);
-    if (record->kind == NAIAD_ATTENTION || record->kind == NAIAD_ROTARY_STORE) refusal = check_tables(*record, step);
+    if (record->kind == NAIAD_ATTENTION || record->kind == NAIAD_ROTARY_STORE) {
+      const NaiadRecord*& last = last_checked[record->kind == NAIAD_ATTENTION];
+      if (!last || !sees_same_blocks(*record, *last)) refusal = check_tables(*record, step);
+      last = record;
+    }
+    if (record->kind == NAIAD_BEST_TOKENS && step.allowed && step.allowed_stride * 32 < record->width)
+      refusal = kShortMask;
     if (refusal) return refusal;
   }
   return kFine;
@@ -68,6 +81,7 @@ Refusal check(const NaiadRecord* records, int64_t num_records, const NaiadStep& 
 int64_t shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members) {
   if (record.kind == NAIAD_LINEAR) return linear_shared_bytes(record, step);
   if (record.kind == NAIAD_ATTENTION) return attention_shared_bytes(record, step, num_members);
+  if (record.kind == NAIAD_BEST_TOKENS) return best_tokens_shared_bytes(step, num_members);
   return 0;
 }
 
@@ -82,6 +96,7 @@ void compute(const NaiadRecord& record, const Run& run, Member& member) {
     case NAIAD_ROTARY_STORE: return rotary_store(record, run, member);
     case NAIAD_ATTENTION: return attention(record, run, member);
     case NAIAD_SOFT_CAP: return soft_cap(record, run, member);
+    case NAIAD_BEST_TOKENS: return best_tokens(record, run, member);
   }
 }
 

@@ -24,6 +24,7 @@ enum NaiadKind : int32_t {
   NAIAD_ROTARY_STORE = 6,  // queries of in, normed and rotated by other, to out; keys and values to the cache
   NAIAD_ATTENTION = 7,     // out = attention of the queries in `in`
   NAIAD_SOFT_CAP = 8,      // out = factor * tanh(in / factor)
+  NAIAD_BEST_TOKENS = 9,   // the step's `best_ids` and `best_logits` = each row's greatest of in; writes no buffer
 };
 
 enum NaiadActivation : int32_t { NAIAD_NO_GATE = 0, NAIAD_SILU = 1, NAIAD_GELU_TANH = 2, NAIAD_GELU_ERF = 3 };
@@ -68,7 +69,7 @@ struct NaiadRecord {
   int32_t group;       // NAIAD_ROTARY_STORE, NAIAD_ATTENTION: which of the step's block tables
   int32_t num_heads;
   int32_t element;      // NAIAD_EMBED: NaiadElement of the table
-  int64_t width;        // of a row of `out`
+  int64_t width;        // of a row of `out`; NAIAD_BEST_TOKENS: of `in`
   int64_t num_rows;     // NAIAD_EMBED: of the table
   const void* table;    // NAIAD_EMBED: [num_rows, width]
   const float* weight;  // NAIAD_RMS_NORM: [stride]; NAIAD_ROTARY_STORE: [num_heads + num_kv_heads, head_dim] or null
@@ -100,6 +101,13 @@ struct NaiadStep {
   const int32_t* query_starts;  // [num_seqs + 1], of tokens
   const NaiadTables* tables;    // of each group
   int64_t num_groups;
+  // NAIAD_BEST_TOKENS: the lowest id among the greatest allowed logits of each token's row, or among its NaNs, and that
+  // logit; -1 and -inf if no token is allowed.
+  int64_t* best_ids;       // [num_tokens], or null: the record does nothing
+  float* best_logits;      // [num_tokens]
+  const int32_t* allowed;  // [num_tokens, allowed_stride], or null: every token is; id i is allowed if bit i % 32 of
+                           // word i / 32 is set
+  int64_t allowed_stride;
 };
 
 struct NaiadTeam;
@@ -125,7 +133,8 @@ NAIAD_API void naiad_team_lose_member(NaiadTeam* team);
 // Run records one after the other.
 //
 // Returns 0, or: 1 a token id is outside its table, 2 a sequence's positions do not follow each other from 0
-// on, 3 a block id is outside its cache, 4 a block table is too short. Nothing has been computed then.
+// on, 3 a block id is outside its cache, 4 a block table is too short, 5 a bitmask is shorter than the rows. Nothing
+// has been computed then.
 //
 // `nanoseconds`: null, or [num_records]: the time until each record's barrier is added to them.
 NAIAD_API int naiad_run(NaiadTeam* team, const NaiadRecord* records, int64_t num_records, const NaiadBuffer* buffers,
