@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -26,6 +29,7 @@ LAY_OUT: dict[str, Callable[[torch.Tensor], NativeWeight]] = {
     "bfloat16": lambda matrix: NativeWeight.of(matrix.bfloat16(), None),
     "int8": lambda matrix: NativeWeight.quantised(matrix, None),
 }
+DRIVER = Path(__file__).parent / "driver"
 _SMALLEST = Fraction(1, 2**126)
 
 
@@ -149,3 +153,30 @@ def test_the_real_form_compiles(tmp_path: Path) -> None:
         pytest.skip(f"the compiler is too old for {' '.join(AMX.compile_flags)}")
     flags = (*COMPILE_FLAGS, *AMX.compile_flags, "-O0", "-Wall", "-Wextra", "-Werror")
     compile_library([*compiler(), *flags], tmp_path / "amx.so")
+
+
+@pytest.mark.skipif(
+    "amx_tile" in variants.cpu_flags()
+    or not AMX.needs - {"amx_tile", "amx_bf16", "amx_int8"} <= variants.cpu_flags(),
+    reason="this CPU runs AMX itself, or lacks the other instructions of that variant",
+)
+def test_the_real_form_gives_the_bits_of_its_twin(tmp_path: Path) -> None:
+    """Its instructions of tiles trap on this CPU, and a handler computes each as Intel documents it."""
+    if not knows(AMX):
+        pytest.skip(f"the compiler is too old for {' '.join(AMX.compile_flags)}")
+    traps = tmp_path / "amx_traps.so"
+    flags = ("-std=c++17", "-O2", "-mfma", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
+    source, warnings = str(DRIVER / "amx_traps.cpp"), ("-Wall", "-Wextra", "-Werror")
+    subprocess.run([*compiler(), *flags, *warnings, source, "-o", str(traps)], check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    environment["PYTHONPATH"] = str(DRIVER.parents[1])
+    run = subprocess.run(
+        [sys.executable, str(DRIVER / "trapped.py"), str(traps)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    shaped, released = map(int, run.stdout.split())
+    assert shaped == released > 0
