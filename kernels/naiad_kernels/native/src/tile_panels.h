@@ -32,12 +32,18 @@ struct TileRows {
   int64_t rows;
 };
 
-// The next lines of each of some panels.
-template <int PANELS>
+// The next lines of each of some panels: of those that are multiplied at once, or of later ones.
+template <int PANELS, bool IS_LATER>
 struct ReadLines {
   NAIAD_METHOD void read() {
     for (int p = 0; p < PANELS; p++) {
-      for (int64_t line = 0; line < lines; line++) prefetch_early(next[p] + line * kLineBytes);
+      for (int64_t line = 0; line < lines; line++) {
+        const char* at = next[p] + line * kLineBytes;
+        if constexpr (IS_LATER)
+          prefetch_early(at);
+        else
+          prefetch(at);
+      }
       next[p] += lines * kLineBytes;
     }
   }
@@ -209,7 +215,7 @@ class TileRange {
   NAIAD_METHOD void multiply_alone(const Inputs (&inputs)[TILES], const char* const (&panels)[PANELS],
                                    float (*sums)[kTileRows * kLanes]) const {
     const int64_t ahead_bytes = std::min(kAheadBytes, panel_bytes_), turn = (panel_bytes_ - ahead_bytes) / kTileBytes;
-    ReadLines<PANELS> ahead;
+    ReadLines<PANELS, false> ahead;
     ahead.lines = kTileBytes / kLineBytes;
     for (int p = 0; p < PANELS; p++) ahead.next[p] = panels[p] + ahead_bytes;
     multiply_steps(inputs, panels, 0, turn, ahead, sums);
@@ -223,7 +229,7 @@ class TileRange {
                                    float (*sums)[kTileRows * kLanes]) const {
     const int64_t num_lines = panel_bytes_ / kLineBytes, first = num_lines * tile / num_tiles_;
     const int64_t count = num_lines * (tile + TILES) / num_tiles_ - first;
-    ReadLines<PANELS> ahead;
+    ReadLines<PANELS, true> ahead;
     ahead.lines = (count + num_steps_ - 1) / num_steps_;
     for (int p = 0; p < PANELS; p++) ahead.next[p] = panels[p] + UNITS * panel_bytes_ + first * kLineBytes;
     const int64_t turn = (count + ahead.lines - 1) / ahead.lines;
@@ -233,9 +239,9 @@ class TileRange {
   }
 
   // Steps [step, end) of a block.
-  template <int TILES, int PANELS, class Inputs>
+  template <int TILES, int PANELS, class Inputs, class Ahead>
   NAIAD_METHOD void multiply_steps(const Inputs (&inputs)[TILES], const char* const (&panels)[PANELS], int64_t step,
-                                   int64_t end, ReadLines<PANELS>& ahead, float (*sums)[kTileRows * kLanes]) const {
+                                   int64_t end, Ahead& ahead, float (*sums)[kTileRows * kLanes]) const {
     for (; step < end; step++) {
       ahead.read();
       Product::template add_step<TILES, PANELS>(inputs, panels, step, sums);
