@@ -64,7 +64,7 @@ def test_amx_that_is_denied_is_advice(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("naiad_kernels.native.variants.cpu_flags", lambda: frozenset({"amx_tile"}))
-    monkeypatch.setattr(processor, "grants_amx", lambda: False)
+    monkeypatch.setattr("naiad_kernels.native.variants.grants_amx", lambda: False)
     _, found = examined(capsys)
     assert found["amx_granted"] is False
     assert any("seccomp" in line for line in found["advice"])

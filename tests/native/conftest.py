@@ -10,9 +10,9 @@ import pytest
 from naiad_kernels.native import build
 from naiad_kernels.native.build import load
 from naiad_kernels.native.library import Cache, Library, Matrix, Record, Step, Team
-from naiad_kernels.native.variants import PORTABLE, VARIANTS, Variant
+from naiad_kernels.native.variants import PORTABLE, PORTABLE_AMX, VARIANTS, Variant
 
-HERE = [each for each in (*VARIANTS, PORTABLE) if each.runs_here]
+HERE = [each for each in (*VARIANTS, PORTABLE, PORTABLE_AMX) if each.runs_here]
 # What `Library` looks for, and nothing else.
 _SIZES = ", ".join(str(ctypes.sizeof(each)) for each in (Record, Matrix, Cache, Step))
 _SMALL_SOURCE = f"""
@@ -39,7 +39,7 @@ def _compiler() -> None:
 
 @pytest.fixture(scope="session", params=HERE, ids=lambda variant: variant.name)
 def library(request: pytest.FixtureRequest) -> Library:
-    """Every variant that this machine runs, the portable twin among them."""
+    """Every variant that this machine runs, the portable twins among them."""
     return load(request.param)
 
 
@@ -50,9 +50,9 @@ def team(library: Library) -> Team:
 
 
 @pytest.fixture(scope="session")
-def portable() -> Team:
-    """The twin whose bits the other variants have to give."""
-    return load(PORTABLE).new_team(1)
+def portable(library: Library) -> Team:
+    """The twin whose bits the variant has to give."""
+    return load(PORTABLE_AMX if "amx" in library.name else PORTABLE).new_team(1)
 
 
 @pytest.fixture

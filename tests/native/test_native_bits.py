@@ -13,13 +13,14 @@ from helpers.kernel_tolerances import assert_close_to_reference
 from helpers.native_tapes import native_cache, positions_of, run_records, tables_of
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
-from naiad.model_runner import ModelRunner
+from naiad.model_runner import ModelRunner, native_kernels
 from naiad.model_runner.lone_steps import LoneRow, lone_step
 from naiad.sequence import SamplingParams
 from naiad_kernels.linear import linear
 from naiad_kernels.native.library import Library, Team
 from naiad_kernels.native.panels import NativeWeight
 from naiad_kernels.native.recorder import TracedGroup
+from naiad_kernels.native.variants import PORTABLE_AMX
 from naiad_kernels.paged_attention import paged_attention
 from naiad_kernels.rms_norm import rms_norm
 from naiad_kernels.silu_and_mul import silu_and_mul
@@ -137,15 +138,12 @@ def logits_of(
     return made
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
-def test_logits_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
-    tmp_path: Path, architecture: str, dtype: str, quantization: str
+def check_rows_alone_and_together(
+    directory: Path, architecture: str, dtype: str, quantization: str, lengths: list[int]
 ) -> None:
-    make_tiny_model(tmp_path, architecture)
+    make_tiny_model(directory, architecture)
     config = EngineConfig(
-        model_dir=str(tmp_path),
+        model_dir=str(directory),
         dtype=dtype,
         quantization=quantization,
         block_size=BLOCK,
@@ -155,7 +153,24 @@ def test_logits_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
     )
     runner = ModelRunner(config)
     draw = random.Random(5)
-    texts = [[draw.randrange(96) for _ in range(length)] for length in (1, 17, 40, 63, 100, 5)]
+    texts = [[draw.randrange(96) for _ in range(length)] for length in lengths]
     alone = [logits_of(runner, [text], [1000], draw)[0] for text in texts]
     for chunks in ([1000], [1], [3, 7, 20]):
         assert logits_of(runner, texts, chunks, draw) == alone
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+def test_logits_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
+    tmp_path: Path, architecture: str, dtype: str, quantization: str
+) -> None:
+    check_rows_alone_and_together(tmp_path, architecture, dtype, quantization, [1, 17, 40, 63, 100, 5])
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_logits_of_tiles_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
+) -> None:
+    monkeypatch.setattr(native_kernels, "best_variant", lambda: PORTABLE_AMX)
+    check_rows_alone_and_together(tmp_path, "LlamaForCausalLM", "bfloat16", quantization, [1, 17, 40])

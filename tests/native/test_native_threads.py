@@ -19,7 +19,7 @@ from naiad_kernels.native.build import COMPILE_FLAGS, compiler, load, source_pat
 from naiad_kernels.native.panels import NativeWeight
 from naiad_kernels.native.recorder import Recording, TapeRecorder, TracedGroup
 from naiad_kernels.native.tables import NativeTables
-from naiad_kernels.native.variants import PORTABLE, best_variant
+from naiad_kernels.native.variants import PORTABLE, VARIANTS
 from naiad_kernels.paged_attention import paged_attention
 from naiad_kernels.rms_norm import add_rms_norm, rms_norm
 from naiad_kernels.rotary import rotary_angles
@@ -29,7 +29,8 @@ from naiad_kernels.store_kv import LayerCache
 
 pytestmark = pytest.mark.sanitizer
 
-VARIANT = best_variant() or PORTABLE
+# The first of all has tiles, for which the driver does not ask Linux.
+VARIANT = next((each for each in VARIANTS[1:] if each.runs_here), PORTABLE)
 VOCAB, HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, BLOCK, BLOCKS = 101, 96, 144, 6, 2, 16, 32, 64
 STEPS = {
     # Few tiles and a long context: members share its splits.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import platform
 from dataclasses import dataclass
@@ -11,6 +12,13 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _V4 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
 _V4_FLAGS = ("-march=x86-64-v4", "-mprefer-vector-width=512")
 _V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma"})
+_BF16 = _V4 | _V3 | {"avx512_vnni", "avx512_bf16"}
+_BF16_FLAGS = (*_V4_FLAGS, "-mavx512vnni", "-mavx512bf16")
+_AMX = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
+_AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
+# A kernel that multiplies by tiles: see `src/tiles.h`.
+_TILES_FLAG = "-DNAIAD_TILES"
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +37,20 @@ class Variant:
 
     @property
     def runs_here(self) -> bool:
-        """Whether this CPU has what the variant needs."""
-        return self.needs <= cpu_flags()
+        """Whether this CPU has what the variant needs, and Linux lets this process use it.
+
+        A variant with tiles asks Linux for them: nothing else does, so ask before the variant is run.
+        """
+        return self.needs <= cpu_flags() and (not self.needs & _AMX or grants_amx())
 
 
 PORTABLE = Variant("portable", ("-DNAIAD_PORTABLE",), frozenset())
+# What `amx` computes, on any machine.
+PORTABLE_AMX = Variant("portable_amx", ("-DNAIAD_PORTABLE", _TILES_FLAG), frozenset())
 # The fastest first.
 VARIANTS = (
-    Variant(
-        "avx512_bf16",
-        (*_V4_FLAGS, "-mavx512vnni", "-mavx512bf16"),
-        _V4 | _V3 | {"avx512_vnni", "avx512_bf16"},
-    ),
+    Variant("amx", (*_BF16_FLAGS, *_AMX_FLAGS, _TILES_FLAG), _BF16 | _AMX),
+    Variant("avx512_bf16", _BF16_FLAGS, _BF16),
     Variant("avx512_vnni", (*_V4_FLAGS, "-mavx512vnni"), _V4 | _V3 | {"avx512_vnni"}),
     Variant("avx512", _V4_FLAGS, _V4 | _V3),
     Variant("avx2", ("-march=x86-64-v3",), _V3),
@@ -50,6 +60,18 @@ VARIANTS = (
 def best_variant() -> Variant | None:
     """The fastest variant that this CPU runs; None: torch is faster than the portable form."""
     return next((each for each in VARIANTS if each.runs_here), None)
+
+
+def grants_amx() -> bool:
+    """Ask Linux to let this process and its threads use AMX tiles.
+
+    Processes that it starts have to ask again. A container's seccomp profile may deny it, and so does a Linux
+    before 5.16.
+    """
+    if platform.machine() != "x86_64":
+        return False
+    numbers = (_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
+    return bool(ctypes.CDLL(None).syscall(*map(ctypes.c_long, numbers)) == 0)
 
 
 @functools.cache

@@ -47,11 +47,11 @@ def find() -> tuple[dict[str, Finding], list[str]]:
     # Imported here because torch takes seconds.
     import torch
 
-    from naiad.cli.doctor.processor import INSTRUCTION_SETS, grants_amx, read_bandwidth
+    from naiad.cli.doctor.processor import INSTRUCTION_SETS, read_bandwidth
     from naiad.model_runner.device import resolve_dtype
     from naiad_kernels.native.build import BuildError, compiler
     from naiad_kernels.native.cache import LibraryCache
-    from naiad_kernels.native.variants import best_variant, cpu_flags
+    from naiad_kernels.native.variants import best_variant, cpu_flags, grants_amx
 
     advice = []
     sets = [name for name in INSTRUCTION_SETS if name in cpu_flags()]

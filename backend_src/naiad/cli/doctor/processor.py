@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import platform
 import time
 
 import torch
@@ -19,17 +17,8 @@ INSTRUCTION_SETS = (
     "amx_bf16",
     "amx_int8",
 )
-_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 _READ_BYTES = 256 << 20
 _READ_S = 1.0
-
-
-def grants_amx() -> bool:
-    """Whether the kernel lets this process use AMX tiles; a container's seccomp profile may deny it."""
-    if platform.machine() != "x86_64":
-        return False
-    numbers = (_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
-    return bool(ctypes.CDLL(None).syscall(*map(ctypes.c_long, numbers)) == 0)
 
 
 def read_bandwidth(num_threads: int) -> float:

@@ -54,6 +54,9 @@ void rotary_store(const NaiadRecord& record, const Run& run, Member& member);
 void attention(const NaiadRecord& record, const Run& run, Member& member);
 void best_tokens(const NaiadRecord& record, const Run& run, Member& member);
 
+// Whether a record's products are those of tiles.
+bool linear_takes_tiles(const NaiadRecord& record);
+
 // Bytes of `Run::shared` that a record needs in this step.
 int64_t linear_shared_bytes(const NaiadRecord& record, const NaiadStep& step);
 int64_t attention_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members);

@@ -2,8 +2,12 @@
 //
 // Each output has one accumulator, and its products are added in the order of the inputs. So a row's result
 // is the same to the last bit whatever other rows there are and whoever computes it.
+#include "epilogue.h"
+#include "inputs.h"
 #include "kernels.h"
+#include "read_ahead.h"
 #include "simd.h"
+#include "tile_panels.h"
 
 #include <algorithm>
 
@@ -12,9 +16,6 @@ namespace {
 
 // ---------------------------------------------------------------- what is read ahead
 // A tile asks for memory each time it has taken one vector from each of its panels.
-
-constexpr int64_t kLineBytes = 64;
-constexpr int64_t kAheadBytes = 2048;
 
 struct ReadNothing {
   NAIAD_METHOD void read(const char* const*) const {}
@@ -49,6 +50,7 @@ struct ReadRegions {
 // Steps of one vector of each panel: `Steps` has `weights` and `multiply`.
 template <class Steps>
 struct VectorSteps {
+  static constexpr bool kTakesTiles = false;
   static constexpr int64_t kPanelBytesPerStep = 64;
   static constexpr int kMostRows = kRegisters >= 32 ? 6 : kRegisters >= 8 ? 4 : 2;
   static constexpr int kMostPanels = kRegisters >= 32 ? 4 : 2;
@@ -99,17 +101,12 @@ struct Bf16ByBf16 : VectorSteps<Bf16ByBf16> {
   }
 };
 
-// The inputs of one step, rounded; each is `scale` times what it was.
-struct RoundedInputs {
-  int8_t values[64];
-  float scale;
-  int32_t sum;  // of the values
-};
-
 // A step's products are added as whole numbers, and steps as floats.
 struct Int8ByInt8 {
   using Input = RoundedInputs;
-  static constexpr int64_t kInputsPerStep = 64, kWidth = 1, kPanelBytesPerStep = 64 * kLanes;
+  static constexpr bool kTakesTiles = false;
+  static constexpr int64_t kInputsPerStep = kInputsPerScale, kWidth = 1;
+  static constexpr int64_t kPanelBytesPerStep = kInputsPerScale * kLanes;
   static constexpr int kMostRows = kRegisters >= 32 ? 6 : kRegisters >= 8 ? 3 : 2, kMostPanels = 2, kPanelsAtOnce = 2;
 
   template <int ROWS, int PANELS, class Ahead>
@@ -129,45 +126,6 @@ struct Int8ByInt8 {
     }
     for (int r = 0; r < ROWS; r++)
       for (int p = 0; p < PANELS; p++) sums[r][p] = fma(to_floats(whole[r][p]), fill(x[r * stride].scale), sums[r][p]);
-  }
-};
-
-// ---------------------------------------------------------------- a tile: some rows by some panels
-// `stride` inputs from a row to the next.
-template <class Product>
-struct Rows {
-  const typename Product::Input* data;
-  int64_t stride;
-};
-
-// ---------------------------------------------------------------- what becomes of the sums
-// Scales, adds bias and residual and stores, or gates.
-struct Epilogue {
-  const NaiadRecord& record;
-  const Run& run;
-
-  void operator()(int64_t token, int64_t panel, Floats sum) const {
-    const NaiadMatrix& matrix = record.matrix;
-    const int64_t at = panel * kLanes;
-    if (matrix.scales) sum = sum * load(matrix.scales + at);
-    if (matrix.bias) sum = sum + load(matrix.bias + at);
-    if (record.other >= 0) sum = sum + load(run.row(record.other, token) + at);
-    store(run.row(record.out, token) + at, sum);
-  }
-
-  // `panel` of the first half, the gate, and its partner in the second half.
-  void operator()(int64_t token, int64_t panel, Floats sum, Floats factor) const {
-    const NaiadMatrix& matrix = record.matrix;
-    const int64_t at = panel * kLanes, partner = at + matrix.num_panels / 2 * kLanes;
-    if (matrix.scales) {
-      sum = sum * load(matrix.scales + at);
-      factor = factor * load(matrix.scales + partner);
-    }
-    if (matrix.bias) {
-      sum = sum + load(matrix.bias + at);
-      factor = factor + load(matrix.bias + partner);
-    }
-    store(run.row(record.out, token) + at, activate(record.activation, sum) * factor);
   }
 };
 
@@ -298,52 +256,27 @@ class PanelRange {
   const char* const panels_;
 };
 
+using RoundedByBf16 = std::conditional_t<kHasTiles, Bf16Tiles, Bf16ByBf16>;
+using RoundedByInt8 = std::conditional_t<kHasTiles, Int8Tiles, Int8ByInt8>;
+
+template <class Product, bool IS_GATED>
+using RangeOf = std::conditional_t<Product::kTakesTiles, TileRange<Product, IS_GATED>, PanelRange<Product, IS_GATED>>;
+
 template <class Product>
 void compute_panels(const NaiadRecord& record, const Run& run, const Rows<Product>& rows, Member& member) {
   int64_t first, end;
   if (record.activation == NAIAD_NO_GATE) {
     member.share(record.matrix.num_panels, first, end);
-    PanelRange<Product, false>(record, run, rows, run.step->num_tokens).compute(first, end);
+    RangeOf<Product, false>(record, run, rows, run.step->num_tokens).compute(first, end);
   } else {
     member.share(record.matrix.num_panels / 2, first, end);
-    PanelRange<Product, true>(record, run, rows, run.step->num_tokens).compute(first, end);
+    RangeOf<Product, true>(record, run, rows, run.step->num_tokens).compute(first, end);
   }
 }
 
 // ---------------------------------------------------------------- inputs
 // Up to this many rows every member rounds all inputs for itself instead of waiting for the others.
 constexpr int64_t kRowsRoundedAlone = 2;
-
-NAIAD_INLINE void round_row(const float* in, int64_t width, uint16_t* out) {
-  for (int64_t i = 0; i < width; i += kLanes) store_bf16(out + i, load(in + i));
-}
-
-// The largest of 64 becomes ±127. If one is not finite, `scale` is not a number, and no result will be.
-NAIAD_INLINE void round_step(const float* in, RoundedInputs& out) {
-  constexpr int64_t kInputs = Int8ByInt8::kInputsPerStep;
-  Floats largest = fill(0.0f), not_finite = fill(0.0f);
-  for (int64_t i = 0; i < kInputs; i += kLanes) {
-    const Floats x = load(in + i);
-    largest = max(largest, absolute(x));
-    not_finite = fma(x, fill(0.0f), not_finite);
-  }
-  const float top = max_lanes(largest), finite = sum_lanes(not_finite);
-  out.scale = top / 127.0f + finite;
-  out.sum = 0;
-  // Below it 127 / top would not be finite.
-  if (!(out.scale > 1e-36f)) {
-    if (out.scale == out.scale) out.scale = 0.0f;
-    std::memset(out.values, 0, sizeof out.values);
-    return;
-  }
-  const Floats factor = fill(127.0f / top);
-  for (int64_t i = 0; i < kInputs; i += kLanes) store_int8(out.values + i, load(in + i) * factor);
-  for (int64_t i = 0; i < kInputs; i++) out.sum += out.values[i];
-}
-
-NAIAD_INLINE void round_row(const float* in, int64_t width, RoundedInputs* out) {
-  for (int64_t i = 0; i < width; i += Int8ByInt8::kInputsPerStep) round_step(in + i, *out++);
-}
 
 template <class Product>
 int64_t inputs_of_row(const NaiadRecord& record) {
@@ -370,11 +303,16 @@ int64_t linear_shared_bytes(const NaiadRecord& record, const NaiadStep& step) {
   if (step.num_tokens <= kRowsRoundedAlone) return 0;
   switch (record.matrix.product) {
     case NAIAD_BF16_BY_BF16:
-      return step.num_tokens * inputs_of_row<Bf16ByBf16>(record) * static_cast<int64_t>(sizeof(uint16_t));
+      return step.num_tokens * inputs_of_row<RoundedByBf16>(record) * static_cast<int64_t>(sizeof(uint16_t));
     case NAIAD_INT8_BY_INT8:
-      return step.num_tokens * inputs_of_row<Int8ByInt8>(record) * static_cast<int64_t>(sizeof(RoundedInputs));
+      return step.num_tokens * inputs_of_row<RoundedByInt8>(record) * static_cast<int64_t>(sizeof(RoundedInputs));
     default: return 0;
   }
+}
+
+bool linear_takes_tiles(const NaiadRecord& record) {
+  const int32_t product = record.matrix.product;
+  return kHasTiles && (product == NAIAD_BF16_BY_BF16 || product == NAIAD_INT8_BY_INT8);
 }
 
 void linear(const NaiadRecord& record, const Run& run, Member& member) {
@@ -383,8 +321,9 @@ void linear(const NaiadRecord& record, const Run& run, Member& member) {
     case NAIAD_FLOAT_BY_FLOAT: return compute_panels<FloatByFloat>(record, run, {in.data, in.stride}, member);
     case NAIAD_FLOAT_BY_BF16: return compute_panels<FloatByBf16>(record, run, {in.data, in.stride}, member);
     case NAIAD_BF16_BY_BF16:
-      return compute_panels<Bf16ByBf16>(record, run, rounded_rows<Bf16ByBf16>(record, run, member), member);
-    default: return compute_panels<Int8ByInt8>(record, run, rounded_rows<Int8ByInt8>(record, run, member), member);
+      return compute_panels<RoundedByBf16>(record, run, rounded_rows<RoundedByBf16>(record, run, member), member);
+    default:
+      return compute_panels<RoundedByInt8>(record, run, rounded_rows<RoundedByInt8>(record, run, member), member);
   }
 }
 

@@ -345,6 +345,7 @@ NAIAD_INLINE void store_bf16(uint16_t* p, Floats a) {
 struct Ints {
   __m512i v;
 };
+NAIAD_INLINE Floats load_whole(const int32_t* p) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))}; }
 NAIAD_INLINE Floats to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
 NAIAD_INLINE void store_int8(int8_t* p, Floats a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)));
@@ -389,6 +390,10 @@ struct Ints {
 struct Bytes {
   __m256i a, b, magnitude_a, magnitude_b;
 };
+NAIAD_INLINE __m256 widen(const int32_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+NAIAD_INLINE Floats load_whole(const int32_t* p) { return {widen(p), widen(p + 8)}; }
 NAIAD_INLINE Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 NAIAD_INLINE void store_int8(int8_t* p, Floats x) {
   // Packing works on halves of 128 bits: the middle quarters change places.
@@ -422,6 +427,9 @@ struct Ints {
 struct Bytes {
   const uint8_t* v;
 };
+NAIAD_INLINE Floats load_whole(const int32_t* p) {
+  return each_lane([&](int i) { return static_cast<float>(p[i]); });
+}
 NAIAD_INLINE Floats to_floats(Ints a) {
   return each_lane([&](int i) { return static_cast<float>(a.v[i]); });
 }

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "kernels.h"
+#include "tiles.h"
 
 struct NaiadTeam {
   explicit NaiadTeam(int64_t size) : team(size), own(static_cast<size_t>(size)) {}
@@ -85,6 +86,12 @@ int64_t shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t n
   return 0;
 }
 
+bool takes_tiles(const NaiadRecord* records, int64_t num_records) {
+  return std::any_of(records, records + num_records, [](const NaiadRecord& record) {
+    return record.kind == NAIAD_LINEAR && linear_takes_tiles(record);
+  });
+}
+
 void compute(const NaiadRecord& record, const Run& run, Member& member) {
   switch (record.kind) {
     case NAIAD_EMBED: return embed(record, run, member);
@@ -129,8 +136,10 @@ int naiad_run(NaiadTeam* team, const NaiadRecord* records, int64_t num_records, 
     bytes = std::max(bytes, naiad::shared_bytes(*record, *step, team->team.size()));
   team->shared.get<char>(bytes);
   const naiad::Run run{buffers, step, &team->shared, team->own.data()};
+  const int64_t num_tile_rows = naiad::takes_tiles(records, num_records) ? step->num_tokens : 0;
   using Clock = std::chrono::steady_clock;
   team->team.run([&](naiad::Member& member) {
+    const naiad::TileSession tiles(num_tile_rows);
     for (int64_t index = 0; index < num_records; index++) {
       const bool is_timed = nanoseconds && member.index == 0;
       const auto start = is_timed ? Clock::now() : Clock::time_point();

@@ -1,0 +1,54 @@
+// The inputs of a linear layer, rounded to what it multiplies.
+#pragma once
+
+#include "simd.h"
+
+namespace naiad {
+
+constexpr int64_t kInputsPerScale = 64;
+
+// Inputs that are rounded together; each is `scale` times what it was.
+struct RoundedInputs {
+  int8_t values[kInputsPerScale];
+  float scale;
+  int32_t sum;  // of the values
+};
+
+// `stride` inputs from a row to the next.
+template <class Product>
+struct Rows {
+  const typename Product::Input* data;
+  int64_t stride;
+};
+
+NAIAD_INLINE void round_row(const float* in, int64_t width, uint16_t* out) {
+  for (int64_t i = 0; i < width; i += kLanes) store_bf16(out + i, load(in + i));
+}
+
+// The largest of 64 becomes ±127. If one is not finite, `scale` is not a number, and no result will be.
+NAIAD_INLINE void round_group(const float* in, RoundedInputs& out) {
+  Floats largest = fill(0.0f), not_finite = fill(0.0f);
+  for (int64_t i = 0; i < kInputsPerScale; i += kLanes) {
+    const Floats x = load(in + i);
+    largest = max(largest, absolute(x));
+    not_finite = fma(x, fill(0.0f), not_finite);
+  }
+  const float top = max_lanes(largest), finite = sum_lanes(not_finite);
+  out.scale = top / 127.0f + finite;
+  out.sum = 0;
+  // Below it 127 / top would not be finite.
+  if (!(out.scale > 1e-36f)) {
+    if (out.scale == out.scale) out.scale = 0.0f;
+    std::memset(out.values, 0, sizeof out.values);
+    return;
+  }
+  const Floats factor = fill(127.0f / top);
+  for (int64_t i = 0; i < kInputsPerScale; i += kLanes) store_int8(out.values + i, load(in + i) * factor);
+  for (int64_t i = 0; i < kInputsPerScale; i++) out.sum += out.values[i];
+}
+
+NAIAD_INLINE void round_row(const float* in, int64_t width, RoundedInputs* out) {
+  for (int64_t i = 0; i < width; i += kInputsPerScale) round_group(in + i, *out++);
+}
+
+}  // namespace naiad

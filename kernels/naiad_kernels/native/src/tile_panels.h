@@ -1,0 +1,272 @@
+// All rows of a step by a range of panels, with tiles.
+//
+// A step of a panel is one tile of weights as it lies in memory: 16 pairs, or fours, of inputs for 16 outputs. Every
+// number of rows is multiplied by tiles, so that each row has one order of sums: a row's result does not depend on its
+// tile.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "epilogue.h"
+#include "inputs.h"
+#include "read_ahead.h"
+#include "tiles.h"
+
+namespace naiad {
+
+// Calls f with 0, 1, ... COUNT - 1 as types, because instructions name registers by constants.
+template <int COUNT, class F>
+NAIAD_INLINE void for_each(const F& f) {
+  if constexpr (COUNT > 0) {
+    for_each<COUNT - 1>(f);
+    f(std::integral_constant<int, COUNT - 1>{});
+  }
+}
+
+// Some rows of one tile's inputs.
+template <class Input>
+struct TileRows {
+  const Input* data;
+  int64_t row_bytes;  // from a row to the next
+  int64_t rows;
+};
+
+// The next lines of each of some panels: of those that are multiplied at once, or of later ones.
+template <int PANELS, bool IS_LATER>
+struct ReadLines {
+  NAIAD_METHOD void read() {
+    for (int p = 0; p < PANELS; p++) {
+      for (int64_t line = 0; line < lines; line++) {
+        const char* at = next[p] + line * kLineBytes;
+        if constexpr (IS_LATER)
+          prefetch_early(at);
+        else
+          prefetch(at);
+      }
+      next[p] += lines * kLineBytes;
+    }
+  }
+  const char* next[PANELS];
+  int64_t lines;
+};
+
+// A tile of sums for each of the tiles of inputs and each of the panels: one step's products are added.
+template <class Product, int TILES, int PANELS, class Input>
+NAIAD_INLINE void add_tile_products(const TileRows<Input> (&inputs)[TILES], const char* const (&panels)[PANELS],
+                                    int64_t step) {
+  for_each<TILES>([&](auto tile) {
+    load_tile<kInputTiles + decltype(tile)::value>(inputs[tile].data + step * Product::kWidth, inputs[tile].row_bytes);
+  });
+  for_each<PANELS>([&](auto panel) {
+    constexpr int PANEL = decltype(panel)::value, WEIGHTS = kWeightTiles + PANEL % (kNumTiles - kWeightTiles);
+    load_tile<WEIGHTS>(panels[PANEL] + step * kTileBytes, kTileRowBytes);
+    for_each<TILES>([&](auto tile) {
+      constexpr int TILE = decltype(tile)::value;
+      Product::template multiply<kSumTiles + TILE * PANELS + PANEL, kInputTiles + TILE, WEIGHTS>();
+    });
+  });
+}
+
+template <int COUNT>
+NAIAD_INLINE void zero_sum_tiles() {
+  for_each<COUNT>([](auto tile) { zero_tile<kSumTiles + decltype(tile)::value>(); });
+}
+
+template <int COUNT, class T>
+NAIAD_INLINE void store_sum_tiles(T (*sums)[kTileRows * kLanes]) {
+  for_each<COUNT>([&](auto tile) { store_tile<kSumTiles + decltype(tile)::value>(sums[tile], kTileRowBytes); });
+}
+
+// Sums stay in tiles until all steps are added.
+struct Bf16Tiles {
+  using Input = uint16_t;
+  static constexpr bool kTakesTiles = true;
+  static constexpr int64_t kInputsPerStep = 32, kWidth = 32;
+
+  template <int SUMS, int INPUTS, int WEIGHTS>
+  NAIAD_INLINE void multiply() {
+    multiply_bf16<SUMS, INPUTS, WEIGHTS>();
+  }
+
+  template <int COUNT>
+  NAIAD_INLINE void begin(float (*)[kTileRows * kLanes]) {
+    zero_sum_tiles<COUNT>();
+  }
+
+  template <int TILES, int PANELS>
+  NAIAD_INLINE void add_step(const TileRows<Input> (&inputs)[TILES], const char* const (&panels)[PANELS], int64_t step,
+                             float (*)[kTileRows * kLanes]) {
+    add_tile_products<Bf16Tiles>(inputs, panels, step);
+  }
+
+  template <int COUNT>
+  NAIAD_INLINE void end(float (*sums)[kTileRows * kLanes]) {
+    store_sum_tiles<COUNT>(sums);
+  }
+};
+
+// A step is one group of inputs: whole numbers in tiles, which are then scaled and added as floats.
+struct Int8Tiles {
+  using Input = RoundedInputs;
+  static constexpr bool kTakesTiles = true;
+  static constexpr int64_t kInputsPerStep = kInputsPerScale, kWidth = 1;
+  static_assert(kInputsPerScale == kTileRowBytes, "a group's values are a row of a tile");
+
+  template <int SUMS, int INPUTS, int WEIGHTS>
+  NAIAD_INLINE void multiply() {
+    multiply_int8<SUMS, INPUTS, WEIGHTS>();
+  }
+
+  template <int COUNT>
+  NAIAD_INLINE void begin(float (*sums)[kTileRows * kLanes]) {
+    for (int tile = 0; tile < COUNT; tile++)
+      for (int64_t i = 0; i < kTileRows * kLanes; i += kLanes) store(sums[tile] + i, fill(0.0f));
+  }
+
+  template <int TILES, int PANELS>
+  NAIAD_INLINE void add_step(const TileRows<Input> (&inputs)[TILES], const char* const (&panels)[PANELS], int64_t step,
+                             float (*sums)[kTileRows * kLanes]) {
+    alignas(64) int32_t whole[TILES * PANELS][kTileRows * kLanes];
+    zero_sum_tiles<TILES * PANELS>();
+    add_tile_products<Int8Tiles>(inputs, panels, step);
+    store_sum_tiles<TILES * PANELS>(whole);
+    for (int tile = 0; tile < TILES; tile++)
+      for (int64_t row = 0; row < inputs[tile].rows; row++) {
+        const char* at = reinterpret_cast<const char*>(inputs[tile].data + step) + row * inputs[tile].row_bytes;
+        const RoundedInputs& x = *reinterpret_cast<const RoundedInputs*>(at);
+        // What the 128 more of each weight add. All three are whole numbers that floats hold exactly.
+        const Floats excess = fill(static_cast<float>(128 * x.sum)), scale = fill(x.scale);
+        for (int p = 0; p < PANELS; p++) {
+          float* sum = sums[tile * PANELS + p] + row * kLanes;
+          store(sum, fma(load_whole(whole[tile * PANELS + p] + row * kLanes) - excess, scale, load(sum)));
+        }
+      }
+  }
+
+  template <int COUNT>
+  NAIAD_INLINE void end(float (*)[kTileRows * kLanes]) {}
+};
+
+// A gate multiplies two matrices, one below the other: then every unit is a panel of the first half with its
+// partner in the second, else it is a panel.
+template <class Product, bool IS_GATED>
+class TileRange {
+ public:
+  TileRange(const NaiadRecord& record, const Run& run, const Rows<Product>& rows, int64_t num_rows)
+      : epilogue_{record, run},
+        rows_(rows),
+        num_rows_(num_rows),
+        num_tiles_(num_row_tiles(num_rows)),
+        rows_of_tile_(rows_of_tile(num_rows)),
+        num_steps_(record.matrix.in_features / Product::kInputsPerStep),
+        panel_bytes_(num_steps_ * kTileBytes),
+        partner_(record.matrix.num_panels / 2),
+        panels_(static_cast<const char*>(record.matrix.panels)) {}
+
+  void compute(int64_t unit, int64_t end) const {
+    if (num_tiles_ == 1)
+      units<1, 4 / kPanelsPerUnit>(unit, end);
+    else
+      units<2, 2 / kPanelsPerUnit>(unit, end);
+  }
+
+ private:
+  static constexpr int kPanelsPerUnit = IS_GATED ? 2 : 1;
+
+  template <int TILES, int UNITS>
+  void units(int64_t unit, int64_t end) const {
+    for (; unit + UNITS <= end; unit += UNITS) {
+      int64_t tile = 0;
+      for (; tile + TILES <= num_tiles_; tile += TILES) block<TILES, UNITS>(tile, unit);
+      if constexpr (TILES > 1)
+        for (; tile < num_tiles_; tile++) block<1, UNITS>(tile, unit);
+    }
+    if constexpr (UNITS > 1) units<TILES, UNITS / 2>(unit, end);
+  }
+
+  // The last tile begins early enough to be full: its first rows are then those of the tile before it.
+  int64_t first_row(int64_t tile) const { return std::min(tile * rows_of_tile_, num_rows_ - rows_of_tile_); }
+
+  template <int TILES, int UNITS>
+  void block(int64_t tile, int64_t unit) const {
+    constexpr int PANELS = UNITS * kPanelsPerUnit;
+    const char* panels[PANELS];
+    for (int u = 0; u < UNITS; u++) {
+      panels[u * kPanelsPerUnit] = panels_ + (unit + u) * panel_bytes_;
+      if constexpr (IS_GATED) panels[u * 2 + 1] = panels_ + (partner_ + unit + u) * panel_bytes_;
+    }
+    TileRows<typename Product::Input> inputs[TILES];
+    for (int t = 0; t < TILES; t++)
+      inputs[t] = {rows_.data + first_row(tile + t) * rows_.stride,
+                   rows_.stride * static_cast<int64_t>(sizeof(typename Product::Input)), rows_of_tile_};
+    alignas(64) float sums[TILES * PANELS][kTileRows * kLanes];
+    Product::template begin<TILES * PANELS>(sums);
+    if (num_tiles_ == 1)
+      multiply_alone<UNITS>(inputs, panels, sums);
+    else
+      multiply_among<UNITS>(tile, inputs, panels, sums);
+    Product::template end<TILES * PANELS>(sums);
+    for (int t = 0; t < TILES; t++) finish<UNITS>(tile + t, unit, sums + t * PANELS);
+  }
+
+  // Memory is what a single tile waits for: it reads its own panels ahead, and at their ends those of the next units.
+  template <int UNITS, int TILES, int PANELS, class Inputs>
+  NAIAD_METHOD void multiply_alone(const Inputs (&inputs)[TILES], const char* const (&panels)[PANELS],
+                                   float (*sums)[kTileRows * kLanes]) const {
+    const int64_t ahead_bytes = std::min(kAheadBytes, panel_bytes_), turn = (panel_bytes_ - ahead_bytes) / kTileBytes;
+    ReadLines<PANELS, false> ahead;
+    ahead.lines = kTileBytes / kLineBytes;
+    for (int p = 0; p < PANELS; p++) ahead.next[p] = panels[p] + ahead_bytes;
+    multiply_steps(inputs, panels, 0, turn, ahead, sums);
+    for (int p = 0; p < PANELS; p++) ahead.next[p] += (UNITS - 1) * panel_bytes_;
+    multiply_steps(inputs, panels, turn, num_steps_, ahead, sums);
+  }
+
+  // Each of several tiles reads its part of the next units' panels, while all compute with these.
+  template <int UNITS, int TILES, int PANELS, class Inputs>
+  NAIAD_METHOD void multiply_among(int64_t tile, const Inputs (&inputs)[TILES], const char* const (&panels)[PANELS],
+                                   float (*sums)[kTileRows * kLanes]) const {
+    const int64_t num_lines = panel_bytes_ / kLineBytes, first = num_lines * tile / num_tiles_;
+    const int64_t count = num_lines * (tile + TILES) / num_tiles_ - first;
+    ReadLines<PANELS, true> ahead;
+    ahead.lines = (count + num_steps_ - 1) / num_steps_;
+    for (int p = 0; p < PANELS; p++) ahead.next[p] = panels[p] + UNITS * panel_bytes_ + first * kLineBytes;
+    const int64_t turn = (count + ahead.lines - 1) / ahead.lines;
+    multiply_steps(inputs, panels, 0, turn, ahead, sums);
+    ahead.lines = 0;
+    multiply_steps(inputs, panels, turn, num_steps_, ahead, sums);
+  }
+
+  // Steps [step, end) of a block.
+  template <int TILES, int PANELS, class Inputs, class Ahead>
+  NAIAD_METHOD void multiply_steps(const Inputs (&inputs)[TILES], const char* const (&panels)[PANELS], int64_t step,
+                                   int64_t end, Ahead& ahead, float (*sums)[kTileRows * kLanes]) const {
+    for (; step < end; step++) {
+      ahead.read();
+      Product::template add_step<TILES, PANELS>(inputs, panels, step, sums);
+    }
+  }
+
+  // The rows that this tile has first.
+  template <int UNITS>
+  void finish(int64_t tile, int64_t unit, const float (*sums)[kTileRows * kLanes]) const {
+    const int64_t end = std::min((tile + 1) * rows_of_tile_, num_rows_);
+    for (int64_t row = tile * rows_of_tile_; row < end; row++) {
+      const int64_t at = (row - first_row(tile)) * kLanes;
+      for (int u = 0; u < UNITS; u++) {
+        if constexpr (IS_GATED)
+          epilogue_(row, unit + u, load(sums[u * 2] + at), load(sums[u * 2 + 1] + at));
+        else
+          epilogue_(row, unit + u, load(sums[u] + at));
+      }
+    }
+  }
+
+  const Epilogue epilogue_;
+  const Rows<Product> rows_;
+  const int64_t num_rows_, num_tiles_, rows_of_tile_, num_steps_, panel_bytes_, partner_;
+  const char* const panels_;
+};
+
+}  // namespace naiad

@@ -1,0 +1,182 @@
+"""Products with tiles: the order of their sums, rows of any number, and when they are not used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.native_compiler import knows
+from helpers.native_tapes import run_records
+from naiad_kernels.gelu_and_mul import gelu_and_mul
+from naiad_kernels.linear import linear
+from naiad_kernels.native import variants
+from naiad_kernels.native.build import COMPILE_FLAGS, compile_library, compiler, load
+from naiad_kernels.native.library import Library
+from naiad_kernels.native.panels import NativeWeight
+from naiad_kernels.native.recorder import TracedRows
+from naiad_kernels.native.variants import PORTABLE, PORTABLE_AMX, VARIANTS, best_variant
+from naiad_kernels.silu_and_mul import silu_and_mul
+
+AMX = VARIANTS[0]
+LAY_OUT: dict[str, Callable[[torch.Tensor], NativeWeight]] = {
+    "bfloat16": lambda matrix: NativeWeight.of(matrix.bfloat16(), None),
+    "int8": lambda matrix: NativeWeight.quantised(matrix, None),
+}
+DRIVER = Path(__file__).parent / "driver"
+_SMALLEST = Fraction(1, 2**126)
+
+
+@pytest.fixture(scope="module")
+def twin() -> Library:
+    return load(PORTABLE_AMX)
+
+
+def in_float32(exact: Fraction) -> Fraction:
+    """Round to nearest even as the tiles do: what is subnormal becomes zero."""
+    if not exact:
+        return exact
+    exponent = exact.numerator.bit_length() - exact.denominator.bit_length()
+    if abs(exact) < Fraction(2) ** exponent:
+        exponent -= 1
+    unit = Fraction(2) ** (exponent - 23)
+    rounded = round(exact / unit) * unit
+    return rounded if abs(rounded) >= _SMALLEST else Fraction(0)
+
+
+def documented_sum(x: list[Fraction], w: list[Fraction]) -> float:
+    """An output as Intel documents TDPBF16PS, one number after the other."""
+    x, w = ([each if abs(each) >= _SMALLEST else Fraction(0) for each in row] for row in (x, w))
+    total = Fraction(0)
+    for first in range(0, len(x), 32):
+        parts = []
+        for parity in (0, 1):
+            part = Fraction(0)
+            for i in range(first + parity, min(first + 32, len(x)), 2):
+                part = in_float32(x[i] * w[i] + part)
+            parts.append(part)
+        total = in_float32(total + in_float32(parts[0] + parts[1]))
+    return float(total)
+
+
+def as_fractions(matrix: torch.Tensor) -> list[list[Fraction]]:
+    return [[Fraction(each) for each in row] for row in matrix.double().tolist()]
+
+
+@pytest.mark.parametrize("exponent", [0, -63, -64, -126], ids=str)
+def test_sums_have_the_documented_order(twin: Library, exponent: int) -> None:
+    """Also where products, sums or inputs are about as small as numbers can be."""
+    generator = torch.Generator().manual_seed(exponent)
+    x = torch.randn(3, 101, generator=generator) * 2.0**exponent
+    weight = torch.randn(21, 101, generator=generator) * (2.0**exponent if exponent > -100 else 1)
+    x, weight = x.bfloat16(), weight.bfloat16()
+    rows, columns = as_fractions(x), as_fractions(weight)
+    expected = torch.tensor([[documented_sum(row, column) for column in columns] for row in rows])
+    made = run_records(twin.new_team(1), lambda _, x: linear(x, NativeWeight.of(weight, None)), x.float())
+    assert torch.equal(made, expected)
+    assert expected.count_nonzero() > 20
+
+
+def test_the_order_is_not_that_of_vectors(twin: Library) -> None:
+    """Or a test of the order would prove nothing."""
+    x, weight = torch.randn(5, 256), LAY_OUT["bfloat16"](torch.randn(64, 256))
+    made = [
+        run_records(library.new_team(1), lambda _, x: linear(x, weight), x)
+        for library in (twin, load(PORTABLE))
+    ]
+    assert not torch.equal(*made)
+    assert torch.allclose(*made, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_rows", [1, 15, 16, 17, 33, 40])
+@pytest.mark.parametrize("shape", [(37, 51), (200, 130), (16, 640), (1, 1)], ids=str)
+def test_eight_bits_have_the_bits_of_vectors(twin: Library, shape: tuple[int, int], num_rows: int) -> None:
+    x, weight = torch.randn(num_rows, shape[1]), LAY_OUT["int8"](torch.randn(shape))
+    made = [
+        run_records(library.new_team(2), lambda _, x: linear(x, weight), x)
+        for library in (twin, load(PORTABLE))
+    ]
+    assert torch.equal(*made)
+
+
+def layer(x: TracedRows, gate: str, up: NativeWeight, down: NativeWeight) -> TracedRows:
+    whole = linear(x, up)
+    return linear(silu_and_mul(whole) if gate == "silu" else gelu_and_mul(whole, gate), down, x)
+
+
+@pytest.mark.parametrize("dtype", list(LAY_OUT))
+@pytest.mark.parametrize("gate", ["silu", "tanh"])
+def test_a_row_has_the_same_bits_among_any_number_of_rows(twin: Library, gate: str, dtype: str) -> None:
+    """Gated, and added to its input; 11 panels are no multiple of what is computed together."""
+    up, down = (LAY_OUT[dtype](torch.randn(shape) * 0.1) for shape in ((2 * 176, 70), (70, 176)))
+    x = torch.randn(40, 70)
+    teams = [twin.new_team(num_threads) for num_threads in (1, 2, 3)]
+    whole = run_records(teams[0], lambda _, x: layer(x, gate, up, down), x)
+    assert whole.isfinite().all()
+    for num_rows in range(1, 41):
+        team, first = teams[num_rows % 3], 40 - num_rows
+        made = run_records(team, lambda _, x: layer(x, gate, up, down), x[first:])
+        assert torch.equal(made, whole[first:]), num_rows
+
+
+def test_an_amx_machine_uses_tiles_where_linux_grants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "cpu_flags", lambda: AMX.needs)
+    monkeypatch.setattr(variants, "grants_amx", lambda: True)
+    assert best_variant() == AMX
+    monkeypatch.setattr(variants, "grants_amx", lambda: False)
+    fallback = best_variant()
+    assert fallback is not None
+    assert fallback.name == "avx512_bf16"
+
+
+@pytest.mark.parametrize("missing", ["amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni"])
+def test_tiles_are_not_asked_for_where_the_cpu_lacks_something(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    def refuse() -> bool:
+        raise AssertionError("asked for")
+
+    monkeypatch.setattr(variants, "cpu_flags", lambda: AMX.needs - {missing})
+    monkeypatch.setattr(variants, "grants_amx", refuse)
+    assert not AMX.runs_here
+
+
+def test_the_real_form_compiles(tmp_path: Path) -> None:
+    """On every machine, whatever its CPU; the assembler sees the instructions."""
+    if not knows(AMX):
+        pytest.skip(f"the compiler is too old for {' '.join(AMX.compile_flags)}")
+    flags = (*COMPILE_FLAGS, *AMX.compile_flags, "-O0", "-Wall", "-Wextra", "-Werror")
+    compile_library([*compiler(), *flags], tmp_path / "amx.so")
+
+
+@pytest.mark.skipif(
+    "amx_tile" in variants.cpu_flags()
+    or not AMX.needs - {"amx_tile", "amx_bf16", "amx_int8"} <= variants.cpu_flags(),
+    reason="this CPU runs AMX itself, or lacks the other instructions of that variant",
+)
+def test_the_real_form_gives_the_bits_of_its_twin(tmp_path: Path) -> None:
+    """Its instructions of tiles trap on this CPU, and a handler computes each as Intel documents it."""
+    if not knows(AMX):
+        pytest.skip(f"the compiler is too old for {' '.join(AMX.compile_flags)}")
+    traps = tmp_path / "amx_traps.so"
+    flags = ("-std=c++17", "-O2", "-mfma", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
+    source, warnings = str(DRIVER / "amx_traps.cpp"), ("-Wall", "-Wextra", "-Werror")
+    subprocess.run([*compiler(), *flags, *warnings, source, "-o", str(traps)], check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    environment["PYTHONPATH"] = str(DRIVER.parents[1])
+    run = subprocess.run(
+        [sys.executable, str(DRIVER / "trapped.py"), str(traps)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    shaped, released = map(int, run.stdout.split())
+    assert shaped == released > 0
