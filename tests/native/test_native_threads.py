@@ -78,7 +78,7 @@ def tape_file(dtype: torch.dtype, query_lens: list[int], seq_lens: list[int]) ->
 @pytest.fixture(scope="session")
 def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("driver") / "replay"
-    flags = [flag for flag in COMPILE_FLAGS if flag != "-shared" and not flag.startswith("-fsanitize")]
+    flags = [flag for flag in COMPILE_FLAGS if not flag.startswith("-fsanitize")]
     sources = map(str, [REPLAY_SOURCE, *source_paths()])
     sanitizer = ("-O1", "-g", "-fsanitize=thread")
     command = [*compiler(), *flags, *VARIANT.compile_flags, *sanitizer, *sources, "-o", str(path)]

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -24,7 +25,6 @@ PREBUILT_DIR = Path(__file__).parent / "prebuilt"
 COMPILE_FLAGS = (
     "-std=c++17",
     "-O3",
-    "-shared",
     "-fPIC",
     "-pthread",
     "-fno-math-errno",
@@ -97,19 +97,30 @@ def compiler() -> list[str]:
 
 
 def compile_library(command: Sequence[str], library: Path) -> None:
-    """Compile the sources.
+    """Compile the sources side by side, and link them.
 
     Args:
         command: the compiler and its flags.
         library: the path of the result.
 
     Raises:
-        BuildError: the compiler fails.
+        BuildError: the compiler fails, or takes too long.
     """
-    whole = [*command, *map(str, source_paths()), "-o", str(library)]
-    run = subprocess.run(
-        whole, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
-    )
+    with tempfile.TemporaryDirectory(prefix="naiad-native-") as folder, ThreadPoolExecutor() as pool:
+        objects = [Path(folder, f"{source.stem}.o") for source in source_paths()]
+        pairs = zip(source_paths(), objects, strict=True)
+        compiles = [[*command, "-c", str(source), "-o", str(made)] for source, made in pairs]
+        list(pool.map(_run, compiles))
+        _run([*command, "-shared", *map(str, objects), "-o", str(library)])
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        run = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{command[0]} took more than {_TIMEOUT_S} s") from error
     if run.returncode != 0:
         raise BuildError(f"{command[0]} failed: {run.stderr.strip()[-2000:]}")
 
