@@ -16,7 +16,7 @@ from helpers.tape_file import REPLAY_SOURCE
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
 from naiad.errors import ConfigError
-from naiad.model_runner import ModelRunner
+from naiad.model_runner import ModelRunner, native_kernels
 from naiad.models.native_model import NativeModel
 from naiad_kernels.native import build as build_module
 from naiad_kernels.native import variants
@@ -78,6 +78,19 @@ def is_native(runner: ModelRunner) -> bool:
 def test_native_kernels_are_used_where_they_can_be(tmp_path: Path) -> None:
     assert is_native(make_runner(tmp_path))
     assert not is_native(make_runner(tmp_path, cpu_kernels="torch"))
+
+
+@pytest.mark.skipif(best_variant() is None, reason="this CPU has no AVX2")
+def test_a_variant_that_the_compiler_does_not_know_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    unknown = Variant("future", ("-mno-such-instructions",), frozenset())
+    monkeypatch.setattr(native_kernels, "usable_variants", lambda: iter([unknown, best_variant()]))
+    with caplog.at_level(logging.WARNING):
+        assert is_native(make_runner(tmp_path))
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "kernels compute the steps, not the fastest ones" in line
+    assert "-mno-such-instructions" in line
 
 
 def test_without_a_compiler_torch_computes_and_one_line_says_why(

@@ -12,7 +12,7 @@ from naiad.config.cores import core_ids
 from naiad.errors import ConfigError
 from naiad_kernels.native.build import BuildError, load
 from naiad_kernels.native.library import Library, Team
-from naiad_kernels.native.variants import best_variant
+from naiad_kernels.native.variants import usable_variants
 
 _LOG = logging.getLogger(__name__)
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -58,7 +58,14 @@ def _load(config: EngineConfig, dtype: torch.dtype) -> Library:
         raise BuildError("cpu_kernels is torch")
     if dtype not in _DTYPES:
         raise BuildError(f"they compute in float32 and bfloat16, not in {dtype}")
-    variant = best_variant()
-    if variant is None:
-        raise BuildError(f"this CPU ({platform.machine()}) has no AVX2")
-    return load(variant)
+    problem: BuildError | None = None
+    for variant in usable_variants():
+        try:
+            library = load(variant)
+        except BuildError as error:
+            problem = problem or error
+            continue
+        if problem is not None:
+            _LOG.warning("%s kernels compute the steps, not the fastest ones: %s", variant.name, problem)
+        return library
+    raise problem or BuildError(f"this CPU ({platform.machine()}) has no AVX2")

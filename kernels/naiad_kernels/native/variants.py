@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,9 +58,14 @@ VARIANTS = (
 )
 
 
+def usable_variants() -> Iterator[Variant]:
+    """The variants that this CPU runs, the fastest first. The portable form is none: torch is faster."""
+    return (each for each in VARIANTS if each.runs_here)
+
+
 def best_variant() -> Variant | None:
-    """The fastest variant that this CPU runs; None: torch is faster than the portable form."""
-    return next((each for each in VARIANTS if each.runs_here), None)
+    """The fastest variant that this CPU runs, if any."""
+    return next(usable_variants(), None)
 
 
 def grants_amx() -> bool:
