@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from protocol import Engine, Load, Requests, serve
 
 from naiad.cli.bench.throughput import engine_generate, load_engine
@@ -21,6 +23,9 @@ def load(task: Load) -> Engine:
         enable_prefix_caching=False,
         **fields,
     )
+    if config.drafter == "auto":
+        # The other engines draft nothing either.
+        config = replace(config, drafter="none")
     engine, _ = load_engine(config)
 
     def add(number: int, prompt: list[int], new_tokens: int) -> None:
