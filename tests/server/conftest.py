@@ -11,6 +11,8 @@ from helpers.tiny_repository import create_repository, tiny_checkpoint
 
 # Room for 130,000 tokens of a tiny model.
 ROOMY = "64000000"
+# The last response of a sequence that had drafts has outputs about them; whether it had any depends on the text.
+NO_DRAFTS = ("--drafter", "none")
 
 
 @pytest.fixture(scope="session")
@@ -23,9 +25,9 @@ def leaving() -> Iterator[Leaving]:
 
 @pytest.fixture(scope="session")
 def server(default_model_dir: Path, leaving: Leaving) -> Iterator[Server]:
-    """The default model in float32, shared by the tests that do not change its state."""
-    measured = ("--max-num-batched-tokens", "0")
-    started = start_server(default_model_dir, "--dtype", "float32", "--max-model-len", "2048", *measured)
+    """The default model in float32 without drafts, shared by the tests that do not change its state."""
+    options = ("--dtype", "float32", "--max-model-len", "2048", "--max-num-batched-tokens", "0")
+    started = start_server(default_model_dir, *options, *NO_DRAFTS)
     yield started
     leaving.take(started)
 
@@ -39,7 +41,8 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_dir: Path, leaving: Leaving) -> Iterator[Server]:
     """A tiny model in float32, shared by tests that do not change its state and need no sensible text."""
-    create_repository(tiny_dir.parent / "repository", tiny_dir, "--kv-cache-bytes", ROOMY)
+    options = ("--kv-cache-bytes", ROOMY, *NO_DRAFTS)
+    create_repository(tiny_dir.parent / "repository", tiny_dir, *options)
     with running(leaving, tiny_dir.parent / "repository") as server:
         yield server
 
@@ -48,7 +51,7 @@ def tiny(tiny_dir: Path, leaving: Leaving) -> Iterator[Server]:
 def presets(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
     """Tiny models of every preset in one server; see `helpers.preset_server`."""
     folder = tmp_path_factory.mktemp("presets")
-    repository = write_presets(folder)
+    repository = write_presets(folder, *NO_DRAFTS)
     add_padded(repository)
     add_excluding(repository)
     with running(leaving, repository) as server:
