@@ -11,7 +11,7 @@ from helpers.tiny_repository import create_repository, tiny_checkpoint
 
 # Room for 130,000 tokens of a tiny model.
 ROOMY = "64000000"
-# The last response of a sequence with drafts has outputs about them, and whether it has any depends on the text.
+# The last response of a sequence with drafts has outputs about them; whether it has any depends on its text.
 NO_DRAFTS = ("--drafter", "none")
 
 
