@@ -13,8 +13,8 @@ TORCH_TESTS := $(addprefix tests/,engine engine_process kv_cache model_runner mo
 CPP := $(wildcard kernels/naiad_kernels/native/src/*.h kernels/naiad_kernels/native/src/*.cpp tests/native/driver/*.cpp perf/peers/*.c)
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
-.PHONY: serve test test-all sanitize test-gpu memcheck-gpu bench-gpu bench-peers check generated install lock \
-	lock-peers clean
+.PHONY: serve test test-all sanitize test-gpu memcheck-gpu test-clients bench-gpu bench-peers check generated install lock \
+	lock-peers lock-clients clean
 
 serve: .venv/.installed
 	exec $(BIN)/naiad serve $(ARGS)
@@ -26,10 +26,11 @@ test: .venv/.installed
 	$(PYTEST_APART) -m "server and not slow and not gpu" $(ARGS)
 
 # What an engine computes is tested on the native kernels, and on torch's ops as where there is no compiler.
+# Without a reorder the files with slow tests come first (tests/conftest.py).
 test-all: .venv/.installed sanitize
-	$(PYTEST_APART) -m "not sanitizer and not gpu and not server" $(ARGS)
+	$(PYTEST_APART) --no-loadscope-reorder -m "not sanitizer and not gpu and not server" $(ARGS)
 	$(PYTEST_APART) -m "not gpu and not server" --cpu-kernels torch $(TORCH_TESTS) $(ARGS)
-	$(PYTEST_APART) -m "server and not gpu" $(ARGS)
+	$(PYTEST_APART) --no-loadscope-reorder -m "server and not gpu" $(ARGS)
 
 # The kernel tests with addresses and undefined behaviour checked, then replayed tapes with threads checked.
 # Nothing needs a leak: Python frees little at its end.
@@ -50,6 +51,11 @@ memcheck-gpu: .venv/.installed
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --padding 4096 --error-exitcode 1 \
 		$(BIN)/python -m pytest -m gpu -k "not captured" $(or $(ARGS),tests/kernels)
 
+# Foreign clients of the OpenAI API, each in an environment of its own below build/clients (5 GB with Node and
+# torch; vllm's is that of bench-peers). ARGS="-k litellm" runs one.
+test-clients: .venv/.installed
+	PIP_ARGS="$(PIP_ARGS)" $(BIN)/python -m pytest tests/clients $(ARGS)
+
 bench-gpu: .venv/.installed
 	$(BIN)/python -m perf.kernels.bench
 	$(BIN)/python -m perf.engine.whole_model --models llama-3-8b,default
@@ -67,9 +73,10 @@ check: .venv/.installed
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/docs
 
-# The config.pbtxt files and the tables of docs/compatibility.md, from the tables in backend_src/naiad/frontend.
+# The config.pbtxt files and the tables of docs/compatibility.md and docs/openai.md, from the tables in the code.
 generated: .venv/.installed
 	$(BIN)/python -m naiad.frontend.generate
+	$(BIN)/python -m naiad.openai_server.reference_page
 
 install: .venv/.installed
 
@@ -94,6 +101,13 @@ lock-peers:
 	cd perf/peers/requirements && for peer in *.in; do uv pip compile $$peer --python-version 3.11 \
 		--python-platform x86_64-manylinux_2_28 --generate-hashes --no-emit-package torch --no-emit-index-url \
 		--no-emit-find-links --no-annotate --custom-compile-command "make lock-peers" -o $${peer%.in}.txt || exit 1; done
+
+lock-clients:
+	cd tests/clients/requirements && for client in *.in; do uv pip compile $$client --python-version 3.11 \
+		--python-platform x86_64-manylinux_2_28 --generate-hashes --no-emit-package torch --no-emit-index-url \
+		--no-emit-find-links --no-annotate --custom-compile-command "make lock-clients" -o $${client%.in}.txt || exit 1; done
+	cd tests/clients/requirements && for client in */; do npm --prefix $$client install --package-lock-only \
+		--ignore-scripts || exit 1; done
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from perf.page.browser import Browser
 
 # Before torch is imported: a server under test needs the same cores.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -32,9 +37,26 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop("LD_PRELOAD", None)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with slow tests first, so that no worker begins the longest one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def default_model_dir() -> Path:
     """SmolLM2-135M-Instruct, fetched once."""
     from naiad.cli.checkpoints.fetch import fetch_default_model
 
     return fetch_default_model(None)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium; without one the test is skipped."""
+    from perf.page.browser import missing, started
+
+    if reason := missing():
+        pytest.skip(reason)
+    with started() as browser:
+        yield browser

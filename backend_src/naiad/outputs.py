@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from naiad.errors import NaiadError, Status
-from naiad.sequence import FinishReason, SamplingParams, Sequence
+from naiad.sequence import UNKNOWN_TOKEN, FinishReason, SamplingParams, Sequence
 
 
 class ServedModel(Protocol):
@@ -69,6 +69,8 @@ class StepRow(msgspec.Struct, array_like=True, gc=False):
             of a prefix cache hit, or accepted drafts.
         block_changes: for each KV group, how the block table changes before the row is computed.
             Empty: it changes in no group. A single entry applies to all groups.
+        next_token_id: the prompt token after `token_ids`, if the log-probabilities of the prompt are
+            requested and the row ends inside the prompt.
     """
 
     sequence_id: int
@@ -78,6 +80,7 @@ class StepRow(msgspec.Struct, array_like=True, gc=False):
     draft_token_ids: tuple[int, ...] = ()
     earlier_token_ids: tuple[int, ...] = ()
     block_changes: tuple[BlockChange, ...] = ()
+    next_token_id: int = UNKNOWN_TOKEN
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -124,15 +127,15 @@ class StepBatch(msgspec.Struct, array_like=True):
 
 
 class TokenLogProbs(msgspec.Struct, array_like=True, frozen=True):
-    """Natural log-probabilities at the position of one new token.
+    """Natural log-probabilities at the position of one token, which is new or belongs to the prompt.
 
     They are computed from the model's own logits, before penalties, biases, temperature and filters.
 
     Attributes:
-        log_prob: the new token's log-probability.
+        log_prob: the token's log-probability.
         top_token_ids: the most probable tokens, best first.
         top_log_probs: the log-probabilities of `top_token_ids`.
-        rank: the new token's rank in the vocabulary, 1 = the most probable; 0: not reported (beams).
+        rank: the token's rank in the vocabulary, 1 = the most probable; 0: not reported (beams).
     """
 
     log_prob: float
@@ -150,6 +153,8 @@ class ModelOutput(msgspec.Struct):
         errors: sequence_id → the error that confines a failure to this row: an `InternalError` (NaN
             logits, …), after which its KV must not be used, or an `InvalidRequestError`.
         log_probs: sequence_id → one entry for each new id, where requested.
+        prompt_log_probs: sequence_id → one entry for each prompt token that follows a token of the step's
+            row, where requested.
         context_logits: sequence_id → little-endian float32 `[num_positions, vocab_size]`, the logits of
             the prompt positions that the step computed, where requested.
         generation_logits: sequence_id → for each new id the model's own logits, little-endian float32
@@ -161,6 +166,7 @@ class ModelOutput(msgspec.Struct):
     sampled_token_ids: dict[int, list[int]]
     errors: dict[int, NaiadError] = {}
     log_probs: dict[int, list[TokenLogProbs]] = {}
+    prompt_log_probs: dict[int, list[TokenLogProbs]] = {}
     context_logits: dict[int, bytes] = {}
     generation_logits: dict[int, list[bytes]] = {}
     candidates: dict[int, list[tuple[int, float]]] = {}
@@ -178,7 +184,7 @@ class Timings(msgspec.Struct, array_like=True, frozen=True):
 class RequestOutput(msgspec.Struct, array_like=True):
     """What one step adds to one sequence, as it leaves the engine.
 
-    An output that adds nothing reports that the sequence has left the queue and has no token yet.
+    An output without content reports that the sequence has left the queue and has no token yet.
 
     Attributes:
         sequence_id: the sequence that the output belongs to.
@@ -196,6 +202,9 @@ class RequestOutput(msgspec.Struct, array_like=True):
         num_cached_tokens: prompt tokens taken from the prefix cache.
         log_probs: one for each of `token_ids`, if requested.
         cum_log_prob: the sum over all ids sent so far, if requested.
+        end_log_probs: those of the id that ended the sequence and is not one of `token_ids`, if requested.
+        prompt_log_probs: on the first output after the prompt, if requested: one for each prompt token but
+            the first. A sequence that ends before that has none.
         context_logits: on the first output, if requested: little-endian float32
             `[num_prompt_tokens, vocab_size]`.
         generation_logits: one for each of `token_ids`, if requested: little-endian float32
@@ -219,6 +228,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
     num_cached_tokens: int = 0
     log_probs: list[TokenLogProbs] = []
     cum_log_prob: float = 0.0
+    end_log_probs: TokenLogProbs | None = None
+    prompt_log_probs: list[TokenLogProbs] = []
     context_logits: bytes = b""
     generation_logits: list[bytes] = []
     num_draft_tokens: int = 0
@@ -230,7 +241,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
     @property
     def only_started(self) -> bool:
         """Whether the output only reports that the sequence has started."""
-        return not self.token_ids and self.finish_reason is None
+        return not self.token_ids and self.finish_reason is None and not self.prompt_log_probs
 
 
 def timings_of(sequence: Sequence) -> Timings:

@@ -77,6 +77,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         allowed_token_ids: only these are possible; empty = all.
         num_log_probs: −1 = none; else the log-probability of each new token is reported, and those of
             this many most probable tokens at its position.
+        num_prompt_log_probs: −1 = none; else the log-probability of each prompt token but the first is
+            reported, and those of this many most probable tokens at its position.
         returns_context_logits: the output contains the logits of every prompt position.
         returns_generation_logits: the output contains the logits from which each new token was drawn.
         priority: smaller is served first.
@@ -103,12 +105,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     num_log_probs: int = -1
+    num_prompt_log_probs: int = -1
     returns_context_logits: bool = False
     returns_generation_logits: bool = False
     priority: int = 0
     num_candidates: int = 0
     num_draft_tokens: int = -1
     returns_perf_metrics: bool = False
+
+    @property
+    def describes_prompt(self) -> bool:
+        """Whether the output needs the logits of the prompt's positions, for themselves or to reduce them."""
+        return self.returns_context_logits or self.num_prompt_log_probs >= 0
 
 
 class TextContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,8 +194,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         prompt_token_ids: each in [0, vocab_size), at least one.
         text: present when a detokenizer follows.
         timeout_s: seconds until the deadline, counted from receipt; None = none.
-        cache_salt: names the tenant, which gets a fair share of the engine; KV blocks are shared
-            within one salt only.
+        cache_salt: KV blocks are shared within one salt only.
+        tenant: who gets a fair share of the engine, whatever its requests' salts are; None: the salt is
+            the tenant.
         sibling_ids: further sequences from the same prompt, each with its own id and noise; the
             prompt is computed once.
         beam: the sequences are the results of one search, the best first; each has one output.
@@ -201,6 +210,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     text: TextContext | None = None
     timeout_s: float | None = None
     cache_salt: str = ""
+    tenant: str | None = None
     sibling_ids: tuple[int, ...] = ()
     beam: BeamParams | None = None
     draft_token_ids: tuple[int, ...] = ()
@@ -288,8 +298,8 @@ class Sequence:
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Whether its prefix may come from the cache; not if the logits of every position are requested."""
-        return not self.params.returns_context_logits
+        """Whether its prefix may come from the cache; not if the logits of every position are needed."""
+        return not self.params.describes_prompt
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -21,6 +21,8 @@ from triton.runtime.jit import JITFunction
 
 # The most shared memory, in bytes, that one program can use on each architecture.
 SHARED_MEMORY_BYTES = {80: 166_912, 90: 232_448}
+# The oldest triton that pyproject.toml allows.
+OLDEST_TRITON = "3.6.0"
 
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")

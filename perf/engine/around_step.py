@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perf.common.report import write_report
+from perf.engine.decode_steps import NUM_WARM_UP_STEPS, start_decoding
 
 from naiad.cli.bench.throughput import Prompts, Work, load_engine, random_prompts
 from naiad.cli.checkpoints.fetch import resolve_model
@@ -29,7 +30,7 @@ from naiad.model_runner.sequence_states import SequenceStates
 from naiad.models.native_model import NativeModel
 from naiad.sampling.sampler import Sampler
 from naiad.scheduler.scheduler import Scheduler
-from naiad.sequence import EngineRequest, SamplingParams
+from naiad.sequence import SamplingParams
 from naiad_kernels.native.library import Library
 
 _NATIVE = "native calls"
@@ -43,10 +44,10 @@ _PARTS: tuple[tuple[str, Any, str], ...] = (
     ("call of the layers", NativeModel, "forward"),
     ("call of the logits", PagedModel, "_start_sampling"),
     ("sampling", Sampler, "start"),
+    ("how rows draw", Sampler, "draws"),
     ("results", PagedModel, "_finish"),
     (_NATIVE, Library, "run"),
 )
-_NUM_WARM_UP_STEPS = 5
 
 
 class PartTimes:
@@ -91,6 +92,7 @@ def main() -> int:
         max_num_seqs=max(batches),
         cpu_kernels="native",
         enable_prefix_caching=False,
+        drafter="none",
     )
     engine, dtype = load_engine(config)
     times = PartTimes()
@@ -98,7 +100,10 @@ def main() -> int:
     for batch in batches:
         prompts = random_prompts(Work(batch, args.prompt_tokens, 1), engine.model_config.vocab_size, 0)
         params = SamplingParams(
-            max_tokens=2 * _NUM_WARM_UP_STEPS + args.steps, temperature=args.temperature, top_k=args.top_k
+            max_tokens=2 * NUM_WARM_UP_STEPS + args.steps,
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
         )
         results.append({"batch": batch, **measure(engine, prompts, params, args.steps, times)})
     print(f"{'µs a step, batch':<34}" + "".join(f"{batch:>9}" for batch in batches))
@@ -112,13 +117,7 @@ def measure(
     engine: Engine, prompts: Prompts, params: SamplingParams, num_steps: int, times: PartTimes
 ) -> dict[str, float]:
     """Median microseconds of each part of a decode step of these prompts, and of all but the native calls."""
-    for number, prompt in enumerate(prompts):
-        engine.add_request(EngineRequest(sequence_id=-1 - number, prompt_token_ids=prompt, params=params))
-    waiting = {-1 - number for number in range(len(prompts))}
-    while waiting:
-        waiting -= {output.sequence_id for output in engine.step() if output.token_ids}
-    for _ in range(_NUM_WARM_UP_STEPS):
-        engine.step()
+    start_decoding(engine, prompts, params)
     times.take()
     steps = []
     for _ in range(num_steps):
@@ -143,6 +142,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60, metavar="N", help="measured steps of each batch")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X")
     parser.add_argument("--top-k", type=int, default=0, metavar="N")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="X")
     return parser.parse_args()
 
 

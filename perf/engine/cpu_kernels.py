@@ -17,6 +17,7 @@ from functools import partial
 from perf.common.report import print_table, write_results
 from perf.common.torch_threads import all_cores
 from perf.engine.compare_transformers import num_same_prompts
+from perf.engine.decode_steps import NUM_WARM_UP_STEPS, start_decoding
 
 from naiad.cli.argument_types import at_least
 from naiad.cli.bench.throughput import (
@@ -35,10 +36,9 @@ from naiad.config.engine_config import QUANTIZATIONS
 from naiad.engine import Engine
 from naiad.model_runner import ModelRunner
 from naiad.models.native_model import NativeModel
-from naiad.sequence import EngineRequest, SamplingParams
+from naiad.sequence import SamplingParams
 
 _NUM_PROFILED_STEPS = 40
-_NUM_WARM_UP_STEPS = 5
 
 
 def main() -> int:
@@ -91,14 +91,8 @@ def print_profile(engine: Engine, prompts: Prompts) -> None:
     assert isinstance(runner, ModelRunner)
     model = runner._model
     assert isinstance(model, NativeModel)
-    params = SamplingParams(max_tokens=_NUM_WARM_UP_STEPS + 2 * _NUM_PROFILED_STEPS)
-    for number, prompt in enumerate(prompts):
-        engine.add_request(EngineRequest(sequence_id=-1 - number, prompt_token_ids=prompt, params=params))
-    waiting = {-1 - number for number in range(len(prompts))}
-    while waiting:
-        waiting -= {output.sequence_id for output in engine.step() if output.token_ids}
-    for _ in range(_NUM_WARM_UP_STEPS):
-        engine.step()
+    params = SamplingParams(max_tokens=NUM_WARM_UP_STEPS + 2 * _NUM_PROFILED_STEPS)
+    start_decoding(engine, prompts, params)
     start_s = time.perf_counter()
     with model.profiled() as profile:
         for _ in range(_NUM_PROFILED_STEPS):

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch.autograd import DeviceType
+from perf.engine.decode_steps import start_decoding
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from naiad.cli.bench.throughput import Prompts
 from naiad.engine import Engine
-from naiad.sequence import EngineRequest, SamplingParams
+from naiad.sequence import SamplingParams
 
 _NUM_STEPS = 20
-# Other sequences do not use ids from here on.
-_FIRST_ID = 1 << 40
 
 
 def waiting_share(engine: Engine, prompts: Prompts) -> float | None:
@@ -29,18 +28,12 @@ def waiting_share(engine: Engine, prompts: Prompts) -> float | None:
     Returns:
         The share, from 0 to 1; None without a GPU.
     """
-    ids = range(_FIRST_ID, _FIRST_ID + len(prompts))
-    params = SamplingParams(max_tokens=1 << 20)
-    for sequence_id, prompt in zip(ids, prompts, strict=True):
-        engine.add_request(EngineRequest(sequence_id=sequence_id, prompt_token_ids=prompt, params=params))
-    without_token = set(ids)
-    while without_token:
-        without_token -= {output.sequence_id for output in engine.step() if output.token_ids}
+    sequence_ids = start_decoding(engine, prompts, SamplingParams(max_tokens=1 << 20))
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * torch.cuda.is_available()]
     with profile(activities=activities) as profiler:
         for _ in range(_NUM_STEPS):
             engine.step()
-    for sequence_id in ids:
+    for sequence_id in sequence_ids:
         engine.abort(sequence_id)
     events = [event for event in profiler.events() if event.device_type is DeviceType.CUDA]
     return idle_share((event.time_range.start, event.time_range.end) for event in events)

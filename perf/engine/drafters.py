@@ -17,6 +17,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 from perf.common.report import write_report
 
@@ -47,7 +48,7 @@ def main() -> int:
         return 1
     lengths = [int(part) for part in args.tokens.split(",")]
     drafts = [measure(name, length) for name in _DRAFTERS for length in lengths]
-    plans = [measure_plan(int(part)) for part in args.batch.split(",")]
+    plans: list[dict[str, Any]] = [measure_plan(int(part)) for part in args.batch.split(",")]
     print(f"{'drafter':<8}{'tokens':>8}{'read':>15}{'a step':>12}{'memory':>16}")
     for each in drafts:
         print(

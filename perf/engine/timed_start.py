@@ -69,12 +69,13 @@ def main() -> None:
 
     phases.end("import torch")
     from naiad.config import EngineConfig
-    from naiad.engine import build, build_engine
+    from naiad.engine import build_engine
     from naiad.model_runner import model_runner
     from naiad.sequence import EngineRequest, SamplingParams
+    from naiad.tokenization.token_table import TokenTable
 
     phases.end("import naiad")
-    phases.around(build.TokenTable, {"from_directory": "tokenizer"})
+    phases.around(TokenTable, {"from_directory": "tokenizer"})
     phases.around(model_runner, _RUNNER_PHASES)
     engine = build_engine(EngineConfig(**json.loads(sys.argv[2])))
     phases.end("the rest")

@@ -104,7 +104,7 @@ def measure_model(name: str, model_dir: Path, args: argparse.Namespace, bytes_pe
     for batch in batches:
         work = Work(batch, args.prompt_tokens, args.output_tokens)
         make_prompts = partial(random_prompts, work, config.vocab_size)
-        same = num_same_prompts(*contestants.values(), make_prompts(-2))
+        same = num_same_prompts(contestants["engine"], contestants["generate"], make_prompts(-2))
         if args.dtype == "float32" and same < batch:
             raise InternalError(f"batch {batch}: {same} prompts give the tokens of transformers")
         timings = measure(contestants, make_prompts, work, args.repeats)

@@ -97,12 +97,13 @@ def _transformers_paged(query: torch.Tensor, key: torch.Tensor, value: torch.Ten
     index = torch.arange(len(flat_key), device=query.device)
     packed = query.reshape(1, num_seqs * query_len, num_heads, head_dim).transpose(1, 2)
     within = torch.ones(query_len, seq_len, dtype=torch.bool, device=query.device)
-    mask = torch.block_diag(*[within.tril(seq_len - query_len)] * num_seqs)[None, None]
+    blocks = [within.tril(seq_len - query_len)] * num_seqs
+    mask = torch.block_diag(*blocks)[None, None]  # type: ignore[no-untyped-call]
     module = SimpleNamespace(num_key_value_groups=num_heads // num_kv_heads, training=False, is_causal=False)
 
     def run() -> torch.Tensor:
         keys, values = (part[index].transpose(0, 1)[None] for part in (flat_key, flat_value))
-        out, _ = sdpa_attention_forward(module, packed, keys, values, mask)
+        out: torch.Tensor = sdpa_attention_forward(module, packed, keys, values, mask)[0]
         return out
 
     return run

@@ -40,9 +40,9 @@ _NUM_CHECKED_PROMPTS = 8
 _CHECKED_PROMPT_TOKENS = 64
 _NUM_CHECKED_TOKENS = 16
 KINDS = ("decode", "prefill", "context", "trace")
+_QUICK_ROUNDS, _ROUNDS = 2, 3
 # Requests of the trace in a round.
-_QUICK_REQUESTS = 32
-_REQUESTS = 64
+_QUICK_REQUESTS, _REQUESTS = 8, 64
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 
 
@@ -235,11 +235,17 @@ def _parse() -> argparse.Namespace:
         metavar="NAME:field=value,…",
         help=f"a contestant with these fields of EngineConfig; repeatable (default: {' '.join(_NAIAD)})",
     )
-    parser.add_argument("--rounds", type=at_least(1), default=3, metavar="N", help="medians are reported")
+    parser.add_argument(
+        "--rounds",
+        type=at_least(1),
+        metavar="N",
+        help=f"medians are reported (default: {_ROUNDS}, or {_QUICK_ROUNDS} with --quick)",
+    )
     parser.add_argument("--threads", type=at_least(1), default=num_compute_threads(), metavar="N")
     parser.add_argument("--pip-args", default="", metavar="OPTIONS", help="further options of pip")
     args = parser.parse_args()
     args.naiad = args.naiad or _NAIAD
+    args.rounds = args.rounds or (_QUICK_ROUNDS if args.quick else _ROUNDS)
     return args
 
 

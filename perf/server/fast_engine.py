@@ -13,10 +13,12 @@ import time
 
 from naiad.config import ModelConfig
 from naiad.engine_process.__main__ import parse
+from naiad.engine_process.protocol import Checkpoint
 from naiad.engine_process.serving.loop import serve
 from naiad.engine_process.serving.queue_gate import QueueLimits
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
+from naiad.snapshot import EngineSnapshot
 
 # A step that comes late is followed by faster ones, to make up for at most this delay.
 _MAX_DEBT_S = 0.1
@@ -76,6 +78,10 @@ class FastEngine:
             total_generation_tokens=self._num_generation_tokens,
         )
 
+    def snapshot(self) -> EngineSnapshot:
+        """Return the gauges; nothing else is known here."""
+        return EngineSnapshot(stats=self.stats())
+
     def _advance(self, sequence_id: int, request: EngineRequest) -> RequestOutput:
         number = self._num_made[sequence_id]
         self._num_made[sequence_id] += 1
@@ -95,7 +101,8 @@ def main() -> None:
     config, socket_path, parent_pid = parse(rest)
     model_config = ModelConfig.from_directory(config.model_dir)
     limits = QueueLimits(config.max_num_seqs, config.max_queued_requests, config.max_queued_tokens)
-    serve(lambda: FastEngine(model_config, options.tokens_per_s), socket_path, parent_pid, limits)
+    checkpoint = Checkpoint.of(config)
+    serve(lambda: FastEngine(model_config, options.tokens_per_s), socket_path, parent_pid, limits, checkpoint)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from perf.server.each_token_row import EachTokenRow
 
 from naiad.engine_process.clients import engine_client
@@ -16,14 +18,17 @@ def fast_llm_model(tokens_per_s: float, *, coalesces: bool) -> type[LLMModel]:
         tokens_per_s: the rate of all sequences together.
         coalesces: whether late tokens share responses, as in service.
     """
+    # Replaced where they are used, not where they are defined.
+    client: Any = engine_client
+    service: Any = llm_service
     command = [
-        *engine_client.default_command()[:1],
+        *client.default_command()[:1],
         "-m",
         "perf.server.fast_engine",
         "--tokens-per-s",
         str(tokens_per_s),
     ]
-    engine_client.default_command = lambda: command
+    client.default_command = lambda: command
     if not coalesces:
-        llm_service.StreamRow = EachTokenRow
+        service.StreamRow = EachTokenRow
     return LLMModel

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -123,6 +124,44 @@ def text_generate(
     return generate
 
 
+def openai_model(server: Served) -> str:
+    """The name of the only model of the OpenAI API."""
+    with urllib.request.urlopen(f"http://{server.openai}/v1/models", timeout=10) as answer:
+        return str(json.load(answer)["data"][0]["id"])
+
+
+def openai_body(model: str, prompt: str, num_tokens: int) -> dict[str, Any]:
+    """The body of a completion that asks for exactly this many tokens, streamed and greedy."""
+    sampling = {"max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
+    return {"model": model, "prompt": prompt, "stream": True, **sampling}
+
+
+def openai_generate(
+    server: Served, decode: Callable[[list[int]], str]
+) -> Callable[[Prompts, int], list[str]]:
+    """Make a function (prompts, number of new tokens) → the text for each prompt, which asks the OpenAI API.
+
+    Args:
+        server: the server.
+        decode: ids → text that the server's tokenizer encodes as the same ids.
+    """
+    model = openai_model(server)
+
+    def generate(prompts: Prompts, num_tokens: int) -> list[str]:
+        bodies = [openai_body(model, decode(prompt), num_tokens) for prompt in prompts]
+        asked = [body | {"stream_options": {"include_usage": True}} for body in bodies]
+        streams = event_streams(server.openai, "/v1/completions", asked)
+        check_counts(
+            [[0] * stream[-1]["usage"]["completion_tokens"] for stream in streams],
+            num_tokens,
+        )
+        return [
+            "".join(choice["text"] for event in stream for choice in event["choices"]) for stream in streams
+        ]
+
+    return generate
+
+
 def all_at_once(url: str, streams: list[Callable[[Any], Coroutine[Any, Any, Any]]]) -> list[Any]:
     """Run streams concurrently on one connection; return the result of each."""
 
@@ -135,13 +174,18 @@ def all_at_once(url: str, streams: list[Callable[[Any], Coroutine[Any, Any, Any]
 
 def _grpc_answers(server: Served, model: str, asked: list[Inputs], name: str) -> list[list[Any]]:
     """Return the output's values in all responses of each stream, concatenated."""
-    streams = _undecoded(server.grpc, model, asked)
-    return [[value for each in _arrays(stream, name) for value in each.tolist()] for stream in streams]
+    streams = timed_messages(server.grpc, model, asked)
+    return [
+        [value for each in arrays([message for _, message in stream], name) for value in each.tolist()]
+        for stream in streams
+    ]
 
 
 def _sse_answers(server: Served, model: str, asked: list[Inputs], name: str) -> list[list[Any]]:
     """Like `_grpc_answers`, over HTTP; texts as bytes."""
-    streams = event_streams(server.http, model, [_body(inputs) for inputs in asked])
+    streams = event_streams(
+        server.http, f"/v2/models/{model}/generate_stream", [_body(inputs) for inputs in asked]
+    )
     return [
         [value for event in stream if name in event for value in _values(event[name])] for stream in streams
     ]
@@ -169,22 +213,26 @@ PROTOCOLS: dict[str, Callable[[Served, str, list[Inputs], str], list[list[Any]]]
 }
 
 
-def _undecoded(url: str, model: str, asked: list[Inputs]) -> list[list[bytes]]:
+def timed_messages(url: str, model: str, asked: Sequence[Inputs]) -> list[list[tuple[float, bytes]]]:
     """Send all requests at once, each as a stream on one connection; return the messages of each stream.
 
-    Messages are decoded later, so that the client takes no CPU time from the server while it streams.
+    Messages are decoded later (`arrays`), so that the client takes no CPU time from the server.
+
+    Returns:
+        For each request its messages, each with the seconds since the requests were sent.
 
     Raises:
         InternalError: a call broke.
     """
+    began_s = time.perf_counter()
 
-    async def run() -> list[list[bytes]]:
+    async def run() -> list[list[tuple[float, bytes]]]:
         async with grpc.aio.insecure_channel(url) as channel:
             call = channel.stream_stream(_STREAM, service_pb2.ModelInferRequest.SerializeToString)
             return await asyncio.gather(*(stream(call, _request(model, inputs)) for inputs in asked))
 
-    async def stream(call: Any, request: Any) -> list[bytes]:
-        return [message async for message in call(iter([request]))]
+    async def stream(call: Any, request: Any) -> list[tuple[float, bytes]]:
+        return [(time.perf_counter() - began_s, message) async for message in call(iter([request]))]
 
     try:
         return asyncio.run(run())
@@ -201,20 +249,20 @@ def _request(model: str, inputs: Inputs) -> Any:
     return request
 
 
-def _arrays(messages: list[bytes], name: str) -> list[npt.NDArray[Any]]:
+def arrays(messages: Sequence[bytes], name: str) -> list[npt.NDArray[Any]]:
     """Decode one output of each response that contains tensors, flattened.
 
     Raises:
         InternalError: the server answered with an error.
     """
-    arrays = []
+    found = []
     for message in messages:
         answer = service_pb2.ModelStreamInferResponse.FromString(message)
         if answer.error_message:
             raise InternalError(answer.error_message)
         if answer.infer_response.outputs:
-            arrays.append(triton.InferResult(answer.infer_response).as_numpy(name).reshape(-1))
-    return arrays
+            found.append(triton.InferResult(answer.infer_response).as_numpy(name).reshape(-1))
+    return found
 
 
 def _totals_at_rest(server: Served, expected: list[float] | None = None) -> list[float]:

@@ -140,7 +140,9 @@ def _read(path: str) -> list[Mapping[str, str]]:
 
 
 def _plot(histories: Mapping[str, Sequence[Mapping[str, str]]], args: argparse.Namespace) -> str:
-    users, first, inter = {}, {}, {}
+    users: dict[str, Line] = {}
+    first: dict[str, Line] = {}
+    inter: dict[str, Line] = {}
     for shape, history in histories.items():
         users[shape] = history_lines(history, "Aggregated", "User Count").get("", ([], []))
         for lines, name in ((first, "ttft"), (inter, "itl")):

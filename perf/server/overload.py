@@ -73,7 +73,7 @@ def _saturated_rate(url: str, args: argparse.Namespace, vocab_size: int) -> floa
     summary = summarize(run(url, arrivals))
     if summary.num_failed or not summary.num_served:
         raise InternalError(f"{summary.num_failed} requests failed, {summary.num_served} were served")
-    return summary.goodput / args.output_tokens
+    return summary.goodput / int(args.output_tokens)
 
 
 def _tenants(url: str, args: argparse.Namespace, vocab_size: int, rate: float) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
     python -m perf.server.processor_time
 
 The real server with the real models streams each token of an engine that computes nothing, at a rate
-that all models sustain. `ensemble`, `text` and `llm` take turns; then the server is idle for a while.
+that all models sustain. The models and the OpenAI API take turns; then the server is idle for a while.
 CPU time is more reliable than speed on a machine with other load. It does not include the effect that a
 real engine competes with these processes for the same cores.
 """
@@ -16,8 +16,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import psutil
 from perf.common.report import print_rows, write_report
 from perf.common.word_prompts import single_token_words, word_prompts
 from perf.server.fast_repository import write_fast_repository
-from perf.server.load import PROTOCOLS, llm_generate, text_generate
+from perf.server.load import PROTOCOLS, llm_generate, openai_generate, text_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
@@ -35,9 +35,9 @@ from naiad.cli.bench.throughput import Work
 from naiad.cli.checkpoints.fetch import resolve_model
 
 REST = "at rest, a second"
-LOAD, OTHERS = "load generator", "others"
+LOAD, OTHERS, OPENAI = "load generator", "others", "openai"
 _STUB = re.compile(r"triton_python_backend_stub .*/(\w+)/\d+/model\.py")
-_COLUMNS = ("tritonserver", "llm", "tokenizer", "detokenizer", "text", OTHERS)
+_COLUMNS = ("tritonserver", "llm", "tokenizer", "detokenizer", "text", OPENAI, OTHERS)
 
 Row = dict[str, Any]
 
@@ -57,10 +57,11 @@ def main() -> int:
         environment = write_fast_repository(repository, args.tokens_per_s)
         options = ["--model", str(model_dir), "--model-repository", str(repository)]
         with naiad_serve(options, environment) as server:
-            contestants = {
+            contestants: dict[str, Callable[[Any, int], object]] = {
                 "ensemble": text_generate(server, "ensemble", decode, args.protocol),
                 "text": text_generate(server, "text", decode, args.protocol),
                 "llm": llm_generate(server, args.protocol),
+                OPENAI: openai_generate(server, decode),
                 REST: lambda _prompts, _num_tokens: time.sleep(args.seconds),
             }
             for generate in contestants.values():
@@ -70,7 +71,7 @@ def main() -> int:
                     prompts = make_prompts(f"{name} {turn}")
                     before, began_s = processor_seconds(), time.perf_counter()
                     generate(prompts, num_tokens)
-                    spent = processor_seconds() - before
+                    spent = {kind: now - before[kind] for kind, now in processor_seconds().items()}
                     made = args.seconds if name == REST else num_tokens * args.concurrency
                     rate = made / (time.perf_counter() - began_s)
                     turns.append(row_of(name, spent, made, rate))
@@ -82,9 +83,9 @@ def main() -> int:
     return 0
 
 
-def processor_seconds() -> Counter[str]:
+def processor_seconds() -> dict[str, float]:
     """CPU seconds that this process and its descendants have used so far, by kind of process."""
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = defaultdict(float)
     here = psutil.Process()
     for process in [here, *here.children(recursive=True)]:
         try:
@@ -92,12 +93,14 @@ def processor_seconds() -> Counter[str]:
             times = process.cpu_times()
         except psutil.NoSuchProcess:
             continue
-        spent[kind] += times.user + times.system
+        spent[kind] += float(times.user + times.system)
     return spent
 
 
 def kind_of(name: str, command: Sequence[str]) -> str:
-    """The kind of a process: a stub's model, "tritonserver", or `OTHERS` (engine, `naiad serve`, helpers)."""
+    """The kind of a process: a stub's model, "tritonserver", `OPENAI`, or `OTHERS` (engine, helpers, …)."""
+    if "naiad.openai_server" in command:
+        return OPENAI
     if match := _STUB.search(" ".join(command)):
         return match[1]
     return name if name == "tritonserver" else OTHERS

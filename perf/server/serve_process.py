@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-_READY = re.compile(r"ready: http=(\S+) grpc=(\S+) metrics=(\S+)")
+_READY = re.compile(r"ready: http=(\S+) grpc=(\S+) metrics=(\S+) openai=http://([^/\s]+)/v1")
 _STOP_TIMEOUT_S = 60
 
 
@@ -24,6 +24,7 @@ class Served:
     http: str
     grpc: str
     metrics: str
+    openai: str = ""
 
 
 @contextmanager
@@ -39,7 +40,8 @@ def naiad_serve(options: Sequence[str], environment: Mapping[str, str] | None = 
     """
     command = [
         *(sys.executable, "-m", "naiad.cli.main", "serve"),
-        *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options),
+        *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
+        *("--openai-port", "0", *options),
     ]
     process = subprocess.Popen(
         command,

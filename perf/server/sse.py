@@ -27,7 +27,7 @@ def sse_events(session: requests.Session, url: str, model: str, text: str, max_t
         ServerError: the server answered with an error.
         requests.RequestException: the connection broke.
     """
-    body = {
+    body: dict[str, Any] = {
         "text_input": text,
         "max_tokens": max_tokens,
         "stream": True,

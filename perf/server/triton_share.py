@@ -18,7 +18,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -172,8 +172,9 @@ def calm(turns: Sequence[Turn], max_stolen: float) -> list[Turn]:
 
 def _stolen(before: Any, after: Any) -> float:
     """The share of the time that a virtual machine's host gave to others; 0 if it is not reported."""
-    spent = [new - old for new, old in zip(after, before, strict=True)]
-    return max(0.0, getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)) / max(sum(spent), 1e-9)
+    spent = sum(new - old for new, old in zip(after, before, strict=True))
+    stolen = getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)
+    return float(max(0.0, stolen) / max(spent, 1e-9))
 
 
 def rows(turns: Sequence[Turn]) -> list[dict[str, Any]]:
@@ -194,7 +195,7 @@ def rows(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     return result
 
 
-def _median(values: Any) -> float:
+def _median(values: Iterable[float]) -> float:
     return round(statistics.median(values), 1)
 
 

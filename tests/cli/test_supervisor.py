@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from helpers.ports import free_port
 from helpers.server import eventually, gone
-from naiad.cli.system_checks import free_port
 from naiad.engine_process.protocol import StopServing, client_message_decoder
 from naiad.frames import FrameBuffer
 
@@ -27,7 +27,7 @@ class Supervised:
     """The supervisor's process and its output."""
 
     def __init__(self, runtime_dir: Path, *words: str) -> None:
-        self.port = free_port("127.0.0.1")
+        self.port = free_port()
         command = [sys.executable, str(SCRIPT), str(self.port), str(runtime_dir), *words]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines: list[str] = []

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
@@ -97,24 +96,6 @@ def test_libpython_on_the_library_path_needs_no_directory(tmp_path: Path) -> Non
 def test_missing_libpython_names_the_package(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"libpython3\.12\.so\.1\.0 is missing.*package libpython3\.12"):
         system_checks.libpython_directory((3, 12), str(tmp_path), {}, CACHE_LINE)
-
-
-def test_a_port_in_use_is_refused_by_option_and_number() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        with pytest.raises(StartupError, match=f"--http-port {port} on 127.0.0.1 .*in use"):
-            system_checks.check_port("--http-port", "127.0.0.1", port)
-
-
-def test_a_free_port_can_be_used() -> None:
-    port = system_checks.free_port("127.0.0.1")
-    system_checks.check_port("--http-port", "127.0.0.1", port)
-
-
-@pytest.mark.parametrize("host", ["203.0.113.7", "no host"])
-def test_an_address_of_another_machine_is_refused(host: str) -> None:
-    with pytest.raises(StartupError, match=r"--host .* is not an address of this machine"):
-        system_checks.free_port(host)
 
 
 def test_this_machine_passes() -> None:

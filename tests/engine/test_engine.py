@@ -4,6 +4,7 @@ import pytest
 
 from helpers.engine_drive import EngineDrive, solo_tokens
 from naiad.errors import InvalidRequestError
+from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.sequence import FinishReason, SamplingParams
 
 
@@ -42,6 +43,19 @@ def test_sequences_join_a_running_batch() -> None:
     drive.add(2, [3, 4])
     drive.step()
     assert drive.runner.steps[1] == [(1, 1), (2, 2)]
+
+
+def test_a_tenant_is_who_the_request_says_and_shares_blocks_within_a_salt_only() -> None:
+    drive = EngineDrive(prefix_cache=PrefixCache(4))
+    seen = []
+    for sequence_id, (salt, tenant) in enumerate([("a", None), ("b", "key"), ("c", "key"), ("c", "key")], 1):
+        drive.add(sequence_id, [7] * 9, cache_salt=salt, tenant=tenant)
+        while sequence_id not in drive.scheduler.running_by_id:
+            drive.step()
+        sequence = drive.scheduler.running_by_id[sequence_id]
+        seen.append((sequence.tenant, sequence.num_cached_tokens))
+        drive.run()
+    assert seen == [("a", 0), ("key", 0), ("key", 0), ("key", 8)]
 
 
 def test_stop_id_ends_and_is_not_sent() -> None:

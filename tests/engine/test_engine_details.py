@@ -83,6 +83,121 @@ def test_context_logits_are_whole_after_a_preemption_in_the_prompt() -> None:
     assert [output.context_logits for output in outputs if output.sequence_id == 2] == [bytes(range(11))]
 
 
+ASKING = SamplingParams(max_tokens=2, num_prompt_log_probs=1)
+
+
+def prompt_log_probs_of(outputs: list[RequestOutput], sequence_id: int) -> list[tuple[float, list[int]]]:
+    """Position and id of each prompt token that is described; all of them are in one output."""
+    (found,) = [
+        output.prompt_log_probs
+        for output in outputs
+        if output.sequence_id == sequence_id and output.prompt_log_probs
+    ]
+    return [(-each.log_prob, each.top_token_ids) for each in found]
+
+
+def described(prompt: list[int]) -> list[tuple[float, list[int]]]:
+    return [(place, [token_id]) for place, token_id in enumerate(prompt)][1:]
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 4, 5, 64])
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_prompt_log_probs_come_with_the_first_token(budget: int, overlaps: bool) -> None:
+    drive = EngineDrive(budget=budget, overlaps=overlaps)
+    drive.add(1, PROMPT, ASKING)
+    drive.add(2, [3, 4, 5])
+    outputs = run(drive)
+    assert prompt_log_probs_of(outputs, 1) == described(PROMPT)
+    assert outputs[0].prompt_log_probs
+    assert drive.tokens == {1: solo_tokens(PROMPT, 2), 2: solo_tokens([3, 4, 5], 5)}
+
+
+def test_a_prompt_of_one_token_has_no_log_probs() -> None:
+    drive = EngineDrive()
+    drive.add(1, [7], ASKING)
+    assert [output.prompt_log_probs for output in run(drive)] == [[], []]
+
+
+def test_prompt_log_probs_are_whole_although_the_prompt_is_cached() -> None:
+    drive = EngineDrive(prefix_cache=PrefixCache(4))
+    drive.add(1, PROMPT)
+    run(drive)
+    drive.add(2, PROMPT, ASKING)
+    outputs = run(drive)
+    assert prompt_log_probs_of(outputs, 2) == described(PROMPT)
+    assert outputs[-1].num_cached_tokens == 0
+
+
+def test_who_asks_for_prompt_log_probs_fills_the_cache() -> None:
+    drive = EngineDrive(prefix_cache=PrefixCache(4))
+    drive.add(1, PROMPT, ASKING)
+    run(drive)
+    drive.add(2, PROMPT)
+    assert run(drive)[-1].num_cached_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "max_tokens", "budget"), [(6, 1, 2), (6, 1, 3), (6, 9, 2), (6, 9, 5), (7, 9, 3), (9, 9, 5)]
+)
+def test_prompt_log_probs_are_whole_and_sent_once_with_preemptions(
+    num_blocks: int, max_tokens: int, budget: int
+) -> None:
+    drive = EngineDrive(num_blocks=num_blocks, budget=budget, prefix_cache=PrefixCache(4))
+    prompts = {1: list(range(11)), 2: list(range(20, 31)), 3: list(range(11))}
+    for sequence_id, prompt in prompts.items():
+        tokens = 9 if sequence_id == 1 else max_tokens
+        drive.add(sequence_id, prompt, SamplingParams(max_tokens=tokens, num_prompt_log_probs=1))
+    outputs = run(drive)
+    assert drive.engine.stats().total_preemptions > 0
+    for sequence_id, prompt in prompts.items():
+        assert prompt_log_probs_of(outputs, sequence_id) == described(prompt)
+        assert drive.tokens[sequence_id] == solo_tokens(prompt, 9 if sequence_id == 1 else max_tokens)
+
+
+def test_prompt_log_probs_do_not_wait_with_the_tokens_held_back() -> None:
+    drive = EngineDrive(text_state=lambda context: TextStream(TABLE, context))
+    expected = solo_tokens(PROMPT, 2)
+    text = b"".join(TABLE.visible_bytes(token_id, False) for token_id in expected).decode()
+    drive.add(1, PROMPT, ASKING, TextContext(stop_strings=(text + "never",)))
+    outputs = run(drive)
+    assert [output.token_ids for output in outputs] == [[], expected]
+    assert [len(output.prompt_log_probs) for output in outputs] == [4, 0]
+
+
+def test_the_first_of_several_sequences_has_the_prompt_log_probs_before_the_others_begin() -> None:
+    drive = EngineDrive(budget=2)
+    drive.add(1, PROMPT, ASKING, sibling_ids=(2, 3))
+    outputs = run(drive)
+    assert [output.sequence_id for output in outputs if output.prompt_log_probs] == [1]
+    assert outputs[0].sequence_id == 1
+    assert prompt_log_probs_of(outputs, 1) == described(PROMPT)
+
+
+def test_a_sequence_that_ends_in_its_prompt_has_no_prompt_log_probs() -> None:
+    drive = EngineDrive(budget=2)
+    drive.add(1, PROMPT, ASKING, timeout_s=1)
+    drive.step()
+    drive.now += 2
+    (output,) = run(drive)
+    assert (output.finish_reason, output.prompt_log_probs) == (FinishReason.TIMEOUT, [])
+
+
+def test_the_id_that_ends_a_text_has_its_log_prob() -> None:
+    drive = EngineDrive()
+    expected = solo_tokens(PROMPT, 2)
+    drive.add(1, PROMPT, SamplingParams(max_tokens=9, num_log_probs=0, stop_token_ids=(expected[1],)))
+    first, last = run(drive)
+    assert first.end_log_probs is None
+    assert last.end_log_probs is not None
+    assert (last.token_ids, last.end_log_probs.log_prob) == ([], -6.0)
+
+
+def test_a_text_that_ends_by_its_length_has_no_log_prob_after_it() -> None:
+    drive = EngineDrive()
+    drive.add(1, PROMPT, SamplingParams(max_tokens=2, num_log_probs=0))
+    assert [output.end_log_probs for output in run(drive)] == [None, None]
+
+
 def test_prompt_tokens_from_the_cache_are_counted() -> None:
     drive = EngineDrive(prefix_cache=PrefixCache(4))
     drive.add(1, PROMPT)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from helpers.engine_drive import EngineDrive, GuessingDrafter, solo_beams, solo_tokens
 from helpers.fake_draft_runner import FakeDraftRunner
 from helpers.fake_runner import FakeRunner
+from helpers.snapshots import check_snapshot
 from naiad.config.engine_config import SCHEDULING_POLICIES
 from naiad.engine.beam_groups import beam_rules
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
@@ -34,6 +35,7 @@ class _Asked:
     prompt: list[int]
     params: SamplingParams
     expected_beam: Beam | None = None
+    is_first: bool = True
 
 
 class _Fuzz:
@@ -64,7 +66,7 @@ class _Fuzz:
         )
         self.prefixes = [[self.rng.randrange(50) for _ in range(12)] for _ in range(3)]
         self.asked: dict[int, _Asked] = {}
-        self.num_searches = 0
+        self.num_searches = self.num_described = 0
 
     def _make_drafter(self, kv_cache: KVCacheManager, target: FakeRunner) -> Drafter | None:
         kind = self.rng.choice(self.kinds)
@@ -85,7 +87,7 @@ class _Fuzz:
         return self.drafter
 
     def run(self, num_operations: int) -> None:
-        for _ in range(num_operations):
+        for number in range(num_operations):
             roll = self.rng.random()
             if roll < 0.25:
                 self._add()
@@ -96,7 +98,10 @@ class _Fuzz:
             else:
                 self.drive.now += 0.1
                 self.drive.step()
+            if number % 10 == 0:
+                check_snapshot(self.drive)
         self.drive.run()
+        check_snapshot(self.drive)
 
     def _add(self) -> None:
         # If all groups have windows, a sequence may have any length.
@@ -110,6 +115,7 @@ class _Fuzz:
             priority=self.rng.choice((0, 0, 0, -2, 3)),
             num_draft_tokens=self.rng.choice((-1, -1, 0, 2)),
             repetition_penalty=self.rng.choice((1.0,) * 19 + (1.1,)),
+            num_prompt_log_probs=1 if len(self.asked) % 8 == 3 else -1,
         )
         sequence_id = len(self.asked)
         sibling_ids = tuple(range(sequence_id + 1, sequence_id + self.rng.choice((1, 1, 1, 2, 4))))
@@ -125,7 +131,7 @@ class _Fuzz:
             )
             expected = list(solo_beams(prompt, beam_rules(request)))
         for each, wanted in zip((sequence_id, *sibling_ids), expected, strict=True):
-            self.asked[each] = _Asked(prompt, params, wanted)
+            self.asked[each] = _Asked(prompt, params, wanted, each == sequence_id)
         self.drive.add(
             sequence_id,
             prompt,
@@ -172,6 +178,17 @@ class _Fuzz:
             assert not self.drafter.live
         for sequence_id, asked in self.asked.items():
             self._check_tokens(sequence_id, asked)
+            self._check_prompt(sequence_id, asked)
+
+    def _check_prompt(self, sequence_id: int, asked: _Asked) -> None:
+        found = self.drive.prompt_log_probs.get(sequence_id)
+        has_ended = self.drive.reason(sequence_id) in (FinishReason.STOP, FinishReason.LENGTH)
+        is_asked = asked.params.num_prompt_log_probs >= 0 and asked.is_first and asked.expected_beam is None
+        if is_asked and len(asked.prompt) > 1 and (found or has_ended):
+            assert found == list(enumerate(asked.prompt))[1:]
+            self.num_described += 1
+        else:
+            assert found is None
 
     def _check_tokens(self, sequence_id: int, asked: _Asked) -> None:
         tokens, reason = self.drive.tokens[sequence_id], self.drive.reason(sequence_id)
@@ -209,6 +226,7 @@ def _fuzz(seeds: range, num_operations: int, overlaps: bool, has_windows: bool =
         totals["cached tokens"] += stats.total_hit_tokens
         totals["forks"] += fuzz.drive.runner.num_copied_blocks
         totals["searches"] += fuzz.num_searches
+        totals["described prompts"] += fuzz.num_described
         totals["drafts"] += stats.total_drafts
         totals["accepted"] += sum(stats.total_accepted_tokens_at)
         if overlaps:

@@ -12,7 +12,9 @@ from helpers.engine_harness import Recorder, fake_command, make_request, wait_un
 from helpers.fake_engine_child import HELD_ID, REFUSED_ID, SLOW_ID, let_go
 from naiad.config import EngineConfig
 from naiad.engine_process import AttachedClient, EngineClient
+from naiad.engine_process.observations import Ended, ObservationBatch
 from naiad.errors import InternalError, UnavailableError
+from naiad.outputs import Timings
 from naiad.sequence import FinishReason
 
 StartOwner = Callable[[str], EngineClient]
@@ -166,6 +168,30 @@ def test_requests_are_stopped_through_every_other_client(visit: Visit, start_own
     owner.stop_others("eight")
     wait_until(lambda: third.stopped == ["seven", "eight"])
     wait_until(lambda: (told, visitor.stopped) == (["seven"], ["eight"]))
+
+
+def test_observations_reach_the_owner_alone(visit: Visit, start_owner: StartOwner) -> None:
+    owner = start_owner("llm.0.engine")
+    told: list[ObservationBatch] = []
+    owner.on_observed = told.append
+    visitor, third = visit(), visit()
+    visitor.wait_until_served()
+    third.wait_until_served()
+    ended = Ended(FinishReason.LENGTH, 2.0, Timings(1.0, 2.0, 3.0, 4.0), 5, 6, 1)
+    visitor.client.report(ObservationBatch([0.25], [(0.5, 3)], [ended]))
+    third.client.report(ObservationBatch([0.75]))
+    wait_until(lambda: len(told) == 2)
+    assert told == [ObservationBatch([0.25], [(0.5, 3)], [ended]), ObservationBatch([0.75])]
+    # Both clients still work.
+    for each in (visitor, third):
+        each.client.submit([make_request(1, first_id=4)])
+        each.recorder.wait_finished(1)
+
+
+def test_observations_are_dropped_while_there_is_no_engine(visit: Visit) -> None:
+    visitor = visit()
+    visitor.client.report(ObservationBatch([0.25]))
+    assert visitor.client.info is None
 
 
 def test_closing_gives_its_sequences_back(visit: Visit, start_owner: StartOwner) -> None:

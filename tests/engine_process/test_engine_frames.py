@@ -18,7 +18,7 @@ from naiad.engine_process.protocol import (
 )
 from naiad.frames import MAX_FRAME_BYTES, FrameBuffer, frame
 from naiad.frontend.limits import MAX_LOGITS_BYTES
-from naiad.outputs import EngineStats, RequestOutput
+from naiad.outputs import EngineStats, RequestOutput, TokenLogProbs
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams, TextContext
 
 
@@ -89,6 +89,15 @@ def test_a_steps_logits_are_cut_into_messages(
     parts = split_outputs(outputs)
     assert [output for part in parts for output in part] == outputs
     assert [[sizes[output.sequence_id] for output in part] for part in parts] == expected
+
+
+def test_log_probs_of_prompts_count_as_the_bytes_that_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = [TokenLogProbs(-1.5, list(range(100_000, 100_020)), [-2.5] * 20, 100_000)] * 50
+    output = RequestOutput(1, [7], prompt_log_probs=described)
+    num_bytes = len(msgspec.msgpack.encode(described))
+    for most, num_messages in ((num_bytes - 1, 3), (10 * num_bytes, 1)):
+        monkeypatch.setattr(protocol, "MAX_LOGITS_BYTES", most)
+        assert len(split_outputs([output] * 3)) == num_messages
 
 
 def test_the_largest_request_fits_a_message() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from naiad.engine_process import remove_runtime_directory, runtime_directory
+from naiad.engine_process.runtime_dir import runtime_directories_below
 from naiad.errors import StartupError
 
 
@@ -93,3 +94,31 @@ def test_removal_of_what_is_gone_is_fine() -> None:
     remove_runtime_directory(path)
     remove_runtime_directory(path)
     assert not path.exists()
+
+
+def test_servers_below_a_process_are_found() -> None:
+    path = runtime_directory(os.getpid())
+    assert runtime_directories_below(os.getpid()) == [path]
+    assert runtime_directories_below(os.getppid()) == [path]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
+def test_a_directory_that_others_could_have_made_is_not_a_servers(mode: int) -> None:
+    path = runtime_directory(os.getpid())
+    path.chmod(mode)
+    assert runtime_directories_below(os.getpid()) == []
+
+
+def test_a_link_is_no_servers_directory(tmp_path: Path) -> None:
+    path = runtime_directory(os.getpid())
+    path.rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    path.symlink_to(tmp_path / "elsewhere")
+    assert runtime_directories_below(os.getpid()) == []
+
+
+@pytest.mark.parametrize("number", ["²", "٣", "", "-1", "1.5", "9" * 200])
+def test_names_that_hold_no_process_id_are_passed_over(number: str) -> None:
+    path = runtime_directory(os.getpid())
+    path.with_name(path.name.removesuffix(str(os.getpid())) + number).mkdir(mode=0o700)
+    assert runtime_directories_below(os.getpid()) == [path]

@@ -38,7 +38,7 @@ ROW = RequestRow(
 def texts() -> ChunkTexts:
     """Ids 0 … 5: "A", " b", a special token, the two bytes of "é", and " end"."""
     table = TokenTable([b"A", b" b", b"<s>", b"\xc3", b"\xa9", b" end"], {}, frozenset({2}))
-    return ChunkTexts(table, skip_special_tokens=True)
+    return ChunkTexts(table)
 
 
 def chunk(*outputs: RequestOutput, streams: bool = False, echoes: bool = False) -> Chunk:
@@ -80,6 +80,23 @@ def test_a_stop_string_cuts_the_new_text_alone(texts: ChunkTexts) -> None:
 
 def test_each_sequence_has_a_text_of_its_own(texts: ChunkTexts) -> None:
     assert texts.of(chunk(output(1), output(5), output())) == [" b", " end", ""]
+
+
+@pytest.mark.parametrize(
+    ("made", "pieces"),
+    [
+        (output(3, 4, 2, 5), ["", "é", "", " end"]),
+        (output(5, 3, finish=None), [" end", ""]),
+        (output(4, finish=None, window_ids=[3]), ["é"]),
+        (output(5, 3), [" end", "\ufffd"]),
+        (output(window_ids=[3]), ["\ufffd"]),
+        (output(), [""]),
+        (output(1, 5, 5, is_cut=True, num_chars=3), [" b", " ", ""]),
+    ],
+)
+def test_the_text_of_each_token(texts: ChunkTexts, made: RequestOutput, pieces: list[str]) -> None:
+    assert texts.pieces(chunk(made, streams=True)) == pieces
+    assert ["".join(pieces)] == texts.of(chunk(made, streams=True))
 
 
 def test_the_first_sequence_speaks_for_all_but_their_tokens() -> None:

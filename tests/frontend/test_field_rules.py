@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from naiad.frontend.field import FieldError, Scalar
+from naiad.frontend.field import FieldError, Scalar, shown
 from naiad.frontend.request import check_beams, merge_aliases, required
 
 
@@ -61,3 +63,23 @@ def test_what_does_not_is_refused(values: dict[str, Scalar], message: str) -> No
     with pytest.raises(FieldError) as raised:
         check_beams(values)
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 3, 1e300, "text", "it's", b"bytes", [], [1, "a", [2.5]], {}, {"a": {"b": [1]}, "c": None}],
+)
+def test_a_short_value_is_shown_as_it_is(value: Any) -> None:
+    assert shown(value) == repr(value)
+
+
+@pytest.mark.parametrize("value", ["x" * 1000, [1] * 1000, {str(n): n for n in range(1000)}, [["a" * 100]]])
+def test_a_long_value_is_shortened(value: Any) -> None:
+    assert shown(value) == repr(value)[:80]
+
+
+def test_no_value_is_too_deep_to_be_shown() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert shown(deep) == "[" * 80

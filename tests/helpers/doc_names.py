@@ -35,6 +35,9 @@ OTHERS_NAMES = frozenset(
         "inflight_batcher_llm",
         "tool_choice",
         "tool_calls",
+        "LengthFinishReasonError",
+        "generateText",
+        "streamText",
     }
 )
 
@@ -53,6 +56,7 @@ _PRINT_LOCUST_OPTIONS = (
 )
 _COMMANDS: dict[str, tuple[str, ...]] = {
     "serve": ("naiad.cli.main", "serve"),
+    "openai": ("naiad.cli.main", "openai"),
     **{
         f"repository {action}": ("naiad.cli.main", "repository", action)
         for action in ("create", "add", "remove", "check")
@@ -63,6 +67,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "naiad_client": ("naiad_client",),
     **{name: (f"perf.server.{name}",) for name in _LOAD_TOOLS},
     "peers": ("perf.peers.bench",),
+    "suites": ("perf.suites.run",),
 }
 # One process for all commands: most of its time is what they import.
 _PRINT_HELP = """
@@ -89,6 +94,7 @@ _COMMAND_OF_LINE = (
     (re.compile(r"\blocust -f "), "locust"),
     *((re.compile(rf"-m perf\.server\.{name}\b"), name) for name in _LOAD_TOOLS),
     (re.compile(r"\bmake bench-peers\b|-m perf\.peers\.bench\b"), "peers"),
+    (re.compile(r"-m perf\.suites\.run\b"), "suites"),
 )
 _SOURCES = ("backend_src", "kernels", "client", "model_repository", "perf", "tests")
 

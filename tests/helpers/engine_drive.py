@@ -64,6 +64,7 @@ class EngineDrive:
         now: the engine's time in seconds.
         tokens: sequence id → ids sent so far.
         finals: sequence id → its last output.
+        prompt_log_probs: sequence id → (position, id) of each prompt token that is described.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class EngineDrive:
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}
         self.finals: dict[int, RequestOutput] = {}
+        self.prompt_log_probs: dict[int, list[tuple[int, int]]] = {}
         self.runner = FakeRunner(num_blocks, block_size)
         max_step_tokens = max(budget, max_num_seqs)
         kv_cache = KVCacheManager(num_blocks, block_size, prefix_cache, max_step_tokens=max_step_tokens)
@@ -108,6 +110,7 @@ class EngineDrive:
         beam: BeamParams | None = None,
         retention: KVRetention | None = None,
         draft_token_ids: tuple[int, ...] = (),
+        tenant: str | None = None,
     ) -> None:
         self.engine.add_request(
             EngineRequest(
@@ -117,6 +120,7 @@ class EngineDrive:
                 text=text,
                 timeout_s=timeout_s,
                 cache_salt=cache_salt,
+                tenant=tenant,
                 sibling_ids=sibling_ids,
                 beam=beam,
                 retention=retention,
@@ -154,6 +158,12 @@ class EngineDrive:
     def _collect(self, output: RequestOutput) -> None:
         assert output.sequence_id not in self.finals, "an output after the last"
         self.tokens[output.sequence_id] += output.token_ids
+        if output.prompt_log_probs:
+            assert output.sequence_id not in self.prompt_log_probs, "a prompt is described twice"
+            # What the fake runner puts into them.
+            self.prompt_log_probs[output.sequence_id] = [
+                (round(-each.log_prob), *each.top_token_ids) for each in output.prompt_log_probs
+            ]
         if output.finish_reason is not None:
             self.finals[output.sequence_id] = output
 

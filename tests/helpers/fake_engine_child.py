@@ -11,11 +11,13 @@ import logging
 import time
 from pathlib import Path
 
+from naiad.engine_process.protocol import Checkpoint
 from naiad.engine_process.serving.loop import serve
 from naiad.engine_process.serving.queue_gate import QueueLimits
 from naiad.errors import InvalidRequestError, ModelError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
+from naiad.snapshot import EngineSnapshot, SequenceRow
 
 REFUSED_ID = 900
 FAILING_ID = 901
@@ -91,6 +93,15 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self._live), max_num_seqs=8, total_steps=self._num_steps)
 
+    def snapshot(self) -> EngineSnapshot:
+        rows = [
+            SequenceRow(
+                each, "", "decode", 0, 1, 1, self._num_done[each], request.params.max_tokens, 0, 0, 0, 0
+            )
+            for each, request in self._live.items()
+        ]
+        return EngineSnapshot(stats=self.stats(), rows=rows)
+
 
 def build(behaviour: str, model_dir: str) -> FakeEngine:
     if behaviour == "no-model":
@@ -119,7 +130,13 @@ def main() -> None:
     if options.behaviour == "dies":
         raise SystemExit(7)
     limits = QueueLimits(max_num_seqs=8, max_queued_requests=1000)
-    serve(lambda: build(options.behaviour, options.model_dir), options.socket, options.parent_pid, limits)
+    serve(
+        lambda: build(options.behaviour, options.model_dir),
+        options.socket,
+        options.parent_pid,
+        limits,
+        Checkpoint(options.model_dir, "fake"),
+    )
 
 
 if __name__ == "__main__":

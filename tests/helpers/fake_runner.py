@@ -95,7 +95,7 @@ class FakeRunner:
         self._slots: list[dict[int, tuple[int, int, int]]] = [{} for _ in self._windows]
 
     def needs_ids(self, params: SamplingParams) -> bool:
-        asks = params.num_log_probs >= 0 or params.returns_context_logits or params.returns_generation_logits
+        asks = params.num_log_probs >= 0 or params.describes_prompt or params.returns_generation_logits
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         return asks or penalties != (1, 0, 0) or params.num_candidates > 0
 
@@ -195,6 +195,14 @@ class FakeRunner:
         if params.returns_context_logits and row.start < state.num_prompt_tokens:
             end = min(position, state.num_prompt_tokens)
             result.context_logits[sequence_id] = bytes(range(row.start, end))
+        if params.num_prompt_log_probs >= 0 and row.start < state.num_prompt_tokens - 1:
+            # Each entry names the token and its position.
+            following = [*row.token_ids[1:], row.next_token_id][: state.num_prompt_tokens - 1 - row.start]
+            assert UNKNOWN_TOKEN not in following
+            result.prompt_log_probs[sequence_id] = [
+                TokenLogProbs(-float(place), [token_id])
+                for place, token_id in enumerate(following, row.start + 1)
+            ]
         if sequence_id in result.sampled_token_ids:
             places = range(position, position + len(result.sampled_token_ids[sequence_id]))
             if params.num_log_probs >= 0:

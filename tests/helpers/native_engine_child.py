@@ -7,6 +7,7 @@ import sys
 from naiad.config import EngineConfig
 from naiad.engine import Engine, build_engine
 from naiad.engine_process.__main__ import parse
+from naiad.engine_process.protocol import Checkpoint
 from naiad.engine_process.serving.loop import serve
 from naiad.engine_process.serving.queue_gate import QueueLimits
 from naiad.model_runner import ModelRunner
@@ -35,7 +36,7 @@ def build(config: EngineConfig) -> Engine:
 def main() -> None:
     config, socket_path, parent_pid = parse(sys.argv[1:])
     limits = QueueLimits(config.max_num_seqs, config.max_queued_requests)
-    serve(lambda: build(config), socket_path, parent_pid, limits)
+    serve(lambda: build(config), socket_path, parent_pid, limits, Checkpoint.of(config))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ class Desk:
         salt: str = "",
         first_id: int | None = None,
         donor: Sequence | None = None,
+        tenant: str | None = None,
     ) -> Sequence:
         self.num_added += 1
         start = 1000 * self.num_added if first_id is None else first_id
@@ -44,7 +45,7 @@ class Desk:
             num_prompt_tokens=num_tokens,
             params=SamplingParams(max_tokens=1000, priority=priority),
             arrival_s=donor.arrival_s if donor else float(self.num_added),
-            tenant=salt,
+            tenant=salt if tenant is None else tenant,
             prefix_identity=PrefixIdentity(salt),
             donor=donor,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from naiad.model_runner.lone_steps import LoneRow, lone_step
 from naiad.outputs import StepBatch
-from naiad.sequence import Sequence
+from naiad.sequence import UNKNOWN_TOKEN, Sequence
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,14 @@ def step_of(rows: Iterable[SequenceRow]) -> StepBatch:
             samples=row.samples,
             draft_token_ids=row.draft_token_ids,
             num_prompt_tokens=row.sequence.num_prompt_tokens,
+            next_token_id=_next_token_id(row),
         )
         for row in rows
     )
+
+
+def _next_token_id(row: SequenceRow) -> int:
+    """The prompt token after the row, if the prompt's log-probabilities are requested."""
+    sequence, end = row.sequence, row.start + row.num_scheduled_tokens - len(row.draft_token_ids)
+    is_needed = sequence.params.num_prompt_log_probs >= 0 and end < sequence.num_prompt_tokens
+    return sequence.token_ids[end] if is_needed else UNKNOWN_TOKEN

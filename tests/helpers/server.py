@@ -21,7 +21,7 @@ import psutil
 
 SETTLED_S = 1.0
 Read = TypeVar("Read")
-READY = re.compile(r"ready: http=(\S+) grpc=(\S+) metrics=(\S+)")
+READY = re.compile(r"ready: http=(\S+) grpc=(\S+) metrics=(\S+)(?: openai=(\S+))?")
 
 
 @dataclass
@@ -32,6 +32,7 @@ class Server:
     http: str = ""
     grpc: str = ""
     metrics: str = ""
+    openai: str = ""
     lines: list[str] = field(default_factory=list)
 
     def stop(self, timeout_s: float = 60) -> int:
@@ -129,7 +130,9 @@ def start_repository(*options: str, timeout_s: float = 120) -> Server:
     """Start `naiad serve` and wait for its ready line."""
     command = [
         *(sys.executable, "-m", "naiad.cli.main", "serve"),
-        *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options),
+        *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
+        *(() if "--openai-port" in options else ("--openai-port", "off")),
+        *options,
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     server = Server(process)
@@ -207,4 +210,5 @@ def _read(server: Server) -> None:
         server.lines.append(line.rstrip())
         if match := READY.search(line):
             server.http, server.metrics = match.group(1), match.group(3)
+            server.openai = match.group(4) or ""
             server.grpc = match.group(2)

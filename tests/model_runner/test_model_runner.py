@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from helpers.sequence_steps import SequenceRow, step_of
 from helpers.tiny_models import ARCHITECTURES, make_tiny_model
@@ -197,6 +198,16 @@ def test_a_sharded_checkpoint_computes_the_same(tmp_path: Path) -> None:
     sequences = make_sequences([12], 6)
     generate(make_runner(tmp_path), sequences, 6)
     assert sequences[0].output_token_ids == expected_ids(model, sequences[0], 6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_checkpoint_of_16_bits_computes_the_same_in_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    make_tiny_model(tmp_path).to(dtype).save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    sequences = make_sequences([12, 30], 6)
+    generate(make_runner(tmp_path, dtype="float32"), sequences, 6)
+    for sequence in sequences:
+        assert sequence.output_token_ids == expected_ids(model, sequence, 6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

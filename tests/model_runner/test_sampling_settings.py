@@ -163,6 +163,7 @@ def test_a_poisoned_sequence_gets_no_logits(tiny: tuple[ModelRunner, Any]) -> No
         "returns_context_logits": True,
         "returns_generation_logits": True,
         "num_log_probs": 2,
+        "num_prompt_log_probs": 2,
     }
     sequences = [make_sequence(n, PROMPTS[2], **asks) for n in range(2)]
     step(runner, sequences, 30)
@@ -170,6 +171,7 @@ def test_a_poisoned_sequence_gets_no_logits(tiny: tuple[ModelRunner, Any]) -> No
         runner._pool.layers[0].value[sequences[0].block_table] = torch.nan
     output = step(runner, sequences, 512)
     assert list(output.errors) == [0]
+    assert list(output.prompt_log_probs) == [1]
     for found in (output.context_logits, output.generation_logits, output.log_probs):
         assert list(found) == [1]
     runner.clear_blocks([sequences[0].block_table])

@@ -115,13 +115,14 @@ def test_kept_weights_are_the_checkpoints(
     assert_same(load(tmp_path, OPTIONS[dtype]), plain)
 
 
-def test_a_bfloat16_checkpoint_is_kept_in_16_bits_for_float32(tmp_path: Path) -> None:
-    make_tiny_model(tmp_path).bfloat16().save_pretrained(tmp_path)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_checkpoint_of_16_bits_is_kept_in_them_for_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    make_tiny_model(tmp_path).to(dtype).save_pretrained(tmp_path)
     plain = load(tmp_path, keeps=False)
     for _ in range(2):
         assert_same(load(tmp_path), plain)
     named = dict(tensors(vars(plain)))
-    assert named["._embedding"].dtype == named["._lm_head.panels"].dtype == torch.bfloat16
+    assert named["._embedding"].dtype == named["._lm_head.panels"].dtype == dtype
     # The same numbers, stored in 32 bits.
     path = tmp_path / "model.safetensors"
     save_file({name: tensor.float() for name, tensor in load_file(path).items()}, path)

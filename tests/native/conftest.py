@@ -9,16 +9,17 @@ import pytest
 
 from naiad_kernels.native import build
 from naiad_kernels.native.build import load
-from naiad_kernels.native.library import Cache, Library, Matrix, Record, Step, Team
+from naiad_kernels.native.library import STRUCTS, Library, Team
 from naiad_kernels.native.variants import PORTABLE, PORTABLE_AMX, VARIANTS, Variant
 
 HERE = [each for each in (*VARIANTS, PORTABLE, PORTABLE_AMX) if each.runs_here]
 # What `Library` looks for, and nothing else.
-_SIZES = ", ".join(str(ctypes.sizeof(each)) for each in (Record, Matrix, Cache, Step))
+_SIZES = ", ".join(str(ctypes.sizeof(each)) for each in STRUCTS)
 _SMALL_SOURCE = f"""
 #include <cstdint>
 #define API __attribute__((visibility("default")))
 const int64_t kSizes[] = {{{_SIZES}}};
+const int kCount = {len(STRUCTS)};
 extern "C" API void* naiad_team_new(int64_t) {{ return nullptr; }}
 extern "C" API void naiad_team_free(void*) {{}}
 extern "C" API void naiad_team_pin() {{}}
@@ -26,7 +27,7 @@ extern "C" API void naiad_team_adapt() {{}}
 extern "C" API void naiad_team_size() {{}}
 extern "C" API void naiad_team_lose_member() {{}}
 extern "C" API int naiad_run() {{ return 0; }}
-extern "C" API void naiad_sizes(int64_t* sizes) {{ for (int i = 0; i < 4; i++) sizes[i] = kSizes[i]; }}
+extern "C" API void naiad_sizes(int64_t* sizes) {{ for (int i = 0; i < kCount; i++) sizes[i] = kSizes[i]; }}
 """
 
 

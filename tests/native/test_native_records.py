@@ -41,13 +41,39 @@ def weight_and_matrix(
     """A weight that is multiplied like that, and the same numbers in float32."""
     matrix, bias = torch.randn(shape), torch.randn(shape[0]) if has_bias else None
     if product != Product.FLOAT_BY_FLOAT:
-        matrix = matrix.bfloat16()
-        bias = None if bias is None else bias.bfloat16()
-    if product == Product.FLOAT_BY_BF16:
+        stored = torch.float16 if product == Product.FLOAT_BY_F16 else torch.bfloat16
+        matrix = matrix.to(stored)
+        bias = None if bias is None else bias.to(stored)
+    if product in (Product.FLOAT_BY_BF16, Product.FLOAT_BY_F16):
         matrix, bias = matrix.float(), None if bias is None else bias.float()
     weight = NativeWeight.of(matrix, bias)
     assert weight.product == product
     return weight, matrix.float(), None if bias is None else bias.float()
+
+
+def test_every_float16_is_widened_exactly(team: Team) -> None:
+    """As a weight, and as a row of an embedding: zeros and smallest numbers of both signs too."""
+    every = torch.arange(1 << 16).to(torch.int16).view(torch.float16)
+    finite = every[every.isfinite()].reshape(-1, 1)
+    weight = NativeWeight.of(finite.float(), None)
+    assert weight.product == Product.FLOAT_BY_F16
+    product = run_records(team, lambda _, x: linear(x, weight), torch.ones(1, 1))
+    assert torch.equal(product[0], finite[:, 0].float())
+    table, ids = every.reshape(-1, 32), torch.arange(len(every) // 32)
+    rows = run_records(team, lambda recorder: embedding(recorder.token_ids(), table), token_ids=ids)
+    assert torch.equal(rows.nan_to_num(7), table.float().nan_to_num(7))
+
+
+def test_weights_are_kept_in_the_16_bits_that_hold_them() -> None:
+    both = torch.tensor([[1.0, -0.5]])
+    for values, product in (
+        (both, Product.FLOAT_BY_BF16),
+        (both + 2**-10, Product.FLOAT_BY_F16),
+        (both * 1e30, Product.FLOAT_BY_FLOAT),
+        (both + 2**-20, Product.FLOAT_BY_FLOAT),
+        (both * 70000, Product.FLOAT_BY_FLOAT),
+    ):
+        assert NativeWeight.of(values, None).product == product
 
 
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
@@ -55,7 +81,7 @@ def weight_and_matrix(
 @pytest.mark.parametrize("extras", ["bare", "bias", "bias_and_residual"])
 @pytest.mark.parametrize(
     "product",
-    [Product.FLOAT_BY_FLOAT, Product.FLOAT_BY_BF16, Product.BF16_BY_BF16],
+    [Product.FLOAT_BY_FLOAT, Product.FLOAT_BY_BF16, Product.FLOAT_BY_F16, Product.BF16_BY_BF16],
     ids=lambda each: each.name,
 )
 def test_linear(team: Team, product: Product, shape: tuple[int, int], extras: str, num_tokens: int) -> None:
@@ -152,7 +178,7 @@ def test_gated_linear(
     assert_close_to_reference(actual, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("factor", [1.0, 3.5])
 def test_embedding(team: Team, dtype: torch.dtype, factor: float) -> None:
     table, ids = torch.randn(11, 37).to(dtype), torch.tensor([10, 0, 3, 3, 7])

@@ -13,7 +13,10 @@ import torch
 
 from helpers.native_tapes import positions_of
 from helpers.tape_file import REPLAY_SOURCE, TapeFile
+from naiad_kernels.best_tokens import best_tokens
+from naiad_kernels.draw_tokens import Draws, draw_tokens
 from naiad_kernels.embedding import embedding
+from naiad_kernels.kept_threshold import RowFilters
 from naiad_kernels.linear import linear
 from naiad_kernels.native.build import COMPILE_FLAGS, compiler, load, source_paths
 from naiad_kernels.native.panels import NativeWeight
@@ -31,7 +34,7 @@ pytestmark = pytest.mark.sanitizer
 
 # The first of all has tiles, for which the driver does not ask Linux.
 VARIANT = next((each for each in VARIANTS[1:] if each.runs_here), PORTABLE)
-VOCAB, HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, BLOCK, BLOCKS = 101, 96, 144, 6, 2, 16, 32, 64
+VOCAB, HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, BLOCK, BLOCKS = 2101, 96, 144, 6, 2, 16, 32, 64
 STEPS = {
     # Few tiles and a long context: members share its splits.
     "decode": ([1, 1], [1500, 40]),
@@ -64,7 +67,22 @@ def recorded(dtype: torch.dtype) -> Recording:
         normed, hidden = add_rms_norm(attended, hidden, torch.ones(HIDDEN), 1e-5)
         gated = silu_and_mul(linear(normed, weight(2 * MLP, HIDDEN)))
         normed, hidden = add_rms_norm(linear(gated, weight(HIDDEN, MLP)), hidden, torch.ones(HIDDEN), 1e-5)
-    return recorder.finish(linear(normed, weight(VOCAB, HIDDEN)))
+    logits = linear(normed, weight(VOCAB, HIDDEN))
+    best_tokens(logits)
+    draw_tokens(logits, None, None)
+    return recorder.finish(logits)
+
+
+def draws_of(num_rows: int) -> Draws:
+    """Rows without filters, with each, and with all, and greedy ones."""
+    number = torch.arange(num_rows)
+    filters = RowFilters(
+        (number % 5).double() / 2,
+        5 * (number % 3),
+        torch.where(number % 4 == 1, 0.5, 1.0).double(),
+        torch.where(number % 7 == 3, 0.01, 0.0).double().log(),
+    )
+    return Draws(filters, 12345 * number, torch.zeros(num_rows, dtype=torch.int64))
 
 
 def tape_file(dtype: torch.dtype, query_lens: list[int], seq_lens: list[int]) -> TapeFile:
@@ -72,7 +90,8 @@ def tape_file(dtype: torch.dtype, query_lens: list[int], seq_lens: list[int]) ->
     tables = [[next(free) for _ in range(0, length, BLOCK)] for length in seq_lens]
     ids = torch.arange(sum(query_lens)) * 7 % VOCAB
     positions = positions_of(query_lens, seq_lens)
-    return TapeFile(recorded(dtype), load(VARIANT), ids, positions, NativeTables.of(query_lens, tables))
+    native_tables, draws = NativeTables.of(query_lens, tables), draws_of(len(ids))
+    return TapeFile(recorded(dtype), load(VARIANT), ids, positions, native_tables, draws)
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,11 @@ from perf.server.load import PROTOCOLS, llm_inputs, text_inputs
 from perf.server.serve_process import Served
 from perf.server.sse_load import event_streams
 
-from naiad.cli.system_checks import free_port
+from helpers.ports import free_port
 from naiad.errors import InternalError
 
 NUM_STREAMS = 8
+PATH = "/v2/models/text/generate_stream"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -69,8 +70,7 @@ def url() -> Iterator[str]:
 def test_all_streams_run_at_once_and_each_keeps_its_events_in_order(url: str) -> None:
     bodies = [{"text_input": "waits for all"}] * NUM_STREAMS
     assert (
-        event_streams(url, "text", bodies)
-        == [[{"text_output": "a\u2028"}, {"text_output": "b"}]] * NUM_STREAMS
+        event_streams(url, PATH, bodies) == [[{"text_output": "a\u2028"}, {"text_output": "b"}]] * NUM_STREAMS
     )
 
 
@@ -84,18 +84,18 @@ def test_all_streams_run_at_once_and_each_keeps_its_events_in_order(url: str) ->
 )
 def test_what_is_no_whole_answer_is_an_error(url: str, said: str, message: str) -> None:
     with pytest.raises(InternalError, match=message):
-        event_streams(url, "text", [{"text_input": "fine"}, {"text_input": said}])
+        event_streams(url, PATH, [{"text_input": "fine"}, {"text_input": said}])
 
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
     with pytest.raises(InternalError, match=r"a connection broke: .*refused"):
-        event_streams(f"127.0.0.1:{free_port('127.0.0.1')}", "text", [{"text_input": "fine"}])
+        event_streams(f"127.0.0.1:{free_port()}", PATH, [{"text_input": "fine"}])
 
 
 def test_silence_is_an_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perf.server.sse_load._SILENCE_S", 0.5)
     with pytest.raises(InternalError, match=r"2 streams said nothing for 0\.5 s"):
-        event_streams(url, "text", [{"text_input": "waits for all"}] * 2)
+        event_streams(url, PATH, [{"text_input": "waits for all"}] * 2)
 
 
 def test_values_are_those_of_all_events_whether_one_or_several(url: str) -> None:

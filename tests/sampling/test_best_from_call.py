@@ -9,7 +9,7 @@ import torch
 
 from naiad.errors import InternalError
 from naiad.sampling.row_state import RowState
-from naiad.sampling.sampler import Sampler
+from naiad.sampling.sampler import Picked, Sampler
 from naiad.sequence import SamplingParams
 from naiad_kernels.best_tokens import BestTokens, best_tokens
 
@@ -33,7 +33,7 @@ def test_plain_rows_take_it(params: dict[str, Any]) -> None:
     sampler = Sampler(VOCAB_SIZE)
     assert sampler.takes_best(rows)
     alone = sampler.sample(logits.clone(), rows)
-    given = sampler.finish(sampler.start(logits.clone(), rows, best_tokens(logits)))
+    given = sampler.finish(sampler.start(logits.clone(), rows, Picked(best_tokens(logits), None)))
     assert given.sampled_token_ids == alone.sampled_token_ids
     assert len(given.sampled_token_ids) == 4
 
@@ -43,8 +43,32 @@ def test_what_is_given_is_used() -> None:
     best = BestTokens(torch.tensor([7, 8]), torch.tensor([1.0, 2.0]))
     sampler = Sampler(VOCAB_SIZE)
     rows = [make_row(0), make_row(1)]
-    output = sampler.finish(sampler.start(torch.zeros(2, VOCAB_SIZE), rows, best))
+    output = sampler.finish(sampler.start(torch.zeros(2, VOCAB_SIZE), rows, Picked(best, None)))
     assert output.sampled_token_ids == {0: 7, 1: 8}
+
+
+def test_tokens_drawn_are_used() -> None:
+    logits = torch.zeros(2, VOCAB_SIZE)
+    rows = [make_row(0), make_row(1, temperature=0.8)]
+    sampler = Sampler(VOCAB_SIZE)
+    best, draws = best_tokens(logits), sampler.draws(rows)
+    assert draws is not None
+    draws.token_ids.copy_(torch.tensor([5, 17]))
+    output = sampler.finish(sampler.start(logits, rows, Picked(best, draws)))
+    assert output.sampled_token_ids == {0: 5, 1: 17}
+
+
+def test_rows_that_take_their_best_token_draw_nothing() -> None:
+    sampler = Sampler(VOCAB_SIZE)
+    rows = [
+        make_row(0),
+        make_row(1, temperature=0.8, top_k=1),
+        make_row(2, temperature=1.0, num_candidates=4),
+    ]
+    assert sampler.draws(rows) is None
+    draws = sampler.draws([*rows, make_row(3, temperature=0.8)])
+    assert draws is not None
+    assert draws.filters.temperature.tolist() == [0.0, 0.0, 0.0, 0.8]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +106,6 @@ def test_a_row_that_cannot_be_used_fails_alone(temperature: float, bad: float) -
     logits[1] = bad
     sampler = Sampler(VOCAB_SIZE)
     rows = [make_row(index, temperature=temperature) for index in range(3)]
-    output = sampler.finish(sampler.start(logits.clone(), rows, best_tokens(logits)))
+    output = sampler.finish(sampler.start(logits.clone(), rows, Picked(best_tokens(logits), None)))
     assert set(output.sampled_token_ids) == {0, 2}
     assert isinstance(output.errors[1], InternalError)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from helpers.scheduler_desk import Desk
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import Sequence
@@ -24,6 +26,37 @@ def test_a_flood_gives_slots_to_another_tenant_and_keeps_its_share() -> None:
     for _ in range(6):
         desk.step()
     assert sorted(desk.running()) == [1, 2, 9, 10]
+
+
+@pytest.mark.parametrize(("tenant", "running"), [("flood", [1, 2, 9, 10]), (None, [1, 2, 3, 4])])
+def test_many_salts_of_one_tenant_take_one_share(tenant: str | None, running: list[int]) -> None:
+    """Without a tenant each salt is one, and takes a share."""
+    desk = Desk(max_num_seqs=4)
+    for number in range(8):
+        desk.add(salt=f"flood {number}", tenant=tenant)
+    desk.step()
+    for _ in range(3):
+        desk.add(salt="other")
+    for _ in range(6):
+        desk.step()
+    assert sorted(desk.running()) == running
+
+
+def test_many_salts_of_one_tenant_share_its_tokens() -> None:
+    desk = Desk(budget=8, max_num_seqs=16, num_blocks=256)
+    served = {"many": 0, "one": 0}
+    for number in range(200):
+        if number % 2 == 0:
+            desk.add(num_tokens=8, salt="one")
+        for _ in range(4):
+            desk.add(num_tokens=4, salt=f"salt {desk.num_added}", tenant="many")
+        for sequence_id, num_tokens in desk.step():
+            sequence = next(each for each in desk.scheduler.running if each.sequence_id == sequence_id)
+            served[sequence.tenant] += num_tokens
+        for sequence in list(desk.scheduler.running):
+            if sequence.num_computed_tokens == sequence.num_prompt_tokens:
+                desk.scheduler.remove(sequence)
+    assert 0.8 < served["many"] / served["one"] < 1.25
 
 
 def test_who_comes_beside_a_flood_runs_in_the_next_step_and_the_flood_waits_for_it() -> None:

@@ -11,8 +11,6 @@ from helpers.tiny_repository import create_repository, tiny_checkpoint
 
 # Room for 130,000 tokens of a tiny model.
 ROOMY = "64000000"
-# The last response of a sequence with drafts has outputs about them; whether it has any depends on its text.
-NO_DRAFTS = ("--drafter", "none")
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +23,9 @@ def leaving() -> Iterator[Leaving]:
 
 @pytest.fixture(scope="session")
 def server(default_model_dir: Path, leaving: Leaving) -> Iterator[Server]:
-    """The default model in float32 without drafts, shared by the tests that do not change its state."""
+    """The default model in float32, shared by the tests that do not change its state."""
     options = ("--dtype", "float32", "--max-model-len", "2048", "--max-num-batched-tokens", "0")
-    started = start_server(default_model_dir, *options, *NO_DRAFTS)
+    started = start_server(default_model_dir, *options)
     yield started
     leaving.take(started)
 
@@ -41,7 +39,7 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_dir: Path, leaving: Leaving) -> Iterator[Server]:
     """A tiny model in float32, shared by tests that do not change its state and need no sensible text."""
-    options = ("--kv-cache-bytes", ROOMY, *NO_DRAFTS)
+    options = ("--kv-cache-bytes", ROOMY)
     create_repository(tiny_dir.parent / "repository", tiny_dir, *options)
     with running(leaving, tiny_dir.parent / "repository") as server:
         yield server
@@ -51,7 +49,7 @@ def tiny(tiny_dir: Path, leaving: Leaving) -> Iterator[Server]:
 def presets(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
     """Tiny models of every preset in one server; see `helpers.preset_server`."""
     folder = tmp_path_factory.mktemp("presets")
-    repository = write_presets(folder, *NO_DRAFTS)
+    repository = write_presets(folder)
     add_padded(repository)
     add_excluding(repository)
     with running(leaving, repository) as server:

@@ -102,15 +102,19 @@ def test_random_arrivals_change_nothing(tiny: Server, served_at_once: list[list[
 def test_forced_preemption_changes_nothing(
     tiny_dir: Path, leaving: Leaving, served_at_once: list[list[int]]
 ) -> None:
-    """Run 8 sequences of up to 7 blocks in a pool of 12."""
+    """Run 8 sequences of up to 7 blocks in a pool of 12, again until they have met there."""
     block_bytes = 16 * 2 * 3 * 2 * 10 * 4
     options = ("--dtype", "float32", "--block-size", "16", "--kv-cache-bytes", str(12 * block_bytes))
     chosen = [number for number, prompt in enumerate(PROMPTS) if len(prompt) <= 65][:8]
     small = start_server(tiny_dir, *options)
-    try:
+
+    def preempted_in_one_more_round() -> bool:
         tokens = all_at_once(small, [PROMPTS[number] for number in chosen])
         assert tokens == [served_at_once[number] for number in chosen]
-        eventually(lambda: small.metric("vllm:num_preemptions_total") > 0)
+        return small.metric("vllm:num_preemptions_total") > 0
+
+    try:
+        eventually(preempted_in_one_more_round)
         eventually(lambda: small.used_blocks() == 0)
     finally:
         leaving.take(small)

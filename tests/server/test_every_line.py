@@ -108,8 +108,6 @@ OCCASIONS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("sequence_index",), {"num_return_sequences": 2}),
     (("top_log_prob_ids", "top_log_probs"), {"num_log_probs": 2}),
 ]
-# The engine decides whether to draft.
-DRAFTED = {"acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"}
 
 
 def sent(server: Server, model: Model, more: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +125,7 @@ def test_outputs_have_the_types_of_the_page_and_come_when_asked_for(presets: Ser
     found = sent(presets, model, requested)
     assert {name: rows[name].dtype for name in found} == found
     internal = {name for name, row in rows.items() if row.note.startswith("internal")}
-    always = rows.keys() - occasional.keys() - internal - DRAFTED - {"batch_index"}
+    always = rows.keys() - occasional.keys() - internal - {"batch_index"}
     assert always - found.keys() == set()
     if model.section == "llm":
         assert not internal & found.keys()

@@ -66,7 +66,7 @@ def drafting(
 def test_tokens_are_those_without_drafts(drafting: Server, sampling: dict[str, float]) -> None:
     fields = {"max_tokens": 60, "ignore_eos": True, **sampling}
     plain = served(drafting, "grpc", PROMPT, num_draft_tokens=0, **fields)
-    drafted = served(drafting, "grpc", PROMPT, **fields)
+    drafted = served(drafting, "grpc", PROMPT, num_draft_tokens=4, **fields)
     assert drafted.text == plain.text
     assert plain.all("total_draft_tokens") == []
     assert drafted.end("total_draft_tokens") > 0

@@ -26,7 +26,8 @@ def test_every_response_reports_times_blocks_and_drafts(
     tiny: Server, way: str, prompt: str | list[int]
 ) -> None:
     before_ns = time.monotonic_ns()
-    answer = served(tiny, way, prompt, max_tokens=6, ignore_eos=True, return_perf_metrics=True)
+    fields = {"max_tokens": 6, "ignore_eos": True, "return_perf_metrics": True, "num_draft_tokens": 0}
+    answer = served(tiny, way, prompt, **fields)
     seen = last(answer)
     assert before_ns < seen["arrival_time_ns"]
     assert [seen[name] for name in TIMES] == sorted(seen[name] for name in TIMES)

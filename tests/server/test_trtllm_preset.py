@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from helpers.openai_api import COMPLETIONS, post, streamed
 from helpers.preset_server import infer
 from helpers.raw_grpc import ENDLESS, Stream, as_tensor, ask, llm_inputs, text_inputs
+from helpers.remote_door import running_door
 from helpers.server import Leaving, Server, eventually, running
 from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
 
@@ -171,3 +174,18 @@ def test_http_infer_is_for_unary_models(trtllm: Server, model: str) -> None:
     status, text = trtllm.post(f"/v2/models/{model}/infer", infer_body(**UNARY))
     assert status == 501
     assert "decoupled" in text
+
+
+def test_the_openai_api_in_front_of_it_offers_what_can_stream(trtllm: Server, tiny_dir: Path) -> None:
+    def names() -> list[str]:
+        return [each["id"] for each in json.loads(post(door, "/v1/models", b"", "GET")[2])["data"]]
+
+    with running_door(trtllm.grpc, tiny_dir) as door:
+        eventually(lambda: names() == ["ensemble"])
+        greedy = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": False}
+        said = streamed(door, COMPLETIONS, model="ensemble", prompt=PROMPT, **greedy)
+        inputs = text_inputs(PROMPT, 12, ignore_eos=True)
+        assert said.texts == [ask(trtllm.grpc, "ensemble", inputs).text]
+    warnings = "\n".join(door.lines)
+    assert "tensorrt_llm_bls is not offered: its responses repeat the text before them" in warnings
+    assert "unary_ensemble is not offered: it is not decoupled" in warnings

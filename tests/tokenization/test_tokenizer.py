@@ -209,3 +209,13 @@ def test_prompt_characters_are_counted_when_complete(tmp_path: Path) -> None:
     ids = tokenizer.encode("<s>aé世", add_special_tokens=False)
     assert tokenizer.num_prompt_chars(ids) == 3
     assert tokenizer.num_prompt_chars(ids[:-1]) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("adds", [False, True])
+def test_long_texts_are_encoded_as_short_ones_are(tmp_path: Path, kind: str, adds: bool) -> None:
+    tokenizer, plain = tokenizer_in(tmp_path, kind), tiny_tokenizer(kind)
+    text = "The quick brown fox </s> 你好 " * 1000
+    found = tokenizer.encode(text, add_special_tokens=adds)
+    assert found == plain.encode(text, add_special_tokens=adds).ids
+    assert len(found) > 5000

@@ -58,7 +58,7 @@ def ways(
     folder: Path = tmp_path_factory.mktemp("tokenizer")
     tokenizer = Tokenizer.from_directory(write_tokenizer(folder, tiny_tokenizer("byte_level")))
     encoder = PromptEncoder(tokenizer, LIMITS.max_model_len, LIMITS.vocab_size)
-    texts = ChunkTexts(tokenizer.table, skip_special_tokens=True)
+    texts = ChunkTexts(tokenizer.table)
     text = RequestShape(TextRequestReader(encoder).read, TextWriter(texts, accumulates=False).write)
     vllm = RequestShape(make_reader(tokenizer).read, VLLMWriter(texts, tokenizer.table).write)
     return {

@@ -4,10 +4,10 @@ import itertools
 from dataclasses import replace
 
 from helpers.fake_metrics import FakeFamilies
+from naiad.engine_process.observations import Ended, ObservationBatch
 from naiad.outputs import EngineStats, MemoryUse, Timings
 from naiad.sequence import FinishReason
 from naiad.triton_server.metrics.engine_metrics import Metrics
-from naiad.triton_server.metrics.observations import Ended, ObservationBatch
 from naiad.triton_server.metrics.request_metrics import (
     MANY_GAPS,
     MOST_GAPS,
@@ -131,6 +131,28 @@ def test_a_request_is_observed_at_its_end() -> None:
     }
 
 
+def test_requests_of_the_openai_server_are_counted_apart() -> None:
+    families = FakeFamilies()
+    some = ObservationBatch(first_token_s=[0.5], ended=[ended(), ended()])
+    forwarded = [ObservationBatch(), some, ObservationBatch()]
+    metrics = Metrics(families, "llm", "1", 2048, lambda: forwarded.pop(0))
+    stats = EngineStats(total_steps=1)
+    metrics.update(EngineStats(), ObservationBatch())
+    assert not any(metric.labels.get("door") == "openai" for _, metric in families.metrics)
+    metrics.update(stats, ObservationBatch(ended=[ended()]))
+    # The same stats again: nothing but the requests is looked at.
+    metrics.update(stats, ObservationBatch())
+    assert forwarded == []
+    ends = {
+        metric.labels["door"]: metric.value
+        for name, metric in families.metrics
+        if name == "vllm:request_success_total" and metric.labels["finished_reason"] == "length"
+    }
+    assert ends == {"triton": 1, "openai": 2}
+    first = [metric for name, metric in families.metrics if name == "vllm:time_to_first_token_seconds"]
+    assert {metric.labels["door"]: metric.observed for metric in first} == {"triton": [], "openai": [0.5]}
+
+
 def test_only_what_had_a_token_is_observed_but_every_end_is_counted() -> None:
     families = FakeFamilies()
     waited = replace(ended(), timings=Timings(1.0), num_output_tokens=0, reason=FinishReason.TIMEOUT)
@@ -148,7 +170,12 @@ def test_buckets_and_labels_are_tensorrt_llms() -> None:
     families = FakeFamilies()
     Metrics(families, "llm", "1", 130)
     lengths = families.find("nv_llm_output_token_len")
-    assert lengths.labels == {"model": "llm", "version": "1", "response_metric_type": "total_output_tokens"}
+    assert lengths.labels == {
+        "model": "llm",
+        "version": "1",
+        "door": "triton",
+        "response_metric_type": "total_output_tokens",
+    }
     assert lengths.buckets == [10, 50, 100, 500, 1000]
     assert families.find("vllm:request_prompt_tokens").buckets == [1, 2, 5, 10, 20, 50, 100]
     assert families.find("vllm:request_params_n").buckets == [1, 2, 5, 10, 20]

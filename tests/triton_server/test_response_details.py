@@ -122,6 +122,33 @@ def test_a_response_has_tensorrt_llms_shapes() -> None:
     assert response["top_log_prob_ids"].dtype == np.int32
 
 
+DRAFTED = {"acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_sent"),
+    [
+        ({}, False),
+        ({"num_draft_tokens": 0}, False),
+        ({"num_draft_tokens": 3}, True),
+        ({"draft_input_ids": [4, 5]}, True),
+        ({"return_perf_metrics": True}, True),
+    ],
+)
+@pytest.mark.parametrize("num_drafts", [0, 8])
+def test_only_who_asks_hears_of_drafts(fields: dict[str, Any], is_sent: bool, num_drafts: int) -> None:
+    drafted = {"num_draft_tokens": num_drafts, "num_accepted_tokens": num_drafts // 4}
+    outputs = (output(1, 10), output(1, 11, finish=FinishReason.LENGTH, **drafted))
+    responses = Harness().run(llm_source(streaming=True, **fields), *outputs)
+    assert [DRAFTED & response.keys() for response in responses] == [
+        DRAFTED if "return_perf_metrics" in fields else set(),
+        DRAFTED if is_sent else set(),
+    ]
+    if is_sent:
+        assert responses[-1]["total_draft_tokens"].tolist() == [[num_drafts]]
+        assert responses[-1]["acceptance_rate"].tolist() == [[0.25 if num_drafts else 0.0]]
+
+
 def test_streamed_details_add_up_to_the_unstreamed_ones() -> None:
     context = b"".join(logits(1, 2, 3))
     outputs = (

@@ -38,7 +38,7 @@ class Harness:
 
     def __init__(self, tokenizer: Tokenizer, accumulates: bool, cancel_message: str = "") -> None:
         encoder = PromptEncoder(tokenizer, LIMITS.max_model_len, LIMITS.vocab_size)
-        texts = ChunkTexts(tokenizer.table, skip_special_tokens=True)
+        texts = ChunkTexts(tokenizer.table)
         shape = RequestShape(
             read=TextRequestReader(encoder).read,
             build=TextWriter(texts, accumulates=accumulates).write,

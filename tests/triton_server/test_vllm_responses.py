@@ -32,7 +32,7 @@ def reader(tokenizer: Tokenizer) -> VLLMRequestReader:
 
 @pytest.fixture
 def writer(tokenizer: Tokenizer) -> VLLMWriter:
-    return VLLMWriter(ChunkTexts(tokenizer.table, skip_special_tokens=True), tokenizer.table)
+    return VLLMWriter(ChunkTexts(tokenizer.table), tokenizer.table)
 
 
 def sent(writer: VLLMWriter, request: VLLMRequest, row: StreamRow, *outputs: RequestOutput) -> dict[str, Any]:

@@ -20,6 +20,15 @@ def at_least(least: int) -> Callable[[str], int]:
     return read
 
 
+def port_or_off(text: str) -> int | None:
+    """A TCP port, 0 for a free one, or None for "off".
+
+    Raises:
+        argparse.ArgumentTypeError: the text is neither.
+    """
+    return None if text == "off" else port_number(text)
+
+
 def port_number(text: str) -> int:
     """A TCP port; 0 stands for a free one.
 

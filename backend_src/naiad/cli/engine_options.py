@@ -29,6 +29,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
     engine = parser.add_argument_group("engine", description)
     add = engine.add_argument
     add(
+        "--served-name",
+        metavar="NAME",
+        help="the model's name for clients of the OpenAI API (default: the checkpoint's name)",
+    )
+    add(
         "--dtype",
         choices=DTYPES,
         help="data type of weights, computation and KV cache; auto: bfloat16 if the device computes in it, "

@@ -13,8 +13,10 @@ from naiad.errors import NaiadError
 # Each command's module has `add_arguments(parser)` and `run(args) -> exit code`.
 _COMMANDS = {
     "serve": ("naiad.cli.serve.command", "start a tritonserver and supervise it"),
+    "openai": ("naiad.cli.openai", "serve the OpenAI API in front of a Triton server that runs elsewhere"),
     "repository": ("naiad.cli.repository.command", "make and check a model repository"),
     "fetch-model": ("naiad.cli.checkpoints.fetch", "download and convert the default model"),
+    "key": ("naiad.cli.key", "make a key for the OpenAI API"),
     "doctor": ("naiad.cli.doctor.command", "print what this machine offers and what Naiad will use"),
     "bench": ("naiad.cli.bench.command", "measure the engine"),
 }
@@ -40,7 +42,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"naiad {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in _COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        command = commands.add_parser(name, help=summary, description=f"{summary[:1].upper()}{summary[1:]}.")
         # Only the requested command is imported: some modules are slow to import.
         if name in words:
             importlib.import_module(module).add_arguments(command)

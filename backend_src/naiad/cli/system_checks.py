@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -158,38 +157,6 @@ def libpython_directory(
     )
 
 
-def check_port(option: str, host: str, port: int) -> None:
-    """Check that this process can listen on the port.
-
-    Raises:
-        StartupError: it is in use or not allowed, or the machine does not have the address.
-    """
-    try:
-        with _listening_socket(host, port):
-            return
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-    raise StartupError(
-        f"{option} {port} on {host} can not be used ({reason}): "
-        "stop what listens there, or choose another port"
-    )
-
-
-def free_port(host: str) -> int:
-    """A port that is not in use now.
-
-    Raises:
-        StartupError: the host is not an address of this machine.
-    """
-    try:
-        with _listening_socket(host, 0) as listener:
-            return int(listener.getsockname()[1])
-    except OSError as error:
-        raise StartupError(
-            f"--host {host} is not an address of this machine ({error.strerror}): use 127.0.0.1"
-        ) from None
-
-
 def check_machine() -> str | None:
     """Make the checks that do not depend on options, the most likely causes of trouble first.
 
@@ -218,20 +185,6 @@ def check_machine() -> str | None:
 def running_python() -> tuple[int, int]:
     """The version of this Python."""
     return sys.version_info[0], sys.version_info[1]
-
-
-def _listening_socket(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        # Servers set it too, so that connections in TIME_WAIT do not matter.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()
-    except BaseException:
-        listener.close()
-        raise
-    return listener
 
 
 def _installed_version(package: str) -> str | None:

@@ -26,6 +26,8 @@ class EngineConfig:
 
     Attributes:
         model_dir: directory with config.json, *.safetensors and tokenizer.json.
+        served_name: the name of the model for clients that choose among several. Empty: the name of the
+            checkpoint.
         dtype: of weights, activations and KV cache. "auto": bfloat16 if the device
             computes in it (CUDA; CPUs with avx512_bf16 or AMX), else float32.
         device: "cpu" or "cuda".
@@ -76,6 +78,7 @@ class EngineConfig:
     """
 
     model_dir: str
+    served_name: str = ""
     dtype: str = "auto"
     device: str = "cpu"
     cpu_kernels: str = "auto"

@@ -10,10 +10,22 @@ from naiad.errors import ConfigError
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 
 
+_SNAPSHOTS = "snapshots"
+_HUB_PREFIX = "models--"
+
+
 def default_model_dir() -> Path:
     """Return the directory where `naiad fetch-model` puts the default model."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "naiad" / "models" / DEFAULT_MODEL_NAME
+
+
+def checkpoint_name(directory: Path) -> str:
+    """Return the name of the checkpoint in this directory: org/name if it is in the Hugging Face cache."""
+    directory = directory.absolute()
+    if directory.parent.name == _SNAPSHOTS and directory.parent.parent.name.startswith(_HUB_PREFIX):
+        return directory.parent.parent.name.removeprefix(_HUB_PREFIX).replace("--", "/")
+    return directory.name
 
 
 def model_directory(name: str, key: str = "model_dir") -> Path:

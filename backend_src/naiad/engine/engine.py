@@ -10,6 +10,7 @@ import msgspec
 from naiad.engine.beam_groups import BeamGroups
 from naiad.engine.deadlines import Deadlines
 from naiad.engine.live_sequence import LiveSequence, TextState
+from naiad.engine.snapshots import take_snapshot
 from naiad.engine.step_queue import StepQueue
 from naiad.engine.step_record import StepRecord
 from naiad.engine.step_runner import StepRunner
@@ -37,6 +38,7 @@ from naiad.sequence import (
     SequenceStatus,
     TextContext,
 )
+from naiad.snapshot import EngineSnapshot
 
 
 class Engine:
@@ -124,6 +126,7 @@ class Engine:
             params = msgspec.structs.replace(
                 request.params,
                 seed=sibling_seed(request.params.seed, index),
+                num_prompt_log_probs=-1,
                 returns_context_logits=False,
             )
             self._add_sequence(request, self._make_sequence(request, sequence_id, params, first))
@@ -142,7 +145,7 @@ class Engine:
             params=params,
             arrival_s=now,
             deadline_s=deadline_s,
-            tenant=request.cache_salt,
+            tenant=request.cache_salt if request.tenant is None else request.tenant,
             prefix_identity=PrefixIdentity(request.cache_salt),
             donor=donor,
             offered_token_ids=request.draft_token_ids,
@@ -185,12 +188,18 @@ class Engine:
         for row in step.rows:
             outputs += self._outputs_of(row, result)
         outputs += self._record.take_starts(outputs)
+        if step.rows:
+            self._record.keep_step(self._scheduler)
         self._deadlines.forget_ended(len(self._live) + len(self._beams))
         return outputs
 
     def stats(self) -> EngineStats:
         """A copy of the gauges and totals as they are now."""
         return self._record.stats(self._scheduler)
+
+    def snapshot(self) -> EngineSnapshot:
+        """What the engine is doing now, for people who watch it."""
+        return take_snapshot(self._scheduler, self._record, self._clock())
 
     def _clear_failed(self, step: StepBatch, result: ModelOutput) -> None:
         """Overwrite what failed rows have written before their blocks are freed and reused."""
@@ -217,8 +226,8 @@ class Engine:
         live = self._live[sequence_id]
         if error is not None:
             return [self._fail(live, error)]
-        if result.context_logits:
-            live.take_context_logits(row, result)
+        if sequence.params.describes_prompt:
+            live.take_prompt_details(row, result)
         output = self._take_new_tokens(live, result) if row.samples else None
         return [] if output is None else [output]
 
@@ -245,9 +254,10 @@ class Engine:
         if num_before == sequence.num_prompt_tokens:
             self._record.num_prompt_tokens += sequence.num_prompt_tokens
         stop, num_known = first_stop(sequence, num_before)
-        num_output = num_known - num_before - (stop is not None and not stop.keeps_token)
+        has_end = stop is not None and not stop.keeps_token
+        num_output = num_known - num_before - has_end
         token_ids = sequence.token_ids[num_before : num_before + num_output]
-        live.take_token_details(result, num_output)
+        live.take_token_details(result, num_output, has_end)
         output = live.output(token_ids, is_last=stop is not None)
         self._record.num_generation_tokens += len(output.token_ids)
         if output.is_cut:
@@ -260,7 +270,7 @@ class Engine:
             self._scheduler.cut(sequence, num_kept, num_new)
             output.num_accepted_tokens = sequence.num_accepted_tokens
             self._leave(sequence)
-        elif not output.token_ids:
+        elif output.only_started:
             return None
         return output
 

@@ -31,24 +31,39 @@ class LiveSequence:
     _log_probs: list[TokenLogProbs] = field(default_factory=list)
     _generation_logits: list[bytes] = field(default_factory=list)
     _context_logits: list[bytes] = field(default_factory=list)
+    _prompt_log_probs: list[TokenLogProbs] = field(default_factory=list)
+    _end_log_probs: TokenLogProbs | None = None
     _cum_log_prob: float = 0.0
     _has_output: bool = False
+    _has_sent_prompt: bool = False
 
-    def take_context_logits(self, row: StepRow, result: ModelOutput) -> None:
-        """Store the logits of the prompt positions that a row has computed."""
-        logits = result.context_logits.get(self.sequence.sequence_id)
-        if logits is None or self._has_output:
-            return
-        if row.start == 0:
-            # After a preemption the prompt is computed again from its start.
-            self._context_logits.clear()
-        self._context_logits.append(logits)
+    def take_prompt_details(self, row: StepRow, result: ModelOutput) -> None:
+        """Store what was requested of the prompt positions that a row has computed."""
+        sequence_id = self.sequence.sequence_id
+        logits = result.context_logits.get(sequence_id)
+        if logits is not None and not self._has_output:
+            if row.start == 0:
+                # After a preemption the prompt is computed again from its start.
+                self._context_logits.clear()
+            self._context_logits.append(logits)
+        log_probs = result.prompt_log_probs.get(sequence_id)
+        if log_probs is not None and not self._has_sent_prompt:
+            # The row's first token comes before the prompt token of this index.
+            self._prompt_log_probs[row.start :] = log_probs
 
-    def take_token_details(self, result: ModelOutput, num_tokens: int) -> None:
-        """Store the requested details of the step's first `num_tokens` tokens, which are output."""
+    def take_token_details(self, result: ModelOutput, num_tokens: int, has_end: bool) -> None:
+        """Store the requested details of the step's first `num_tokens` tokens, which are output.
+
+        Args:
+            result: the step's result.
+            num_tokens: number of its tokens that are output.
+            has_end: the token after them ends the sequence.
+        """
         sequence_id = self.sequence.sequence_id
         if sequence_id in result.log_probs:
-            self._log_probs += result.log_probs[sequence_id][:num_tokens]
+            log_probs = result.log_probs[sequence_id]
+            self._log_probs += log_probs[:num_tokens]
+            self._end_log_probs = log_probs[num_tokens] if has_end else None
         if sequence_id in result.generation_logits:
             self._generation_logits += result.generation_logits[sequence_id][:num_tokens]
 
@@ -71,6 +86,12 @@ class LiveSequence:
         self.num_sent_tokens += len(output.token_ids)
         if output.token_ids or is_last:
             self._add_details(output)
+        # These do not wait for tokens that are held back: the outputs of siblings may need them.
+        if self._prompt_log_probs and len(self._prompt_log_probs) == self.sequence.num_prompt_tokens - 1:
+            output.prompt_log_probs, self._prompt_log_probs = self._prompt_log_probs, []
+            self._has_sent_prompt = True
+        if is_last and not output.is_cut:
+            output.end_log_probs = self._end_log_probs
         if is_last or output.is_cut or self.sequence.params.returns_perf_metrics:
             output.num_draft_tokens = self.sequence.num_draft_tokens
             output.num_accepted_tokens = self.sequence.num_accepted_tokens

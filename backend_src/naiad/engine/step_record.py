@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 
+from naiad.engine.step_history import StepHistory
 from naiad.engine.step_runner import StepRunner
 from naiad.outputs import EngineStats, MemoryUse, ModelOutput, RequestOutput, StepRow
 from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import Sequence
 from naiad.speculation.speculator import DraftTotals
+
+_NO_DRAFTS = DraftTotals()
 
 
 class StepRecord:
@@ -18,6 +22,7 @@ class StepRecord:
     Attributes:
         num_prompt_tokens: number of prompt tokens of the sequences that have had a token.
         num_generation_tokens: number of output tokens that have been sent.
+        history: what the last steps computed.
     """
 
     def __init__(self, runner: StepRunner) -> None:
@@ -27,14 +32,18 @@ class StepRecord:
         self._started: list[int] = []
         self._num_steps = 0
         self._num_context_tokens = 0
+        self.history = StepHistory()
+        # Begin, prompt tokens and decoding rows of the steps that have been launched; two at most.
+        self._launched: deque[tuple[float, int, int]] = deque()
+        self._ended_s = 0.0
         self._runner = runner
         self._memory = MemoryUse()
         self._timestamp_s = 0
 
-    def begin_step(self, rows: Iterable[StepRow], running: Mapping[int, Sequence], now_s: float) -> None:
+    def begin_step(self, rows: Collection[StepRow], running: Mapping[int, Sequence], now_s: float) -> None:
         """Record that these rows of running sequences are about to be computed."""
         self._num_steps += 1
-        self._num_context_tokens = 0
+        self._num_context_tokens = num_prefill_rows = 0
         for row in rows:
             sequence = running[row.sequence_id]
             if not sequence.first_scheduled_s:
@@ -42,6 +51,9 @@ class StepRecord:
                 self._started.append(sequence.sequence_id)
             if row.start < sequence.num_prompt_tokens:
                 self._num_context_tokens += min(len(row.token_ids), sequence.num_prompt_tokens - row.start)
+                num_prefill_rows += 1
+        if rows:
+            self._launched.append((now_s, self._num_context_tokens, len(rows) - num_prefill_rows))
 
     def take_starts(self, outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
         """Return outputs that report the sequences started since the last call, except those in `outputs`."""
@@ -53,17 +65,37 @@ class StepRecord:
         self, rows: Iterable[StepRow], running: Mapping[int, Sequence], result: ModelOutput, now_s: float
     ) -> None:
         """Record that these rows have been computed; some of their sequences may have ended."""
+        self._ended_s = now_s
         for row in rows:
             sequence = running.get(row.sequence_id)
             if sequence is not None and row.samples and row.sequence_id not in result.errors:
                 sequence.last_token_s = now_s
-                sequence.first_token_s = sequence.first_token_s or now_s
+                if not sequence.first_token_s:
+                    sequence.first_token_s = now_s
+                    self.history.add_first_token(now_s, now_s - sequence.arrival_s)
+
+    def keep_step(self, scheduler: Scheduler) -> None:
+        """Remember the step that has ended last, now that its tokens have been taken."""
+        begin_s, num_context_tokens, num_decode_rows = self._launched.popleft()
+        drafts = scheduler.speculator.totals if scheduler.speculator is not None else _NO_DRAFTS
+        self.history.add(
+            (
+                begin_s,
+                self._ended_s,
+                num_context_tokens,
+                num_decode_rows,
+                drafts.num_draft_tokens,
+                sum(drafts.accepted_at),
+                scheduler.num_preemptions,
+                self.num_generation_tokens,
+            )
+        )
 
     def stats(self, scheduler: Scheduler) -> EngineStats:
         """The gauges and totals as they are now."""
         self._look_at_memory()
         kv_cache, speculator = scheduler.kv_cache, scheduler.speculator
-        drafts = speculator.totals if speculator is not None else DraftTotals()
+        drafts = speculator.totals if speculator is not None else _NO_DRAFTS
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from naiad.config.engine_config import EngineConfig, field_names
+from naiad.engine_process.protocol import Checkpoint
 from naiad.engine_process.serving.loop import ServedEngine, serve
 from naiad.engine_process.serving.queue_gate import QueueLimits
 from naiad.errors import ConfigError
@@ -51,7 +52,7 @@ def main() -> NoReturn:
         return build_engine(config)
 
     limits = QueueLimits(config.max_num_seqs, config.max_queued_requests, config.max_queued_tokens)
-    serve(build, socket_path, parent_pid, limits)
+    serve(build, socket_path, parent_pid, limits, Checkpoint.of(config))
 
 
 if __name__ == "__main__":

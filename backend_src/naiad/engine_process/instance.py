@@ -95,6 +95,16 @@ def engine_sockets(directory: Path, model: str | None = None) -> list[Path]:
     return [path for path in sockets if name.fullmatch(path.name)]
 
 
+def engine_names(directory: Path) -> set[str]:
+    """The names of the `llm` models that own the engines of a server.
+
+    Args:
+        directory: the server's runtime directory, which need not exist.
+    """
+    # The name may hold dots; the number and the suffix follow it.
+    return {path.name.rsplit(".", 2)[0] for path in engine_sockets(directory)}
+
+
 def instance_number(sequence_id: int) -> int:
     """The number of the instance that drew the id."""
     return sequence_id >> _RANDOM_BITS

@@ -6,15 +6,21 @@ Both ends decode only the typed messages below, so a frame cannot make the recei
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import msgspec
 
+from naiad.config.engine_config import EngineConfig
+from naiad.config.model_location import checkpoint_name
+from naiad.engine_process.observations import ObservationBatch
 from naiad.errors import InternalError
 from naiad.frames import MAX_FRAME_BYTES, frame
-from naiad.outputs import EngineStats, RequestOutput
+from naiad.outputs import EngineStats, RequestOutput, TokenLogProbs
 from naiad.sequence import EngineRequest
+from naiad.snapshot import EngineSnapshot
 
-# Limit of the logits in one message; the other half of a frame is ample for everything else.
+# Limit of the logits and of the prompts' log-probabilities in one message; the other half of a frame is
+# ample for everything else.
 MAX_LOGITS_BYTES = MAX_FRAME_BYTES // 2
 
 
@@ -49,25 +55,59 @@ class StopRequests(msgspec.Struct, tag="cancel", frozen=True):
     request_id: str
 
 
-ClientMessage = AddRequests | Abort | Drain | StopServing | StopRequests
+class Observed(msgspec.Struct, tag="observed", frozen=True):
+    """What a client that writes no metrics has observed; the engine forwards it to its owner, which does."""
+
+    batch: ObservationBatch
+
+
+class AskSnapshot(msgspec.Struct, tag="look", frozen=True):
+    """Send one `SnapshotTaken`, between two steps. Only to engines whose `Ready` says `tells_snapshots`."""
+
+
+ClientMessage = AddRequests | Abort | Drain | StopServing | StopRequests | Observed | AskSnapshot
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """The checkpoint that an engine serves.
+
+    Attributes:
+        model_dir: the absolute path of its directory.
+        served_name: its name for clients that choose among several models.
+    """
+
+    model_dir: str
+    served_name: str
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Checkpoint:
+        """Describe the checkpoint that this configuration names."""
+        directory = Path(config.model_dir).absolute()
+        return cls(str(directory), config.served_name or checkpoint_name(directory))
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
     """The engine serves. Sent once to each client.
 
     Attributes:
+        checkpoint: what the engine serves, for clients that tokenize.
+        created_s: when the engine began to serve, in Unix time.
         max_model_len: maximum number of prompt and output tokens together.
         vocab_size: ids are in [0, vocab_size).
         eos_token_ids: all ids that end a text.
         max_num_seqs: maximum number of sequences that run at once.
         stats: the engine's gauges now.
+        tells_snapshots: it answers `AskSnapshot`; older engines drop clients that ask.
     """
 
+    checkpoint: Checkpoint
+    created_s: int
     max_model_len: int
     vocab_size: int
     eos_token_ids: list[int]
     max_num_seqs: int
     stats: EngineStats
+    tells_snapshots: bool = False
 
 
 class StartFailed(msgspec.Struct, tag="failed", frozen=True):
@@ -89,7 +129,19 @@ class StepDone(msgspec.Struct, tag="step", frozen=True):
     stats: EngineStats | None
 
 
-EngineMessage = Ready | StartFailed | StepDone | StopRequests
+class SnapshotTaken(msgspec.Struct, tag="snapshot", frozen=True):
+    """What the engine is doing; sent only to a client that has asked, once for each time.
+
+    Attributes:
+        snapshot: the same for every client.
+        own_ids: for this client's sequences, the engine's id in the snapshot → the client's id.
+    """
+
+    snapshot: EngineSnapshot
+    own_ids: dict[int, int]
+
+
+EngineMessage = Ready | StartFailed | StepDone | StopRequests | Observed | SnapshotTaken
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +168,13 @@ def encode_requests(requests: list[EngineRequest]) -> bytes:
         raise InternalError("the request can not be sent to the engine") from error
 
 
+def _log_probs_bytes(log_probs: TokenLogProbs) -> int:
+    """At most so many bytes are sent of one token's log-probabilities."""
+    return 24 + 14 * len(log_probs.top_token_ids)
+
+
 def split_outputs(outputs: list[RequestOutput]) -> list[list[RequestOutput]]:
-    """Split a step's outputs, in order, over as many messages as their logits need; at least one.
+    """Split a step's outputs, in order, over as many messages as their details need; at least one.
 
     A single output never exceeds `MAX_LOGITS_BYTES`: requests for more logits are refused.
     """
@@ -125,6 +182,8 @@ def split_outputs(outputs: list[RequestOutput]) -> list[list[RequestOutput]]:
     num_bytes = 0
     for output in outputs:
         size = len(output.context_logits) + sum(map(len, output.generation_logits))
+        if output.prompt_log_probs:
+            size += len(output.prompt_log_probs) * _log_probs_bytes(output.prompt_log_probs[0])
         num_bytes += size
         if num_bytes > MAX_LOGITS_BYTES and parts[-1]:
             parts.append([])

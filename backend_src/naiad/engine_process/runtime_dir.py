@@ -10,6 +10,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+import psutil
+
 from naiad.errors import StartupError
 
 
@@ -34,6 +36,19 @@ def runtime_directory(server_pid: int) -> Path:
         raise StartupError(f"{path} can not be made: {error.strerror}; set TMPDIR") from error
     _remove_leftovers(path.parent, _name_prefix())
     return path
+
+
+def runtime_directories_below(pid: int) -> list[Path]:
+    """The existing directories of the live servers among this process and its descendants.
+
+    Anyone may make a directory of such a name, so those that are not private to this user are left out.
+    """
+    prefix = _name_prefix()
+    return [
+        path
+        for path in Path(tempfile.gettempdir()).glob(f"{prefix}*")
+        if _is_below(path.name.removeprefix(prefix), pid) and _is_private(path)
+    ]
 
 
 def runtime_path(server_pid: int) -> Path:
@@ -63,6 +78,14 @@ def _check_is_private(path: Path) -> None:
         raise StartupError(f"{path} is not a private directory of this user; remove it")
 
 
+def _is_private(path: Path) -> bool:
+    try:
+        _check_is_private(path)
+    except (StartupError, OSError):
+        return False
+    return True
+
+
 def _remove_leftovers(parent: Path, prefix: str) -> None:
     pattern = re.compile(re.escape(prefix) + r"(\d+)")
     for path in parent.glob(f"{prefix}*"):
@@ -73,6 +96,16 @@ def _remove_leftovers(parent: Path, prefix: str) -> None:
         with contextlib.suppress(StartupError, OSError):
             _check_is_private(path)
             shutil.rmtree(path)
+
+
+def _is_below(server_pid: str, pid: int) -> bool:
+    if not (server_pid.isascii() and server_pid.isdigit()):
+        return False
+    try:
+        server = psutil.Process(int(server_pid))
+        return server.pid == pid or any(parent.pid == pid for parent in server.parents())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_alive(pid: int) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from naiad.frontend.request import GenerateRequest
+from naiad.frontend.request import GenerateRequest, RequestRow
 from naiad.outputs import RequestOutput, Timings
 from naiad.sequence import FinishReason
-from naiad.tokenization import TokenTable, decode_after
+from naiad.tokenization import TextDecoder, TokenTable, decode_after
 
 
 @dataclass(slots=True)
@@ -39,9 +39,19 @@ class Chunk:
         return self.outputs[0]
 
     @property
+    def row(self) -> RequestRow:
+        """The request's row."""
+        return self.request.rows[self.row_index]
+
+    @property
+    def asks_for_drafts(self) -> bool:
+        """Whether the row's client offers draft tokens or sets how many there may be, and not to none."""
+        return bool(self.row.draft_token_ids) or self.row.params.num_draft_tokens > 0
+
+    @property
     def prompt_token_ids(self) -> list[int]:
         """The token ids of the row's prompt."""
-        return self.request.rows[self.row_index].prompt_token_ids
+        return self.row.prompt_token_ids
 
     @property
     def is_last(self) -> bool:
@@ -71,7 +81,7 @@ class Chunk:
     @property
     def num_prompt_chars(self) -> int:
         """Number of characters of the prompt's text; 0 if tokens are not turned into text."""
-        text = self.request.rows[self.row_index].text
+        text = self.row.text
         return 0 if text is None else text.num_prompt_chars
 
     @property
@@ -128,16 +138,40 @@ def _nanoseconds(seconds: float) -> int:
 class ChunkTexts:
     """Turns the tokens of chunks into text. Stateless: each output has the ids that its text depends on."""
 
-    def __init__(self, table: TokenTable, *, skip_special_tokens: bool) -> None:
-        """Use this table of tokens; `skip_special_tokens`: special tokens produce no text."""
+    def __init__(self, table: TokenTable) -> None:
+        """Use this table of tokens."""
         self._table = table
-        self._skip_special_tokens = skip_special_tokens
 
     def of(self, chunk: Chunk) -> list[str]:
-        """Return the new text of each sequence, preceded by the prompt's text if the prompt is echoed."""
+        """Return the new text of each sequence, preceded by the prompt's text if the prompt is echoed.
+
+        The row's text context says whether special tokens produce text.
+        """
         return [self._text(chunk, output) for output in chunk.outputs]
 
+    def pieces(self, chunk: Chunk) -> list[str]:
+        """Return the characters that each new token of the first sequence completes, without an echo.
+
+        They add up to its text. If there is no new token, what was held back is a piece by itself.
+        """
+        assert chunk.row.text is not None, "a row whose tokens another model turns into text"
+        output, left = chunk.first, chunk.first.num_chars
+        decoder = TextDecoder(self._table, chunk.row.text.skip_special_tokens)
+        decoder.push_all(output.window_ids)
+        pieces = [decoder.push(token_id) for token_id in output.token_ids]
+        if chunk.is_last:
+            rest = decoder.flush()
+            pieces[-1:] = [pieces[-1] + rest] if pieces else [rest]
+        if not output.is_cut:
+            return pieces
+        cut = []
+        for piece in pieces:
+            cut.append(piece[:left])
+            left -= len(cut[-1])
+        return cut
+
     def _text(self, chunk: Chunk, output: RequestOutput) -> str:
+        assert chunk.row.text is not None, "a row whose tokens another model turns into text"
         before, new, num_echoed_chars = output.window_ids, output.token_ids, 0
         if chunk.is_echoing:
             before, new, num_echoed_chars = [], chunk.prompt_token_ids + new, chunk.num_prompt_chars
@@ -146,7 +180,7 @@ class ChunkTexts:
             before,
             new,
             is_last=output.finish_reason is not None,
-            skip_special_tokens=self._skip_special_tokens,
+            skip_special_tokens=chunk.row.text.skip_special_tokens,
         )
         return text[: num_echoed_chars + output.num_chars] if output.is_cut else text
 
@@ -165,6 +199,8 @@ def merged(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
         log_probs=first.log_probs + second.log_probs,
         cum_log_prob=second.cum_log_prob,
+        end_log_probs=second.end_log_probs,
+        prompt_log_probs=first.prompt_log_probs or second.prompt_log_probs,
         context_logits=first.context_logits or second.context_logits,
         generation_logits=first.generation_logits + second.generation_logits,
         num_draft_tokens=second.num_draft_tokens,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from naiad.frontend.field import INT32_MAX, SAME, UINT64_MAX, Field, Frontend, Kind
+from naiad.frontend.field import INT32_MAX, UINT64_MAX, Field, Frontend, Kind
 from naiad.frontend.fields import fields_at
 from naiad.frontend.model_configs import inputs_of
 from naiad.frontend.output_tensors import (
@@ -123,9 +123,10 @@ def _internal(tensor: OutputTensor) -> str:
 def _key_rows() -> list[str]:
     """The table of the keys of `sampling_parameters`."""
     rows = []
-    for key, field in fields_at(Frontend.SAMPLING_PARAMETERS).items():
+    frontend = Frontend.SAMPLING_PARAMETERS
+    for key, field in fields_at(frontend).items():
         if field.served:
-            rows.append(f"| `{key}` | {_key_value(field)} | served | {_join(*_key_notes(field))} |")
+            rows.append(f"| `{key}` | {_key_value(field)} | served | {key_note(field, frontend)} |")
         else:
             taken = " or ".join(f"`{json.dumps(value)}`" for value in field.key_off)
             rows.append(f"| `{key}` | | refused | {f'{taken} is accepted' if taken else ''} |")
@@ -140,13 +141,22 @@ def _key_value(field: Field) -> str:
     return "text, or a list" if field.kind is Kind.STRING else "list of token ids"
 
 
-def _key_notes(field: Field) -> list[str]:
-    other_name = f"as `{field.name}`" if field.key != SAME else ""
-    default = "" if field.key_default is None else f"default {_shown(field.key_default)}"
+def key_note(field: Field, frontend: Frontend) -> str:
+    """Return the note on a field that this frontend takes as a key of a JSON object."""
+    other_name = f"as `{field.name}`" if field.name_at(frontend) != field.name else ""
+    has_default = field.key_default is not None and frontend is Frontend.SAMPLING_PARAMETERS
+    default = f"default {_shown(field.key_default)}" if has_default else ""
     off = " and ".join(map(_shown, field.key_off))
     above = "" if field.key_above is None else f"> {_shown(field.key_above)}"
-    own = field.notes.get(Frontend.SAMPLING_PARAMETERS, "")
-    return [other_name, above or _bounds(field), default, f"{off} = not sent" if off else "", own]
+    own = field.notes.get(frontend, "" if frontend is Frontend.SAMPLING_PARAMETERS else field.note)
+    return _join(
+        other_name,
+        "" if frontend is Frontend.SAMPLING_PARAMETERS else _count(field),
+        above or _bounds(field),
+        default,
+        f"{off} = not sent" if off else "",
+        own,
+    )
 
 
 def note(field: Field, frontend: Frontend) -> str:

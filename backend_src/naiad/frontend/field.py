@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from naiad.errors import InvalidRequestError
 
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
+_MAX_SHOWN = 80
 
 # A field's name at a frontend: the field's own name, or none because the frontend does not have the field.
 SAME = "="
@@ -52,7 +53,8 @@ class Frontend(enum.Enum):
     """A frontend, or a part of one, that has its own names for fields.
 
     ENSEMBLE and TEXT are the models that take text, TOKENIZER and LLM the ensemble's first two steps.
-    VLLM has the tensors of the vLLM backend's model, SAMPLING_PARAMETERS the keys of its JSON object.
+    VLLM has the tensors of the vLLM backend's model, SAMPLING_PARAMETERS the keys of its JSON object. OPENAI
+    has the keys of an OpenAI client's JSON object.
     """
 
     ENSEMBLE = "ensemble"
@@ -61,6 +63,7 @@ class Frontend(enum.Enum):
     LLM = "llm"
     VLLM = "vllm"
     SAMPLING_PARAMETERS = "sampling_parameters"
+    OPENAI = "openai"
 
 
 class Arrival(enum.Flag):
@@ -125,6 +128,8 @@ class Field:
         key_default: the value if the key is not sent; None = as at the text level.
         key_off: values of the key that count as not sent or, for an unserved field, ask for nothing.
         key_above: exclusive lower bound of the key's value; None = as `above`.
+        openai: its key in an OpenAI client's JSON object; may be SAME or ABSENT. `key_off` and `key_above`
+            hold for it as well.
         arrival: how the field may be sent; None: a scalar as a tensor or as a parameter, a list as a tensor.
         note: a sentence for the documentation, which adds the bounds to it.
         notes: sentences that replace `note` at certain frontends.
@@ -159,6 +164,7 @@ class Field:
     key_default: Scalar | None = None
     key_off: tuple[Any, ...] = ()
     key_above: float | None = None
+    openai: str = ABSENT
     arrival: Arrival | None = None
     note: str = ""
     notes: Mapping[Frontend, str] = field(default_factory=dict)
@@ -172,6 +178,7 @@ class Field:
             Frontend.LLM: self.llm,
             Frontend.VLLM: self.vllm,
             Frontend.SAMPLING_PARAMETERS: self.key,
+            Frontend.OPENAI: self.openai,
         }
         return self.name if names[frontend] == SAME else names[frontend]
 
@@ -343,5 +350,33 @@ class Field:
 
 
 def shown(value: Any) -> str:
-    """Return a client's value for use in a message, shortened if it is long."""
-    return repr(value)[:80]
+    """Return a client's value for use in a message, shortened if it is long.
+
+    The time that this takes does not depend on the value's size.
+    """
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) >= _MAX_SHOWN:
+            break
+    return text[:_MAX_SHOWN]
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    """Yield the representation of a value piece by piece, no piece longer than what is shown needs."""
+    if type(value) is list:
+        yield "["
+        for index, each in enumerate(value):
+            yield ", " if index else ""
+            yield from _pieces(each)
+        yield "]"
+    elif type(value) is dict:
+        yield "{"
+        for index, (key, each) in enumerate(value.items()):
+            yield ", " if index else ""
+            yield from _pieces(key)
+            yield ": "
+            yield from _pieces(each)
+        yield "}"
+    else:
+        yield repr(value[:_MAX_SHOWN] if isinstance(value, str | bytes) else value)

@@ -99,8 +99,8 @@ RESPONSE_TENSORS: tuple[OutputTensor, ...] = (
     OutputTensor("first_token_time_ns", _INT64, note="likewise; 0: not yet"),
     OutputTensor("last_token_time_ns", _INT64, note="likewise, of the newest token so far"),
     OutputTensor("acceptance_rate", _FP32,
-                 note="on the last response of a sequence that had draft tokens; with `return_perf_metrics` "
-                      "on every response, 0 without drafts"),
+                 note="on the last response of a request that sets `num_draft_tokens` > 0 or sends "
+                      "`draft_input_ids`; with `return_perf_metrics` on every response; 0 without drafts"),
     OutputTensor("total_accepted_draft_tokens", _INT32, note="likewise"),
     OutputTensor("total_draft_tokens", _INT32, note="likewise"),
     OutputTensor("num_input_tokens", _INT32, note="with `return_num_input_tokens`"),

@@ -14,7 +14,7 @@ from naiad.frontend.field import Field, FieldError
 from naiad.frontend.fields import FIELD
 from naiad.frontend.limits import MAX_PROMPT_BYTES_PER_TOKEN
 from naiad.sequence import TextContext
-from naiad.tokenization import Tokenizer
+from naiad.tokenization import PLAIN_CHAT, ChatOptions, Tokenizer
 
 _BIASED_WORDS, _WEIGHTS = FIELD["embedding_bias_words"], FIELD["embedding_bias_weights"]
 
@@ -24,14 +24,21 @@ class WrittenPrompt:
     """The text of one row, checked.
 
     Attributes:
-        text: the prompt; None if there are `messages`.
-        messages: a chat as JSON; None if there is a `text`.
+        text: the prompt; None if there are `messages` or `token_ids`.
+        messages: a chat as JSON; None if there is a `text` or `token_ids`.
+        token_ids: the prompt's ids, if the client has tokenized it.
+        chat: how `messages` are rendered.
+        add_special_tokens, skip_special_tokens: override the encoder's settings; None = do not.
         stop_words, bad_words: words that are not empty.
         biased_words: (word, bias) pairs; the bias is added to the logits of the word's tokens.
     """
 
     text: str | None
     messages: str | None
+    token_ids: Sequence[int] | None = None
+    chat: ChatOptions = PLAIN_CHAT
+    add_special_tokens: bool | None = None
+    skip_special_tokens: bool | None = None
     stop_words: Sequence[str] = ()
     bad_words: Sequence[str] = ()
     biased_words: Sequence[tuple[str, float]] = ()
@@ -100,13 +107,14 @@ class PromptEncoder:
         """Check the fields of one row that hold text.
 
         Args:
-            sent: the row's fields as they were sent: strings, and lists of strings or of numbers.
+            sent: the row's fields as they were sent: strings, and lists of strings or of numbers. `input_ids`
+                stand in for text.
 
         Raises:
             InvalidRequestError: a field is invalid; the message names it.
         """
-        text, messages = sent.get("text_input"), sent.get("messages")
-        if (text is None) == (messages is None):
+        text, messages, token_ids = sent.get("text_input"), sent.get("messages"), sent.get("input_ids")
+        if token_ids is None and (text is None) == (messages is None):
             both = "both" if text is not None else "neither"
             raise InvalidRequestError(f"expected either text_input or messages: {both} was sent")
         num_bytes = _num_prompt_bytes(text or messages or "")
@@ -119,6 +127,7 @@ class PromptEncoder:
         return WrittenPrompt(
             text=text,
             messages=messages,
+            token_ids=token_ids,
             stop_words=check_words(FIELD["stop_words"], sent.get("stop_words", ())),
             bad_words=check_words(FIELD["bad_words"], sent.get("bad_words", ())),
             biased_words=_biased_words(sent),
@@ -131,15 +140,14 @@ class PromptEncoder:
             InvalidRequestError: the messages are malformed, or a word has a token that the model does not
                 have.
         """
-        if written.text is not None:
-            ids = self.tokenizer.encode(written.text, add_special_tokens=self._add_special_tokens)
-        else:
-            ids = self.tokenizer.render_chat(written.messages or "")
+        ids = self.token_ids(written)
+        skips = written.skip_special_tokens
+        skips = self._skip_special_tokens if skips is None else skips
         context = TextContext(
             stop_strings=tuple(written.stop_words),
-            skip_special_tokens=self._skip_special_tokens,
-            prompt_tail_ids=tuple(self.tokenizer.prompt_tail(ids)),
-            num_prompt_chars=self.tokenizer.num_prompt_chars(ids),
+            skip_special_tokens=skips,
+            prompt_tail_ids=tuple(self.tokenizer.prompt_tail(ids, skips)),
+            num_prompt_chars=self.tokenizer.num_prompt_chars(ids, skips),
         )
         bad_words = [
             tuple(banned) for word in written.bad_words for banned in self.tokenizer.encode_bad_word(word)
@@ -148,6 +156,15 @@ class PromptEncoder:
             FIELD["bad_words"].check_token_ids(banned, self.vocab_size)
         biases = self._biases(written.biased_words)
         return EncodedPrompt(token_ids=ids, text=context, bad_words=bad_words, biases=biases)
+
+    def token_ids(self, written: WrittenPrompt) -> list[int]:
+        """Return the ids of the prompt alone; `encode` says which errors there are."""
+        if written.token_ids is not None:
+            return list(written.token_ids)
+        if written.text is None:
+            return self.tokenizer.render_chat(written.messages or "", written.chat)
+        adds = written.add_special_tokens
+        return self.tokenizer.encode(written.text, self._add_special_tokens if adds is None else adds)
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each word."""

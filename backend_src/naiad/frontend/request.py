@@ -23,6 +23,7 @@ from naiad.frontend.prompt import EncodedPrompt
 from naiad.sequence import (
     DEFAULT_KV_PRIORITY,
     BeamParams,
+    EngineRequest,
     KVRetention,
     SamplingParams,
     TextContext,
@@ -60,6 +61,8 @@ class RequestedOutputs:
 
     Attributes:
         num_log_probs: number of best tokens sent for each new token's position; 0 = none.
+        num_prompt_log_probs: number of best tokens sent for each prompt token's position; −1 = not even the
+            prompt token's own log-probability.
         beam_width: number of beams for each prompt; 1 = no beam search.
         num_return_sequences: number of sequences sent for each prompt, ≥ 1.
     """
@@ -70,6 +73,7 @@ class RequestedOutputs:
     num_cached_tokens: bool = False
     log_probs: bool = False
     num_log_probs: int = 0
+    num_prompt_log_probs: int = -1
     context_logits: bool = False
     generation_logits: bool = False
     perf_metrics: bool = False
@@ -89,12 +93,17 @@ class RequestedOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
-    """One prompt: its ids, its parameters and, if a detokenizer follows, its text context."""
+    """One prompt: its ids, its parameters and, if a detokenizer follows, its text context.
+
+    Attributes:
+        tenant: who gets a fair share of the engine; None: the salt is the tenant.
+    """
 
     prompt_token_ids: list[int]
     params: SamplingParams
     text: TextContext | None
     cache_salt: str
+    tenant: str | None = None
     beam: BeamParams | None = None
     draft_token_ids: tuple[int, ...] = ()
     retention: KVRetention | None = None
@@ -115,6 +124,43 @@ class GenerateRequest:
     exclude_input: bool
     outputs: RequestedOutputs
     joins_sequences: bool = False
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences of all rows."""
+        return len(self.rows) * self.outputs.num_sequences
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Number of tokens of all prompts."""
+        return sum(len(row.prompt_token_ids) for row in self.rows)
+
+    def engine_requests(self, first_id: int) -> list[EngineRequest]:
+        """Make an engine request for each row.
+
+        Args:
+            first_id: the id of the first row's first sequence; the others have the ids that follow, row by
+                row.
+        """
+        width = self.outputs.num_sequences
+        return [
+            EngineRequest(
+                sequence_id=start,
+                sibling_ids=tuple(range(start + 1, start + width)),
+                prompt_token_ids=row.prompt_token_ids,
+                params=row.params,
+                text=row.text,
+                timeout_s=self.timeout_s,
+                cache_salt=row.cache_salt,
+                tenant=row.tenant,
+                beam=row.beam,
+                draft_token_ids=row.draft_token_ids,
+                retention=row.retention,
+            )
+            for row, start in zip(
+                self.rows, range(first_id, first_id + self.num_sequences, width), strict=True
+            )
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,6 +459,7 @@ def _sampling_params(
         "logit_bias": _logit_bias(values, prompt),
         "allowed_token_ids": tuple(dict.fromkeys(values.get("allowed_token_ids", ()))),
         "num_log_probs": outputs.num_engine_log_probs,
+        "num_prompt_log_probs": outputs.num_prompt_log_probs,
         "returns_context_logits": outputs.context_logits,
         "returns_generation_logits": outputs.generation_logits,
         "returns_perf_metrics": outputs.perf_metrics,

@@ -53,6 +53,11 @@ class BlockPool:
         """How many block tables hold the block; 0 = free."""
         return self._ref_counts[block_id]
 
+    @property
+    def ref_counts(self) -> list[int]:
+        """The reference count of each block; not to be changed."""
+        return self._ref_counts
+
     def allocate(self) -> int:
         """Take a free block for one owner; the caller has checked `num_free`."""
         block_id = self._next[self._head]

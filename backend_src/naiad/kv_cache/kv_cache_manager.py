@@ -6,9 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from naiad.kv_cache.block_map import block_map
 from naiad.kv_cache.kv_group import KVGroup, KVGroupSpec
 from naiad.kv_cache.prefix_cache import NO_BLOCK, BlockName, CachedBlock, PrefixCache
 from naiad.sequence import Sequence as EngineSequence
+from naiad.snapshot import BlockMap
 
 
 class KVCacheManager:
@@ -102,6 +104,16 @@ class KVCacheManager:
             if group.max_held_blocks is None or group.max_held_blocks > group.pool.num_blocks
         ]
         return min(bounds, default=None)
+
+    def block_maps(self) -> list[BlockMap]:
+        """The blocks of each group by state; O(blocks)."""
+        cache = self._prefix_cache
+        return [
+            block_map(
+                group.pool.ref_counts, () if cache is None else cache.held_ids(group.index), group.window
+            )
+            for group in self.groups
+        ]
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Number of blocks for this many tokens; the last one may be partial."""

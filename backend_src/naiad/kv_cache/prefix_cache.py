@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -95,6 +95,10 @@ class PrefixCache:
     def holds(self, block_id: int, group: int = 0) -> bool:
         """Whether an entry refers to this block of a group."""
         return block_id in self._by_block_id[group]
+
+    def held_ids(self, group: int) -> Iterable[int]:
+        """The blocks of a group to which entries refer."""
+        return self._by_block_id[group]
 
     def match(
         self,

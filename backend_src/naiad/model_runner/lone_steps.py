@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from naiad.outputs import Admission, BlockChange, StepBatch, StepRow
-from naiad.sequence import SamplingParams
+from naiad.sequence import UNKNOWN_TOKEN, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class LoneRow:
         samples: whether a new token is sampled.
         draft_token_ids: the draft tokens after the known ones.
         num_prompt_tokens: None: all known tokens belong to the prompt.
+        next_token_id: the prompt token after the row; see `StepRow`.
     """
 
     sequence_id: int
@@ -32,6 +33,7 @@ class LoneRow:
     samples: bool = True
     draft_token_ids: tuple[int, ...] = ()
     num_prompt_tokens: int | None = None
+    next_token_id: int = UNKNOWN_TOKEN
 
 
 def lone_step(rows: Iterable[LoneRow], is_projected: bool = False) -> StepBatch:
@@ -49,6 +51,7 @@ def lone_step(rows: Iterable[LoneRow], is_projected: bool = False) -> StepBatch:
                 row.draft_token_ids,
                 tuple(row.token_ids[: row.start]),
                 (BlockChange(0, row.block_table),),
+                row.next_token_id,
             )
         )
     return step

@@ -85,9 +85,10 @@ class ModelRunner(PagedModel):
             )
             caches = [self._start_cache(config, each) for each, _ in checkpoints]
             pairs = zip(checkpoints, caches, strict=True)
-            models = [load_model(each, shape, options, cache) for (each, shape), cache in pairs]
+            loaded = [load_model(each, shape, options, cache) for (each, shape), cache in pairs]
             if num_layers:
-                models.append(models[0].first_layers(num_layers))
+                loaded.append(loaded[0].first_layers(num_layers))
+            models: list[DecoderModel] = [*loaded]
             pools = self._allocate_pools(config, models, num_pools=len(checkpoints))
             if num_layers:
                 pools.append(pools[0].first_layers(num_layers))

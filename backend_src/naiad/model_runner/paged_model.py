@@ -13,11 +13,11 @@ import torch
 from naiad.config import ModelConfig
 from naiad.errors import InternalError, NaiadError
 from naiad.kv_cache.slots import slots_of
-from naiad.model_runner.context_logits import context_logits
 from naiad.model_runner.graph_buckets import Buckets
 from naiad.model_runner.graphed_model import Capture, GraphedModel
 from naiad.model_runner.kept_measurements import KeptMeasurements
 from naiad.model_runner.kv_pool import KVPool
+from naiad.model_runner.prompt_details import PromptDetails, prompt_details
 from naiad.model_runner.sequence_states import SequenceStates, StateRow
 from naiad.model_runner.step_costs import MeasuredCosts, measure_step_costs
 from naiad.model_runner.step_inputs import SampledIds, StepRows, build_step_inputs
@@ -26,7 +26,7 @@ from naiad.models import DecoderModel
 from naiad.models.native_model import NativeModel
 from naiad.outputs import ModelOutput, StepBatch
 from naiad.sampling.row_state import RowState
-from naiad.sampling.sampler import QueuedSample, Sampler
+from naiad.sampling.sampler import Picked, QueuedSample, Sampler
 from naiad.sampling.sampler_output import SamplerOutput
 from naiad.sampling.verification import sampled_views, verify
 from naiad.sequence import SamplingParams
@@ -45,14 +45,14 @@ class _QueuedStep:
         inputs: the step's rows.
         sums: [num_tokens] float32, the sum of each token's hidden state, which is not finite if the
             hidden state is not.
-        context_logits: as in `ModelOutput`, but also for rows that have failed.
+        prompts: what was requested of prompts, also for rows that have failed.
         views: the views of each row that samples; see `sampled_views`.
         sample: the queued sampling of the views; None if there are none.
     """
 
     inputs: StepRows
     sums: Readback
-    context_logits: dict[int, bytes]
+    prompts: PromptDetails
     views: list[list[RowState]]
     sample: QueuedSample | None
 
@@ -89,11 +89,13 @@ class PagedModel:
         self.model_config: ModelConfig = model.config
         self.max_model_len = max_model_len
         self._model = model
+        self._native_model = model if isinstance(model, NativeModel) else None
         self._pool = pool
         self._layout = layout
         # One for each group of layers.
         self._layouts = [replace(layout, window=group.window) for group in model.config.layer_groups]
-        self._sampler = Sampler(model.config.vocab_size)
+        pick = None if self._native_model is None else self._native_model.pick
+        self._sampler = Sampler(model.config.vocab_size, pick=pick)
         self._states = SequenceStates(self._sampler, self._kv_groups)
         self._graphs: GraphedModel | None = None
         self._sampled: SampledIds | None = None
@@ -106,7 +108,7 @@ class PagedModel:
 
     def needs_ids(self, params: SamplingParams) -> bool:
         """Whether a row with these parameters can be launched only once all its ids are on the host."""
-        asks = params.num_log_probs >= 0 or params.returns_context_logits or params.returns_generation_logits
+        asks = params.num_log_probs >= 0 or params.describes_prompt or params.returns_generation_logits
         return asks or params.num_candidates > 0 or self._sampler.reads_tokens(params)
 
     def run(self, step: StepBatch) -> ModelOutput:
@@ -134,10 +136,10 @@ class PagedModel:
     def _launch_rows(self, rows: list[StateRow]) -> Callable[[], ModelOutput]:
         inputs, hidden = self._forward(rows)
         sums = Readback([hidden.sum(dim=1, dtype=torch.float32)])
-        context = context_logits(inputs, hidden, self._model.logits)
+        prompts = prompt_details(inputs, hidden, self._model.logits)
         views = sampled_views((row, state.sampling) for row, state in inputs.rows if row.samples)
         sample = self._start_sampling(hidden, inputs, [view for row_views in views for view in row_views])
-        queued = _QueuedStep(inputs, sums, context, views, sample)
+        queued = _QueuedStep(inputs, sums, prompts, views, sample)
         return lambda: self._finish(queued)
 
     def _start_sampling(
@@ -147,9 +149,10 @@ class PagedModel:
             return None
         if len(views) < len(hidden):
             hidden = hidden.index_select(0, inputs.sampled_places)
-        if isinstance(self._model, NativeModel) and self._sampler.takes_best(views):
-            logits, best = self._model.logits_and_best(hidden)
-            sample = self._sampler.start(logits, views, best)
+        if self._native_model is not None and self._sampler.takes_best(views):
+            draws = self._sampler.draws(views)
+            logits, best = self._native_model.logits_and_best(hidden, draws)
+            sample = self._sampler.start(logits, views, Picked(best, draws))
         else:
             sample = self._sampler.start(self._model.logits(hidden), views)
         sequence_ids = [view.sequence_id for view in views]
@@ -159,14 +162,14 @@ class PagedModel:
     @torch.inference_mode()
     def _finish(self, queued: _QueuedStep) -> ModelOutput:
         inputs = queued.inputs
-        errors = _rows_not_finite(queued.sums, inputs)
+        prompts = queued.prompts
+        errors = {**prompts.errors, **_rows_not_finite(queued.sums, inputs)}
         sampled = SamplerOutput() if queued.sample is None else self._sampler.finish(queued.sample)
         rows = [row for row, _ in inputs.rows if row.samples]
         result = verify(rows, queued.views, sampled, errors)
         result.errors = {**errors, **result.errors}
-        result.context_logits = {
-            each: logits for each, logits in queued.context_logits.items() if each not in errors
-        }
+        result.context_logits = _without(prompts.context_logits, errors)
+        result.prompt_log_probs = _without(prompts.log_probs, errors)
         failed = [each for each in inputs.rows if each.row.draft_token_ids and each.row.sequence_id in errors]
         if failed:
             self._run_without_drafts(failed, result)
@@ -234,6 +237,10 @@ class PagedModel:
         blocks = probed_blocks(self._longest_probe, self._layout.block_size)
         self.clear_blocks([blocks] * (1 + max(self._kv_groups)))
         self._states.clear()
+
+
+def _without(details: dict[int, _Value], failed: dict[int, NaiadError]) -> dict[int, _Value]:
+    return {each: value for each, value in details.items() if each not in failed}
 
 
 def _rows_not_finite(sums: Readback, inputs: StepRows) -> dict[int, NaiadError]:

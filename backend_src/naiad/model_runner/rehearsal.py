@@ -31,14 +31,14 @@ def every_kind_of_step(layout: CacheLayout, max_model_len: int) -> list[StepBatc
 
 
 def largest_steps(config: EngineConfig, num_tokens: int, max_model_len: int) -> list[StepBatch]:
-    """Make two steps: the ends of prompts with context logits, and as many long texts with drafts as may run.
+    """Make two steps: ends of prompts whose logits are needed, and as many long texts with drafts as may run.
 
     Args:
         config: the limits on sequences and drafts.
         num_tokens: maximum number of tokens in a step.
         max_model_len: maximum length of a sequence.
     """
-    asking = SamplingParams(max_tokens=1, returns_context_logits=True)
+    asking = SamplingParams(max_tokens=1, returns_context_logits=True, num_prompt_log_probs=1)
     prompts = []
     for begin in range(0, num_tokens, max_model_len):
         length = min(max_model_len, num_tokens - begin)

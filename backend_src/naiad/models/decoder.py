@@ -62,5 +62,9 @@ class DecoderModel(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map rows of `forward`'s result, `[num_rows, hidden_size]`, to `[num_rows, vocab_size]` float32."""
 
-    def first_layers(self, num_layers: int) -> DecoderModel:
+
+class FamilyModel(DecoderModel, Protocol):
+    """What a family computes with a checkpoint's weights."""
+
+    def first_layers(self, num_layers: int) -> FamilyModel:
         """A model that shares these weights but ends after `num_layers` layers, then final norm and head."""

@@ -40,7 +40,7 @@ class GemmaLayer:
 
 
 class GemmaModel:
-    """A `DecoderModel` of the Gemma family."""
+    """A `FamilyModel` of the Gemma family."""
 
     def __init__(self, config: GemmaConfig, checkpoint: Weights) -> None:
         """Load every tensor from the checkpoint.

@@ -36,7 +36,7 @@ class LlamaLayer:
 
 
 class LlamaModel:
-    """A `DecoderModel` of the Llama family."""
+    """A `FamilyModel` of the Llama family."""
 
     def __init__(self, config: LlamaConfig, checkpoint: Weights) -> None:
         """Load every tensor from the checkpoint.

@@ -11,7 +11,9 @@ import torch
 
 from naiad.config import ModelConfig
 from naiad.models.decoder import DecoderModel, ForwardBatch, GroupInputs
-from naiad_kernels.best_tokens import BestTokens, best_tokens
+from naiad.models.native_picker import NativePicker, record_pick
+from naiad_kernels.best_tokens import BestTokens
+from naiad_kernels.draw_tokens import Draws
 from naiad_kernels.native.library import Kind, Team
 from naiad_kernels.native.recorder import TapeRecorder, TracedGroup
 from naiad_kernels.native.tape import Tape
@@ -19,7 +21,12 @@ from naiad_kernels.store_kv import LayerCache
 
 
 class NativeModel:
-    """A `DecoderModel` on a CPU that computes as another one describes."""
+    """A `DecoderModel` on a CPU that computes as another one describes.
+
+    Attributes:
+        config: the model's.
+        pick: finds best tokens and draws from logits that processors have changed.
+    """
 
     def __init__(self, model: DecoderModel, caches: Sequence[LayerCache], team: Team) -> None:
         """Record the model's forward pass over its caches, and its logits.
@@ -45,8 +52,9 @@ class NativeModel:
         self._forward = Tape(recorder.finish(hidden), team)
         recorder = TapeRecorder()
         logits = cast(Any, model.logits(cast(Any, recorder.rows(model.config.hidden_size))))
-        best_tokens(logits)
+        record_pick(logits)
         self._logits = Tape(recorder.finish(logits), team)
+        self.pick = NativePicker(model.config.vocab_size, team)
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """Run all layers, as `DecoderModel` describes.
@@ -64,10 +72,12 @@ class NativeModel:
         """`[num_rows, hidden_size]` of `forward` to `[num_rows, vocab_size]`, valid until the next call."""
         return self._logits.run(len(hidden), inputs=[hidden])
 
-    def logits_and_best(self, hidden: torch.Tensor) -> tuple[torch.Tensor, BestTokens]:
-        """Compute `logits`, and each row's best token in the same call."""
+    def logits_and_best(
+        self, hidden: torch.Tensor, draws: Draws | None = None
+    ) -> tuple[torch.Tensor, BestTokens]:
+        """Compute `logits`, and in the same call each row's best token and the one that it draws."""
         best = BestTokens.empty(len(hidden))
-        return self._logits.run(len(hidden), inputs=[hidden], best=best), best
+        return self._logits.run(len(hidden), inputs=[hidden], best=best, draws=draws), best
 
     @contextmanager
     def profiled(self) -> Iterator[Counter[Kind]]:
@@ -76,10 +86,6 @@ class NativeModel:
         with self._forward.profiled() as forward, self._logits.profiled() as logits:
             yield found
         found.update(forward + logits)
-
-    def first_layers(self, num_layers: int) -> DecoderModel:
-        """Not of a recorded model: take the first layers of the one that it records."""
-        raise NotImplementedError
 
 
 def _traced(index: int, window: int) -> GroupInputs:

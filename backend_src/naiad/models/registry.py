@@ -12,7 +12,7 @@ from naiad.config import ModelConfig
 from naiad.config.families.gemma import GemmaConfig
 from naiad.config.families.llama import LlamaConfig
 from naiad.models.checkpoint_cache import CheckpointCache
-from naiad.models.decoder import DecoderModel
+from naiad.models.decoder import FamilyModel
 from naiad.models.gemma import GemmaModel
 from naiad.models.llama import LlamaModel
 from naiad.models.packed_weights import open_packed, packing
@@ -20,7 +20,7 @@ from naiad.models.weights import Checkpoint, Weights
 from naiad_kernels.linear import LoadOptions
 
 _LOG = logging.getLogger(__name__)
-_MODELS: dict[type[ModelConfig], Callable[[Any, Weights], DecoderModel]] = {
+_MODELS: dict[type[ModelConfig], Callable[[Any, Weights], FamilyModel]] = {
     LlamaConfig: LlamaModel,
     GemmaConfig: GemmaModel,
 }
@@ -28,7 +28,7 @@ _MODELS: dict[type[ModelConfig], Callable[[Any, Weights], DecoderModel]] = {
 
 def load_model(
     directory: str, config: ModelConfig, options: LoadOptions, cache: CheckpointCache | None = None
-) -> DecoderModel:
+) -> FamilyModel:
     """Load a checkpoint.
 
     Args:

@@ -1,6 +1,7 @@
 """Draws one token for each row: temperature, top-k, top-p, min-p, then the Gumbel-max trick.
 
-`draw` runs on a CPU: it considers a row's best tokens, and more only if the filters may keep more.
+`draws_of` tells the native kernels how rows draw. Where torch computes on a CPU `draw` does it: it considers
+a row's best tokens, and more only if the filters may keep more.
 `draw_on_device` computes the same on a GPU, with kernels that read nothing back to the host.
 """
 
@@ -16,6 +17,7 @@ from naiad.sampling.filters import Filters, threshold_among_best, top_p_now
 from naiad.sampling.noise import gumbel_noise, stream_key
 from naiad.sampling.row_state import RowState
 from naiad.sequence import SamplingParams
+from naiad_kernels.draw_tokens import Draws
 from naiad_kernels.gumbel_argmax import gumbel_argmax
 from naiad_kernels.kept_threshold import RowFilters, kept_threshold
 from naiad_kernels.staging import Staging
@@ -37,6 +39,36 @@ MAX_TEMPERATURE = 1e38
 def is_greedy(params: SamplingParams) -> bool:
     """Whether the best token is always taken, so that nothing is drawn."""
     return params.temperature == 0 or params.top_k == 1
+
+
+def is_drawn(params: SamplingParams) -> bool:
+    """Whether the token is drawn: neither the best one nor a beam's."""
+    return not params.num_candidates and not is_greedy(params)
+
+
+def draws_of(rows: Sequence[RowState], vocab_size: int) -> Draws | None:
+    """How rows draw, for `naiad_kernels.draw_tokens` on a CPU.
+
+    Args:
+        rows: the state of each row.
+        vocab_size: number of columns of the logits.
+
+    Returns:
+        The rows' parameters, with room for their tokens; None if no row draws.
+    """
+    params = [row.params for row in rows]
+    are_drawn = [is_drawn(each) for each in params]
+    if not any(are_drawn):
+        return None
+    temperatures = [_scale(each) if is_on else 0.0 for each, is_on in zip(params, are_drawn, strict=True)]
+    filters = RowFilters(
+        torch.tensor(temperatures, dtype=torch.float64),
+        torch.tensor([min(each.top_k, vocab_size) for each in params]),
+        torch.tensor([top_p_now(row) for row in rows], dtype=torch.float64),
+        torch.tensor([each.min_p for each in params], dtype=torch.float64).log_(),
+    )
+    keys = torch.tensor([stream_key(row.noise, row.num_tokens) for row in rows])
+    return Draws(filters, keys, torch.empty_like(keys))
 
 
 def draw(logits: Tensor, best: Tensor, rows: Sequence[RowState], drawn: list[int], token_ids: Tensor) -> None:
@@ -85,7 +117,7 @@ def draw_on_device(
     index = staging.put(drawn, torch.int64)
     keys = [stream_key(row.noise, row.num_tokens) for row in chosen]
     key_tensor = staging.put(keys, torch.int64)
-    scales = [min(max(each.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE) for each in params]
+    scales = [_scale(each) for each in params]
     temperature = staging.put(scales, torch.float64)
     top_k = staging.put([min(each.top_k, logits.shape[1]) for each in params], torch.int64)
     top_p = staging.put([top_p_now(row) for row in chosen], torch.float64)
@@ -98,6 +130,10 @@ def draw_on_device(
     else:
         threshold = torch.full_like(temperature, float("-inf"))
     token_ids.index_copy_(0, index, gumbel_argmax(logits, best, temperature, threshold, key_tensor))
+
+
+def _scale(params: SamplingParams) -> float:
+    return min(max(params.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE)
 
 
 def _parts(indices: list[int], width: int) -> list[list[int]]:

@@ -62,7 +62,8 @@ def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
     uniform = _logical_shift(bits, 64 - _UNIFORM_BITS).to(torch.float64)
     # The largest noise comes from the smallest uniforms, where floats are densest: the tail that
     # decides which token is drawn keeps its resolution.
-    uniform.add_(0.5).mul_(2.0**-_UNIFORM_BITS)
+    # A half more than the largest number rounds up to 1, of which the noise is not finite.
+    uniform.add_(0.5).mul_(2.0**-_UNIFORM_BITS).clamp_(max=1 - 2.0**-_UNIFORM_BITS)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 

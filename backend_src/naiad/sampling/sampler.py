@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from naiad.errors import InternalError, NaiadError, NoTokenPossibleError
-from naiad.sampling.draw import draw, draw_on_device, is_greedy
+from naiad.sampling.draw import draw, draw_on_device, draws_of, is_drawn
 from naiad.sampling.filters import TOP_P_RESET
 from naiad.sampling.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, apply_processors
 from naiad.sampling.row_state import RowState, Stateful, new_row
 from naiad.sampling.sampler_output import NOT_FINITE, RawLogits, SamplerOutput, add_candidates, normalize
 from naiad.sequence import SamplingParams
 from naiad_kernels.best_tokens import BestTokens, best_tokens
+from naiad_kernels.draw_tokens import Draws
 from naiad_kernels.readback import Readback
+
+# Finds the best tokens of rows of logits, and draws where a row draws.
+Pick = Callable[[Tensor, Draws | None], BestTokens]
+
+
+@dataclass(slots=True, frozen=True)
+class Picked:
+    """What a kernel has found in rows of logits.
+
+    Attributes:
+        best: the best token of each row.
+        draws: the tokens drawn; None: rows that draw still have to.
+    """
+
+    best: BestTokens
+    draws: Draws | None
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,15 +67,22 @@ class Sampler:
     batch or its place among them. Features that a row does not use cost it nothing.
     """
 
-    def __init__(self, vocab_size: int, processors: Iterable[LogitsProcessor] = LOGITS_PROCESSORS) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        processors: Iterable[LogitsProcessor] = LOGITS_PROCESSORS,
+        pick: Pick | None = None,
+    ) -> None:
         """Sample ids in [0, vocab_size).
 
         Args:
             vocab_size: number of columns of the logits.
             processors: in the order in which they are applied.
+            pick: finds best tokens and draws on a CPU; None: torch does.
         """
         self._vocab_size = vocab_size
         self._processors = tuple(processors)
+        self._pick = pick
 
     def new_row(self, sequence_id: int, params: SamplingParams, num_prompt_tokens: int) -> RowState:
         """Return the state of a sequence without known tokens."""
@@ -74,28 +98,33 @@ class Sampler:
         return self.finish(self.start(logits, rows)) if rows else SamplerOutput()
 
     def takes_best(self, rows: Iterable[RowState]) -> bool:
-        """Whether `start` can use the best tokens of these rows' unprocessed logits."""
+        """Whether `start` can use what is picked from these rows' unprocessed logits."""
         return all(row.is_plain for row in rows)
 
-    def start(self, logits: Tensor, rows: Sequence[RowState], best: BestTokens | None = None) -> QueuedSample:
+    def draws(self, rows: Sequence[RowState]) -> Draws | None:
+        """How these rows draw, for a kernel on a CPU; None: no row draws."""
+        return draws_of(rows, self._vocab_size)
+
+    def start(self, logits: Tensor, rows: Sequence[RowState], picked: Picked | None = None) -> QueuedSample:
         """Queue sampling of each row's next token.
 
         Args:
             logits: [num_rows, vocab_size] float32; overwritten.
             rows: the state of each row, with distinct ids; at least one.
-            best: the best token of each row, if `takes_best`; overwritten. None: it is found here.
+            picked: from these logits, if `takes_best`; overwritten. None: tokens are picked here.
         """
         assert logits.shape == (len(rows), self._vocab_size)
         assert logits.dtype == torch.float32
         raw: RawLogits | None = None
         beams: list[int] = []
-        if best is None:
+        if picked is None:
             raw = RawLogits.of(logits, rows)
             beams = [index for index, row in enumerate(rows) if row.params.num_candidates]
             normalize(logits, beams)
             apply_processors(self._processors, logits, rows)
-            best = best_tokens(logits)
-        _draw(logits, best.logits, rows, best.token_ids)
+            picked = self._picked(logits, rows)
+        best = picked.best
+        _draw(logits, picked, rows)
         kept = logits if beams else None
         readback = Readback([best.token_ids, best.logits])
         return QueuedSample(rows, best.token_ids, kept, raw, beams, readback)
@@ -116,6 +145,12 @@ class Sampler:
             add_candidates(queued.logits, queued.rows, queued.beams, output)
         return output
 
+    def _picked(self, logits: Tensor, rows: Sequence[RowState]) -> Picked:
+        if self._pick is None:
+            return Picked(best_tokens(logits), None)
+        draws = self.draws(rows)
+        return Picked(self._pick(logits, draws), draws)
+
     def _output(self, rows: Sequence[RowState], best: list[float], token_ids: list[int]) -> SamplerOutput:
         output = SamplerOutput()
         for row, token_id, logit in zip(rows, token_ids, best, strict=True):
@@ -135,13 +170,13 @@ class Sampler:
         return NoTokenPossibleError() if best == -math.inf and is_changed else InternalError(NOT_FINITE)
 
 
-def _is_drawn(params: SamplingParams) -> bool:
-    return not params.num_candidates and not is_greedy(params)
-
-
-def _draw(logits: Tensor, best: Tensor, rows: Sequence[RowState], token_ids: Tensor) -> None:
+def _draw(logits: Tensor, picked: Picked, rows: Sequence[RowState]) -> None:
     """Overwrite the best token's id in rows that draw their token."""
-    drawn = [index for index, row in enumerate(rows) if _is_drawn(row.params)]
+    best, token_ids = picked.best.logits, picked.best.token_ids
+    if picked.draws is not None:
+        token_ids.copy_(picked.draws.token_ids)
+        return
+    drawn = [index for index, row in enumerate(rows) if is_drawn(row.params)]
     if drawn and logits.device.type == "cuda":
         # Unusable rows are drawn too: finding out which they are would make the GPU wait for the host.
         draw_on_device(logits, best, rows, drawn, token_ids)

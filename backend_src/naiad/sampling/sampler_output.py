@@ -76,7 +76,7 @@ class RawLogits:
             if row.params.returns_generation_logits:
                 output.generation_logits[row.sequence_id] = float32_bytes(self.logits[index])
         asking = [index for index in kept if self.rows[index].params.num_log_probs >= 0]
-        size = max(1, _MAX_LOGITS // self.logits.shape[1])
+        size = max_log_prob_rows(self.logits)
         for start in range(0, len(asking), size):
             self._add_log_probs(asking[start : start + size], output)
 
@@ -84,23 +84,40 @@ class RawLogits:
         rows = [self.rows[index] for index in asking]
         raw = self.logits[torch.tensor(asking, device=self.logits.device)]
         token_ids = [output.sampled_token_ids[row.sequence_id] for row in rows]
-        table = raw.log_softmax(dim=1)
-        places = torch.tensor(token_ids, device=raw.device).unsqueeze(1)
-        chosen = table.gather(1, places).squeeze(1)
-        ranks = (raw > raw.gather(1, places)).sum(dim=1) + 1
-        num_top = min(max(row.params.num_log_probs for row in rows), raw.shape[1])
-        top_ids = best_token_ids(raw, num_top)
-        top_log_probs = table.gather(1, top_ids).tolist()
-        found = zip(rows, chosen.tolist(), top_ids.tolist(), top_log_probs, ranks.tolist(), strict=True)
-        for row, log_prob, ids, their_log_probs, rank in found:
-            num = row.params.num_log_probs
-            if math.isfinite(log_prob):
-                log_probs = TokenLogProbs(log_prob, ids[:num], their_log_probs[:num], rank)
-                output.log_probs[row.sequence_id] = log_probs
+        num_top = max(row.params.num_log_probs for row in rows)
+        for row, found in zip(rows, token_log_probs(raw, token_ids, num_top), strict=True):
+            if math.isfinite(found.log_prob):
+                num = row.params.num_log_probs
+                output.log_probs[row.sequence_id] = TokenLogProbs(
+                    found.log_prob, found.top_token_ids[:num], found.top_log_probs[:num], found.rank
+                )
             else:
                 del output.sampled_token_ids[row.sequence_id]
                 output.generation_logits.pop(row.sequence_id, None)
                 output.errors[row.sequence_id] = InternalError(NOT_FINITE)
+
+
+def max_log_prob_rows(logits: Tensor) -> int:
+    """Maximum number of rows of these logits in one `token_log_probs`; at least one."""
+    return max(1, _MAX_LOGITS // logits.shape[1])
+
+
+def token_log_probs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogProbs]:
+    """Return the log-probabilities of a token of each row and of the row's best tokens.
+
+    Args:
+        logits: [num_rows, vocab_size] float32.
+        token_ids: the token of each row.
+        num_top: number of best tokens; not more than there are in the vocabulary.
+    """
+    table = logits.log_softmax(dim=1)
+    places = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
+    chosen = table.gather(1, places).squeeze(1)
+    ranks = (logits > logits.gather(1, places)).sum(dim=1) + 1
+    top_ids = best_token_ids(logits, min(num_top, logits.shape[1]))
+    top_log_probs = table.gather(1, top_ids)
+    columns = (each.tolist() for each in (chosen, top_ids, top_log_probs, ranks))
+    return [TokenLogProbs(*row) for row in zip(*columns, strict=True)]
 
 
 def best_token_ids(logits: Tensor, num: int) -> Tensor:

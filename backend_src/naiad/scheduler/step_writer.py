@@ -30,6 +30,8 @@ class StepWriter:
         if len(token_ids) < num_tokens:
             token_ids.append(UNKNOWN_TOKEN)
         row = StepRow(sequence.sequence_id, start, token_ids, end == sequence.next_end)
+        if end < sequence.num_prompt_tokens and sequence.params.num_prompt_log_probs >= 0:
+            row.next_token_id = sequence.token_ids[end]
         if sequence.num_sent_blocks != len(sequence.block_tables[-1]) or sequence.num_sent_tokens != start:
             self._add_news(sequence, row)
         sequence.num_sent_tokens = end

@@ -15,6 +15,7 @@ each tenant present; then it comes before all newcomers.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from naiad.scheduler.policies import rank_key
@@ -29,11 +30,18 @@ class Tenant:
         num_live: number of its sequences.
         num_running: how many of them hold a slot.
         num_served_tokens: the virtual token counter.
+        num_skipped_tokens: by how much the counter was raised; no token was computed for that.
     """
 
     num_live: int = 0
     num_running: int = 0
     num_served_tokens: float = 0.0
+    num_skipped_tokens: float = 0.0
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens computed for it, drafts included, since it last began to have sequences."""
+        return round(self.num_served_tokens - self.num_skipped_tokens)
 
 
 class Tenants:
@@ -51,6 +59,10 @@ class Tenants:
         """How many tenants have live sequences."""
         return len(self._tenants)
 
+    def __iter__(self) -> Iterator[tuple[str, Tenant]]:
+        """Iterate over those that have live sequences, with their names."""
+        return iter(self._tenants.items())
+
     def of(self, sequence: Sequence) -> Tenant:
         """A live sequence's tenant."""
         return self._tenants[sequence.tenant]
@@ -60,9 +72,12 @@ class Tenants:
         name = sequence.tenant
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = self._tenants[name] = Tenant(num_served_tokens=self._debts.pop(name, 0.0))
+            debt = self._debts.pop(name, 0.0)
+            tenant = self._tenants[name] = Tenant(num_served_tokens=debt, num_skipped_tokens=debt)
         if tenant.num_live == tenant.num_running:
-            tenant.num_served_tokens = max(tenant.num_served_tokens, self._virtual_time)
+            num_before = tenant.num_served_tokens
+            tenant.num_served_tokens = max(num_before, self._virtual_time)
+            tenant.num_skipped_tokens += tenant.num_served_tokens - num_before
         tenant.num_live += 1
 
     def leave(self, sequence: Sequence) -> None:

@@ -289,9 +289,12 @@ def _change(old: list[int], new: list[int]) -> BlockChange:
 
 def _sampling_alone(params: SamplingParams) -> SamplingParams:
     """The parameters without those that only add to the output."""
-    returns_logits = params.returns_context_logits or params.returns_generation_logits
-    if params.num_log_probs < 0 and not returns_logits:
+    if params.num_log_probs < 0 and not params.describes_prompt and not params.returns_generation_logits:
         return params
     return msgspec.structs.replace(
-        params, num_log_probs=-1, returns_context_logits=False, returns_generation_logits=False
+        params,
+        num_log_probs=-1,
+        num_prompt_log_probs=-1,
+        returns_context_logits=False,
+        returns_generation_logits=False,
     )

@@ -1,5 +1,6 @@
 """Text: encoding and decoding, chat templates, stop strings."""
 
+from naiad.tokenization.chat_template import PLAIN_CHAT, ChatOptions
 from naiad.tokenization.text_decoder import (
     TextDecoder,
     context_ids,
@@ -13,6 +14,8 @@ from naiad.tokenization.tokenizer import Tokenizer
 from naiad.tokenization.word_list import pack_word_list, unpack_word_list
 
 __all__ = [
+    "PLAIN_CHAT",
+    "ChatOptions",
     "TextChunk",
     "TextDecoder",
     "TextStream",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2
@@ -14,6 +15,24 @@ from naiad.tokenization.template_sandbox import MAX_RENDER_S, RenderTimeoutError
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _MAX_SHOWN_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How a chat is rendered.
+
+    Attributes:
+        add_generation_prompt: end where the assistant begins to speak.
+        continues_last_message: end inside the last message, which the model goes on with.
+        template_values: further variables of the checkpoint's template, such as `enable_thinking`.
+    """
+
+    add_generation_prompt: bool = True
+    continues_last_message: bool = False
+    template_values: Mapping[str, Any] = field(default_factory=dict)
+
+
+PLAIN_CHAT = ChatOptions()
 
 
 class ChatTemplate:
@@ -36,8 +55,8 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError) as error:
             self._problem = f"messages: the checkpoint's chat template can not be used: {_shown(error)}"
 
-    def render(self, messages: list[dict[str, str]]) -> str:
-        """Render the text up to the point where the assistant begins to speak.
+    def render(self, messages: list[dict[str, str]], options: ChatOptions = PLAIN_CHAT) -> str:
+        """Render the messages.
 
         Raises:
             InvalidRequestError: there is no usable template, or it refused these messages, or
@@ -46,20 +65,22 @@ class ChatTemplate:
         if self._template is None:
             raise InvalidRequestError(self._problem)
         values: dict[str, Any] = {
+            **options.template_values,
             **self._values,
             "messages": messages,
             "tools": None,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": options.add_generation_prompt,
         }
         try:
-            return render(self._template, values)
+            text = render(self._template, values)
         except RenderTimeoutError:
             raise InvalidRequestError(
                 f"messages: the chat template took longer than {MAX_RENDER_S} s"
             ) from None
         except Exception as error:
             raise InvalidRequestError(f"messages: the chat template failed: {_shown(error)}") from error
+        return _continued(text, messages[-1]["content"]) if options.continues_last_message else text
 
 
 def parse_messages(messages_json: str) -> list[dict[str, str]]:
@@ -99,6 +120,24 @@ def _check_message(index: int, message: object) -> None:
         content.encode()
     except UnicodeEncodeError:
         raise InvalidRequestError(f"messages[{index}].content: holds half a surrogate pair") from None
+
+
+def _continued(text: str, last_content: str) -> str:
+    """Cut the text after the last message's content, so that the model goes on with it.
+
+    Raises:
+        InvalidRequestError: the template does not end with the content.
+    """
+    content = last_content.strip()
+    place = text.rfind(content)
+    if not content or place < 0:
+        raise InvalidRequestError(
+            "continue_final_message: the chat template does not show the last message's content as it is"
+        )
+    end = place + len(content)
+    # Spaces at the content's end belong to it if the template keeps them.
+    spaces = last_content[len(last_content.rstrip()) :]
+    return text[: end + len(spaces)] if text.startswith(spaces, end) else text[:end]
 
 
 def _shown(error: BaseException) -> str:

@@ -25,6 +25,21 @@ NAMED_TOKENS = (
 )
 
 
+# Encoding fewer characters takes about a millisecond.
+_LONG_CHARS = 4096
+
+
+def encode_text(tokenizer: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Encode a text; other threads run while a long one is encoded."""
+    if len(text) < _LONG_CHARS:
+        encoding = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    else:
+        # Only this one of the two releases the interpreter's lock.
+        (encoding,) = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    return ids
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointTokenizer:
     """A tokenizer as the checkpoint's files define it.

@@ -18,7 +18,7 @@ from itertools import pairwise
 import tokenizers
 
 from naiad.errors import InvalidRequestError
-from naiad.tokenization.checkpoint_tokenizer import CheckpointTokenizer
+from naiad.tokenization.checkpoint_tokenizer import CheckpointTokenizer, encode_text
 
 # A noncharacter of Unicode: reserved for use inside a program.
 _MARK = "\ufdd0"
@@ -60,10 +60,10 @@ class PlainContent:
             InvalidRequestError: content would still become a special token (in a vocabulary where
                 a special token is also an ordinary piece).
         """
-        marked_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        marked_ids = encode_text(self._tokenizer, text, add_special_tokens=False)
         if _MARK not in text:
             return marked_ids
-        ids: list[int] = self._unmarking_tokenizer.encode(text, add_special_tokens=False).ids
+        ids = encode_text(self._unmarking_tokenizer, text, add_special_tokens=False)
         if self._count_controls(ids) != self._count_controls(marked_ids):
             raise InvalidRequestError("messages: content holds the text of a special token")
         return ids

@@ -34,6 +34,11 @@ class TextDecoder:
         self._utf8 = _new_utf8_decoder(errors="replace")
         self._at_start = True
 
+    @property
+    def has_open_character(self) -> bool:
+        """Whether the last character is incomplete."""
+        return bool(self._utf8.getstate()[0])
+
     def push(self, token_id: int) -> str:
         """Return the characters that this id completes."""
         return self._utf8.decode(self._bytes(token_id))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from naiad.errors import InvalidRequestError
-from naiad.tokenization.chat_template import ChatTemplate, parse_messages
-from naiad.tokenization.checkpoint_tokenizer import NAMED_TOKENS, CheckpointTokenizer
+from naiad.tokenization.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, parse_messages
+from naiad.tokenization.checkpoint_tokenizer import NAMED_TOKENS, CheckpointTokenizer, encode_text
 from naiad.tokenization.plain_content import PlainContent
 from naiad.tokenization.text_decoder import TextDecoder, context_ids
 from naiad.tokenization.token_table import TokenTable
@@ -16,18 +16,13 @@ from naiad.tokenization.token_table import TokenTable
 class Tokenizer:
     """Turns text and messages into ids, and describes a prompt's text for the detokenizer."""
 
-    def __init__(self, checkpoint: CheckpointTokenizer, skip_special_tokens: bool = True) -> None:
-        """Build the tokenizer of a checkpoint.
-
-        Args:
-            checkpoint: the tokenizer files.
-            skip_special_tokens: whether special tokens produce no text.
+    def __init__(self, checkpoint: CheckpointTokenizer) -> None:
+        """Build the tokenizer of a checkpoint, which `checkpoint` holds.
 
         Raises:
             ModelError: the tokenizer's kind is not supported, or the files contradict each other.
         """
         self._tokenizer = checkpoint.tokenizer
-        self._skip_special_tokens = skip_special_tokens
         self.table = TokenTable.from_checkpoint(checkpoint)
         self.bos_id = checkpoint.named_token_id("bos_token")
         self.eos_id = checkpoint.named_token_id("eos_token")
@@ -35,18 +30,29 @@ class Tokenizer:
         self.pad_id = self.eos_id if pad_id is None else pad_id
         self._bos_token = checkpoint.named_token("bos_token")
         self._plain_content = PlainContent(checkpoint)
+        self._chat_template_source = checkpoint.chat_template
         self._chat_template = ChatTemplate(
             checkpoint.chat_template, {name: checkpoint.named_token(name) for name in NAMED_TOKENS}
         )
 
     @classmethod
-    def from_directory(cls, model_dir: str | Path, skip_special_tokens: bool = True) -> Tokenizer:
+    def from_directory(cls, model_dir: str | Path) -> Tokenizer:
         """Read the tokenizer files of `model_dir`.
 
         Raises:
             ModelError: a file is missing or damaged, or the tokenizer's kind is not supported.
         """
-        return cls(CheckpointTokenizer.load(model_dir), skip_special_tokens)
+        return cls(CheckpointTokenizer.load(model_dir))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the checkpoint's chat template; None without one."""
+        return self._chat_template_source
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token; None if the vocabulary does not have it."""
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Encode a text; special tokens written in it are recognised.
@@ -63,7 +69,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequestError("text: holds half a surrogate pair") from None
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = encode_text(self._tokenizer, text, add_special_tokens=add_special_tokens)
         begins_itself = self._bos_token is not None and text.startswith(self._bos_token)
         if add_special_tokens and begins_itself and ids[:2] == [self.bos_id, self.bos_id]:
             return ids[1:]
@@ -85,13 +91,14 @@ class Tokenizer:
         encoded = [tuple(self.encode(text, add_special_tokens=False)) for text in (bare, " " + bare)]
         return [list(ids) for ids in dict.fromkeys(encoded)]
 
-    def render_chat(self, messages_json: str) -> list[int]:
-        """Encode a chat up to the point where the assistant begins to speak.
+    def render_chat(self, messages_json: str, options: ChatOptions = PLAIN_CHAT) -> list[int]:
+        """Encode a chat, by default up to the point where the assistant begins to speak.
 
         The content of messages never becomes a special token.
 
         Args:
             messages_json: JSON list of {role, content}.
+            options: how it is rendered.
 
         Raises:
             InvalidRequestError: the messages are malformed, or the checkpoint's template is
@@ -102,12 +109,12 @@ class Tokenizer:
             {"role": message["role"], "content": self._plain_content.mark(message["content"])}
             for message in messages
         ]
-        return self._plain_content.encode(self._chat_template.render(marked))
+        return self._plain_content.encode(self._chat_template.render(marked, options))
 
-    def prompt_tail(self, prompt_ids: Sequence[int]) -> list[int]:
+    def prompt_tail(self, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
         """Return the prompt's last ids, at most three, on which the text after it depends."""
-        return context_ids(self.table, prompt_ids, self._skip_special_tokens)
+        return context_ids(self.table, prompt_ids, skip_special_tokens)
 
-    def num_prompt_chars(self, prompt_ids: Sequence[int]) -> int:
+    def num_prompt_chars(self, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> int:
         """Count the complete characters of the prompt's text."""
-        return len(TextDecoder(self.table, self._skip_special_tokens).push_all(prompt_ids))
+        return len(TextDecoder(self.table, skip_special_tokens).push_all(prompt_ids))

@@ -41,7 +41,7 @@ def num_mask_words(vocab_size: int) -> int:
 def best_tokens(logits: torch.Tensor, allowed: torch.Tensor | None = None) -> BestTokens:
     """Find each row's best allowed token.
 
-    In a recording it comes last, and the tape's caller gives the mask with each step.
+    In a recording only `draw_tokens` may follow, and the tape's caller gives the mask with each step.
 
     Args:
         logits: `[num_rows, vocab_size]` float32.

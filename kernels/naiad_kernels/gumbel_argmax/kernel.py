@@ -21,12 +21,14 @@ _UNIFORM_STEP = tl.constexpr(2.0**-53)
 
 @triton.jit
 def uniform_noise(key, token_ids):
-    """Uniform noise in (0, 1], float64, for `token_ids` in a row with this `key` (int64)."""
+    """Uniform noise in (0, 1), float64, for `token_ids` in a row with this `key` (int64)."""
     bits = token_ids.to(tl.uint64) * _STEP + key.to(tl.uint64)
     bits = (bits ^ (bits >> 30)) * _FACTOR_1
     bits = (bits ^ (bits >> 27)) * _FACTOR_2
     bits = bits ^ (bits >> 31)
-    return ((bits >> 11).to(tl.float64) + 0.5) * _UNIFORM_STEP
+    uniform = ((bits >> 11).to(tl.float64) + 0.5) * _UNIFORM_STEP
+    # A half more than the largest number rounds up to 1.
+    return uniform - (uniform == 1.0).to(tl.float64) * _UNIFORM_STEP
 
 
 @triton.jit

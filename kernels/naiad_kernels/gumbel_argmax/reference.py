@@ -29,12 +29,14 @@ def gumbel_noise(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 def uniform_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Uniform noise in (0, 1] for some tokens, `[num_rows, n]` float64: SplitMix64 of each id."""
+    """Uniform noise in (0, 1) for some tokens, `[num_rows, n]` float64: SplitMix64 of each id."""
     bits = token_ids * _STEP + keys[:, None]
     for shift, factor in _FACTORS:
         bits = (bits ^ _logical_shift(bits, shift)) * factor
     bits = bits ^ _logical_shift(bits, 31)
-    return (_logical_shift(bits, 64 - _UNIFORM_BITS).double() + 0.5) * 2.0**-_UNIFORM_BITS
+    uniform = (_logical_shift(bits, 64 - _UNIFORM_BITS).double() + 0.5) * 2.0**-_UNIFORM_BITS
+    # A half more than the largest number rounds up to 1.
+    return uniform.clamp(max=1 - 2.0**-_UNIFORM_BITS)
 
 
 def _logical_shift(bits: torch.Tensor, shift: int) -> torch.Tensor:

@@ -24,6 +24,7 @@ class Kind(IntEnum):
     ATTENTION = 7
     SOFT_CAP = 8
     BEST_TOKENS = 9
+    DRAW_TOKENS = 10
 
 
 class Activation(IntEnum):
@@ -42,6 +43,7 @@ class Product(IntEnum):
     FLOAT_BY_BF16 = 1
     BF16_BY_BF16 = 2
     INT8_BY_INT8 = 3
+    FLOAT_BY_F16 = 4
 
 
 class Element(IntEnum):
@@ -49,6 +51,7 @@ class Element(IntEnum):
 
     FLOAT32 = 0
     BFLOAT16 = 1
+    FLOAT16 = 2
 
 
 class Matrix(ctypes.Structure):
@@ -116,6 +119,19 @@ class Tables(ctypes.Structure):
     _fields_ = (("blocks", c_void_p), ("stride", c_int64))
 
 
+class StepDraws(ctypes.Structure):
+    """How each row draws its token."""
+
+    _fields_ = (
+        ("temperatures", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("log_min_p", c_void_p),
+        ("keys", c_void_p),
+        ("token_ids", c_void_p),
+    )
+
+
 class Step(ctypes.Structure):
     """What a call computes."""
 
@@ -131,9 +147,12 @@ class Step(ctypes.Structure):
         ("best_logits", c_void_p),
         ("allowed", c_void_p),
         ("allowed_stride", c_int64),
+        ("draws", POINTER(StepDraws)),
     )
 
 
+# The structs whose sizes `naiad_sizes` reports, in its order.
+STRUCTS = (Record, Matrix, Cache, Step, StepDraws)
 _REFUSALS = {
     1: "a token id is outside the embedding",
     2: "a sequence's positions do not follow each other",
@@ -173,9 +192,9 @@ class Library:
             POINTER(Step),
             POINTER(c_int64),
         ]
-        sizes = (c_int64 * 4)()
+        sizes = (c_int64 * len(STRUCTS))()
         self._c.naiad_sizes(sizes)
-        twins = [ctypes.sizeof(each) for each in (Record, Matrix, Cache, Step)]
+        twins = [ctypes.sizeof(each) for each in STRUCTS]
         assert list(sizes) == twins, (list(sizes), twins)
 
     def new_team(self, num_threads: int) -> Team:

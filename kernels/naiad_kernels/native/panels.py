@@ -14,6 +14,12 @@ PANEL_OUTPUTS = 16
 ALIGNMENT = 64
 # Whether a matrix can be narrowed is found out in parts of as many rows, to need little memory.
 _NARROWED_ROWS = 1024
+# The products of float32 inputs by weights of these dtypes.
+_BY_STORED = {
+    torch.float32: Product.FLOAT_BY_FLOAT,
+    torch.bfloat16: Product.FLOAT_BY_BF16,
+    torch.float16: Product.FLOAT_BY_F16,
+}
 
 
 def padded(size: int, multiple: int = ALIGNMENT) -> int:
@@ -22,14 +28,16 @@ def padded(size: int, multiple: int = ALIGNMENT) -> int:
 
 
 def narrowed(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix in bfloat16 if that holds it exactly, else the matrix itself.
+    """The matrix in bfloat16 or float16 if that holds it exactly, else the matrix itself.
 
     Args:
         matrix: `[rows, columns]`, float32 or bfloat16.
     """
     parts = [matrix[first : first + _NARROWED_ROWS] for first in range(0, len(matrix), _NARROWED_ROWS)]
-    is_exact = all(torch.equal(part.bfloat16().to(part.dtype), part) for part in parts)
-    return matrix.bfloat16() if is_exact else matrix
+    for dtype in (torch.bfloat16, torch.float16):
+        if all(torch.equal(part.to(dtype).to(part.dtype), part) for part in parts):
+            return matrix.to(dtype)
+    return matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +45,8 @@ class NativeWeight:
     """A weight in panels, with its bias.
 
     Attributes:
-        panels: `[num_panels, in_features padded / k, 16, k]`: float32 with k = 1, bfloat16 with k = 2, or
-            uint8 with k = 4, which holds whole numbers within ±127 plus 128.
+        panels: `[num_panels, in_features padded / k, 16, k]`: float32 and float16 with k = 1, bfloat16 with
+            k = 2, or uint8 with k = 4, which holds whole numbers within ±127 plus 128.
         bias: `[num_panels * 16]` float32, or None.
         scales: `[num_panels * 16]` float32, what a whole number stands for in each output; else None.
         product: what it is multiplied as.
@@ -58,8 +66,8 @@ class NativeWeight:
     ) -> NativeWeight:
         """Lay out a weight for computing in a dtype.
 
-        A float32 weight that bfloat16 holds exactly is kept in 16 bits: products and sums are the float32
-        ones, and half as many bytes are read.
+        A float32 weight that bfloat16 or float16 holds exactly is kept in 16 bits: products and sums are the
+        float32 ones, and half as many bytes are read.
 
         Args:
             matrix: `[out_features, in_features]`, float32 or bfloat16, on the CPU.
@@ -69,8 +77,8 @@ class NativeWeight:
         product = Product.BF16_BY_BF16
         if (dtype or matrix.dtype) == torch.float32:
             matrix = narrowed(matrix)
-            product = Product.FLOAT_BY_FLOAT if matrix.dtype == torch.float32 else Product.FLOAT_BY_BF16
-        step = 1 if matrix.dtype == torch.float32 else 2
+            product = _BY_STORED[matrix.dtype]
+        step = 2 if matrix.dtype == torch.bfloat16 else 1
         return cls._of_panels(_panels(matrix, step), bias, matrix, product)
 
     @classmethod

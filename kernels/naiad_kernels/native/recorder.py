@@ -17,7 +17,11 @@ from naiad_kernels.rotary_store_kv import HeadNorm
 from naiad_kernels.store_kv import LayerCache
 
 _NO_BUFFER = -1
-_ELEMENTS = {torch.float32: Element.FLOAT32, torch.bfloat16: Element.BFLOAT16}
+_ELEMENTS = {
+    torch.float32: Element.FLOAT32,
+    torch.bfloat16: Element.BFLOAT16,
+    torch.float16: Element.FLOAT16,
+}
 
 
 def read_values(record: Record) -> list[int]:
@@ -207,6 +211,14 @@ class TapeRecorder:
     def _best_tokens(self, logits: TracedRows) -> None:
         # It writes what the tape's caller hands in, and leaves its input as it is.
         record = Record(kind=Kind.BEST_TOKENS, in_=logits.value, out=logits.value, width=logits.width)
+        self._records.append(record)
+
+    def _draw_tokens(self, logits: TracedRows, best: None, draws: None) -> None:
+        assert self._records, "nothing finds the best tokens"
+        found = self._records[-1]
+        assert found.kind == Kind.BEST_TOKENS, found.kind
+        assert found.in_ == logits.value, (found.in_, logits.value)
+        record = Record(kind=Kind.DRAW_TOKENS, in_=logits.value, out=logits.value, width=logits.width)
         self._records.append(record)
 
     def _soft_cap(self, x: TracedRows, cap: float) -> TracedRows:

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import torch
 
 from naiad_kernels.best_tokens import BestTokens
-from naiad_kernels.native.library import Buffer, Kind, Record, Step, Tables, Team
+from naiad_kernels.draw_tokens import Draws
+from naiad_kernels.native.library import Buffer, Kind, Record, Step, StepDraws, Tables, Team
 from naiad_kernels.native.panels import padded
 from naiad_kernels.native.recorder import Recording, read_values
 from naiad_kernels.native.tables import NativeTables
@@ -50,7 +51,7 @@ class Tape:
         self._memory: list[torch.Tensor] = []
         self._buffers = (Buffer * len(self._strides))()
         self._nanoseconds: ctypes.Array[ctypes.c_int64] | None = None
-        self._finds_best = any(record.kind == Kind.BEST_TOKENS for record in recording.records)
+        self._kinds = {record.kind for record in recording.records}
         self._capacity = 0
         self._result = torch.empty(0)
         # Of as many sequences of one token, at position 0, as there is room for.
@@ -65,6 +66,7 @@ class Tape:
         inputs: Sequence[torch.Tensor] = (),
         best: BestTokens | None = None,
         allowed: torch.Tensor | None = None,
+        draws: Draws | None = None,
     ) -> torch.Tensor:
         """Compute a step.
 
@@ -76,6 +78,8 @@ class Tape:
             inputs: `[num_tokens, width]` float32 for each of the recording's inputs.
             best: room for the best tokens, if the recording finds them and they are wanted.
             allowed: the bitmask of `best_tokens`, contiguous; None: all tokens are.
+            draws: how each row draws, and room for the tokens, if the recording draws and they are wanted;
+                with `best` and without `allowed`.
 
         Returns:
             `[num_tokens, width]` float32, valid until the next call.
@@ -103,7 +107,11 @@ class Tape:
         step.num_groups = len(tables)
         if best is not None:
             self._ask_for_best(step, best, allowed)
+        if draws is not None:
+            self._ask_for_draws(step, draws)
         self._team.library.run(self._team, self._records, self._buffers, step, self._nanoseconds)
+        if self._output in self._inputs:
+            return inputs[self._inputs.index(self._output)]
         if len(self._result) != num_tokens:
             self._result = self._memory[self._output][:num_tokens, : self.width]
         return self._result
@@ -126,23 +134,25 @@ class Tape:
             return
         self._capacity = padded(num_tokens)
         self._memory, self._result = [], torch.empty(0)
-        self._memory = [torch.zeros(self._capacity, stride) for stride in self._strides]
-        for index, memory in enumerate(self._memory):
-            self._buffers[index] = Buffer(memory.data_ptr(), memory.shape[1])
+        for place, stride in enumerate(self._strides):
+            # An input has memory of its own once it needs padding.
+            self._memory.append(torch.zeros(0 if place in self._inputs else self._capacity, stride))
+            self._buffers[place] = Buffer(self._memory[place].data_ptr(), stride)
         self._lone_starts = array("i", range(self._capacity + 1))
         self._lone_positions = array("q", bytes(8 * self._capacity))
 
     def _take_input(self, place: int, rows: torch.Tensor) -> None:
         """Let records read an input where it is if it needs no padding, or copy it."""
-        memory = self._memory[place]
-        if rows.shape[1] == memory.shape[1] and rows.is_contiguous() and rows.dtype == torch.float32:
-            self._buffers[place].data = rows.data_ptr()
-        else:
-            self._buffers[place].data = memory.data_ptr()
-            memory[: len(rows), : rows.shape[1]] = rows
+        if rows.shape[1] != self._strides[place] or not rows.is_contiguous() or rows.dtype != torch.float32:
+            if not len(self._memory[place]):
+                self._memory[place] = torch.zeros(self._capacity, self._strides[place])
+            memory = self._memory[place][: len(rows)]
+            memory[:, : rows.shape[1]] = rows
+            rows = memory
+        self._buffers[place].data = rows.data_ptr()
 
     def _ask_for_best(self, step: Step, best: BestTokens, allowed: torch.Tensor | None) -> None:
-        assert self._finds_best, "the recording does not find the best tokens"
+        assert Kind.BEST_TOKENS in self._kinds, "the recording does not find the best tokens"
         assert len(best.logits) == step.num_tokens, (len(best.logits), step.num_tokens)
         step.best_ids = _int64(best.token_ids, step.num_tokens)
         step.best_logits = best.logits.data_ptr()
@@ -152,6 +162,22 @@ class Tape:
             assert allowed.is_contiguous(), allowed.stride()
             step.allowed = allowed.data_ptr()
             step.allowed_stride = allowed.shape[1]
+
+    def _ask_for_draws(self, step: Step, draws: Draws) -> None:
+        assert Kind.DRAW_TOKENS in self._kinds, "the recording draws no tokens"
+        assert step.best_ids, "a draw starts from the best tokens"
+        assert not step.allowed, "draws do not support a bitmask"
+        filters, num_rows = draws.filters, step.num_tokens
+        step.draws = ctypes.pointer(
+            StepDraws(
+                temperatures=_float64(filters.temperature, num_rows),
+                top_k=_int64(filters.top_k, num_rows),
+                top_p=_float64(filters.top_p, num_rows),
+                log_min_p=_float64(filters.log_min_p, num_rows),
+                keys=_int64(draws.keys, num_rows),
+                token_ids=_int64(draws.token_ids, num_rows),
+            )
+        )
 
 
 def _places(recording: Recording) -> tuple[list[int], list[int]]:
@@ -189,7 +215,15 @@ def _places(recording: Recording) -> tuple[list[int], list[int]]:
 
 
 def _int64(tensor: torch.Tensor, num_tokens: int) -> int:
-    assert tensor.dtype == torch.int64, tensor.dtype
+    return _pointer(tensor, torch.int64, num_tokens)
+
+
+def _float64(tensor: torch.Tensor, num_tokens: int) -> int:
+    return _pointer(tensor, torch.float64, num_tokens)
+
+
+def _pointer(tensor: torch.Tensor, dtype: torch.dtype, num_tokens: int) -> int:
+    assert tensor.dtype == dtype, tensor.dtype
     assert tensor.shape == (num_tokens,), (tensor.shape, num_tokens)
     assert tensor.is_contiguous(), tensor.stride()
     return tensor.data_ptr()

@@ -97,7 +97,7 @@ int main(int num_args, char** args) {
   auto steps = structs<NaiadStep>(file);
   std::vector<Region> regions;
   for (int64_t left = file.number(); left > 0; left--) regions.emplace_back(file);
-  // The last region is the step's block tables, which are structs themselves.
+  // The last region is the structs that the step points to.
   relocate(regions.back().data.get(), static_cast<size_t>(regions.back().num_bytes), regions);
   relocate(records.data(), records.size() * sizeof(NaiadRecord), regions);
   relocate(buffers.data(), buffers.size() * sizeof(NaiadBuffer), regions);

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from naiad.cli.argument_types import at_least, port_number
+from naiad.cli.argument_types import at_least, port_number, port_or_off
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.console import say
 from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
@@ -23,6 +22,8 @@ from naiad.cli.repository.model_entries import (
     write_repository,
 )
 from naiad.cli.repository.served_models import top_models
+from naiad.cli.serve.openai_process import OpenAIPlan
+from naiad.cli.serve.ports import KeptPorts
 from naiad.cli.serve.server_files import (
     ServerFiles,
     bundled_server,
@@ -35,19 +36,24 @@ from naiad.cli.system_checks import (
     MIN_TEMP_BYTES,
     available_memory_bytes,
     check_machine,
-    check_port,
     check_space,
-    free_port,
     running_python,
 )
 from naiad.config.model_location import model_directory
 from naiad.errors import ConfigError
+from naiad.openai_server.access.key_file import read_key_file
+from naiad.openai_server.access.policy import is_loopback
+from naiad.openai_server.api.output_parser import CHOICES
 
+_OPENAI_PORT = 9000
+# The value of --openai-port if it was not given.
+_ASKED_FOR_NONE = -1
 _PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 _EXPOSED = (
     "warning: {host} is not a loopback address. Anyone who can reach these ports can use the server; "
     "there is no authentication."
 )
+_EXPOSED_BESIDE_KEYS = " The keys of --api-keys do not protect them."
 _EXPOSED_EXPLICIT = " With --model-control-mode explicit they can also run their own code on this machine."
 _EXPOSED_BUNDLED = (
     " This server is release 24.10, which has published security holes: for anything "
@@ -67,11 +73,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StartupError: it cannot be started; the message names the cause and the remedy.
     """
-    with StopSignal() as stop:
-        return _serve(args, stop)
+    with StopSignal() as stop, KeptPorts() as kept:
+        return _serve(args, stop, kept)
 
 
-def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
+def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     library_dir = check_machine()
     check_space(
         Path(tempfile.gettempdir()),
@@ -80,7 +86,9 @@ def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
         "make room, or set TMPDIR to another directory",
     )
     source = find_repository(args.model_repository)
-    ports = _choose_ports(args)
+    _check_keys(args)
+    ports = kept.keep_each(args.host, {name: getattr(args, f"{name}_port") for name in _PORTS})
+    openai_port = _choose_openai_port(args, kept)
     models = _configured(args, read_repository(source))
     needs = check_repository(models, available_memory_bytes())
     entry_point = needs[0].model.entry_point
@@ -97,6 +105,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
         # Imported after the checks because gRPC takes a while to import.
         from naiad.cli.serve.supervisor import SERVER_EXIT_TIMEOUT_S, ServerPlan, Supervisor
 
+        metrics_address = _address(args.host, ports["metrics"])
         plan = ServerPlan(
             command=lambda: [
                 *server_command(files, repository, ports, args),
@@ -107,12 +116,14 @@ def _serve(args: argparse.Namespace, stop: StopSignal) -> int:
             models=None if _is_explicit(args) else models,
             http_address=_address(args.host, ports["http"]),
             grpc_address=_address(args.host, ports["grpc"]),
-            metrics_address=_address(args.host, ports["metrics"]),
+            metrics_address=metrics_address,
             exit_timeout_s=args.exit_timeout_s,
             is_verbose=args.log_verbose > 0,
+            openai=None if openai_port is None else _openai_plan(args, openai_port, metrics_address),
         )
+        openai_address = None if openai_port is None else _address(args.openai_host, openai_port)
         say("starting the server")
-        return Supervisor(plan, stop, lambda: _announce(args.host, ports, entry_point)).run()
+        return Supervisor(plan, stop, lambda: _announce(args.host, ports, openai_address, entry_point)).run()
 
 
 def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,6 +155,61 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help="default: %(default)s; 0: any free port",
         )
+    add(
+        "--openai-port",
+        type=port_or_off,
+        default=_ASKED_FOR_NONE,
+        metavar="N",
+        help=f"port of the OpenAI API (default: {_OPENAI_PORT}, or a free one if that is taken); 0: any free "
+        "port; off: no OpenAI API",
+    )
+    add(
+        "--openai-host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="address of the OpenAI API (default: %(default)s)",
+    )
+    add(
+        "--openai-allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a host name under which clients reach the OpenAI API, besides addresses and localhost; may be "
+        "repeated",
+    )
+    add(
+        "--openai-allowed-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="an origin, such as https://chat.example.com, whose pages may call the OpenAI API; may be "
+        "repeated",
+    )
+    add(
+        "--openai-lenient",
+        action="store_true",
+        help="the OpenAI API passes over unknown fields of requests instead of refusing them",
+    )
+    add(
+        "--api-keys",
+        type=Path,
+        metavar="FILE",
+        help="the keys of the OpenAI API, one of which a request then needs; read again on SIGHUP, which "
+        "then does not stop the server (`naiad key` makes a key)",
+    )
+    add("--metrics-open", action="store_true", help="the OpenAI API's /metrics needs no key")
+    add(
+        "--expose-triton",
+        action="store_true",
+        help="with --api-keys: allow a --host that others can reach, although keys do not protect its ports",
+    )
+    add(
+        "--openai-reasoning",
+        choices=CHOICES,
+        default=CHOICES[0],
+        help="how models write what they reason before they answer; auto: as the checkpoint's chat template "
+        "or tokens say (default: %(default)s)",
+    )
     add(
         "--tritonserver",
         type=Path,
@@ -183,21 +249,40 @@ def server_command(
     return command
 
 
-def _choose_ports(args: argparse.Namespace) -> dict[str, int]:
-    ports: dict[str, int] = {}
-    for name in _PORTS:
-        port = getattr(args, f"{name}_port")
-        if port in ports.values():
-            raise ConfigError(f"--{name}-port", port, "another port than the others'")
-        if port:
-            check_port(f"--{name}-port", args.host, port)
-            ports[name] = port
-    for name in _PORTS:
-        while name not in ports:
-            port = free_port(args.host)
-            if port not in ports.values():
-                ports[name] = port
-    return ports
+def _choose_openai_port(args: argparse.Namespace, kept: KeptPorts) -> int | None:
+    """Return the port of the OpenAI API; None: there is none."""
+    port: int | None = args.openai_port
+    if port == _ASKED_FOR_NONE:
+        return kept.keep_preferred("--openai-port", args.openai_host, _OPENAI_PORT)
+    return None if port is None else kept.keep("--openai-port", args.openai_host, port)
+
+
+def _check_keys(args: argparse.Namespace) -> None:
+    if args.api_keys is None:
+        if args.openai_port is not None and not is_loopback(args.openai_host):
+            raise ConfigError("--openai-host", args.openai_host, "a loopback address, or --api-keys FILE")
+        return
+    if args.openai_port is None:
+        raise ConfigError("--api-keys", str(args.api_keys), "none with --openai-port off")
+    read_key_file(args.api_keys)
+    if not (is_loopback(args.host) or args.expose_triton):
+        raise ConfigError(
+            "--host",
+            args.host,
+            "a loopback address with --api-keys, as keys do not protect Triton's ports, or --expose-triton",
+        )
+
+
+def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> OpenAIPlan:
+    options = [f"--allowed-host={name}" for name in args.openai_allowed_host]
+    options += [f"--allowed-origin={origin}" for origin in args.openai_allowed_origin]
+    options += [f"--metrics-url=http://{metrics_address}/metrics"]
+    options += ["--lenient"] if args.openai_lenient else []
+    options += ["--metrics-open"] if args.metrics_open else []
+    options.append(f"--reasoning={args.openai_reasoning}")
+    has_keys = args.api_keys is not None
+    options += [f"--api-keys={args.api_keys.absolute()}"] if has_keys else []
+    return OpenAIPlan(host=args.openai_host, port=port, options=tuple(options), has_keys=has_keys)
 
 
 def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[ModelEntry]:
@@ -233,21 +318,19 @@ def _server_files(program: Path | None, runtime_dir: Path) -> ServerFiles:
 
 def _warn_if_exposed(args: argparse.Namespace, files: ServerFiles) -> None:
     host = args.host
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    if not is_loopback:
+    if not is_loopback(host):
         say(
             _EXPOSED.format(host=host)
+            + (_EXPOSED_BESIDE_KEYS if args.api_keys is not None else "")
             + (_EXPOSED_EXPLICIT if _is_explicit(args) else "")
             + (_EXPOSED_BUNDLED if files.is_bundled else "")
         )
 
 
-def _announce(host: str, ports: Mapping[str, int], entry: ModelEntry) -> None:
+def _announce(host: str, ports: Mapping[str, int], openai: str | None, entry: ModelEntry) -> None:
     addresses = {name: _address(host, port) for name, port in ports.items()}
-    print("ready: " + " ".join(f"{name}={address}" for name, address in addresses.items()))
+    shown = addresses if openai is None else {**addresses, "openai": f"http://{openai}/v1"}
+    print("ready: " + " ".join(f"{name}={address}" for name, address in shown.items()))
     print("\nAsk it something:")
     model = entry.name
     client = f"{sys.executable} -m naiad_client" + ("" if model == "ensemble" else f" --model {model}")
@@ -256,6 +339,8 @@ def _announce(host: str, ports: Mapping[str, int], entry: ModelEntry) -> None:
         print(f'  {client} "What is the capital of France?" --chat --url {addresses["grpc"]}')
     print(f"  curl -N {addresses['http']}/v2/models/{model}/generate_stream \\")
     print("""    -d '{"text_input": "The capital of France is", "max_tokens": 32, "stream": true}'""")
+    if openai is not None:
+        print(f"  or open http://{openai}/ in a browser")
     print("\nCtrl-C stops it.", flush=True)
 
 

@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 import select
 import signal
+from collections.abc import Callable
 from types import TracebackType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignal:
-    """Set by the first signal; later ones change nothing. A context manager for the main thread."""
+    """Set by the first signal; later ones change nothing. A context manager for the main thread.
+
+    Attributes:
+        on_reload: called on SIGHUP, which then does not stop, unless the terminal was closed; None: it stops.
+    """
 
     def __init__(self) -> None:
         """Open the pipe."""
         # A pipe, not a threading.Event: a handler may run inside the Event's own lock.
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._is_set = False
+        self._had_terminal = _has_terminal()
+        self.on_reload: Callable[[], None] | None = None
 
     def __enter__(self) -> StopSignal:
         """Install the handlers."""
@@ -44,7 +51,20 @@ class StopSignal:
             select.select([self._read_fd], [], [], timeout_s)
         return self._is_set
 
-    def _handle(self, _number: int, _frame: object) -> None:
-        if not self._is_set:
+    def _handle(self, number: int, _frame: object) -> None:
+        if number == signal.SIGHUP and self.on_reload is not None and not self._terminal_was_closed():
+            self.on_reload()
+        elif not self._is_set:
             self._is_set = True
             os.write(self._write_fd, b"s")
+
+    def _terminal_was_closed(self) -> bool:
+        return self._had_terminal and not _has_terminal()
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True

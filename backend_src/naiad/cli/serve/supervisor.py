@@ -13,6 +13,7 @@ from pathlib import Path
 from naiad.cli.console import say
 from naiad.cli.repository.model_entries import ModelEntry
 from naiad.cli.serve.drain import end_requests
+from naiad.cli.serve.openai_process import OpenAIPlan, OpenAIProcess
 from naiad.cli.serve.probes import ProbeFailure, Prober
 from naiad.cli.serve.server_log import ServerLog, find_cause, other_lines
 from naiad.cli.serve.server_process import ServerProcess
@@ -47,6 +48,7 @@ class ServerPlan:
         metrics_address: HOST:PORT of the metrics.
         exit_timeout_s: time that running requests get to finish.
         is_verbose: whether the server's output is shown while it starts.
+        openai: the OpenAI server beside it; None: there is none.
     """
 
     command: Callable[[], Sequence[str]]
@@ -58,6 +60,7 @@ class ServerPlan:
     metrics_address: str
     exit_timeout_s: int
     is_verbose: bool
+    openai: OpenAIPlan | None = None
 
 
 class Supervisor:
@@ -68,6 +71,9 @@ class Supervisor:
         self._plan = plan
         self._stop = stop
         self._on_ready = on_ready
+        self._openai = OpenAIProcess(plan.openai) if plan.openai is not None else None
+        if self._openai is not None and self._openai.has_keys:
+            stop.on_reload = self._openai.reload
 
     def run(self) -> int:
         """Serve until a signal arrives; return the exit code.
@@ -75,6 +81,15 @@ class Supervisor:
         Raises:
             StartupError: the first server, or several in a row, did not become ready.
         """
+        if self._openai is None:
+            return self._run()
+        self._openai.start()
+        try:
+            return self._run()
+        finally:
+            self._openai.stop()
+
+    def _run(self) -> int:
         num_failures = 0
         is_first = True
         while not self._stop.wait(_BACK_OFF_S[min(num_failures, len(_BACK_OFF_S) - 1)]):
@@ -90,6 +105,8 @@ class Supervisor:
             if server is None:
                 return 0
             if is_first:
+                if self._openai is not None:
+                    self._openai.wait_until_it_listens()
                 self._on_ready()
             else:
                 say("the server serves again")
@@ -142,6 +159,8 @@ class Supervisor:
                     return f"it ended by itself with exit code {code}"
                 if watcher.reason is not None:
                     return watcher.reason
+                if self._openai is not None:
+                    self._openai.tend()
             return None
         finally:
             watcher.stop()
@@ -156,6 +175,8 @@ class Supervisor:
         ensemble's requests would hang until its exit timeout (seen on 2.51).
         """
         have_ended = end_requests(server, self._plan.metrics_address, self._plan.exit_timeout_s)
+        if self._openai is not None:
+            self._openai.stop()
         server.terminate()
         deadline_s = time.monotonic() + SERVER_EXIT_TIMEOUT_S + _STOP_MARGIN_S
         while server.poll() is None:

@@ -12,16 +12,20 @@ from pathlib import Path
 
 from naiad.engine_process.clients.engine_connection import EngineConnection, ProtocolError
 from naiad.engine_process.instance import engine_sockets
+from naiad.engine_process.observations import ObservationBatch
 from naiad.engine_process.protocol import (
     Abort,
+    AskSnapshot,
+    Observed,
     Ready,
+    SnapshotTaken,
     StartFailed,
     StepDone,
     StopRequests,
     encode_frame,
     encode_requests,
 )
-from naiad.errors import EngineAwayError
+from naiad.errors import EngineAwayError, UnavailableError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest
 
@@ -67,6 +71,7 @@ class AttachedClient:
         on_outputs: Callable[[list[RequestOutput], EngineStats | None], None],
         on_lost: Callable[[list[int]], None],
         on_stop: Callable[[str], None],
+        on_snapshot: Callable[[SnapshotTaken], None] = lambda _: None,
     ) -> None:
         """Set up; `start` begins to look for the engine.
 
@@ -77,12 +82,14 @@ class AttachedClient:
             on_lost: called by it with the unanswered sequences of an engine that is gone.
             on_stop: called by it with the id of requests that another frontend's client wants to
                 cancel.
+            on_snapshot: called by it with the answers to `ask_snapshot`.
         """
         self._directory = directory
         self._model = model
         self._on_outputs = on_outputs
         self._on_lost = on_lost
         self._on_stop = on_stop
+        self._on_snapshot = on_snapshot
         self._lock = threading.Lock()  # guards the engines and what they have outstanding
         self._engines: dict[Path, _Engine] = {}
         self._next_look_s = 0.0
@@ -134,6 +141,32 @@ class AttachedClient:
         """Have the engine's other clients cancel their requests of this id."""
         for engine in list(self._engines.values()):
             engine.send_or_hang_up(encode_frame(StopRequests(request_id)))
+
+    def report(self, batch: ObservationBatch) -> None:
+        """Have the engine's owner write what this client has observed; without an engine it is dropped."""
+        engine = self._newest()
+        if engine is not None:
+            engine.send_or_hang_up(encode_frame(Observed(batch)))
+
+    def ask_snapshot(self) -> Ready:
+        """Ask the newest engine what it is doing; `on_snapshot` gets the answer, unless the engine is lost.
+
+        Returns:
+            The description of the engine that was asked.
+
+        Raises:
+            EngineAwayError: no engine serves now.
+            UnavailableError: the engine is of an older release and cannot tell.
+        """
+        engine = self._newest()
+        if engine is None or engine.info is None:
+            raise EngineAwayError(
+                f"the engine of the model {self._model} does not serve now; try again in a few seconds"
+            )
+        if not engine.info.tells_snapshots:
+            raise UnavailableError(f"the engine of the model {self._model} is too old to tell what it does")
+        engine.send_or_hang_up(encode_frame(AskSnapshot()))
+        return engine.info
 
     def close(self) -> None:
         """Hang up; the engines abort this client's sequences, which are reported as lost."""
@@ -190,8 +223,11 @@ class AttachedClient:
                     self._deliver(engine, message)
                 case StopRequests(request_id):
                     self._on_stop(request_id)
-                case StartFailed():
-                    # The engine's owner reports the failure; the engine closes the connection.
+                case SnapshotTaken():
+                    self._on_snapshot(message)
+                case StartFailed() | Observed():
+                    # The engine's owner reports the failure, and the engine closes the connection.
+                    # Observations go to the owner alone.
                     continue
 
     def _deliver(self, engine: _Engine, message: StepDone) -> None:

@@ -16,6 +16,7 @@ from naiad.config.engine_config import EngineConfig, field_names
 from naiad.engine_process.clients.engine_connection import EngineConnection
 from naiad.engine_process.protocol import (
     EngineMessage,
+    Observed,
     Ready,
     StartFailed,
     StepDone,
@@ -23,6 +24,9 @@ from naiad.engine_process.protocol import (
 )
 from naiad.engine_process.unix_socket import check_socket_path
 from naiad.errors import StartupError
+
+# What the engine sends to its owner after it has started.
+OwnersMessage = StepDone | StopRequests | Observed
 
 _CONNECT_RETRY_S = 0.01
 _START_POLL_S = 0.2
@@ -72,7 +76,7 @@ class EngineChild:
         check_socket_path(socket_path)
         self._socket_path = socket_path
         self._connection: EngineConnection | None = None
-        self._early: list[StepDone | StopRequests] = []
+        self._early: list[OwnersMessage] = []
         socket_path.unlink(missing_ok=True)
         arguments = [*command, "--socket", str(socket_path), "--parent-pid", str(os.getpid())]
         arguments += config_options(config)
@@ -115,7 +119,7 @@ class EngineChild:
             text = f"the engine process ended while starting ({self._describe_exit()})"
             raise StartupError(text) from None
 
-    def receive(self, timeout_s: float) -> list[StepDone | StopRequests]:
+    def receive(self, timeout_s: float) -> list[OwnersMessage]:
         """Return the next messages; none if the timeout comes first.
 
         Raises:
@@ -123,7 +127,7 @@ class EngineChild:
         """
         messages: Sequence[EngineMessage] = self._early or self._receive(timeout_s)
         self._early = []
-        expected = [message for message in messages if isinstance(message, (StepDone, StopRequests))]
+        expected = [message for message in messages if isinstance(message, OwnersMessage)]
         if len(expected) != len(messages):
             raise ConnectionError("the engine process announced itself twice")
         return expected
@@ -170,7 +174,7 @@ class EngineChild:
             raise StartupError(first.message)
         if not isinstance(first, Ready):
             raise ConnectionError("the engine process spoke before it was ready")
-        self._early = [message for message in rest if isinstance(message, (StepDone, StopRequests))]
+        self._early = [message for message in rest if isinstance(message, OwnersMessage)]
         return first
 
     def _receive(self, timeout_s: float) -> list[EngineMessage]:

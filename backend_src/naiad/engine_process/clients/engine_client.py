@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from naiad.config import EngineConfig
-from naiad.engine_process.clients.engine_child import EngineChild, default_command
+from naiad.engine_process.clients.engine_child import EngineChild, OwnersMessage, default_command
+from naiad.engine_process.observations import ObservationBatch
 from naiad.engine_process.protocol import (
     Abort,
     Drain,
+    Observed,
     Ready,
-    StepDone,
     StopRequests,
     encode_frame,
     encode_requests,
@@ -59,6 +60,8 @@ class EngineClient:
     Attributes:
         on_stop: called by the dispatcher thread with the id of requests that another frontend's client
             wants to cancel. Set it before `start`.
+        on_observed: called by the dispatcher thread with what another client has observed of its requests.
+            Set it before `start`.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class EngineClient:
             timings: replaces the defaults.
         """
         self.on_stop: Callable[[str], None] = lambda _: None
+        self.on_observed: Callable[[ObservationBatch], None] = lambda _: None
         self._config = config
         self._socket_path = socket_path
         self._on_outputs = on_outputs
@@ -233,9 +237,12 @@ class EngineClient:
             self._backoff_s = self._timings.first_backoff_s
         self._lose(child)
 
-    def _deliver(self, message: StepDone | StopRequests) -> None:
+    def _deliver(self, message: OwnersMessage) -> None:
         if isinstance(message, StopRequests):
             self.on_stop(message.request_id)
+            return
+        if isinstance(message, Observed):
+            self.on_observed(message.batch)
             return
         finished = [output.sequence_id for output in message.outputs if output.finish_reason is not None]
         with self._lock:

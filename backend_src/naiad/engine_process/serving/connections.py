@@ -28,6 +28,7 @@ from naiad.engine_process.protocol import (
     ClientMessage,
     Drain,
     EngineMessage,
+    Observed,
     StepDone,
     StopRequests,
     StopServing,
@@ -251,6 +252,11 @@ class Connections:
                 # Only the frontends know their clients' request ids; the engine does not.
                 for other in self._open - {connection}:
                     self.send(other, message)
+                return
+            case Observed():
+                for owner in self._open:
+                    if owner.is_owner:
+                        self.send(owner, message)
                 return
             case Drain() if not connection.is_owner:
                 # Only the owner may end the process.

@@ -16,9 +16,12 @@ import msgspec
 from naiad.engine_process.protocol import (
     Abort,
     AddRequests,
+    AskSnapshot,
+    Checkpoint,
     ClientMessage,
     Drain,
     Ready,
+    SnapshotTaken,
     StartFailed,
     StepDone,
     StopServing,
@@ -29,6 +32,7 @@ from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
 from naiad.errors import NaiadError, StartupError
 from naiad.outputs import EngineStats, RequestOutput, ServedModel, Timings, error_output
 from naiad.sequence import EngineRequest, FinishReason
+from naiad.snapshot import EngineSnapshot
 
 EXIT_START_FAILED = 3
 
@@ -71,6 +75,9 @@ class ServedEngine(Protocol):
     def stats(self) -> EngineStats:
         """A copy of the gauges as they are now."""
 
+    def snapshot(self) -> EngineSnapshot:
+        """What the engine is doing now."""
+
 
 class EngineLoop:
     """Serves the sequences of all connections.
@@ -79,14 +86,17 @@ class EngineLoop:
     Every accepted sequence ends with exactly one output that has a finish reason.
     """
 
-    def __init__(self, engine: ServedEngine, connections: Connections) -> None:
-        """Serve `connections` from `engine`."""
+    def __init__(self, engine: ServedEngine, connections: Connections, checkpoint: Checkpoint) -> None:
+        """Serve `connections` from `engine`, which has loaded `checkpoint`."""
         self._engine = engine
+        self._checkpoint = checkpoint
+        self._created_s = int(time.time())
         self._connections = connections
         self._sequences: dict[int, tuple[Connection, int]] = {}
         self._engine_ids: dict[tuple[Connection, int], int] = {}
         self._next_engine_id = 1
         self._outbox: dict[Connection, list[RequestOutput]] = {}
+        self._watchers: list[Connection] = []
         self._is_draining = False
         self._stop_timeout_s = 0.0
         self._stop_deadline_s = math.inf
@@ -96,6 +106,8 @@ class EngineLoop:
         while self._sequences or not self._is_draining:
             for connection, item in self._connections.inbox.take(0 if self._engine.has_work else None):
                 self._handle(connection, item)
+            if self._watchers:
+                self._show()
             if time.monotonic() >= self._stop_deadline_s:
                 self._end_unfinished()
             if self._engine.has_work:
@@ -130,16 +142,21 @@ class EngineLoop:
                 self._is_draining = True
             case StopServing(timeout_s):
                 self._stop_serving(timeout_s)
+            case AskSnapshot():
+                self._watchers.append(connection)
 
     def _open(self, connection: Connection) -> None:
         self._outbox[connection] = []
         connection.last_stats = self._engine.stats()
         ready = Ready(
+            checkpoint=self._checkpoint,
+            created_s=self._created_s,
             max_model_len=self._engine.max_model_len,
             vocab_size=self._engine.model_config.vocab_size,
             eos_token_ids=list(self._engine.model_config.eos_token_ids),
             max_num_seqs=connection.last_stats.max_num_seqs,
             stats=connection.last_stats,
+            tells_snapshots=True,
         )
         self._connections.send(connection, ready)
 
@@ -212,6 +229,15 @@ class EngineLoop:
         self._connections.gate.leave()
         return engine_id
 
+    def _show(self) -> None:
+        """Send one snapshot to everybody who has asked."""
+        snapshot, watchers = self._engine.snapshot(), self._watchers
+        self._watchers = []
+        for watcher in watchers:
+            owners = {row.sequence_id: self._sequences.get(row.sequence_id) for row in snapshot.rows}
+            own_ids = {each: key[1] for each, key in owners.items() if key is not None and key[0] is watcher}
+            self._connections.send(watcher, SnapshotTaken(snapshot, own_ids))
+
     def _publish(self, stats: EngineStats) -> None:
         for connection, outputs in self._outbox.items():
             # Without outputs only the owner needs the stats, for its metrics.
@@ -223,7 +249,11 @@ class EngineLoop:
 
 
 def serve(
-    engine_factory: Callable[[], ServedEngine], socket_path: Path, parent_pid: int, limits: QueueLimits
+    engine_factory: Callable[[], ServedEngine],
+    socket_path: Path,
+    parent_pid: int,
+    limits: QueueLimits,
+    checkpoint: Checkpoint,
 ) -> NoReturn:
     """Run the engine process: open the socket, build the engine, run the loop. Never returns.
 
@@ -235,6 +265,7 @@ def serve(
         socket_path: where to listen, as in `Connections`.
         parent_pid: the process to exit with, as in `Connections`.
         limits: limits of the queue.
+        checkpoint: what the engine serves.
     """
     # Ctrl-C reaches the terminal's whole process group; the process that drains the server ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -255,7 +286,7 @@ def serve(
     gc.freeze()
     gc.enable()
     gc.set_threshold(_GC_THRESHOLD)
-    loop = EngineLoop(engine, connections)
+    loop = EngineLoop(engine, connections, checkpoint)
     exit_code = 0
     try:
         loop.run()

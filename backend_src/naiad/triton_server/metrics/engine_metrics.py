@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from naiad.engine_process.observations import ObservationBatch
+from naiad.frontend.request_families import OPENAI_DOOR
 from naiad.outputs import EngineStats
-from naiad.triton_server.metrics.observations import ObservationBatch
 from naiad.triton_server.metrics.request_metrics import MetricFamilyFactory, RequestMetrics
 
 Read = Callable[[EngineStats], float]
@@ -86,8 +87,24 @@ class _Written:
 class Metrics:
     """All metrics of one `llm` model."""
 
-    def __init__(self, family: MetricFamilyFactory, model: str, version: str, max_model_len: int) -> None:
-        """Create the families and their metrics; the arguments are the same as for `RequestMetrics`."""
+    def __init__(
+        self,
+        family: MetricFamilyFactory,
+        model: str,
+        version: str,
+        max_model_len: int,
+        take_forwarded: Callable[[], ObservationBatch] = ObservationBatch,
+    ) -> None:
+        """Create the families and their metrics.
+
+        Args:
+            family: makes a metric family.
+            model: the model's name.
+            version: the model's version.
+            max_model_len: upper end of the buckets of lengths, in tokens.
+            take_forwarded: returns what the OpenAI server has observed since the last call. It leaves out
+                the gaps between tokens: to write one costs more than the server spends on a token.
+        """
         self._family = family
         self._labels = {"model": model, "version": version}
         self._families: list[Any] = []
@@ -104,6 +121,12 @@ class Metrics:
         self._num_places = 0
         self._last_stats: EngineStats | None = None
         self._requests = RequestMetrics(family, model, version, max_model_len)
+        self._take_forwarded = take_forwarded
+        # Made for the first such request: clients that look for a family by its name alone find one metric.
+        self._openai_requests: RequestMetrics | None = None
+        self._make_openai_requests = partial(
+            RequestMetrics, family, model, version, max_model_len, door=OPENAI_DOOR
+        )
 
     def update(self, stats: EngineStats, batch: ObservationBatch) -> bool:
         """Write the metrics that have changed.
@@ -118,14 +141,14 @@ class Metrics:
             Whether observations remain that there was no time to write.
         """
         if stats is self._last_stats:
-            return self._requests.update(stats, batch)
+            return self._update_requests(stats, batch)
         self._add_places(len(stats.total_accepted_tokens_at))
         for counter in self._counters:
             total = counter.read(stats)
             if total > counter.value:
                 counter.metric.increment(total - counter.value)
                 counter.value = total
-        has_more = self._requests.update(stats, batch)
+        has_more = self._update_requests(stats, batch)
         for gauge in self._gauges:
             value = gauge.read(stats)
             if value != gauge.value:
@@ -137,10 +160,21 @@ class Metrics:
     def delete(self) -> None:
         """Remove the metrics from the port; otherwise Triton keeps them after the model is unloaded."""
         self._requests.delete()
+        if self._openai_requests is not None:
+            self._openai_requests.delete()
         self._gauges.clear()
         self._counters.clear()
         del self._accepted_at
         self._families.clear()
+
+    def _update_requests(self, stats: EngineStats, batch: ObservationBatch) -> bool:
+        has_more = self._requests.update(stats, batch)
+        forwarded = self._take_forwarded()
+        if self._openai_requests is None and (forwarded.ended or forwarded.first_token_s):
+            self._openai_requests = self._make_openai_requests()
+        if self._openai_requests is not None:
+            has_more |= self._openai_requests.update(stats, forwarded)
+        return has_more
 
     def _add_places(self, num_places: int) -> None:
         """Create counters of accepted tokens for further draft positions, as the engine reports them."""

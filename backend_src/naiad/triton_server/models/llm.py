@@ -69,9 +69,7 @@ class LLMModel:
 
     def _start(self, args: dict[str, str]) -> None:
         parameters = pb.model_parameters(args)
-        refuse_unknown_keys(
-            parameters, (*field_names(), "exclude_input_in_output", "forwarded_headers", "served_name")
-        )
+        refuse_unknown_keys(parameters, (*field_names(), "exclude_input_in_output", "forwarded_headers"))
         config = _engine_config(parameters)
         self._is_decoupled = pb.is_decoupled(args)
         self._output_order = pb.output_order(args)
@@ -98,7 +96,9 @@ class LLMModel:
         self._housekeeper = Housekeeper(
             self._service,
             self._instance.metrics_lock(version),
-            lambda: Metrics(pb.metric_family, name, version, info.max_model_len),
+            lambda: Metrics(
+                pb.metric_family, name, version, info.max_model_len, self._service.forwarded.take
+            ),
         )
         self._ack_reader = threading.Thread(target=self._read_acks, name="naiad-acks", daemon=True)
         self._ack_reader.start()
@@ -115,6 +115,7 @@ class LLMModel:
         )
         self._service = LLMService(self._client, pb.log_error, instance.draw_first_id, shape)
         self._client.on_stop = self._service.cancel_requests
+        self._client.on_observed = self._service.forwarded.add
         self._client.start()
         self._acks = AckReceiver(instance.ack_socket)
 

@@ -20,9 +20,8 @@ class TextModel(TextFrontend):
 
     def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
         """See `TextFrontend.make_shape`."""
-        skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
         writer = TextWriter(
-            ChunkTexts(encoder.tokenizer.table, skip_special_tokens=skip_special_tokens),
+            ChunkTexts(encoder.tokenizer.table),
             accumulates=read_bool(parameters, "accumulate_tokens", default=False),
         )
         return RequestShape(read=TextRequestReader(encoder).read, build=writer.write)

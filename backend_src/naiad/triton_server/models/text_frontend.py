@@ -98,7 +98,7 @@ class TextFrontend(ABC):
             is_decoupled=pb.is_decoupled(args),
         )
         skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
-        tokenizer = Tokenizer.from_directory(directory, skip_special_tokens)
+        tokenizer = Tokenizer.from_directory(directory)
         encoder = PromptEncoder(
             tokenizer,
             self._own_limits.max_model_len,

@@ -32,7 +32,7 @@ class TokenizerModel:
             skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
             model_config = ModelConfig.from_directory(directory)
             encoder = PromptEncoder(
-                Tokenizer.from_directory(directory, skip_special_tokens),
+                Tokenizer.from_directory(directory),
                 read_count(parameters, "max_model_len") or model_config.max_position_embeddings,
                 model_config.vocab_size,
                 add_special_tokens=read_bool(parameters, "add_special_tokens", default=True),

@@ -30,8 +30,7 @@ class VLLMModel(TextFrontend):
         """See `TextFrontend.make_shape`."""
         for key in self.KEYS:
             read_bool(parameters, key, default=True)
-        skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)
-        texts = ChunkTexts(encoder.tokenizer.table, skip_special_tokens=skip_special_tokens)
+        texts = ChunkTexts(encoder.tokenizer.table)
         return RequestShape(
             read=VLLMRequestReader(encoder).read,
             build=VLLMWriter(texts, encoder.tokenizer.table).write,

@@ -26,7 +26,7 @@ def detail_tensors(chunk: Chunk) -> Tensors:
     """
     requested = chunk.request.outputs
     tensors = _count_tensors(chunk)
-    if requested.perf_metrics or (chunk.is_last and chunk.first.num_draft_tokens):
+    if requested.perf_metrics or (chunk.is_last and chunk.asks_for_drafts):
         tensors |= _perf_tensors(chunk)
     if requested.beam_width > 1:
         if requested.log_probs:

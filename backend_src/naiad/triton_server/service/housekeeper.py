@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from naiad.engine_process import FileLock
+from naiad.engine_process.observations import ObservationBatch
 from naiad.outputs import EngineStats
-from naiad.triton_server.metrics.observations import ObservationBatch
 from naiad.triton_server.service.llm_service import LLMService
 
 

@@ -17,12 +17,12 @@ from typing import Protocol
 
 from naiad.config.probe import PROBE_REQUEST_ID
 from naiad.engine_process import Ack
+from naiad.engine_process.observations import ForwardedObservations, Observations
 from naiad.errors import CancelledError, InternalError, NaiadError, UnavailableError, error_with_status
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.request import GenerateRequest, StopRequest
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
-from naiad.triton_server.metrics.observations import Observations
 from naiad.triton_server.requests.tensors import RequestSource
 from naiad.triton_server.responses.stream import (
     BeamRow,
@@ -116,6 +116,7 @@ class LLMService:
         self._has_news = threading.Event()
         self._senders = SenderPool(NUM_SENDERS, self._flush)
         self.observations = Observations()
+        self.forwarded = ForwardedObservations()
         self._stats = LastingStats()
         self._pace = StepPace()
 
@@ -257,7 +258,7 @@ class LLMService:
                 self._has_news.set()
             for row in rows:
                 self._streams.update(dict.fromkeys(row.sequence_ids, (stream, row)))
-        asked = engine_requests(request, rows)
+        asked = request.engine_requests(rows[0].sequence_id)
         self.observations.begin(asked, request.outputs.num_return_sequences)
         try:
             self._engine.submit(asked)
@@ -323,7 +324,7 @@ def new_stream_rows(request: GenerateRequest, draw_first_id: Callable[[int], int
             sequence can report its client as gone.
     """
     num_sequences = request.outputs.num_sequences
-    ids = itertools.count(draw_first_id(len(request.rows) * num_sequences))
+    ids = itertools.count(draw_first_id(request.num_sequences))
     if request.outputs.beam_width > 1 or request.joins_sequences:
         row_kind = BeamRow if request.outputs.beam_width > 1 else JoinedRow
         return [
@@ -334,25 +335,4 @@ def new_stream_rows(request: GenerateRequest, draw_first_id: Callable[[int], int
         StreamRow(index, next(ids), sequence_index)
         for index in range(len(request.rows))
         for sequence_index in range(num_sequences)
-    ]
-
-
-def engine_requests(request: GenerateRequest, rows: list[StreamRow]) -> list[EngineRequest]:
-    """Make an engine request for each row; the sequences after a row's first are its siblings."""
-    num_sequences = request.outputs.num_sequences
-    ids = [sequence_id for row in rows for sequence_id in row.sequence_ids]
-    return [
-        EngineRequest(
-            sequence_id=ids[index * num_sequences],
-            sibling_ids=tuple(ids[index * num_sequences + 1 : (index + 1) * num_sequences]),
-            prompt_token_ids=asked.prompt_token_ids,
-            params=asked.params,
-            text=asked.text,
-            timeout_s=request.timeout_s,
-            cache_salt=asked.cache_salt,
-            beam=asked.beam,
-            draft_token_ids=asked.draft_token_ids,
-            retention=asked.retention,
-        )
-        for index, asked in enumerate(request.rows)
     ]

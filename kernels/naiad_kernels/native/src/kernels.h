@@ -53,6 +53,7 @@ void angles(const NaiadRecord& record, const Run& run, Member& member);
 void rotary_store(const NaiadRecord& record, const Run& run, Member& member);
 void attention(const NaiadRecord& record, const Run& run, Member& member);
 void best_tokens(const NaiadRecord& record, const Run& run, Member& member);
+void draw_tokens(const NaiadRecord& record, const Run& run, Member& member);
 
 // Whether a record's products are those of tiles.
 bool linear_takes_tiles(const NaiadRecord& record);
@@ -61,5 +62,6 @@ bool linear_takes_tiles(const NaiadRecord& record);
 int64_t linear_shared_bytes(const NaiadRecord& record, const NaiadStep& step);
 int64_t attention_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members);
 int64_t best_tokens_shared_bytes(const NaiadStep& step, int64_t num_members);
+int64_t draw_tokens_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members);
 
 }  // namespace naiad

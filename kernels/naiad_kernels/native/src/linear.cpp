@@ -10,6 +10,7 @@
 #include "tile_panels.h"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace naiad {
 namespace {
@@ -91,6 +92,21 @@ struct FloatByBf16 : VectorSteps<FloatByBf16> {
   }
 };
 
+struct FloatByF16 : VectorSteps<FloatByF16> {
+  using Input = float;
+  static constexpr int64_t kInputsPerStep = 2, kWidth = 2;
+  struct Weights {
+    Floats first, second;
+  };
+  NAIAD_INLINE Weights weights(const char* p) {
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(p);
+    return {load_f16(halves), load_f16(halves + kLanes)};
+  }
+  NAIAD_INLINE Floats multiply(const Input* x, const Weights& w, Floats sum) {
+    return fma(fill(x[1]), w.second, fma(fill(x[0]), w.first, sum));
+  }
+};
+
 struct Bf16ByBf16 : VectorSteps<Bf16ByBf16> {
   using Input = uint16_t;
   static constexpr int64_t kInputsPerStep = 2, kWidth = 2;
@@ -152,7 +168,6 @@ class PanelRange {
 
  private:
   static constexpr int kPanelsPerUnit = IS_GATED ? 2 : 1;
-  // Tiles fill the registers: sums, the weights of a step, and an input.
   static constexpr int kUnits = Product::kMostPanels / kPanelsPerUnit;
 
   // One of the tiles into which the rows are cut, as equal as can be.
@@ -320,6 +335,7 @@ void linear(const NaiadRecord& record, const Run& run, Member& member) {
   switch (record.matrix.product) {
     case NAIAD_FLOAT_BY_FLOAT: return compute_panels<FloatByFloat>(record, run, {in.data, in.stride}, member);
     case NAIAD_FLOAT_BY_BF16: return compute_panels<FloatByBf16>(record, run, {in.data, in.stride}, member);
+    case NAIAD_FLOAT_BY_F16: return compute_panels<FloatByF16>(record, run, {in.data, in.stride}, member);
     case NAIAD_BF16_BY_BF16:
       return compute_panels<RoundedByBf16>(record, run, rounded_rows<RoundedByBf16>(record, run, member), member);
     default:

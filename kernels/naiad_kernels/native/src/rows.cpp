@@ -28,20 +28,26 @@ void gate_row(int32_t activation, const float* in, float* out, int64_t width) {
   store(out + i, activate(activation, load(rest[0])) * load(rest[1]));
 }
 
-void embed_row(const NaiadRecord& record, int64_t id, float* out) {
-  const int64_t width = record.width;
+// The way to load is a template argument, because a compiler that does not optimise much cannot inline what a
+// variable holds.
+template <class Stored, Floats (*load_stored)(const Stored*)>
+void embed_row_as(const NaiadRecord& record, int64_t id, float* out) {
+  const Stored* row = static_cast<const Stored*>(record.table) + id * record.width;
   const Floats factor = fill(record.factor);
   int64_t i = 0;
-  if (record.element == NAIAD_BFLOAT16) {
-    const uint16_t* row = static_cast<const uint16_t*>(record.table) + id * width;
-    for (; i + kLanes <= width; i += kLanes) store(out + i, load_bf16(row + i) * factor);
-    for (; i < width; i++) out[i] = float_of_bf16(row[i]) * record.factor;
-  } else {
-    const float* row = static_cast<const float*>(record.table) + id * width;
-    for (; i + kLanes <= width; i += kLanes) store(out + i, load(row + i) * factor);
-    for (; i < width; i++) out[i] = row[i] * record.factor;
+  for (; i + kLanes <= record.width; i += kLanes) store(out + i, load_stored(row + i) * factor);
+  if (i == record.width) return;
+  Stored rest[kLanes] = {};
+  std::memcpy(rest, row + i, static_cast<size_t>(record.width - i) * sizeof(Stored));
+  store(out + i, load_stored(rest) * factor);
+}
+
+void embed_row(const NaiadRecord& record, int64_t id, float* out) {
+  switch (record.element) {
+    case NAIAD_BFLOAT16: return embed_row_as<uint16_t, load_bf16>(record, id, out);
+    case NAIAD_FLOAT16: return embed_row_as<uint16_t, load_f16>(record, id, out);
+    default: return embed_row_as<float, load>(record, id, out);
   }
-  std::fill(out + width, out + whole_lanes(width), 0.0f);
 }
 
 }  // namespace

@@ -54,6 +54,15 @@ NAIAD_INLINE uint16_t bf16_of_float(float value) {
 
 NAIAD_INLINE float float_of_bf16(uint16_t value) { return float_of_bits(static_cast<uint32_t>(value) << 16); }
 
+// A NaN stays one, made quiet.
+NAIAD_INLINE float float_of_f16(uint16_t value) {
+  const uint32_t sign = static_cast<uint32_t>(value & 0x8000) << 16;
+  const uint32_t exponent = value >> 10 & 0x1f, mantissa = value & 0x3ff;
+  if (exponent == 0) return float_of_bits(sign | bits_of_float(static_cast<float>(mantissa) * 0x1p-24f));
+  if (exponent < 31) return float_of_bits(sign | (exponent + 127 - 15) << 23 | mantissa << 13);
+  return float_of_bits(sign | 0x7f800000 | mantissa << 13 | (mantissa ? 0x400000 : 0));
+}
+
 // ---------------------------------------------------------------- the vector
 #if NAIAD_AVX512
 
@@ -78,6 +87,8 @@ NAIAD_INLINE Floats round(Floats a) { return {_mm512_roundscale_ps(a.v, 8)}; }
 NAIAD_INLINE Floats where_less(Floats a, Floats b, Floats x, Floats y) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
 }
+// A bit for each lane, set where a < b.
+NAIAD_INLINE uint32_t bits_where_less(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
 // In each lane x where that bit is set, else y.
 NAIAD_INLINE Floats where_set(uint32_t bits, Floats x, Floats y) {
   return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), y.v, x.v)};
@@ -90,6 +101,9 @@ NAIAD_INLINE Floats power_of_two(Floats a) {
 NAIAD_INLINE Floats load_bf16(const uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+NAIAD_INLINE Floats load_f16(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 // 16 lanes of two bf16 each: the first ones and the second ones.
 NAIAD_INLINE void load_pairs(const uint16_t* p, Floats& first, Floats& second) {
@@ -128,6 +142,12 @@ NAIAD_INLINE Floats where_less(Floats a, Floats b, Floats x, Floats y) {
   return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
           _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
 }
+NAIAD_INLINE uint32_t bits_where_less(__m256 a, __m256 b) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)));
+}
+NAIAD_INLINE uint32_t bits_where_less(Floats a, Floats b) {
+  return bits_where_less(a.a, b.a) | bits_where_less(a.b, b.b) << 8;
+}
 NAIAD_INLINE __m256 where_set(uint32_t bits, __m256 x, __m256 y) {
   const __m256i lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   const __m256i set = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lanes);
@@ -146,6 +166,10 @@ NAIAD_INLINE __m256 widen(const uint16_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 NAIAD_INLINE Floats load_bf16(const uint16_t* p) { return {widen(p), widen(p + 8)}; }
+NAIAD_INLINE Floats load_f16(const uint16_t* p) {
+  const __m128i* halves = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
 NAIAD_INLINE void load_pairs(const uint16_t* p, Floats& first, Floats& second) {
   const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
@@ -204,6 +228,11 @@ NAIAD_INLINE Floats round(Floats a) {
 NAIAD_INLINE Floats where_less(Floats a, Floats b, Floats x, Floats y) {
   return each_lane([&](int i) { return a.v[i] < b.v[i] ? x.v[i] : y.v[i]; });
 }
+NAIAD_INLINE uint32_t bits_where_less(Floats a, Floats b) {
+  uint32_t bits = 0;
+  for (int i = 0; i < kLanes; i++) bits |= static_cast<uint32_t>(a.v[i] < b.v[i]) << i;
+  return bits;
+}
 NAIAD_INLINE Floats where_set(uint32_t bits, Floats x, Floats y) {
   return each_lane([&](int i) { return bits >> i & 1 ? x.v[i] : y.v[i]; });
 }
@@ -212,6 +241,9 @@ NAIAD_INLINE Floats power_of_two(Floats a) {
 }
 NAIAD_INLINE Floats load_bf16(const uint16_t* p) {
   return each_lane([&](int i) { return float_of_bf16(p[i]); });
+}
+NAIAD_INLINE Floats load_f16(const uint16_t* p) {
+  return each_lane([&](int i) { return float_of_f16(p[i]); });
 }
 NAIAD_INLINE void load_pairs(const uint16_t* p, Floats& first, Floats& second) {
   for (int i = 0; i < kLanes; i++) {

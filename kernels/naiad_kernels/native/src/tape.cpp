@@ -83,6 +83,7 @@ int64_t shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t n
   if (record.kind == NAIAD_LINEAR) return linear_shared_bytes(record, step);
   if (record.kind == NAIAD_ATTENTION) return attention_shared_bytes(record, step, num_members);
   if (record.kind == NAIAD_BEST_TOKENS) return best_tokens_shared_bytes(step, num_members);
+  if (record.kind == NAIAD_DRAW_TOKENS) return draw_tokens_shared_bytes(record, step, num_members);
   return 0;
 }
 
@@ -104,6 +105,7 @@ void compute(const NaiadRecord& record, const Run& run, Member& member) {
     case NAIAD_ATTENTION: return attention(record, run, member);
     case NAIAD_SOFT_CAP: return soft_cap(record, run, member);
     case NAIAD_BEST_TOKENS: return best_tokens(record, run, member);
+    case NAIAD_DRAW_TOKENS: return draw_tokens(record, run, member);
   }
 }
 
@@ -151,9 +153,10 @@ int naiad_run(NaiadTeam* team, const NaiadRecord* records, int64_t num_records, 
   return 0;
 }
 
-void naiad_sizes(int64_t sizes[4]) {
+void naiad_sizes(int64_t sizes[5]) {
   sizes[0] = sizeof(NaiadRecord);
   sizes[1] = sizeof(NaiadMatrix);
   sizes[2] = sizeof(NaiadCache);
   sizes[3] = sizeof(NaiadStep);
+  sizes[4] = sizeof(NaiadDraws);
 }

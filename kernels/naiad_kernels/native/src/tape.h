@@ -25,6 +25,8 @@ enum NaiadKind : int32_t {
   NAIAD_ATTENTION = 7,     // out = attention of the queries in `in`
   NAIAD_SOFT_CAP = 8,      // out = factor * tanh(in / factor)
   NAIAD_BEST_TOKENS = 9,   // the step's `best_ids` and `best_logits` = each row's greatest of in; writes no buffer
+  NAIAD_DRAW_TOKENS = 10,  // the step's `draws` = the token that each row of in draws; writes no buffer, and comes
+                           // after NAIAD_BEST_TOKENS of the same rows
 };
 
 enum NaiadActivation : int32_t { NAIAD_NO_GATE = 0, NAIAD_SILU = 1, NAIAD_GELU_TANH = 2, NAIAD_GELU_ERF = 3 };
@@ -35,9 +37,10 @@ enum NaiadProduct : int32_t {
   NAIAD_FLOAT_BY_BF16 = 1,   // float32 inputs, bf16 weights: products and sums are float32's
   NAIAD_BF16_BY_BF16 = 2,    // inputs rounded to bf16, sums in float32
   NAIAD_INT8_BY_INT8 = 3,    // inputs rounded to whole numbers within ±127, with a scale for each 64 of a row
+  NAIAD_FLOAT_BY_F16 = 4,    // float32 inputs, float16 weights: products and sums are float32's
 };
 
-enum NaiadElement : int32_t { NAIAD_FLOAT32 = 0, NAIAD_BFLOAT16 = 1 };
+enum NaiadElement : int32_t { NAIAD_FLOAT32 = 0, NAIAD_BFLOAT16 = 1, NAIAD_FLOAT16 = 2 };
 
 // A matrix as panels of 16 outputs, one panel after the other; see docs/native.md.
 struct NaiadMatrix {
@@ -57,7 +60,7 @@ struct NaiadCache {
   int64_t num_kv_heads;
   int64_t block_size;  // a multiple of 16
   int64_t head_dim;    // even
-  int32_t element;     // NaiadElement
+  int32_t element;     // NaiadElement, not NAIAD_FLOAT16
 };
 
 // Fields that a record's kind does not name are not read.
@@ -69,7 +72,7 @@ struct NaiadRecord {
   int32_t group;       // NAIAD_ROTARY_STORE, NAIAD_ATTENTION: which of the step's block tables
   int32_t num_heads;
   int32_t element;      // NAIAD_EMBED: NaiadElement of the table
-  int64_t width;        // of a row of `out`; NAIAD_BEST_TOKENS: of `in`
+  int64_t width;        // of a row of `out`; NAIAD_BEST_TOKENS, NAIAD_DRAW_TOKENS: of `in`
   int64_t num_rows;     // NAIAD_EMBED: of the table
   const void* table;    // NAIAD_EMBED: [num_rows, width]
   const float* weight;  // NAIAD_RMS_NORM: [stride]; NAIAD_ROTARY_STORE: [num_heads + num_kv_heads, head_dim] or null
@@ -93,6 +96,17 @@ struct NaiadTables {
   int64_t stride;
 };
 
+// How each token's row draws its next token: the greatest of logit / temperature + noise among those that its filters
+// keep. `docs/sampling.md` says what they mean.
+struct NaiadDraws {
+  const double* temperatures;  // [num_tokens]; 0: the row takes its best token
+  const int64_t* top_k;        // [num_tokens]; 0: off
+  const double* top_p;         // [num_tokens]; 1: off
+  const double* log_min_p;     // [num_tokens]; -inf: off
+  const uint64_t* keys;        // [num_tokens], of the noise
+  int64_t* token_ids;          // [num_tokens], written; a row without a finite best logit gets its best token
+};
+
 struct NaiadStep {
   int64_t num_tokens;
   int64_t num_seqs;
@@ -108,6 +122,7 @@ struct NaiadStep {
   const int32_t* allowed;  // [num_tokens, allowed_stride], or null: every token is; id i is allowed if bit i % 32 of
                            // word i / 32 is set
   int64_t allowed_stride;
+  const NaiadDraws* draws;  // NAIAD_DRAW_TOKENS, with `best_ids` and without `allowed`; null: the record does nothing
 };
 
 struct NaiadTeam;
@@ -140,6 +155,7 @@ NAIAD_API void naiad_team_lose_member(NaiadTeam* team);
 NAIAD_API int naiad_run(NaiadTeam* team, const NaiadRecord* records, int64_t num_records, const NaiadBuffer* buffers,
                         const NaiadStep* step, int64_t* nanoseconds);
 
-// Sizes of NaiadRecord, NaiadMatrix, NaiadCache, NaiadStep, so that Python sees whether its twins are the same.
-NAIAD_API void naiad_sizes(int64_t sizes[4]);
+// Sizes of NaiadRecord, NaiadMatrix, NaiadCache, NaiadStep, NaiadDraws, so that Python sees whether its twins are the
+// same.
+NAIAD_API void naiad_sizes(int64_t sizes[5]);
 }

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
+from naiad.engine_process.observations import Ended, ForwardedObservations, ObservationBatch, Observations
 from naiad.outputs import EngineStats, RequestOutput, Timings, error_output
 from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams
-from naiad.triton_server.metrics.observations import Ended, Observations
 from naiad.triton_server.service.lasting_stats import LastingStats
 
 TIMINGS = Timings(1.0, 2.0, 3.0, 4.0)
@@ -102,3 +102,11 @@ def test_totals_continue_when_the_engine_restarts() -> None:
     assert seen == [(5, 0), (9, 3), (9, 0)]
     assert lasting.now().total_steps == 9 + 40 + 2
     assert lasting.now().total_accepted_tokens_at == [3, 2, 1]
+
+
+def test_forwarded_batches_are_taken_once_and_together() -> None:
+    forwarded = ForwardedObservations()
+    forwarded.add(ObservationBatch([0.5], [(0.25, 2)]))
+    forwarded.add(ObservationBatch([0.75]))
+    assert forwarded.take() == ObservationBatch([0.5, 0.75], [(0.25, 2)])
+    assert forwarded.take() == ObservationBatch()

@@ -1,4 +1,4 @@
-"""Observations of requests, kept until the housekeeping thread writes them to the metrics."""
+"""What a client of the engine observes of its requests, kept until it is written to metrics."""
 
 from __future__ import annotations
 
@@ -152,3 +152,25 @@ class Observations:
             num_sequences=known.num_sequences,
         )
         self._batch.ended.append(ended)
+
+
+class ForwardedObservations:
+    """Collects the batches of other clients until one thread takes them."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._lock = threading.Lock()
+        self._batch = ObservationBatch()
+
+    def add(self, batch: ObservationBatch) -> None:
+        """Add a batch."""
+        with self._lock:
+            self._batch.first_token_s += batch.first_token_s
+            self._batch.gaps += batch.gaps
+            self._batch.ended += batch.ended
+
+    def take(self) -> ObservationBatch:
+        """Return what has been added since the last call."""
+        with self._lock:
+            taken, self._batch = self._batch, ObservationBatch()
+        return taken

@@ -1,0 +1,152 @@
+"""`naiad openai`: the OpenAI API in front of a Triton server that runs elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from naiad.cli.argument_types import at_least, port_number
+from naiad.errors import ConfigError, StartupError
+from naiad.openai_server.access.policy import is_loopback
+from naiad.openai_server.api.output_parser import CHOICES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add = parser.add_argument
+    add("--url", required=True, metavar="HOST:PORT", help="the Triton server's gRPC port")
+    add(
+        "--tokenizer",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the served checkpoint's tokenizer files and config.json; no weights are needed",
+    )
+    add(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="offer this model of the Triton server; may be repeated (default: all that take text)",
+    )
+    add(
+        "--served-name",
+        metavar="NAME",
+        help="the name for clients of the one --model (default: its name at the Triton server)",
+    )
+    add(
+        "--metrics-url",
+        metavar="URL",
+        help="the page of the Triton server's metrics, such as http://localhost:8002/metrics; /metrics shows "
+        "what it says of Naiad's models",
+    )
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add(
+        "--port",
+        type=port_number,
+        default=9000,
+        metavar="N",
+        help="port to listen on (default: %(default)s); 0: any free port",
+    )
+    add(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a host name under which clients reach the API, besides addresses and localhost; may be "
+        "repeated",
+    )
+    add(
+        "--allowed-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="an origin, such as https://chat.example.com, whose pages may call the API; may be repeated",
+    )
+    add(
+        "--lenient", action="store_true", help="pass over unknown fields of requests instead of refusing them"
+    )
+    add(
+        "--api-keys",
+        type=Path,
+        metavar="FILE",
+        help="the keys of the API, one of which a request then needs; read again on SIGHUP "
+        "(`naiad key` makes a key)",
+    )
+    add("--metrics-open", action="store_true", help="/metrics needs no key")
+    add(
+        "--reasoning",
+        choices=CHOICES,
+        default=CHOICES[0],
+        help="how models write what they reason before they answer; auto: as the chat template or the tokens "
+        "say (default: %(default)s)",
+    )
+    add(
+        "--exit-timeout-s",
+        type=at_least(0),
+        default=30,
+        metavar="N",
+        help="seconds that running requests get to finish on Ctrl-C or SIGTERM (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C or SIGTERM.
+
+    Raises:
+        StartupError: an option is wrong, or the address cannot be listened on.
+    """
+    _check(args)
+    # Imported after the checks because gRPC and the tokenizers take a while to import.
+    from naiad.openai_server.access.gate import Gate
+    from naiad.openai_server.app import ServerOptions
+    from naiad.openai_server.engines.remote.models import RemoteServer
+    from naiad.openai_server.serving import serve
+
+    gate = None if args.api_keys is None else Gate(args.api_keys, metrics_open=args.metrics_open)
+    remote = RemoteServer.open(args.url, args.tokenizer, args.reasoning, tuple(args.model), args.served_name)
+    options = ServerOptions(
+        remote=remote,
+        allowed_hosts=tuple(args.allowed_host),
+        allowed_origins=tuple(args.allowed_origin),
+        is_lenient=args.lenient,
+        metrics_url=args.metrics_url,
+        reasoning=args.reasoning,
+    )
+    logging.basicConfig(level=logging.WARNING, format="naiad openai: %(levelname)s: %(message)s")
+    try:
+        asyncio.run(
+            serve(
+                options,
+                gate,
+                args.host,
+                args.port,
+                stop_signals=(signal.SIGINT, signal.SIGTERM),
+                shutdown_s=args.exit_timeout_s,
+                listens=lambda port: _announce(args, port),
+            )
+        )
+    except OSError as error:
+        raise StartupError(f"{args.host}:{args.port} can not be listened on: {error.strerror}") from None
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    host, _, port = args.url.rpartition(":")
+    if not host or "/" in args.url or not port.isdigit():
+        raise ConfigError("--url", args.url, "HOST:PORT of the Triton server's gRPC port")
+    if args.served_name is not None and len(args.model) != 1:
+        raise ConfigError("--served-name", args.served_name, "one --model with it")
+    if args.api_keys is None and not is_loopback(args.host):
+        raise ConfigError("--host", args.host, "a loopback address, or --api-keys FILE")
+
+
+def _announce(args: argparse.Namespace, port: int) -> None:
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    print(f"naiad: ready: openai=http://{host}:{port}/v1 in front of {args.url}", flush=True)
+    if sys.stdout.isatty():
+        print(f"  open http://{host}:{port}/ in a browser", flush=True)

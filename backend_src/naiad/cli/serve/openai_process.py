@@ -1,0 +1,120 @@
+"""The OpenAI server beside the Triton server: started, started again when it ends, and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from naiad.cli.console import say
+from naiad.errors import StartupError
+
+_START_TIMEOUT_S = 30.0
+_CONNECT_TIMEOUT_S = 1.0
+_POLL_S = 0.05
+_STOP_TIMEOUT_S = 5.0
+_BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
+_STABLE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIPlan:
+    """What the server is started with.
+
+    Attributes:
+        host: address to listen on.
+        port: port to listen on.
+        options: further options of `naiad.openai_server`.
+        has_keys: whether it reads a file of keys, and reads it again on SIGHUP.
+    """
+
+    host: str
+    port: int
+    options: tuple[str, ...] = ()
+    has_keys: bool = False
+
+
+class OpenAIProcess:
+    """One OpenAI server at a time. Its requests use the engines of every Triton server below this process."""
+
+    def __init__(self, plan: OpenAIPlan) -> None:
+        """Set up; `start` starts it."""
+        self._plan = plan
+        self._num_failures = 0
+        self._started_s = 0.0
+        self._next_start_s = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether it reads a file of keys."""
+        return self._plan.has_keys
+
+    def start(self) -> None:
+        """Start it, without waiting."""
+        self._started_s = time.monotonic()
+        command = [sys.executable, "-m", "naiad.openai_server", f"--server-pid={os.getpid()}"]
+        command += [f"--host={self._plan.host}", f"--port={self._plan.port}", *self._plan.options]
+        # It would end by a SIGHUP that comes before its handler: the signal stays blocked until then.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        try:
+            # Only the supervisor should get the terminal's Ctrl-C.
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+    def reload(self) -> None:
+        """Make it read its keys again; one that is not running reads them when it starts."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGHUP)
+
+    def wait_until_it_listens(self) -> None:
+        """Wait until it accepts connections.
+
+        Raises:
+            StartupError: it ended, or does not listen in time.
+        """
+        assert self._process is not None
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while not self._listens():
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                raise StartupError(f"the OpenAI server did not start on {self._plan.host}:{self._plan.port}")
+            time.sleep(_POLL_S)
+
+    def tend(self) -> None:
+        """Start it again if it has ended, after a pause that grows with each failure in a row."""
+        if self._process is not None and self._process.poll() is not None:
+            now_s = time.monotonic()
+            is_stable = now_s - self._started_s > _STABLE_S
+            pause_s = _BACK_OFF_S[0 if is_stable else min(self._num_failures, len(_BACK_OFF_S) - 1)]
+            self._num_failures = 1 if is_stable else self._num_failures + 1
+            self._next_start_s = now_s + pause_s
+            say(f"restarting the OpenAI server: it ended with exit code {self._process.returncode}")
+            self._process = None
+        if self._process is None and time.monotonic() >= self._next_start_s:
+            self.start()
+
+    def stop(self) -> None:
+        """Stop it; its requests should have ended."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _listens(self) -> bool:
+        try:
+            address = (self._plan.host, self._plan.port)
+            with socket.create_connection(address, _CONNECT_TIMEOUT_S):
+                return True
+        except OSError:
+            return False

@@ -1,0 +1,90 @@
+"""The ports of the servers: chosen, checked, and kept from others until a server listens there."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping
+from types import TracebackType
+
+from naiad.errors import ConfigError, StartupError
+
+
+class KeptPorts:
+    """Ports that nothing else on this machine is given.
+
+    Each is bound by a socket that never listens. The system then gives the port to no connection and to
+    nobody who asks for any free port, while a server that sets SO_REUSEADDR, as Triton's and uvicorn do,
+    can listen there: when it starts, and again after each restart.
+    """
+
+    def __init__(self) -> None:
+        """Keep none yet."""
+        self._sockets: dict[int, socket.socket] = {}
+
+    def __enter__(self) -> KeptPorts:
+        """Keep what `keep` is asked for until the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Keep none any longer."""
+        for kept in self._sockets.values():
+            kept.close()
+
+    def keep(self, option: str, host: str, port: int) -> int:
+        """Keep the port, or any free one if it is 0; return it.
+
+        Raises:
+            ConfigError: it is kept already.
+            StartupError: it is in use or not allowed, or the machine does not have the address.
+        """
+        if port in self._sockets:
+            raise ConfigError(option, port, "another port than the others'")
+        try:
+            kept = _bound_socket(host, port)
+        except (OSError, OverflowError) as error:
+            raise _refusal(option, host, port, getattr(error, "strerror", None) or str(error)) from None
+        number = int(kept.getsockname()[1])
+        self._sockets[number] = kept
+        return number
+
+    def keep_each(self, host: str, asked: Mapping[str, int]) -> dict[str, int]:
+        """Keep a port for each server: those asked for first, so that no free one takes their place.
+
+        Args:
+            host: the address of all of them.
+            asked: name of the server → port, 0 for any free one. The option's name is `--NAME-port`.
+        """
+        first = sorted(asked, key=lambda name: asked[name] == 0)
+        return {name: self.keep(f"--{name}-port", host, asked[name]) for name in first}
+
+    def keep_preferred(self, option: str, host: str, preferred: int) -> int:
+        """Keep the preferred port if it is free, else any."""
+        with contextlib.suppress(ConfigError, StartupError):
+            return self.keep(option, host, preferred)
+        return self.keep(option, host, 0)
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        # Servers set it too, so that connections in TIME_WAIT do not matter.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def _refusal(option: str, host: str, port: int, reason: str) -> StartupError:
+    if port == 0:
+        named = "--openai-host" if option == "--openai-port" else "--host"
+        return StartupError(f"{named} {host} is not an address of this machine ({reason}): use 127.0.0.1")
+    return StartupError(
+        f"{option} {port} on {host} can not be used ({reason}): "
+        "stop what listens there, or choose another port"
+    )

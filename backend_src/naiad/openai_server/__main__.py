@@ -1,0 +1,79 @@
+"""Runs the server: `python -m naiad.openai_server --server-pid N --port N`. `naiad serve` starts it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from naiad.errors import ConfigError, StartupError
+from naiad.openai_server.access.gate import Gate
+from naiad.openai_server.access.policy import is_loopback
+from naiad.openai_server.api.output_parser import CHOICES
+from naiad.openai_server.app import ServerOptions
+from naiad.openai_server.serving import serve
+from naiad.parent_watch import end_with_parent
+
+
+def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, int]:
+    """Return the settings, the keys, the host and the port; exits on a bad option.
+
+    Raises:
+        StartupError: the file of keys is wrong, or there is none although others can reach the host.
+    """
+    parser = argparse.ArgumentParser(prog="naiad.openai_server", description=__doc__)
+    add = parser.add_argument
+    add("--server-pid", type=int, required=True, help="the process above the Triton servers")
+    add("--host", default="127.0.0.1", help="address to listen on")
+    add("--port", type=int, required=True, help="port to listen on")
+    add("--allowed-host", action="append", default=[], help="a name that a request's Host may have")
+    add("--allowed-origin", action="append", default=[], help="an origin whose pages may call the server")
+    add("--lenient", action="store_true", help="pass over unknown fields, and count them")
+    add("--metrics-url", default=None, help="address of the page of Triton's metrics port")
+    add("--api-keys", type=Path, help="a file of keys, one of which a request needs")
+    add("--metrics-open", action="store_true", help="the metrics need no key")
+    add("--reasoning", choices=CHOICES, default=CHOICES[0], help="how models write what they reason")
+    args = parser.parse_args(arguments)
+    gate = None if args.api_keys is None else Gate(args.api_keys, metrics_open=args.metrics_open)
+    if gate is None and not is_loopback(args.host):
+        raise ConfigError("--host", args.host, "a loopback address, or --api-keys")
+    options = ServerOptions(
+        server_pid=args.server_pid,
+        allowed_hosts=tuple(args.allowed_host),
+        allowed_origins=tuple(args.allowed_origin),
+        is_lenient=args.lenient,
+        metrics_url=args.metrics_url,
+        reasoning=args.reasoning,
+    )
+    return options, gate, args.host, args.port
+
+
+def _say(message: str) -> None:
+    print(f"naiad openai: {message}", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Parse the command line and serve."""
+    try:
+        options, gate, host, port = parse(sys.argv[1:])
+    except StartupError as error:
+        _say(f"error: {error}")
+        return 1
+    logging.basicConfig(level=logging.WARNING, format="naiad openai: %(levelname)s: %(message)s")
+    end_with_parent(lambda: None)
+    # Ctrl-C reaches the terminal's whole process group; the process above stops this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        asyncio.run(serve(options, gate, host, port))
+    except OSError as error:
+        _say(f"error: {host}:{port} can not be listened on: {error.strerror}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

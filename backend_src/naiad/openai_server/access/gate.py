@@ -1,0 +1,125 @@
+"""Lets requests in by their keys."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from aiohttp import web
+
+from naiad.openai_server.access.caller import Caller
+from naiad.openai_server.access.key_file import Key, digest_of, read_key_file
+from naiad.openai_server.access.policy import need_of
+from naiad.openai_server.access.rate_limits import Clock, Meter
+from naiad.openai_server.api.errors import APIError
+
+_CALLER = web.RequestKey("caller", Caller)
+_SECRET_BYTES = 32
+_BEARER = "bearer"
+
+
+class Gate:
+    """The keys of a file, and what each has used. Belongs to the event loop."""
+
+    def __init__(self, path: Path, *, metrics_open: bool = False, clock: Clock = time.monotonic) -> None:
+        """Read the file.
+
+        Args:
+            path: the file of keys.
+            metrics_open: whether the metrics need no key.
+            clock: the time in seconds.
+
+        Raises:
+            StartupError: the file is wrong; the message says how.
+        """
+        self._path = path
+        self._metrics_open = metrics_open
+        self._clock = clock
+        # A restart draws another one: it costs what was cached, and no salt can be found out.
+        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._meters: dict[str, Meter] = {}
+        self._keys: Sequence[Key] = ()
+        self.reload()
+
+    def reload(self) -> int:
+        """Read the file again; return the number of keys. Requests under way go on.
+
+        A key that keeps its name keeps what it has used.
+
+        Raises:
+            StartupError: the file is wrong; the old keys stay.
+        """
+        keys = read_key_file(self._path)
+        meters = {key.name: self._meters.get(key.name) or Meter(key.limits, self._clock) for key in keys}
+        for key in keys:
+            meters[key.name].limit(key.limits)
+        self._keys, self._meters = keys, meters
+        return len(keys)
+
+    def identify(self, request: web.Request) -> None:
+        """Check the key of a request, of which only the headers have been read.
+
+        Raises:
+            APIError: the request needs a key, and has none, or one that is not known or lacks the role.
+        """
+        resource = request.match_info.route.resource
+        need = need_of(None if resource is None else resource.canonical, metrics_open=self._metrics_open)
+        presented = _presented(request)
+        key = None if presented is None else self.find(presented)
+        if key is not None:
+            request[_CALLER] = Caller(key, self._meters[key.name], self._secret)
+        if need == "nothing":
+            return
+        if key is None:
+            raise _no_key(is_missing=presented is None)
+        if need == "operator" and key.role != "operator":
+            message = f"The key {key.name} has the role {key.role}: this route needs the role operator."
+            raise APIError(403, message, code="insufficient_permissions")
+
+    def find(self, presented: str) -> Key | None:
+        """Return the entry of a key, in a time that does not depend on how near an entry it comes."""
+        digest = digest_of(presented)
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(key.sha256, digest):
+                found = key
+        return found
+
+
+def caller_of(request: web.Request) -> Caller | None:
+    """Who sent a request; None: the server has no keys, or the request has none and needs none."""
+    return request.get(_CALLER)
+
+
+def metered(request: web.Request) -> AbstractContextManager[None]:
+    """Count a request that asks for work while the context lasts.
+
+    Raises:
+        APIError: the key's limits are reached.
+    """
+    caller = caller_of(request)
+    has_route = request.match_info.http_exception is None
+    return caller.meter.running() if caller and request.method == "POST" and has_route else nullcontext()
+
+
+def _presented(request: web.Request) -> str | None:
+    """The key that a request has; OpenAI's header goes before Anthropic's."""
+    sent = request.headers.getall("Authorization", [])
+    scheme, _, key = sent[0].partition(" ") if len(sent) == 1 else ("", "", "")
+    if scheme.lower() == _BEARER:
+        return key.strip()
+    others = request.headers.getall("x-api-key", [])
+    return others[0].strip() if len(others) == 1 else None
+
+
+def _no_key(*, is_missing: bool) -> APIError:
+    message = (
+        "No API key was sent: expected the header Authorization: Bearer KEY, or x-api-key: KEY."
+        if is_missing
+        else "The API key is not known."
+    )
+    return APIError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

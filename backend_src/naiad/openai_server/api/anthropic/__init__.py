@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: its bodies as types, and their translation to and from chats."""

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: its bodies as types, and their translation to and from chats."""

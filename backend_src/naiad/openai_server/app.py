@@ -1,0 +1,126 @@
+"""Puts the server together: its routes, and what runs beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from naiad.openai_server.access.gate import Gate
+from naiad.openai_server.body_reader import BodyReader
+from naiad.openai_server.engine_routes import EngineRoutes
+from naiad.openai_server.engine_watch import EngineWatch
+from naiad.openai_server.engines.interface import Models
+from naiad.openai_server.engines.local_models import LocalModels
+from naiad.openai_server.generate import GenerateRoutes
+from naiad.openai_server.guard import Guard
+from naiad.openai_server.health_routes import HealthRoutes
+from naiad.openai_server.metrics.triton_metrics import TritonMetrics
+from naiad.openai_server.metrics_routes import MetricsRoutes
+from naiad.openai_server.model_routes import ModelRoutes
+from naiad.openai_server.openapi import with_description
+from naiad.openai_server.page_routes import PageRoutes
+from naiad.openai_server.route import add_routes
+from naiad.openai_server.streams import StreamWatch
+
+if TYPE_CHECKING:
+    from naiad.openai_server.engines.remote.models import RemoteServer
+
+_NUM_THREADS = 4
+_AGAIN_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The server's settings.
+
+    Attributes:
+        server_pid: the process above the Triton servers whose models it offers, by their engines' sockets.
+        remote: the server whose models it offers instead, by its gRPC port.
+        allowed_hosts: names that a request's Host may have, besides addresses and localhost.
+        allowed_origins: origins whose pages may call the server.
+        max_body_bytes: largest body of a request.
+        is_lenient: pass over unknown fields of bodies, and count them.
+        metrics_url: address of the page of Triton's metrics port; None: the engine's metrics are not shown.
+        reasoning: how the family is chosen that says how a model reasons.
+        keep_alive_s: a stream that is silent for so long gets a comment.
+        slow_reader_s: a client that takes nothing for so long is gone.
+        deep_health_timeout_s: a model that makes no token in this time has failed.
+        deep_health_cache_s: how long the result of `/health/deep` is kept.
+    """
+
+    server_pid: int = 0
+    remote: RemoteServer | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 32 * 1024 * 1024
+    is_lenient: bool = False
+    metrics_url: str | None = None
+    reasoning: str = "auto"
+    keep_alive_s: float = 15.0
+    slow_reader_s: float = 60.0
+    deep_health_timeout_s: float = 10.0
+    deep_health_cache_s: float = 5.0
+
+
+def make_app(options: ServerOptions, gate: Gate | None = None) -> web.Application:
+    """Make the application; `gate` checks the keys of its clients."""
+    pool = ThreadPoolExecutor(_NUM_THREADS, "openai")
+    models = _models(options, pool)
+    watch = StreamWatch(options.keep_alive_s, options.slow_reader_s)
+    bodies = BodyReader(pool, is_lenient=options.is_lenient)
+    guard = Guard(options.allowed_hosts, options.allowed_origins, gate)
+    health = HealthRoutes(models, options.deep_health_timeout_s, options.deep_health_cache_s)
+    metrics = MetricsRoutes(models, bodies, watch, TritonMetrics(options.metrics_url), pool)
+    app = web.Application(
+        middlewares=[metrics.http.middleware, guard.middleware], client_max_size=options.max_body_bytes
+    )
+    app.on_response_prepare.append(guard.prepare)
+    generate, others = GenerateRoutes(models, bodies, watch), ModelRoutes(models, bodies, pool)
+    engine_watch = EngineWatch(models.get)
+    engines = EngineRoutes(models, engine_watch, watch)
+    handlers = (generate, others, engines, health, metrics, PageRoutes())
+    add_routes(app, with_description([route for each in handlers for route in each.routes()]))
+
+    async def run_beside(_app: web.Application) -> AsyncIterator[None]:
+        await models.look()
+        tasks = [asyncio.create_task(_run_for_ever(each)) for each in (models.watch, watch.run, metrics.run)]
+        yield
+        engine_watch.close()
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await health.close()
+        await models.close()
+        pool.shutdown(wait=False)
+
+    app.cleanup_ctx.append(run_beside)
+    return app
+
+
+def _models(options: ServerOptions, pool: ThreadPoolExecutor) -> Models:
+    if options.remote is None:
+        return LocalModels(options.server_pid, pool, options.reasoning)
+    # Imported only where it is used because gRPC takes a while to import.
+    from naiad.openai_server.engines.remote.models import RemoteModels
+
+    return RemoteModels(options.remote, pool)
+
+
+async def _run_for_ever(work: Callable[[], Awaitable[None]]) -> None:
+    """Run what runs beside the server; if it fails, it begins again."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            logger.exception("what runs beside the server failed, and begins again")
+        await asyncio.sleep(_AGAIN_S)

@@ -1,0 +1,226 @@
+"""A language model whose engine runs on this machine, reached by the engine's socket."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import Executor
+from pathlib import Path
+
+from naiad.config import ModelConfig
+from naiad.engine_process import AttachedClient
+from naiad.engine_process.observations import ObservationBatch, Observations
+from naiad.engine_process.protocol import Ready
+from naiad.errors import EngineAwayError, NaiadError
+from naiad.frontend.chunks import ChunkTexts
+from naiad.frontend.limits import ModelLimits
+from naiad.frontend.prompt import PromptEncoder
+from naiad.openai_server.api.output_parser import grammar_of
+from naiad.openai_server.api.reading import AskedGeneration, RequestReader
+from naiad.openai_server.engines.interface import LoadedCheckpoint
+from naiad.openai_server.engines.local_generation import LocalGeneration, engine_lost
+from naiad.openai_server.engines.snapshot_desk import NamedSnapshot, SnapshotDesk
+from naiad.outputs import EngineStats, RequestOutput
+from naiad.tokenization import Tokenizer
+
+_LOOK_PATIENCE_S = 0.2
+
+
+class LocalModel:
+    """One language model. `start` may be called again after a reload: it then serves the new engine."""
+
+    def __init__(
+        self,
+        directory: Path,
+        engine: str,
+        loop: asyncio.AbstractEventLoop,
+        pool: Executor,
+        reasoning: str = "auto",
+    ) -> None:
+        """Set up; a thread begins to look for the engine.
+
+        Args:
+            directory: the server's runtime directory.
+            engine: the name of the `llm` model.
+            loop: the event loop that reads generations.
+            pool: runs what would hold up the event loop.
+            reasoning: how the family is chosen that says how the model reasons.
+        """
+        self._reasoning = reasoning
+        self.engine = engine
+        self.has_token_ids = True
+        self.observations = Observations()
+        self._loop = loop
+        self._pool = pool
+        self._lock = threading.Lock()  # guards the live generations and the ids
+        self._live: dict[int, LocalGeneration] = {}
+        self._ids = itertools.count(1)
+        self._loaded: LoadedCheckpoint | None = None
+        self._loading = asyncio.Lock()
+        self._snapshots = SnapshotDesk(loop, pool, self._name_of)
+        self._client = AttachedClient(
+            directory, engine, self._take_outputs, self._lost, lambda _id: None, self._snapshots.take
+        )
+        self._snapshots.client = self._client
+        self._client.start(0)
+
+    @property
+    def info(self) -> Ready | None:
+        """The engine's description of itself; None while none serves."""
+        return self._client.info
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum number of tokens of the engine that served last; 0 if none has."""
+        info = self.info or (self._loaded and self._loaded.info)
+        return info.max_model_len if info else 0
+
+    async def loaded(self) -> LoadedCheckpoint:
+        """Return the checkpoint of the engine that serves now, loaded if need be.
+
+        Raises:
+            EngineAwayError: no engine serves.
+            NaiadError: the checkpoint's files cannot be read.
+        """
+        async with self._loading:
+            info = self.info
+            if info is None:
+                raise EngineAwayError(
+                    f"the model {self.engine} does not serve now; try again in a few seconds"
+                )
+            if self._loaded is None or self._loaded.info is not info:
+                self._loaded = await self._loop.run_in_executor(self._pool, _load, info, self._reasoning)
+            return self._loaded
+
+    async def snapshot(self) -> NamedSnapshot:
+        """Return what the engine is doing.
+
+        Raises:
+            EngineAwayError: no engine serves.
+            UnavailableError: the engine is too old to tell.
+        """
+        return await self._snapshots.get()
+
+    async def begin(
+        self, loaded: LoadedCheckpoint, read: Callable[[RequestReader], AskedGeneration]
+    ) -> tuple[AskedGeneration, LocalGeneration]:
+        """Read a request and send it to the engine, outside the event loop.
+
+        Args:
+            loaded: the checkpoint of this model.
+            read: reads the request's body.
+
+        Raises:
+            APIError: the body is not valid.
+            NaiadError: the engine does not take requests.
+        """
+        begun = self._loop.run_in_executor(self._pool, self._begin, loaded, read)
+        try:
+            return await asyncio.shield(begun)
+        except asyncio.CancelledError:
+            # The client is gone, but the request may be on its way to the engine.
+            begun.add_done_callback(_close)
+            raise
+
+    def report(self, batch: ObservationBatch) -> None:
+        """Have Triton's metrics port show the requests of a batch; may wait for the engine to read."""
+        # To write a gap between tokens there costs more than this server spends on a token.
+        self._client.report(ObservationBatch(batch.first_token_s, [], batch.ended))
+
+    def close(self) -> None:
+        """Hang up; live generations fail."""
+        self._client.close()
+
+    def _begin(
+        self, loaded: LoadedCheckpoint, read: Callable[[RequestReader], AskedGeneration]
+    ) -> tuple[AskedGeneration, LocalGeneration]:
+        asked = read(loaded.reader)
+        generation = self._register(asked, loaded.texts)
+        requests = asked.request.engine_requests(generation.first_id)
+        self.observations.begin(requests, asked.request.outputs.num_return_sequences)
+        try:
+            self._client.submit(requests)
+        except NaiadError:
+            self.observations.forget(requests)
+            self._forget(generation.sequence_ids)
+            raise
+        return asked, generation
+
+    def _register(self, asked: AskedGeneration, texts: ChunkTexts) -> LocalGeneration:
+        request = asked.request
+        with self._lock:
+            first_id = next(self._ids)
+            for _ in range(request.num_sequences - 1):
+                next(self._ids)
+            generation = LocalGeneration(request, first_id, texts, self._end, asked.parsers())
+            self._live.update(dict.fromkeys(generation.sequence_ids, generation))
+        return generation
+
+    def _name_of(self, sequence_id: int) -> str | None:
+        """The name of a live sequence: its request's id, and from the second sequence on a number."""
+        with self._lock:
+            generation = self._live.get(sequence_id)
+        if generation is None:
+            return None
+        index = sequence_id - generation.first_id
+        return f"{generation.request.request_id}/{index}" if index else generation.request.request_id
+
+    def _forget(self, sequence_ids: Collection[int]) -> None:
+        with self._lock:
+            for sequence_id in sequence_ids:
+                self._live.pop(sequence_id, None)
+
+    def _end(self, generation: LocalGeneration, live_ids: list[int]) -> None:
+        """Forget a generation whose reader has left; in the event loop."""
+        self._forget(generation.sequence_ids)
+        if live_ids:
+            # An engine that does not read would hold up the event loop; the pool may be busy with prompts.
+            self._loop.run_in_executor(None, self._client.abort, live_ids)
+
+    def _take_outputs(self, outputs: list[RequestOutput], _stats: EngineStats | None) -> None:
+        """Hand a step's outputs to their generations; in the client's thread."""
+        self.observations.take_outputs(outputs)
+        with self._lock:
+            places = [self._live.get(output.sequence_id) for output in outputs]
+        touched: dict[int, LocalGeneration] = {}
+        for output, generation in zip(outputs, places, strict=True):
+            if generation is not None:
+                generation.take(output)
+                touched[generation.first_id] = generation
+        if touched:
+            self._loop.call_soon_threadsafe(_wake, list(touched.values()))
+
+    def _lost(self, sequence_ids: list[int]) -> None:
+        self.observations.lose(sequence_ids)
+        with self._lock:
+            found = {id(each): each for each in map(self._live.get, sequence_ids) if each is not None}
+        for generation in found.values():
+            generation.fail(engine_lost())
+        self._loop.call_soon_threadsafe(_wake, list(found.values()))
+
+
+def _wake(generations: list[LocalGeneration]) -> None:
+    for generation in generations:
+        generation.wake()
+
+
+def _close(begun: asyncio.Future[tuple[AskedGeneration, LocalGeneration]]) -> None:
+    if not begun.cancelled() and begun.exception() is None:
+        begun.result()[1].close()
+
+
+def _load(info: Ready, reasoning: str) -> LoadedCheckpoint:
+    directory = info.checkpoint.model_dir
+    config = ModelConfig.from_directory(directory)
+    limits = ModelLimits(
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        eos_token_ids=tuple(info.eos_token_ids),
+        exclude_input_in_output=True,
+    )
+    tokenizer = Tokenizer.from_directory(directory)
+    encoder = PromptEncoder(tokenizer, info.max_model_len, config.vocab_size)
+    reader = RequestReader(encoder, limits, grammar_of(tokenizer, reasoning))
+    return LoadedCheckpoint(info, tokenizer, reader, ChunkTexts(tokenizer.table))

@@ -1,0 +1,103 @@
+"""All language models of the servers below one process, followed as they are loaded and unloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from concurrent.futures import Executor
+from pathlib import Path
+
+from naiad.engine_process.instance import engine_names
+from naiad.engine_process.observations import ObservationBatch
+from naiad.engine_process.runtime_dir import runtime_directories_below
+from naiad.openai_server.engines.local_model import LocalModel
+from naiad.openai_server.engines.model_names import ModelNames
+
+_LOOK_S = 0.2
+
+
+class LocalModels:
+    """Finds engines by their sockets in the servers' runtime directories. Belongs to the event loop."""
+
+    def __init__(self, server_pid: int, pool: Executor, reasoning: str = "auto") -> None:
+        """Set up.
+
+        Args:
+            server_pid: the process above the servers.
+            pool: runs what would hold up the event loop.
+            reasoning: how the family is chosen that says how a model reasons.
+        """
+        self.observes = True
+        self._reasoning = reasoning
+        self._server_pid = server_pid
+        self._pool = pool
+        self._models: dict[tuple[Path, str], LocalModel] = {}
+        self._names = ModelNames()
+        self._closed: list[LocalModel] = []
+
+    async def watch(self) -> None:
+        """Look for models for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_LOOK_S)
+
+    async def look(self) -> None:
+        """Look once: connect to new engines, and leave those whose server is gone."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._pool, self._engines)
+        for key in found - self._models.keys():
+            self._models[key] = LocalModel(*key, loop, self._pool, self._reasoning)
+        directories = {directory for directory, _ in found}
+        for key in [
+            key for key in self._models if key[0] not in directories and self._models[key].info is None
+        ]:
+            closed = self._models.pop(key)
+            await loop.run_in_executor(self._pool, closed.close)
+            self._closed.append(closed)
+        self.by_name()
+
+    def by_name(self) -> dict[str, LocalModel]:
+        """Name → model, of those that serve."""
+        named: dict[str, LocalModel] = {}
+        for model in self._models.values():
+            info = model.info
+            if info is not None:
+                # Two models of one checkpoint: the second has the name of its `llm` model.
+                taken = info.checkpoint.served_name in named
+                named[model.engine if taken else info.checkpoint.served_name] = model
+        self._names.see(named)
+        return named
+
+    def get(self, name: str | None) -> LocalModel:
+        """Return the model of this name; None: the only model.
+
+        Raises:
+            APIError: there is no such model.
+            EngineAwayError: its engine is restarting.
+        """
+        return self._names.choose(self.by_name(), name)
+
+    def expected(self) -> list[str]:
+        """The names of the models that serve, and of those that are expected back soon."""
+        self.by_name()
+        return self._names.expected()
+
+    def take_observations(self) -> list[tuple[LocalModel, ObservationBatch]]:
+        """Return what has been observed of each model's requests since the last call."""
+        models = [*self._models.values(), *self._closed]
+        self._closed.clear()
+        return [(model, model.observations.take()) for model in models]
+
+    async def close(self) -> None:
+        """Hang up everywhere."""
+        loop = asyncio.get_running_loop()
+        for model in self._models.values():
+            with contextlib.suppress(OSError):
+                await loop.run_in_executor(self._pool, model.close)
+
+    def _engines(self) -> set[tuple[Path, str]]:
+        return {
+            (directory, name)
+            for directory in runtime_directories_below(self._server_pid)
+            for name in engine_names(directory)
+        }

@@ -1,0 +1,220 @@
+"""The routes that generate text: chats, completions, responses and messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from naiad.errors import NaiadError
+from naiad.openai_server.access.gate import caller_of
+from naiad.openai_server.api.answers import ChatAnswer, ChatChunk, CompletionAnswer, NamedEvent, encode
+from naiad.openai_server.api.anthropic.answers import MessageAnswer, MessageEvent
+from naiad.openai_server.api.anthropic.body import MessageBody, read_message
+from naiad.openai_server.api.anthropic.errors import MessageError
+from naiad.openai_server.api.anthropic.writer import MessageWriter
+from naiad.openai_server.api.bodies import ChatBody, CompletionBody, SamplingBody
+from naiad.openai_server.api.errors import api_error_of
+from naiad.openai_server.api.reading import AskedGeneration, RequestReader
+from naiad.openai_server.api.responses.answers import Response, ResponseStreamEvent
+from naiad.openai_server.api.responses.body import ResponseBody, read_response
+from naiad.openai_server.api.responses.writer import ResponseWriter
+from naiad.openai_server.api.tally import SequenceDelta, Tally
+from naiad.openai_server.api.writers import ChatWriter, CompletionWriter, Writer
+from naiad.openai_server.body_reader import BodyReader
+from naiad.openai_server.engines.generation import Generation
+from naiad.openai_server.engines.interface import Models
+from naiad.openai_server.route import Route
+from naiad.openai_server.streams import DONE, EventStream, StreamWatch, event
+from naiad.tokenization import TokenTable
+
+# How long the headers of a stream wait for the engine's answer: a refusal comes at once and gets a status of
+# its own, and a request in the queue has been admitted.
+_ADMISSION_S = 1.0
+
+Body = TypeVar("Body", bound=SamplingBody)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRoutes:
+    """Handlers of requests that generate text.
+
+    Attributes:
+        models: the models to choose from.
+        bodies: reads bodies.
+        watch: watches streams.
+    """
+
+    models: Models
+    bodies: BodyReader
+    watch: StreamWatch
+
+    def routes(self) -> list[Route]:
+        """The routes that these handlers answer."""
+        chat = {"model": "NAME", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
+        return [
+            Route(
+                method="POST",
+                path="/v1/chat/completions",
+                handler=self.chat,
+                summary="Answers a chat.",
+                body=ChatBody,
+                example=chat,
+                answer=ChatAnswer,
+                event=ChatChunk,
+            ),
+            Route(
+                method="POST",
+                path="/v1/completions",
+                handler=self.completion,
+                summary="Completes prompts.",
+                body=CompletionBody,
+                example={"model": "NAME", "prompt": "The capital of France is", "max_tokens": 16},
+                answer=CompletionAnswer,
+                event=CompletionAnswer,
+            ),
+            Route(
+                method="POST",
+                path="/v1/responses",
+                handler=self.response,
+                summary="Answers an input.",
+                body=ResponseBody,
+                example={"model": "NAME", "input": "Hello", "max_output_tokens": 16},
+                answer=Response,
+                event=ResponseStreamEvent,
+            ),
+            Route(
+                method="POST",
+                path="/v1/messages",
+                handler=self.message,
+                summary="Answers a chat of Anthropic's API.",
+                body=MessageBody,
+                example=chat,
+                answer=MessageAnswer,
+                event=MessageEvent,
+                failure=MessageError,
+            ),
+        ]
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """Answer `POST /v1/chat/completions`."""
+        body = await self.bodies.read(request, ChatBody)
+        return await self._answer(request, body, "chatcmpl-", RequestReader.chat, ChatWriter)
+
+    async def completion(self, request: web.Request) -> web.StreamResponse:
+        """Answer `POST /v1/completions`."""
+        body = await self.bodies.read(request, CompletionBody)
+        return await self._answer(request, body, "cmpl-", RequestReader.completion, CompletionWriter)
+
+    async def response(self, request: web.Request) -> web.StreamResponse:
+        """Answer `POST /v1/responses`."""
+        body = await self.bodies.read(request, ResponseBody)
+        return await self._answer(request, body, "resp_", read_response, ResponseWriter)
+
+    async def message(self, request: web.Request) -> web.StreamResponse:
+        """Answer `POST /v1/messages`."""
+        body = await self.bodies.read(request, MessageBody)
+        return await self._answer(request, body, "msg_", read_message, MessageWriter)
+
+    async def _answer(
+        self,
+        request: web.Request,
+        body: Body,
+        prefix: str,
+        read: Callable[[RequestReader, Body, str], AskedGeneration],
+        make_writer: Callable[[Body, AskedGeneration, TokenTable, str], Writer],
+    ) -> web.StreamResponse:
+        answer_id = f"{prefix}{body.request_id or uuid.uuid4().hex}"
+        model = self.models.get(body.model)
+        loaded = await model.loaded()
+        caller = caller_of(request)
+        loop = asyncio.get_running_loop()
+
+        def read_as_caller(reader: RequestReader) -> AskedGeneration:
+            asked = read(reader, body, answer_id)
+            if caller is None:
+                return asked
+            owned = caller.own(asked, body.priority)
+            # Here, so that a client that leaves at once pays as well.
+            loop.call_soon_threadsafe(caller.meter.charge, owned.request.num_prompt_tokens)
+            return owned
+
+        asked, generation = await model.begin(loaded, read_as_caller)
+        tally = Tally(asked.request, drops_tokens=asked.drops_tokens)
+        try:
+            writer = make_writer(body, asked, loaded.tokenizer.table, answer_id)
+            if body.stream:
+                return await self._send_stream(request, generation, writer, tally)
+            raw = await _whole(generation, writer, tally)
+        finally:
+            generation.close()
+            if caller is not None:
+                caller.meter.charge(tally.usage.completion_tokens)
+        return await self.watch.answer(request, raw)
+
+    async def _send_stream(
+        self, request: web.Request, generation: Generation, writer: Writer, tally: Tally
+    ) -> web.StreamResponse:
+        stream = EventStream(request, generation.nudge)
+        await generation.started(_ADMISSION_S)
+        await stream.open()
+        self.watch.streams.add(stream)
+        try:
+            # The client may be gone; then nobody is left to be told.
+            with contextlib.suppress(ConnectionResetError):
+                await _stream(generation, writer, tally, stream)
+        finally:
+            self.watch.streams.discard(stream)
+        return stream.response
+
+
+async def _whole(generation: Generation, writer: Writer, tally: Tally) -> bytes:
+    while not tally.is_complete:
+        for delta in await generation.next():
+            tally.keep(delta)
+    if tally.describes_tokens:
+        # Writing this would hold up the event loop.
+        return await asyncio.to_thread(lambda: encode(writer.whole(tally)))
+    return encode(writer.whole(tally))
+
+
+async def _stream(generation: Generation, writer: Writer, tally: Tally, stream: EventStream) -> None:
+    """Write all events of a generation; an error ends the stream early."""
+    opening = _framed(writer.opening(tally))
+    if opening:
+        await stream.write(opening)
+    while not tally.is_complete:
+        try:
+            deltas = await generation.next()
+        except NaiadError as error:
+            await stream.write(_framed(writer.failed(api_error_of(error))))
+            return
+        if not deltas:
+            await stream.comment()
+            continue
+        events = b""
+        for delta in deltas:
+            tally.take(delta)
+            make_events = partial(_framed_chunks, writer, delta, tally)
+            events += await asyncio.to_thread(make_events) if delta.output.prompt_log_probs else make_events()
+        if tally.is_complete:
+            events += _framed(writer.closing(tally)) + (DONE if writer.ends_with_done else b"")
+        if events:
+            await stream.write(events)
+
+
+def _framed_chunks(writer: Writer, delta: SequenceDelta, tally: Tally) -> bytes:
+    return _framed(writer.chunks(delta, tally))
+
+
+def _framed(events: Iterable[msgspec.Struct]) -> bytes:
+    return b"".join(
+        event(encode(each), each.event_name if isinstance(each, NamedEvent) else "") for each in events
+    )

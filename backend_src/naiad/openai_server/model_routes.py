@@ -1,0 +1,188 @@
+"""The routes that describe the server and its models: models, tokens, version."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+
+import msgspec
+from aiohttp import web
+
+import naiad
+from naiad.openai_server.api.answers import (
+    DetokenizeAnswer,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+    encode,
+)
+from naiad.openai_server.api.anthropic.body import CountBody, TokenCount, num_tokens
+from naiad.openai_server.api.anthropic.errors import MessageError
+from naiad.openai_server.api.bodies import DetokenizeBody, TokenizeBody
+from naiad.openai_server.api.errors import APIError, unknown_model
+from naiad.openai_server.api.log_probs import LogProbWriter
+from naiad.openai_server.api.messages import chat_options, plain_messages
+from naiad.openai_server.body_reader import BodyReader
+from naiad.openai_server.engines.interface import LoadedCheckpoint, Model, Models
+from naiad.openai_server.route import Route
+from naiad.tokenization import decode
+
+_CAPABILITIES = {"completion": True, "chat": True, "logprobs": True, "tools": False, "vision": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoutes:
+    """Handlers of requests that generate nothing.
+
+    Attributes:
+        models: the models to describe.
+        bodies: reads bodies.
+        pool: runs what would hold up the event loop.
+    """
+
+    models: Models
+    bodies: BodyReader
+    pool: Executor
+
+    def routes(self) -> list[Route]:
+        """The routes that these handlers answer."""
+        return [
+            Route(
+                method="GET",
+                path="/v1/models",
+                handler=self.list_models,
+                summary="Lists the models that serve now.",
+                answer=ModelList,
+            ),
+            Route(
+                method="GET",
+                path="/v1/models/{name:.+}",
+                handler=self.one_model,
+                summary="Describes one model.",
+                answer=ModelCard,
+            ),
+            Route(
+                method="POST",
+                path="/v1/messages/count_tokens",
+                handler=self.count_tokens,
+                summary="Counts the tokens of a prompt of Anthropic's API.",
+                body=CountBody,
+                example={"model": "NAME", "messages": [{"role": "user", "content": "Hello"}]},
+                answer=TokenCount,
+                failure=MessageError,
+            ),
+            Route(
+                method="POST",
+                path="/tokenize",
+                handler=self.tokenize,
+                summary="Turns a prompt or a chat into token ids.",
+                body=TokenizeBody,
+                example={"model": "NAME", "prompt": "Hello", "return_token_strs": True},
+                answer=TokenizeAnswer,
+            ),
+            Route(
+                method="POST",
+                path="/detokenize",
+                handler=self.detokenize,
+                summary="Turns token ids into text.",
+                body=DetokenizeBody,
+                example={"model": "NAME", "tokens": [1, 2, 3]},
+                answer=DetokenizeAnswer,
+            ),
+            Route(
+                method="GET",
+                path="/version",
+                handler=self.version,
+                summary="Says the version of the server.",
+                answer=dict[str, str],
+            ),
+        ]
+
+    async def list_models(self, _request: web.Request) -> web.Response:
+        """Answer `GET /v1/models`."""
+        cards = [card for name, model in self.models.by_name().items() if (card := _card(name, model))]
+        return _json(ModelList(data=cards))
+
+    async def one_model(self, request: web.Request) -> web.Response:
+        """Answer `GET /v1/models/{name}`; a name may hold slashes."""
+        name = request.match_info["name"]
+        card = _card(name, self.models.get(name))
+        if card is None:
+            raise unknown_model(name)
+        return _json(card)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """Answer `POST /tokenize`."""
+        body = await self.bodies.read(request, TokenizeBody)
+        loaded = await self.models.get(body.model).loaded()
+        loop = asyncio.get_running_loop()
+        ids = await loop.run_in_executor(self.pool, _token_ids, body, loaded)
+        tokens = LogProbWriter(loaded.tokenizer.table, 0)
+        return _json(
+            TokenizeAnswer(
+                count=len(ids),
+                max_model_len=loaded.info.max_model_len,
+                tokens=ids,
+                token_strs=[tokens.token(each) for each in ids] if body.return_token_strs else None,
+            )
+        )
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """Answer `POST /detokenize`."""
+        body = await self.bodies.read(request, DetokenizeBody)
+        loaded = await self.models.get(body.model).loaded()
+        size = loaded.info.vocab_size
+        bad = next((each for each in body.tokens if not 0 <= each < size), None)
+        if bad is not None:
+            raise APIError(400, f"tokens holds {bad}: expected token ids in [0, {size}).", param="tokens")
+        table = loaded.tokenizer.table
+        loop = asyncio.get_running_loop()
+        text = await loop.run_in_executor(
+            self.pool, lambda: decode(table, body.tokens, skip_special_tokens=False)
+        )
+        return _json(DetokenizeAnswer(text))
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """Answer `POST /v1/messages/count_tokens`."""
+        body = await self.bodies.read(request, CountBody)
+        loaded = await self.models.get(body.model).loaded()
+        loop = asyncio.get_running_loop()
+        count = await loop.run_in_executor(self.pool, num_tokens, loaded.reader, body)
+        return _json(count)
+
+    async def version(self, _request: web.Request) -> web.Response:
+        """Answer `GET /version`."""
+        return _json({"version": naiad.__version__})
+
+
+def _token_ids(body: TokenizeBody, loaded: LoadedCheckpoint) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise APIError(400, "expected either prompt or messages.", param="prompt")
+    encoder = loaded.reader.encoder
+    if body.messages is None:
+        written = replace(
+            encoder.check({"text_input": body.prompt}), add_special_tokens=body.add_special_tokens
+        )
+    else:
+        messages = json.dumps(plain_messages(body.messages))
+        written = replace(encoder.check({"messages": messages}), chat=chat_options(body))
+    return encoder.token_ids(written)
+
+
+def _card(name: str, model: Model) -> ModelCard | None:
+    info = model.info
+    if info is None:
+        return None
+    return ModelCard(
+        id=name,
+        created=info.created_s,
+        root=info.checkpoint.served_name,
+        max_model_len=info.max_model_len,
+        capabilities={**_CAPABILITIES, "logprobs": model.has_token_ids},
+    )
+
+
+def _json(answer: msgspec.Struct | dict[str, str]) -> web.Response:
+    return web.Response(body=encode(answer), content_type="application/json")

@@ -1,0 +1,90 @@
+"""Serves the application until the process is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Collection
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from naiad.errors import StartupError
+from naiad.openai_server.access.gate import Gate
+from naiad.openai_server.app import ServerOptions, make_app
+
+# `naiad serve` stops its server when all requests have ended; this is for connections that linger.
+_SHUTDOWN_S = 2.0
+
+
+async def serve(
+    options: ServerOptions,
+    gate: Gate | None,
+    host: str,
+    port: int,
+    *,
+    stop_signals: Collection[signal.Signals] = (signal.SIGTERM,),
+    shutdown_s: float = _SHUTDOWN_S,
+    listens: Callable[[int], None] = lambda _port: None,
+) -> None:
+    """Serve until one of the signals; read the keys again on SIGHUP.
+
+    Args:
+        options: the server's settings.
+        gate: checks keys; None: nobody needs one.
+        host: address to listen on.
+        port: port to listen on; 0: a free one.
+        stop_signals: end it.
+        shutdown_s: seconds that requests get to finish.
+        listens: called with the port when it accepts connections.
+
+    Raises:
+        OSError: the address cannot be listened on.
+    """
+    logging.getLogger("aiohttp.server").addFilter(_is_worth_a_line)
+    # Each text is encoded by the thread that asks for it, and not by a pool.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for each in stop_signals:
+        loop.add_signal_handler(each, stopped.set)
+    if gate is not None:
+        loop.add_signal_handler(signal.SIGHUP, _reload, gate)
+    # The process above starts this one with the signal blocked, so that none comes too early.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    runner = web.AppRunner(
+        make_app(options, gate),
+        access_log=None,
+        # Compressed bodies are refused; until then nobody should unpack them.
+        auto_decompress=False,
+        handler_cancellation=True,
+        shutdown_timeout=shutdown_s,
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        listens(runner.addresses[0][1])
+        await stopped.wait()
+    finally:
+        await runner.cleanup()
+
+
+def _reload(gate: Gate) -> None:
+    try:
+        num_keys = gate.reload()
+    except StartupError as error:
+        _say(f"the old keys stay: {error}")
+    else:
+        _say(f"read {num_keys} keys again")
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether a record is not about a request that is no HTTP: whoever can connect could fill the log."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+def _say(message: str) -> None:
+    print(f"naiad openai: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from helpers.ports import free_port
+from naiad.cli.serve.ports import KeptPorts
+from naiad.errors import ConfigError, StartupError
+
+HOST = "127.0.0.1"
+
+
+def test_a_server_can_listen_on_a_kept_port_again_and_again() -> None:
+    with KeptPorts() as kept:
+        port = kept.keep("--http-port", HOST, 0)
+        for _ in range(2):
+            with (
+                socket.create_server((HOST, port)) as listener,
+                socket.create_connection((HOST, port)) as client,
+            ):
+                accepted, address = listener.accept()
+                accepted.close()
+                assert address == client.getsockname()
+
+
+def test_nobody_is_given_a_kept_port() -> None:
+    """A free port is asked for with and without SO_REUSEADDR, as servers and clients do."""
+    with KeptPorts() as kept:
+        ports = {kept.keep("--http-port", HOST, 0) for _ in range(400)}
+        given = set()
+        for reuse in (0, 1):
+            for _ in range(5000):
+                with socket.socket() as other:
+                    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+                    other.bind((HOST, 0))
+                    given.add(other.getsockname()[1])
+    assert len(ports) == 400
+    assert not ports & given
+
+
+def test_no_connection_is_given_a_kept_port() -> None:
+    with KeptPorts() as kept, socket.create_server((HOST, 0)) as listener:
+        ports = {kept.keep("--http-port", HOST, 0) for _ in range(400)}
+        given = set()
+        for _ in range(2000):
+            with socket.create_connection(listener.getsockname()) as client:
+                given.add(client.getsockname()[1])
+                listener.accept()[0].close()
+    assert not ports & given
+
+
+def test_a_port_is_free_again_afterwards() -> None:
+    with KeptPorts() as kept:
+        port = kept.keep("--http-port", HOST, 0)
+    with socket.socket() as other:
+        other.bind((HOST, port))
+
+
+def test_a_port_in_use_is_refused_by_option_and_number() -> None:
+    with socket.create_server((HOST, 0)) as listener, KeptPorts() as kept:
+        port = listener.getsockname()[1]
+        with pytest.raises(StartupError, match=f"--http-port {port} on 127.0.0.1 .*in use"):
+            kept.keep("--http-port", HOST, port)
+        assert kept.keep_preferred("--http-port", HOST, port) != port
+
+
+def test_the_preferred_port_is_kept_if_it_is_free() -> None:
+    port = free_port()
+    with KeptPorts() as kept:
+        assert kept.keep_preferred("--openai-port", HOST, port) == port
+        assert kept.keep_preferred("--openai-port", HOST, port) != port
+
+
+def test_the_same_port_twice_is_refused() -> None:
+    port = free_port()
+    with KeptPorts() as kept, pytest.raises(ConfigError, match=f"--grpc-port = {port}.*another port"):
+        kept.keep_each(HOST, {"http": port, "grpc": port})
+
+
+def test_free_ports_do_not_take_the_place_of_those_asked_for() -> None:
+    port = free_port()
+    with KeptPorts() as kept:
+        ports = kept.keep_each(HOST, {"http": 0, "grpc": port, "metrics": 0})
+    assert ports["grpc"] == port
+    assert len(set(ports.values())) == 3
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no host"])
+def test_an_address_of_another_machine_is_refused(host: str) -> None:
+    with (
+        KeptPorts() as kept,
+        pytest.raises(StartupError, match=r"--host .* is not an address of this machine"),
+    ):
+        kept.keep("--http-port", host, 0)
+
+
+@pytest.mark.parametrize("port", [0, 9000])
+def test_an_address_of_another_machine_is_refused_by_its_own_option(port: int) -> None:
+    with (
+        KeptPorts() as kept,
+        pytest.raises(StartupError, match=r"^--openai-host 203\.0\.113\.7 is not an address of this machine"),
+    ):
+        kept.keep_preferred("--openai-port", "203.0.113.7", port)

@@ -1,0 +1,61 @@
+"""Bodies that a client would only send to do harm, or by mistake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from naiad.openai_server.api.bodies import CompletionBody, parse_body
+from naiad.openai_server.api.errors import APIError
+
+ASKED: dict[str, Any] = {"model": "first", "prompt": "Hello"}
+
+
+def refusal(raw: bytes) -> APIError:
+    with pytest.raises(APIError) as caught:
+        parse_body(raw, CompletionBody, is_lenient=False)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def refusal_of(**fields: Any) -> APIError:
+    return refusal(msgspec.json.encode(ASKED | fields))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"model": "first", "prompt": "\xff\xfe"}',
+        b'{"model": "first", "prompt": "a", "\xff": 1}',
+        b'{"model": "first", "prompt": "\\ud800"}',
+        b'{"model": "first", "prompt": "a", "seed": 1e400}',
+        b'{"model": "first", "prompt": "a", "min_p": NaN}',
+        b'{"model": "first", "prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_json_is_refused(raw: bytes) -> None:
+    assert refusal(raw).message.startswith("The body is not JSON")
+
+
+def test_deep_values_are_refused_like_others() -> None:
+    for depth in (1, 100, 900, 990):
+        raw = b'{"model": "first", "prompt": "a", "tools": ' + b"[" * depth + b"1" + b"]" * depth + b"}"
+        error = refusal(raw)
+        assert error.param == "tools" or error.message.startswith("The body is not JSON")
+
+
+@pytest.mark.parametrize("seconds", [0, -1, -1e-9, 1e300])
+def test_a_deadline_is_later_than_now(seconds: float) -> None:
+    error = refusal_of(timeout_s=seconds)
+    assert error.param == "timeout_s"
+    assert error.message.startswith(f"timeout_s = {seconds!r}")
+
+
+def test_an_id_that_every_chunk_repeats_is_short() -> None:
+    parse_body(msgspec.json.encode(ASKED | {"request_id": "é" * 200}), CompletionBody, is_lenient=False)
+    error = refusal_of(request_id="x" * 201)
+    assert error.param == "request_id"
+    assert len(error.message) < 200

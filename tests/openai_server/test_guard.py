@@ -1,0 +1,135 @@
+"""The guard and the reader of bodies behind a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from aiohttp import ClientSession, web
+
+from naiad.openai_server.api.bodies import DetokenizeBody
+from naiad.openai_server.body_reader import BodyReader
+from naiad.openai_server.guard import Guard
+
+ORIGIN = "https://chat.example.com"
+BODY = json.dumps({"tokens": [1, 2]}).encode()
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture
+def app() -> Iterator[web.Application]:
+    guard = Guard((), (ORIGIN,))
+    pool = ThreadPoolExecutor(1)
+    bodies = BodyReader(pool, is_lenient=False)
+
+    async def handler(request: web.Request) -> web.Response:
+        body = await bodies.read(request, DetokenizeBody)
+        return web.json_response(body.tokens, headers={"Vary": "Accept-Encoding"})
+
+    app = web.Application(middlewares=[guard.middleware])
+    app.on_response_prepare.append(guard.prepare)
+    app.router.add_post("/detokenize", handler)
+    yield app
+    pool.shutdown()
+
+
+async def served(app: web.Application, auto_decompress: bool = False) -> tuple[web.AppRunner, str, int]:
+    runner = web.AppRunner(app, access_log=None, auto_decompress=auto_decompress)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0]
+    return runner, host, port
+
+
+def post(app: web.Application, body: bytes, **headers: str) -> tuple[int, dict[str, list[str]], bytes]:
+    async def send() -> tuple[int, dict[str, list[str]], bytes]:
+        runner, host, port = await served(app)
+        sent = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            async with (
+                ClientSession(skip_auto_headers=["Content-Type"]) as session,
+                session.post(f"http://{host}:{port}/detokenize", data=body, headers=sent) as answer,
+            ):
+                found = {name: answer.headers.getall(name) for name in answer.headers}
+                return answer.status, found, await answer.read()
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(send())
+
+
+def test_a_body_is_read(app: web.Application) -> None:
+    assert post(app, BODY)[::2] == (200, b"[1, 2]")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "GZIP", "gzip, gzip", "nonsense"])
+def test_compressed_bodies_are_refused(app: web.Application, encoding: str) -> None:
+    async def send() -> bytes:
+        runner, host, port = await served(app)
+        packed = gzip.compress(BODY)
+        head = f"POST /detokenize HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        head += f"Content-Encoding: {encoding}\r\nContent-Length: {len(packed)}\r\nConnection: close\r\n\r\n"
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(head.encode() + packed)
+        answer = await reader.read()
+        writer.close()
+        await runner.cleanup()
+        return answer
+
+    answer = asyncio.run(send())
+    assert answer.startswith(b"HTTP/1.1 415 ")
+    assert b"Content-Encoding = " in answer
+
+
+@pytest.mark.parametrize("chunks", [b"zz\r\n", b"5\r\nab", b"5\r\nabcdefgh\r\n0\r\n\r\n"])
+def test_a_body_that_breaks_off_is_no_failure_of_the_server(
+    app: web.Application, chunks: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def send() -> bytes:
+        runner, host, port = await served(app)
+        head = f"POST /detokenize HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.write(chunks)
+        writer.write_eof()
+        answer = await reader.read()
+        writer.close()
+        await runner.cleanup()
+        return answer
+
+    # The connection has ended in the body, so there may be nobody to be answered.
+    answer = asyncio.run(send())
+    assert answer == b"" or b" 400 " in answer.splitlines()[0]
+    assert "a request failed" not in caplog.text
+
+
+def test_pages_of_an_allowed_origin_may_send_the_headers_of_official_clients(app: web.Application) -> None:
+    async def ask() -> tuple[int, dict[str, str]]:
+        runner, host, port = await served(app)
+        asked = "authorization,content-type,x-stainless-lang,anthropic-version"
+        sent = {"Origin": ORIGIN, "Access-Control-Request-Headers": asked}
+        async with (
+            ClientSession() as session,
+            session.options(f"http://{host}:{port}/detokenize", headers=sent) as answer,
+        ):
+            found = answer.status, dict(answer.headers)
+        await runner.cleanup()
+        return found
+
+    status, headers = asyncio.run(ask())
+    assert status == 204
+    assert headers["Access-Control-Allow-Origin"] == ORIGIN
+    assert "x-stainless-lang" in headers["Access-Control-Allow-Headers"]
+
+
+@pytest.mark.parametrize("origin", ["", ORIGIN, "https://other.example"])
+def test_caches_tell_origins_apart(app: web.Application, origin: str) -> None:
+    _, headers, _ = post(app, BODY, **({"Origin": origin} if origin else {}))
+    assert headers["Vary"] == ["Accept-Encoding", "Origin"]
+    assert headers.get("Access-Control-Allow-Origin") == ([ORIGIN] if origin == ORIGIN else None)

@@ -1,0 +1,96 @@
+"""How bodies become the engine's request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
+from naiad.frontend.limits import ModelLimits
+from naiad.frontend.prompt import PromptEncoder
+from naiad.frontend.request import GenerateRequest
+from naiad.openai_server.api.bodies import ChatBody, CompletionBody
+from naiad.openai_server.api.errors import APIError
+from naiad.openai_server.api.reading import RequestReader
+from naiad.tokenization import Tokenizer
+
+WINDOW = 64
+LONG = "one two three four five six seven eight nine ten " * 10
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("checkpoint")
+    return Tokenizer.from_directory(write_tokenizer(folder, byte_level_tokenizer()))
+
+
+@pytest.fixture(scope="module")
+def reader(tokenizer: Tokenizer) -> RequestReader:
+    limits = ModelLimits(
+        max_model_len=WINDOW, vocab_size=400, eos_token_ids=(1,), exclude_input_in_output=True
+    )
+    return RequestReader(PromptEncoder(tokenizer, WINDOW, 400), limits)
+
+
+def completion(reader: RequestReader, **fields: Any) -> GenerateRequest:
+    body = msgspec.convert({"model": "m", "prompt": "Hello", **fields}, CompletionBody)
+    return reader.completion(body, "id").request
+
+
+def chat(reader: RequestReader, content: str, **fields: Any) -> GenerateRequest:
+    sent = {"model": "m", "messages": [{"role": "user", "content": content}], **fields}
+    return reader.chat(msgspec.convert(sent, ChatBody), "id").request
+
+
+def refusal(reader: RequestReader, **fields: Any) -> APIError:
+    with pytest.raises(APIError) as caught:
+        completion(reader, **fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_a_chat_is_cut_to_the_window_if_it_says_nothing_of_its_output(reader: RequestReader) -> None:
+    (row,) = chat(reader, LONG, truncate_prompt_tokens=-1).rows
+    assert len(row.prompt_token_ids) == WINDOW - 1
+    assert row.params.max_tokens == 1
+
+
+@pytest.mark.parametrize(("max_tokens", "kept"), [(1, 63), (10, 54), (63, 1), (64, 63), (1000, 63)])
+def test_a_prompt_is_cut_so_that_its_output_has_room(
+    reader: RequestReader, max_tokens: int, kept: int
+) -> None:
+    (row,) = completion(reader, prompt=LONG, truncate_prompt_tokens=-1, max_tokens=max_tokens).rows
+    assert len(row.prompt_token_ids) == kept
+
+
+@pytest.mark.parametrize("key", ["9" * 5000, "9" * 20, "01", "-1", "+1", "1_0", " 1", "1e2", "²", "٣", ""])
+def test_keys_of_biases_are_token_ids(reader: RequestReader, key: str) -> None:
+    error = refusal(reader, logit_bias={key: 1.0})
+    assert error.param == "logit_bias"
+    assert len(error.message) < 200
+
+
+def test_every_prompt_has_the_bad_words(reader: RequestReader) -> None:
+    request = completion(reader, prompt=["Hello", "other", [5, 6]], bad_words=["the", "fox"])
+    first, *others = [row.params.bad_words for row in request.rows]
+    assert len(first) == 4
+    assert others == [first, first]
+
+
+def test_long_lists_are_not_repeated_for_many_prompts(reader: RequestReader) -> None:
+    words = [f"{number:04} " + "x" * 200 for number in range(1000)]
+    assert len(completion(reader, bad_words=words).rows) == 1
+    error = refusal(reader, prompt=["a"] * 1000, bad_words=words)
+    assert error.param == "prompt"
+    ids = list(range(400)) * 20
+    assert "allowed_token_ids" in refusal(reader, prompt=["a"] * 1000, allowed_token_ids=ids).message
+
+
+def test_what_is_wrong_with_a_prompt_names_the_field(reader: RequestReader) -> None:
+    with pytest.raises(APIError) as caught:
+        chat(reader, "\ufdd0")
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+    assert refusal(reader, prompt="a" * 100_000).param == "prompt"

@@ -1,0 +1,106 @@
+"""Killed processes, the stop and models that come and go, seen through the OpenAI API."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.openai_api import COMPLETIONS, connect, post, refused, whole
+from helpers.raw_grpc import ask, text_inputs
+from helpers.server import Leaving, Server, eventually, gone, start_server
+
+MODEL = "checkpoint"  # the name of the directory, as no other name is given
+GREEDY = {"model": MODEL, "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
+ENDLESS = {**GREEDY, "max_tokens": 30_000, "stream": True}
+TWO = text_inputs("Hello", 2, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def lasting(tiny_dir: Path, leaving: Leaving) -> Iterator[Server]:
+    """A server that serves again after each test; the last test stops it."""
+    running = start_server(tiny_dir, "--dtype", "float32", "--openai-port", "0")
+    yield running
+    leaving.take(running)
+
+
+def begin_stream(server: Server) -> http.client.HTTPResponse:
+    """Begin an endless stream; return the response after its first event."""
+    connection = connect(server)
+    connection.request("POST", COMPLETIONS, json.dumps(ENDLESS), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.status == 200
+    assert response.readline().startswith(b"data: ")
+    return response
+
+
+def text(server: Server) -> str:
+    return whole(server, COMPLETIONS, **GREEDY, max_tokens=16).texts[0]
+
+
+def serves(server: Server) -> bool:
+    try:
+        return post(server, COMPLETIONS, {**GREEDY, "max_tokens": 1})[0] == 200
+    except OSError:
+        return False
+
+
+def test_a_killed_engine_ends_streams_with_an_error_event(lasting: Server) -> None:
+    expected, stream = text(lasting), begin_stream(lasting)
+    lasting.processes("naiad.engine_process")[0].send_signal(signal.SIGKILL)
+    rest = stream.read().decode().strip().split("\n\n")
+    error = json.loads(rest[-1].removeprefix("data: "))["error"]
+    assert "the engine process ended" in error["message"]
+    assert "[DONE]" not in "".join(rest)
+    status, error = refused(lasting, COMPLETIONS, {**GREEDY, "max_tokens": 1})
+    assert (status, error["type"]) == (503, "service_unavailable_error")
+    eventually(lambda: serves(lasting), 60)
+    assert text(lasting) == expected
+
+
+def test_a_killed_openai_server_harms_nobody_and_comes_back(lasting: Server) -> None:
+    expected, stream = text(lasting), begin_stream(lasting)
+    eventually(lambda: lasting.metric("vllm:num_requests_running") == 1)
+    killed = lasting.processes("naiad.openai_server")
+    killed[0].send_signal(signal.SIGKILL)
+    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+        stream.read()
+    assert ask(lasting.grpc, "ensemble", TWO).errors == []
+    eventually(lambda: lasting.metric("vllm:num_requests_running") == 0)
+    eventually(lambda: lasting.used_blocks() == 0)
+    eventually(lambda: serves(lasting), 60)
+    assert text(lasting) == expected
+    assert gone(killed)
+
+
+def test_it_survives_a_restart_of_the_triton_server(lasting: Server) -> None:
+    expected = text(lasting)
+    (before,) = lasting.processes("naiad.openai_server")
+    stub = next(
+        each for each in lasting.processes("triton_python_backend_stub") if "/llm/" in str(each.cmdline())
+    )
+    stub.send_signal(signal.SIGKILL)
+    eventually(lambda: not serves(lasting), 60)
+    status, _ = refused(lasting, COMPLETIONS, {**GREEDY, "max_tokens": 1})
+    assert status == 503
+    # The engine answers before the whole server is ready.
+    eventually(lambda: "naiad: the server serves again" in lasting.lines, 60)
+    assert text(lasting) == expected
+    assert lasting.processes("naiad.openai_server") == [before]
+
+
+def test_the_stop_lets_streams_finish(lasting: Server) -> None:
+    connection = connect(lasting)
+    body = json.dumps({**ENDLESS, "max_tokens": 300})
+    connection.request("POST", COMPLETIONS, body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.readline().startswith(b"data: ")
+    children = lasting.processes("naiad.openai_server")
+    lasting.process.send_signal(signal.SIGTERM)
+    assert response.read().decode().endswith("data: [DONE]\n\n")
+    assert lasting.process.wait(60) == 0
+    eventually(lambda: gone(children), 5)
