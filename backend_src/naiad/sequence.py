@@ -49,6 +49,35 @@ class TopPDecay(msgspec.Struct, frozen=True):
     reset_id: int = -1
 
 
+class GrammarKind(str, enum.Enum):
+    """In which language a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    CHOICE = "choice"
+    EBNF = "ebnf"
+    LARK = "lark"
+
+
+class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text of an output has to look like, as the client wrote it.
+
+    Attributes:
+        kind: the language of `source`.
+        source: JSON_SCHEMA: a schema as JSON text; JSON_OBJECT: empty, any JSON object; REGEX: a regular
+            expression that the whole text matches; CHOICE: a JSON list of texts, of which it is one;
+            EBNF: rules in GBNF, with `root`; LARK: rules in llguidance's dialect of Lark, with `start`,
+            which may contain JSON schemas (`%json`).
+        begins_after: the grammar holds for what follows the first occurrence of this text in the output, and
+            what comes before is free, such as a model's reasoning; empty: it holds from the first token on.
+    """
+
+    kind: GrammarKind
+    source: str = ""
+    begins_after: str = ""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How one sequence is sampled and when it ends. Already validated.
 
@@ -75,6 +104,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         bad_words: token-id sequences that are never completed.
         logit_bias: (id, value) pairs, added to the logits; no id twice.
         allowed_token_ids: only these are possible; empty = all.
+        grammar: what the output's text has to look like; None = anything.
         num_log_probs: −1 = none; else the log-probability of each new token is reported, and those of
             this many most probable tokens at its position.
         num_prompt_log_probs: −1 = none; else the log-probability of each prompt token but the first is
@@ -104,6 +134,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    grammar: GrammarSpec | None = None
     num_log_probs: int = -1
     num_prompt_log_probs: int = -1
     returns_context_logits: bool = False
