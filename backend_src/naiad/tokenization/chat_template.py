@@ -131,8 +131,8 @@ def _check_message(index: int, message: object) -> None:
 def _check_name(place: str, name: object) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"{place} = {str(name)[:_MAX_SHOWN_CHARS]!r}: expected 1 … 64 characters, none of them white space "
-            "or one of < | \\ / >"
+            f"{place} = {str(name)[:_MAX_SHOWN_CHARS]!r}: expected 1 … 64 characters, none of them white "
+            "space or one of < | \\ / >"
         )
 
 
