@@ -88,7 +88,8 @@ def main() -> int:
         print_rows(beside)
         benched = _benched("openai", server.openai, openai_model(server), model_dir, batches, args)
     benched += _benched_vllm(model_dir, batches, args)
-    print_rows(benched)
+    if benched:
+        print_rows(benched)
     idle = idle_streams(str(model_dir), args.idle_streams)
     print_rows([idle])
     settings = vars(args) | {"model": model_dir.name, "large_bodies": beside, "idle": idle, "bench": benched}

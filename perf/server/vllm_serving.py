@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server on a CPU and its load generator `vllm bench serve`, which `make bench-peers` installs."""
+"""vLLM's OpenAI server on a CPU and its load generator `vllm bench serve`, as `make bench-peers` has them."""
 
 from __future__ import annotations
 
