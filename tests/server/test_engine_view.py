@@ -208,6 +208,6 @@ def test_a_restart_of_the_engine_is_an_event(lasting: Server, watching: Watching
     assert [name for name, _ in events] == ["restarted", "snapshot"]
     after = events[-1][1]
     assert after["started"] >= before["started"]
-    assert after["total_steps"] < before["total_steps"]
+    assert after["totals"]["total_steps"] < before["totals"]["total_steps"]
     assert late.until("snapshot")[-1][1]["requests"] == []
     late.close()
