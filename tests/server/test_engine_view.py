@@ -195,7 +195,11 @@ def test_a_stream_is_not_begun_for_one_who_asks_for_headers_alone(lasting: Serve
 
 
 def test_a_restart_of_the_engine_is_an_event(lasting: Server, watching: Watching) -> None:
+    begin(lasting).close()
+    eventually(lambda: look(lasting)["totals"]["total_steps"] > 0)
     before = watching.until("snapshot")[-1][1]
+    while not before["totals"]["total_steps"]:
+        before = watching.until("snapshot")[-1][1]
     lasting.processes("naiad.engine_process")[0].send_signal(signal.SIGKILL)
     _, notice = watching.until("away")[-1]
     assert notice["model"] == MODEL
