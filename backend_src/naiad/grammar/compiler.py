@@ -95,10 +95,10 @@ class Grammars:
         num_threads = min(_MAX_FILL_THREADS, len(os.sched_getaffinity(0)))
         return MaskFiller((self.tokenizer.vocab_size + 31) // 32, num_threads)
 
-    def has(self, spec: GrammarSpec) -> bool:
-        """Whether the grammar is compiled."""
+    def find(self, spec: GrammarSpec) -> CompiledGrammar | None:
+        """Return a grammar that is compiled; None if it is not."""
         with self._lock:
-            return _key(spec) in self._all
+            return self._all.get(_key(spec))
 
     def get(self, spec: GrammarSpec) -> CompiledGrammar:
         """Return a compiled grammar; compile it if it is new, which may take seconds.
