@@ -14,6 +14,8 @@ import msgspec
 from naiad.grammar import limits
 from naiad.sequence import GrammarSpec
 
+_PROGRAM = ("-m", "naiad.grammar.helper")
+
 
 class _Job(msgspec.Struct, frozen=True):
     spec: GrammarSpec
@@ -36,7 +38,7 @@ def translate_in_helper(spec: GrammarSpec, marker_id: int | None) -> str:
     job = msgspec.json.encode(_Job(spec, marker_id))
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "naiad.grammar.helper"],
+            [sys.executable, *_PROGRAM],
             input=job,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
