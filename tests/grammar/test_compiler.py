@@ -135,7 +135,7 @@ def large(kind: str) -> GrammarSpec:
     names = [f"a_property_{number}" for number in range(1500)]
     whole: Any = {
         "enum": {"enum": [f"x{number}" for number in range(20_000)]},
-        "too large": {"type": "object", "properties": {f"p{number}": {} for number in range(40_000)}},
+        "too large": {"type": "object", "properties": {f"p{number}": {} for number in range(30_000)}},
         "properties": {"type": "object", "properties": {name: {"type": "string"} for name in names}},
         "good": {"enum": [1], "description": "d" * 40_000},
     }
@@ -147,7 +147,8 @@ def test_a_large_grammar_is_compiled_in_a_process_of_its_own_first(
 ) -> None:
     assert accepts(grammars, large("good"), "1")
     assert accepts(grammars, large("properties"), '{"a_property_0": "x", "a_property_1": "y"}')
-    with pytest.raises(InvalidRequestError, match="schema too large"):
+    # Every property may hold anything: that takes more memory than there is.
+    with pytest.raises(InvalidRequestError, match="does not compile within 1024 MiB of memory and 10 s"):
         grammars.get(large("too large"))
     monkeypatch.setattr(limits, "HELPER_TIMEOUT_S", 0.001)
     other = GrammarSpec(kind=JSON, source=json.dumps({"const": 2, "description": "d" * 40_000}))
