@@ -285,6 +285,12 @@ def test_a_grammar_that_goes_too_far_ends_its_sequence_alone(folder: Path, token
     last = made[1][-1]
     assert last.error_status == "INVALID_ARG"
     assert last.error_message.startswith("the output cannot follow the grammar any further: ")
+    # What has failed is not used again.
+    assert engine.grammars is not None
+    assert engine.grammars.find(hostile) is None
+    always_b = ((tokenizer.token_to_id("b"), 100.0), (tokenizer.token_to_id("a"), 50.0))
+    made = run(engine, [request(3, hostile, logit_bias=always_b)])
+    assert made[3][-1].finish_reason is FinishReason.STOP
 
 
 class _Fuzz:

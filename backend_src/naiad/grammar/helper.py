@@ -25,7 +25,7 @@ from naiad.grammar.vocabulary import Vocabulary
 from naiad.sequence import GrammarSpec
 
 _PROGRAM = ("-m", "naiad.grammar.helper")
-_NICENESS = 10
+_NICENESS = 5
 _RECEIVE_BYTES = 1 << 16
 
 
@@ -66,12 +66,17 @@ class Helper:
             ValueError: the grammar is refused; the message says why.
         """
         with self._lock:
-            answer = self._answer(frame(msgspec.json.encode(spec)))
-            if answer is None:
+            try:
+                answer = self._answer(frame(msgspec.json.encode(spec)))
+            except TimeoutError:
                 self._end()
-        if answer is None:
-            work_s, most = self._settings.work_s, self._settings.memory_bytes >> 20
-            raise ValueError(f"it does not compile within {work_s} s of work and {most} MiB of memory")
+                raise ValueError(f"it does not compile within {limits.HELPER_TIMEOUT_S:g} s") from None
+            except OSError:
+                self._end()
+                work_s, most = self._settings.work_s, self._settings.memory_bytes >> 20
+                raise ValueError(
+                    f"it does not compile within {work_s} s of work and {most} MiB of memory"
+                ) from None
         result = msgspec.json.decode(answer, type=_Result)
         if result.error:
             raise ValueError(result.error)
@@ -82,23 +87,26 @@ class Helper:
         with self._lock:
             self._end()
 
-    def _answer(self, job: bytes) -> bytes | None:
-        """Send a job and wait for the answer; None: the process did not survive it."""
+    def _answer(self, job: bytes) -> bytes:
+        """Send a job and wait for the answer.
+
+        Raises:
+            TimeoutError: there is none in time.
+            OSError: the process did not survive the job.
+        """
         deadline_s = time.monotonic() + limits.HELPER_TIMEOUT_S
+        connection = self._connected()
+        connection.settimeout(limits.HELPER_TIMEOUT_S)
+        connection.sendall(job)
         frames = FrameBuffer()
-        try:
-            connection = self._connected()
-            connection.settimeout(limits.HELPER_TIMEOUT_S)
-            connection.sendall(job)
-            while True:
-                connection.settimeout(max(0.001, deadline_s - time.monotonic()))
-                data = connection.recv(_RECEIVE_BYTES)
-                if not data:
-                    return None
-                for body in frames.feed(data):
-                    return body
-        except OSError:
-            return None
+        bodies: list[bytes] = []
+        while not bodies:
+            connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+            data = connection.recv(_RECEIVE_BYTES)
+            if not data:
+                raise ConnectionResetError
+            bodies = frames.feed(data)
+        return bodies[0]
 
     def _connected(self) -> socket.socket:
         if self._socket is None:

@@ -11,7 +11,7 @@ MAX_BEGINS_AFTER_BYTES = 256
 # Seconds of a core's time that a grammar may take in the process that tries it, and the memory that it may
 # take there. The timeout is for cores that others use.
 SMALL_WORK_S, LARGE_WORK_S = 2, 10
-HELPER_TIMEOUT_S = 60.0
+HELPER_TIMEOUT_S = 120.0
 HELPER_MEMORY_BYTES = 1 << 30
 # Compiled grammars that no sequence uses are kept up to these totals.
 MAX_KEPT_GRAMMARS = 128

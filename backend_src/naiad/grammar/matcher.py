@@ -12,6 +12,9 @@ from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_pa
 # Fewer masks are filled faster by one thread.
 _MIN_PARALLEL = 4
 
+# llguidance's words for a token with which a text would leave its grammar.
+_NOT_ALLOWED = "doesn't satisfy the grammar"
+
 Mask = npt.NDArray[np.int32]
 
 
@@ -36,7 +39,7 @@ class GrammarMatcher:
     def advance(self, token_ids: Sequence[int]) -> None:
         """Take in the next tokens; one that is not allowed is an error."""
         if not self.error and not self._matcher.consume_tokens(list(token_ids)):
-            self.error = readable(self._matcher.get_error()) or "the token is not allowed"
+            self.error = readable(self._matcher.get_error()) or _NOT_ALLOWED
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens may come next, one after the other."""
@@ -45,6 +48,11 @@ class GrammarMatcher:
     def forced(self) -> list[int]:
         """The tokens that a tokenizer makes of the text that must come next; often none."""
         return [] if self.error else self._matcher.compute_ff_tokens()
+
+    @property
+    def has_worn_out(self) -> bool:
+        """Whether a limit was exceeded; matchers of one grammar share what counts towards it."""
+        return bool(self.error) and _NOT_ALLOWED not in self.error
 
     @property
     def is_complete(self) -> bool:

@@ -95,6 +95,8 @@ class GrammarMask:
         filled = self._filler.fill([matcher for _, matcher in usable])
         width = min(filled.shape[1], masks.shape[1])
         masks[[place for place, _ in usable], :width] = filled[:, :width]
+        if any(matcher.has_worn_out for _, matcher in usable):
+            self._forget(rows)
         for mask, row in zip(masks, rows, strict=True):
             self._hold_back_ends(mask, row)
         return masks
@@ -103,6 +105,14 @@ class GrammarMask:
         """Why a row's grammar allows no token; empty if it does, or there is none."""
         state = row.states.get(self)
         return cast(GrammarState, state).error if state is not None else ""
+
+    def _forget(self, rows: Sequence[RowState]) -> None:
+        """Let later texts start from newly compiled grammars where these rows have worn theirs out."""
+        assert self._grammars is not None
+        for row in rows:
+            matcher = cast(GrammarState, row.states[self]).matcher
+            if matcher is not None and matcher.has_worn_out and row.params.grammar is not None:
+                self._grammars.forget(row.params.grammar)
 
     def _hold_back_ends(self, mask: Mask, row: RowState) -> None:
         """Exclude ids that may not end the text yet, unless the grammar allows nothing else."""

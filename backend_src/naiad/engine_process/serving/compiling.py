@@ -22,7 +22,7 @@ from naiad.sequence import EngineRequest, GrammarSpec
 # Small grammars never wait behind large ones, each of which may take seconds.
 _NUM_THREADS, _NUM_THREADS_FOR_LARGE = 2, 1
 # Steps go first where cores are few.
-_NICENESS = 10
+_NICENESS = 5
 
 logger = logging.getLogger(__name__)
 
