@@ -74,9 +74,15 @@ def test_a_grammar_that_is_refused_names_its_field(server: Server, way: str) -> 
     eventually(lambda: server.used_blocks() == 0)
 
 
+def test_a_grammar_that_allows_all_text_changes_nothing(server: Server) -> None:
+    guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "(?s:.*)"}
+    plain = served(server, "grpc", PROMPT, max_tokens=40)
+    assert served(server, "grpc", PROMPT, max_tokens=40, **guide).text == plain.text
+
+
 def test_the_prompt_goes_on_as_ever_beside_grammars(server: Server) -> None:
     plain = served(server, "grpc", PROMPT, max_tokens=20).text
-    assert served(server, "grpc", PROMPT, max_tokens=20, **{**GUIDE, "max_tokens": 20}).text != plain
+    assert served(server, "grpc", PROMPT, **GUIDE | {"max_tokens": 20}).text != plain
     assert served(server, "grpc", PROMPT, max_tokens=20).text == plain
 
 
