@@ -45,14 +45,16 @@ async def served(app: web.Application, auto_decompress: bool = False) -> tuple[w
     return runner, host, port
 
 
-def post(app: web.Application, body: bytes, **headers: str) -> tuple[int, dict[str, list[str]], bytes]:
+def post(
+    app: web.Application, body: bytes, path: str = "/detokenize", **headers: str
+) -> tuple[int, dict[str, list[str]], bytes]:
     async def send() -> tuple[int, dict[str, list[str]], bytes]:
         runner, host, port = await served(app)
         sent = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
         try:
             async with (
                 ClientSession(skip_auto_headers=["Content-Type"]) as session,
-                session.post(f"http://{host}:{port}/detokenize", data=body, headers=sent) as answer,
+                session.post(f"http://{host}:{port}{path}", data=body, headers=sent) as answer,
             ):
                 found = {name: answer.headers.getall(name) for name in answer.headers}
                 return answer.status, found, await answer.read()
@@ -106,7 +108,25 @@ def test_a_body_that_breaks_off_is_no_failure_of_the_server(
     # The connection has ended in the body, so there may be nobody to be answered.
     answer = asyncio.run(send())
     assert answer == b"" or b" 400 " in answer.splitlines()[0]
-    assert "a request failed" not in caplog.text
+    assert "failed" not in caplog.text
+
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(("sent", "told"), [({"traceparent": TRACE}, f" ({TRACE})"), ({}, "")])
+def test_a_failure_names_request_and_trace_in_the_log(
+    app: web.Application, caplog: pytest.LogCaptureFixture, sent: dict[str, str], told: str
+) -> None:
+    async def fail(_request: web.Request) -> web.Response:
+        raise RuntimeError("why")
+
+    app.router.add_post("/fail", fail)
+    status, _, body = post(app, BODY, path="/fail", x_request_id="mine", **sent)
+    assert status == 500
+    assert b"why" not in body
+    assert caplog.records[-1].getMessage() == f"the request mine failed{told}"
+    assert "why" in caplog.text
 
 
 def test_pages_of_an_allowed_origin_may_send_the_headers_of_official_clients(app: web.Application) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from naiad.errors import EngineAwayError, InternalError, InvalidRequestError, Na
 from naiad.openai_server.api.bodies import ChatBody, CompletionBody
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.tally import Tally
+from naiad.openai_server.api.trace_context import NO_TRACE, TraceContext
 from naiad.openai_server.engines.remote.models import RemoteModels, RemoteServer
 from naiad.openai_server.engines.remote.shape import NoTextModelError, models_behind, read_shape, takes_text
 
@@ -54,11 +56,13 @@ async def eventually(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def generate(models: RemoteModels, **fields: Any) -> Tally:
+async def generate(models: RemoteModels, trace: TraceContext = NO_TRACE, **fields: Any) -> Tally:
     """Ask `text` and take all deltas."""
     model = models.get("text")
     body = CompletionBody(model="text", **{"prompt": "Hello", **fields})
-    asked, generation = await model.begin(await model.loaded(), lambda reader: reader.completion(body, "id"))
+    asked, generation = await model.begin(
+        await model.loaded(), lambda reader: replace(reader.completion(body, "id"), trace=trace)
+    )
     tally = Tally(asked.request)
     try:
         while not tally.is_complete:
@@ -127,6 +131,19 @@ def test_a_model_that_was_asked_for_and_can_not_be_offered_is_named(
 
     run(test)
     assert "the model llm is not offered: it has no input max_tokens" in caplog.text
+
+
+def test_a_trace_is_passed_on(checkpoint: Path) -> None:
+    async def test() -> None:
+        async with remote(checkpoint) as (fake, models):
+            fake.script = [part("a", 1, "length")]
+            await generate(models, TraceContext("00-trace", "a=1,b=2"))
+            await generate(models)
+            traced, other = fake.metadata
+            assert (traced["traceparent"], traced["tracestate"]) == ("00-trace", "a=1,b=2")
+            assert not {"traceparent", "tracestate"} & other.keys()
+
+    run(test)
 
 
 def test_what_is_sent(checkpoint: Path) -> None:

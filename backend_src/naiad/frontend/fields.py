@@ -41,7 +41,7 @@ _PROMPT = (
           note="either this or `messages`; special tokens in the text are recognised",
           notes={Frontend.TOKENIZER: ""}),
     Field("messages", _STRING, sets="prompt", llm=ABSENT, tokenizer=SAME, vllm=SAME,
-          note="JSON list of {role, content}; special tokens in the content are plain text"),
+          note="JSON list of {role, content, name}, name optional; special tokens in them are plain text"),
     Field("input_ids", _INT32, _LIST, sets="prompt", required=True, text=ABSENT),
     Field("input_lengths", _INT32, sets="prompt", required=True, text=ABSENT, arrival=Arrival.TENSOR),
     Field("text_context", _STRING, sets="text", text=ABSENT, arrival=Arrival.TENSOR,

@@ -14,10 +14,11 @@ from naiad.errors import NaiadError
 from naiad.openai_server.access.gate import Gate, caller_of, metered
 from naiad.openai_server.api.anthropic import errors as anthropic
 from naiad.openai_server.api.errors import APIError, api_error_of
+from naiad.openai_server.api.trace_context import TraceContext, read_trace_context
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_REQUEST_ID = "x-request-id"
+_REQUEST_ID, _PARENT, _STATE = "x-request-id", "traceparent", "tracestate"
 _MAX_REQUEST_ID = 200
 _ID = web.RequestKey("id", str)
 _JSON = "application/json"
@@ -42,6 +43,12 @@ def request_id_of(request: web.Request) -> str:
         is_plain = sent.isascii() and sent.isprintable() and 0 < len(sent) <= _MAX_REQUEST_ID
         request[_ID] = sent if is_plain else f"req_{uuid.uuid4().hex}"
     return request[_ID]
+
+
+def trace_of(request: web.Request) -> TraceContext:
+    """The trace that a request belongs to."""
+    sent = request.headers
+    return read_trace_context(sent.getall(_PARENT, []), sent.getall(_STATE, []))
 
 
 class Guard:
@@ -75,7 +82,8 @@ class Guard:
         except web.HTTPException as error:
             response = answer(_http_error(error, request), request)
         except Exception:
-            logger.exception("a request failed")
+            parent = trace_of(request).parent
+            logger.exception("the request %s failed%s", request_id_of(request), parent and f" ({parent})")
             response = answer(APIError(500, "internal error"), request)
         return response
 

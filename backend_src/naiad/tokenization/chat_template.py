@@ -14,6 +14,9 @@ from naiad.errors import InvalidRequestError
 from naiad.tokenization.template_sandbox import MAX_RENDER_S, RenderTimeoutError, TemplateSandbox, render
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
+# As OpenAI's API has it.
+_NAME = re.compile(r"[^\s<|\\/>]{1,64}")
+_KEYS = {"role", "content", "name"}
 _MAX_SHOWN_CHARS = 200
 
 
@@ -88,7 +91,7 @@ def parse_messages(messages_json: str) -> list[dict[str, str]]:
 
     Raises:
         InvalidRequestError: the text is not a JSON list of at least one {role, content}, both strings, the
-            role a single word.
+            role a single word, with or without `name`.
     """
     try:
         messages = json.loads(messages_json)
@@ -104,22 +107,33 @@ def parse_messages(messages_json: str) -> list[dict[str, str]]:
 def _check_message(index: int, message: object) -> None:
     if not isinstance(message, dict):
         raise InvalidRequestError(f"messages[{index}]: expected an object with role and content")
-    unknown = sorted(set(message) - {"role", "content"})
+    unknown = sorted(set(message) - _KEYS)
     if unknown:
         raise InvalidRequestError(
             f"messages[{index}]: key {unknown[0][:_MAX_SHOWN_CHARS]!r} is not supported: "
-            "expected role and content"
+            "expected role, content and name"
         )
     role = message.get("role")
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise InvalidRequestError(f"messages[{index}].role: expected a word such as user or assistant")
+    if "name" in message:
+        _check_name(f"messages[{index}].name", message["name"])
     content = message.get("content")
     if not isinstance(content, str):
         raise InvalidRequestError(f"messages[{index}].content: expected a string")
-    try:
-        content.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequestError(f"messages[{index}].content: holds half a surrogate pair") from None
+    for key in ("name", "content"):
+        try:
+            message.get(key, "").encode()
+        except UnicodeEncodeError:
+            raise InvalidRequestError(f"messages[{index}].{key}: holds half a surrogate pair") from None
+
+
+def _check_name(place: str, name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequestError(
+            f"{place} = {str(name)[:_MAX_SHOWN_CHARS]!r}: expected 1 … 64 characters, none of them white "
+            "space or one of < | \\ / >"
+        )
 
 
 def _continued(text: str, last_content: str) -> str:

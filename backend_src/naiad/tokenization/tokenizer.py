@@ -94,10 +94,10 @@ class Tokenizer:
     def render_chat(self, messages_json: str, options: ChatOptions = PLAIN_CHAT) -> list[int]:
         """Encode a chat, by default up to the point where the assistant begins to speak.
 
-        The content of messages never becomes a special token.
+        Contents and names of messages never become special tokens.
 
         Args:
-            messages_json: JSON list of {role, content}.
+            messages_json: JSON list of {role, content}, with `name` where the speaker has one.
             options: how it is rendered.
 
         Raises:
@@ -106,7 +106,7 @@ class Tokenizer:
         """
         messages = parse_messages(messages_json)
         marked = [
-            {"role": message["role"], "content": self._plain_content.mark(message["content"])}
+            {key: text if key == "role" else self._plain_content.mark(text) for key, text in message.items()}
             for message in messages
         ]
         return self._plain_content.encode(self._chat_template.render(marked, options))

@@ -33,7 +33,7 @@ _ROLES = {"developer": "system"}
 
 
 def plain_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return each message as {role, content}, both text.
+    """Return each message as {role, content}, both text, with the `name` of its speaker if it has one.
 
     Raises:
         APIError: a message is malformed, or holds what is not supported: anything but text.
@@ -68,13 +68,17 @@ def chat_options(body: ChatBody | TokenizeBody) -> ChatOptions:
 
 def _plain(place: str, message: dict[str, Any]) -> dict[str, str]:
     for name, value in message.items():
-        if name not in ("role", "content", *_WITHOUT_EFFECT) and value not in (None, [], ""):
-            problem = f"{place}.{name[:80]} = {shown(value)} is not supported: expected role and content."
+        if name not in ("role", "content", "name", *_WITHOUT_EFFECT) and value not in (None, [], ""):
+            problem = (
+                f"{place}.{name[:80]} = {shown(value)} is not supported: expected role, content and name."
+            )
             raise APIError(400, problem, param="messages")
     role = message.get("role")
     if not isinstance(role, str):
         raise APIError(400, f"{place}.role = {shown(role)}: expected a string.", param="messages")
-    return {"role": _ROLES.get(role, role), "content": _text(f"{place}.content", message.get("content"))}
+    plain = {"role": _ROLES.get(role, role), "content": _text(f"{place}.content", message.get("content"))}
+    # Clients write "" or null where nobody has a name.
+    return plain | {"name": message["name"]} if message.get("name") else plain
 
 
 def _text(place: str, content: Any) -> str:

@@ -20,6 +20,7 @@ from naiad.openai_server.api.errors import APIError, api_error_of, too_long
 from naiad.openai_server.api.messages import chat_options, plain_messages
 from naiad.openai_server.api.output_parser import OutputGrammar, OutputParser, Section
 from naiad.openai_server.api.refusals import Refusal, refuse
+from naiad.openai_server.api.trace_context import NO_TRACE, TraceContext
 from naiad.tokenization import PLAIN_CHAT, ChatOptions, decode
 
 _FIELDS = fields_at(Frontend.OPENAI)
@@ -78,6 +79,7 @@ class AskedGeneration:
         grammar: how outputs are taken apart; None: they are not.
         begins_in: the section in which they begin.
         text_form: the same request for a server that takes text.
+        trace: the trace that it belongs to.
     """
 
     request: GenerateRequest
@@ -87,6 +89,7 @@ class AskedGeneration:
     grammar: OutputGrammar | None = None
     begins_in: Section = Section.OPEN
     text_form: TextForm = TextForm()
+    trace: TraceContext = NO_TRACE
 
     def parsers(self) -> list[OutputParser]:
         """A parser for each sequence; none if outputs are not taken apart."""
