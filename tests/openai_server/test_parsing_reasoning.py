@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from naiad.openai_server.api.parsing.families import REASONING_FAMILIES
+from naiad.openai_server.api.parsing.families import REASONING_FAMILIES, FamilyChoices
 from naiad.openai_server.api.parsing.output_parser import OutputGrammar, OutputParser, Section, grammar_of
 from naiad.openai_server.api.parsing.pieces import ParsedDelta, Piece
 from naiad.outputs import TokenLogProbs
@@ -154,9 +154,9 @@ def test_the_family_is_that_of_the_checkpoint() -> None:
 
 def test_the_family_can_be_chosen() -> None:
     thinks = Words("</think>", {"[THINK]": 5})
-    assert grammar_of(thinks, "none") == OutputGrammar()
-    assert grammar_of(thinks, "mistral") == OutputGrammar(REASONING_FAMILIES[1], None, {5: "[THINK]"})
-    assert grammar_of(Words(), "think") == OutputGrammar(REASONING_FAMILIES[0])
+    assert grammar_of(thinks, FamilyChoices("none")) == OutputGrammar()
+    assert grammar_of(thinks, FamilyChoices("mistral")) == OutputGrammar(REASONING_FAMILIES[1], None, {5: "[THINK]"})
+    assert grammar_of(Words(), FamilyChoices("think")) == OutputGrammar(REASONING_FAMILIES[0])
 
 
 @pytest.mark.parametrize(

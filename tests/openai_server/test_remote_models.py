@@ -20,6 +20,7 @@ from naiad.openai_server.api.bodies import ChatBody, CompletionBody
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.tally import Tally
 from naiad.openai_server.api.trace_context import NO_TRACE, TraceContext
+from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.engines.remote.models import RemoteModels, RemoteServer
 from naiad.openai_server.engines.remote.shape import NoTextModelError, models_behind, read_shape, takes_text
 
@@ -40,7 +41,7 @@ async def remote(checkpoint: Path, **options: Any) -> AsyncIterator[tuple[FakeTr
     fake = FakeTriton(*SHIPPED)
     await fake.start()
     pool = ThreadPoolExecutor(1)
-    server = RemoteServer.open(f"127.0.0.1:{fake.port}", checkpoint, **{"reasoning": "auto", **options})
+    server = RemoteServer.open(f"127.0.0.1:{fake.port}", checkpoint, **{"families": FamilyChoices(), **options})
     models = RemoteModels(server, pool)
     await models.look()
     try:
@@ -263,7 +264,7 @@ async def begin_chat(models: RemoteModels, name: str = "text", **fields: Any) ->
 
 def test_reasoning_is_taken_apart(checkpoint: Path) -> None:
     async def test() -> None:
-        async with remote(checkpoint, reasoning="think") as (fake, models):
+        async with remote(checkpoint, families=FamilyChoices(reasoning="think")) as (fake, models):
             fake.script = [part("<thi", 1), part("nk>why</th", 3), part("ink>yes", 3), part("!", 1, "stop")]
             asked, generation = await begin_chat(models)
             tally = Tally(asked.request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import string
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from naiad.openai_server.api.parsing.call_forms import Tools, read_calls
 from naiad.openai_server.api.parsing.cursor import BrokenError, Cursor, Reading
@@ -189,7 +189,7 @@ class CallFinder:
 
     def _report(self, delta: CallDelta) -> None:
         if self._rules.max_calls is None or delta.index < self._rules.max_calls:
-            self._parsed.calls.append(delta)
+            self._parsed.calls.append(replace(delta, after=self._parsed.content_place))
 
 
 @dataclass(slots=True)

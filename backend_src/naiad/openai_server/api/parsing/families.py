@@ -49,6 +49,43 @@ class CallForm(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallWriting:
+    """How a family writes calls when a grammar holds for them; readers take more than that.
+
+    Attributes:
+        begin: the mark before the calls.
+        opening: what stands between the mark and the first name.
+        before_arguments, after_arguments: stand around a call's arguments.
+        between: stands between two calls.
+        closing: what stands behind the last call.
+        repeats_begin: each call has a mark, an opening and a closing of its own.
+        needs: marks that the vocabulary must have.
+    """
+
+    begin: str = ""
+    opening: str
+    before_arguments: str
+    after_arguments: str
+    between: str
+    closing: str = ""
+    repeats_begin: bool = False
+    needs: tuple[str, ...] = ()
+
+
+def _written_list(begin: str, end: str = "", needs: tuple[str, ...] = ()) -> CallWriting:
+    """A mark and a list of objects."""
+    return CallWriting(
+        begin=begin,
+        opening='[{"name": "',
+        before_arguments='", "arguments": ',
+        after_arguments="}",
+        between=', {"name": "',
+        closing="]" + end,
+        needs=needs,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallFamily:
     """How a family's models call tools.
 
@@ -61,6 +98,7 @@ class CallFamily:
         separator: stands between calls that have no marks of their own.
         inner_marks: marks inside a call.
         argument_keys: the keys of the arguments in an object; the first is that which models are taught.
+        writings: the first whose needs are met is how calls are written under a grammar.
         signs: each a group of texts; a chat template that has all texts of a group is the family's.
         has_short_ids: ids of calls have nine letters or digits, as the family's templates demand.
     """
@@ -73,6 +111,7 @@ class CallFamily:
     separator: str = ""
     inner_marks: tuple[str, ...] = ()
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
+    writings: tuple[CallWriting, ...]
     signs: tuple[tuple[str, ...], ...]
     has_short_ids: bool = False
 
@@ -93,6 +132,16 @@ CALL_FAMILIES = (
         form=CallForm.XML,
         begins=("<tool_call>",),
         end="</tool_call>",
+        writings=(
+            CallWriting(
+                begin="<tool_call>",
+                opening="\n<function=",
+                before_arguments=">\n",
+                after_arguments="</function>\n</tool_call>",
+                between="\n",
+                repeats_begin=True,
+            ),
+        ),
         signs=(("<tool_call>", "<function=", "<parameter="),),
     ),
     CallFamily(
@@ -100,6 +149,16 @@ CALL_FAMILIES = (
         form=CallForm.JSON,
         begins=("<tool_call>",),
         end="</tool_call>",
+        writings=(
+            CallWriting(
+                begin="<tool_call>",
+                opening='\n{"name": "',
+                before_arguments='", "arguments": ',
+                after_arguments="}\n</tool_call>",
+                between="\n",
+                repeats_begin=True,
+            ),
+        ),
         signs=(("<tool_call>", "</tool_call>"),),
     ),
     CallFamily(
@@ -107,6 +166,18 @@ CALL_FAMILIES = (
         form=CallForm.NAMED,
         begins=("[TOOL_CALLS]",),
         inner_marks=("[ARGS]", "[CALL_ID]"),
+        writings=(
+            CallWriting(
+                begin="[TOOL_CALLS]",
+                opening="",
+                before_arguments="[ARGS]",
+                after_arguments="",
+                between="",
+                repeats_begin=True,
+                needs=("[ARGS]",),
+            ),
+            _written_list("[TOOL_CALLS]"),
+        ),
         signs=(("[TOOL_CALLS]",),),
         has_short_ids=True,
     ),
@@ -115,12 +186,20 @@ CALL_FAMILIES = (
         form=CallForm.JSON,
         begins=("functools", "<|tool_call|>"),
         end="<|/tool_call|>",
+        writings=(
+            _written_list("<|tool_call|>", "<|/tool_call|>", needs=("<|tool_call|>", "<|/tool_call|>")),
+            _written_list("functools"),
+        ),
         signs=(("functools",), ("<|tool|>", "<|/tool|>")),
     ),
     CallFamily(
         name="granite",
         form=CallForm.JSON,
         begins=("<|tool_call|>", "<tool_call>"),
+        writings=(
+            _written_list("<|tool_call|>", needs=("<|tool_call|>",)),
+            _written_list("<tool_call>"),
+        ),
         signs=(
             ("<|tool_call|>",),
             ("<|start_of_role|>available_tools",),
@@ -133,6 +212,9 @@ CALL_FAMILIES = (
         begins=("<|python_start|>",),
         bare="[",
         end="<|python_end|>",
+        writings=(
+            CallWriting(opening="[", before_arguments="(", after_arguments=")", between=", ", closing="]"),
+        ),
         signs=(("func_name1(",), ("<|python_start|>",)),
     ),
     CallFamily(
@@ -142,7 +224,30 @@ CALL_FAMILIES = (
         bare="{",
         separator=";",
         argument_keys=("parameters", "arguments"),
+        writings=(
+            CallWriting(
+                opening='{"name": "',
+                before_arguments='", "parameters": ',
+                after_arguments="}",
+                between="; ",
+                repeats_begin=True,
+            ),
+        ),
         signs=(("<|python_tag|>",), ('"parameters": dictionary of argument',)),
     ),
 )
+# How to choose a family, as above.
 CALL_CHOICES = ("auto", "none", *sorted(family.name for family in CALL_FAMILIES))
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyChoices:
+    """How the families of a checkpoint are chosen.
+
+    Attributes:
+        reasoning: one of REASONING_CHOICES.
+        calls: one of CALL_CHOICES.
+    """
+
+    reasoning: str = "auto"
+    calls: str = "auto"

@@ -12,6 +12,7 @@ from naiad.openai_server.api.parsing.families import (
     CALL_FAMILIES,
     REASONING_FAMILIES,
     CallFamily,
+    FamilyChoices,
     ReasoningFamily,
 )
 from naiad.openai_server.api.parsing.pieces import ParsedDelta, Piece
@@ -35,6 +36,9 @@ class Vocabulary(Protocol):
     def token_id(self, token: str) -> int | None:
         """The id of a token; None if the vocabulary does not have it."""
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is a special one."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutputGrammar:
@@ -43,12 +47,14 @@ class OutputGrammar:
     Attributes:
         reasoning: the family that says how it reasons; None: it does not.
         calls: the family that says how it calls tools; None: it is not known to do.
-        marks: id → text, of the marks that are single tokens; they may be special and then have no text.
+        marks: id → text, of the marks that are single tokens.
+        special_ids: those of them that are special tokens, which may have no text.
     """
 
     reasoning: ReasoningFamily | None = None
     calls: CallFamily | None = None
     marks: Mapping[int, str] = field(default_factory=dict)
+    special_ids: frozenset[int] = frozenset()
 
     def section_after(self, prompt: str) -> Section:
         """The section in which the output begins.
@@ -75,19 +81,14 @@ class OutputGrammar:
         return Section.REASONING if content.rfind(span.begin) > content.rfind(span.end) else Section.CONTENT
 
 
-def grammar_of(vocabulary: Vocabulary, reasoning: str = "auto", calls: str = "auto") -> OutputGrammar:
-    """Return the grammar of a checkpoint.
-
-    Args:
-        vocabulary: the checkpoint's.
-        reasoning: one of REASONING_CHOICES.
-        calls: one of CALL_CHOICES.
-    """
-    reasons, called = _reasoning_of(vocabulary, reasoning), _calls_of(vocabulary, calls)
+def grammar_of(vocabulary: Vocabulary, choices: FamilyChoices = FamilyChoices()) -> OutputGrammar:  # noqa: B008 - frozen
+    """Return the grammar of a checkpoint, whose vocabulary this is."""
+    reasons, called = _reasoning_of(vocabulary, choices.reasoning), _calls_of(vocabulary, choices.calls)
     marks = () if reasons is None else (reasons.reasoning.begin, reasons.reasoning.end)
     if called is not None:
         marks = (*marks, *called.marks)
-    return OutputGrammar(reasons, called, _ids_of(vocabulary, marks))
+    ids = _ids_of(vocabulary, marks)
+    return OutputGrammar(reasons, called, ids, frozenset(filter(vocabulary.is_special, ids)))
 
 
 def _reasoning_of(vocabulary: Vocabulary, choice: str) -> ReasoningFamily | None:
