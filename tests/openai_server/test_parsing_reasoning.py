@@ -155,7 +155,9 @@ def test_the_family_is_that_of_the_checkpoint() -> None:
 def test_the_family_can_be_chosen() -> None:
     thinks = Words("</think>", {"[THINK]": 5})
     assert grammar_of(thinks, FamilyChoices("none")) == OutputGrammar()
-    assert grammar_of(thinks, FamilyChoices("mistral")) == OutputGrammar(REASONING_FAMILIES[1], None, {5: "[THINK]"})
+    assert grammar_of(thinks, FamilyChoices("mistral")) == OutputGrammar(
+        REASONING_FAMILIES[1], None, {5: "[THINK]"}
+    )
     assert grammar_of(Words(), FamilyChoices("think")) == OutputGrammar(REASONING_FAMILIES[0])
 
 

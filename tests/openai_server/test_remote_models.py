@@ -41,7 +41,9 @@ async def remote(checkpoint: Path, **options: Any) -> AsyncIterator[tuple[FakeTr
     fake = FakeTriton(*SHIPPED)
     await fake.start()
     pool = ThreadPoolExecutor(1)
-    server = RemoteServer.open(f"127.0.0.1:{fake.port}", checkpoint, **{"families": FamilyChoices(), **options})
+    server = RemoteServer.open(
+        f"127.0.0.1:{fake.port}", checkpoint, **{"families": FamilyChoices(), **options}
+    )
     models = RemoteModels(server, pool)
     await models.look()
     try:

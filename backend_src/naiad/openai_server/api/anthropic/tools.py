@@ -37,11 +37,12 @@ def chat_tool_choice(sent: Mapping[str, Any] | None) -> dict[str, Any]:
         return {}
     kind, name, is_single = (sent.get(key) for key in ("type", "name", "disable_parallel_tool_use"))
     known = {"type", "disable_parallel_tool_use", *(("name",) if kind == "tool" else ())}
-    is_named = kind == "tool" and isinstance(name, str)
-    if not is_named and kind not in _MODES or set(sent) - known or not isinstance(is_single, bool | None):
+    choice: str | dict[str, Any] | None = _MODES.get(str(kind))
+    if kind == "tool" and isinstance(name, str):
+        choice = {"type": "function", "function": {"name": name}}
+    if choice is None or set(sent) - known or not isinstance(is_single, bool | None):
         message = f"tool_choice = {shown(sent)} is not supported: {_EXPECTED}."
         raise APIError(400, message, param="tool_choice")
-    choice = {"type": "function", "function": {"name": name}} if is_named else _MODES[kind]
     return {"tool_choice": choice, "parallel_tool_calls": not is_single}
 
 
