@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from naiad.grammar.json_schema import read_schema
 from naiad.openai_server.api.constraints.arguments import UnenforceableError, arguments_rule
 from naiad.openai_server.api.constraints.lark import TEXT, LarkWriter
 from naiad.openai_server.api.errors import APIError
@@ -88,9 +90,14 @@ class CallGrammar:
     def _tool(self, index: int) -> str:
         tool, writing = self.tools[index], self.writing
         try:
+            if tool.is_strict:
+                read_schema(json.dumps(tool.parameters))
             arguments = arguments_rule(
                 self.writer, self.family.form, tool.parameters, is_strict=tool.is_strict
             )
+        except ValueError as error:
+            message = f"the parameters of the strict tool {tool.name}: {error}."
+            raise APIError(400, message, param="tools", code="unsupported_value") from None
         except UnenforceableError as error:
             message = (
                 f"the parameters of the tool {tool.name} hold {error}: this can not be enforced in the form "

@@ -58,10 +58,10 @@ class Constraint:
             return grammar.text_with_calls("" if self.form is None else self._form(writer))
         if self.form is not None:
             message = (
-                "response_format and tool_choice both say what the answer is: expected response_format text, "
-                "or tool_choice auto or none."
+                f"{self.form.field} and tool_choice both say what the answer is: expected tool_choice auto "
+                "or none with a format."
             )
-            raise APIError(400, message, param="response_format")
+            raise APIError(400, message, param=self.form.field)
         return grammar.only_calls()
 
     def _form(self, writer: LarkWriter) -> str:
@@ -69,8 +69,8 @@ class Constraint:
         assert self.form is not None
         written = _as_lark(writer, self.form)
         if written is None:
-            message = f"structured_outputs with a {self.form.kind.value} can not be combined with tools."
-            raise APIError(400, message, param="structured_outputs")
+            message = f"{self.form.field} ({self.form.kind.value}) can not be combined with tools."
+            raise APIError(400, message, param=self.form.field)
         return written
 
     def _form_after_reasoning(self, writer: LarkWriter, form: GrammarSpec, begins_in: Section) -> GrammarSpec:
@@ -84,17 +84,20 @@ class Constraint:
     def _after_reasoning(self, writer: LarkWriter, written: str, begins_in: Section) -> GrammarSpec:
         """The grammar of what is written, behind what the model reasons if it does."""
         if begins_in is Section.CONTENT:
-            return GrammarSpec(kind=GrammarKind.LARK, source=writer.grammar(written))
+            return self._lark(writer.grammar(written))
         gap = writer.rule("gap", " | ".join(map(quoted, _GAP)))
         answer = writer.rule("answer", written)
         if begins_in is Section.REASONING:
-            source = writer.grammar(f"{gap} {answer}")
-            return GrammarSpec(kind=GrammarKind.LARK, source=source, begins_after=self._reasoning_end)
+            return self._lark(writer.grammar(f"{gap} {answer}"), self._reasoning_end)
         # Whether it reasons is seen only when it begins to.
         assert self.outputs.reasoning is not None
         span = self.outputs.reasoning.reasoning
         thought = writer.rule("thought", f"{writer.text(span.begin)} {writer.up_to(span.end)} {gap}")
-        return GrammarSpec(kind=GrammarKind.LARK, source=writer.grammar(f"{thought}? {answer}"))
+        return self._lark(writer.grammar(f"{thought}? {answer}"))
+
+    def _lark(self, source: str, begins_after: str = "") -> GrammarSpec:
+        field = "tools" if self.form is None else self.form.field
+        return GrammarSpec(kind=GrammarKind.LARK, source=source, begins_after=begins_after, field=field)
 
     @property
     def _reasoning_end(self) -> str:

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from naiad.frontend.field import shown
+from naiad.frontend.field import FieldError, shown
+from naiad.frontend.fields import FIELD
+from naiad.frontend.grammar import structured_output_of
 from naiad.openai_server.api.errors import APIError
 from naiad.sequence import GrammarKind, GrammarSpec
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TYPES = "text, json_object or json_schema"
 _SCHEMA_KEYS = ("name", "description", "schema", "strict")
-# Options of `structured_outputs`, with the values that ask for nothing besides null.
-_OPTIONS: Mapping[str, tuple[Any, ...]] = {
-    "disable_any_whitespace": (False,),
-    "disable_additional_properties": (False,),
-    "disable_fallback": (False,),
-    "whitespace_pattern": (),
-    "structural_tag": (),
-    "_backend": (),
-}
-_MAX_CHOICES = 1000
+_FIELD = FIELD["structured_outputs"]
 
 
 def read_format(response_format: Any, structured_outputs: Any) -> GrammarSpec | None:
@@ -52,7 +45,7 @@ def read_response_format(sent: Any, param: str = "response_format") -> GrammarSp
             return None
         case "json_object":
             _check_keys(param, param, sent, ("type",))
-            return GrammarSpec(kind=GrammarKind.JSON_OBJECT)
+            return GrammarSpec(kind=GrammarKind.JSON_OBJECT, field=param)
         case "json_schema":
             _check_keys(param, param, sent, ("type", "json_schema"))
             place = f"{param}.json_schema"
@@ -79,75 +72,14 @@ def read_named_schema(sent: Mapping[str, Any], place: str, param: str) -> Gramma
         raise _error(param, f"{place}.schema = {shown(schema)}: expected a JSON schema")
     if not isinstance(strict, bool | None):
         raise _error(param, f"{place}.strict = {shown(strict)}: expected true or false")
-    return GrammarSpec(kind=GrammarKind.JSON_SCHEMA, source=json.dumps(schema))
+    return GrammarSpec(kind=GrammarKind.JSON_SCHEMA, source=json.dumps(schema), field=param)
 
 
 def _structured_outputs(sent: Any) -> GrammarSpec | None:
-    param = "structured_outputs"
-    if not isinstance(sent, Mapping):
-        raise _error(param, f"{param} = {shown(sent)}: expected an object")
-    asked = {key: value for key, value in sent.items() if value is not None}
-    for key, allowed in _OPTIONS.items():
-        if key in asked and asked.pop(key) not in allowed:
-            expected = " or ".join(["no value", *map(repr, allowed)])
-            value = shown(sent[key])
-            raise _error(param, f"{param}.{key} = {value} is not supported: expected {expected}")
-    _check_keys(param, param, asked, tuple(_KINDS))
-    asked = {key: value for key, value in asked.items() if key != "json_object" or value is not False}
-    if len(asked) != 1:
-        sent_keys = ", ".join(asked) or "none"
-        raise _error(param, f"{param} has {sent_keys}: expected exactly one of {', '.join(_KINDS)}")
-    ((key, value),) = asked.items()
-    spec = _KINDS[key](value)
-    if spec is None:
-        raise _error(param, f"{param}.{key} = {shown(value)}: expected {_EXPECTED[key]}")
-    return spec
-
-
-def _json(value: Any) -> GrammarSpec | None:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
-    return _text(GrammarKind.JSON_SCHEMA, json.dumps(value)) if isinstance(value, Mapping) else None
-
-
-def _json_object(value: Any) -> GrammarSpec | None:
-    return GrammarSpec(kind=GrammarKind.JSON_OBJECT) if value is True else None
-
-
-def _choice(value: Any) -> GrammarSpec | None:
-    is_list = isinstance(value, list) and 1 <= len(value) <= _MAX_CHOICES
-    if not is_list or not all(isinstance(each, str) and each for each in value):
-        return None
-    return _text(GrammarKind.CHOICE, json.dumps(value))
-
-
-def _grammar(value: Any) -> GrammarSpec | None:
-    """GBNF, or Lark; only GBNF's rules have `::=`."""
-    kind = GrammarKind.EBNF if isinstance(value, str) and "::=" in value else GrammarKind.LARK
-    return _text(kind, value)
-
-
-def _text(kind: GrammarKind, value: Any) -> GrammarSpec | None:
-    return GrammarSpec(kind=kind, source=value) if isinstance(value, str) and value else None
-
-
-_KINDS: Mapping[str, Callable[[Any], GrammarSpec | None]] = {
-    "json": _json,
-    "json_object": _json_object,
-    "regex": lambda value: _text(GrammarKind.REGEX, value),
-    "choice": _choice,
-    "grammar": _grammar,
-}
-_EXPECTED = {
-    "json": "a JSON schema",
-    "json_object": "true",
-    "regex": "a regular expression",
-    "choice": f"a list of 1 … {_MAX_CHOICES} texts that are not empty",
-    "grammar": "a grammar in GBNF or Lark",
-}
+    try:
+        return structured_output_of(_FIELD, _FIELD.name, sent)
+    except FieldError as error:
+        raise APIError(400, f"{error}.", param=_FIELD.name) from None
 
 
 def _check_keys(param: str, place: str, sent: Mapping[str, Any], known: tuple[str, ...]) -> None:

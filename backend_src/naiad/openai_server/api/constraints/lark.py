@@ -60,7 +60,7 @@ class LarkWriter:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """What stands for JSON of a schema."""
-        return self.rule("json", f"%json {json.dumps({'x-guidance': _COMPACT, **schema})}")
+        return self.rule("json", f"%json {json.dumps({**schema, 'x-guidance': _COMPACT})}")
 
     def grammar(self, start: str) -> str:
         """The grammar whose texts are those of `start`."""
