@@ -245,7 +245,4 @@ def heard(parser: OutputParser, deltas: Sequence[Sequence[Piece]]) -> Heard:
 def cut(text: str, places: Sequence[int]) -> list[Piece]:
     """The text as tokens that end at these places; their ids are their numbers."""
     edges = [0, *places, len(text)]
-    return [
-        Piece(text[begin:end], number)
-        for number, (begin, end) in enumerate(pairwise(edges))
-    ]
+    return [Piece(text[begin:end], number) for number, (begin, end) in enumerate(pairwise(edges))]

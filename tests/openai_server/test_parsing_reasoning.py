@@ -142,6 +142,9 @@ class Words:
     def token_id(self, token: str) -> int | None:
         return self.ids.get(token)
 
+    def is_special(self, token_id: int) -> bool:
+        return token_id == 6
+
 
 def test_the_family_is_that_of_the_checkpoint() -> None:
     assert grammar_of(Words()) == OutputGrammar()
@@ -149,7 +152,9 @@ def test_the_family_is_that_of_the_checkpoint() -> None:
     by_template = grammar_of(Words("{% if '</think>' in content %}{% endif %}"))
     assert by_template == OutputGrammar(REASONING_FAMILIES[0])
     by_tokens = grammar_of(Words(None, {"[THINK]": 5, "[/THINK]": 6}))
-    assert by_tokens == OutputGrammar(REASONING_FAMILIES[1], None, {5: "[THINK]", 6: "[/THINK]"})
+    assert by_tokens == OutputGrammar(
+        REASONING_FAMILIES[1], None, {5: "[THINK]", 6: "[/THINK]"}, frozenset({6})
+    )
 
 
 def test_the_family_can_be_chosen() -> None:

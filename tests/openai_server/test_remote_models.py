@@ -18,9 +18,9 @@ from helpers.tiny_repository import tiny_checkpoint
 from naiad.errors import EngineAwayError, InternalError, InvalidRequestError, NaiadError, UnavailableError
 from naiad.openai_server.api.bodies import ChatBody, CompletionBody
 from naiad.openai_server.api.errors import APIError
+from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.api.tally import Tally
 from naiad.openai_server.api.trace_context import NO_TRACE, TraceContext
-from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.engines.remote.models import RemoteModels, RemoteServer
 from naiad.openai_server.engines.remote.shape import NoTextModelError, models_behind, read_shape, takes_text
 

@@ -15,15 +15,14 @@ from naiad.frontend.fields import FIELD, fields_at
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import EncodedPrompt, PromptEncoder
 from naiad.frontend.request import GenerateRequest, build_request
-from naiad.openai_server.api.bodies import ChatBody, CompletionBody, GenerationBody, Prompt
+from naiad.openai_server.api.bodies import ChatBody, CompletionBody, GenerationBody, Prompt, TokenizeBody
+from naiad.openai_server.api.chat_prompt import ChatPrompt, read_chat_prompt
 from naiad.openai_server.api.constraints.constraint import Constraint
 from naiad.openai_server.api.constraints.formats import read_format
 from naiad.openai_server.api.errors import APIError, api_error_of, too_long
-from naiad.openai_server.api.messages import chat_options, plain_messages
 from naiad.openai_server.api.parsing.call_finder import CallRules
 from naiad.openai_server.api.parsing.output_parser import OutputGrammar, OutputParser, Section
 from naiad.openai_server.api.refusals import Refusal, refuse
-from naiad.openai_server.api.tools import NO_TOOLS, ToolUse, read_tools
 from naiad.openai_server.api.trace_context import NO_TRACE, TraceContext
 from naiad.sequence import GrammarSpec
 from naiad.tokenization import PLAIN_CHAT, ChatOptions, decode
@@ -186,21 +185,20 @@ class RequestReader:
         row |= _log_probs(num_log_probs) | _prompt_log_probs(body, None)
         names = {**_KEY_OF, "max_tokens": key, "num_log_probs": "top_logprobs", **names}
         names = {name: names.get(client_name, client_name) for name, client_name in names.items()}
-        messages, use = plain_messages(body.messages), self._tool_use(body)
-        prompt = {"messages": json.dumps(messages)}
-        options = self._options(body, messages, use)
-        encoded = self._encode(prompt | row, body, options, names["messages"], names)
-        section = self._section(encoded, messages[-1] if body.continue_final_message else None)
+        chat = self.chat_prompt(body, body.messages)
+        prompt = {"messages": json.dumps(chat.messages)}
+        encoded = self._encode(prompt | row, body, chat.options, names["messages"], names)
+        section = self._section(encoded, chat.messages[-1] if body.continue_final_message else None)
         form = read_format(body.response_format, body.structured_outputs)
-        spec = Constraint(self.grammar, use, form).spec(section)
-        is_plain = options == PLAIN_CHAT and _is_read_plainly(body)
+        spec = Constraint(self.grammar, chat.use, form).spec(section)
+        is_plain = chat.options == PLAIN_CHAT and _is_read_plainly(body)
         return AskedGeneration(
             request=self._build(row, [encoded], body, request_id, spec, names),
             num_log_probs=num_log_probs,
             drops_tokens=drops_tokens,
             grammar=self.grammar,
             begins_in=section,
-            calls=self._call_rules(use),
+            calls=chat.call_rules(self.grammar),
             text_form=TextForm(
                 fields=row, prompts=(prompt if is_plain else None,), prompt_name=names["messages"]
             ),
@@ -212,56 +210,29 @@ class RequestReader:
         Raises:
             APIError: the body is not valid.
         """
-        messages = plain_messages(body.messages)
-        options = self._options(body, messages, self._tool_use(body))
         try:
-            written = self.encoder.check({"messages": json.dumps(messages)})
-            return len(self.encoder.token_ids(replace(written, chat=options)))
+            return len(self.chat_token_ids(body, body.messages))
         except FieldError as error:
             raise api_error_of(error.named(names.get(error.field_name, error.field_name))) from None
 
-    def _tool_use(self, body: ChatBody) -> ToolUse:
-        """The tools of a chat.
+    def chat_token_ids(self, body: ChatBody | TokenizeBody, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Encode the prompt of a chat, which may be longer than the window.
+
+        Args:
+            body: the body.
+            messages: its messages.
 
         Raises:
-            APIError: they are not valid, or the model can not call any.
+            APIError: the body is not valid.
+            InvalidRequestError: the chat template refuses the messages.
         """
-        use = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-        if use.tools and self.grammar.calls is None and self.encoder.tokenizer.takes_tools:
-            message = (
-                "tools: how this model writes calls of tools is not known: expected no tools, or tool_choice "
-                "none (the server's option --openai-tool-parser names a way)."
-            )
-            raise APIError(400, message, param="tools", code="unsupported_value")
-        return use
+        chat = self.chat_prompt(body, messages)
+        written = self.encoder.check({"messages": json.dumps(chat.messages)})
+        return self.encoder.token_ids(replace(written, chat=chat.options))
 
-    def _options(
-        self, body: ChatBody, messages: Sequence[Mapping[str, Any]], use: ToolUse = NO_TOOLS
-    ) -> ChatOptions:
-        """How a chat is rendered.
-
-        Raises:
-            APIError: the chat template does not show what the chat holds.
-        """
-        options = chat_options(body, messages, use.tools)
-        if options.speaks_tools and not self.encoder.tokenizer.takes_tools:
-            message = (
-                "tools: the chat template of this model takes no tools: expected none, or tool_choice none, "
-                "and no messages with tool_calls or of the role tool."
-            )
-            raise APIError(400, message, param="tools", code="unsupported_value")
-        return options
-
-    def _call_rules(self, use: ToolUse) -> CallRules | None:
-        """Which calls are looked for in the outputs; None: none."""
-        if not use.callable or self.grammar.calls is None:
-            return None
-        return CallRules(
-            family=self.grammar.calls,
-            tools={tool.name: tool.parameters for tool in use.callable},
-            max_calls=None if use.allows_several else 1,
-            are_certain=use.is_constrained,
-        )
+    def chat_prompt(self, body: ChatBody | TokenizeBody, messages: Sequence[dict[str, Any]]) -> ChatPrompt:
+        """Read the messages and the tools of a body; see `read_chat_prompt`."""
+        return read_chat_prompt(body, messages, self.grammar, self.encoder.tokenizer)
 
     def _section(self, prompt: EncodedPrompt, continued: Mapping[str, str] | None) -> Section:
         """The section in which the output begins; `continued` is the message that it goes on with."""
