@@ -38,8 +38,9 @@ WINDOW = 4096
 TOOL_TEMPLATE = (
     "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</tools>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}#{{ call.id }}</tool_call>"
-    "{% endfor %}{% if message.tool_call_id %}#{{ message.tool_call_id }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}"
+    "#{{ call.id }}</tool_call>{% endfor %}"
+    "{% if message.tool_call_id %}#{{ message.tool_call_id }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 REASONING_TEMPLATE = TOOL_TEMPLATE.replace("assistant\n{% endif %}", "assistant\n{# </think> #}{% endif %}")

@@ -205,7 +205,7 @@ def test_the_grammar_begins_behind_what_is_reasoned(thinker: Any) -> None:
     both(say(thinker, "<think>a</think>{}"), **sent)
     # Whether it reasons is open, so the grammar allows both.
     assert thinker.params.grammar.begins_after == ""
-    assert "</think>" in thinker.params.grammar.source
+    assert '"<think>"' in thinker.params.grammar.source
     begun = [*HELLO, {"role": "assistant", "content": "<think>so"}]
     fields = {**sent, "messages": begun, "continue_final_message": True}
     both(say(thinker, "on</think>{}"), **fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 
 from helpers.called_tools import CASES, FAMILY, TOOLS, Case, Heard, cut, heard, parser_for
 from naiad.openai_server.api.parsing.call_finder import MAX_HELD_CHARS, CallRules
-from naiad.openai_server.api.parsing.families import CALL_FAMILIES
+from naiad.openai_server.api.parsing.families import CALL_CHOICES, CALL_FAMILIES, FamilyChoices
 from naiad.openai_server.api.parsing.json_text import MAX_DEPTH
-from naiad.openai_server.api.parsing.output_parser import OutputGrammar, OutputParser, Section
+from naiad.openai_server.api.parsing.output_parser import OutputGrammar, OutputParser, Section, grammar_of
 from naiad.openai_server.api.parsing.pieces import Piece
 
 
@@ -169,3 +170,41 @@ def test_the_corpus_has_every_family() -> None:
         cases = [case for case in CASES if case.family == name]
         assert any(case.calls for case in cases)
         assert any(case.content == case.text for case in cases)
+
+
+@dataclass
+class Words:
+    chat_template: str | None = None
+    ids: dict[str, int] = field(default_factory=dict)
+
+    def token_id(self, token: str) -> int | None:
+        return self.ids.get(token)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id >= 90
+
+
+TEMPLATES = {
+    "hermes": "{{ tools }} return each call within <tool_call></tool_call>",
+    "qwen3_coder": "<tool_call>\n<function=example>\n<parameter=a>\n</parameter></function>\n</tool_call>",
+    "mistral": "[AVAILABLE_TOOLS] {{ tools }} [TOOL_CALLS] [",
+    "granite": "respond with <|tool_call|> followed by a JSON list of tools used",
+    "phi4_mini_json": "<|tool|>{{ message['tools'] }}<|/tool|>",
+    "llama3_json": 'Respond with {"name": name, "parameters": dictionary of argument name and its value}',
+    "pythonic": "Respond in the format [func_name1(params_name1=params_value1, ...), func_name2(params)]",
+}
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_the_family_is_that_of_the_chat_template(family: str) -> None:
+    assert grammar_of(Words(TEMPLATES[family])).calls is FAMILY[family]
+
+
+def test_the_family_can_be_chosen() -> None:
+    words = Words(TEMPLATES["hermes"], {"[TOOL_CALLS]": 90, "<tool_call>": 5})
+    assert grammar_of(Words("{{ messages }}")).calls is None
+    assert grammar_of(words, FamilyChoices(calls="none")).calls is None
+    chosen = grammar_of(words, FamilyChoices(calls="mistral"))
+    assert chosen.calls is FAMILY["mistral"]
+    assert (chosen.marks, chosen.special_ids) == ({90: "[TOOL_CALLS]"}, {90})
+    assert set(CALL_CHOICES) == {"auto", "none", *FAMILY}

@@ -64,8 +64,8 @@ def read_chat_prompt(
     options = chat_options(body, messages, use.tools)
     if options.speaks_tools and not tokenizer.takes_tools:
         raise _no_tools(
-            "the chat template of this model takes no tools: expected none, or tool_choice none, and no messages "
-            "with tool_calls or of the role tool"
+            "the chat template of this model takes no tools: expected none, or tool_choice none, and no "
+            "messages with tool_calls or of the role tool"
         )
     if use.tools and outputs.calls is None:
         raise _no_tools(
