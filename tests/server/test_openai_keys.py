@@ -194,6 +194,25 @@ def test_tenants_share_no_cached_prefix(api: Server) -> None:
     assert cached(api, "stranger", PROMPT) == again
 
 
+def computed_tokens(server: Server, name: str, prompt: str) -> tuple[int, int]:
+    """Ask for a token; return how many prompt tokens the engine computed, and in how many steps."""
+    before = engine_view(server, "boss")["totals"]
+    assert ask(server, name, prompt=prompt, max_tokens=1)[0] == 200
+    eventually(lambda: engine_view(server, "boss")["running"] == 0)
+    after = engine_view(server, "boss")["totals"]
+    num_steps = after["total_steps"] - before["total_steps"]
+    return sum(after["steps"]["prefill_tokens"][-num_steps:]), num_steps
+
+
+def test_what_a_tenant_has_cached_saves_another_no_work(api: Server) -> None:
+    """The time to the first token follows the work, so it tells nothing either."""
+    known, unknown = (f"{word} is what somebody asked: {PROMPT}" for word in ("this", "that"))
+    whole = computed_tokens(api, "user", known)
+    saved = computed_tokens(api, "colleague", known)
+    assert saved[0] < whole[0]
+    assert computed_tokens(api, "stranger", known) == computed_tokens(api, "stranger", unknown) == whole
+
+
 def test_a_salt_divides_a_tenants_cache_and_opens_no_others(api: Server) -> None:
     prompt = f"salted {PROMPT}"
     assert cached(api, "user", prompt, cache_salt="s") == 0
@@ -301,6 +320,8 @@ def test_a_key_sees_its_tenants_requests_and_an_operator_all(api: Server) -> Non
     assert [each["tenant"] for each in engine_view(api, "user")["tenants"]] == [own["tenant"]]
     assert len(engine_view(api, "boss")["tenants"]) == 2
     assert engine_view(api, "late")["requests"] == []
+    assert [engine_view(api, name)["running"] for name in ("colleague", "late", "boss")] == [1, 0, 2]
+    assert [engine_view(api, name)["totals"] is None for name in ("colleague", "boss")] == [True, False]
     connection = connect(api)
     connection.request("GET", "/engine/events", headers={"Authorization": f"Bearer {secret('stranger')}"})
     response = connection.getresponse()
