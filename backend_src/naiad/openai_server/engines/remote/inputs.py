@@ -90,9 +90,10 @@ def _guide(grammar: GrammarSpec | None, shape: ModelShape) -> Mapping[str, str]:
         kind, source = GrammarKind.REGEX, "|".join(map(_escaped, json.loads(source)))
     is_known = kind in _GUIDE_TYPES and not grammar.begins_after
     if not is_known or not shape.inputs.issuperset(_GUIDE_FIELDS):
-        what = "tools" if kind is GrammarKind.LARK else kind.value
-        expected = "expected another format, or another tool_choice and tools that are not strict"
-        message = f"{grammar.field} ({what}) is not supported by the remote model {shape.name}: {expected}."
+        message = (
+            f"{grammar.field}: this can not be enforced by the remote model {shape.name}: expected no format, or "
+            "one that holds from the first token on (not behind what a model reasons, and not calls of tools)."
+        )
         raise APIError(400, message, param=grammar.field.partition(".")[0], code="unsupported_value")
     return dict(zip(_GUIDE_FIELDS, (_GUIDE_TYPES[kind], source), strict=True))
 
