@@ -148,7 +148,7 @@ _GRAMMAR = (
           note="json (no guide), json_schema, regex or ebnf_grammar; see [structured output]"
                "(structured_output.md)"),
     Field("guided_decoding_guide", _STRING, sets="grammar", max_item_size=_MAX_GRAMMAR_BYTES,
-          note="the schema as JSON, the expression, or the rules in GBNF; at most 512 KiB"),
+          note="the schema as JSON, the expression, or the rules in GBNF"),
 )  # fmt: skip
 
 _SEQUENCES = (
@@ -285,8 +285,10 @@ _VLLM_KEYS = (
         text=ABSENT,
         llm=ABSENT,
         key=SAME,
-        note="an object with one of json, json_object, regex, choice and grammar; see [structured output]"
-        "(structured_output.md)",
+        notes={
+            _KEYS: "an object with one of json, json_object, regex, choice and grammar: see "
+            "[structured output](structured_output.md)"
+        },
     ),
     Field(
         "guided_decoding",
@@ -296,7 +298,7 @@ _VLLM_KEYS = (
         text=ABSENT,
         llm=ABSENT,
         key=SAME,
-        note="vLLM's earlier name for `structured_outputs`",
+        notes={_KEYS: "vLLM's earlier name for `structured_outputs`"},
     ),
     _key("lora_name", ""),
     _key("use_beam_search", False),

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
 from naiad.errors import InvalidRequestError
 from naiad.grammar import limits
-from naiad.grammar.helper import translate_in_helper
+from naiad.grammar.compiling import compile_translated
+from naiad.grammar.helper import Helper
 from naiad.grammar.matcher import GrammarMatcher, MaskFiller, readable
-from naiad.grammar.source import to_llguidance
+from naiad.grammar.vocabulary import Vocabulary
 from naiad.sequence import GrammarKind, GrammarSpec
 
 _Key = tuple[GrammarKind, str, str]
@@ -59,9 +60,9 @@ class Grammars:
             vocab_size: of the model, which may be larger than the tokenizer's.
             eos_token_ids: the ids that end a text.
         """
-        self._model_dir = Path(model_dir)
-        self._vocab_size = vocab_size
-        self._eos_token_ids = [each for each in eos_token_ids if 0 <= each < vocab_size]
+        self._vocabulary = Vocabulary(str(model_dir), vocab_size, tuple(eos_token_ids))
+        self._small_helper = Helper(self._vocabulary, limits.SMALL_WORK_S)
+        self._large_helper = Helper(self._vocabulary, limits.LARGE_WORK_S)
         self._tokenizer: LLTokenizer | None = None
         self._loading = threading.Lock()
         self._lock = threading.Lock()
@@ -82,7 +83,7 @@ class Grammars:
         """
         with self._loading:
             if self._tokenizer is None:
-                self._tokenizer = self._load_tokenizer()
+                self._tokenizer = self._vocabulary.load()
             return self._tokenizer
 
     @property
@@ -137,39 +138,21 @@ class Grammars:
             _, dropped = self._used.popitem(last=False)
             self._num_used_bytes -= dropped.num_source_bytes
 
+    def close(self) -> None:
+        """End the processes that compile."""
+        self._small_helper.close()
+        self._large_helper.close()
+
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         num_bytes = _checked_size(spec)
         tokenizer = self.tokenizer
+        is_small = num_bytes <= limits.MAX_SMALL_SOURCE_BYTES
+        helper = self._small_helper if is_small else self._large_helper
         try:
-            marker_id = _marker_id(spec, tokenizer)
-            is_small = num_bytes <= limits.MAX_SMALL_SOURCE_BYTES
-            text = to_llguidance(spec, marker_id) if is_small else translate_in_helper(spec, marker_id)
+            start = compile_translated(helper.translate(spec), tokenizer)
         except ValueError as error:
             raise refusal(spec, str(error)) from None
-        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits.parser_limits())
-        if matcher.is_error():
-            raise refusal(spec, matcher.get_error())
-        start = GrammarMatcher(matcher)
-        # The first mask costs far more than others; clones share what it has computed.
-        if not self.mask_filler().fill([start]).any():
-            raise refusal(spec, "no text satisfies it" if "NoExtension" in start.error else start.error)
         return CompiledGrammar(start, num_bytes, tokenizer)
-
-    def _load_tokenizer(self) -> LLTokenizer:
-        path = self._model_dir / "tokenizer.json"
-        try:
-            text = path.read_text(encoding="utf-8")
-            eos = self._eos_token_ids or None
-            try:
-                return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=eos)
-            except ValueError:
-                # The tokenizer has tokens that the model lacks.
-                return LLTokenizer(text, eos_token=eos)
-        except (OSError, ValueError) as error:
-            raise InvalidRequestError(
-                "structured output is not supported with this checkpoint: it needs a tokenizer.json that "
-                f"can be read ({type(error).__name__})"
-            ) from error
 
 
 def refusal(spec: GrammarSpec, problem: str) -> InvalidRequestError:
@@ -190,11 +173,3 @@ def _checked_size(spec: GrammarSpec) -> int:
         most = limits.MAX_BEGINS_AFTER_BYTES
         raise refusal(spec, f"begins_after has {num_marker_bytes} bytes: at most {most} are allowed")
     return num_bytes
-
-
-def _marker_id(spec: GrammarSpec, tokenizer: LLTokenizer) -> int | None:
-    """The special token that is the text after which the grammar begins; None if it is ordinary text."""
-    if not spec.begins_after:
-        return None
-    ids = tokenizer.tokenize_str(spec.begins_after, parse_special=True)
-    return ids[0] if len(ids) == 1 and tokenizer.is_special_token(ids[0]) else None

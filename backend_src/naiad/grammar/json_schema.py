@@ -38,7 +38,7 @@ def read_schema(source: str) -> Any:
     """Parse a schema and check its keywords.
 
     Returns:
-        The schema: an object, or true or false.
+        The schema: an object, or true.
 
     Raises:
         ValueError: it is not JSON or not a schema, or it has a keyword that JSON Schema does not have; the
@@ -52,6 +52,8 @@ def read_schema(source: str) -> Any:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(schema, dict | bool):
         raise ValueError("expected a JSON object, or true or false")
+    if schema is False:
+        raise ValueError("no text satisfies it")
     for keyword in _keywords(schema):
         if keyword not in _KNOWN:
             raise ValueError(f"unknown keyword {keyword[:_MAX_SHOWN]!r}")

@@ -1,14 +1,17 @@
-"""Limits of a grammar. All but the seconds are deterministic."""
+"""Limits of a grammar. All but seconds and memory are deterministic."""
 
 from __future__ import annotations
 
 from llguidance import LLParserLimits
 
 MAX_SOURCE_BYTES = 512 * 1024
-# Larger sources are first compiled in a process of their own, which can be ended.
+# Small sources may take less time than others, and never wait behind them.
 MAX_SMALL_SOURCE_BYTES = 32 * 1024
 MAX_BEGINS_AFTER_BYTES = 256
-HELPER_TIMEOUT_S = 10.0
+# Seconds of a core's time that a grammar may take in the process that tries it, and the memory that it may
+# take there. The timeout is for cores that others use.
+SMALL_WORK_S, LARGE_WORK_S = 2, 10
+HELPER_TIMEOUT_S = 60.0
 HELPER_MEMORY_BYTES = 1 << 30
 # Compiled grammars that no sequence uses are kept up to these totals.
 MAX_KEPT_GRAMMARS = 128
@@ -17,7 +20,7 @@ MAX_KEPT_SOURCE_BYTES = 8 * 1024 * 1024
 INITIAL_LEXER_FUEL = 1_000_000
 STEP_LEXER_FUEL = 200_000
 STEP_MAX_ITEMS = 50_000
-MAX_ITEMS_IN_ROW = 2_000
+MAX_ITEMS_IN_ROW = 10_000
 MAX_LEXER_STATES = 50_000
 MAX_GRAMMAR_SIZE = 500_000
 

@@ -47,9 +47,9 @@ class GrammarMatcher:
         return [] if self.error else self._matcher.compute_ff_tokens()
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the text is complete, and nothing but its end can follow."""
-        return not self.error and self._matcher.is_stopped()
+    def is_complete(self) -> bool:
+        """Whether the text may end here."""
+        return not self.error and self._matcher.is_accepting()
 
     def filled(self, mask: Mask) -> None:
         """Take notice that `mask`, of this place, has been filled; it is empty after an error."""

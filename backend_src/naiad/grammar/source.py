@@ -40,8 +40,7 @@ def to_llguidance(spec: GrammarSpec, marker_id: int | None = None) -> str:
 def _translated(spec: GrammarSpec) -> _Grammars:
     match spec.kind:
         case GrammarKind.JSON_SCHEMA:
-            read_schema(spec.source)
-            return _json(spec.source)
+            return _json("{}" if read_schema(spec.source) is True else spec.source)
         case GrammarKind.JSON_OBJECT:
             return _json('{"type": "object"}')
         case GrammarKind.REGEX:
