@@ -15,12 +15,10 @@ from helpers.messages_api import ToolUse, streamed_message, whole_message
 from helpers.openai_api import CHAT, COMPLETIONS, post, refused, streamed, whole
 from helpers.remote_door import running_door
 from helpers.responses_api import calls_of, comparable, streamed_response, whole_response
-from helpers.scripted_model import TOOL_TEMPLATE
 from helpers.server import Leaving, Server, eventually, running
 from helpers.tiny_repository import create_repository
+from helpers.tool_checkpoint import tool_checkpoint
 
-# The template makes of it a family's.
-TEMPLATE = TOOL_TEMPLATE + "{# <tool_call></tool_call> #}"
 PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"$ref": "#/$defs/days"}},
@@ -45,13 +43,7 @@ QUESTION = [{"role": "user", "content": "What is the weather in Oslo in the next
 
 @pytest.fixture(scope="module")
 def tools_dir(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "first"
-    folder.mkdir()
-    for path in default_model_dir.iterdir():
-        (folder / path.name).symlink_to(path)
-    (folder / "chat_template.jinja").unlink()
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    return tool_checkpoint(tmp_path_factory.mktemp("models") / "first", default_model_dir)
 
 
 @pytest.fixture(scope="module")

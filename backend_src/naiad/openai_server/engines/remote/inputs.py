@@ -91,7 +91,7 @@ def _guide(grammar: GrammarSpec | None, shape: ModelShape) -> Mapping[str, str]:
     is_known = kind in _GUIDE_TYPES and not grammar.begins_after
     if not is_known or not shape.inputs.issuperset(_GUIDE_FIELDS):
         message = (
-            f"{grammar.field}: this can not be enforced by the remote model {shape.name}: expected no format, "
+            f"{grammar.field}: the remote model {shape.name} can not enforce this: expected no format, "
             "or one that holds from the first token on (not behind what a model reasons, and not calls)."
         )
         raise APIError(400, message, param=grammar.field.partition(".")[0], code="unsupported_value")
