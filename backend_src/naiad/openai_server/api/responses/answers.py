@@ -143,7 +143,7 @@ class ToolChoice(msgspec.Struct, frozen=True, tag="function"):
 
 
 class ReasoningForm(msgspec.Struct, frozen=True):
-    """How the model was told to reason: it was not."""
+    """The reasoning options of the request; there are none."""
 
     effort: None = None
     summary: None = None
