@@ -18,6 +18,7 @@ from helpers.tiny_repository import tiny_checkpoint
 from naiad.errors import EngineAwayError, InternalError, InvalidRequestError, NaiadError, UnavailableError
 from naiad.openai_server.api.bodies import ChatBody, CompletionBody
 from naiad.openai_server.api.errors import APIError
+from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.api.tally import Tally
 from naiad.openai_server.api.trace_context import NO_TRACE, TraceContext
 from naiad.openai_server.engines.remote.models import RemoteModels, RemoteServer
@@ -40,7 +41,9 @@ async def remote(checkpoint: Path, **options: Any) -> AsyncIterator[tuple[FakeTr
     fake = FakeTriton(*SHIPPED)
     await fake.start()
     pool = ThreadPoolExecutor(1)
-    server = RemoteServer.open(f"127.0.0.1:{fake.port}", checkpoint, **{"reasoning": "auto", **options})
+    server = RemoteServer.open(
+        f"127.0.0.1:{fake.port}", checkpoint, **{"families": FamilyChoices(), **options}
+    )
     models = RemoteModels(server, pool)
     await models.look()
     try:
@@ -263,7 +266,7 @@ async def begin_chat(models: RemoteModels, name: str = "text", **fields: Any) ->
 
 def test_reasoning_is_taken_apart(checkpoint: Path) -> None:
     async def test() -> None:
-        async with remote(checkpoint, reasoning="think") as (fake, models):
+        async with remote(checkpoint, families=FamilyChoices(reasoning="think")) as (fake, models):
             fake.script = [part("<thi", 1), part("nk>why</th", 3), part("ink>yes", 3), part("!", 1, "stop")]
             asked, generation = await begin_chat(models)
             tally = Tally(asked.request)
