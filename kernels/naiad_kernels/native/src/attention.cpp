@@ -42,13 +42,8 @@ class Attention {
     for (int64_t r = 0; r < tile.num_rows; r++) {
       const float* from = run_.row(record_.in, tiling_.token(tile, r)) + tiling_.head(tile, r) * head_dim_;
       Element* to = queries_ + r * stride;
-      int64_t d = 0;
-      for (; d + kLanes <= head_dim_; d += kLanes) Product::store_rounded(to + d, load(from + d));
-      if (d < head_dim_) {
-        Product::store_rounded(to + d, load_part(from + d, head_dim_ - d));
-        d += kLanes;
-      }
-      std::fill(to + d, to + stride, Element(0));
+      round_head(from, head_dim_, to);
+      std::fill(to + whole_lanes(head_dim_), to + stride, Element(0));
     }
   }
 
@@ -117,24 +112,16 @@ class Attention {
 
   void compute_strip(const Part<Element>& part, const Part<Element>* next, int64_t row, const Strip& strip,
                      const Partial& made) const {
-    std::fill(made.total, made.total + strip.num_rows, 0.0f);
-    if (strip.keys.first >= strip.keys.end) return;
+    if (strip.keys.first >= strip.keys.end) return std::fill(made.total, made.total + strip.num_rows, 0.0f);
     strips_.score(strip, queries_ + row * Strips::query_stride(head_dim_), scores_);
-    // One row's largest score is found while the next one's is.
-    for (int64_t r = 0; r < strip.num_rows; r++) {
-      const Span seen = seen_of(part, row + r, 1);
-      made.top[r] = seen.first < seen.end ? weighing_.top(scores_ + r * kScoreStride, seen) : kNothing;
-    }
-    const Span keys = {strip.keys.first / Strips::kKeysPerStep * Strips::kKeysPerStep,
-                       (strip.keys.end + Strips::kKeysPerStep - 1) / Strips::kKeysPerStep * Strips::kKeysPerStep};
-    for (int64_t r = 0; r < strip.num_rows; r++) {
-      const Span seen = seen_of(part, row + r, 1);
-      Element* weights = weights_ + r * kScoreStride;
-      if (seen.first < seen.end)
-        made.total[r] = weighing_.weigh(scores_ + r * kScoreStride, seen, keys, made.top[r], weights);
-      else
-        std::fill(weights + keys.first, weights + keys.end, Element(0));
-    }
+    // Apart from the weights, so that several rows' largest scores are found at the same time.
+    for (int64_t r = 0; r < strip.num_rows; r++)
+      made.top[r] = weighing_.top(scores_ + r * kScoreStride, seen_of(part, row + r, 1));
+    constexpr int64_t kStep = Strips::kKeysPerStep;
+    const Span keys = {strip.keys.first / kStep * kStep, (strip.keys.end + kStep - 1) / kStep * kStep};
+    for (int64_t r = 0; r < strip.num_rows; r++)
+      made.total[r] = weighing_.weigh(scores_ + r * kScoreStride, seen_of(part, row + r, 1), keys, made.top[r],
+                                      weights_ + r * kScoreStride);
     strips_.sum_values(strip, next, weights_, made);
   }
 
@@ -144,8 +131,8 @@ class Attention {
   const CacheView<Element> cache_;
   const int64_t head_dim_;
   const Weighing weighing_;
-  float* const scores_;  // [kMostRows][kScoreStride]
-  const Partial one_;    // of a strip
+  float* const scores_;     // [kMostRows][kScoreStride]
+  const Partial one_;       // of a strip
   Element* const queries_;  // [kMostStrips * kMostRows][query_stride], rounded as keys are
   Element* const weights_;  // [kMostRows][kScoreStride], rounded as values are
   Strips strips_;

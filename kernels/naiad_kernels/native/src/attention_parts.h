@@ -14,7 +14,7 @@
 namespace naiad {
 
 constexpr int64_t kSplit = 512, kMostGroups = kSplit / kGroup;
-constexpr int64_t kMostStrips = 8;    // of a tile
+constexpr int64_t kMostStrips = 8;      // of a tile
 constexpr int64_t kTilesPerMember = 8;  // at least, if the rows suffice for that
 
 // Keys: [first, end).
@@ -115,8 +115,8 @@ struct Part {
 // Some rows of a part; keys count from the part's first one.
 struct Strip {
   int64_t num_rows;
-  Span keys;           // that any of its rows sees
-  bool is_first;       // of its part
+  Span keys;      // that any of its rows sees
+  bool is_first;  // of its part
 };
 
 // What rows have seen of some of their keys. Lives in memory of `floats()`.
@@ -137,9 +137,9 @@ struct Partial {
     return rest;
   }
 
-  float* top;      // the largest score, times what makes it an exponent of 2
-  float* total;    // of 2^(score - top); 0 if no key was seen
-  float* values;   // [num_rows][stride]: values, each times 2^(score - top)
+  float* top;     // the largest score, times what makes it an exponent of 2
+  float* total;   // of 2^(score - top); 0 if no key was seen
+  float* values;  // [num_rows][stride]: values, each times 2^(score - top)
   int64_t stride;
 };
 

@@ -134,17 +134,21 @@ class TileStrips {
     }
   }
 
+  void read_group(const Element* keys) const {
+    if (!keys) return;
+    for (int64_t at = 0; at < kGroup * head_dim_; at += kLineBytes / static_cast<int64_t>(sizeof(Element)))
+      prefetch_early(keys + at);
+  }
+
   template <int TILES>
   void sum_features(const Strip& strip, const Part<Element>* next, int64_t d, const Element* weights,
                     const Partial& partial) const {
-    const int64_t bytes_per_group = kGroup * head_dim_ * static_cast<int64_t>(sizeof(Element));
     zero_sum_tiles<TILES>();
     for (int64_t step = strip.keys.first / kKeysPerStep; step * kKeysPerStep < strip.keys.end; step++) {
       const StepValues& values = values_[step];
       if (next)
         for (int64_t g = step * kGroupsPerStep; g < std::min((step + 1) * kGroupsPerStep, next->num_groups); g++)
-          for (int64_t at = 0; at < bytes_per_group; at += kLineBytes)
-            prefetch_early(reinterpret_cast<const char*>(next->group_keys[g]) + at);
+          read_group(next->group_keys[g]);
       load_tile<kInputTiles>(weights + step * kKeysPerStep, kScoreStride * 2);
       for_each<TILES>([&](auto tile) {
         constexpr int TILE = decltype(tile)::value, WEIGHTS = kWeightTiles + TILE % (kNumTiles - kWeightTiles);

@@ -17,14 +17,15 @@ class Weighing {
   explicit Weighing(const NaiadRecord& record)
       : soft_cap_(record.soft_cap), inner_(record.factor), factor_((soft_cap_ > 0.0f ? 1.0f : inner_) * kLog2OfE) {}
 
-  // Caps scores, hides those of keys that are not seen, and returns the largest, times the factor. At least one is seen.
+  // Caps scores, hides those of keys that are not seen, and returns the largest, times the factor.
   float top(float* scores, Span seen) const {
-    const int64_t end = (seen.end + kGroup - 1) / kGroup * kGroup;
+    if (seen.first >= seen.end) return kNothing;
+    const int64_t first = first_group(seen), end = end_group(seen);
     if (soft_cap_ > 0.0f)
-      for (int64_t k = first_group(seen); k < end; k += kGroup) store(scores + k, capped(load(scores + k)));
+      for (int64_t k = first; k < end; k += kGroup) store(scores + k, capped(load(scores + k)));
     hide_rest(scores, seen);
     Floats largest = fill(kNothing);
-    for (int64_t k = first_group(seen); k < end; k += kGroup) largest = max(largest, load(scores + k));
+    for (int64_t k = first; k < end; k += kGroup) largest = max(largest, load(scores + k));
     return max_lanes(largest) * factor_;
   }
 
@@ -32,23 +33,27 @@ class Weighing {
   // they are rounded.
   template <class Element>
   float weigh(const float* scores, Span seen, Span keys, float top, Element* weights) const {
-    const int64_t first = first_group(seen), end = (seen.end + kGroup - 1) / kGroup * kGroup;
-    std::fill(weights + keys.first, weights + first, Element(0));
+    using Product = Products<Element>;
+    const bool sees_none = seen.first >= seen.end;
+    const int64_t first = sees_none ? keys.end : first_group(seen), end = sees_none ? keys.end : end_group(seen);
+    for (int64_t k = keys.first; k < first; k += kGroup) Product::store_rounded(weights + k, fill(0.0f));
     const Floats factor = fill(factor_), less = fill(-top);
     Floats sum = fill(0.0f);
     for (int64_t k = first; k < end; k += kGroup) {
       const Floats weight = two_to_the(fma(load(scores + k), factor, less));
       sum = sum + weight;
-      Products<Element>::store_rounded(weights + k, weight);
+      Product::store_rounded(weights + k, weight);
     }
-    std::fill(weights + end, weights + keys.end, Element(0));
+    for (int64_t k = end; k < keys.end; k += kGroup) Product::store_rounded(weights + k, fill(0.0f));
     return sum_lanes(sum);
   }
 
  private:
   static constexpr float kLog2OfE = 1.44269504f;
 
-  static int64_t first_group(Span seen) { return seen.first / kGroup * kGroup; }
+  // The first key of the first group, and the end of the last one.
+  static int64_t first_group(Span keys) { return keys.first / kGroup * kGroup; }
+  static int64_t end_group(Span keys) { return (keys.end + kGroup - 1) / kGroup * kGroup; }
 
   NAIAD_METHOD Floats capped(Floats score) const {
     const Floats cap = fill(soft_cap_);
@@ -56,7 +61,7 @@ class Weighing {
   }
 
   static void hide_rest(float* scores, Span seen) {
-    float *first = scores + first_group(seen), *last = scores + (seen.end - 1) / kGroup * kGroup;
+    float *first = scores + first_group(seen), *last = scores + end_group(seen) - kGroup;
     if (const int64_t hidden = scores + seen.first - first)
       store(first, where_set(~0u << hidden, load(first), fill(kNothing)));
     if (const int64_t shown = scores + seen.end - last; shown < kGroup)

@@ -176,8 +176,7 @@ class TileSession {
 // Within a session: registers of another number of rows, for as long as this lives.
 class TilesOfRows {
  public:
-  TilesOfRows(int64_t rows, int64_t num_session_rows)
-      : rows_(rows), session_rows_(rows_of_tile(num_session_rows)) {
+  TilesOfRows(int64_t rows, int64_t num_session_rows) : rows_(rows), session_rows_(rows_of_tile(num_session_rows)) {
     if (rows_ != session_rows_) shape_tiles(rows_);
   }
   ~TilesOfRows() {
