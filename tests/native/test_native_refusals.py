@@ -93,7 +93,10 @@ def test_what_has_no_record_is_named() -> None:
         (lambda: rows.view(-1, 8), "Tensor.view"),
         (lambda: linear(rows, prepare_linear(torch.randn(4, 8))), "linear by"),
         (lambda: recorder.record("gumbel_argmax", (rows,), {}), "gumbel_argmax"),
-        (lambda: paged_attention(rows, cache, TracedGroup(0, 0), -1.0), "paged_attention with a scale of -1.0"),
+        (
+            lambda: paged_attention(rows, cache, TracedGroup(0, 0), -1.0),
+            "paged_attention with a scale of -1.0",
+        ),
     ):
         with pytest.raises(NotRecordableError, match=f"{name}.* has no record"):
             attempt()
