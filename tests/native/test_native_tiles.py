@@ -126,7 +126,7 @@ def test_weighted_values_have_the_documented_order(twin: Library, num_keys: int)
 
 
 def test_scores_have_the_documented_order(twin: Library) -> None:
-    """Large numbers that cancel each other show it. The second of two keys weighs the sigmoid of its score."""
+    """Large numbers that cancel each other show it; the second key weighs the sigmoid of its score."""
     num_heads, head_dim = 40, 64
     generator = torch.Generator().manual_seed(0)
     keys, values = torch.zeros(2, num_heads, head_dim), torch.zeros(2, num_heads, head_dim)
