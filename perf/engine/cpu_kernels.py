@@ -3,8 +3,8 @@
     python -m perf.engine.cpu_kernels --dtype float32 --batch 1,8,32
 
 Both get the same prompts and generate the same number of tokens. In float32 the greedy ids must be equal, or
-no speed is reported; `--quantization int8` rounds the native engine's weights. `--profile` prints what a
-decode step of the native kernels spends where.
+no speed is reported; `--quantization int8` rounds the native engine's weights. `--profile` prints what the
+prompts and a decode step of the native kernels spend where.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from functools import partial
 
 from perf.common.report import print_table, write_results
@@ -36,7 +37,8 @@ from naiad.config.engine_config import QUANTIZATIONS
 from naiad.engine import Engine
 from naiad.model_runner import ModelRunner
 from naiad.models.native_model import NativeModel
-from naiad.sequence import SamplingParams
+from naiad.sequence import EngineRequest, SamplingParams
+from naiad_kernels.native.library import Kind
 
 _NUM_PROFILED_STEPS = 40
 
@@ -86,24 +88,44 @@ def main() -> int:
 
 
 def print_profile(engine: Engine, prompts: Prompts) -> None:
-    """Print what a decode step of these prompts spends where, in milliseconds."""
-    runner = engine._model_runner
-    assert isinstance(runner, ModelRunner)
-    model = runner._model
-    assert isinstance(model, NativeModel)
+    """Print what these prompts, and then a decode step, spend where, in milliseconds."""
+    model = _native_model(engine)
+    for sequence_id, prompt in enumerate(prompts):
+        request = EngineRequest(
+            sequence_id=sequence_id, prompt_token_ids=prompt, params=SamplingParams(max_tokens=1)
+        )
+        engine.add_request(request)
+    start_s = time.perf_counter()
+    with model.profiled() as profile:
+        while engine.has_work:
+            engine.step()
+    _print_parts(f"batch {len(prompts)}: prompts", time.perf_counter() - start_s, profile, 1)
     params = SamplingParams(max_tokens=NUM_WARM_UP_STEPS + 2 * _NUM_PROFILED_STEPS)
     start_decoding(engine, prompts, params)
     start_s = time.perf_counter()
     with model.profiled() as profile:
         for _ in range(_NUM_PROFILED_STEPS):
             engine.step()
-    step_ms = (time.perf_counter() - start_s) / _NUM_PROFILED_STEPS * 1e3
+    _print_parts(f"batch {len(prompts)}: step", time.perf_counter() - start_s, profile, _NUM_PROFILED_STEPS)
     while engine.has_work:
         engine.step()
-    parts = {kind.name.lower(): total / _NUM_PROFILED_STEPS / 1e6 for kind, total in profile.most_common()}
-    parts["everything else"] = step_ms - sum(parts.values())
-    listed = ", ".join(f"{name} {part_ms:.2f}" for name, part_ms in parts.items())
-    print(f"batch {len(prompts)}: step {step_ms:.2f} ms: {listed}")
+
+
+def _native_model(engine: Engine) -> NativeModel:
+    runner = engine._model_runner
+    assert isinstance(runner, ModelRunner)
+    model = runner._model
+    assert isinstance(model, NativeModel)
+    return model
+
+
+def _print_parts(name: str, elapsed_s: float, profile: Counter[Kind], count: int) -> None:
+    """One line; `count` is how often it happened."""
+    parts = {kind.name.lower(): total / count / 1e6 for kind, total in profile.most_common()}
+    whole_ms = elapsed_s / count * 1e3
+    parts["everything else"] = whole_ms - sum(parts.values())
+    listed = ", ".join(f"{part} {part_ms:.2f}" for part, part_ms in parts.items())
+    print(f"{name} {whole_ms:.2f} ms: {listed}")
 
 
 def _with_all_cores(generate: Generate) -> Generate:
@@ -125,7 +147,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--output-tokens", type=at_least(2), default=128, metavar="N")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="the median is reported")
-    parser.add_argument("--profile", action="store_true", help="print where a native step's time goes")
+    parser.add_argument("--profile", action="store_true", help="print where the native kernels' time goes")
     return parser.parse_args()
 
 

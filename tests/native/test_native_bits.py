@@ -99,6 +99,49 @@ def test_windows_that_leave_a_split_within_the_step(
     assert all(torch.equal(each, made[0]) for each in made)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("window", "soft_cap", "block_size", "head_dim"), [(0, 0.0, 64, 64), (45, 0.0, 16, 48), (0, 3.0, 32, 10)]
+)
+def test_a_row_of_attention_has_the_same_bits_in_any_step(
+    library: Library, window: int, soft_cap: float, block_size: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    """In a prompt computed at once, in chunks of any size, token by token, and beside other sequences."""
+    length, heads = 555, (3, 1, head_dim)
+    case = AttentionCase(
+        [(length, length), (40, 100)],
+        heads=heads,
+        block_size=block_size,
+        dtype=dtype,
+        window=window,
+        soft_cap=soft_cap,
+    )
+    cache, queries = native_cache(case.cache()), case.query.float().flatten(1)
+
+    def rows(first: int, end: int, num_threads: int, beside: int = 0) -> torch.Tensor:
+        """Those of the first sequence; `beside`: so many rows of the other one come first."""
+        lens = [beside, end - first] if beside else [end - first]
+        ends, tables = ([100, end], case.tables[::-1]) if beside else ([end], case.tables[:1])
+        query = torch.cat((queries[length + 40 - beside :], queries[first:end]))
+        made = run_records(
+            library.new_team(num_threads),
+            lambda _, query: paged_attention(query, cache, TracedGroup(0, window), soft_cap=soft_cap),
+            query,
+            positions=positions_of(lens, ends),
+            tables=tables_of(lens, tables),
+        )
+        return made[beside:]
+
+    whole = rows(0, length, 1)
+    assert_close_to_reference(whole.to(dtype), case.expected()[:length])
+    for first, end in ((0, 7), (7, 200), (200, 533), (533, length)):
+        assert torch.equal(rows(first, end, 2), whole[first:end])
+        assert torch.equal(rows(first, end, 3, beside=40), whole[first:end])
+    for row in (0, 15, 16, 31, 100, 511, 512, 513, length - 1):
+        assert torch.equal(rows(row, row + 1, 1 + row % 3), whole[row : row + 1])
+        assert torch.equal(rows(row, row + 1, 1, beside=1), whole[row : row + 1])
+
+
 @pytest.mark.parametrize("position", [510, 511, 512, 513])
 def test_a_key_that_is_not_a_number_shows(team: Team, position: int) -> None:
     """Also where it is the only key of its split."""

@@ -274,6 +274,8 @@ def test_attention(
         soft_cap=2.0 if kind == "cap" else 0.0,
         scale=0.7 if kind == "cap" else None,
     )
+    if case.layout.window:
+        case.forget_what_no_token_sees()
     actual = attention(team, case)
     expected = case.expected()
     if dtype == torch.float32:

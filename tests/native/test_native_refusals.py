@@ -66,14 +66,18 @@ def test_a_short_table_beside_a_long_one(team: Team) -> None:
         )
 
 
-def test_blocks_before_the_window_may_be_gone(team: Team) -> None:
-    cache = LayerCache(torch.zeros(3, 2, 16, 8), torch.ones(3, 2, 16, 8))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_gone", [1, 2, 3])
+def test_blocks_before_the_window_may_be_gone(team: Team, num_gone: int, dtype: torch.dtype) -> None:
+    """Whether or not they are computed together with those that are seen."""
+    keys, values = torch.zeros(5, 2, 16, 8, dtype=dtype), torch.ones(5, 2, 16, 8, dtype=dtype)
+    values[:num_gone] = torch.nan
     result = run_records(
         team,
-        lambda _, query: paged_attention(query, cache, TracedGroup(0, 2)),
+        lambda _, query: paged_attention(query, LayerCache(keys, values), TracedGroup(0, 2)),
         torch.randn(3, 32),
-        positions=torch.tensor([33, 34, 35]),
-        tables=tables_of([3], [[-1, -1, 2]]),
+        positions=16 * num_gone + torch.tensor([1, 2, 3]),
+        tables=tables_of([3], [[-1] * num_gone + [num_gone]]),
     )
     assert torch.equal(result, torch.ones(3, 32))
 
@@ -81,6 +85,7 @@ def test_blocks_before_the_window_may_be_gone(team: Team) -> None:
 def test_what_has_no_record_is_named() -> None:
     recorder = TapeRecorder()
     rows = recorder.rows(8)
+    cache = LayerCache(torch.zeros(1, 1, 16, 8), torch.zeros(1, 1, 16, 8))
     for attempt, name in (
         (lambda: torch.sigmoid(rows), "sigmoid"),
         (lambda: F.softmax(rows, dim=-1), "softmax"),
@@ -88,6 +93,10 @@ def test_what_has_no_record_is_named() -> None:
         (lambda: rows.view(-1, 8), "Tensor.view"),
         (lambda: linear(rows, prepare_linear(torch.randn(4, 8))), "linear by"),
         (lambda: recorder.record("gumbel_argmax", (rows,), {}), "gumbel_argmax"),
+        (
+            lambda: paged_attention(rows, cache, TracedGroup(0, 0), -1.0),
+            "paged_attention with a scale of -1.0",
+        ),
     ):
         with pytest.raises(NotRecordableError, match=f"{name}.* has no record"):
             attempt()

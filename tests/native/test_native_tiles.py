@@ -13,16 +13,18 @@ import pytest
 import torch
 
 from helpers.native_compiler import knows
-from helpers.native_tapes import run_records
+from helpers.native_tapes import native_cache, run_records, tables_of
 from naiad_kernels.gelu_and_mul import gelu_and_mul
 from naiad_kernels.linear import linear
 from naiad_kernels.native import variants
 from naiad_kernels.native.build import COMPILE_FLAGS, compile_library, compiler, load
 from naiad_kernels.native.library import Library
 from naiad_kernels.native.panels import NativeWeight
-from naiad_kernels.native.recorder import TracedRows
+from naiad_kernels.native.recorder import TracedGroup, TracedRows
 from naiad_kernels.native.variants import PORTABLE, PORTABLE_AMX, VARIANTS, best_variant
+from naiad_kernels.paged_attention import paged_attention
 from naiad_kernels.silu_and_mul import silu_and_mul
+from naiad_kernels.store_kv import LayerCache
 
 AMX = VARIANTS[0]
 LAY_OUT: dict[str, Callable[[torch.Tensor], NativeWeight]] = {
@@ -92,6 +94,54 @@ def test_the_order_is_not_that_of_vectors(twin: Library) -> None:
     ]
     assert not torch.equal(*made)
     assert torch.allclose(*made, atol=1e-4)
+
+
+def attended(library: Library, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """One token's attention to `[num_keys, num_heads, head_dim]`."""
+    num_keys, num_heads, head_dim = keys.shape
+    cache = LayerCache(*(torch.full((3, num_heads, 64, head_dim), torch.nan).bfloat16() for _ in range(2)))
+    for part, whole in ((cache.key, keys), (cache.value, values)):
+        for key in range(num_keys):
+            part[key // 64, :, key % 64] = whole[key]
+    cache = native_cache(cache)
+    made = run_records(
+        library.new_team(1),
+        lambda _, query: paged_attention(query, cache, TracedGroup(0, 0), 1.0),
+        query.flatten()[None],
+        positions=torch.tensor([num_keys - 1]),
+        tables=tables_of([1], [[0, 1, 2]]),
+    )
+    return made.view(num_heads, head_dim)
+
+
+@pytest.mark.parametrize("num_keys", [1, 31, 33, 75, 140])
+def test_weighted_values_have_the_documented_order(twin: Library, num_keys: int) -> None:
+    """A query of zeros gives every key the weight 1."""
+    values = torch.randn(num_keys, 2, 48, generator=torch.Generator().manual_seed(0)).bfloat16()
+    made = attended(twin, torch.zeros(2, 48), torch.randn(values.shape).bfloat16(), values)
+    ones = [Fraction(1)] * num_keys
+    columns = as_fractions(values.flatten(1).T)
+    sums = torch.tensor([documented_sum(ones, column) for column in columns])
+    assert torch.equal(made.flatten(), sums * (1 / torch.tensor(float(num_keys))))
+
+
+def test_scores_have_the_documented_order(twin: Library) -> None:
+    """Large numbers that cancel each other show it; the second key weighs the sigmoid of its score."""
+    num_heads, head_dim = 40, 64
+    generator = torch.Generator().manual_seed(0)
+    keys, values = torch.zeros(2, num_heads, head_dim), torch.zeros(2, num_heads, head_dim)
+    keys[1] = torch.randn(num_heads, head_dim, generator=generator)
+    for head in range(num_heads):
+        places = torch.randperm(head_dim, generator=generator)[:4]
+        keys[1, head, places] = torch.tensor([2.0**24, -(2.0**24), 2.0**24, -(2.0**24)])
+    values[1] = 1
+    query, keys, values = torch.ones(num_heads, head_dim), keys.bfloat16(), values.bfloat16()
+    ones = [Fraction(1)] * head_dim
+    scores = torch.tensor([documented_sum(ones, row) for row in as_fractions(keys[1])])
+    expected = scores.sigmoid()[:, None].expand(-1, head_dim)
+    assert (expected - 0.5).abs().min() < 0.4
+    assert torch.allclose(attended(twin, query, keys, values), expected, atol=5e-3)
+    assert not torch.allclose(attended(load(PORTABLE), query, keys, values), expected, atol=0.1)
 
 
 @pytest.mark.parametrize("num_rows", [1, 15, 16, 17, 33, 40])

@@ -269,12 +269,15 @@ class TapeRecorder:
     ) -> TracedRows:
         num_kv_heads, head_dim = cache.key.shape[1], cache.key.shape[3]
         assert query.width % (num_kv_heads * head_dim) == 0, (query.width, cache.key.shape)
+        factor = float(head_dim**-0.5) if scale is None else scale
+        if not factor > 0:
+            raise NotRecordableError(f"paged_attention with a scale of {factor}, not above 0, has no record")
         record = Record(
             kind=Kind.ATTENTION,
             in_=query.value,
             group=plan.index,
             num_heads=query.width // head_dim,
-            factor=float(head_dim**-0.5) if scale is None else scale,
+            factor=factor,
             soft_cap=soft_cap,
             window=plan.window,
             cache=self._cache(cache),

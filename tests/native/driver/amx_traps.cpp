@@ -89,7 +89,9 @@ Instruction decoded(const ucontext_t& context) {
 void shape(const unsigned char* config) {
   demand(config[0] == 1 && config[1] == 0, "LDTILECFG: palette or first row");
   for (int i = 2; i < 16; i++) demand(config[i] == 0, "LDTILECFG: reserved bytes");
-  std::memset(&tiles, 0, sizeof tiles);
+  std::memset(tiles.data, 0, sizeof tiles.data);
+  std::memset(tiles.rows, 0, sizeof tiles.rows);
+  std::memset(tiles.row_bytes, 0, sizeof tiles.row_bytes);
   for (int t = 0; t < 16; t++) {
     uint16_t row_bytes;
     std::memcpy(&row_bytes, config + 16 + 2 * t, 2);
@@ -100,8 +102,8 @@ void shape(const unsigned char* config) {
     tiles.rows[t] = rows;
     tiles.row_bytes[t] = row_bytes;
   }
+  if (!tiles.is_shaped) num_shaped++;
   tiles.is_shaped = true;
-  num_shaped++;
 }
 
 float widened(const unsigned char* p) {

@@ -1,6 +1,6 @@
 """Run the real form of the kernels with tiles on a CPU without AMX, and compare it with its twin.
 
-Its argument is `amx_traps.cpp`, compiled. Prints how often tiles were shaped and released.
+Its argument is `amx_traps.cpp`, compiled. Prints how often tiles were shaped at first and released.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections.abc import Callable
 
 import torch
 
-from helpers.native_tapes import run_records
+from helpers.attention_cases import AttentionCase
+from helpers.native_tapes import native_cache, positions_of, run_records, tables_of
 from naiad_kernels.linear import linear
 from naiad_kernels.native.build import load
 from naiad_kernels.native.library import Team
 from naiad_kernels.native.panels import NativeWeight
+from naiad_kernels.native.recorder import TracedGroup
 from naiad_kernels.native.variants import PORTABLE_AMX, VARIANTS
+from naiad_kernels.paged_attention import paged_attention
 from naiad_kernels.silu_and_mul import silu_and_mul
 
 
@@ -40,6 +43,35 @@ def compare(lay_out: Callable[[torch.Tensor], NativeWeight], scale: float) -> No
             assert torch.equal(ours, expected), (num_rows, num_threads, scale)
 
 
+def attention(team: Team, case: AttentionCase) -> torch.Tensor:
+    cache, window, cap = native_cache(case.cache()), case.layout.window, case.soft_cap
+    return run_records(
+        team,
+        lambda _, query: paged_attention(query, cache, TracedGroup(0, window), None, cap),
+        case.query.float().flatten(1),
+        positions=positions_of(case.query_lens, case.seq_lens),
+        tables=tables_of(case.query_lens, case.tables),
+    )
+
+
+def compare_attention() -> None:
+    """Steps of decode and of chunks, heads that fill tiles and others, blocks of one group and of several."""
+    real, twin = load(VARIANTS[0]), load(PORTABLE_AMX).new_team(1)
+    for steps, heads, block_size, window, cap in (
+        ([(1, 1), (1, 70), (1, 33)], (6, 2, 64), 64, 0, 0.0),
+        ([(37, 550)], (6, 2, 64), 64, 0, 0.0),
+        ([(5, 40), (1, 531)], (9, 3, 80), 16, 21, 0.0),
+        ([(21, 21)], (2, 2, 10), 32, 0, 2.0),
+        ([(3, 100)], (14, 1, 144), 32, 50, 0.0),
+    ):
+        case = AttentionCase(steps, heads, block_size, torch.bfloat16, window=window, soft_cap=cap)
+        expected = attention(twin, case)
+        assert expected.isfinite().all()
+        for num_threads in (1, 3):
+            made = attention(real.new_team(num_threads), case)
+            assert torch.equal(made, expected), (steps, heads, num_threads)
+
+
 def main() -> None:
     traps = ctypes.CDLL(sys.argv[1])
     traps.amx_traps_install()
@@ -47,6 +79,7 @@ def main() -> None:
     for scale in (1.0, 2.0**-63):
         compare(lambda matrix: NativeWeight.of(matrix.bfloat16(), None), scale)
         compare(lambda matrix: NativeWeight.quantised(matrix, None), scale)
+    compare_attention()
     assert traps.amx_traps_products() > 1000
     print(traps.amx_traps_shaped(), traps.amx_traps_released())
 

@@ -88,6 +88,13 @@ NAIAD_INLINE Floats load_part(const float* p, int64_t count) {
   std::memcpy(part, p, count * sizeof(float));
   return load(part);
 }
+// A head rounded to elements of the cache, with zeros up to the next multiple of the lanes.
+template <class Element>
+NAIAD_INLINE void round_head(const float* head, int64_t head_dim, Element* rounded) {
+  int64_t d = 0;
+  for (; d + kLanes <= head_dim; d += kLanes) Products<Element>::store_rounded(rounded + d, load(head + d));
+  if (d < head_dim) Products<Element>::store_rounded(rounded + d, load_part(head + d, head_dim - d));
+}
 NAIAD_INLINE void store_part(float* p, Floats a, int64_t count) {
   alignas(64) float part[kLanes];
   store(part, a);

@@ -57,6 +57,7 @@ void draw_tokens(const NaiadRecord& record, const Run& run, Member& member);
 
 // Whether a record's products are those of tiles.
 bool linear_takes_tiles(const NaiadRecord& record);
+bool attention_takes_tiles(const NaiadRecord& record);
 
 // Bytes of `Run::shared` that a record needs in this step.
 int64_t linear_shared_bytes(const NaiadRecord& record, const NaiadStep& step);

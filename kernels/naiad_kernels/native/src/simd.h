@@ -98,6 +98,10 @@ NAIAD_INLINE Floats power_of_two(Floats a) {
   const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(a.v), _mm512_set1_epi32(127));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
 }
+// The lowest eight bits of each lane, as exponents of floats.
+NAIAD_INLINE Floats bits_to_exponents(Floats a) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a.v), 23))};
+}
 NAIAD_INLINE Floats load_bf16(const uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
@@ -161,6 +165,10 @@ NAIAD_INLINE __m256 power_of_two(__m256 x) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
 }
 NAIAD_INLINE Floats power_of_two(Floats x) { return {power_of_two(x.a), power_of_two(x.b)}; }
+NAIAD_INLINE __m256 bits_to_exponents(__m256 x) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 23));
+}
+NAIAD_INLINE Floats bits_to_exponents(Floats x) { return {bits_to_exponents(x.a), bits_to_exponents(x.b)}; }
 NAIAD_INLINE __m256 widen(const uint16_t* p) {
   const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
@@ -239,6 +247,9 @@ NAIAD_INLINE Floats where_set(uint32_t bits, Floats x, Floats y) {
 NAIAD_INLINE Floats power_of_two(Floats a) {
   return each_lane([&](int i) { return float_of_bits(static_cast<uint32_t>(static_cast<int>(a.v[i]) + 127) << 23); });
 }
+NAIAD_INLINE Floats bits_to_exponents(Floats a) {
+  return each_lane([&](int i) { return float_of_bits(bits_of_float(a.v[i]) << 23); });
+}
 NAIAD_INLINE Floats load_bf16(const uint16_t* p) {
   return each_lane([&](int i) { return float_of_bf16(p[i]); });
 }
@@ -268,6 +279,12 @@ NAIAD_INLINE float sum_lanes(Floats a) {
   return t[0];
 }
 
+NAIAD_INLINE float first_lane(Floats a) {
+  alignas(64) float t[kLanes];
+  store(t, a);
+  return t[0];
+}
+
 NAIAD_INLINE float max_lanes(Floats a) {
   alignas(64) float t[kLanes];
   store(t, a);
@@ -292,6 +309,21 @@ NAIAD_INLINE Floats exponential(Floats x) {
   p = fma(p, r, fill(5.0000001201e-1f));
   p = fma(p, r * r, r + fill(1.0f));
   return p * power_of_two(n);
+}
+
+// 2 to the power of x ≤ 127, within 2 units in the last place; 0 where that is less than 2^-126. A NaN stays one.
+NAIAD_INLINE Floats two_to_the(Floats x) {
+  // So large that a sum with it is a whole number, whose lowest bits are those of an exponent.
+  const Floats whole = fill(0x1.8p23f + 127.0f);
+  x = max(fill(-127.0f), x);
+  const Floats n = x + whole, r = x - (n - whole);
+  Floats p = fill(1.32647273e-3f);
+  p = fma(p, r, fill(9.67151299e-3f));
+  p = fma(p, r, fill(5.55073358e-2f));
+  p = fma(p, r, fill(2.40222424e-1f));
+  p = fma(p, r, fill(6.93147004e-1f));
+  p = fma(p, r, fill(1.0f));
+  return p * bits_to_exponents(n);
 }
 
 // 1 - 2 / (e^2x + 1); near 0, where that would lose digits, an odd polynomial.

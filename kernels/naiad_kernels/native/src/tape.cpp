@@ -89,6 +89,7 @@ int64_t shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t n
 
 bool takes_tiles(const NaiadRecord* records, int64_t num_records) {
   return std::any_of(records, records + num_records, [](const NaiadRecord& record) {
+    if (record.kind == NAIAD_ATTENTION) return attention_takes_tiles(record);
     return record.kind == NAIAD_LINEAR && linear_takes_tiles(record);
   });
 }

@@ -78,7 +78,7 @@ struct NaiadRecord {
   const float* weight;  // NAIAD_RMS_NORM: [stride]; NAIAD_ROTARY_STORE: [num_heads + num_kv_heads, head_dim] or null
   const float* frequencies;  // NAIAD_ANGLES: [width / 2], radians a position
   float eps;                 // of a norm
-  float factor;              // NAIAD_EMBED, NAIAD_SOFT_CAP; NAIAD_ATTENTION: of the scores
+  float factor;              // NAIAD_EMBED, NAIAD_SOFT_CAP; NAIAD_ATTENTION: of the scores, > 0
   float soft_cap;            // NAIAD_ATTENTION: 0 = none
   int32_t window;            // NAIAD_ATTENTION: 0 = none
   NaiadMatrix matrix;        // NAIAD_LINEAR

@@ -173,4 +173,20 @@ class TileSession {
   const bool is_open_;
 };
 
+// Within a session: registers of another number of rows, for as long as this lives.
+class TilesOfRows {
+ public:
+  TilesOfRows(int64_t rows, int64_t num_session_rows) : rows_(rows), session_rows_(rows_of_tile(num_session_rows)) {
+    if (rows_ != session_rows_) shape_tiles(rows_);
+  }
+  ~TilesOfRows() {
+    if (rows_ != session_rows_) shape_tiles(session_rows_);
+  }
+  TilesOfRows(const TilesOfRows&) = delete;
+  TilesOfRows& operator=(const TilesOfRows&) = delete;
+
+ private:
+  const int64_t rows_, session_rows_;
+};
+
 }  // namespace naiad
