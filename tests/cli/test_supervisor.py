@@ -201,6 +201,23 @@ def test_a_model_that_dies_before_the_first_probe_fails_the_start(start: Start) 
     assert line == "naiad: error: the server did not start: llm: Stub process 'llm_0_0' is not healthy."
 
 
+@pytest.mark.parametrize("behaviour", ["dead-stub", "gone-stub"])
+def test_a_stub_that_dies_while_the_server_waits_for_it_fails_the_start(
+    start: Start, tmp_path: Path, behaviour: str
+) -> None:
+    supervised = start(behaviour, str(tmp_path))
+    assert supervised.wait() == 1
+    (line,) = supervised.lines
+    assert "the server did not start: a model's process (the Python backend's stub) ended" in line
+
+
+def test_a_start_without_progress_is_given_up(start: Start) -> None:
+    supervised = start("starts-for-ever")
+    assert supervised.wait() == 1
+    (line,) = supervised.lines
+    assert "the server did not start: it made no progress for 3 s" in line
+
+
 def test_a_program_that_ends_in_silence_is_named(start: Start) -> None:
     supervised = start("silent")
     assert supervised.wait() == 1

@@ -68,7 +68,7 @@ class CheckpointTokenizer:
         if not path.is_file():
             raise ModelError("the model directory has no tokenizer.json")
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            tokenizer = tokenizers.Tokenizer.from_buffer(path.read_bytes())
         except Exception as error:  # the library raises nothing more precise
             raise ModelError(f"tokenizer.json can not be read: {error}") from error
         tokenizer.no_truncation()

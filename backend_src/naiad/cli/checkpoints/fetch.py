@@ -15,7 +15,7 @@ from pathlib import Path
 from naiad.cli.checkpoints.complete_directory import exclusive_lock, fill_directory, is_complete
 from naiad.cli.console import say
 from naiad.cli.system_checks import check_space
-from naiad.config.model_location import DEFAULT_MODEL_NAME, default_model_dir
+from naiad.config.model_location import DEFAULT_MODEL_NAME, default_model_dir, path_of_text
 from naiad.errors import StartupError
 
 __all__ = ["default_model_dir", "fetch_default_model", "resolve_model"]
@@ -54,8 +54,8 @@ def resolve_model(name: str, key: str = "model_dir") -> Path:
     """
     if name == "default":
         return fetch_default_model(None)
-    if name and Path(name).is_dir():
-        return Path(name).resolve()
+    if name and path_of_text(name).is_dir():
+        return path_of_text(name).resolve()
     match = _HUB_NAME.fullmatch(name)
     if match is None:
         option = "--draft-model" if key == "draft_model" else "--model"

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from naiad.cli.checkpoints.model_files import check_checkpoint, check_model_directory
+from naiad.cli.plain_paths import PLAIN_CHARACTERS, is_plain
 from naiad.cli.repository.model_entries import ModelEntry, with_parameters
 from naiad.cli.repository.served_models import ServedModel, served_models
 from naiad.cli.system_checks import check_memory
 from naiad.config import EngineConfig, ModelConfig
 from naiad.config.cores import core_ids, num_compute_threads
+from naiad.config.model_location import path_of_text, text_of_path
 from naiad.errors import ConfigError
 
 # For the server, the stubs and the engine process, in addition to weights and cache.
@@ -44,7 +46,7 @@ def with_directories(entries: Sequence[ModelEntry], resolve: Callable[[str, str]
         resolve: returns the directory of a checkpoint, given its name and the key that names it.
     """
     names = {name for entry in entries for name in _model_names(entry).items()}
-    directories = {(key, name): str(resolve(name, key)) for key, name in sorted(names)}
+    directories = {(key, name): text_of_path(resolve(name, key), key) for key, name in sorted(names)}
     return [
         with_parameters(entry, {name[0]: directories[name] for name in _model_names(entry).items()})
         for entry in entries
@@ -73,6 +75,9 @@ def check_repository(entries: Sequence[ModelEntry], available_bytes: int) -> lis
     Raises:
         StartupError: a check fails; the message names the first fault found.
     """
+    for entry in entries:
+        if not is_plain(entry.name):
+            raise ConfigError("the name of a model's directory", entry.name, PLAIN_CHARACTERS)
     needs = [_need(model) for model in served_models(entries)]
     if len(needs) > 1:
         _check_budgets_are_definite(needs)
@@ -116,9 +121,9 @@ def _need(model: ServedModel) -> Need:
             raise ConfigError(
                 f"model_dir of {entry.name}", directory, f"{config.model_dir}, as {model.engine.name}"
             )
-    weights = [(config.model_dir, check_model_directory(Path(config.model_dir)))]
+    weights = [(config.model_dir, check_model_directory(path_of_text(config.model_dir)))]
     if config.draft_model:
-        weights.append((config.draft_model, check_checkpoint(Path(config.draft_model))))
+        weights.append((config.draft_model, check_checkpoint(path_of_text(config.draft_model))))
     weight_bytes = sum(num_bytes for _, num_bytes in weights)
     return Need(model, weight_bytes, config.kv_cache_bytes, _memory_bytes(config, weights))
 
@@ -130,7 +135,7 @@ def _memory_bytes(config: EngineConfig, weights: Sequence[tuple[str, int]]) -> i
     for directory, weight_bytes in weights:
         # A lower bound: even when computing in float32, torch may keep the weights of a 16-bit checkpoint in
         # 16 bits.
-        is_stored_wide = ModelConfig.from_directory(directory).dtype == "float32"
+        is_stored_wide = ModelConfig.from_directory(path_of_text(directory)).dtype == "float32"
         factor = 0.5 if is_stored_wide and config.dtype not in ("auto", "float32") else 1
         needed_bytes += int(weight_bytes * factor)
     return needed_bytes

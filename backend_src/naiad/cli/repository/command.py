@@ -10,6 +10,7 @@ from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.checkpoints.model_files import check_checkpoint, check_model_directory
 from naiad.cli.console import say
 from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
+from naiad.cli.plain_paths import PLAIN_CHARACTERS, is_plain
 from naiad.cli.repository.check import check_repository, core_warnings, with_directories
 from naiad.cli.repository.model_entries import find_repository, read_repository
 from naiad.cli.repository.presets import ALWAYS_DECOUPLED, PRESETS
@@ -17,6 +18,7 @@ from naiad.cli.repository.served_models import ServedModel, check_name, served_m
 from naiad.cli.repository.template import NewModel, add_model
 from naiad.cli.system_checks import available_memory_bytes
 from naiad.config import EngineConfig
+from naiad.config.model_location import text_of_path
 from naiad.errors import ConfigError, StartupError
 
 _MAX_BATCH_SIZE = 1024
@@ -111,7 +113,8 @@ def _remove(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    entries = with_directories(read_repository(find_repository(args.repository)), resolve_model)
+    repository = find_repository(args.repository)
+    entries = with_directories(read_repository(repository), resolve_model)
     available_bytes = available_memory_bytes()
     needs = check_repository(entries, available_bytes)
     for need in needs:
@@ -121,6 +124,7 @@ def _check(args: argparse.Namespace) -> None:
         print(f"  memory at least {need.memory_bytes / _GIB:.2f} GiB")
     for warning in core_warnings([need.model for need in needs]):
         say(warning)
+    _warn_of_path(repository)
     total_bytes = sum(need.memory_bytes for need in needs)
     print(f"{total_bytes / _GIB:.2f} GiB in all, {available_bytes / _GIB:.2f} GiB are available")
 
@@ -138,13 +142,13 @@ def _new_model(args: argparse.Namespace, prefix: str) -> NewModel:
     check_name(args.name)
     if args.max_batch_size is not None and not 1 <= args.max_batch_size <= _MAX_BATCH_SIZE:
         raise ConfigError("--max-batch-size", args.max_batch_size, f"1 … {_MAX_BATCH_SIZE}")
-    directory = resolve_model(args.model)
+    directory = resolve_model(text_of_path(args.model))
     check_model_directory(directory)
-    parameters = {**chosen_parameters(args), "model_dir": str(directory)}
+    parameters = {**chosen_parameters(args), "model_dir": text_of_path(directory)}
     if args.draft_model:
         draft_directory = resolve_model(args.draft_model, "draft_model")
         check_checkpoint(draft_directory)
-        parameters["draft_model"] = str(draft_directory)
+        parameters["draft_model"] = text_of_path(draft_directory, "draft_model")
     EngineConfig.from_parameters(parameters)
     return NewModel(args.name, prefix, args.max_batch_size, parameters, args.preset, args.decoupled)
 
@@ -152,3 +156,13 @@ def _new_model(args: argparse.Namespace, prefix: str) -> NewModel:
 def _print_added(names: list[str], repository: Path) -> None:
     for name in names:
         print(f"wrote {repository / name}")
+    _warn_of_path(repository)
+
+
+def _warn_of_path(repository: Path) -> None:
+    if not is_plain(repository):
+        say(
+            f"warning: tritonserver can not take the path {repository}, which has other characters than "
+            f"{PLAIN_CHARACTERS.removesuffix(' only')}: `naiad serve` serves it, "
+            "tritonserver by itself does not"
+        )

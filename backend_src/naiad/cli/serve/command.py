@@ -31,6 +31,7 @@ from naiad.cli.serve.server_files import (
     package_directory,
     server_environment,
 )
+from naiad.cli.serve.server_paths import plain_repository, use_plain_temporary_directory
 from naiad.cli.serve.stop_signal import StopSignal
 from naiad.cli.system_checks import (
     MIN_TEMP_BYTES,
@@ -39,7 +40,7 @@ from naiad.cli.system_checks import (
     check_space,
     running_python,
 )
-from naiad.config.model_location import model_directory
+from naiad.config.model_location import model_directory, text_of_path
 from naiad.errors import ConfigError
 from naiad.openai_server.access.key_file import read_key_file
 from naiad.openai_server.access.policy import is_loopback
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     library_dir = check_machine()
     check_space(
-        Path(tempfile.gettempdir()),
+        use_plain_temporary_directory(),
         MIN_TEMP_BYTES,
         "the server",
         "make room, or set TMPDIR to another directory",
@@ -96,9 +97,10 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
         say(warning)
     with tempfile.TemporaryDirectory(prefix="naiad-serve-", ignore_cleanup_errors=True) as folder:
         runtime_dir = Path(folder)
-        repository = source
-        if not _is_explicit(args):
-            repository = runtime_dir / "repository"
+        repository = runtime_dir / "repository"
+        if _is_explicit(args):
+            repository = plain_repository(source, repository)
+        else:
             write_repository(source, models, repository)
         files = _server_files(args.tritonserver, runtime_dir)
         _warn_if_exposed(args, files)
@@ -117,6 +119,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
             http_address=_address(args.host, ports["http"]),
             grpc_address=_address(args.host, ports["grpc"]),
             metrics_address=metrics_address,
+            start_timeout_s=args.start_timeout_s,
             exit_timeout_s=args.exit_timeout_s,
             is_verbose=args.log_verbose > 0,
             openai=None if openai_port is None else _openai_plan(args, openai_port, metrics_address),
@@ -218,6 +221,13 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the one of the package nvidia-pytriton)",
     )
     add(
+        "--start-timeout-s",
+        type=at_least(1),
+        default=600,
+        metavar="N",
+        help="seconds that a start may be without any progress before it is given up (default: %(default)s)",
+    )
+    add(
         "--exit-timeout-s",
         type=at_least(0),
         default=30,
@@ -294,7 +304,7 @@ def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[
             raise ConfigError(
                 "--model", args.model, f"none: each of the {num_engines} engines names its model"
             )
-        overrides["model_dir"] = args.model
+        overrides["model_dir"] = text_of_path(args.model)
     if not _is_explicit(args):
         return with_directories([with_parameters(entry, overrides) for entry in models], resolve_model)
     if overrides:

@@ -64,7 +64,13 @@ class OpenAIProcess:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
             # Only the supervisor should get the terminal's Ctrl-C.
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                # The engine names its checkpoint's path in UTF-8.
+                env={"PYTHONUTF8": "1", **os.environ},
+                start_new_session=True,
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 

@@ -17,6 +17,7 @@ from naiad.cli.serve.openai_process import OpenAIPlan, OpenAIProcess
 from naiad.cli.serve.probes import ProbeFailure, Prober
 from naiad.cli.serve.server_log import ServerLog, find_cause, other_lines
 from naiad.cli.serve.server_process import ServerProcess
+from naiad.cli.serve.start_watch import StartWatch
 from naiad.cli.serve.stop_signal import StopSignal
 from naiad.cli.serve.watcher import Watcher
 from naiad.errors import StartupError
@@ -25,6 +26,7 @@ PROBE_TIMEOUT_S = 3.0
 # Time to close connections and unload models; the requests have ended before.
 SERVER_EXIT_TIMEOUT_S = 4
 _POLL_S = 0.2
+_LOOK_S = 1.0
 _HTTP_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 10.0
 _STOP_MARGIN_S = 2.0
@@ -46,6 +48,7 @@ class ServerPlan:
         http_address: HOST:PORT to ask for readiness.
         grpc_address: HOST:PORT to probe.
         metrics_address: HOST:PORT of the metrics.
+        start_timeout_s: time that a start may be without progress.
         exit_timeout_s: time that running requests get to finish.
         is_verbose: whether the server's output is shown while it starts.
         openai: the OpenAI server beside it; None: there is none.
@@ -58,6 +61,7 @@ class ServerPlan:
     http_address: str
     grpc_address: str
     metrics_address: str
+    start_timeout_s: int
     exit_timeout_s: int
     is_verbose: bool
     openai: OpenAIPlan | None = None
@@ -125,6 +129,8 @@ class Supervisor:
         command = self._plan.command()
         server = ServerProcess(command, self._plan.environment, self._plan.runtime_dir, log)
         prober = self._prober()
+        watch = StartWatch(self._plan.start_timeout_s, time.monotonic())
+        next_look_s = 0.0
         try:
             num_errors = 0
             while (failure := self._first_failure(prober)) is not None:
@@ -134,7 +140,12 @@ class Supervisor:
                     raise StartupError(f"the server did not start: {failure.reason}")
                 code = server.poll()
                 if code is not None:
-                    raise _start_failure(code, command[0], log.held())
+                    raise _start_failure(log.held(), _ending(code, command[0], log.held()))
+                if time.monotonic() >= next_look_s:
+                    next_look_s = time.monotonic() + _LOOK_S
+                    reason = watch.take(server.start_sight(), time.monotonic())
+                    if reason is not None:
+                        raise _start_failure(log.held(), reason)
                 if self._stop.wait(_POLL_S):
                     server.kill(_KILL_TIMEOUT_S)
                     return None
@@ -200,17 +211,23 @@ class Supervisor:
         return Prober(self._plan.grpc_address, self._plan.models, PROBE_TIMEOUT_S)
 
 
-def _start_failure(code: int, program: str, lines: Sequence[str]) -> StartupError:
-    """Make an error of the cause in one line, followed by the rest of the server's output."""
-    cause = find_cause(lines)
-    if cause is None:
-        cause = (
-            f"{program} ended with exit code {code}"
-            f"{'' if lines else ' and printed nothing'}: check that it is a tritonserver that runs here "
-            f"(`{program} --help` lists --model-repository)"
-        )
+def _start_failure(lines: Sequence[str], otherwise: str) -> StartupError:
+    """Make an error of the cause in one line, followed by the rest of the server's output.
+
+    Args:
+        lines: the server's output.
+        otherwise: the cause if the output does not say it.
+    """
+    cause = find_cause(lines) or otherwise
     details = "".join(f"\n  {line}" for line in other_lines(lines, cause))
     return StartupError(f"the server did not start: {cause}{details}")
+
+
+def _ending(code: int, program: str, lines: Sequence[str]) -> str:
+    return (
+        f"{program} ended with exit code {code}{'' if lines else ' and printed nothing'}: check that it is a "
+        f"tritonserver that runs here (`{program} --help` lists --model-repository)"
+    )
 
 
 def _show(line: str) -> None:
