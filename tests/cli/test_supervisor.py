@@ -17,6 +17,7 @@ import pytest
 
 from helpers.ports import free_port
 from helpers.server import eventually, gone
+from naiad.cli.serve.runtime_folder import region_prefix
 from naiad.engine_process.protocol import StopServing, client_message_decoder
 from naiad.frames import FrameBuffer
 
@@ -272,6 +273,18 @@ def test_a_killed_guard_takes_the_server_along(start: Start) -> None:
     guard.kill()
     eventually(lambda: gone([server]))
     supervised.wait_for("restarting the server")
+
+
+def test_the_next_server_removes_the_regions_that_a_killed_guard_leaves(
+    start: Start, runtime_dir: Path
+) -> None:
+    region = Path("/dev/shm", f"{region_prefix(runtime_dir)}{uuid.uuid4()}")
+    supervised = start()
+    supervised.wait_for("ready")
+    region.touch()
+    supervised.descendants()[0].kill()
+    supervised.wait_for("the server serves again")
+    assert not region.exists()
 
 
 def test_a_signal_before_the_server_is_ready_stops_it(start: Start, runtime_dir: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from naiad.cli.repository.model_entries import (
 from naiad.cli.repository.served_models import top_models
 from naiad.cli.serve.openai_process import OpenAIPlan
 from naiad.cli.serve.ports import KeptPorts
+from naiad.cli.serve.runtime_folder import region_prefix, runtime_folder
 from naiad.cli.serve.server_files import (
     ServerFiles,
     bundled_server,
@@ -95,8 +95,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     entry_point = needs[0].model.entry_point
     for warning in core_warnings([need.model for need in needs]):
         say(warning)
-    with tempfile.TemporaryDirectory(prefix="naiad-serve-", ignore_cleanup_errors=True) as folder:
-        runtime_dir = Path(folder)
+    with runtime_folder() as runtime_dir:
         repository = runtime_dir / "repository"
         if _is_explicit(args):
             repository = plain_repository(source, repository)
@@ -112,6 +111,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
             command=lambda: [
                 *server_command(files, repository, ports, args),
                 f"--exit-timeout-secs={SERVER_EXIT_TIMEOUT_S}",
+                f"--backend-config=python,shm-region-prefix-name={region_prefix(runtime_dir)}",
             ],
             environment=server_environment(os.environ, library_dir),
             runtime_dir=runtime_dir,

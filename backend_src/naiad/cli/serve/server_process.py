@@ -11,9 +11,11 @@ from pathlib import Path
 
 import psutil
 
+from naiad.cli.serve.runtime_folder import region_prefix
 from naiad.cli.serve.server_files import STUB_NAME
 from naiad.cli.serve.server_guard import ORDER_KILL, ORDER_TERMINATE
 from naiad.cli.serve.server_log import ServerLog
+from naiad.cli.serve.shared_memory import remove_regions_with_prefix
 from naiad.cli.serve.start_watch import StartSight
 from naiad.engine_process.runtime_dir import runtime_path
 
@@ -37,6 +39,8 @@ class ServerProcess:
             runtime_dir: directory that the guard removes if this process is killed.
             log: takes the output of the server and its children.
         """
+        # Of an earlier run whose guard was killed.
+        remove_regions_with_prefix(region_prefix(runtime_dir))
         guard = [sys.executable, "-m", "naiad.cli.serve.server_guard", "--remove", str(runtime_dir), "--"]
         self._guard = subprocess.Popen(
             [*guard, *command],
