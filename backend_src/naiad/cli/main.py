@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from naiad import __version__
+from naiad.cli.console import say_error, use_log_format
 from naiad.errors import NaiadError
 
 # Each command's module has `add_arguments(parser)` and `run(args) -> exit code`.
@@ -25,11 +26,12 @@ _COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; an error becomes one line on stderr."""
     words = list(sys.argv[1:] if argv is None else argv)
+    use_log_format(None)
     try:
         args = _parser(words).parse_args(words)
         return int(importlib.import_module(_COMMANDS[args.command][0]).run(args))
     except NaiadError as error:
-        print(f"naiad: error: {error}", file=sys.stderr)
+        say_error(error)
         return 1
     except KeyboardInterrupt:
         return 130

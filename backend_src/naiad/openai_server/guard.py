@@ -75,7 +75,7 @@ class Guard:
         except web.HTTPException as error:
             response = answer(_http_error(error, request), request)
         except Exception:
-            logger.exception("a request failed")
+            logger.exception("a request failed [request id: %s]", request_id_of(request))
             response = answer(APIError(500, "internal error"), request)
         return response
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from naiad.cli.argument_types import at_least, port_number, port_or_off
 from naiad.cli.checkpoints.fetch import resolve_model
-from naiad.cli.console import say
+from naiad.cli.console import say, use_log_format
 from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
 from naiad.cli.repository.check import check_repository, core_warnings, with_directories
 from naiad.cli.repository.model_entries import (
@@ -42,6 +42,7 @@ from naiad.cli.system_checks import (
 )
 from naiad.config.model_location import model_directory, text_of_path
 from naiad.errors import ConfigError
+from naiad.log_lines import LOG_FORMATS
 from naiad.openai_server.access.key_file import read_key_file
 from naiad.openai_server.access.policy import is_loopback
 from naiad.openai_server.api.output_parser import CHOICES
@@ -74,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StartupError: it cannot be started; the message names the cause and the remedy.
     """
+    use_log_format(args.log_format)
     with StopSignal() as stop, KeptPorts() as kept:
         return _serve(args, stop, kept)
 
@@ -122,6 +124,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
             start_timeout_s=args.start_timeout_s,
             exit_timeout_s=args.exit_timeout_s,
             is_verbose=args.log_verbose > 0,
+            log_format=args.log_format,
             openai=None if openai_port is None else _openai_plan(args, openai_port, metrics_address),
         )
         openai_address = None if openai_port is None else _address(args.openai_host, openai_port)
@@ -235,6 +238,13 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds that running requests get to finish on Ctrl-C or SIGTERM (default: %(default)s)",
     )
     add("--log-verbose", type=at_least(0), default=0, metavar="N", help="the server's log level (default: 0)")
+    add(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default=LOG_FORMATS[0],
+        help="how lines are written to stderr; json: each as an object with time, level, source and message "
+        "(default: %(default)s)",
+    )
 
 
 def server_command(
@@ -289,7 +299,7 @@ def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> O
     options += [f"--metrics-url=http://{metrics_address}/metrics"]
     options += ["--lenient"] if args.openai_lenient else []
     options += ["--metrics-open"] if args.metrics_open else []
-    options.append(f"--reasoning={args.openai_reasoning}")
+    options += [f"--reasoning={args.openai_reasoning}", f"--log-format={args.log_format}"]
     has_keys = args.api_keys is not None
     options += [f"--api-keys={args.api_keys.absolute()}"] if has_keys else []
     return OpenAIPlan(host=args.openai_host, port=port, options=tuple(options), has_keys=has_keys)

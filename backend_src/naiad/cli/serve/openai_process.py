@@ -100,7 +100,10 @@ class OpenAIProcess:
             pause_s = _BACK_OFF_S[0 if is_stable else min(self._num_failures, len(_BACK_OFF_S) - 1)]
             self._num_failures = 1 if is_stable else self._num_failures + 1
             self._next_start_s = now_s + pause_s
-            say(f"restarting the OpenAI server: it ended with exit code {self._process.returncode}")
+            say(
+                f"restarting the OpenAI server: it ended with exit code {self._process.returncode}",
+                "warning",
+            )
             self._process = None
         if self._process is None and time.monotonic() >= self._next_start_s:
             self.start()

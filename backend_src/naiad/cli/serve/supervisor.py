@@ -13,6 +13,7 @@ from pathlib import Path
 from naiad.cli.console import say
 from naiad.cli.repository.model_entries import ModelEntry
 from naiad.cli.serve.drain import end_requests
+from naiad.cli.serve.log_limit import LogLimit
 from naiad.cli.serve.openai_process import OpenAIPlan, OpenAIProcess
 from naiad.cli.serve.probes import ProbeFailure, Prober
 from naiad.cli.serve.server_log import ServerLog, find_cause, other_lines
@@ -21,6 +22,7 @@ from naiad.cli.serve.start_watch import StartWatch
 from naiad.cli.serve.stop_signal import StopSignal
 from naiad.cli.serve.watcher import Watcher
 from naiad.errors import StartupError
+from naiad.log_lines import LogFormat, json_line_of
 
 PROBE_TIMEOUT_S = 3.0
 # Time to close connections and unload models; the requests have ended before.
@@ -51,6 +53,7 @@ class ServerPlan:
         start_timeout_s: time that a start may be without progress.
         exit_timeout_s: time that running requests get to finish.
         is_verbose: whether the server's output is shown while it starts.
+        log_format: how the server's lines are written.
         openai: the OpenAI server beside it; None: there is none.
     """
 
@@ -64,6 +67,7 @@ class ServerPlan:
     start_timeout_s: int
     exit_timeout_s: int
     is_verbose: bool
+    log_format: LogFormat = "text"
     openai: OpenAIPlan | None = None
 
 
@@ -104,7 +108,7 @@ class Supervisor:
                 num_failures += 1
                 if is_first or num_failures >= len(_BACK_OFF_S):
                     raise
-                say(f"the server did not start again: {error}")
+                say(f"the server did not start again: {error}", "error")
                 continue
             if server is None:
                 return 0
@@ -118,14 +122,14 @@ class Supervisor:
             reason = self._watch(server)
             if reason is None:
                 return self._drain(server)
-            say(f"restarting the server: {reason}")
+            say(f"restarting the server: {reason}", "warning")
             server.kill(_KILL_TIMEOUT_S)
             num_failures = num_failures + 1 if time.monotonic() - start_s < _STABLE_S else 0
         return 0
 
     def _start(self) -> ServerProcess | None:
         """Start a server and wait until it serves; None if a signal arrives first."""
-        log = ServerLog(_show, hold=not self._plan.is_verbose)
+        log = ServerLog(self._write(), hold=not self._plan.is_verbose)
         command = self._plan.command()
         server = ServerProcess(command, self._plan.environment, self._plan.runtime_dir, log)
         prober = self._prober()
@@ -192,7 +196,7 @@ class Supervisor:
         deadline_s = time.monotonic() + SERVER_EXIT_TIMEOUT_S + _STOP_MARGIN_S
         while server.poll() is None:
             if time.monotonic() > deadline_s:
-                say("the server does not stop: killing it")
+                say("the server does not stop: killing it", "warning")
                 server.kill(_KILL_TIMEOUT_S)
                 return 0 if have_ended else 1
             time.sleep(0.05)
@@ -206,6 +210,11 @@ class Supervisor:
                 return prober.probe()
         except (urllib.error.URLError, OSError):
             return ProbeFailure("the server is not ready", is_silence=True)
+
+    def _write(self) -> Callable[[str], None]:
+        """Return what takes the lines of the server; whoever asks for more of them gets every one."""
+        show = _show_json if self._plan.log_format == "json" else _show
+        return show if self._plan.is_verbose else LogLimit(show, say).take
 
     def _prober(self) -> Prober:
         return Prober(self._plan.grpc_address, self._plan.models, PROBE_TIMEOUT_S)
@@ -232,3 +241,7 @@ def _ending(code: int, program: str, lines: Sequence[str]) -> str:
 
 def _show(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def _show_json(line: str) -> None:
+    _show(json_line_of(line, now_s=time.time()))
