@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from naiad.cli.argument_types import at_least
+from naiad.cli.argument_types import at_least, some_text
 from naiad.config.engine_config import (
     CPU_KERNELS,
     DEVICES,
@@ -32,6 +32,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
     add = engine.add_argument
     add(
         "--served-name",
+        type=some_text,
         metavar="NAME",
         help="the model's name for clients of the OpenAI API (default: the checkpoint's name)",
     )
@@ -166,6 +167,7 @@ def _add_speculation(engine: argparse._ArgumentGroup) -> None:
     )
     add(
         "--draft-model",
+        type=some_text,
         metavar="NAME",
         help="for --drafter draft_model: a model with the same vocabulary, named as for --model",
     )

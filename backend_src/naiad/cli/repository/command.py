@@ -6,6 +6,7 @@ import argparse
 import shutil
 from pathlib import Path
 
+from naiad.cli.argument_types import some_text
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.checkpoints.model_files import check_checkpoint, check_model_directory
 from naiad.cli.console import say
@@ -27,7 +28,9 @@ _GIB = 1 << 30
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the commands and their options."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="create | add | remove | check")
+    commands = parser.add_subparsers(
+        dest="action", required=True, metavar="create | add | remove | list | check"
+    )
     for action, summary in (
         ("create", "write a new repository that serves one model"),
         ("add", "serve a further model from a repository; its models' names begin with NAME_"),
@@ -36,8 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _add_model_arguments(command)
         command.set_defaults(act=_create if action == "create" else _add)
     remove = commands.add_parser("remove", help="remove a model from a repository")
-    remove.add_argument("name", metavar="NAME", help="as `naiad repository check` lists it")
+    remove.add_argument("--name", required=True, metavar="NAME", help="as `naiad repository list` shows it")
     remove.set_defaults(act=_remove)
+    listed = commands.add_parser("list", help="list the models of a repository")
+    listed.set_defaults(act=_list)
     check = commands.add_parser("check", help="check that this machine can serve the repository")
     check.set_defaults(act=_check)
     for command in commands.choices.values():
@@ -55,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--model", type=some_text, required=True, metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--name", required=True, metavar="NAME", help="what to call it")
     parser.add_argument(
         "--preset",
@@ -102,7 +107,7 @@ def _remove(args: argparse.Namespace) -> None:
     names = ", ".join(model.name for model in models)
     chosen = next((model for model in models if model.name == args.name), None)
     if chosen is None:
-        raise ConfigError("NAME", args.name, f"one of {names}")
+        raise ConfigError("--name", args.name, f"one of {names}")
     if len(models) == 1:
         raise StartupError(f"{args.name} is the only model of {repository}: remove the directory itself")
     others = {entry.name for model in models if model is not chosen for entry in model.entries}
@@ -110,6 +115,11 @@ def _remove(args: argparse.Namespace) -> None:
         if entry.name not in others:
             shutil.rmtree(repository / entry.name)
             print(f"removed {repository / entry.name}")
+
+
+def _list(args: argparse.Namespace) -> None:
+    for model in served_models(read_repository(find_repository(args.repository))):
+        _print_names(model)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -131,8 +141,12 @@ def _check(args: argparse.Namespace) -> None:
 
 def _print_model(model: ServedModel) -> None:
     config = model.engine_config()
-    print(f"{model.name}: {', '.join(sorted(entry.name for entry in model.entries))}")
+    _print_names(model)
     print(f"  {config.model_dir} on {config.device}, {config.max_num_seqs} sequences")
+
+
+def _print_names(model: ServedModel) -> None:
+    print(f"{model.name}: {', '.join(sorted(entry.name for entry in model.entries))}")
 
 
 def _new_model(args: argparse.Namespace, prefix: str) -> NewModel:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from naiad.cli.argument_types import at_least, port_number, port_or_off
+from naiad.cli.argument_types import at_least, port_number, port_or_off, some_text
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.console import say, use_log_format
 from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
@@ -20,7 +20,8 @@ from naiad.cli.repository.model_entries import (
     with_parameters,
     write_repository,
 )
-from naiad.cli.repository.served_models import top_models
+from naiad.cli.repository.served_models import SERVED_NAME, ServedModel, top_models
+from naiad.cli.serve.config_file import config_text
 from naiad.cli.serve.openai_process import OpenAIPlan
 from naiad.cli.serve.ports import KeptPorts
 from naiad.cli.serve.runtime_folder import region_prefix, runtime_folder
@@ -40,7 +41,7 @@ from naiad.cli.system_checks import (
     check_space,
     running_python,
 )
-from naiad.config.model_location import model_directory, text_of_path
+from naiad.config.model_location import checkpoint_name, model_directory, path_of_text, text_of_path
 from naiad.errors import ConfigError
 from naiad.log_lines import LOG_FORMATS
 from naiad.openai_server.access.key_file import read_key_file
@@ -65,6 +66,17 @@ _EXPOSED_BUNDLED = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="read options from this TOML file, each by its name without the dashes; the command line's hold",
+    )
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print all options with their values as such a file",
+    )
     _add_server_arguments(parser)
     add_engine_arguments(parser, "Each overrides the parameter of the same name in config.pbtxt.")
 
@@ -75,6 +87,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StartupError: it cannot be started; the message names the cause and the remedy.
     """
+    if args.print_config:
+        options = argparse.ArgumentParser()
+        add_arguments(options)
+        print(config_text(args, options))
+        return 0
     use_log_format(args.log_format)
     with StopSignal() as stop, KeptPorts() as kept:
         return _serve(args, stop, kept)
@@ -94,7 +111,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     openai_port = _choose_openai_port(args, kept)
     models = _configured(args, read_repository(source))
     needs = check_repository(models, available_memory_bytes())
-    entry_point = needs[0].model.entry_point
+    first = needs[0].model
     for warning in warnings_of([need.model for need in needs]):
         say(warning, "warning")
     with runtime_folder() as runtime_dir:
@@ -129,13 +146,14 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
         )
         openai_address = None if openai_port is None else _address(args.openai_host, openai_port)
         say("starting the server")
-        return Supervisor(plan, stop, lambda: _announce(args.host, ports, openai_address, entry_point)).run()
+        return Supervisor(plan, stop, lambda: _announce(args.host, ports, openai_address, first)).run()
 
 
 def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--model",
+        type=some_text,
         metavar="NAME",
         help=f"{MODEL_HELP} (default: what the repository's model_dir says)",
     )
@@ -348,12 +366,13 @@ def _warn_if_exposed(args: argparse.Namespace, files: ServerFiles) -> None:
         )
 
 
-def _announce(host: str, ports: Mapping[str, int], openai: str | None, entry: ModelEntry) -> None:
+def _announce(host: str, ports: Mapping[str, int], openai: str | None, first: ServedModel) -> None:
     addresses = {name: _address(host, port) for name, port in ports.items()}
     shown = addresses if openai is None else {**addresses, "openai": f"http://{openai}/v1"}
     print("ready: " + " ".join(f"{name}={address}" for name, address in shown.items()))
-    print("\nAsk it something:")
+    entry = first.entry_point
     model = entry.name
+    print(f"\nAsk {_shown_name(first)} something:")
     client = f"{sys.executable} -m naiad_client" + ("" if model == "ensemble" else f" --model {model}")
     if entry.config.max_batch_size:
         # The client sends batched requests, which this model accepts.
@@ -363,6 +382,12 @@ def _announce(host: str, ports: Mapping[str, int], openai: str | None, entry: Mo
     if openai is not None:
         print(f"  or open http://{openai}/ in a browser")
     print("\nCtrl-C stops it.", flush=True)
+
+
+def _shown_name(model: ServedModel) -> str:
+    return model.engine.parameters.get(SERVED_NAME) or checkpoint_name(
+        path_of_text(model.engine_config().model_dir)
+    )
 
 
 def _address(host: str, port: int) -> str:
