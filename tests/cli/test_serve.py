@@ -139,3 +139,10 @@ def test_options_that_make_no_sense_are_refused_by_name(
         main(["serve", *options])
     assert ended.value.code == 2
     assert options[0] in capsys.readouterr().err
+
+
+def test_a_key_of_model_control_without_model_control_is_refused(
+    capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
+    text = refusal(capsys, "--model", str(model), "--model-control-key", "file")
+    assert "--model-control-key = 'file': expected --model-control-mode explicit with it" in text

@@ -22,6 +22,7 @@ from naiad.cli.repository.model_entries import (
 )
 from naiad.cli.repository.served_models import SERVED_NAME, ServedModel, top_models
 from naiad.cli.serve.config_file import config_text
+from naiad.cli.serve.control_key import control_key, restrictions
 from naiad.cli.serve.openai_process import OpenAIPlan
 from naiad.cli.serve.ports import KeptPorts
 from naiad.cli.serve.runtime_folder import region_prefix, runtime_folder
@@ -57,7 +58,11 @@ _EXPOSED = (
     "there is no authentication."
 )
 _EXPOSED_BESIDE_KEYS = " The keys of --api-keys do not protect them."
-_EXPOSED_EXPLICIT = " With --model-control-mode explicit they can also run their own code on this machine."
+_EXPOSED_EXPLICIT = (
+    " With --model-control-mode explicit a key keeps them from running their own code here, and it is sent as "
+    "plain text."
+)
+_EXPLICIT = "with --model-control-mode explicit whoever has the key of model control can run their own code on this machine"
 _EXPOSED_BUNDLED = (
     " This server is release 24.10, which has published security holes: for anything "
     "exposed use NVIDIA's current container (docs/container.md)."
@@ -121,6 +126,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
         else:
             write_repository(source, models, repository)
         files = _server_files(args.tritonserver, runtime_dir)
+        key = _control_key(args)
         _warn_if_exposed(args, files)
         # Imported after the checks because gRPC takes a while to import.
         from naiad.cli.serve.supervisor import SERVER_EXIT_TIMEOUT_S, ServerPlan, Supervisor
@@ -129,6 +135,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
         plan = ServerPlan(
             command=lambda: [
                 *server_command(files, repository, ports, args),
+                *([] if key is None else restrictions(key)),
                 f"--exit-timeout-secs={SERVER_EXIT_TIMEOUT_S}",
                 f"--backend-config=python,shm-region-prefix-name={region_prefix(runtime_dir)}",
             ],
@@ -142,6 +149,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
             exit_timeout_s=args.exit_timeout_s,
             is_verbose=args.log_verbose > 0,
             log_format=args.log_format,
+            control_key=key,
             openai=None if openai_port is None else _openai_plan(args, openai_port, metrics_address),
         )
         openai_address = None if openai_port is None else _address(args.openai_host, openai_port)
@@ -167,8 +175,15 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-control-mode",
         choices=("none", "explicit"),
         default="none",
-        help="explicit: clients may load and unload models, and the repository is served itself, "
-        "not a copy (default: %(default)s)",
+        help="explicit: clients that have the key may load and unload models, and so run their own code on "
+        "this machine; the repository is served itself, not a copy (default: %(default)s)",
+    )
+    add(
+        "--model-control-key",
+        type=Path,
+        metavar="FILE",
+        help="with --model-control-mode explicit: the key that clients need to load and unload models; the "
+        "file is made if there is none (default: a new key, which is printed once)",
     )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     for name, port in _PORTS.items():
@@ -346,6 +361,18 @@ def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[
 
 def _is_explicit(args: argparse.Namespace) -> bool:
     return bool(args.model_control_mode == "explicit")
+
+
+def _control_key(args: argparse.Namespace) -> str | None:
+    """Return the key of model control; None: there is no model control."""
+    if not _is_explicit(args):
+        if args.model_control_key is not None:
+            raise ConfigError(
+                "--model-control-key", str(args.model_control_key), "--model-control-mode explicit with it"
+            )
+        return None
+    say(_EXPLICIT, "warning")
+    return control_key(args.model_control_key)
 
 
 def _server_files(program: Path | None, runtime_dir: Path) -> ServerFiles:

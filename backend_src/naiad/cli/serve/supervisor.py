@@ -12,6 +12,7 @@ from pathlib import Path
 
 from naiad.cli.console import say
 from naiad.cli.repository.model_entries import ModelEntry
+from naiad.cli.serve.control_key import grpc_metadata
 from naiad.cli.serve.drain import end_requests
 from naiad.cli.serve.log_limit import LogLimit
 from naiad.cli.serve.openai_process import OpenAIPlan, OpenAIProcess
@@ -54,6 +55,7 @@ class ServerPlan:
         exit_timeout_s: time that running requests get to finish.
         is_verbose: whether the server's output is shown while it starts.
         log_format: how the server's lines are written.
+        control_key: the key of model control; None: clients can not load models.
         openai: the OpenAI server beside it; None: there is none.
     """
 
@@ -68,6 +70,7 @@ class ServerPlan:
     exit_timeout_s: int
     is_verbose: bool
     log_format: LogFormat = "text"
+    control_key: str | None = None
     openai: OpenAIPlan | None = None
 
 
@@ -217,7 +220,8 @@ class Supervisor:
         return show if self._plan.is_verbose else LogLimit(show, say).take
 
     def _prober(self) -> Prober:
-        return Prober(self._plan.grpc_address, self._plan.models, PROBE_TIMEOUT_S)
+        metadata = grpc_metadata(self._plan.control_key)
+        return Prober(self._plan.grpc_address, self._plan.models, PROBE_TIMEOUT_S, metadata)
 
 
 def _start_failure(lines: Sequence[str], otherwise: str) -> StartupError:
