@@ -18,9 +18,9 @@ from naiad.cli.repository.model_entries import (
     find_repository,
     read_repository,
     with_parameters,
-    write_repository,
 )
 from naiad.cli.repository.served_models import SERVED_NAME, ServedModel, top_models
+from naiad.cli.repository.snapshot import RepositorySnapshot
 from naiad.cli.serve.config_file import config_text
 from naiad.cli.serve.control_key import control_key, restrictions
 from naiad.cli.serve.openai_process import OpenAIPlan
@@ -59,10 +59,13 @@ _EXPOSED = (
 )
 _EXPOSED_BESIDE_KEYS = " The keys of --api-keys do not protect them."
 _EXPOSED_EXPLICIT = (
-    " With --model-control-mode explicit a key keeps them from running their own code here, and it is sent as "
+    " With --model-control-mode explicit a key keeps them from running their own code here; it is sent as "
     "plain text."
 )
-_EXPLICIT = "with --model-control-mode explicit whoever has the key of model control can run their own code on this machine"
+_EXPLICIT = (
+    "with --model-control-mode explicit whoever has the key of model control can run their own code on this "
+    "machine"
+)
 _EXPOSED_BUNDLED = (
     " This server is release 24.10, which has published security holes: for anything "
     "exposed use NVIDIA's current container (docs/container.md)."
@@ -120,11 +123,9 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     for warning in warnings_of([need.model for need in needs]):
         say(warning, "warning")
     with runtime_folder() as runtime_dir:
-        repository = runtime_dir / "repository"
-        if _is_explicit(args):
-            repository = plain_repository(source, repository)
-        else:
-            write_repository(source, models, repository)
+        place = runtime_dir / "repository"
+        snapshot = None if _is_explicit(args) else RepositorySnapshot(source, models, place)
+        repository = plain_repository(source, place) if snapshot is None else place
         files = _server_files(args.tritonserver, runtime_dir)
         key = _control_key(args)
         _warn_if_exposed(args, files)
@@ -134,7 +135,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
         metrics_address = _address(args.host, ports["metrics"])
         plan = ServerPlan(
             command=lambda: [
-                *server_command(files, repository, ports, args),
+                *server_command(files, _checked(repository, snapshot), ports, args),
                 *([] if key is None else restrictions(key)),
                 f"--exit-timeout-secs={SERVER_EXIT_TIMEOUT_S}",
                 f"--backend-config=python,shm-region-prefix-name={region_prefix(runtime_dir)}",
@@ -300,6 +301,13 @@ def server_command(
         names = top_models(read_repository(repository))
         command += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in names)]
     return command
+
+
+def _checked(repository: Path, snapshot: RepositorySnapshot | None) -> Path:
+    """Return the repository for a start, after saying what of it has changed."""
+    for change in snapshot.changes() if snapshot is not None else ():
+        say(change, "warning")
+    return repository
 
 
 def _choose_openai_port(args: argparse.Namespace, kept: KeptPorts) -> int | None:
