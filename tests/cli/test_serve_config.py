@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from naiad.cli.main import _expanded, main
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from naiad.cli.serve.config_file import tomllib
 
 
 def printed(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, object]:
