@@ -51,7 +51,7 @@ _NOTES = {
     "skip_special_tokens": "default true",
     "spaces_between_special_tokens": "has no effect: special tokens are never merged",
     "add_special_tokens": "default: true for completions, false for chats",
-    "truncate_prompt_tokens": "keeps so many prompt tokens, the last; −1: those that leave room for output",
+    "truncate_prompt_tokens": "keeps the last N prompt tokens; −1: as many as leave room for the output",
     "truncation_side": "`left`, the default, or `right`: the end of the prompt at which tokens are dropped",
     "timeout_s": "> 0; the deadline, in seconds",
     "request_id": "at most 200 characters; the id of the answer and of the engine's request",

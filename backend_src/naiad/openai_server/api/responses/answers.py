@@ -103,7 +103,7 @@ class TextForm(msgspec.Struct, frozen=True):
 
 
 class ReasoningForm(msgspec.Struct, frozen=True):
-    """How the model was told to reason: it was not."""
+    """The reasoning options of the request; there are none."""
 
     effort: None = None
     summary: None = None
