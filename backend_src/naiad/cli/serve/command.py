@@ -8,10 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from naiad.cli.argument_types import at_least, port_number, port_or_off, some_text
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.console import say, use_log_format
-from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
+from naiad.cli.engine_options import chosen_parameters
 from naiad.cli.repository.check import check_repository, warnings_of, with_directories
 from naiad.cli.repository.model_entries import (
     ModelEntry,
@@ -24,6 +23,7 @@ from naiad.cli.repository.snapshot import RepositorySnapshot
 from naiad.cli.serve.config_file import config_text
 from naiad.cli.serve.control_key import control_key, restrictions
 from naiad.cli.serve.openai_process import OpenAIPlan
+from naiad.cli.serve.options import ASKED_FOR_NONE, OPENAI_PORT, PORTS, add_arguments
 from naiad.cli.serve.ports import KeptPorts
 from naiad.cli.serve.runtime_folder import region_prefix, runtime_folder
 from naiad.cli.serve.server_files import (
@@ -44,15 +44,11 @@ from naiad.cli.system_checks import (
 )
 from naiad.config.model_location import checkpoint_name, model_directory, path_of_text, text_of_path
 from naiad.errors import ConfigError
-from naiad.log_lines import LOG_FORMATS
 from naiad.openai_server.access.key_file import read_key_file
 from naiad.openai_server.access.policy import is_loopback
-from naiad.openai_server.api.output_parser import CHOICES
 
-_OPENAI_PORT = 9000
-# The value of --openai-port if it was not given.
-_ASKED_FOR_NONE = -1
-_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+__all__ = ["add_arguments", "run"]
+
 _EXPOSED = (
     "{host} is not a loopback address. Anyone who can reach these ports can use the server; "
     "there is no authentication."
@@ -70,23 +66,6 @@ _EXPOSED_BUNDLED = (
     " This server is release 24.10, which has published security holes: for anything "
     "exposed use NVIDIA's current container (docs/container.md)."
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="read options from this TOML file, each by its name without the dashes; the command line's hold",
-    )
-    parser.add_argument(
-        "--print-config",
-        action="store_true",
-        help="print all options with their values as such a file",
-    )
-    _add_server_arguments(parser)
-    add_engine_arguments(parser, "Each overrides the parameter of the same name in config.pbtxt.")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,7 +94,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     )
     source = find_repository(args.model_repository)
     _check_keys(args)
-    ports = kept.keep_each(args.host, {name: getattr(args, f"{name}_port") for name in _PORTS})
+    ports = kept.keep_each(args.host, {name: getattr(args, f"{name}_port") for name in PORTS})
     openai_port = _choose_openai_port(args, kept)
     models = _configured(args, read_repository(source))
     needs = check_repository(models, available_memory_bytes())
@@ -158,129 +137,6 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
         return Supervisor(plan, stop, lambda: _announce(args.host, ports, openai_address, first)).run()
 
 
-def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--model",
-        type=some_text,
-        metavar="NAME",
-        help=f"{MODEL_HELP} (default: what the repository's model_dir says)",
-    )
-    add(
-        "--model-repository",
-        type=Path,
-        metavar="DIR",
-        help="the model repository, which is not changed (default: the one in Naiad's package)",
-    )
-    add(
-        "--model-control-mode",
-        choices=("none", "explicit"),
-        default="none",
-        help="explicit: clients that have the key may load and unload models, and so run their own code on "
-        "this machine; the repository is served itself, not a copy (default: %(default)s)",
-    )
-    add(
-        "--model-control-key",
-        type=Path,
-        metavar="FILE",
-        help="with --model-control-mode explicit: the key that clients need to load and unload models; the "
-        "file is made if there is none (default: a new key, which is printed once)",
-    )
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    for name, port in _PORTS.items():
-        add(
-            f"--{name}-port",
-            type=port_number,
-            default=port,
-            metavar="N",
-            help="default: %(default)s; 0: any free port",
-        )
-    add(
-        "--openai-port",
-        type=port_or_off,
-        default=_ASKED_FOR_NONE,
-        metavar="N",
-        help=f"port of the OpenAI API (default: {_OPENAI_PORT}, or a free one if that is taken); 0: any free "
-        "port; off: no OpenAI API",
-    )
-    add(
-        "--openai-host",
-        default="127.0.0.1",
-        metavar="HOST",
-        help="address of the OpenAI API (default: %(default)s)",
-    )
-    add(
-        "--openai-allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a host name under which clients reach the OpenAI API, besides addresses and localhost; may be "
-        "repeated",
-    )
-    add(
-        "--openai-allowed-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="an origin, such as https://chat.example.com, whose pages may call the OpenAI API; may be "
-        "repeated",
-    )
-    add(
-        "--openai-lenient",
-        action="store_true",
-        help="the OpenAI API passes over unknown fields of requests instead of refusing them",
-    )
-    add(
-        "--api-keys",
-        type=Path,
-        metavar="FILE",
-        help="the keys of the OpenAI API, one of which a request then needs; read again on SIGHUP, which "
-        "then does not stop the server (`naiad key` makes a key)",
-    )
-    add("--metrics-open", action="store_true", help="the OpenAI API's /metrics needs no key")
-    add(
-        "--expose-triton",
-        action="store_true",
-        help="with --api-keys: allow a --host that others can reach, although keys do not protect its ports",
-    )
-    add(
-        "--openai-reasoning",
-        choices=CHOICES,
-        default=CHOICES[0],
-        help="how models write what they reason before they answer; auto: as the checkpoint's chat template "
-        "or tokens say (default: %(default)s)",
-    )
-    add(
-        "--tritonserver",
-        type=Path,
-        metavar="PATH",
-        help="a server that is already installed, as in NVIDIA's container "
-        "(default: the one of the package nvidia-pytriton)",
-    )
-    add(
-        "--start-timeout-s",
-        type=at_least(1),
-        default=600,
-        metavar="N",
-        help="seconds that a start may be without any progress before it is given up (default: %(default)s)",
-    )
-    add(
-        "--exit-timeout-s",
-        type=at_least(0),
-        default=30,
-        metavar="N",
-        help="seconds that running requests get to finish on Ctrl-C or SIGTERM (default: %(default)s)",
-    )
-    add("--log-verbose", type=at_least(0), default=0, metavar="N", help="the server's log level (default: 0)")
-    add(
-        "--log-format",
-        choices=LOG_FORMATS,
-        default=LOG_FORMATS[0],
-        help="how lines are written to stderr; json: each as an object with time, level, source and message "
-        "(default: %(default)s)",
-    )
-
-
 def server_command(
     files: ServerFiles, repository: Path, ports: Mapping[str, int], args: argparse.Namespace
 ) -> list[str]:
@@ -288,7 +144,7 @@ def server_command(
     command = [str(files.program), f"--model-repository={repository}"]
     if files.backend_directory is not None:
         command.append(f"--backend-directory={files.backend_directory}")
-    for name in _PORTS:
+    for name in PORTS:
         command += [f"--{name}-address={args.host}", f"--{name}-port={ports[name]}"]
     command += [
         "--exit-on-error=true",
@@ -313,8 +169,8 @@ def _checked(repository: Path, snapshot: RepositorySnapshot | None) -> Path:
 def _choose_openai_port(args: argparse.Namespace, kept: KeptPorts) -> int | None:
     """Return the port of the OpenAI API; None: there is none."""
     port: int | None = args.openai_port
-    if port == _ASKED_FOR_NONE:
-        return kept.keep_preferred("--openai-port", args.openai_host, _OPENAI_PORT)
+    if port == ASKED_FOR_NONE:
+        return kept.keep_preferred("--openai-port", args.openai_host, OPENAI_PORT)
     return None if port is None else kept.keep("--openai-port", args.openai_host, port)
 
 
