@@ -60,7 +60,7 @@ def test_bash_completes_commands_options_and_values(capsys: pytest.CaptureFixtur
     script = capsys.readouterr().out
     assert completed(script, "naiad", "se") == ["serve"]
     assert completed(script, "naiad", "repository", "c") == ["create", "check"]
-    assert completed(script, "naiad", "serve", "--model-c") == ["--model-control-mode"]
+    assert completed(script, "naiad", "serve", "--model-r") == ["--model-repository"]
     assert completed(script, "naiad", "serve", "--model-control-mode", "") == ["none", "explicit"]
     # File names are the shell's own business.
     assert completed(script, "naiad", "serve", "--model-repository", "x") == []

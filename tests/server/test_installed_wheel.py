@@ -15,7 +15,7 @@ from helpers.raw_grpc import ask, text_inputs
 from helpers.server import Leaving, start_server
 from helpers.tiny_repository import tiny_checkpoint
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def test_a_server_of_the_wheels_files_answers(

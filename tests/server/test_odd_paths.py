@@ -11,8 +11,6 @@ from helpers.raw_grpc import ask, text_inputs
 from helpers.server import Leaving, Server, running
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
-pytestmark = pytest.mark.server
-
 ODD = "my Modèle (ü)"
 
 
