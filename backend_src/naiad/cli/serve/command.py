@@ -86,21 +86,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     library_dir = check_machine()
-    check_space(
-        use_plain_temporary_directory(),
-        MIN_TEMP_BYTES,
-        "the server",
-        "make room, or set TMPDIR to another directory",
-    )
+    temporary = use_plain_temporary_directory()
+    check_space(temporary, MIN_TEMP_BYTES, "the server", "make room, or set TMPDIR to another directory")
     source = find_repository(args.model_repository)
     _check_keys(args)
     ports = kept.keep_each(args.host, {name: getattr(args, f"{name}_port") for name in PORTS})
     openai_port = _choose_openai_port(args, kept)
     models = _configured(args, read_repository(source))
-    needs = check_repository(models, available_memory_bytes())
-    first = needs[0].model
-    for warning in warnings_of([need.model for need in needs]):
-        say(warning, "warning")
+    first = _checked_models(models)
     with runtime_folder() as runtime_dir:
         place = runtime_dir / "repository"
         snapshot = None if _is_explicit(args) else RepositorySnapshot(source, models, place)
@@ -135,6 +128,14 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
         openai_address = None if openai_port is None else _address(args.openai_host, openai_port)
         say("starting the server")
         return Supervisor(plan, stop, lambda: _announce(args.host, ports, openai_address, first)).run()
+
+
+def _checked_models(models: Sequence[ModelEntry]) -> ServedModel:
+    """Check that this machine can serve the models, say what is doubtful, and return the first one."""
+    served = [need.model for need in check_repository(models, available_memory_bytes())]
+    for warning in warnings_of(served):
+        say(warning, "warning")
+    return served[0]
 
 
 def server_command(
