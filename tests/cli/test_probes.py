@@ -28,10 +28,12 @@ class FakeServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
     def __init__(self, answer: Answer) -> None:
         self.asked: list[Any] = []
         self.ready: list[str] = []
+        self.metadata: dict[str, str] = {}
         self._answer = answer
 
     def RepositoryIndex(self, request: Any, _context: Any) -> Any:  # noqa: N802 — gRPC's name
         assert request.ready
+        self.metadata = dict(_context.invocation_metadata())
         index = service_pb2.RepositoryIndexResponse()
         for name in self.ready:
             index.models.add(name=name, version="1", state="READY")
@@ -175,3 +177,10 @@ def test_nobody_listening_is_an_error(serve: Callable[[Answer], Fake]) -> None:
 
 def test_repository_of_the_checkout_is_the_default() -> None:
     assert find_repository(None) == Path(__file__).parents[2] / "model_repository"
+
+
+def test_the_key_of_model_control_goes_along_when_models_are_listed(serve: Callable[[Answer], Fake]) -> None:
+    fake = serve(nothing)
+    fake.servicer.ready = ["tokenizer"]
+    assert Prober(fake.address, None, 5, (("a-header", "k"),)).probe() is None
+    assert fake.servicer.metadata["a-header"] == "k"

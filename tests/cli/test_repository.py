@@ -9,8 +9,8 @@ from naiad.cli.repository.model_entries import (
     find_repository,
     read_repository,
     with_parameters,
-    write_repository,
 )
+from naiad.cli.repository.snapshot import RepositorySnapshot
 from naiad.errors import StartupError
 
 ENGINE = """
@@ -42,7 +42,8 @@ def parameters(root: Path) -> dict[str, dict[str, str]]:
 
 
 def write(source: Path, target: Path, overrides: dict[str, str]) -> None:
-    write_repository(source, [with_parameters(entry, overrides) for entry in read_repository(source)], target)
+    entries = [with_parameters(entry, overrides) for entry in read_repository(source)]
+    RepositorySnapshot(source, entries, target)
 
 
 def by_name(source: Path) -> dict[str, ModelEntry]:
@@ -78,12 +79,12 @@ def test_the_source_is_not_changed(source: Path, tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
 
 
-def test_our_models_are_copied_and_others_linked(source: Path, tmp_path: Path) -> None:
+def test_all_models_are_copied(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     write(source, target, {})
     assert (target / "engine_a" / "1" / "model.py").read_text() == "# engine_a\n"
     assert not (target / "engine_a" / "1" / "__pycache__").exists()
-    assert (target / "resnet").is_symlink()
+    assert (target / "resnet" / "1" / "model.py").read_text() == "# resnet\n"
 
 
 def test_only_the_user_may_read_it(source: Path, tmp_path: Path) -> None:

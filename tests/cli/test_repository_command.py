@@ -130,12 +130,12 @@ def test_each_model_has_its_own_engine_options(repository: Path) -> None:
 
 
 def test_a_model_is_removed_with_all_that_is_its_own(repository: Path) -> None:
-    assert naiad("remove", "second", repository) == 0
+    assert naiad("remove", "--name", "second", repository) == 0
     assert sorted(entries(repository)) == MODELS
 
 
 def test_the_first_model_can_be_removed_too(repository: Path) -> None:
-    assert naiad("remove", "first", repository) == 0
+    assert naiad("remove", "--name", "first", repository) == 0
     assert sorted(entries(repository)) == [f"second_{name}" for name in MODELS]
     assert naiad("check", repository) == 0
 
@@ -143,7 +143,7 @@ def test_the_first_model_can_be_removed_too(repository: Path) -> None:
 def test_models_of_others_stay(repository: Path) -> None:
     (repository / "resnet" / "1").mkdir(parents=True)
     (repository / "resnet" / "config.pbtxt").write_text('platform: "onnxruntime_onnx"\n')
-    assert naiad("remove", "first", repository) == 0
+    assert naiad("remove", "--name", "first", repository) == 0
     assert "resnet" in entries(repository)
 
 
@@ -260,14 +260,14 @@ def test_a_directory_that_is_in_the_way_is_kept(
 def test_removing_what_is_not_there_names_what_is(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "expected one of first, second" in refusal(capsys, "remove", "third", repository)
+    assert "expected one of first, second" in refusal(capsys, "remove", "--name", "third", repository)
 
 
 def test_the_last_model_is_not_removed(
     tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     create(tmp_path / "made", checkpoint)
-    assert "the only model" in refusal(capsys, "remove", "first", tmp_path / "made")
+    assert "the only model" in refusal(capsys, "remove", "--name", "first", tmp_path / "made")
     assert sorted(entries(tmp_path / "made")) == MODELS
 
 
@@ -283,3 +283,38 @@ def test_models_of_one_ensemble_with_two_checkpoints_are_refused(
     config = repository / "second_tokenizer" / "config.pbtxt"
     config.write_text(config.read_text().replace(str(tmp_path / "checkpoint"), str(tmp_path / "other")))
     assert "model_dir of second_tokenizer" in refusal(capsys, "check", repository)
+
+
+def test_a_chat_template_that_does_not_compile_is_told(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint / "chat_template.jinja").write_text("{% for message in %}")
+    create(tmp_path / "repository", checkpoint, "--kv-cache-bytes", "1000")
+    assert naiad("check", tmp_path / "repository") == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "naiad: warning: the chat template of first does not compile, so chats are refused: "
+    )
+
+
+def test_a_chat_template_that_can_not_be_read_is_refused(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint / "chat_template.jinja").write_bytes(b"{{ '\xff' }}")
+    create(tmp_path / "repository", checkpoint, "--kv-cache-bytes", "1000")
+    assert naiad("check", tmp_path / "repository") == 1
+    assert "chat_template.jinja is not UTF-8: invalid start byte at byte 4" in capsys.readouterr().err
+
+
+def test_list_shows_the_first_model_first_whatever_the_names_are(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "made"
+    create(folder, checkpoint, "--kv-cache-bytes", "1000")
+    add(folder, checkpoint, "another", "--kv-cache-bytes", "1000")
+    capsys.readouterr()
+    assert naiad("list", folder) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "first: detokenizer, ensemble, llm, text, tokenizer",
+        "another: another_detokenizer, another_ensemble, another_llm, another_text, another_tokenizer",
+    ]

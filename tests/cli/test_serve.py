@@ -12,6 +12,9 @@ import pytest
 from helpers.blank_checkpoint import write_checkpoint
 from naiad import __version__
 from naiad.cli.main import main
+from naiad.cli.repository.model_entries import read_repository
+from naiad.cli.repository.served_models import served_models
+from naiad.cli.serve.command import _announce
 from naiad.config.engine_config import field_names
 
 
@@ -139,3 +142,27 @@ def test_options_that_make_no_sense_are_refused_by_name(
         main(["serve", *options])
     assert ended.value.code == 2
     assert options[0] in capsys.readouterr().err
+
+
+def test_a_key_of_model_control_without_model_control_is_refused(
+    capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
+    text = refusal(capsys, "--model", str(model), "--model-control-key", "file")
+    assert "--model-control-key = 'file': expected --model-control-mode explicit with it" in text
+
+
+def test_the_hint_names_the_first_model_whatever_the_names_are(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "made"
+    for action, name in (("create", "chatty"), ("add", "another")):
+        words = ["--model", str(model), "--name", name, "--kv-cache-bytes", "1000", str(folder)]
+        assert main(["repository", action, *words]) == 0
+    capsys.readouterr()
+    first = served_models(read_repository(folder))[0]
+    _announce("127.0.0.1", {"http": 1, "grpc": 2, "metrics": 3}, None, first)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "ready: http=127.0.0.1:1 grpc=127.0.0.1:2 metrics=127.0.0.1:3"
+    assert "Ask chatty something:" in lines
+    assert any("/v2/models/ensemble/generate_stream" in line for line in lines)
+    assert not any("another" in line for line in lines)

@@ -84,8 +84,8 @@ def test_the_server_itself_refuses_an_open_host_without_keys(keys: Path) -> None
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert (
-        done.stderr == "naiad openai: error: --host = '0.0.0.0': expected a loopback address, or --api-keys\n"
+    assert done.stderr.endswith(
+        "Z ERROR naiad openai: --host = '0.0.0.0': expected a loopback address, or --api-keys\n"
     )
     words = [*command[3:], "--api-keys", str(keys), "--metrics-open"]
     _, gate, host, _ = parse(words)

@@ -17,6 +17,7 @@ import pytest
 
 from helpers.ports import free_port
 from helpers.server import eventually, gone
+from naiad.cli.serve.runtime_folder import region_prefix
 from naiad.engine_process.protocol import StopServing, client_message_decoder
 from naiad.frames import FrameBuffer
 
@@ -201,6 +202,23 @@ def test_a_model_that_dies_before_the_first_probe_fails_the_start(start: Start) 
     assert line == "naiad: error: the server did not start: llm: Stub process 'llm_0_0' is not healthy."
 
 
+@pytest.mark.parametrize("behaviour", ["dead-stub", "gone-stub"])
+def test_a_stub_that_dies_while_the_server_waits_for_it_fails_the_start(
+    start: Start, tmp_path: Path, behaviour: str
+) -> None:
+    supervised = start(behaviour, str(tmp_path))
+    assert supervised.wait() == 1
+    (line,) = supervised.lines
+    assert "the server did not start: a model's process (the Python backend's stub) ended" in line
+
+
+def test_a_start_without_progress_is_given_up(start: Start) -> None:
+    supervised = start("starts-for-ever")
+    assert supervised.wait() == 1
+    (line,) = supervised.lines
+    assert "the server did not start: it made no progress for 3 s" in line
+
+
 def test_a_program_that_ends_in_silence_is_named(start: Start) -> None:
     supervised = start("silent")
     assert supervised.wait() == 1
@@ -255,6 +273,18 @@ def test_a_killed_guard_takes_the_server_along(start: Start) -> None:
     guard.kill()
     eventually(lambda: gone([server]))
     supervised.wait_for("restarting the server")
+
+
+def test_the_next_server_removes_the_regions_that_a_killed_guard_leaves(
+    start: Start, runtime_dir: Path
+) -> None:
+    region = Path("/dev/shm", f"{region_prefix(runtime_dir)}{uuid.uuid4()}")
+    supervised = start()
+    supervised.wait_for("ready")
+    region.touch()
+    supervised.descendants()[0].kill()
+    supervised.wait_for("the server serves again")
+    assert not region.exists()
 
 
 def test_a_signal_before_the_server_is_ready_stops_it(start: Start, runtime_dir: Path) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from naiad.cli import system_checks
+from naiad.cli.serve.config_file import tomllib
+from naiad.cli.serve.server_files import bundled_server
 from naiad.errors import StartupError
 
 CACHE_LINE = "\tlibpython3.11.so.1.0 (libc6,x86-64) => /lib/libpython3.11.so.1.0\n"
@@ -100,3 +102,16 @@ def test_missing_libpython_names_the_package(tmp_path: Path) -> None:
 
 def test_this_machine_passes() -> None:
     system_checks.check_machine()
+
+
+def test_the_extra_installs_what_the_checks_ask_for() -> None:
+    """`pip install "./naiad-….whl[server]"` is what the refusals of a bare installation name."""
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    lines = (root / "requirements" / "server.txt").read_text().splitlines()
+    (server,) = [line.split()[0] for line in lines if line.startswith("nvidia-pytriton")]
+    assert project["optional-dependencies"]["server"] == [server, "numpy<2"]
+    with pytest.raises(StartupError, match=r"naiad-….whl\[server\]"):
+        system_checks.check_numpy("2.1.0")
+    with pytest.raises(StartupError, match=r"naiad-….whl\[server\]"):
+        bundled_server(None, (3, 11), Path("unused"))

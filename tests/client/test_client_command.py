@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import json
 import os
 import struct
 import subprocess
@@ -89,3 +91,81 @@ def test_command_ends_quietly_when_its_reader_is_gone(server: FakeServer) -> Non
         )
 
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def messages(request: Any) -> list[dict[str, str]]:
+    """The chat that a request holds."""
+    contents = {
+        tensor.name: content
+        for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True)
+    }
+    return list(json.loads(contents["messages"][4:]))
+
+
+def test_a_dash_reads_the_prompt_from_standard_input(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answer = words("a")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("two\nlines"))
+    assert main(["-", "--url", server.url]) == 0
+    assert server.sent()["text_input"][2][4:] == b"two\nlines"
+
+
+def test_a_system_message_comes_first(server: FakeServer) -> None:
+    server.answer = words("a")
+    assert main(["hello", "--chat", "--system", "be brief", "--url", server.url]) == 0
+    assert messages(server.requests[-1]) == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hello"},
+    ]
+
+
+def test_a_conversation_carries_what_was_said(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answer = words("Pa", "ris")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("capital?\n\nsure?\n"))
+    assert main(["--chat", "--url", server.url]) == 0
+    assert len(server.requests) == 2
+    assert messages(server.requests[-1]) == [
+        {"role": "user", "content": "capital?"},
+        {"role": "assistant", "content": "Paris"},
+        {"role": "user", "content": "sure?"},
+    ]
+    assert capsys.readouterr().out == "Paris\nParis\n"
+
+
+def test_a_refused_message_is_not_part_of_the_conversation(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([failure("too long"), words("fine")])
+    server.answer = lambda request, context: next(answers)(request, context)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("long\nshort\n"))
+    assert main(["--chat", "--url", server.url]) == 1
+    assert "error: too long\n" in capsys.readouterr().err
+    assert messages(server.requests[-1]) == [{"role": "user", "content": "short"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ([], "a prompt is missing: give one, or - for standard input"),
+        (["x", "--system", "y"], "--system needs --chat"),
+        (["x", "--max-tokens", "many"], "argument --max-tokens: invalid int value: 'many'"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line(
+    options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(options)
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {reason}")
+    assert error.count("\n") == 1
+
+
+def test_a_wrong_url_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["x", "--url", "http://"]) == 1
+    assert capsys.readouterr().err == (
+        "error: url = 'http://': expected HOST:PORT, http://HOST:PORT or https://HOST:PORT\n"
+    )

@@ -59,7 +59,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "openai": ("naiad.cli.main", "openai"),
     **{
         f"repository {action}": ("naiad.cli.main", "repository", action)
-        for action in ("create", "add", "remove", "check")
+        for action in ("create", "add", "remove", "list", "check")
     },
     "fetch-model": ("naiad.cli.main", "fetch-model"),
     "throughput": ("naiad.cli.main", "bench", "throughput"),
@@ -87,7 +87,7 @@ _COMMAND_OF_LINE = (
     (re.compile(r"\bnaiad fetch-model\b"), "fetch-model"),
     *(
         (re.compile(rf"\bnaiad repository {action}\b"), f"repository {action}")
-        for action in ("create", "add", "remove", "check")
+        for action in ("create", "add", "remove", "list", "check")
     ),
     (re.compile(r"\bnaiad bench throughput\b"), "throughput"),
     (re.compile(r"-m naiad_client\b"), "naiad_client"),

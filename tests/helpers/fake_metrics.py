@@ -39,11 +39,13 @@ class FakeFamilies:
 
     def __init__(self) -> None:
         self.kinds: dict[str, str] = {}
+        self.descriptions: dict[str, str] = {}
         self.metrics: list[tuple[str, FakeMetric]] = []
         self.order: list[str] = []
 
     def __call__(self, name: str, description: str, kind: str) -> Any:
         self.kinds[name] = kind
+        self.descriptions[name] = description
 
         def make(**arguments: Any) -> FakeMetric:
             metric = FakeMetric(lambda: self.order.append(name), **arguments)

@@ -2,10 +2,11 @@
 
 Behaviours: fail (prints an error and exits), silent (exits), deaf (ignores SIGTERM), slow-exit, crash-once
 PATH (exits if PATH can be created), unready PATH (is not ready if PATH exists), absent PATH (does not listen
-if PATH exists), child PATH (starts a process that outlives it and writes its id to PATH),
-shm NAME (maps that file of /dev/shm), busy-until PATH (has an active request until PATH exists),
-busy-for-ever, mute-until PATH (has no metrics until PATH exists), engine PATH (has an engine that
-writes the messages it receives to PATH).
+if PATH exists), starts-for-ever (is never ready), dead-stub DIR (is never ready; a stub of it has ended),
+gone-stub DIR (the same, and it has taken note of the end), child PATH (starts a process that outlives it and
+writes its id to PATH), shm NAME (maps that file of /dev/shm), busy-until PATH (has an active request until
+PATH exists), busy-for-ever, mute-until PATH (has no metrics until PATH exists), engine PATH (has an engine
+that writes the messages it receives to PATH).
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ FAILURE = (
     'E1121 06:03:04.281119 13958 backend_model.cc:692] "ERROR: Failed to create instance: '
     "TritonModelException: dtype = 'int3': expected one of auto\\n\\nAt:\\n  model.py(36): initialize\\n\""
 )
+NEVER_READY = {"starts-for-ever", "dead-stub", "gone-stub"}
 
 
 class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        refuses = is_mute() if self.path == "/metrics" else IS_UNREADY
+        is_down = self.path == "/v2/health/ready" and not NEVER_READY.isdisjoint(sys.argv)
+        refuses = is_mute() if self.path == "/metrics" else IS_UNREADY or is_down
         self.send_response(503 if refuses else 200)
         self.end_headers()
         self.wfile.write(f'nv_trt_llm_request_metrics{{request_type="active"}} {int(is_busy())}\n'.encode())
@@ -79,11 +82,23 @@ def map_shared(name: str) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 4096)
 
 
+def end_a_stub(folder: Path, *, is_noticed: bool) -> None:
+    stub = folder / "triton_python_backend_stub"
+    stub.symlink_to("/bin/sleep")
+    process = subprocess.Popen([str(stub), "1.5"])
+    if is_noticed:
+        process.wait()
+
+
 def prepare(words: list[str]) -> mmap.mmap | None:
     """Start what belongs to the server; the returned region is mapped as long as it is referenced."""
     if "child" in words:
         child = subprocess.Popen(["sleep", "600"])
         Path(words[words.index("child") + 1]).write_text(str(child.pid))
+    for behaviour in ("dead-stub", "gone-stub"):
+        if behaviour in words:
+            folder = Path(words[words.index(behaviour) + 1])
+            end_a_stub(folder, is_noticed=behaviour == "gone-stub")
     if "engine" in words:
         listen_as_engine(Path(words[words.index("engine") + 1]))
     if "shm" in words:

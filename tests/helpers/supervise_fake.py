@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from naiad.cli.serve import drain, supervisor
+from naiad.cli.serve import drain, start_watch, supervisor
 from naiad.cli.serve.probes import ProbeFailure
 from naiad.cli.serve.stop_signal import StopSignal
 from naiad.errors import StartupError
@@ -27,10 +27,12 @@ def main() -> int:
         http_address=f"127.0.0.1:{port}",
         grpc_address="127.0.0.1:1",
         metrics_address=f"127.0.0.1:{port}",
+        start_timeout_s=3 if "starts-for-ever" in words else 600,
         exit_timeout_s=20 if {"busy-for-ever", "short"}.isdisjoint(words) else 1,
         is_verbose=False,
     )
     supervisor.SERVER_EXIT_TIMEOUT_S, supervisor._STOP_MARGIN_S, drain._END_MARGIN_S = 1, 1.0, 1.0
+    start_watch.DEAD_STUB_S = 2.0
     if "dead-model" in words:
         dead = ProbeFailure("llm: Stub process 'llm_0_0' is not healthy.", is_silence=False)
         supervisor.Prober.probe = lambda self: dead  # type: ignore[method-assign]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 
+from helpers.model_control import control_client
 from helpers.raw_grpc import ask, text_inputs
 from helpers.server import Leaving, Server, eventually, running
 from helpers.tiny_repository import create_repository, tiny_checkpoint
@@ -26,7 +26,14 @@ PARAMETERS = "".join(
 
 
 @pytest.fixture(scope="module")
-def controlled(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("key") / "key"
+
+
+@pytest.fixture(scope="module")
+def controlled(
+    tmp_path_factory: pytest.TempPathFactory, leaving: Leaving, key_file: Path
+) -> Iterator[Server]:
     """A server whose models are loaded and unloaded, including the vLLM backend's model."""
     folder = tmp_path_factory.mktemp("frontend_without_engine")
     checkpoint, repository = tiny_checkpoint(folder / "checkpoint"), folder / "repository"
@@ -34,7 +41,8 @@ def controlled(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> It
     create_repository(folder / "vllm", checkpoint, "--preset", "vllm")
     shutil.copytree(folder / "vllm" / "vllm_model", repository / "vllm_model")
     append(repository / "vllm_model" / "config.pbtxt", PARAMETERS)
-    with running(leaving, repository, "--model-control-mode", "explicit") as server:
+    key = ("--model-control-key", str(key_file))
+    with running(leaving, repository, "--model-control-mode", "explicit", *key) as server:
         yield server
 
 
@@ -48,9 +56,9 @@ def append(path: Path, text: str) -> None:
     path.write_text(path.read_text() + text)
 
 
-def test_requests_are_refused_until_the_engine_is_back(controlled: Server) -> None:
+def test_requests_are_refused_until_the_engine_is_back(controlled: Server, key_file: Path) -> None:
     texts = text_inputs("Hello", 4)
-    with triton.InferenceServerClient(controlled.grpc) as client:
+    with control_client(controlled.grpc, key_file) as client:
         for name in ("ensemble", "llm"):
             client.unload_model(name)
         # Requests that arrive while the engine ends get the error of a lost engine.

@@ -18,6 +18,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from helpers.model_control import control_client
 from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
 from helpers.server import Server, eventually, start_repository
 from helpers.tiny_repository import create_repository, tiny_checkpoint
@@ -36,10 +37,11 @@ class Controlled:
 
     server: Server
     repository: Path
+    key_file: Path
     client: triton.InferenceServerClient = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = triton.InferenceServerClient(self.server.grpc)
+        self.client = control_client(self.server.grpc, self.key_file)
 
     @property
     def llm_config(self) -> Path:
@@ -106,8 +108,9 @@ def controlled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controlled]
     """Each test leaves the model loaded."""
     folder = tmp_path_factory.mktemp("model_control")
     create_repository(folder / "repository", tiny_checkpoint(folder / "checkpoint"), "--max-num-seqs", "8")
-    options = ("--model-repository", str(folder / "repository"), "--model-control-mode", "explicit")
-    running = Controlled(start_repository(*options), folder / "repository")
+    options = ["--model-repository", str(folder / "repository"), "--model-control-mode", "explicit"]
+    options += ["--model-control-key", str(folder / "key")]
+    running = Controlled(start_repository(*options), folder / "repository", folder / "key")
     yield running
     running.client.close()
     assert running.server.stop() == 0, "\n".join(running.server.lines[-40:])
@@ -262,3 +265,19 @@ def test_loading_and_unloading_under_traffic(controlled: Controlled, num_rounds:
     print(f"{len(served)} served, {num_refused} refused, MiB {[size >> 20 for size in sizes]}")
     # The server's own allocator settles in the first rounds.
     assert sizes[-1] - sizes[min(9, num_rounds - 1)] < 16 << 20
+
+
+def test_without_the_key_nothing_is_loaded_unloaded_or_listed(controlled: Controlled) -> None:
+    with triton.InferenceServerClient(controlled.server.grpc) as client:
+        for call in (
+            client.get_model_repository_index,
+            functools.partial(client.load_model, "llm"),
+            functools.partial(client.unload_model, "llm"),
+        ):
+            with pytest.raises(InferenceServerException, match="restricted"):
+                call()
+    for path in ("index", "models/llm/load", "models/llm/unload"):
+        status, text = controlled.server.post(f"/v2/repository/{path}", {})
+        assert status != 200
+        assert "restricted" in text
+    assert whole(controlled.sentence())

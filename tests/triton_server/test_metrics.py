@@ -232,3 +232,13 @@ def test_what_only_naiad_counts() -> None:
     Metrics(families, "llm", "1", 2048).update(stats, ObservationBatch())
     assert families.find("naiad_draft_failures_total").value == 2
     assert families.find("naiad_late_compiles_total").value == 3
+
+
+def test_each_family_says_what_it_counts() -> None:
+    families = FakeFamilies()
+    Metrics(families, "llm", "1", 2048)
+    descriptions = list(families.descriptions.values())
+    assert len(set(descriptions)) == len(descriptions)
+    assert families.descriptions["vllm:num_preemptions_total"].startswith("Preemptions")
+    assert families.descriptions["vllm:spec_decode_num_drafts_total"] == "Drafts verified"
+    assert "0 to 1" in families.descriptions["vllm:kv_cache_usage_perc"]

@@ -39,3 +39,14 @@ def port_number(text: str) -> int:
     if value > _MAX_PORT:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a port, 0 … {_MAX_PORT}")
     return value
+
+
+def some_text(text: str) -> str:
+    """A text that is not empty.
+
+    Raises:
+        argparse.ArgumentTypeError: it is empty.
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a name")
+    return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from naiad.cli.argument_types import at_least
+from naiad.cli.argument_types import at_least, some_text
 from naiad.config.engine_config import (
     CPU_KERNELS,
     DEVICES,
@@ -14,6 +14,7 @@ from naiad.config.engine_config import (
     SCHEDULING_POLICIES,
     field_names,
 )
+from naiad.config.model_location import text_of_path
 
 MODEL_HELP = "default (SmolLM2-135M-Instruct), a directory, or org/name[@revision] of the Hugging Face hub"
 
@@ -21,7 +22,8 @@ MODEL_HELP = "default (SmolLM2-135M-Instruct), a directory, or org/name[@revisio
 def chosen_parameters(args: argparse.Namespace) -> dict[str, str]:
     """Return the settings that were given as options, as text for config.pbtxt."""
     names = [name for name in field_names() if name != "model_dir"]
-    return {name: str(value) for name in names if (value := getattr(args, name)) is not None}
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    return {name: text_of_path(str(value), name) for name, value in given.items()}
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> None:
@@ -30,6 +32,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
     add = engine.add_argument
     add(
         "--served-name",
+        type=some_text,
         metavar="NAME",
         help="the model's name for clients of the OpenAI API (default: the checkpoint's name)",
     )
@@ -164,6 +167,7 @@ def _add_speculation(engine: argparse._ArgumentGroup) -> None:
     )
     add(
         "--draft-model",
+        type=some_text,
         metavar="NAME",
         help="for --drafter draft_model: a model with the same vocabulary, named as for --model",
     )

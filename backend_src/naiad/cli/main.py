@@ -8,6 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from naiad import __version__
+from naiad.cli.arguments import OneLineParser
+from naiad.cli.completion import SHELLS, completion
+from naiad.cli.console import say_error, use_log_format
 from naiad.errors import NaiadError
 
 # Each command's module has `add_arguments(parser)` and `run(args) -> exit code`.
@@ -18,6 +21,7 @@ _COMMANDS = {
     "fetch-model": ("naiad.cli.checkpoints.fetch", "download and convert the default model"),
     "key": ("naiad.cli.key", "make a key for the OpenAI API"),
     "doctor": ("naiad.cli.doctor.command", "print what this machine offers and what Naiad will use"),
+    "completion": ("", "print what makes a shell complete these commands and options"),
     "bench": ("naiad.cli.bench.command", "measure the engine"),
 }
 
@@ -25,26 +29,41 @@ _COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; an error becomes one line on stderr."""
     words = list(sys.argv[1:] if argv is None else argv)
+    use_log_format(None)
     try:
-        args = _parser(words).parse_args(words)
+        args = _parser(words).parse_args(_expanded(words))
+        if args.command == "completion":
+            print(completion(args.shell, _parser(list(_COMMANDS))), end="")
+            return 0
         return int(importlib.import_module(_COMMANDS[args.command][0]).run(args))
     except NaiadError as error:
-        print(f"naiad: error: {error}", file=sys.stderr)
+        say_error(error)
         return 1
     except KeyboardInterrupt:
         return 130
 
 
+def _expanded(words: list[str]) -> list[str]:
+    """Put the options of `naiad serve --config FILE` behind `serve`."""
+    if words[:1] != ["serve"]:
+        return words
+    from naiad.cli.serve import command, config_file
+
+    options = OneLineParser(prog="naiad serve")
+    command.add_arguments(options)
+    return ["serve", *config_file.with_config(words[1:], options)]
+
+
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="naiad", description="LLM serving inside NVIDIA Triton Inference Server."
-    )
+    parser = OneLineParser(prog="naiad", description="LLM serving inside NVIDIA Triton Inference Server.")
     parser.add_argument("--version", action="version", version=f"naiad {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in _COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[:1].upper()}{summary[1:]}.")
         # Only the requested command is imported: some modules are slow to import.
-        if name in words:
+        if name == "completion":
+            command.add_argument("shell", choices=SHELLS, help="the shell")
+        elif name in words:
             importlib.import_module(module).add_arguments(command)
     return parser
 

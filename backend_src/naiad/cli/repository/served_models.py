@@ -35,6 +35,11 @@ class ServedModel:
         return self.engine.parameters.get(SERVED_NAME) or self.engine.name
 
     @property
+    def is_added(self) -> bool:
+        """Whether it was added to a repository: its models' names begin with its own."""
+        return self.engine.name.startswith(f"{self.name}_")
+
+    @property
     def entries(self) -> tuple[ModelEntry, ...]:
         """All its models."""
         return (self.engine, *self.others)
@@ -56,7 +61,7 @@ class ServedModel:
 
 
 def served_models(entries: Sequence[ModelEntry]) -> list[ServedModel]:
-    """Group a repository's models into language models, in the order of their `llm` models.
+    """Group a repository's models into language models: the first one, then those that were added, by name.
 
     Raises:
         StartupError: a model names another one that is missing.
@@ -65,6 +70,7 @@ def served_models(entries: Sequence[ModelEntry]) -> list[ServedModel]:
     by_name = {entry.name: entry for entry in entries}
     _check_wiring(by_name)
     models = [ServedModel(entry, _around(entry, by_name)) for entry in entries if entry.is_engine]
+    models.sort(key=lambda model: (model.is_added, model.engine.name))
     names = [model.name for model in models]
     for model in models:
         if names.count(model.name) > 1:

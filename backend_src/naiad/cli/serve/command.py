@@ -5,25 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from naiad.cli.argument_types import at_least, port_number, port_or_off
 from naiad.cli.checkpoints.fetch import resolve_model
-from naiad.cli.console import say
-from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
-from naiad.cli.repository.check import check_repository, core_warnings, with_directories
+from naiad.cli.console import say, use_log_format
+from naiad.cli.engine_options import chosen_parameters
+from naiad.cli.repository.check import check_repository, warnings_of, with_directories
 from naiad.cli.repository.model_entries import (
     ModelEntry,
     find_repository,
     read_repository,
     with_parameters,
-    write_repository,
 )
-from naiad.cli.repository.served_models import top_models
+from naiad.cli.repository.served_models import SERVED_NAME, ServedModel, top_models
+from naiad.cli.repository.snapshot import RepositorySnapshot
+from naiad.cli.serve.config_file import config_text
+from naiad.cli.serve.control_key import control_key, restrictions
 from naiad.cli.serve.openai_process import OpenAIPlan
+from naiad.cli.serve.options import ASKED_FOR_NONE, OPENAI_PORT, PORTS, add_arguments
 from naiad.cli.serve.ports import KeptPorts
+from naiad.cli.serve.runtime_folder import region_prefix, runtime_folder
 from naiad.cli.serve.server_files import (
     ServerFiles,
     bundled_server,
@@ -31,6 +33,7 @@ from naiad.cli.serve.server_files import (
     package_directory,
     server_environment,
 )
+from naiad.cli.serve.server_paths import plain_repository, use_plain_temporary_directory
 from naiad.cli.serve.stop_signal import StopSignal
 from naiad.cli.system_checks import (
     MIN_TEMP_BYTES,
@@ -39,32 +42,30 @@ from naiad.cli.system_checks import (
     check_space,
     running_python,
 )
-from naiad.config.model_location import model_directory
+from naiad.config.model_location import checkpoint_name, model_directory, path_of_text, text_of_path
 from naiad.errors import ConfigError
 from naiad.openai_server.access.key_file import read_key_file
 from naiad.openai_server.access.policy import is_loopback
-from naiad.openai_server.api.parsing.families import CALL_CHOICES, REASONING_CHOICES
 
-_OPENAI_PORT = 9000
-# The value of --openai-port if it was not given.
-_ASKED_FOR_NONE = -1
-_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+__all__ = ["add_arguments", "run"]
+
 _EXPOSED = (
-    "warning: {host} is not a loopback address. Anyone who can reach these ports can use the server; "
+    "{host} is not a loopback address. Anyone who can reach these ports can use the server; "
     "there is no authentication."
 )
 _EXPOSED_BESIDE_KEYS = " The keys of --api-keys do not protect them."
-_EXPOSED_EXPLICIT = " With --model-control-mode explicit they can also run their own code on this machine."
+_EXPOSED_EXPLICIT = (
+    " With --model-control-mode explicit a key keeps them from running their own code here; it is sent as "
+    "plain text."
+)
+_EXPLICIT = (
+    "with --model-control-mode explicit whoever has the key of model control can run their own code on this "
+    "machine"
+)
 _EXPOSED_BUNDLED = (
     " This server is release 24.10, which has published security holes: for anything "
     "exposed use NVIDIA's current container (docs/container.md)."
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    _add_server_arguments(parser)
-    add_engine_arguments(parser, "Each overrides the parameter of the same name in config.pbtxt.")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,34 +74,32 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StartupError: it cannot be started; the message names the cause and the remedy.
     """
+    if args.print_config:
+        options = argparse.ArgumentParser()
+        add_arguments(options)
+        print(config_text(args, options))
+        return 0
+    use_log_format(args.log_format)
     with StopSignal() as stop, KeptPorts() as kept:
         return _serve(args, stop, kept)
 
 
 def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     library_dir = check_machine()
-    check_space(
-        Path(tempfile.gettempdir()),
-        MIN_TEMP_BYTES,
-        "the server",
-        "make room, or set TMPDIR to another directory",
-    )
+    temporary = use_plain_temporary_directory()
+    check_space(temporary, MIN_TEMP_BYTES, "the server", "make room, or set TMPDIR to another directory")
     source = find_repository(args.model_repository)
     _check_keys(args)
-    ports = kept.keep_each(args.host, {name: getattr(args, f"{name}_port") for name in _PORTS})
+    ports = kept.keep_each(args.host, {name: getattr(args, f"{name}_port") for name in PORTS})
     openai_port = _choose_openai_port(args, kept)
     models = _configured(args, read_repository(source))
-    needs = check_repository(models, available_memory_bytes())
-    entry_point = needs[0].model.entry_point
-    for warning in core_warnings([need.model for need in needs]):
-        say(warning)
-    with tempfile.TemporaryDirectory(prefix="naiad-serve-", ignore_cleanup_errors=True) as folder:
-        runtime_dir = Path(folder)
-        repository = source
-        if not _is_explicit(args):
-            repository = runtime_dir / "repository"
-            write_repository(source, models, repository)
+    first = _checked_models(models)
+    with runtime_folder() as runtime_dir:
+        place = runtime_dir / "repository"
+        snapshot = None if _is_explicit(args) else RepositorySnapshot(source, models, place)
+        repository = plain_repository(source, place) if snapshot is None else place
         files = _server_files(args.tritonserver, runtime_dir)
+        key = _control_key(args)
         _warn_if_exposed(args, files)
         # Imported after the checks because gRPC takes a while to import.
         from naiad.cli.serve.supervisor import SERVER_EXIT_TIMEOUT_S, ServerPlan, Supervisor
@@ -108,8 +107,10 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
         metrics_address = _address(args.host, ports["metrics"])
         plan = ServerPlan(
             command=lambda: [
-                *server_command(files, repository, ports, args),
+                *server_command(files, _checked(repository, snapshot), ports, args),
+                *([] if key is None else restrictions(key)),
                 f"--exit-timeout-secs={SERVER_EXIT_TIMEOUT_S}",
+                f"--backend-config=python,shm-region-prefix-name={region_prefix(runtime_dir)}",
             ],
             environment=server_environment(os.environ, library_dir),
             runtime_dir=runtime_dir,
@@ -117,121 +118,24 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
             http_address=_address(args.host, ports["http"]),
             grpc_address=_address(args.host, ports["grpc"]),
             metrics_address=metrics_address,
+            start_timeout_s=args.start_timeout_s,
             exit_timeout_s=args.exit_timeout_s,
             is_verbose=args.log_verbose > 0,
+            log_format=args.log_format,
+            control_key=key,
             openai=None if openai_port is None else _openai_plan(args, openai_port, metrics_address),
         )
         openai_address = None if openai_port is None else _address(args.openai_host, openai_port)
         say("starting the server")
-        return Supervisor(plan, stop, lambda: _announce(args.host, ports, openai_address, entry_point)).run()
+        return Supervisor(plan, stop, lambda: _announce(args.host, ports, openai_address, first)).run()
 
 
-def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--model",
-        metavar="NAME",
-        help=f"{MODEL_HELP} (default: what the repository's model_dir says)",
-    )
-    add(
-        "--model-repository",
-        type=Path,
-        metavar="DIR",
-        help="the model repository, which is not changed (default: the one in Naiad's package)",
-    )
-    add(
-        "--model-control-mode",
-        choices=("none", "explicit"),
-        default="none",
-        help="explicit: clients may load and unload models, and the repository is served itself, "
-        "not a copy (default: %(default)s)",
-    )
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    for name, port in _PORTS.items():
-        add(
-            f"--{name}-port",
-            type=port_number,
-            default=port,
-            metavar="N",
-            help="default: %(default)s; 0: any free port",
-        )
-    add(
-        "--openai-port",
-        type=port_or_off,
-        default=_ASKED_FOR_NONE,
-        metavar="N",
-        help=f"port of the OpenAI API (default: {_OPENAI_PORT}, or a free one if that is taken); 0: any free "
-        "port; off: no OpenAI API",
-    )
-    add(
-        "--openai-host",
-        default="127.0.0.1",
-        metavar="HOST",
-        help="address of the OpenAI API (default: %(default)s)",
-    )
-    add(
-        "--openai-allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a host name under which clients reach the OpenAI API, besides addresses and localhost; may be "
-        "repeated",
-    )
-    add(
-        "--openai-allowed-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="an origin, such as https://chat.example.com, whose pages may call the OpenAI API; may be "
-        "repeated",
-    )
-    add(
-        "--openai-lenient",
-        action="store_true",
-        help="the OpenAI API passes over unknown fields of requests instead of refusing them",
-    )
-    add(
-        "--api-keys",
-        type=Path,
-        metavar="FILE",
-        help="the keys of the OpenAI API, one of which a request then needs; read again on SIGHUP, which "
-        "then does not stop the server (`naiad key` makes a key)",
-    )
-    add("--metrics-open", action="store_true", help="the OpenAI API's /metrics needs no key")
-    add(
-        "--expose-triton",
-        action="store_true",
-        help="with --api-keys: allow a --host that others can reach, although keys do not protect its ports",
-    )
-    add(
-        "--openai-reasoning",
-        choices=REASONING_CHOICES,
-        default="auto",
-        help="how models write what they reason before they answer; auto: as the checkpoint's chat template "
-        "or tokens say (default: %(default)s)",
-    )
-    add(
-        "--openai-tool-parser",
-        choices=CALL_CHOICES,
-        default="auto",
-        help="how models write calls of tools; auto: as the checkpoint's chat template says; none: tools are "
-        "refused (default: %(default)s)",
-    )
-    add(
-        "--tritonserver",
-        type=Path,
-        metavar="PATH",
-        help="a server that is already installed, as in NVIDIA's container "
-        "(default: the one of the package nvidia-pytriton)",
-    )
-    add(
-        "--exit-timeout-s",
-        type=at_least(0),
-        default=30,
-        metavar="N",
-        help="seconds that running requests get to finish on Ctrl-C or SIGTERM (default: %(default)s)",
-    )
-    add("--log-verbose", type=at_least(0), default=0, metavar="N", help="the server's log level (default: 0)")
+def _checked_models(models: Sequence[ModelEntry]) -> ServedModel:
+    """Check that this machine can serve the models, say what is doubtful, and return the first one."""
+    served = [need.model for need in check_repository(models, available_memory_bytes())]
+    for warning in warnings_of(served):
+        say(warning, "warning")
+    return served[0]
 
 
 def server_command(
@@ -241,7 +145,7 @@ def server_command(
     command = [str(files.program), f"--model-repository={repository}"]
     if files.backend_directory is not None:
         command.append(f"--backend-directory={files.backend_directory}")
-    for name in _PORTS:
+    for name in PORTS:
         command += [f"--{name}-address={args.host}", f"--{name}-port={ports[name]}"]
     command += [
         "--exit-on-error=true",
@@ -256,11 +160,18 @@ def server_command(
     return command
 
 
+def _checked(repository: Path, snapshot: RepositorySnapshot | None) -> Path:
+    """Return the repository for a start, after saying what of it has changed."""
+    for change in snapshot.changes() if snapshot is not None else ():
+        say(change, "warning")
+    return repository
+
+
 def _choose_openai_port(args: argparse.Namespace, kept: KeptPorts) -> int | None:
     """Return the port of the OpenAI API; None: there is none."""
     port: int | None = args.openai_port
-    if port == _ASKED_FOR_NONE:
-        return kept.keep_preferred("--openai-port", args.openai_host, _OPENAI_PORT)
+    if port == ASKED_FOR_NONE:
+        return kept.keep_preferred("--openai-port", args.openai_host, OPENAI_PORT)
     return None if port is None else kept.keep("--openai-port", args.openai_host, port)
 
 
@@ -288,6 +199,7 @@ def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> O
     options += ["--metrics-open"] if args.metrics_open else []
     options.append(f"--reasoning={args.openai_reasoning}")
     options.append(f"--tool-parser={args.openai_tool_parser}")
+    options.append(f"--log-format={args.log_format}")
     has_keys = args.api_keys is not None
     options += [f"--api-keys={args.api_keys.absolute()}"] if has_keys else []
     return OpenAIPlan(host=args.openai_host, port=port, options=tuple(options), has_keys=has_keys)
@@ -302,7 +214,7 @@ def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[
             raise ConfigError(
                 "--model", args.model, f"none: each of the {num_engines} engines names its model"
             )
-        overrides["model_dir"] = args.model
+        overrides["model_dir"] = text_of_path(args.model)
     if not _is_explicit(args):
         return with_directories([with_parameters(entry, overrides) for entry in models], resolve_model)
     if overrides:
@@ -318,6 +230,18 @@ def _is_explicit(args: argparse.Namespace) -> bool:
     return bool(args.model_control_mode == "explicit")
 
 
+def _control_key(args: argparse.Namespace) -> str | None:
+    """Return the key of model control; None: there is no model control."""
+    if not _is_explicit(args):
+        if args.model_control_key is not None:
+            raise ConfigError(
+                "--model-control-key", str(args.model_control_key), "--model-control-mode explicit with it"
+            )
+        return None
+    say(_EXPLICIT, "warning")
+    return control_key(args.model_control_key)
+
+
 def _server_files(program: Path | None, runtime_dir: Path) -> ServerFiles:
     if program is not None:
         return installed_server(program)
@@ -331,16 +255,18 @@ def _warn_if_exposed(args: argparse.Namespace, files: ServerFiles) -> None:
             _EXPOSED.format(host=host)
             + (_EXPOSED_BESIDE_KEYS if args.api_keys is not None else "")
             + (_EXPOSED_EXPLICIT if _is_explicit(args) else "")
-            + (_EXPOSED_BUNDLED if files.is_bundled else "")
+            + (_EXPOSED_BUNDLED if files.is_bundled else ""),
+            "warning",
         )
 
 
-def _announce(host: str, ports: Mapping[str, int], openai: str | None, entry: ModelEntry) -> None:
+def _announce(host: str, ports: Mapping[str, int], openai: str | None, first: ServedModel) -> None:
     addresses = {name: _address(host, port) for name, port in ports.items()}
     shown = addresses if openai is None else {**addresses, "openai": f"http://{openai}/v1"}
     print("ready: " + " ".join(f"{name}={address}" for name, address in shown.items()))
-    print("\nAsk it something:")
+    entry = first.entry_point
     model = entry.name
+    print(f"\nAsk {_shown_name(first)} something:")
     client = f"{sys.executable} -m naiad_client" + ("" if model == "ensemble" else f" --model {model}")
     if entry.config.max_batch_size:
         # The client sends batched requests, which this model accepts.
@@ -350,6 +276,12 @@ def _announce(host: str, ports: Mapping[str, int], openai: str | None, entry: Mo
     if openai is not None:
         print(f"  or open http://{openai}/ in a browser")
     print("\nCtrl-C stops it.", flush=True)
+
+
+def _shown_name(model: ServedModel) -> str:
+    return model.engine.parameters.get(SERVED_NAME) or checkpoint_name(
+        path_of_text(model.engine_config().model_dir)
+    )
 
 
 def _address(host: str, port: int) -> str:

@@ -42,7 +42,7 @@ def end_requests(server: ServerProcess, metrics_address: str, timeout_s: int) ->
             read_s = time.monotonic()
             num_idle_reads = num_idle_reads + 1 if num_active(metrics_address) == 0 else 0
             if not num_idle_reads and read_s > deadline_s:
-                say("some requests do not end: they are cut off")
+                say("some requests do not end: they are cut off", "warning")
                 return False
             time.sleep(_READ_INTERVAL_S)
         return True

@@ -64,7 +64,13 @@ class OpenAIProcess:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
             # Only the supervisor should get the terminal's Ctrl-C.
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                # The engine names its checkpoint's path in UTF-8.
+                env={"PYTHONUTF8": "1", **os.environ},
+                start_new_session=True,
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
@@ -94,7 +100,10 @@ class OpenAIProcess:
             pause_s = _BACK_OFF_S[0 if is_stable else min(self._num_failures, len(_BACK_OFF_S) - 1)]
             self._num_failures = 1 if is_stable else self._num_failures + 1
             self._next_start_s = now_s + pause_s
-            say(f"restarting the OpenAI server: it ended with exit code {self._process.returncode}")
+            say(
+                f"restarting the OpenAI server: it ended with exit code {self._process.returncode}",
+                "warning",
+            )
             self._process = None
         if self._process is None and time.monotonic() >= self._next_start_s:
             self.start()

@@ -35,18 +35,26 @@ class ProbeFailure:
 class Prober:
     """Sends cheap requests that reach each Python model but not the engine."""
 
-    def __init__(self, address: str, entries: Iterable[ModelEntry] | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        entries: Iterable[ModelEntry] | None,
+        timeout_s: float,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
         """Connect lazily.
 
         Args:
             address: HOST:PORT of gRPC.
             entries: the models to probe; None: those that the server reports as ready.
             timeout_s: timeout of each model's probe.
+            metadata: what the server wants to see before it lists its models.
         """
         self._channel = grpc.insecure_channel(address)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._requests = None if entries is None else _requests(entries)
         self._timeout_s = timeout_s
+        self._metadata = tuple(metadata)
 
     def probe(self) -> ProbeFailure | None:
         """Send each model one request; return the first failure."""
@@ -89,7 +97,7 @@ class Prober:
 
     def _ready_models(self) -> list[ModelEntry]:
         index = self._stub.RepositoryIndex(
-            service_pb2.RepositoryIndexRequest(ready=True), timeout=self._timeout_s
+            service_pb2.RepositoryIndexRequest(ready=True), timeout=self._timeout_s, metadata=self._metadata
         )
         entries = []
         for name in {model.name for model in index.models}:

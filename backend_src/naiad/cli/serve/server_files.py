@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from naiad.cli.system_checks import WITH_SERVER
 from naiad.errors import StartupError
 
 # The Python backend's program that runs one model.
@@ -58,8 +59,8 @@ def bundled_server(package: Path | None, python: tuple[int, int], backends: Path
     """
     if package is None:
         raise StartupError(
-            "no tritonserver: run `pip install --no-deps nvidia-pytriton==0.7.0`, "
-            "or name an installed one with --tritonserver PATH"
+            f"no tritonserver: {WITH_SERVER}, or run `pip install --no-deps nvidia-pytriton==0.7.0`, or name "
+            "an installed one with --tritonserver PATH"
         )
     root = package / "tritonserver"
     stub = root / "python_backend_stubs" / f"{python[0]}.{python[1]}" / STUB_NAME

@@ -31,19 +31,25 @@ _MAX_HELD_LINES = 1000
 
 
 class ServerLog:
-    """Passes lines on to `write`, at once or after `release`."""
+    """Passes lines on to `write`, at once or after `release`.
+
+    Attributes:
+        num_lines: number of lines taken.
+    """
 
     def __init__(self, write: Callable[[str], None], *, hold: bool) -> None:
         """Set up; if `hold`, lines are held back until `release`."""
         self._write = write
         self._lock = threading.Lock()
         self._held: list[str] | None = [] if hold else None
+        self.num_lines = 0
 
     def take(self, line: str) -> None:
         """Take one line of the server's output, without its line break."""
         if any(words in line for words in _HARMLESS):
             return
         with self._lock:
+            self.num_lines += 1
             if self._held is None:
                 self._write(line)
             elif len(self._held) < _MAX_HELD_LINES:

@@ -11,10 +11,18 @@ from pathlib import Path
 
 import psutil
 
+from naiad.cli.serve.runtime_folder import region_prefix
 from naiad.cli.serve.server_files import STUB_NAME
 from naiad.cli.serve.server_guard import ORDER_KILL, ORDER_TERMINATE
 from naiad.cli.serve.server_log import ServerLog
+from naiad.cli.serve.shared_memory import remove_regions_with_prefix
+from naiad.cli.serve.start_watch import StartSight
 from naiad.engine_process.runtime_dir import runtime_path
+
+# The kernel shows that many characters of a process's name.
+_SHOWN_STUB_NAME = STUB_NAME[:15]
+# What the Python backend starts a stub with.
+_SHELLS = ("bash", "sh")
 
 
 class ServerProcess:
@@ -31,6 +39,8 @@ class ServerProcess:
             runtime_dir: directory that the guard removes if this process is killed.
             log: takes the output of the server and its children.
         """
+        # Of an earlier run whose guard was killed.
+        remove_regions_with_prefix(region_prefix(runtime_dir))
         guard = [sys.executable, "-m", "naiad.cli.serve.server_guard", "--remove", str(runtime_dir), "--"]
         self._guard = subprocess.Popen(
             [*guard, *command],
@@ -41,6 +51,7 @@ class ServerProcess:
             # Only the supervisor should get the terminal's Ctrl-C.
             start_new_session=True,
         )
+        self._log = log
         self._reader = threading.Thread(target=self._read, args=(log,), name="server-log", daemon=True)
         self._reader.start()
 
@@ -68,21 +79,40 @@ class ServerProcess:
     def num_stubs(self) -> int:
         """Number of live stubs: there is one for each Python model."""
         count = 0
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(self._guard.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    words = process.cmdline()
-                    count += bool(words) and Path(words[0]).name == STUB_NAME
+        for process in self._descendants():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                words = process.cmdline()
+                count += bool(words) and Path(words[0]).name == STUB_NAME
         return count
+
+    def start_sight(self) -> StartSight:
+        """What is seen of the server while it starts."""
+        stubs, dead, cpu_s, read_bytes = set(), set(), 0.0, 0
+        for process in self._descendants():
+            with contextlib.suppress(psutil.Error):
+                name, is_dead = process.name(), process.status() == psutil.STATUS_ZOMBIE
+                if is_dead and name in (_SHOWN_STUB_NAME, *_SHELLS):
+                    dead.add(process.pid)
+                elif name == STUB_NAME:
+                    stubs.add(process.pid)
+                # The server itself is busy with our questions.
+                if not is_dead and process.ppid() != self._guard.pid:
+                    times = process.cpu_times()
+                    cpu_s += times.user + times.system
+                    read_bytes += process.io_counters().read_bytes
+        return StartSight(frozenset(stubs), frozenset(dead), self._log.num_lines, cpu_s, read_bytes)
 
     def runtime_directories(self) -> list[Path]:
         """The directories of its models' sockets: one directory, once the models have been loaded."""
-        paths: list[Path] = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            # Any descendant: the program may be a script that starts the server.
-            processes = psutil.Process(self._guard.pid).children(recursive=True)
-            paths = [runtime_path(process.pid) for process in processes]
+        # Any descendant: the program may be a script that starts the server.
+        paths = [runtime_path(process.pid) for process in self._descendants()]
         return [path for path in paths if path.is_dir()]
+
+    def _descendants(self) -> list[psutil.Process]:
+        try:
+            return list(psutil.Process(self._guard.pid).children(recursive=True))
+        except psutil.NoSuchProcess:
+            return []
 
     def _order(self, order: bytes) -> None:
         assert self._guard.stdin is not None

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 _SHM = "/dev/shm/"
-_PREFIX = "triton_python_backend_shm_region_"
+REGION_PREFIX = "triton_python_backend_shm_region_"
 
 
 def process_group(group_id: int, proc: Path = Path("/proc")) -> list[int]:
@@ -33,9 +33,9 @@ def mapped_regions(pids: list[int], proc: Path = Path("/proc")) -> set[str]:
     for pid in pids:
         with contextlib.suppress(OSError):
             for line in (proc / str(pid) / "maps").read_text(errors="replace").splitlines():
-                _, separator, name = line.partition(_SHM + _PREFIX)
+                _, separator, name = line.partition(_SHM + REGION_PREFIX)
                 if separator:
-                    names.add(_PREFIX + name.removesuffix(" (deleted)"))
+                    names.add(REGION_PREFIX + name.removesuffix(" (deleted)"))
     return names
 
 
@@ -49,3 +49,8 @@ def remove_regions(names: set[str], directory: Path = Path(_SHM)) -> None:
     for name in names:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(directory / name)
+
+
+def remove_regions_with_prefix(prefix: str, directory: Path = Path(_SHM)) -> None:
+    """Remove the regions whose names begin so."""
+    remove_regions({path.name for path in directory.glob(f"{prefix}*")}, directory)

@@ -12,19 +12,24 @@ from pathlib import Path
 
 from naiad.cli.console import say
 from naiad.cli.repository.model_entries import ModelEntry
+from naiad.cli.serve.control_key import grpc_metadata
 from naiad.cli.serve.drain import end_requests, num_active
+from naiad.cli.serve.log_limit import LogLimit
 from naiad.cli.serve.openai_process import OpenAIPlan, OpenAIProcess
 from naiad.cli.serve.probes import ProbeFailure, Prober
 from naiad.cli.serve.server_log import ServerLog, find_cause, other_lines
 from naiad.cli.serve.server_process import ServerProcess
+from naiad.cli.serve.start_watch import StartWatch
 from naiad.cli.serve.stop_signal import StopSignal
 from naiad.cli.serve.watcher import Watcher
 from naiad.errors import StartupError
+from naiad.log_lines import LogFormat, json_line_of
 
 PROBE_TIMEOUT_S = 3.0
 # Time to close connections and unload models; the requests have ended before.
 SERVER_EXIT_TIMEOUT_S = 4
 _POLL_S = 0.2
+_LOOK_S = 1.0
 _HTTP_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 10.0
 _STOP_MARGIN_S = 2.0
@@ -46,8 +51,11 @@ class ServerPlan:
         http_address: HOST:PORT to ask for readiness.
         grpc_address: HOST:PORT to probe.
         metrics_address: HOST:PORT of the metrics.
+        start_timeout_s: time that a start may be without progress.
         exit_timeout_s: time that running requests get to finish.
         is_verbose: whether the server's output is shown while it starts.
+        log_format: how the server's lines are written.
+        control_key: the key of model control; None: clients can not load models.
         openai: the OpenAI server beside it; None: there is none.
     """
 
@@ -58,8 +66,11 @@ class ServerPlan:
     http_address: str
     grpc_address: str
     metrics_address: str
+    start_timeout_s: int
     exit_timeout_s: int
     is_verbose: bool
+    log_format: LogFormat = "text"
+    control_key: str | None = None
     openai: OpenAIPlan | None = None
 
 
@@ -100,7 +111,7 @@ class Supervisor:
                 num_failures += 1
                 if is_first or num_failures >= len(_BACK_OFF_S):
                     raise
-                say(f"the server did not start again: {error}")
+                say(f"the server did not start again: {error}", "error")
                 continue
             if self._stop.is_set:
                 return self._stop_starting(server)
@@ -114,17 +125,19 @@ class Supervisor:
             reason = self._watch(server)
             if reason is None:
                 return self._drain(server)
-            say(f"restarting the server: {reason}")
+            say(f"restarting the server: {reason}", "warning")
             server.kill(_KILL_TIMEOUT_S)
             num_failures = num_failures + 1 if time.monotonic() - start_s < _STABLE_S else 0
         return 0
 
     def _start(self) -> ServerProcess:
         """Start a server and wait until it serves or a signal arrives."""
-        log = ServerLog(_show, hold=not self._plan.is_verbose)
+        log = ServerLog(self._write(), hold=not self._plan.is_verbose)
         command = self._plan.command()
         server = ServerProcess(command, self._plan.environment, self._plan.runtime_dir, log)
         prober = self._prober()
+        watch = StartWatch(self._plan.start_timeout_s, time.monotonic())
+        next_look_s = 0.0
         try:
             num_errors = 0
             while (failure := self._first_failure(prober)) is not None:
@@ -134,7 +147,12 @@ class Supervisor:
                     raise StartupError(f"the server did not start: {failure.reason}")
                 code = server.poll()
                 if code is not None:
-                    raise _start_failure(code, command[0], log.held())
+                    raise _start_failure(log.held(), _ending(code, command[0], log.held()))
+                if time.monotonic() >= next_look_s:
+                    next_look_s = time.monotonic() + _LOOK_S
+                    reason = watch.take(server.start_sight(), time.monotonic())
+                    if reason is not None:
+                        raise _start_failure(log.held(), reason)
                 if self._stop.wait(_POLL_S):
                     break
         except BaseException:
@@ -194,7 +212,7 @@ class Supervisor:
         deadline_s = time.monotonic() + SERVER_EXIT_TIMEOUT_S + _STOP_MARGIN_S
         while server.poll() is None:
             if time.monotonic() > deadline_s:
-                say("the server does not stop: killing it")
+                say("the server does not stop: killing it", "warning")
                 server.kill(_KILL_TIMEOUT_S)
                 return 0 if have_ended else 1
             time.sleep(0.05)
@@ -209,22 +227,38 @@ class Supervisor:
         except (urllib.error.URLError, OSError):
             return ProbeFailure("the server is not ready", is_silence=True)
 
+    def _write(self) -> Callable[[str], None]:
+        """Return what takes the lines of the server; whoever asks for more of them gets every one."""
+        show = _show_json if self._plan.log_format == "json" else _show
+        return show if self._plan.is_verbose else LogLimit(show, say).take
+
     def _prober(self) -> Prober:
-        return Prober(self._plan.grpc_address, self._plan.models, PROBE_TIMEOUT_S)
+        metadata = grpc_metadata(self._plan.control_key)
+        return Prober(self._plan.grpc_address, self._plan.models, PROBE_TIMEOUT_S, metadata)
 
 
-def _start_failure(code: int, program: str, lines: Sequence[str]) -> StartupError:
-    """Make an error of the cause in one line, followed by the rest of the server's output."""
-    cause = find_cause(lines)
-    if cause is None:
-        cause = (
-            f"{program} ended with exit code {code}"
-            f"{'' if lines else ' and printed nothing'}: check that it is a tritonserver that runs here "
-            f"(`{program} --help` lists --model-repository)"
-        )
+def _start_failure(lines: Sequence[str], otherwise: str) -> StartupError:
+    """Make an error of the cause in one line, followed by the rest of the server's output.
+
+    Args:
+        lines: the server's output.
+        otherwise: the cause if the output does not say it.
+    """
+    cause = find_cause(lines) or otherwise
     details = "".join(f"\n  {line}" for line in other_lines(lines, cause))
     return StartupError(f"the server did not start: {cause}{details}")
 
 
+def _ending(code: int, program: str, lines: Sequence[str]) -> str:
+    return (
+        f"{program} ended with exit code {code}{'' if lines else ' and printed nothing'}: check that it is a "
+        f"tritonserver that runs here (`{program} --help` lists --model-repository)"
+    )
+
+
 def _show(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def _show_json(line: str) -> None:
+    _show(json_line_of(line, now_s=time.time()))

@@ -33,11 +33,12 @@ _START_POLL_S = 0.2
 _EXIT_WAIT_S = 5.0
 
 # Used unless the user has set them.
+# PYTHONUTF8: paths are UTF-8, as in config.pbtxt, whatever the locale is.
 # PYTHONSAFEPATH: modules must not be imported from the server's working directory.
 # GOMP_SPINCOUNT: the server and its stubs need the same cores. A thread that spins while it waits for
 # another keeps that one from running on its core; a thread that sleeps at once wakes too late. This count
 # is about 0.1 ms, longer than the gaps between a step's parallel regions.
-_CHILD_SETTINGS = {"PYTHONSAFEPATH": "1", "GOMP_SPINCOUNT": "10000"}
+_CHILD_SETTINGS = {"PYTHONUTF8": "1", "PYTHONSAFEPATH": "1", "GOMP_SPINCOUNT": "10000"}
 
 
 def default_command() -> list[str]:

@@ -72,6 +72,27 @@ COUNTERS: dict[str, Read] = {
     "naiad_draft_failures_total": lambda s: s.total_draft_failures,
     "naiad_late_compiles_total": lambda s: s.total_late_compiles,
 }
+DESCRIPTIONS: dict[str, str] = {
+    "nv_trt_llm_request_metrics": "Sequences by state, and the most that may run at once",
+    "nv_trt_llm_runtime_memory_metrics": "Memory of the engine process in bytes",
+    "nv_trt_llm_kv_cache_block_metrics": "Blocks of the KV cache by state, tokens of a block, used fraction",
+    "nv_trt_llm_inflight_batcher_metrics": "Prompt tokens of a step, sequences that generate, preempted ones",
+    "nv_trt_llm_general_metrics": "Time of the last step in microseconds since the epoch, number of steps",
+    "vllm:num_requests_running": "Sequences that are running",
+    "vllm:num_requests_waiting": "Sequences that wait to run",
+    "vllm:kv_cache_usage_perc": "Fraction of the KV cache's blocks that are used, 0 to 1",
+    "vllm:gpu_cache_usage_perc": "vLLM's older name of vllm:kv_cache_usage_perc",
+    "vllm:prompt_tokens_total": "Prompt tokens of sequences that have generated a token",
+    "vllm:generation_tokens_total": "Tokens generated",
+    "vllm:num_preemptions_total": "Preemptions of sequences that gave up their KV cache to others",
+    "vllm:prefix_cache_queries_total": "Prompt tokens looked up in the prefix cache",
+    "vllm:prefix_cache_hits_total": "Prompt tokens found in the prefix cache",
+    "vllm:spec_decode_num_drafts_total": "Drafts verified",
+    "vllm:spec_decode_num_draft_tokens_total": "Draft tokens verified",
+    "vllm:spec_decode_num_accepted_tokens_total": "Draft tokens accepted",
+    "naiad_draft_failures_total": "Failures of the draft model, each of which cost its step's drafts",
+    "naiad_late_compiles_total": "Kernels compiled after the start, each while a request waited",
+}
 ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 
@@ -114,7 +135,7 @@ class Metrics:
             for gauge in self._make_gauges(name, label, reads)
         ]
         self._counters = [
-            _Written(self._add(name, "Tokens", "counter").Metric(labels=self._labels), read, 0)
+            _Written(self._add(name, DESCRIPTIONS[name], "counter").Metric(labels=self._labels), read, 0)
             for name, read in COUNTERS.items()
         ]
         self._accepted_at = self._add(ACCEPTED_AT, "Accepted draft tokens by their place", "counter")
@@ -184,7 +205,7 @@ class Metrics:
         self._num_places = max(self._num_places, num_places)
 
     def _make_gauges(self, name: str, label: str, reads: dict[str, Read]) -> list[_Written]:
-        made = self._add(name, "State of the engine", "gauge")
+        made = self._add(name, DESCRIPTIONS[name], "gauge")
         return [
             _Written(made.Metric(labels=self._labels | ({label: value} if label else {})), read, 0)
             for value, read in reads.items()

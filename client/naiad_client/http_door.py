@@ -1,0 +1,93 @@
+"""Triton's HTTP endpoint `generate_stream`, for urls that begin with http:// or https://."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from naiad_client.errors import ServerError
+from naiad_client.generation import Answer, Chunk, Generation
+from naiad_client.wire import TensorValue, checked_values
+
+_DATA = b"data:"
+
+
+class HTTPDoor:
+    """Starts generations, each on a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        """Set up for http://HOST:PORT.
+
+        Raises:
+            ValueError: the url has no host, or its port is none.
+        """
+        parts = urlsplit(url)
+        if not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"url = {url!r}: expected HOST:PORT, http://HOST:PORT or https://HOST:PORT")
+        self.url = url
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._kind: type[http.client.HTTPConnection] = kind
+        self._host, self._port, self._path = parts.hostname, parts.port, parts.path.rstrip("/")
+
+    def start(self, model: str, tensors: Mapping[str, TensorValue | None], request_id: str) -> Generation:
+        """Send a request.
+
+        Raises:
+            ServerError: the server can not be reached.
+            ValueError: a value does not fit its tensor's type.
+        """
+        body = checked_values(tensors) | ({"id": request_id} if request_id else {})
+        connection = self._kind(self._host, self._port)
+        try:
+            path = f"{self._path}/v2/models/{quote(model, safe='')}/generate_stream"
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        except OSError as error:
+            connection.close()
+            raise ServerError(f"no server can be reached at {self.url}: {error}", "UNAVAILABLE") from None
+        return Generation(_answers(connection, self.url), lambda: _stop(connection))
+
+    def close(self) -> None:
+        """Do nothing: each connection ends with its generation."""
+
+
+def _answers(connection: http.client.HTTPConnection, url: str) -> Iterator[Answer]:
+    try:
+        with contextlib.closing(connection), connection.getresponse() as response:
+            if response.status != http.HTTPStatus.OK:
+                raise ServerError(_message(response.read(), f"status {response.status} of {url}"))
+            for line in response:
+                if line.startswith(_DATA):
+                    yield _chunk(json.loads(line.removeprefix(_DATA))), False
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        words = str(error) or type(error).__name__
+        raise ServerError(f"{url} does not answer as Triton's HTTP endpoint does: {words}") from None
+
+
+def _chunk(event: dict[str, Any]) -> Chunk:
+    if "error" in event:
+        raise ServerError(str(event["error"]))
+    return Chunk(
+        text=event.get("text_output") or "",
+        finish_reason=event.get("finish_reason") or None,
+        num_output_tokens=event.get("num_output_tokens") or 0,
+        num_input_tokens=event.get("num_input_tokens") or 0,
+    )
+
+
+def _message(body: bytes, otherwise: str) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return otherwise
+
+
+def _stop(connection: http.client.HTTPConnection) -> None:
+    # A thread may be reading: to close the connection would not wake it.
+    if connection.sock is not None:
+        with contextlib.suppress(OSError):
+            connection.sock.shutdown(socket.SHUT_RDWR)

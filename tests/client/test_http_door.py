@@ -1,0 +1,124 @@
+"""The client over Triton's HTTP endpoint."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from naiad_client import Client, ServerError
+from naiad_client.__main__ import main
+
+
+class Endpoint:
+    """A `generate_stream` that answers with made-up events."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.events: list[dict[str, Any]] = []
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.goes_on_for_ever = False
+        self.was_closed = threading.Event()
+        endpoint = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                endpoint.asked.append((self.path, body))
+                endpoint.answer(self)
+
+            def log_message(self, *_: object) -> None:  # type: ignore[override]
+                """Quiet."""
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(self.status)
+        if self.status != 200:
+            body = json.dumps(self.events[0]).encode()
+            handler.send_header("Content-Length", str(len(body)))
+            handler.end_headers()
+            handler.wfile.write(body)
+            return
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        try:
+            for event in self.events:
+                self._send(handler, b"data: " + json.dumps(event).encode() + b"\n\n")
+            while self.goes_on_for_ever:
+                self._send(handler, b'data: {"text_output": "x"}\n\n')
+            handler.wfile.write(b"0\r\n\r\n")
+        except OSError:
+            self.was_closed.set()
+
+    @staticmethod
+    def _send(handler: http.server.BaseHTTPRequestHandler, content: bytes) -> None:
+        handler.wfile.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    made = Endpoint()
+    threading.Thread(target=made.server.serve_forever, daemon=True).start()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def test_events_become_chunks(endpoint: Endpoint) -> None:
+    endpoint.events = [
+        {"text_output": "Par", "num_output_tokens": 1, "num_input_tokens": 5},
+        {"text_output": "is", "num_output_tokens": 2, "finish_reason": "stop"},
+    ]
+    with Client(endpoint.url + "/", model="my model") as client:
+        chunks = list(client.generate("capital?", max_tokens=3, temperature=1, request_id="r1"))
+    assert [(chunk.text, chunk.num_output_tokens, chunk.finish_reason) for chunk in chunks] == [
+        ("Par", 1, None),
+        ("is", 2, "stop"),
+    ]
+    path, body = endpoint.asked[0]
+    assert path == "/v2/models/my%20model/generate_stream"
+    assert body.items() >= {"text_input": "capital?", "max_tokens": 3, "stream": True, "id": "r1"}.items()
+    assert isinstance(body["temperature"], float)
+
+
+def test_a_refusal_has_the_servers_message(endpoint: Endpoint) -> None:
+    endpoint.status, endpoint.events = 400, [{"error": "the prompt is empty"}]
+    with Client(endpoint.url) as client, pytest.raises(ServerError, match=r"^the prompt is empty$"):
+        list(client.generate(""))
+
+
+def test_an_error_within_a_stream_ends_it(endpoint: Endpoint) -> None:
+    endpoint.events = [{"text_output": "Par"}, {"error": "the engine was lost"}]
+    with Client(endpoint.url) as client:
+        generation = client.generate("capital?")
+        assert next(generation).text == "Par"
+        with pytest.raises(ServerError, match="the engine was lost"):
+            next(generation)
+        assert list(generation) == []
+
+
+def test_a_generation_that_is_closed_ends_at_the_server(endpoint: Endpoint) -> None:
+    endpoint.goes_on_for_ever = True
+    with Client(endpoint.url) as client, client.generate("on and on") as generation:
+        assert next(generation).text == "x"
+    assert endpoint.was_closed.wait(10)
+    assert list(generation) == []
+
+
+def test_without_a_server_the_error_names_the_url() -> None:
+    with Client("http://127.0.0.1:1") as client, pytest.raises(ServerError, match=r"http://127\.0\.0\.1:1"):
+        list(client.generate("?"))
+
+
+def test_the_command_takes_such_a_url(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint.events = [{"text_output": "Paris", "num_output_tokens": 1}]
+    assert main(["capital?", "--url", endpoint.url]) == 0
+    assert capsys.readouterr().out == "Paris\n"
