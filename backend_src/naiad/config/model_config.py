@@ -7,6 +7,7 @@ from pathlib import Path
 
 from naiad.config.attention import AttentionSpec, LayerGroup
 from naiad.config.checkpoint_json import Json, read_json
+from naiad.config.quantised.layers import QuantisedWeights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +21,8 @@ class ModelConfig:
         attention: how each layer of the checkpoint attends; a model that consists of the first layers of
             another has more than `num_layers` of them.
         eos_token_ids: all ids in config.json and generation_config.json that end a text.
-        dtype: data type in which the weights are stored.
+        dtype: data type in which weights that are not quantised are stored.
+        quantised: how the weights of linear layers are quantised; None: they are not.
     """
 
     architecture: str
@@ -37,6 +39,7 @@ class ModelConfig:
     attention: tuple[AttentionSpec, ...]
     eos_token_ids: tuple[int, ...]
     dtype: str
+    quantised: QuantisedWeights | None = None
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
