@@ -15,7 +15,10 @@ from naiad.config.engine_config import (
     field_names,
 )
 
-MODEL_HELP = "default (SmolLM2-135M-Instruct), a directory, or org/name[@revision] of the Hugging Face hub"
+MODEL_HELP = (
+    "default (SmolLM2-135M-Instruct), a directory, a .gguf file, or org/name[@revision] of the Hugging Face "
+    "hub"
+)
 
 
 def chosen_parameters(args: argparse.Namespace) -> dict[str, str]:

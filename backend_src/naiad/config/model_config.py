@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from naiad.config.attention import AttentionSpec, LayerGroup
 from naiad.config.checkpoint_json import Json, read_json
-from naiad.config.quantised.layers import QuantisedWeights
+from naiad.config.quantised.layers import BlocksOfFile, QuantisedWeights
+from naiad.errors import ModelError
+from naiad.gguf import GGUFFile
+from naiad.gguf.model_keys import read_model_keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,13 +62,15 @@ class ModelConfig:
 
     @staticmethod
     def from_directory(path: str | Path) -> ModelConfig:
-        """Read config.json, and generation_config.json if it exists, from a checkpoint directory.
+        """Read config.json, and generation_config.json if it exists, of a directory; or read a GGUF file.
 
         Raises:
             ModelError: a file is missing or is not a JSON object, or a key is missing or has an unsupported
                 value; the message names the key and the value.
         """
         directory = Path(path)
+        if directory.is_file():
+            return _from_gguf(directory)
         config = read_json(directory / "config.json")
         generation_path = directory / "generation_config.json"
         generation = read_json(generation_path) if generation_path.exists() else {}
@@ -78,3 +83,13 @@ class ModelConfig:
         from naiad.config.families import read_model_config
 
         return read_model_config(config, generation)
+
+
+def _from_gguf(path: Path) -> ModelConfig:
+    file = GGUFFile(path)
+    keys = read_model_keys(file)
+    try:
+        config = ModelConfig.from_json(keys.config, keys.generation)
+    except ModelError as error:
+        raise ModelError(f"{file.name}: {str(error).removeprefix('config.json: ')}") from error
+    return replace(config, quantised=BlocksOfFile())

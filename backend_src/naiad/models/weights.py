@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from naiad.config import ModelConfig
+from naiad.models.gguf_source import GGUFSource
 from naiad.models.quantised import WeightRows, materialised
 from naiad.models.safetensors_files import SafetensorsFiles
 from naiad.models.sources import SafetensorsSource, WeightSource
@@ -55,7 +56,7 @@ class Checkpoint:
         """Open every weight file; headers are read and checked against the files' sizes.
 
         Args:
-            directory: contains model.safetensors, or an index and its shards.
+            directory: contains model.safetensors, or an index and its shards; or a GGUF file.
             options: dtype and device of the tensors that `take` returns, and how linear layers are laid out.
             config: says how the weights are quantised; None: they are not.
 
@@ -77,7 +78,7 @@ class Checkpoint:
             ModelError: there is no such tensor, or its shape or dtype is not the expected one; names
                 file and tensor.
         """
-        return self._copy(self._source.read(name, shape), dtype or self.options.dtype)
+        return self._copy(self._source.read(name, shape), shape, dtype or self.options.dtype)
 
     def take_matrix(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Read a weight as `take` does; native kernels get one that is stored in bfloat16 as it is.
@@ -87,7 +88,7 @@ class Checkpoint:
         """
         weight = self._source.read(name, shape)
         is_kept = self.options.native and isinstance(weight, torch.Tensor) and weight.dtype == torch.bfloat16
-        return self._copy(weight, torch.bfloat16 if is_kept else self.options.dtype)
+        return self._copy(weight, shape, torch.bfloat16 if is_kept else self.options.dtype)
 
     def prepared(self, name: str, make: Callable[[Checkpoint], Prepared]) -> Prepared:
         """Make it; see `Weights.prepared`."""
@@ -105,13 +106,17 @@ class Checkpoint:
         """
         self._source.finish()
 
-    def _copy(self, weight: torch.Tensor | WeightRows, dtype: torch.dtype) -> torch.Tensor:
+    def _copy(
+        self, weight: torch.Tensor | WeightRows, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
         if not isinstance(weight, torch.Tensor):
-            return materialised(weight, dtype).to(self.options.device)
+            return materialised(weight, dtype).view(shape).to(self.options.device)
         # Always copy: the file's memory mapping must not outlive loading.
         return weight.to(self.options.device, dtype, copy=True)
 
 
 def _open_source(path: Path, config: ModelConfig | None) -> WeightSource:
+    if config is not None and path.is_file():
+        return GGUFSource(path, config)
     quantised = None if config is None else config.quantised
     return SafetensorsSource(SafetensorsFiles(path), quantised)

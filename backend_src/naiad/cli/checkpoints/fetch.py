@@ -15,7 +15,7 @@ from pathlib import Path
 from naiad.cli.checkpoints.complete_directory import exclusive_lock, fill_directory, is_complete
 from naiad.cli.console import say
 from naiad.cli.system_checks import check_space
-from naiad.config.model_location import DEFAULT_MODEL_NAME, default_model_dir
+from naiad.config.model_location import DEFAULT_MODEL_NAME, default_model_dir, is_gguf
 from naiad.errors import StartupError
 
 __all__ = ["default_model_dir", "fetch_default_model", "resolve_model"]
@@ -43,10 +43,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def resolve_model(name: str, key: str = "model_dir") -> Path:
-    """Return the directory of a model, downloading it if necessary.
+    """Return the directory or the GGUF file of a model, downloading it if necessary.
 
     Args:
-        name: "default", a directory, or `org/name[@revision]` of the Hugging Face hub.
+        name: "default", a directory, a GGUF file, or `org/name[@revision]` of the Hugging Face hub.
         key: the setting whose value `name` is.
 
     Raises:
@@ -54,13 +54,14 @@ def resolve_model(name: str, key: str = "model_dir") -> Path:
     """
     if name == "default":
         return fetch_default_model(None)
-    if name and Path(name).is_dir():
+    if name and (Path(name).is_dir() or is_gguf(Path(name))):
         return Path(name).resolve()
     match = _HUB_NAME.fullmatch(name)
     if match is None:
         option = "--draft-model" if key == "draft_model" else "--model"
         raise StartupError(
-            f"{option} {name}: no such directory; expected 'default', a directory, or org/name[@revision]"
+            f"{option} {name}: no such directory; expected 'default', a directory, a .gguf file, or "
+            "org/name[@revision]"
         )
     return _download_from_hub(match[1], match[2])
 

@@ -122,6 +122,17 @@ class QuantisedWeights(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class BlocksOfFile:
+    """The weights of a GGUF file, each of which says itself how it is stored."""
+
+    method = "gguf"
+    unrounded = ()
+
+    def layer(self, name: str) -> LayerFormat | None:
+        """None; see `QuantisedWeights.layer`."""
+
+
 def names_layer(part: str, name: str) -> bool:
     """Whether a name without patterns, which may be a part of a layer's name, is about this layer."""
     return f".{part}." in f".{name}."
