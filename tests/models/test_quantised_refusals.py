@@ -20,6 +20,7 @@ from naiad.config import ModelConfig
 from naiad.config.quantised import read_quantised_weights
 from naiad.errors import ModelError
 from naiad.models import load_model
+from naiad.models.checkpoint_cache import CheckpointCache
 from naiad_kernels.linear import LoadOptions
 
 LAYER = "model.layers.1.mlp.up_proj"
@@ -233,6 +234,30 @@ def test_scales_of_a_kv_cache_are_passed_over_if_the_configuration_speaks_of_one
     )
     rewrite(directory, {"model.layers.0.self_attn.k_scale": torch.ones(1)})
     load(directory)
+
+
+@pytest.mark.parametrize(
+    ("case", "name"), [("gptq", "quantize_config.json"), ("awq old keys", "quant_config.json")]
+)
+def test_old_checkpoints_have_a_file_of_their_own_for_the_keys(
+    plain_dir: Path, tmp_path: Path, case: str, name: str
+) -> None:
+    writer, config = CASES[case]
+    directory = quantised_dir(plain_dir, tmp_path / "model", body(writer), config)
+    before = CheckpointCache(directory).fingerprint
+    described = json.loads((directory / "config.json").read_text())
+    del described["quantization_config"]
+    (directory / "config.json").write_text(json.dumps(described))
+    with pytest.raises(ModelError, match=r"weight' is missing"):
+        load(directory)
+    without = CheckpointCache(directory).fingerprint
+    (directory / name).write_text(json.dumps({key: config[key] for key in config if key != "quant_method"}))
+    assert len({before, without, CheckpointCache(directory).fingerprint}) == 3
+    (directory / "model.safetensors").rename(directory / "gptq_model-4bit-32g.safetensors")
+    load(directory)
+    (directory / name).write_text('{"bits": 5}')
+    with pytest.raises(ModelError, match="bits = 5"):
+        load(directory)
 
 
 # Of each format: its file is changed so many times. `NUM_MUTATIONS` of them are a test that is marked slow.

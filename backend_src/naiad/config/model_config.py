@@ -7,6 +7,7 @@ from pathlib import Path
 
 from naiad.config.attention import AttentionSpec, LayerGroup
 from naiad.config.checkpoint_json import Json, read_json
+from naiad.config.quantised import OLDER_FILES
 from naiad.config.quantised.layers import BlocksOfFile, QuantisedWeights
 from naiad.errors import ModelError
 from naiad.gguf import GGUFFile
@@ -71,7 +72,7 @@ class ModelConfig:
         directory = Path(path)
         if directory.is_file():
             return _from_gguf(directory)
-        config = read_json(directory / "config.json")
+        config = _with_older_file(read_json(directory / "config.json"), directory)
         generation_path = directory / "generation_config.json"
         generation = read_json(generation_path) if generation_path.exists() else {}
         return ModelConfig.from_json(config, generation)
@@ -83,6 +84,16 @@ class ModelConfig:
         from naiad.config.families import read_model_config
 
         return read_model_config(config, generation)
+
+
+def _with_older_file(config: Json, directory: Path) -> Json:
+    """Add what the first tools wrote into a file beside config.json."""
+    if config.get("quantization_config"):
+        return config
+    for method, name in OLDER_FILES.items():
+        if (directory / name).is_file():
+            return {**config, "quantization_config": {"quant_method": method, **read_json(directory / name)}}
+    return config
 
 
 def _from_gguf(path: Path) -> ModelConfig:

@@ -9,12 +9,13 @@ import stat
 from functools import cached_property
 from pathlib import Path
 
+from naiad.config.quantised import OLDER_FILES
 from naiad.models.file_hashes import FileHashes
 from naiad_kernels.native.private_folder import private_folder
 
 _FOLDER = ".naiad"
 _HASHES = "hashes.json"
-_SOURCES = ("*.safetensors", "*.safetensors.index.json", "config.json")
+_SOURCES = ("*.safetensors", "*.safetensors.index.json", "config.json", *OLDER_FILES.values())
 
 
 class CheckpointCache:

@@ -25,7 +25,7 @@ class SafetensorsFiles:
         """Open every weight file; headers are read and checked against the files' sizes.
 
         Args:
-            directory: contains model.safetensors, or an index and its shards.
+            directory: contains model.safetensors, or one file of another name, or an index and its shards.
 
         Raises:
             ModelError: names the file that is missing or damaged.
@@ -35,7 +35,7 @@ class SafetensorsFiles:
         self._files: dict[str, Any] = {}
         self._num_read: Counter[str] = Counter()
         index = self._read_index()
-        for name in sorted(set(index.values())) if index is not None else [_SINGLE_FILE]:
+        for name in sorted(set(index.values())) if index is not None else [self._single_file()]:
             self._open(name)
         for tensor, file in (index or {}).items():
             if self._file_of.get(tensor) != file:
@@ -73,9 +73,15 @@ class SafetensorsFiles:
         self._files.clear()
         self._file_of.clear()
 
+    def _single_file(self) -> str:
+        """The usual name, or that of the only file: old GPTQ files are named for their bits."""
+        names = [path.name for path in self._directory.glob("*.safetensors")]
+        is_other = len(names) == 1 and not (self._directory / _INDEX_FILE).exists()
+        return names[0] if is_other else _SINGLE_FILE
+
     def _read_index(self) -> dict[str, str] | None:
         """Return the index's map from tensors to files; None for a single file."""
-        if (self._directory / _SINGLE_FILE).exists():
+        if (self._directory / self._single_file()).exists():
             return None
         path = self._directory / _INDEX_FILE
         try:

@@ -12,7 +12,7 @@ from naiad.config.checkpoint_json import Json, bad_value
 from naiad.config.quantised import awq, compressed_tensors, fp8, gptq
 from naiad.config.quantised.layers import LayerFormat, QuantisedWeights
 
-__all__ = ["METHODS", "LayerFormat", "QuantisedWeights", "read_quantised_weights"]
+__all__ = ["METHODS", "OLDER_FILES", "LayerFormat", "QuantisedWeights", "read_quantised_weights"]
 
 _KEY = "quantization_config"
 _READERS: dict[str, Callable[[Json], QuantisedWeights]] = {
@@ -22,6 +22,8 @@ _READERS: dict[str, Callable[[Json], QuantisedWeights]] = {
     "fp8": fp8.read,
 }
 METHODS = tuple(_READERS)
+# Method → the file beside config.json that has its keys in old checkpoints.
+OLDER_FILES = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
 
 
 def read_quantised_weights(config: Json) -> QuantisedWeights | None:
