@@ -30,7 +30,7 @@ class NoTokenPossibleError(InvalidRequestError):
         """Name the fields that exclude tokens."""
         super().__init__(
             "no token is possible for this request: what it asks for "
-            "(allowed_token_ids, bad_words, logit_bias, min_tokens) excludes every token"
+            "(a grammar, allowed_token_ids, bad_words, logit_bias, min_tokens) excludes every token"
         )
 
 

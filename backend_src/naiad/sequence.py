@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -71,11 +72,13 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
             which may contain JSON schemas (`%json`).
         begins_after: the grammar holds for what follows the first occurrence of this text in the output, and
             what comes before is free, such as a model's reasoning; empty: it holds from the first token on.
+        field: the client's name for the field, with which error messages begin.
     """
 
     kind: GrammarKind
     source: str = ""
     begins_after: str = ""
+    field: str = "grammar"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,6 +256,14 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.sequence_id, *self.sibling_ids
 
 
+class SequenceGrammar(Protocol):
+    """A compiled grammar, such as `naiad.grammar.CompiledGrammar`; it stays compiled while it is held."""
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """The ids that end a text."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A request inside the engine.
@@ -267,6 +278,7 @@ class Sequence:
         donor: a sequence with the same prompt, whose blocks this one shares when it starts.
         offered_token_ids: the client's guess at how the output begins.
         retention: priority of its blocks in the prefix cache, once they are free.
+        grammar: what its output has to look like, compiled; None = anything.
         overlaps: its next row may be launched before the host knows its last id.
         num_draft_tokens, num_accepted_tokens: totals over all steps so far.
         num_cached_tokens: prompt tokens from the prefix cache; with a donor, the donor's number.
@@ -294,6 +306,7 @@ class Sequence:
     donor: Sequence | None = None
     offered_token_ids: tuple[int, ...] = ()
     retention: KVRetention | None = None
+    grammar: SequenceGrammar | None = None
     overlaps: bool = False
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 # Compiled kernels rely on this alignment; tensors aligned differently would need other variants.
@@ -37,7 +39,7 @@ class Staging:
         sizes = [8 * num for num in num_wide] + [4 * num for num in num_narrow]
         return sum(_aligned(size) for size in sizes)
 
-    def put(self, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+    def put(self, values: Sequence[float] | npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
         """Return the tensor that holds the values after `send`: `[len(values)]` on the device.
 
         Args:

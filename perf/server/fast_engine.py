@@ -16,6 +16,7 @@ from naiad.engine_process.__main__ import parse
 from naiad.engine_process.protocol import Checkpoint
 from naiad.engine_process.serving.loop import serve
 from naiad.engine_process.serving.queue_gate import QueueLimits
+from naiad.grammar import Grammars
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
 from naiad.snapshot import EngineSnapshot
@@ -30,6 +31,7 @@ class FastEngine:
     def __init__(self, model_config: ModelConfig, tokens_per_s: float) -> None:
         """Serve in place of a model of this configuration."""
         self.model_config = model_config
+        self.grammars: Grammars | None = None
         self.max_model_len = model_config.max_position_embeddings
         self.num_waiting_tokens = 0
         self._tokens_per_s = tokens_per_s

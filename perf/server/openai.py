@@ -3,8 +3,9 @@
     python -m perf.server.openai --streams 1,8,32,128
 
 All contestants stream greedy answers to the same prompts, and their texts must be equal, or no speed is
-reported. Then streams are measured while another client sends large bodies, and last a thousand streams
-that are silent are held open. `perf.server.processor_time` has the CPU time per token.
+reported. Then streams are measured while another client sends large bodies, and a thousand streams that are
+silent are held open. Where `make bench-peers` has installed vLLM, its own load generator `vllm bench serve`
+measures this server and vLLM's. Last the CPU time per token is measured behind an engine that only counts.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import psutil
 from perf.common.percentile import percentile
 from perf.common.report import print_rows, write_report
 from perf.common.word_prompts import single_token_words, word_prompts
+from perf.server import processor_time, vllm_serving
 from perf.server.fast_repository import write_fast_repository
 from perf.server.load import arrays, openai_body, openai_model, text_inputs, timed_messages
 from perf.server.serve_process import Served, naiad_serve
@@ -39,6 +41,7 @@ from transformers import AutoTokenizer
 from naiad.cli.argument_types import at_least
 from naiad.cli.bench.throughput import Work
 from naiad.cli.checkpoints.fetch import resolve_model
+from naiad.config.cores import num_compute_threads
 
 _LARGE_BODY_BYTES = 1_000_000
 _IDLE_TOKENS_PER_S = 20.0
@@ -71,34 +74,73 @@ def main() -> int:
     """Measure, print and write; return 1 if the contestants' texts differ."""
     args = _parse()
     model_dir = resolve_model(args.model)
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
     batches = [int(part) for part in args.streams.split(",")]
     options = [
         *("--model", str(model_dir), "--max-num-seqs", str(max(batches))),
         *("--enable-prefix-caching", "false", "--drafter", "none"),
     ]
-    rows: list[Row] = []
     with naiad_serve(options) as server:
-        contestants: dict[str, Contestant] = {
-            "text, gRPC": partial(_text_grpc, server),
-            "text, HTTP": partial(_text_http, server),
-            "openai": partial(_openai, server, openai_model(server)),
-        }
-        for batch in batches:
-            work = Work(batch, args.prompt_tokens, args.output_tokens)
-            make = partial(word_prompts, work, tokenizer.encode(""), single_token_words(tokenizer))
-            turns = take_turns(contestants, lambda seed: [tokenizer.decode(ids) for ids in make(seed)], args)  # noqa: B023
-            if turns is None:
-                return 1
-            rows += [row_of(name, batch, args.output_tokens, streams) for name, streams in turns.items()]
+        rows = _in_turns(server, model_dir, batches, args)
+        if rows is None:
+            return 1
         print_rows(rows)
-        beside = large_bodies(contestants["openai"], server, args)
+        beside = large_bodies(partial(_openai, server, openai_model(server)), server, args)
         print_rows(beside)
+        benched = _benched("openai", server.openai, openai_model(server), model_dir, batches, args)
+    benched += _benched_vllm(model_dir, batches, args)
+    if benched:
+        print_rows(benched)
     idle = idle_streams(str(model_dir), args.idle_streams)
     print_rows([idle])
-    settings = vars(args) | {"model": model_dir.name, "large_bodies": beside, "idle": idle}
+    settings = vars(args) | {"model": model_dir.name, "large_bodies": beside, "idle": idle, "bench": benched}
     print("written:", write_report("openai", settings, rows))
-    return 0
+    return 0 if args.without_processor_time else processor_time.main(["--model", str(model_dir)])
+
+
+def _in_turns(
+    server: Served, model_dir: Path, batches: Sequence[int], args: argparse.Namespace
+) -> list[Row] | None:
+    """A row for each number of streams and contestant; None if their texts differ."""
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    contestants: dict[str, Contestant] = {
+        "text, gRPC": partial(_text_grpc, server),
+        "text, HTTP": partial(_text_http, server),
+        "openai": partial(_openai, server, openai_model(server)),
+    }
+    rows: list[Row] = []
+    for batch in batches:
+        work = Work(batch, args.prompt_tokens, args.output_tokens)
+        make = partial(word_prompts, work, tokenizer.encode(""), single_token_words(tokenizer))
+        turns = take_turns(contestants, lambda seed: [tokenizer.decode(ids) for ids in make(seed)], args)  # noqa: B023
+        if turns is None:
+            return None
+        rows += [row_of(name, batch, args.output_tokens, streams) for name, streams in turns.items()]
+    return rows
+
+
+def _benched(
+    name: str, address: str, model: str, model_dir: Path, batches: Sequence[int], args: argparse.Namespace
+) -> list[Row]:
+    """What `vllm bench serve` measures of a server, for each number of streams; nothing without it."""
+    if not _has_vllm(args):
+        return []
+    sizes = {"prompt_tokens": args.prompt_tokens, "output_tokens": args.output_tokens}
+    loads = [vllm_serving.BenchLoad(streams=each, repeats=args.repeats, **sizes) for each in batches]
+    return [{"through": name, **vllm_serving.bench(address, model, model_dir, load)} for load in loads]
+
+
+def _benched_vllm(model_dir: Path, batches: Sequence[int], args: argparse.Namespace) -> list[Row]:
+    """The same of vLLM's server, which does not run beside Naiad's."""
+    if not _has_vllm(args):
+        print("not beside vLLM: `make bench-peers` has not installed it, or --without-vllm was given")
+        return []
+    window = 2 * (args.prompt_tokens + args.output_tokens)
+    with vllm_serving.vllm_serve(model_dir, num_compute_threads(), max(batches), window) as address:
+        return _benched("vLLM", address, model_dir.name, model_dir, batches, args)
+
+
+def _has_vllm(args: argparse.Namespace) -> bool:
+    return vllm_serving.is_installed() and not args.without_vllm
 
 
 def take_turns(
@@ -273,6 +315,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--output-tokens", type=at_least(2), default=64, metavar="N")
     parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="turns of each")
     parser.add_argument("--idle-streams", type=at_least(1), default=1000, metavar="N")
+    parser.add_argument("--without-vllm", action="store_true", help="do not measure beside vLLM's server")
+    parser.add_argument(
+        "--without-processor-time", action="store_true", help="do not end with perf.server.processor_time"
+    )
     return parser.parse_args()
 
 

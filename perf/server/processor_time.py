@@ -42,9 +42,9 @@ _COLUMNS = ("tritonserver", "llm", "tokenizer", "detokenizer", "text", OPENAI, O
 Row = dict[str, Any]
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write the results."""
-    args = _parse()
+    args = _parse(argv)
     model_dir = resolve_model(args.model)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     decode = partial(tokenizer.decode, skip_special_tokens=True)
@@ -133,7 +133,7 @@ def medians(turns: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _parse() -> argparse.Namespace:
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -145,7 +145,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=10, metavar="S", help="duration of a turn")
     parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="turns")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

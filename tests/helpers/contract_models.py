@@ -94,6 +94,11 @@ VALUES: dict[str, dict[str, Any]] = {
     "runtime_top_p_decay": {"runtime_top_p_decay": 0.5, "runtime_top_p": 0.9},
     "top_p_decay": {"top_p_decay": 0.5, "top_p": 0.9},
     "beam_width": {"beam_width": 2},
+    "guided_decoding_guide_type": {"guided_decoding_guide_type": "json"},
+    "guided_decoding_guide": {
+        "guided_decoding_guide": "[a-z ]+",
+        "guided_decoding_guide_type": "regex",
+    },
     "top_p": {"top_p": 0.5},
     "runtime_top_p": {"runtime_top_p": 0.5},
     "min_p": {"min_p": 0.1},

@@ -87,7 +87,7 @@ def engine_parts(
     scheduler = CheckedScheduler(
         kv_cache, SchedulerLimits(config.max_num_seqs, budget), speculator=speculator
     )
-    return Engine(scheduler, model_runner), model_runner
+    return Engine(scheduler, model_runner, grammars=model_runner.grammars), model_runner
 
 
 def break_token(model: DecoderModel, token_id: int) -> None:

@@ -10,13 +10,14 @@ import argparse
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 from naiad.engine_process.protocol import Checkpoint
 from naiad.engine_process.serving.loop import serve
 from naiad.engine_process.serving.queue_gate import QueueLimits
 from naiad.errors import InvalidRequestError, ModelError
 from naiad.outputs import EngineStats, RequestOutput
-from naiad.sequence import EngineRequest, FinishReason
+from naiad.sequence import EngineRequest, FinishReason, GrammarSpec
 from naiad.snapshot import EngineSnapshot, SequenceRow
 
 REFUSED_ID = 900
@@ -38,12 +39,32 @@ class FakeModel:
     eos_token_ids = (2, 3)
 
 
+class FakeGrammars:
+    """Refuses the source "bad"; compiles "held" until `let_go`, and raises a bug for "bug"."""
+
+    def __init__(self, let_go: Path) -> None:
+        self._let_go = let_go
+
+    def find(self, spec: GrammarSpec) -> None:
+        return None
+
+    def get(self, spec: GrammarSpec) -> object:
+        if spec.source == "bad":
+            raise InvalidRequestError("grammar: refused")
+        if spec.source == "bug":
+            raise KeyError("a secret detail")
+        while spec.source == "held" and not self._let_go.exists():
+            time.sleep(0.005)
+        return object()
+
+
 class FakeEngine:
     max_model_len = 64
     model_config = FakeModel()
 
     def __init__(self, model_dir: Path) -> None:
         self._let_go = model_dir / _LET_GO
+        self.grammars: Any = FakeGrammars(self._let_go)
         self._live: dict[int, EngineRequest] = {}
         self._num_done: dict[int, int] = {}
         self._num_steps = 0

@@ -43,6 +43,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         is_held: streams stay open after that, until they are cancelled.
         breaks: streams fail with this status after that.
         requests: all requests of streams.
+        metadata: the metadata of all streams.
         num_open: streams that are open.
     """
 
@@ -53,6 +54,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.is_held = False
         self.breaks: grpc.StatusCode | None = None
         self.requests: list[Any] = []
+        self.metadata: list[dict[str, str]] = []
         self.num_open = 0
         self.port = 0
         self._server: Any = None
@@ -83,6 +85,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self, requests: AsyncIterator[Any], context: Any
     ) -> AsyncIterator[Any]:
         self.num_open += 1
+        self.metadata.append(dict(context.invocation_metadata()))
         try:
             async for request in requests:
                 self.requests.append(request)

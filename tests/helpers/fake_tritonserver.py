@@ -1,8 +1,8 @@
 """A stand-in for tritonserver without models: `fake_tritonserver.py HTTP_PORT BEHAVIOUR…`.
 
 Behaviours: fail (prints an error and exits), silent (exits), deaf (ignores SIGTERM), slow-exit, crash-once
-    PATH
-(exits if PATH can be created), child PATH (starts a process that outlives it and writes its id to PATH),
+PATH (exits if PATH can be created), unready PATH (is not ready if PATH exists), absent PATH (does not listen
+if PATH exists), child PATH (starts a process that outlives it and writes its id to PATH),
 shm NAME (maps that file of /dev/shm), busy-until PATH (has an active request until PATH exists),
 busy-for-ever, mute-until PATH (has no metrics until PATH exists), engine PATH (has an engine that
 writes the messages it receives to PATH).
@@ -31,7 +31,8 @@ FAILURE = (
 
 class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self.send_response(503 if self.path == "/metrics" and is_mute() else 200)
+        refuses = is_mute() if self.path == "/metrics" else IS_UNREADY
+        self.send_response(503 if refuses else 200)
         self.end_headers()
         self.wfile.write(f'nv_trt_llm_request_metrics{{request_type="active"}} {int(is_busy())}\n'.encode())
 
@@ -44,6 +45,14 @@ def is_busy() -> bool:
     if "busy-until" in words:
         return not Path(words[words.index("busy-until") + 1]).exists()
     return "busy-for-ever" in words
+
+
+def has_flag(behaviour: str) -> bool:
+    words = sys.argv[2:]
+    return behaviour in words and Path(words[words.index(behaviour) + 1]).exists()
+
+
+IS_UNREADY = has_flag("unready")
 
 
 def is_mute() -> bool:
@@ -97,8 +106,9 @@ def main() -> None:
     elif "deaf" not in words:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     region = prepare(words)
-    server = http.server.HTTPServer(("127.0.0.1", port), Ready)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    if not has_flag("absent"):
+        server = http.server.HTTPServer(("127.0.0.1", port), Ready)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
     if "crash-once" in words:
         flag = Path(words[words.index("crash-once") + 1])
         if not flag.exists():

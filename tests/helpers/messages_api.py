@@ -29,10 +29,15 @@ class Usage(_Strict):
     output_tokens_details: OutputTokens
 
 
-class Text(_Strict):
-    type: Literal["text"]
+class Text(_Strict, tag="text", tag_field="type"):
     text: str
     citations: None
+
+
+class ToolUse(_Strict, tag="tool_use", tag_field="type"):
+    id: str
+    name: str
+    input: dict[str, Any]
 
 
 class Message(_Strict):
@@ -40,8 +45,8 @@ class Message(_Strict):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[Text]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"] | None
+    content: list[Text | ToolUse]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
     stop_sequence: str | None
     usage: Usage
 
@@ -51,30 +56,33 @@ class Start(_Strict, tag="message_start"):
 
 
 class BlockStart(_Strict, tag="content_block_start"):
-    index: Literal[0]
-    content_block: Text
+    index: int
+    content_block: Text | ToolUse
 
 
 class Ping(_Strict, tag="ping"):
     pass
 
 
-class TextDelta(_Strict):
-    type: Literal["text_delta"]
+class TextDelta(_Strict, tag="text_delta", tag_field="type"):
     text: str
 
 
+class InputDelta(_Strict, tag="input_json_delta", tag_field="type"):
+    partial_json: str
+
+
 class BlockDelta(_Strict, tag="content_block_delta"):
-    index: Literal[0]
-    delta: TextDelta
+    index: int
+    delta: TextDelta | InputDelta
 
 
 class BlockStop(_Strict, tag="content_block_stop"):
-    index: Literal[0]
+    index: int
 
 
 class Ending(_Strict):
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
 
 
@@ -125,27 +133,49 @@ def streamed_message(server: Server, **fields: Any) -> Message:
     status, headers, raw = post(server, MESSAGES, {"model": MODEL, "stream": True, **fields})
     assert status == 200, raw
     assert headers["content-type"].startswith("text/event-stream")
-    start, begin, ping, *deltas, stop, delta, end = message_events(raw.decode())
+    start, ping, *inner, delta, end = message_events(raw.decode())
     assert isinstance(start, Start)
-    assert isinstance(begin, BlockStart)
     assert isinstance(delta, Delta)
-    assert (type(ping), type(stop), type(end)) == (Ping, BlockStop, Stop)
+    assert (type(ping), type(end)) == (Ping, Stop)
     message = start.message
-    assert (message.content, message.stop_reason, begin.content_block.text) == ([], None, "")
+    assert (message.content, message.stop_reason) == ([], None)
     first, last = message.usage, delta.usage
     assert first.input_tokens == last.input_tokens
     assert first.cache_read_input_tokens == last.cache_read_input_tokens
-    text = ""
-    for each in deltas:
-        assert isinstance(each, BlockDelta)
-        text += each.delta.text
     return msgspec.structs.replace(
         message,
-        content=[Text(type="text", text=text, citations=None)],
+        content=_blocks(inner),
         stop_reason=delta.delta.stop_reason,
         stop_sequence=delta.delta.stop_sequence,
         usage=last,
     )
+
+
+def _blocks(events: list[Event]) -> list[Text | ToolUse]:
+    """The blocks that events add up to; each begins, grows and stops before the next one."""
+    blocks: list[Text | ToolUse] = []
+    grown, is_open = "", False
+    for event in events:
+        assert isinstance(event, BlockStart | BlockDelta | BlockStop)
+        match event:
+            case BlockStart(index=index, content_block=block):
+                assert (index, is_open) == (len(blocks), False)
+                assert not (block.text if isinstance(block, Text) else block.input)
+                blocks.append(block)
+                grown, is_open = "", True
+            case BlockDelta(index=index, delta=delta):
+                assert (index, is_open) == (len(blocks) - 1, True)
+                assert isinstance(delta, TextDelta) == isinstance(blocks[-1], Text)
+                grown += delta.text if isinstance(delta, TextDelta) else delta.partial_json
+            case BlockStop(index=index):
+                assert (index, is_open) == (len(blocks) - 1, True)
+                is_open, last = False, blocks[-1]
+                if isinstance(last, Text):
+                    blocks[-1] = msgspec.structs.replace(last, text=grown)
+                else:
+                    blocks[-1] = msgspec.structs.replace(last, input=json.loads(grown))
+    assert not is_open
+    return blocks
 
 
 def refused_message(server: Server, body: Any, path: str = MESSAGES, **headers: str) -> tuple[int, Error]:

@@ -48,11 +48,11 @@ def torch_values(values: torch.Tensor) -> torch.Tensor:
 
 
 def positions_of(query_lens: Sequence[int], seq_lens: Sequence[int]) -> torch.Tensor:
-    """Each token's, sequences one after the other."""
+    """Return each token's position, sequences one after the other."""
     pairs = zip(query_lens, seq_lens, strict=True)
     return torch.tensor([place for query, end in pairs for place in range(end - query, end)])
 
 
 def tables_of(query_lens: Sequence[int], block_tables: Sequence[Sequence[int]]) -> list[NativeTables]:
-    """Of a step with one group of layers."""
+    """Return the block tables of a step whose layers form one group."""
     return [NativeTables.of(query_lens, block_tables)]

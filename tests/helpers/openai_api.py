@@ -35,6 +35,7 @@ class Said:
         texts, reasons, stop_reasons, token_ids, log_probs: one for each choice.
         usage: numbers of tokens.
         reasonings: one for each choice; "" if the model does not reason.
+        calls: for each choice the calls of tools: id, name and arguments.
     """
 
     texts: list[str]
@@ -44,6 +45,7 @@ class Said:
     log_probs: list[list[float]]
     usage: dict[str, Any]
     reasonings: list[str] = field(default_factory=list)
+    calls: list[list[list[str]]] = field(default_factory=list)
 
 
 def connect(server: Server, timeout_s: float = 60) -> http.client.HTTPConnection:
@@ -91,13 +93,14 @@ def whole(server: Server, path: str, **fields: Any) -> Said:
     choices = answer["choices"]
     assert [choice["index"] for choice in choices] == list(range(len(choices)))
     return Said(
-        [choice["message"]["content"] if path == CHAT else choice["text"] for choice in choices],
+        [choice["message"]["content"] or "" if path == CHAT else choice["text"] for choice in choices],
         [choice["finish_reason"] for choice in choices],
         [choice["stop_reason"] for choice in choices],
         [choice["token_ids"] if sent["return_token_ids"] else [] for choice in choices],
         [_values(choice["logprobs"]) for choice in choices],
         answer["usage"],
         [choice.get("message", {}).get("reasoning", "") for choice in choices],
+        [_calls(choice["message"]) if path == CHAT else [] for choice in choices],
     )
 
 
@@ -131,6 +134,7 @@ def _add(said: Said, path: str, choice: dict[str, Any]) -> None:
     while len(said.texts) <= index:
         said.texts.append("")
         said.reasonings.append("")
+        said.calls.append([])
         said.reasons.append(None)
         said.stop_reasons.append(None)
         said.token_ids.append([])
@@ -142,11 +146,34 @@ def _add(said: Said, path: str, choice: dict[str, Any]) -> None:
     said.reasonings[index] += reasoning
     if choice["finish_reason"] is not None:
         assert not text + reasoning, "the reason does not come alone"
+        assert "tool_calls" not in delta, "the reason does not come alone"
         said.reasons[index] = choice["finish_reason"]
         said.stop_reasons[index] = choice["stop_reason"]
     said.texts[index] += text
+    for call in delta.get("tool_calls", []):
+        _add_call(said.calls[index], call)
     said.token_ids[index] += choice.get("token_ids", [])
     said.log_probs[index] += _values(choice["logprobs"])
+
+
+def _calls(message: dict[str, Any]) -> list[list[str]]:
+    """The calls of a message that is not streamed."""
+    calls = message.get("tool_calls", [])
+    assert calls or message.get("content") is not None, "neither content nor calls"
+    assert "tool_calls" not in message or calls, "an empty list"
+    return [[call["id"], call["function"]["name"], call["function"]["arguments"]] for call in calls]
+
+
+def _add_call(calls: list[list[str]], call: dict[str, Any]) -> None:
+    """Id, type and name come once, before fragments of the arguments."""
+    if call["index"] == len(calls):
+        assert call["type"] == "function"
+        calls.append([call["id"], call["function"]["name"], ""])
+    else:
+        assert call["index"] == len(calls) - 1
+        assert set(call) == {"index", "function"}
+        assert set(call["function"]) == {"arguments"}
+    calls[-1][2] += call["function"]["arguments"]
 
 
 def _values(log_probs: dict[str, Any] | None) -> list[float]:

@@ -21,9 +21,13 @@ _ITEM = (
     r"response\.output_item\.added response\.content_part\.added "
     r"(response\.{0}\.delta )*response\.{0}\.done response\.content_part\.done response\.output_item\.done "
 )
+_CALL = (
+    r"response\.output_item\.added (response\.function_call_arguments\.delta )*"
+    r"response\.function_call_arguments\.done response\.output_item\.done "
+)
 _ORDER = re.compile(
     r"response\.created response\.in_progress "
-    rf"({_ITEM.format('reasoning_text')})?({_ITEM.format('output_text')})?"
+    rf"({_ITEM.format('reasoning_text')})?(({_ITEM.format('output_text')})?({_CALL})*)*"
     r"(response\.completed|response\.incomplete) "
 )
 
@@ -67,8 +71,14 @@ def streamed_response(server: Server, **fields: Any) -> dict[str, Any]:
             assert event["item_id"] == items[event["output_index"]]["id"]
     for index, item in enumerate(items):
         deltas = [event for event in events if "delta" in event and event["output_index"] == index]
+        said = "".join(event["delta"] for event in deltas)
+        if item["type"] == "function_call":
+            assert said == item["arguments"]
+            done = [event for event in events if "arguments" in event and event["output_index"] == index]
+            assert [(event["name"], event["arguments"]) for event in done] == [(item["name"], said)]
+            continue
         (part,) = item["content"]
-        assert "".join(event["delta"] for event in deltas) == part["text"]
+        assert said == part["text"]
         tokens = [token for event in deltas for token in event.get("logprobs", [])]
         assert tokens == part.get("logprobs", [])
         done = [event for event in events if "text" in event and event["output_index"] == index]
@@ -82,10 +92,19 @@ def text_of(response: dict[str, Any], kind: str = "message") -> str:
     return "".join(part["text"] for part in parts)
 
 
+def calls_of(response: dict[str, Any]) -> list[tuple[str, str]]:
+    """The names and the arguments of the calls."""
+    items = [item for item in response["output"] if item["type"] == "function_call"]
+    return [(item["name"], item["arguments"]) for item in items]
+
+
 def comparable(response: dict[str, Any]) -> dict[str, Any]:
     """A response without what differs each time."""
     own = ("id", "created_at", "completed_at", "usage")
     made = {name: value for name, value in response.items() if name not in own}
-    made["output"] = [{**item, "id": item["id"].partition("_")[0]} for item in response["output"]]
+    made["output"] = [
+        {key: value for key, value in item.items() if key != "call_id"} | {"id": item["id"].partition("_")[0]}
+        for item in response["output"]
+    ]
     usage = response["usage"]
     return made | {"usage": [usage["input_tokens"], usage["output_tokens"], usage["output_tokens_details"]]}

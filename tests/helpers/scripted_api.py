@@ -13,6 +13,9 @@ from typing import Any
 
 from aiohttp import web
 
+from helpers.engine_views import info, snapshot
+from naiad.openai_server.api.answers import encode
+from naiad.openai_server.api.engine_view import view_of
 from naiad.openai_server.guard import Guard
 from naiad.openai_server.page_routes import PageRoutes
 from naiad.openai_server.route import add_routes
@@ -31,6 +34,7 @@ class Script:
         error: the message of an error event after the pieces; "" for an answer that is complete.
         key: the key that the API asks for; "" for none.
         is_held: the answer stays open after its pieces until the client leaves.
+        is_operator: the engine view's viewer is one.
         num_open: answers that are being written.
         asked: bodies of chats.
         keys: `Authorization` headers of chats and of lists of models.
@@ -42,6 +46,7 @@ class Script:
     error: str = ""
     key: str = ""
     is_held: bool = False
+    is_operator: bool = True
     num_open: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -56,6 +61,7 @@ def scripted_api(models: Sequence[str] = (MODEL,)) -> Iterator[Script]:
     add_routes(app, PageRoutes().routes())
     app.router.add_get("/v1/models", partial(_models, script, models))
     app.router.add_post("/v1/chat/completions", partial(_chat, script))
+    app.router.add_get("/engine/events", partial(_events, script))
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
 
     async def start() -> None:
@@ -95,6 +101,16 @@ async def _chat(script: Script, request: web.Request) -> web.StreamResponse:
         await _write_all(script, response)
     finally:
         script.num_open -= 1
+    return response
+
+
+async def _events(script: Script, request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    seen, tenant = snapshot("a", "b", "a"), "" if script.is_operator else "a"
+    view = view_of(seen, info(), MODEL, {1: "chatcmpl-1"}, tenant=tenant, is_operator=script.is_operator)
+    await response.write(b"event: snapshot\ndata: " + encode(view) + b"\n\n")
+    await asyncio.sleep(600)
     return response
 
 

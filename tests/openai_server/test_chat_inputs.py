@@ -96,7 +96,7 @@ def test_blocks_are_messages(sent: Any, messages: list[dict[str, Any]]) -> None:
         ([{"role": "user", "content": None}], None, "messages[0].content = None"),
         ([{"role": "user", "content": ["a"]}], None, "messages[0].content[0].type = None"),
         (
-            [{**USER, "content": [{"type": "tool_result"}]}],
+            [{**ASSISTANT, "content": [{"type": "tool_result"}]}],
             None,
             "messages[0].content[0].type = 'tool_result'",
         ),

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict
 
 from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.frontend.limits import ModelLimits
@@ -28,6 +29,8 @@ from naiad.tokenization import Tokenizer
 
 class Sent:
     """A request with this body."""
+
+    headers: CIMultiDict[str] = CIMultiDict()
 
     async def read(self) -> bytes:
         return json.dumps({"model": "m", "prompt": [5] * 60}).encode()

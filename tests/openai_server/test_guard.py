@@ -14,6 +14,7 @@ from aiohttp import ClientSession, web
 from naiad.openai_server.api.bodies import DetokenizeBody
 from naiad.openai_server.body_reader import BodyReader
 from naiad.openai_server.guard import Guard
+from naiad.openai_server.route import Route, add_routes
 
 ORIGIN = "https://chat.example.com"
 BODY = json.dumps({"tokens": [1, 2]}).encode()
@@ -32,7 +33,7 @@ def app() -> Iterator[web.Application]:
 
     app = web.Application(middlewares=[guard.middleware])
     app.on_response_prepare.append(guard.prepare)
-    app.router.add_post("/detokenize", handler)
+    add_routes(app, [Route(method="POST", path="/detokenize", handler=handler, summary="")])
     yield app
     pool.shutdown()
 
@@ -45,14 +46,16 @@ async def served(app: web.Application, auto_decompress: bool = False) -> tuple[w
     return runner, host, port
 
 
-def post(app: web.Application, body: bytes, **headers: str) -> tuple[int, dict[str, list[str]], bytes]:
+def post(
+    app: web.Application, body: bytes, path: str = "/detokenize", **headers: str
+) -> tuple[int, dict[str, list[str]], bytes]:
     async def send() -> tuple[int, dict[str, list[str]], bytes]:
         runner, host, port = await served(app)
         sent = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
         try:
             async with (
                 ClientSession(skip_auto_headers=["Content-Type"]) as session,
-                session.post(f"http://{host}:{port}/detokenize", data=body, headers=sent) as answer,
+                session.post(f"http://{host}:{port}{path}", data=body, headers=sent) as answer,
             ):
                 found = {name: answer.headers.getall(name) for name in answer.headers}
                 return answer.status, found, await answer.read()
@@ -106,7 +109,93 @@ def test_a_body_that_breaks_off_is_no_failure_of_the_server(
     # The connection has ended in the body, so there may be nobody to be answered.
     answer = asyncio.run(send())
     assert answer == b"" or b" 400 " in answer.splitlines()[0]
-    assert "a request failed" not in caplog.text
+    assert "failed" not in caplog.text
+
+
+async def exchange(app: web.Application, head: str, body: bytes = b"") -> tuple[bytes, bytes]:
+    """Send a head; when the server has said something send the body. Return what came before and after."""
+    runner, host, port = await served(app)
+    reader, writer = await asyncio.open_connection(host, port)
+    words = f"{head}\r\nHost: {host}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    writer.write(f"{words}Content-Length: {len(BODY)}\r\n\r\n".encode())
+    before = await reader.readuntil(b"\r\n\r\n")
+    writer.write(body)
+    after = await reader.read()
+    writer.close()
+    await runner.cleanup()
+    return before, after
+
+
+def test_a_body_is_asked_for_when_its_request_has_been_let_in(app: web.Application) -> None:
+    expecting = "POST /detokenize HTTP/1.1\r\nExpect: 100-continue"
+    before, after = asyncio.run(exchange(app, expecting, BODY))
+    assert before == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert after.startswith(b"HTTP/1.1 200 OK")
+    assert after.endswith(b"[1, 2]")
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("POST /detokenize HTTP/1.1\r\nExpect: 100-continue\r\nContent-Encoding: gzip", 415),
+        ("POST /detokenize HTTP/1.1\r\nExpect: 200-ok", 417),
+    ],
+)
+def test_no_body_is_asked_for_otherwise(app: web.Application, head: str, status: int) -> None:
+    before, after = asyncio.run(exchange(app, head))
+    assert before.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b'"message"' in after
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    bodies = BodyReader(ThreadPoolExecutor(1), is_lenient=False, patience_s=0.05)
+    app = web.Application(middlewares=[Guard((), ()).middleware])
+
+    async def handler(request: web.Request) -> web.Response:
+        await bodies.read(request, DetokenizeBody)
+        raise AssertionError("there is no body")
+
+    app.router.add_post("/detokenize", handler)
+    before, after = asyncio.run(exchange(app, "POST /detokenize HTTP/1.1"))
+    assert before.startswith(b"HTTP/1.1 408 ")
+    assert b"did not come within 0.05 s" in after
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("[::1]:80", 200),
+        ("[::1]", 200),
+        ("LOCALHOST:9000", 200),
+        ("[::1].evil", 403),
+        ("localhost:evil", 403),
+        ("localhost:80:80", 403),
+        ("evil@localhost", 403),
+        ("localhost.evil", 403),
+        ("evil:127.0.0.1", 403),
+        ("[localhost]", 200),
+    ],
+)
+def test_hosts(app: web.Application, host: str, status: int) -> None:
+    assert post(app, BODY, Host=host)[0] == status
+
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(("sent", "told"), [({"traceparent": TRACE}, f" ({TRACE})"), ({}, "")])
+def test_a_failure_names_request_and_trace_in_the_log(
+    app: web.Application, caplog: pytest.LogCaptureFixture, sent: dict[str, str], told: str
+) -> None:
+    async def fail(_request: web.Request) -> web.Response:
+        raise RuntimeError("why")
+
+    app.router.add_post("/fail", fail)
+    status, _, body = post(app, BODY, path="/fail", x_request_id="mine", **sent)
+    assert status == 500
+    assert b"why" not in body
+    assert caplog.records[-1].getMessage() == f"the request mine failed{told}"
+    assert "why" in caplog.text
 
 
 def test_pages_of_an_allowed_origin_may_send_the_headers_of_official_clients(app: web.Application) -> None:

@@ -532,6 +532,24 @@ def test_tabs_move_with_the_arrow_keys(page: Browser) -> None:
     page.console()
 
 
+SEEN = "[...document.querySelectorAll('#engine h3, #engine dt')].filter((each) => each.checkVisibility())"
+
+
+@pytest.mark.parametrize("is_operator", [True, False])
+def test_who_is_no_operator_sees_what_is_its_own(page: Browser, script: Script, is_operator: bool) -> None:
+    script.is_operator = is_operator
+    page.click("#tab-engine")
+    page.wait("document.querySelector('#engine .ev-is-live')")
+    names = page.run(f"return {SEEN}.map((each) => each.textContent)")
+    of_all = {"Output tokens/s", "KV cache", "Batch of the last steps", "Drafts accepted by place"}
+    assert {"Running", "Requests", "Tenants' shares"} <= set(names)
+    assert of_all & set(names) == (of_all if is_operator else set())
+    assert page.count(".ev-requests tbody tr") == (3 if is_operator else 2)
+    assert page.run("return document.querySelector('.ev-own').checkVisibility()") == (not is_operator)
+    shares = page.run("return document.querySelector('.ev-tenants tbody').textContent")
+    assert ("%" in shares) == is_operator
+
+
 def test_every_control_has_a_name(page: Browser, script: Script) -> None:
     script.pieces = ["```\nx\n```\n- [ ] y"]
     page.click("#settings-button")

@@ -5,12 +5,16 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from multidict import CIMultiDict
+
 from naiad.openai_server.api.bodies import DetokenizeBody
 from naiad.openai_server.body_reader import BodyReader
 
 
 class Sent:
     """A request with this body."""
+
+    headers: CIMultiDict[str] = CIMultiDict()
 
     def __init__(self, body: dict[str, Any]) -> None:
         self._raw = json.dumps(body).encode()

@@ -14,6 +14,7 @@ from naiad.frontend.prompt import PromptEncoder
 from naiad.frontend.request import GenerateRequest
 from naiad.openai_server.api.bodies import ChatBody, CompletionBody
 from naiad.openai_server.api.errors import APIError
+from naiad.openai_server.api.messages import plain_messages
 from naiad.openai_server.api.reading import RequestReader
 from naiad.tokenization import Tokenizer
 
@@ -87,6 +88,22 @@ def test_long_lists_are_not_repeated_for_many_prompts(reader: RequestReader) -> 
     assert error.param == "prompt"
     ids = list(range(400)) * 20
     assert "allowed_token_ids" in refusal(reader, prompt=["a"] * 1000, allowed_token_ids=ids).message
+
+
+@pytest.mark.parametrize("name", [None, ""])
+def test_no_name_is_no_name(name: str | None) -> None:
+    assert plain_messages([{"role": "user", "content": "Hi", "name": name}]) == [
+        {"role": "user", "content": "Hi"}
+    ]
+
+
+def test_a_name_is_part_of_a_message(reader: RequestReader) -> None:
+    named = {"role": "user", "content": "Hi", "name": "Ann"}
+    assert plain_messages([named]) == [named]
+    with pytest.raises(APIError) as caught:
+        reader.chat(ChatBody(model="m", messages=[{**named, "name": "a b"}]), "id")
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+    assert "messages[0].name = 'a b'" in caught.value.message
 
 
 def test_what_is_wrong_with_a_prompt_names_the_field(reader: RequestReader) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +18,9 @@ from naiad.openai_server.api.bodies import ChatBody, CompletionBody
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.reading import AskedGeneration, RequestReader
 from naiad.openai_server.api.refusals import Refusal, refuse, remote_refusals
-from naiad.openai_server.engines.remote.inputs import check_owner, row_inputs
+from naiad.openai_server.engines.remote.inputs import _guide, check_owner, row_inputs
 from naiad.openai_server.engines.remote.shape import ModelShape
+from naiad.sequence import GrammarKind, GrammarSpec
 from naiad.tokenization import Tokenizer
 
 SHAPE = ModelShape(
@@ -158,3 +161,51 @@ def test_a_refusal_says_the_name_of_another_api() -> None:
     assert refused.value.message.startswith(
         "include = True is not supported: expected no value or False, as "
     )
+
+
+SCHEMA = '{"type": "integer"}'
+
+
+@pytest.mark.parametrize(
+    ("form", "guide_type", "guide"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json", None),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", SCHEMA),
+        ({"structured_outputs": {"regex": "a+"}}, "regex", "a+"),
+        ({"structured_outputs": {"choice": ["a.b", "c|d 1"]}}, "regex", "a\\.b|c\\|d 1"),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "ebnf_grammar", 'root ::= "a"'),
+    ],
+)
+def test_formats_become_guides(
+    reader: RequestReader, form: dict[str, Any], guide_type: str, guide: str | None
+) -> None:
+    tensors = sent(completion(reader, prompt="Hello", **form), reader)
+    assert tensors["guided_decoding_guide_type"] == guide_type
+    assert tensors.get("guided_decoding_guide") == guide
+
+
+def test_a_choice_is_the_same_as_a_regular_expression() -> None:
+    texts = ["".join(map(chr, range(33, 127))), "a b", "é\n"]
+    for text in texts:
+        (pattern,) = [_guide(GrammarSpec(kind=GrammarKind.CHOICE, source=json.dumps([text])), SHAPE)]
+        assert re.fullmatch(pattern["guided_decoding_guide"], text)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        GrammarSpec(kind=GrammarKind.LARK, source='start: "a"', field="tools"),
+        GrammarSpec(kind=GrammarKind.JSON_OBJECT, begins_after="</think>", field="tools"),
+    ],
+)
+def test_grammars_that_no_guide_says_are_refused(grammar: GrammarSpec) -> None:
+    with pytest.raises(APIError) as refused:
+        _guide(grammar, SHAPE)
+    assert (refused.value.param, refused.value.code) == ("tools", "unsupported_value")
+    assert "remote model text" in refused.value.message
+
+
+def test_a_model_without_guides_takes_no_format() -> None:
+    shape = replace(SHAPE, inputs=SHAPE.inputs - {"guided_decoding_guide"})
+    with pytest.raises(APIError):
+        _guide(GrammarSpec(kind=GrammarKind.JSON_OBJECT, field="response_format"), shape)

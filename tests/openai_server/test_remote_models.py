@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from helpers.tiny_repository import tiny_checkpoint
 from naiad.errors import EngineAwayError, InternalError, InvalidRequestError, NaiadError, UnavailableError
 from naiad.openai_server.api.bodies import ChatBody, CompletionBody
 from naiad.openai_server.api.errors import APIError
+from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.api.tally import Tally
+from naiad.openai_server.api.trace_context import NO_TRACE, TraceContext
 from naiad.openai_server.engines.remote.models import RemoteModels, RemoteServer
 from naiad.openai_server.engines.remote.shape import NoTextModelError, models_behind, read_shape, takes_text
 
@@ -38,7 +41,9 @@ async def remote(checkpoint: Path, **options: Any) -> AsyncIterator[tuple[FakeTr
     fake = FakeTriton(*SHIPPED)
     await fake.start()
     pool = ThreadPoolExecutor(1)
-    server = RemoteServer.open(f"127.0.0.1:{fake.port}", checkpoint, **{"reasoning": "auto", **options})
+    server = RemoteServer.open(
+        f"127.0.0.1:{fake.port}", checkpoint, **{"families": FamilyChoices(), **options}
+    )
     models = RemoteModels(server, pool)
     await models.look()
     try:
@@ -54,11 +59,13 @@ async def eventually(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def generate(models: RemoteModels, **fields: Any) -> Tally:
+async def generate(models: RemoteModels, trace: TraceContext = NO_TRACE, **fields: Any) -> Tally:
     """Ask `text` and take all deltas."""
     model = models.get("text")
     body = CompletionBody(model="text", **{"prompt": "Hello", **fields})
-    asked, generation = await model.begin(await model.loaded(), lambda reader: reader.completion(body, "id"))
+    asked, generation = await model.begin(
+        await model.loaded(), lambda reader: replace(reader.completion(body, "id"), trace=trace)
+    )
     tally = Tally(asked.request)
     try:
         while not tally.is_complete:
@@ -127,6 +134,19 @@ def test_a_model_that_was_asked_for_and_can_not_be_offered_is_named(
 
     run(test)
     assert "the model llm is not offered: it has no input max_tokens" in caplog.text
+
+
+def test_a_trace_is_passed_on(checkpoint: Path) -> None:
+    async def test() -> None:
+        async with remote(checkpoint) as (fake, models):
+            fake.script = [part("a", 1, "length")]
+            await generate(models, TraceContext("00-trace", "a=1,b=2"))
+            await generate(models)
+            traced, other = fake.metadata
+            assert (traced["traceparent"], traced["tracestate"]) == ("00-trace", "a=1,b=2")
+            assert not {"traceparent", "tracestate"} & other.keys()
+
+    run(test)
 
 
 def test_what_is_sent(checkpoint: Path) -> None:
@@ -246,7 +266,7 @@ async def begin_chat(models: RemoteModels, name: str = "text", **fields: Any) ->
 
 def test_reasoning_is_taken_apart(checkpoint: Path) -> None:
     async def test() -> None:
-        async with remote(checkpoint, reasoning="think") as (fake, models):
+        async with remote(checkpoint, families=FamilyChoices(reasoning="think")) as (fake, models):
             fake.script = [part("<thi", 1), part("nk>why</th", 3), part("ink>yes", 3), part("!", 1, "stop")]
             asked, generation = await begin_chat(models)
             tally = Tally(asked.request)

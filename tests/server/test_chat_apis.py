@@ -153,7 +153,7 @@ REFUSED_RESPONSES: dict[str, tuple[dict[str, Any], int, str]] = {
     "conversation": ({"conversation": "conv_1"}, 400, "conversation"),
     "prompt template": ({"prompt": {"id": "p"}}, 400, "prompt"),
     "tools": ({"tools": [{"type": "web_search"}]}, 400, "tools"),
-    "JSON": ({"text": {"format": {"type": "json_object"}}}, 400, "text"),
+    "format": ({"text": {"format": {"type": "xml"}}}, 400, "text"),
     "verbosity": ({"text": {"verbosity": "low"}}, 400, "text"),
     "effort": ({"reasoning": {"effort": "high"}}, 400, "reasoning"),
     "truncation": ({"truncation": "auto"}, 400, "truncation"),

@@ -120,13 +120,13 @@ def test_a_row_appears_while_its_request_runs_and_vanishes_when_it_is_cancelled(
             seen += [each["output_tokens"] for each in view["requests"] if each["id"] == "cmpl-mine"]
     assert seen == sorted(seen)
     assert seen[-1] > seen[0]
-    blocks = look(lasting)["kv"][0]
+    blocks = look(lasting)["totals"]["kv"][0]
     assert blocks["used"] > 0
     stream.close()
     eventually(lambda: rows(lasting) == {})
     while watching.until("snapshot")[-1][1]["requests"]:
         pass
-    assert look(lasting)["kv"][0]["used"] == 0
+    assert look(lasting)["totals"]["kv"][0]["used"] == 0
 
 
 def test_requests_of_other_doors_have_rows_and_nobodys_prompt_is_told(lasting: Server) -> None:
@@ -161,14 +161,14 @@ def test_the_numbers_agree_with_the_metrics(lasting: Server) -> None:
     eventually(lambda: rows(lasting) == {})
     eventually(lambda: lasting.used_blocks() == 0)
     view = look(lasting)
-    (blocks,) = view["kv"]
+    (blocks,) = view["totals"]["kv"]
     assert blocks["used"] == blocks["shared"] == 0
     assert blocks["cached"] > 0
     assert (
         view["started"] == json.loads(post(lasting, "/v1/models", b"", method="GET")[2])["data"][0]["created"]
     )
-    steps = view["steps"]
-    assert steps["first"] + len(steps["ms"]) == view["total_steps"]
+    steps = view["totals"]["steps"]
+    assert steps["first"] + len(steps["ms"]) == view["totals"]["total_steps"]
     assert len({len(values) for name, values in steps.items() if name != "first"}) == 1
 
 
@@ -195,7 +195,11 @@ def test_a_stream_is_not_begun_for_one_who_asks_for_headers_alone(lasting: Serve
 
 
 def test_a_restart_of_the_engine_is_an_event(lasting: Server, watching: Watching) -> None:
+    begin(lasting).close()
+    eventually(lambda: look(lasting)["totals"]["total_steps"] > 0)
     before = watching.until("snapshot")[-1][1]
+    while not before["totals"]["total_steps"]:
+        before = watching.until("snapshot")[-1][1]
     lasting.processes("naiad.engine_process")[0].send_signal(signal.SIGKILL)
     _, notice = watching.until("away")[-1]
     assert notice["model"] == MODEL
@@ -208,6 +212,6 @@ def test_a_restart_of_the_engine_is_an_event(lasting: Server, watching: Watching
     assert [name for name, _ in events] == ["restarted", "snapshot"]
     after = events[-1][1]
     assert after["started"] >= before["started"]
-    assert after["total_steps"] < before["total_steps"]
+    assert after["totals"]["total_steps"] < before["totals"]["total_steps"]
     assert late.until("snapshot")[-1][1]["requests"] == []
     late.close()

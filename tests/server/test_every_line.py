@@ -255,6 +255,7 @@ VLLM_VALUES: dict[str, Any] = {
     **{"stop": ["e"], "stop_token_ids": [5], "bad_words": ["e"], "allowed_token_ids": [5, 6]},
     **{"logit_bias": {"5": 1.5}, "include_stop_str_in_output": True, "ignore_eos": True, "logprobs": 2},
     **{"priority": 1, "num_draft_tokens": 1},
+    **{"structured_outputs": {"regex": "[a-z ]+"}, "guided_decoding": {"choice": ["a", "b"]}},
 }
 SERVED_BY_VLLM = {
     key: VLLM_VALUES.get(key, 1)
@@ -263,12 +264,8 @@ SERVED_BY_VLLM = {
 }
 REFUSED_BY_VLLM: dict[str, Any] = {
     **{"best_of": 3, "prompt_logprobs": 1, "detokenize": False, "skip_special_tokens": False},
-    **{
-        "spaces_between_special_tokens": False,
-        "truncate_prompt_tokens": 5,
-        "guided_decoding": {"json": "{}"},
-    },
-    **{"structured_outputs": {"regex": "a"}, "lora_name": "alpaca", "use_beam_search": True},
+    **{"spaces_between_special_tokens": False, "truncate_prompt_tokens": 5},
+    **{"lora_name": "alpaca", "use_beam_search": True},
     **{"length_penalty": 0.5, "early_stopping": True, "logits_processors": ["x"], "extra_args": {"a": 1}},
     "flat_logprobs": True,
 }

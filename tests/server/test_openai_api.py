@@ -182,7 +182,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], int, str]] = {
     "out of bounds": ({"temperature": -1}, 400, "temperature"),
     "too many choices": ({"n": 17}, 400, "n"),
     "tools": ({"tools": [{"type": "function"}]}, 400, "tools"),
-    "response format": ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+    "response format": ({"response_format": {"type": "xml"}}, 400, "response_format"),
     "own template": ({"chat_template": "{{ 1 }}"}, 400, "chat_template"),
     "template variable": ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
     "large template variables": ({"chat_template_kwargs": {"a": "a" * 20_000}}, 400, "chat_template_kwargs"),

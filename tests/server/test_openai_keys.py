@@ -194,6 +194,32 @@ def test_tenants_share_no_cached_prefix(api: Server) -> None:
     assert cached(api, "stranger", PROMPT) == again
 
 
+def computed_tokens(server: Server, name: str, prompt: str) -> tuple[int, int]:
+    """Ask for a token; return how many prompt tokens the engine computed, and in how many steps."""
+
+    def totals() -> dict[str, Any]:
+        found: dict[str, Any] = engine_view(server, "boss")["totals"]
+        return found
+
+    eventually(lambda: engine_view(server, "boss")["running"] == 0)
+    before = totals()
+    assert ask(server, name, prompt=prompt, max_tokens=1)[0] == 200
+    # The engine tells of a step a little after its token.
+    eventually(lambda: totals()["total_output_tokens"] > before["total_output_tokens"])
+    after = totals()
+    num_steps = after["total_steps"] - before["total_steps"]
+    return sum(after["steps"]["prefill_tokens"][-num_steps:]), num_steps
+
+
+def test_what_a_tenant_has_cached_saves_another_no_work(api: Server) -> None:
+    """The time to the first token follows the work, so it tells nothing either."""
+    prompt = f"This is what somebody asked: {PROMPT}"
+    whole = computed_tokens(api, "user", prompt)
+    saved = computed_tokens(api, "colleague", prompt)
+    assert saved[0] < whole[0]
+    assert computed_tokens(api, "stranger", prompt) == whole
+
+
 def test_a_salt_divides_a_tenants_cache_and_opens_no_others(api: Server) -> None:
     prompt = f"salted {PROMPT}"
     assert cached(api, "user", prompt, cache_salt="s") == 0
@@ -301,6 +327,8 @@ def test_a_key_sees_its_tenants_requests_and_an_operator_all(api: Server) -> Non
     assert [each["tenant"] for each in engine_view(api, "user")["tenants"]] == [own["tenant"]]
     assert len(engine_view(api, "boss")["tenants"]) == 2
     assert engine_view(api, "late")["requests"] == []
+    assert [engine_view(api, name)["running"] for name in ("colleague", "late", "boss")] == [1, 0, 2]
+    assert [engine_view(api, name)["totals"] is None for name in ("colleague", "boss")] == [True, False]
     connection = connect(api)
     connection.request("GET", "/engine/events", headers={"Authorization": f"Bearer {secret('stranger')}"})
     response = connection.getresponse()

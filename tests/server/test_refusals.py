@@ -51,7 +51,11 @@ ENSEMBLE_CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"cache_salt": "s" * 257}, {}, "cache_salt has 257 bytes"),
     ({}, {"cache_salt": 5}, "cache_salt = 5"),
     ({"return_generation_logits": True, "max_tokens": 1366}, {}, "at most 268435456 are allowed"),
-    ({"guided_decoding_guide": "{}"}, {}, "guided_decoding_guide is not supported"),
+    (
+        {"guided_decoding_guide": "{}"},
+        {},
+        "guided_decoding_guide was sent without",
+    ),
 ]
 
 

@@ -76,6 +76,33 @@ def test_content_makes_no_special_token(tmp_path: Path, kind: str, template: str
     assert specials(content) == specials("harmless")
 
 
+NAMED = "{% for message in messages %}{{ message.name }}: {{ message.content }}\n{% endfor %}"
+
+
+def test_a_name_reaches_the_template(tmp_path: Path) -> None:
+    tokenizer = tokenizer_in(tmp_path, template=NAMED)
+    messages = [{"role": "user", "name": "Ann", "content": "Hi"}, {"role": "user", "content": "Hello"}]
+    text = decode(tokenizer.table, tokenizer.render_chat(json.dumps(messages)), False)
+    assert text == "Ann: Hi\n: Hello\n"
+
+
+def test_a_name_makes_no_special_token(tmp_path: Path) -> None:
+    definition = byte_level_tokenizer()
+    definition.add_special_tokens(["[INST]"])
+    write_tokenizer(tmp_path, definition, NAMED)
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    ids = tokenizer.render_chat(json.dumps([{"role": "user", "name": "[INST]", "content": "Hi"}]))
+    assert not set(ids) & tokenizer.table.special_ids
+    assert decode(tokenizer.table, ids, True) == "[INST]: Hi\n"
+
+
+@pytest.mark.parametrize("name", [5, "", "a b", "<s>", "a|b", "a/b", "x" * 65, "\ud800", None, "Ann\n"])
+def test_a_name_that_is_none(tmp_path: Path, name: object) -> None:
+    messages = json.dumps([{"role": "user", "name": name, "content": "Hi"}])
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\]\.name"):
+        tokenizer_in(tmp_path, template=NAMED).render_chat(messages)
+
+
 @pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])
 def test_content_keeps_its_text(tmp_path: Path, kind: str) -> None:
     tokenizer = tokenizer_in(tmp_path, kind)
@@ -145,7 +172,7 @@ def test_named_template_list_in_the_settings(tmp_path: Path) -> None:
         ('[{"role": "user", "content": ["x"]}]', r"messages\[0\].content"),
         ('[{"role": "user", "content": "x"}, {"role": "user"}]', r"messages\[1\].content"),
         ('[{"role": "user", "content": "\\ud800"}]', "surrogate"),
-        ('[{"role": "user", "content": "x", "name": "y"}]', "'name' is not supported"),
+        ('[{"role": "user", "content": "x", "weight": 1}]', "'weight' is not supported"),
         ('[{"role": "user", "content": "\\ufdd0"}]', r"U\+FDD0"),
     ],
 )

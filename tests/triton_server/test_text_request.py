@@ -133,7 +133,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"image_bytes_input": np.zeros((1, 1, 1, 1, 1), dtype=np.uint8)}, "image_bytes_input is not supported"),
     ({"use_draft_logits": True}, "use_draft_logits is not supported"),
     ({"decoder_text_input": words("x")}, "decoder_text_input is not supported"),
-    ({"guided_decoding_guide": words("{}")}, "guided_decoding_guide is not supported"),
+    (
+        {"guided_decoding_guide": words("{}")},
+        "guided_decoding_guide was sent without",
+    ),
     ({"lora_task_id": 3}, "lora_task_id is not supported"),
 ]
 

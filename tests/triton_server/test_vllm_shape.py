@@ -141,8 +141,8 @@ REFUSALS: list[tuple[Any, str]] = [
     ({"logprobs": 21}, "logprobs = 21"),
     ({"ignore_eos": "maybe"}, "ignore_eos = 'maybe': expected true or false"),
     ({"prompt_logprobs": 1}, "prompt_logprobs = 1 is not supported"),
-    ({"guided_decoding": {"json": {}}}, "guided_decoding = "),
-    ({"structured_outputs": '{"regex": "a"}'}, "structured_outputs = "),
+    ({"guided_decoding": {"structural_tag": "{}"}}, "guided_decoding.structural_tag = "),
+    ({"structured_outputs": '["regex"]'}, "structured_outputs = "),
     ({"lora_name": "alpaca"}, "lora_name = 'alpaca' is not supported"),
     ({"skip_special_tokens": False}, "skip_special_tokens = False is not supported"),
     ({"use_beam_search": True}, "use_beam_search = True is not supported"),
@@ -248,7 +248,7 @@ def test_a_probe_reaches_no_engine(reader: VLLMRequestReader) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("guided_decoding_guide", "{}"), ("lora_task_id", 5), ("draft_acceptance_threshold", 0.5)],
+    [("image_url_input", "x"), ("lora_task_id", 5), ("draft_acceptance_threshold", 0.5)],
 )
 def test_parameters_that_are_not_served_are_refused_by_name(
     reader: VLLMRequestReader, name: str, value: Any

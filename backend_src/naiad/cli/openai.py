@@ -12,7 +12,7 @@ from pathlib import Path
 from naiad.cli.argument_types import at_least, port_number
 from naiad.errors import ConfigError, StartupError
 from naiad.openai_server.access.policy import is_loopback
-from naiad.openai_server.api.output_parser import CHOICES
+from naiad.openai_server.api.parsing.families import CALL_CHOICES, REASONING_CHOICES, FamilyChoices
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,10 +80,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--metrics-open", action="store_true", help="/metrics needs no key")
     add(
         "--reasoning",
-        choices=CHOICES,
-        default=CHOICES[0],
+        choices=REASONING_CHOICES,
+        default="auto",
         help="how models write what they reason before they answer; auto: as the chat template or the tokens "
         "say (default: %(default)s)",
+    )
+    add(
+        "--tool-parser",
+        "--openai-tool-parser",
+        choices=CALL_CHOICES,
+        default="auto",
+        help="how models write calls of tools; auto: as the chat template says (default: %(default)s)",
     )
     add(
         "--exit-timeout-s",
@@ -108,14 +115,15 @@ def run(args: argparse.Namespace) -> int:
     from naiad.openai_server.serving import serve
 
     gate = None if args.api_keys is None else Gate(args.api_keys, metrics_open=args.metrics_open)
-    remote = RemoteServer.open(args.url, args.tokenizer, args.reasoning, tuple(args.model), args.served_name)
+    families = FamilyChoices(args.reasoning, args.tool_parser)
+    remote = RemoteServer.open(args.url, args.tokenizer, families, tuple(args.model), args.served_name)
     options = ServerOptions(
         remote=remote,
         allowed_hosts=tuple(args.allowed_host),
         allowed_origins=tuple(args.allowed_origin),
         is_lenient=args.lenient,
         metrics_url=args.metrics_url,
-        reasoning=args.reasoning,
+        families=families,
     )
     logging.basicConfig(level=logging.WARNING, format="naiad openai: %(levelname)s: %(message)s")
     try:

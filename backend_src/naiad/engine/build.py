@@ -56,7 +56,8 @@ def build_engine(config: EngineConfig) -> Engine:
     # On a CPU the launching thread itself computes the step, so nothing can overlap.
     overlaps = config.overlap_steps and model_runner.device.type == "cuda"
     model_runner.end_start()
-    return Engine(scheduler, model_runner, partial(TextStream, token_table), overlaps=overlaps)
+    text_state = partial(TextStream, token_table)
+    return Engine(scheduler, model_runner, text_state, overlaps=overlaps, grammars=model_runner.grammars)
 
 
 def make_kv_cache(

@@ -14,7 +14,8 @@ from naiad.engine.snapshots import take_snapshot
 from naiad.engine.step_queue import StepQueue
 from naiad.engine.step_record import StepRecord
 from naiad.engine.step_runner import StepRunner
-from naiad.errors import InternalError, NaiadError, UnavailableError
+from naiad.errors import InternalError, InvalidRequestError, NaiadError, UnavailableError
+from naiad.grammar import CompiledGrammar, Grammars
 from naiad.outputs import (
     EngineStats,
     ModelOutput,
@@ -42,7 +43,11 @@ from naiad.snapshot import EngineSnapshot
 
 
 class Engine:
-    """Serves requests. Every accepted sequence ends with exactly one output that has a finish reason."""
+    """Serves requests. Every accepted sequence ends with exactly one output that has a finish reason.
+
+    Attributes:
+        grammars: compiles the grammars of requests; None: such requests are refused.
+    """
 
     def __init__(
         self,
@@ -51,6 +56,7 @@ class Engine:
         text_state: Callable[[TextContext], TextState] | None = None,
         clock: Callable[[], float] = time.monotonic,
         overlaps: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:
         """Put the parts together.
 
@@ -62,6 +68,7 @@ class Engine:
             clock: returns the time in seconds; deadlines are measured by it.
             overlaps: whether to launch a step before the previous step's ids are known, if its rows can be
                 projected.
+            grammars: compiles the grammars of requests; None: such requests are refused.
         """
         kv_cache = scheduler.kv_cache
         longest = kv_cache.max_sequence_tokens
@@ -83,6 +90,7 @@ class Engine:
         self._deadlines = Deadlines(lambda each: each in self._live or each in self._beams)
         self._record = StepRecord(model_runner)
         self._overlaps = overlaps
+        self.grammars = grammars
         self._steps = StepQueue(scheduler, model_runner, self._record, clock, overlaps)
 
     @property
@@ -108,16 +116,18 @@ class Engine:
     def add_request(self, request: EngineRequest) -> None:
         """Queue a request's sequences; no live sequence may have one of their ids.
 
-        Siblings must have larger ids than the first sequence; each has outputs of its own.
+        Siblings must have larger ids than the first sequence; each has outputs of its own. A grammar that
+        is not compiled yet is compiled here, which may take seconds.
 
         Raises:
             InvalidRequestError: the request can never be served; the message names the field and its value.
         """
         self._limits.check(request)
         request = self._limits.clamp(request)
+        grammar = self._grammar_of(request)
         assert self._live.keys().isdisjoint(request.sequence_ids), "an id is in use"
         assert request.sequence_id < min(request.sibling_ids, default=request.sequence_id + 1)
-        first = self._make_sequence(request, request.sequence_id, request.params, None)
+        first = self._make_sequence(request, request.sequence_id, request.params, None, grammar)
         if request.beam is not None:
             self._beams.add(request, first)
             return
@@ -129,10 +139,26 @@ class Engine:
                 num_prompt_log_probs=-1,
                 returns_context_logits=False,
             )
-            self._add_sequence(request, self._make_sequence(request, sequence_id, params, first))
+            self._add_sequence(request, self._make_sequence(request, sequence_id, params, first, grammar))
+
+    def _grammar_of(self, request: EngineRequest) -> CompiledGrammar | None:
+        spec = request.params.grammar
+        if spec is None:
+            return None
+        if request.beam is not None:
+            width = len(request.sequence_ids)
+            raise InvalidRequestError(f"beam_width = {width}: expected 1 with {spec.field}")
+        if self.grammars is None:
+            raise InvalidRequestError(f"{spec.field} is not supported: this engine has no tokenizer")
+        return self.grammars.get(spec)
 
     def _make_sequence(
-        self, request: EngineRequest, sequence_id: int, params: SamplingParams, donor: Sequence | None
+        self,
+        request: EngineRequest,
+        sequence_id: int,
+        params: SamplingParams,
+        donor: Sequence | None,
+        grammar: CompiledGrammar | None = None,
     ) -> Sequence:
         now = self._clock() if donor is None else donor.arrival_s
         deadline_s = None if request.timeout_s is None else now + request.timeout_s
@@ -150,6 +176,7 @@ class Engine:
             donor=donor,
             offered_token_ids=request.draft_token_ids,
             retention=request.retention,
+            grammar=grammar,
         )
 
     def _add_sequence(self, request: EngineRequest, sequence: Sequence) -> None:

@@ -169,7 +169,7 @@ def encode_requests(requests: list[EngineRequest]) -> bytes:
 
 
 def _log_probs_bytes(log_probs: TokenLogProbs) -> int:
-    """At most so many bytes are sent of one token's log-probabilities."""
+    """Return a bound on the bytes in which one token's log-probabilities are sent."""
     return 24 + 14 * len(log_probs.top_token_ids)
 
 

@@ -33,6 +33,7 @@ _MAX_BAD_WORDS = 1024
 _MAX_BIASED_IDS = 1024
 _MAX_BIAS = 1000.0
 _MAX_SEQUENCES = 16
+_MAX_GRAMMAR_BYTES = 512 * 1024
 # Beam search does not draw tokens: the values that neither draw nor filter.
 _DRAWS_NOTHING = (0.0, 1.0)
 
@@ -41,7 +42,7 @@ _PROMPT = (
           note="either this or `messages`; special tokens in the text are recognised",
           notes={Frontend.TOKENIZER: ""}),
     Field("messages", _STRING, sets="prompt", llm=ABSENT, tokenizer=SAME, vllm=SAME,
-          note="JSON list of {role, content}; special tokens in the content are plain text"),
+          note="JSON list of {role, content, name}, name optional; special tokens in them are plain text"),
     Field("input_ids", _INT32, _LIST, sets="prompt", required=True, text=ABSENT),
     Field("input_lengths", _INT32, sets="prompt", required=True, text=ABSENT, arrival=Arrival.TENSOR),
     Field("text_context", _STRING, sets="text", text=ABSENT, arrival=Arrival.TENSOR,
@@ -140,6 +141,14 @@ _WORDS_AND_BIASES = (
           sets="params.logit_bias", vllm=SAME, note="one for each id"),
     Field("allowed_token_ids", _INT32, _LIST, sets="params.allowed_token_ids", key=SAME, openai=SAME,
           note="only these tokens can be generated; empty = all"),
+)  # fmt: skip
+
+_GRAMMAR = (
+    Field("guided_decoding_guide_type", _STRING, sets="grammar", max_item_size=32,
+          note="json (no guide), json_schema, regex or ebnf_grammar; see [structured output]"
+               "(structured_output.md)"),
+    Field("guided_decoding_guide", _STRING, sets="grammar", max_item_size=_MAX_GRAMMAR_BYTES,
+          note="the schema as JSON, the expression, or the rules in GBNF"),
 )  # fmt: skip
 
 _SEQUENCES = (
@@ -241,8 +250,6 @@ _NOT_SERVED = (
     _unserved("lora_weights", _FP16, _MATRIX),
     _unserved("lora_config", _INT32, (-1, 3)),
     _unserved("context_phase_params", _UINT8, _LIST, text=ABSENT),
-    _unserved("guided_decoding_guide_type", _STRING),
-    _unserved("guided_decoding_guide", _STRING),
     _unserved("image_input", _FP16, (-1, 3, -1, -1), llm=ABSENT, text_model_only=True),
     _unserved("image_bytes_input", _UINT8, _PIXELS, llm=ABSENT, text_model_only=True),
     _unserved("image_url_input", _STRING, llm=ABSENT, text_model_only=True),
@@ -270,8 +277,29 @@ _VLLM_KEYS = (
     _key("skip_special_tokens", True),
     _key("spaces_between_special_tokens", True),
     _key("truncate_prompt_tokens"),
-    _key("guided_decoding", {}, ""),
-    _key("structured_outputs", {}, ""),
+    Field(
+        "structured_outputs",
+        _STRING,
+        sets="grammar",
+        max_item_size=_MAX_GRAMMAR_BYTES,
+        text=ABSENT,
+        llm=ABSENT,
+        key=SAME,
+        notes={
+            _KEYS: "an object with one of json, json_object, regex, choice and grammar: see "
+            "[structured output](structured_output.md)"
+        },
+    ),
+    Field(
+        "guided_decoding",
+        _STRING,
+        sets="grammar",
+        max_item_size=_MAX_GRAMMAR_BYTES,
+        text=ABSENT,
+        llm=ABSENT,
+        key=SAME,
+        notes={_KEYS: "vLLM's earlier name for `structured_outputs`"},
+    ),
     _key("lora_name", ""),
     _key("use_beam_search", False),
     _key("length_penalty", 1.0),
@@ -286,6 +314,7 @@ FIELDS: tuple[Field, ...] = (
     *_LENGTH,
     *_SAMPLING,
     *_WORDS_AND_BIASES,
+    *_GRAMMAR,
     *_SEQUENCES,
     *_SERVICE,
     *_REQUESTED_OUTPUTS,

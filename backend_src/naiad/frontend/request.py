@@ -18,12 +18,14 @@ import msgspec
 from naiad.errors import InvalidRequestError
 from naiad.frontend.field import INT32_MAX, Field, FieldError, Kind, Scalar
 from naiad.frontend.fields import FIELD, FIELDS
+from naiad.frontend.grammar import guide_of
 from naiad.frontend.limits import MAX_LOGITS_BYTES, MAX_TIMEOUT_US, ModelLimits
 from naiad.frontend.prompt import EncodedPrompt
 from naiad.sequence import (
     DEFAULT_KV_PRIORITY,
     BeamParams,
     EngineRequest,
+    GrammarSpec,
     KVRetention,
     SamplingParams,
     TextContext,
@@ -48,6 +50,7 @@ _LIMITED_WITH_BEAMS = tuple(field for field in FIELDS if field.is_scalar and fie
 _LIMITED_WITHOUT_BEAMS = tuple(field for field in FIELDS if field.without_beams is not None)
 _FILTERS = tuple(field for field in FIELDS if field.filters)
 _RETENTION = tuple(field for field in FIELDS if field.sets == "retention")
+_GUIDES = frozenset(field.name for field in FIELDS if field.sets == "grammar")
 _STARTS, _ENDS, _PRIORITIES, _DURATIONS, _DECODE_PRIORITY, _DECODE_DURATION = _RETENTION
 # TensorRT-LLM's value for a range without an end and for a retention without a duration.
 _NONE = -1
@@ -188,6 +191,7 @@ def build_request(
     *,
     request_id: str,
     timeout_us: Any,
+    grammars: Sequence[GrammarSpec | None] = (),
 ) -> GenerateRequest:
     """Check all fields and build the request.
 
@@ -197,6 +201,7 @@ def build_request(
         limits: limits of the model.
         request_id: the client's id; may be empty.
         timeout_us: the deadline in µs from now; 0 = none.
+        grammars: what the output of each row has to look like, where the fields do not say; empty: anything.
 
     Raises:
         InvalidRequestError: a row is invalid; it refuses the whole request.
@@ -207,7 +212,11 @@ def build_request(
     is_streaming = bool(common["stream"])
     if not limits.is_decoupled:
         _check_has_one_response(is_streaming, len(rows), outputs)
-    built = [_row(values, prompt, limits, outputs) for values, prompt in zip(checked, prompts, strict=True)]
+    grammars = grammars or [None] * len(rows)
+    built = [
+        _row(values, prompt, grammar, limits, outputs)
+        for values, prompt, grammar in zip(checked, prompts, grammars, strict=True)
+    ]
     _check_logits_size(built, outputs, limits.vocab_size, is_streaming)
     exclude_input = common["exclude_input_in_output"]
     return GenerateRequest(
@@ -336,7 +345,11 @@ def _timeout_s(value: Any) -> float | None:
 
 
 def _row(
-    values: Mapping[str, Any], prompt: EncodedPrompt, limits: ModelLimits, outputs: RequestedOutputs
+    values: Mapping[str, Any],
+    prompt: EncodedPrompt,
+    grammar: GrammarSpec | None,
+    limits: ModelLimits,
+    outputs: RequestedOutputs,
 ) -> RequestRow:
     _check_prompt(prompt.token_ids, limits)
     check_beams(values)
@@ -345,6 +358,12 @@ def _row(
         text = msgspec.structs.replace(text, includes_stop_string=True)
     beam = _beam_params(values, outputs.beam_width)
     params = _sampling_params(values, prompt, limits, outputs)
+    if grammar is None and not _GUIDES.isdisjoint(values):
+        grammar = guide_of(values)
+    if grammar is not None:
+        if beam is not None:
+            raise FIELD["beam_width"].error(f" = {outputs.beam_width}: expected 1 with {grammar.field}")
+        params = msgspec.structs.replace(params, grammar=grammar)
     drafts = values.get("draft_input_ids", ())
     if beam is not None:
         if drafts:

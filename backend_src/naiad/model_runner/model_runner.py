@@ -10,6 +10,7 @@ import torch
 from naiad.config import EngineConfig, ModelConfig
 from naiad.config.cores import num_compute_threads
 from naiad.errors import ConfigError, StartupError
+from naiad.grammar import Grammars
 from naiad.model_runner.device import (
     check_memory,
     compile_count,
@@ -53,6 +54,7 @@ class ModelRunner(PagedModel):
         drafter: where draft tokens come from: the configuration's, with "auto" resolved.
         draft_runner: the draft model, with a cache of the same block ids; None: no model drafts.
         token_budget: the budget of a step.
+        grammars: compiles the grammars of requests.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -110,13 +112,18 @@ class ModelRunner(PagedModel):
         }
         measurements = [KeptMeasurements(cache, facts) for cache in caches]
         layout = self._cache_layout(config, target)
-        super().__init__(models[0], pools[0], layout, longest, measurements=measurements[0])
+        self.grammars = Grammars(config.model_dir, target.vocab_size, target.eos_token_ids)
+        super().__init__(
+            models[0], pools[0], layout, longest, measurements=measurements[0], grammars=self.grammars
+        )
         self.draft_runner: PagedModel | None = None
         if len(models) == 2:
             layout = self._cache_layout(config, models[1].config)
             # The target's first layers use the target's groups; a draft model uses the first group only.
             kv_groups = [] if num_layers else [0] * len(models[1].config.layer_groups)
-            self.draft_runner = PagedModel(models[1], pools[1], layout, longest, kv_groups, measurements[-1])
+            self.draft_runner = PagedModel(
+                models[1], pools[1], layout, longest, kv_groups, measurements[-1], self.grammars
+            )
             self._capture_graphs(config, self.draft_runner)
         self._capture_graphs(config, self)
         self.token_budget = self._choose_budget(config)

@@ -12,6 +12,7 @@ import torch
 
 from naiad.config import ModelConfig
 from naiad.errors import InternalError, NaiadError
+from naiad.grammar import Grammars
 from naiad.kv_cache.slots import slots_of
 from naiad.model_runner.graph_buckets import Buckets
 from naiad.model_runner.graphed_model import Capture, GraphedModel
@@ -73,6 +74,7 @@ class PagedModel:
         max_model_len: int,
         kv_groups: Sequence[int] = (),
         measurements: KeptMeasurements | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """Use a model with a KV pool.
 
@@ -84,6 +86,7 @@ class PagedModel:
             kv_groups: for each of the model's groups of layers, the KV group whose blocks it uses;
                 empty: each has its own.
             measurements: keeps what is measured with the model; None: nothing is kept.
+            grammars: compiles the grammars of rows; None: rows with grammars fail.
         """
         self._kv_groups = kv_groups or range(len(model.config.layer_groups))
         self.model_config: ModelConfig = model.config
@@ -95,7 +98,7 @@ class PagedModel:
         # One for each group of layers.
         self._layouts = [replace(layout, window=group.window) for group in model.config.layer_groups]
         pick = None if self._native_model is None else self._native_model.pick
-        self._sampler = Sampler(model.config.vocab_size, pick=pick)
+        self._sampler = Sampler(model.config.vocab_size, pick=pick, grammars=grammars)
         self._states = SequenceStates(self._sampler, self._kv_groups)
         self._graphs: GraphedModel | None = None
         self._sampled: SampledIds | None = None

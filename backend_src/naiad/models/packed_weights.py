@@ -189,7 +189,7 @@ def _file_name(options: LoadOptions) -> str:
 
 
 def _key(cache: CheckpointCache, options: LoadOptions) -> str:
-    """Of all that decides the file's content."""
+    """Return a digest of everything that decides the file's content."""
     digest = hashlib.sha256(f"{cache.fingerprint} {options!r}\n".encode())
     for path in _CODE:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

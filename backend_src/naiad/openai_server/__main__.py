@@ -13,7 +13,7 @@ from pathlib import Path
 from naiad.errors import ConfigError, StartupError
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.access.policy import is_loopback
-from naiad.openai_server.api.output_parser import CHOICES
+from naiad.openai_server.api.parsing.families import CALL_CHOICES, REASONING_CHOICES, FamilyChoices
 from naiad.openai_server.app import ServerOptions
 from naiad.openai_server.serving import serve
 from naiad.parent_watch import end_with_parent
@@ -36,7 +36,8 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
     add("--metrics-url", default=None, help="address of the page of Triton's metrics port")
     add("--api-keys", type=Path, help="a file of keys, one of which a request needs")
     add("--metrics-open", action="store_true", help="the metrics need no key")
-    add("--reasoning", choices=CHOICES, default=CHOICES[0], help="how models write what they reason")
+    add("--reasoning", choices=REASONING_CHOICES, default="auto", help="how models write what they reason")
+    add("--tool-parser", choices=CALL_CHOICES, default="auto", help="how models write calls of tools")
     args = parser.parse_args(arguments)
     gate = None if args.api_keys is None else Gate(args.api_keys, metrics_open=args.metrics_open)
     if gate is None and not is_loopback(args.host):
@@ -47,7 +48,7 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
         allowed_origins=tuple(args.allowed_origin),
         is_lenient=args.lenient,
         metrics_url=args.metrics_url,
-        reasoning=args.reasoning,
+        families=FamilyChoices(args.reasoning, args.tool_parser),
     )
     return options, gate, args.host, args.port
 

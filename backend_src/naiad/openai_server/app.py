@@ -7,12 +7,13 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from naiad.openai_server.access.gate import Gate
+from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.body_reader import BodyReader
 from naiad.openai_server.engine_routes import EngineRoutes
 from naiad.openai_server.engine_watch import EngineWatch
@@ -50,7 +51,7 @@ class ServerOptions:
         max_body_bytes: largest body of a request.
         is_lenient: pass over unknown fields of bodies, and count them.
         metrics_url: address of the page of Triton's metrics port; None: the engine's metrics are not shown.
-        reasoning: how the family is chosen that says how a model reasons.
+        families: how the families are chosen that say how a model writes.
         keep_alive_s: a stream that is silent for so long gets a comment.
         slow_reader_s: a client that takes nothing for so long is gone.
         deep_health_timeout_s: a model that makes no token in this time has failed.
@@ -64,7 +65,7 @@ class ServerOptions:
     max_body_bytes: int = 32 * 1024 * 1024
     is_lenient: bool = False
     metrics_url: str | None = None
-    reasoning: str = "auto"
+    families: FamilyChoices = field(default_factory=FamilyChoices)
     keep_alive_s: float = 15.0
     slow_reader_s: float = 60.0
     deep_health_timeout_s: float = 10.0
@@ -109,7 +110,7 @@ def make_app(options: ServerOptions, gate: Gate | None = None) -> web.Applicatio
 
 def _models(options: ServerOptions, pool: ThreadPoolExecutor) -> Models:
     if options.remote is None:
-        return LocalModels(options.server_pid, pool, options.reasoning)
+        return LocalModels(options.server_pid, pool, options.families)
     # Imported only where it is used because gRPC takes a while to import.
     from naiad.openai_server.engines.remote.models import RemoteModels
 

@@ -8,10 +8,11 @@ from collections import Counter
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from naiad.openai_server.api.bodies import RequestBody, parse_body
 from naiad.openai_server.api.errors import APIError
+from naiad.openai_server.route import CONTINUE
 
 # Larger bodies are parsed outside the event loop, where they hold nobody up.
 _LARGE_BYTES = 64 * 1024
@@ -19,6 +20,8 @@ _LARGE_BYTES = 64 * 1024
 _MAX_NAME = 80
 _MAX_NAMES = 100
 _OTHERS = "others"
+_PATIENCE_S = 120.0
+_CONTINUE_LINE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 Body = TypeVar("Body", bound=RequestBody)
 
@@ -28,13 +31,15 @@ logger = logging.getLogger(__name__)
 class BodyReader:
     """Reads bodies into their types."""
 
-    def __init__(self, pool: Executor, *, is_lenient: bool) -> None:
+    def __init__(self, pool: Executor, *, is_lenient: bool, patience_s: float = _PATIENCE_S) -> None:
         """Set up.
 
         Args:
             pool: parses large bodies.
             is_lenient: pass over unknown fields, and count them.
+            patience_s: how long a body may take to come.
         """
+        self._patience_s = patience_s
         self._pool = pool
         self._is_lenient = is_lenient
         self.passed_over: Counter[str] = Counter()
@@ -46,8 +51,15 @@ class BodyReader:
             APIError: the body is not valid.
             web.HTTPRequestEntityTooLarge: it is too large.
         """
+        if request.headers.get("Expect", "").lower() == CONTINUE and request.version >= HttpVersion11:
+            await request.writer.write(_CONTINUE_LINE)
+            # What is counted is the answer.
+            request.writer.output_size = 0
         try:
-            raw = await request.read()
+            raw = await asyncio.wait_for(request.read(), self._patience_s)
+        except asyncio.TimeoutError:
+            message = f"The body did not come within {self._patience_s:g} s."
+            raise APIError(408, message, headers={"Connection": "close"}) from None
         except (web.RequestPayloadError, ConnectionResetError) as error:
             raise APIError(400, f"The body does not end as it should: {error}") from None
         if len(raw) < _LARGE_BYTES:

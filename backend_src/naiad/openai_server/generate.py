@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -31,6 +31,7 @@ from naiad.openai_server.api.writers import ChatWriter, CompletionWriter, Writer
 from naiad.openai_server.body_reader import BodyReader
 from naiad.openai_server.engines.generation import Generation
 from naiad.openai_server.engines.interface import Models
+from naiad.openai_server.guard import trace_of
 from naiad.openai_server.route import Route
 from naiad.openai_server.streams import DONE, EventStream, StreamWatch, event
 from naiad.tokenization import TokenTable
@@ -135,10 +136,10 @@ class GenerateRoutes:
         model = self.models.get(body.model)
         loaded = await model.loaded()
         caller = caller_of(request)
-        loop = asyncio.get_running_loop()
+        loop, trace = asyncio.get_running_loop(), trace_of(request)
 
         def read_as_caller(reader: RequestReader) -> AskedGeneration:
-            asked = read(reader, body, answer_id)
+            asked = replace(read(reader, body, answer_id), trace=trace)
             if caller is None:
                 return asked
             owned = caller.own(asked, body.priority)

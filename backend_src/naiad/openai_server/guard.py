@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 import uuid
 from collections.abc import Awaitable, Callable, Collection
 
@@ -14,12 +15,15 @@ from naiad.errors import NaiadError
 from naiad.openai_server.access.gate import Gate, caller_of, metered
 from naiad.openai_server.api.anthropic import errors as anthropic
 from naiad.openai_server.api.errors import APIError, api_error_of
+from naiad.openai_server.api.trace_context import TraceContext, read_trace_context
+from naiad.openai_server.route import CONTINUE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_REQUEST_ID = "x-request-id"
+_REQUEST_ID, _PARENT, _STATE = "x-request-id", "traceparent", "tracestate"
 _MAX_REQUEST_ID = 200
 _ID = web.RequestKey("id", str)
+_HOST = re.compile(r"(?:\[(?P<six>[^\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 _JSON = "application/json"
 _NOT_ENCODED = "identity"
 
@@ -42,6 +46,12 @@ def request_id_of(request: web.Request) -> str:
         is_plain = sent.isascii() and sent.isprintable() and 0 < len(sent) <= _MAX_REQUEST_ID
         request[_ID] = sent if is_plain else f"req_{uuid.uuid4().hex}"
     return request[_ID]
+
+
+def trace_of(request: web.Request) -> TraceContext:
+    """The trace that a request belongs to."""
+    sent = request.headers
+    return read_trace_context(sent.getall(_PARENT, []), sent.getall(_STATE, []))
 
 
 class Guard:
@@ -75,7 +85,8 @@ class Guard:
         except web.HTTPException as error:
             response = answer(_http_error(error, request), request)
         except Exception:
-            logger.exception("a request failed")
+            parent = trace_of(request).parent
+            logger.exception("the request %s failed%s", request_id_of(request), parent and f" ({parent})")
             response = answer(APIError(500, "internal error"), request)
         return response
 
@@ -105,18 +116,22 @@ class Guard:
 
         Raises:
             APIError: the Host is not known (a name that was bound again to this address), the key does not
-                do, or the body is not declared as JSON (which a page may send only to its own site) or is
-                compressed.
+                do, it expects what the server can not do, or the body is compressed or not declared as JSON
+                (which a page may send only to its own site).
         """
-        host = _name_of(request.headers.get("Host", ""))
+        sent = request.headers.get("Host", "")
+        host = _name_of(sent)
         if not (host in self._hosts or _is_address(host)):
             expected = "an address, localhost, or a name of --openai-allowed-host"
-            message = f"Host = {host[:80]!r} is not allowed: expected {expected}."
+            message = f"Host = {(host or sent)[:80]!r} is not allowed: expected {expected}."
             raise APIError(403, message, code="host_not_allowed")
         if request.method == "OPTIONS" and request.headers.get("Origin") in self._origins:
             raise web.HTTPNoContent
         if self._gate is not None:
             self._gate.identify(request)
+        if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
+            message = f"Expect = {request.headers['Expect'][:80]!r}: expected {CONTINUE}."
+            raise APIError(417, message)
         if request.method == "POST" and request.content_type != _JSON:
             message = f"Content-Type = {request.content_type[:80]!r}: expected {_JSON}."
             raise APIError(415, message, code="unsupported_media_type")
@@ -127,11 +142,9 @@ class Guard:
 
 
 def _name_of(host: str) -> str:
-    """The name of a Host header, without its port."""
-    name = host.strip().lower()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.rpartition(":")[0] if name.count(":") == 1 else name
+    """The name of a Host header, without its port; empty if it is malformed."""
+    found = _HOST.fullmatch(host.strip().lower())
+    return "" if found is None else found["six"] or found["name"]
 
 
 def _is_address(name: str) -> bool:

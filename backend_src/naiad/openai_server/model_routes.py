@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -23,7 +22,6 @@ from naiad.openai_server.api.anthropic.errors import MessageError
 from naiad.openai_server.api.bodies import DetokenizeBody, TokenizeBody
 from naiad.openai_server.api.errors import APIError, unknown_model
 from naiad.openai_server.api.log_probs import LogProbWriter
-from naiad.openai_server.api.messages import chat_options, plain_messages
 from naiad.openai_server.body_reader import BodyReader
 from naiad.openai_server.engines.interface import LoadedCheckpoint, Model, Models
 from naiad.openai_server.route import Route
@@ -161,13 +159,9 @@ def _token_ids(body: TokenizeBody, loaded: LoadedCheckpoint) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise APIError(400, "expected either prompt or messages.", param="prompt")
     encoder = loaded.reader.encoder
-    if body.messages is None:
-        written = replace(
-            encoder.check({"text_input": body.prompt}), add_special_tokens=body.add_special_tokens
-        )
-    else:
-        messages = json.dumps(plain_messages(body.messages))
-        written = replace(encoder.check({"messages": messages}), chat=chat_options(body))
+    if body.messages is not None:
+        return loaded.reader.chat_token_ids(body, body.messages)
+    written = replace(encoder.check({"text_input": body.prompt}), add_special_tokens=body.add_special_tokens)
     return encoder.token_ids(written)
 
 

@@ -11,6 +11,8 @@ from aiohttp import web
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 JSON = "application/json"
+# A client with this header `Expect` sends its body when it is told to.
+CONTINUE = "100-continue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,10 @@ def add_routes(app: web.Application, routes: Iterable[Route]) -> None:
     app[ROUTES] = list(routes)
     for route in app[ROUTES]:
         if route.method == "GET":
-            app.router.add_get(route.path, route.handler)
+            app.router.add_get(route.path, route.handler, expect_handler=_say_nothing)
         else:
-            app.router.add_route(route.method, route.path, route.handler)
+            app.router.add_route(route.method, route.path, route.handler, expect_handler=_say_nothing)
+
+
+async def _say_nothing(_request: web.Request) -> None:
+    """Leave it to the reader of bodies to ask for one: until then the request may be refused."""

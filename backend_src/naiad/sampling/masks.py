@@ -65,8 +65,8 @@ class MinTokens:
     """Masks the stop ids until there are `min_tokens` new tokens."""
 
     def applies_to(self, params: SamplingParams) -> bool:
-        """Whether both are set."""
-        return params.min_tokens > 0 and bool(params.stop_token_ids)
+        """Whether both are set; a grammar's mask excludes these ids itself, as its end goes first."""
+        return params.min_tokens > 0 and bool(params.stop_token_ids) and params.grammar is None
 
     def new_state(self, params: SamplingParams) -> None:
         """Return None: only the number of tokens matters."""

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from naiad.errors import InternalError, NaiadError, NoTokenPossibleError
+from naiad.errors import InternalError, InvalidRequestError, NaiadError, NoTokenPossibleError
+from naiad.grammar import Grammars
 from naiad.sampling.draw import draw, draw_on_device, draws_of, is_drawn
 from naiad.sampling.filters import TOP_P_RESET
+from naiad.sampling.grammar_mask import GrammarMask
 from naiad.sampling.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, apply_processors
 from naiad.sampling.row_state import RowState, Stateful, new_row
 from naiad.sampling.sampler_output import NOT_FINITE, RawLogits, SamplerOutput, add_candidates, normalize
@@ -72,6 +74,7 @@ class Sampler:
         vocab_size: int,
         processors: Iterable[LogitsProcessor] = LOGITS_PROCESSORS,
         pick: Pick | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """Sample ids in [0, vocab_size).
 
@@ -79,9 +82,12 @@ class Sampler:
             vocab_size: number of columns of the logits.
             processors: in the order in which they are applied.
             pick: finds best tokens and draws on a CPU; None: torch does.
+            grammars: compiles the grammars of rows; None: rows with grammars fail.
         """
         self._vocab_size = vocab_size
-        self._processors = tuple(processors)
+        self._grammar_mask = GrammarMask(grammars, vocab_size)
+        # Before the others, so that those that depend on what is possible know.
+        self._processors = (self._grammar_mask, *processors)
         self._pick = pick
 
     def new_row(self, sequence_id: int, params: SamplingParams, num_prompt_tokens: int) -> RowState:
@@ -166,6 +172,8 @@ class Sampler:
         return output
 
     def _why_unusable(self, row: RowState, best: float) -> NaiadError:
+        if error := self._grammar_mask.error_of(row):
+            return InvalidRequestError(f"the output cannot follow the grammar any further: {error}")
         is_changed = any(processor.applies_to(row.params) for processor in self._processors)
         return NoTokenPossibleError() if best == -math.inf and is_changed else InternalError(NOT_FINITE)
 

@@ -26,7 +26,8 @@ def check_stop(sequence: Sequence, num_tokens: int) -> Stop | None:
     """Check whether a sequence ends after its first `num_tokens` known tokens.
 
     A stop id takes precedence over a stop sequence, and both over the length. `min_tokens` applies to
-    stop ids only: a stop sequence (or stop string) ends the text whenever it appears.
+    stop ids only: a stop sequence (or stop string) ends the text whenever it appears, and so does the id
+    with which a grammar's text ends.
 
     Args:
         sequence: the sequence.
@@ -35,7 +36,8 @@ def check_stop(sequence: Sequence, num_tokens: int) -> Stop | None:
     params = sequence.params
     num_output_tokens = num_tokens - sequence.num_prompt_tokens
     token_id = sequence.token_ids[num_tokens - 1]
-    if token_id in params.stop_token_ids and num_output_tokens > params.min_tokens:
+    is_stop_id = token_id in params.stop_token_ids and num_output_tokens > params.min_tokens
+    if is_stop_id or (sequence.grammar is not None and token_id in sequence.grammar.end_token_ids):
         return Stop(FinishReason.STOP, keeps_token=False, stop_reason=str(token_id))
     for stop_ids in params.stop_sequences:
         if len(stop_ids) <= num_output_tokens and _ends_with(sequence.token_ids, num_tokens, stop_ids):

@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 
 from naiad.sequence import Sequence
 from naiad.speculation.drafter import Drafter
+from naiad.speculation.grammar_guides import GrammarGuides
 from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolicy
 
 # Free drafters take some time for each sequence. If a step has at least `_CROWD` sequences and none of
 # their drafts pays, the drafter is skipped in the next `_REST` steps.
 _CROWD, _REST = 8, 7
+# The record of forced drafts before the first one: as if 19 of 20 tokens had been accepted.
+_FORCED = (20.0, 19.0)
 
 
 @dataclass(slots=True)
@@ -45,6 +48,10 @@ class Speculator:
         self._policy = policy
         self._num_speculative_tokens = num_speculative_tokens
         self._states: dict[int, AcceptanceState] = {}
+        # Guesses at forced text are judged apart from others: they are nearly always right.
+        self._forced_states: dict[int, AcceptanceState] = {}
+        self._has_forced: set[int] = set()
+        self._guides = GrammarGuides()
         # In this many further steps with at least `_crowd` sequences a free drafter is skipped.
         self._num_resting, self._crowd = 0, 0
         self.totals = DraftTotals(accepted_at=[0] * num_speculative_tokens)
@@ -55,8 +62,8 @@ class Speculator:
         return 0 if self._drafter is None else self._drafter.num_failures
 
     def may_draft(self, sequence: Sequence) -> bool:
-        """Whether the sequence may get drafts, from the drafter or from its client's guess."""
-        return self._drafter is not None or bool(sequence.offered_token_ids)
+        """Whether it may get drafts: from the drafter, from its client's guess or because of its grammar."""
+        return self._drafter is not None or bool(sequence.offered_token_ids) or sequence.grammar is not None
 
     def drafts(
         self, sequences: list[Sequence], num_left: list[int], num_room: int, num_step_tokens: int
@@ -73,14 +80,14 @@ class Speculator:
             min(self._ceiling(sequence), left, num_room)
             for sequence, left in zip(sequences, num_left, strict=True)
         ]
-        drafts = [_offered(sequence, num) for sequence, num in zip(sequences, wanted, strict=True)]
+        drafts = [self._given(sequence, num) for sequence, num in zip(sequences, wanted, strict=True)]
         without = [index for index, draft in enumerate(drafts) if wanted[index] > 0 and not draft]
         drafter = self._drafter
         if drafter is not None and drafter.is_free and not self._rests(len(sequences)):
-            _propose(drafter, sequences, wanted, without, drafts)
+            self._propose(drafter, sequences, wanted, without, drafts)
         rows = [
             DraftRow(
-                self._states.setdefault(sequence.sequence_id, AcceptanceState()),
+                self._state_of(sequence),
                 len(draft),
                 num_context=sequence.num_tokens,
                 is_drawn=sequence.params.temperature > 0 and sequence.params.top_k != 1,
@@ -99,7 +106,7 @@ class Speculator:
                         num_most=wanted[index], num_unread=num_unread, num_left=num_left[index]
                     )
             counts = self._policy.plan(rows, num_step_tokens, num_room)
-            _propose(drafter, sequences, counts, [index for index in without if counts[index]], drafts)
+            self._propose(drafter, sequences, counts, [index for index in without if counts[index]], drafts)
         return [draft[:count] for draft, count in zip(drafts, counts, strict=True)]
 
     def _rests(self, num_sequences: int) -> bool:
@@ -112,7 +119,7 @@ class Speculator:
 
     def judged(self, sequence: Sequence, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Record how many of a row's drafts the target accepted."""
-        self._states[sequence.sequence_id].update(num_draft_tokens, num_accepted_tokens)
+        self._state_of(sequence).update(num_draft_tokens, num_accepted_tokens)
         sequence.num_draft_tokens += num_draft_tokens
         sequence.num_accepted_tokens += num_accepted_tokens
         self.totals.num_drafts += 1
@@ -129,27 +136,52 @@ class Speculator:
     def forget(self, sequence: Sequence) -> None:
         """Release the state of a sequence that has ended."""
         self._states.pop(sequence.sequence_id, None)
+        self._forced_states.pop(sequence.sequence_id, None)
+        self._has_forced.discard(sequence.sequence_id)
+        self._guides.forget(sequence)
         if self._drafter is not None:
             self._drafter.forget(sequence)
+
+    def _given(self, sequence: Sequence, num_tokens: int) -> list[int]:
+        """The next tokens that the grammar forces, or else those that the client guesses."""
+        draft = _offered(sequence, num_tokens)
+        self._has_forced.discard(sequence.sequence_id)
+        if sequence.grammar is None:
+            return draft
+        forced = self._guides.forced(sequence, num_tokens)
+        if forced:
+            self._has_forced.add(sequence.sequence_id)
+            return forced
+        return self._guides.allowed(sequence, draft)
+
+    def _state_of(self, sequence: Sequence) -> AcceptanceState:
+        """The record for the kind of draft that the sequence has now."""
+        sequence_id = sequence.sequence_id
+        if sequence_id in self._has_forced:
+            return self._forced_states.setdefault(sequence_id, AcceptanceState(*_FORCED))
+        return self._states.setdefault(sequence_id, AcceptanceState())
+
+    def _propose(
+        self,
+        drafter: Drafter,
+        sequences: list[Sequence],
+        num_tokens: list[int],
+        indices: list[int],
+        drafts: list[list[int]],
+    ) -> None:
+        """Ask the drafter for the drafts of the sequences at `indices` and store them in `drafts`."""
+        if not indices:
+            return
+        made = drafter.propose(
+            [sequences[index] for index in indices], [num_tokens[index] for index in indices]
+        )
+        for index, draft in zip(indices, made, strict=True):
+            sequence = sequences[index]
+            drafts[index] = draft if sequence.grammar is None else self._guides.allowed(sequence, draft)
 
     def _ceiling(self, sequence: Sequence) -> int:
         asked = sequence.params.num_draft_tokens
         return self._num_speculative_tokens if asked < 0 else min(asked, self._num_speculative_tokens)
-
-
-def _propose(
-    drafter: Drafter,
-    sequences: list[Sequence],
-    num_tokens: list[int],
-    indices: list[int],
-    drafts: list[list[int]],
-) -> None:
-    """Ask the drafter for the drafts of the sequences at `indices` and store them in `drafts`."""
-    if not indices:
-        return
-    made = drafter.propose([sequences[index] for index in indices], [num_tokens[index] for index in indices])
-    for index, draft in zip(indices, made, strict=True):
-        drafts[index] = draft
 
 
 def _offered(sequence: Sequence, num_tokens: int) -> list[int]:

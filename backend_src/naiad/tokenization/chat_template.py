@@ -9,11 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2
+import jinja2.meta
 
 from naiad.errors import InvalidRequestError
 from naiad.tokenization.template_sandbox import MAX_RENDER_S, RenderTimeoutError, TemplateSandbox, render
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
+# As OpenAI's API has it.
+_NAME = re.compile(r"[^\s<|\\/>]{1,64}")
+_KEYS = {"role", "content", "name"}
+_TOOL_KEYS = ("tool_calls", "tool_call_id")
 _MAX_SHOWN_CHARS = 200
 
 
@@ -25,11 +30,15 @@ class ChatOptions:
         add_generation_prompt: end where the assistant begins to speak.
         continues_last_message: end inside the last message, which the model goes on with.
         template_values: further variables of the checkpoint's template, such as `enable_thinking`.
+        tools: what the model may call, as templates expect it.
+        speaks_tools: messages may hold `tool_calls` and `tool_call_id`.
     """
 
     add_generation_prompt: bool = True
     continues_last_message: bool = False
     template_values: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    speaks_tools: bool = False
 
 
 PLAIN_CHAT = ChatOptions()
@@ -48,14 +57,17 @@ class ChatTemplate:
         self._values = {name: token for name, token in named_tokens.items() if token is not None}
         self._template: jinja2.Template | None = None
         self._problem = "messages: the checkpoint has no chat template; send text_input"
+        self.takes_tools = False
         if source is None:
             return
         try:
-            self._template = TemplateSandbox().from_string(source)
+            sandbox = TemplateSandbox()
+            self._template = sandbox.from_string(source)
+            self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(sandbox.parse(source))
         except (jinja2.TemplateError, RecursionError) as error:
             self._problem = f"messages: the checkpoint's chat template can not be used: {_shown(error)}"
 
-    def render(self, messages: list[dict[str, str]], options: ChatOptions = PLAIN_CHAT) -> str:
+    def render(self, messages: list[dict[str, Any]], options: ChatOptions = PLAIN_CHAT) -> str:
         """Render the messages.
 
         Raises:
@@ -68,7 +80,7 @@ class ChatTemplate:
             **options.template_values,
             **self._values,
             "messages": messages,
-            "tools": None,
+            "tools": list(options.tools) or None,
             "documents": None,
             "add_generation_prompt": options.add_generation_prompt,
         }
@@ -83,12 +95,16 @@ class ChatTemplate:
         return _continued(text, messages[-1]["content"]) if options.continues_last_message else text
 
 
-def parse_messages(messages_json: str) -> list[dict[str, str]]:
+def parse_messages(messages_json: str, speaks_tools: bool = False) -> list[dict[str, Any]]:
     """Read the field `messages`.
+
+    Args:
+        messages_json: JSON.
+        speaks_tools: messages may hold `tool_calls` and `tool_call_id`, which the caller has checked.
 
     Raises:
         InvalidRequestError: the text is not a JSON list of at least one {role, content}, both strings, the
-            role a single word.
+            role a single word, with or without `name`.
     """
     try:
         messages = json.loads(messages_json)
@@ -97,29 +113,40 @@ def parse_messages(messages_json: str) -> list[dict[str, str]]:
     if not isinstance(messages, list) or not messages:
         raise InvalidRequestError("messages: expected a JSON list of at least one {role, content}")
     for index, message in enumerate(messages):
-        _check_message(index, message)
+        _check_message(index, message, {*_KEYS, *_TOOL_KEYS} if speaks_tools else _KEYS)
     return messages
 
 
-def _check_message(index: int, message: object) -> None:
+def _check_message(index: int, message: object, keys: set[str]) -> None:
     if not isinstance(message, dict):
         raise InvalidRequestError(f"messages[{index}]: expected an object with role and content")
-    unknown = sorted(set(message) - {"role", "content"})
+    unknown = sorted(set(message) - keys)
     if unknown:
         raise InvalidRequestError(
             f"messages[{index}]: key {unknown[0][:_MAX_SHOWN_CHARS]!r} is not supported: "
-            "expected role and content"
+            "expected role, content and name"
         )
     role = message.get("role")
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise InvalidRequestError(f"messages[{index}].role: expected a word such as user or assistant")
+    if "name" in message:
+        _check_name(f"messages[{index}].name", message["name"])
     content = message.get("content")
     if not isinstance(content, str):
         raise InvalidRequestError(f"messages[{index}].content: expected a string")
-    try:
-        content.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequestError(f"messages[{index}].content: holds half a surrogate pair") from None
+    for key in ("name", "content"):
+        try:
+            message.get(key, "").encode()
+        except UnicodeEncodeError:
+            raise InvalidRequestError(f"messages[{index}].{key}: holds half a surrogate pair") from None
+
+
+def _check_name(place: str, name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequestError(
+            f"{place} = {str(name)[:_MAX_SHOWN_CHARS]!r}: expected 1 … 64 characters, none of them white "
+            "space or one of < | \\ / >"
+        )
 
 
 def _continued(text: str, last_content: str) -> str:

@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import tokenizers
 
@@ -53,6 +54,23 @@ class PlainContent:
         edges = [0, *(place + 1 for place in places), len(content)]
         return _MARK.join(content[start:end] for start, end in pairwise(edges))
 
+    def mark_all(self, value: Any) -> Any:
+        """Return a JSON value all of whose texts are marked.
+
+        Keys by which a template finds its way stay as they are: only a whole special token is marked in one.
+
+        Raises:
+            InvalidRequestError: a text cannot be kept plain.
+        """
+        match value:
+            case str():
+                return self.mark(value)
+            case list():
+                return [self.mark_all(each) for each in value]
+            case dict():
+                return {self._marked_key(key): self.mark_all(each) for key, each in value.items()}
+        return value
+
     def encode(self, text: str) -> list[int]:
         """Encode a rendered text without its marks.
 
@@ -67,6 +85,10 @@ class PlainContent:
         if self._count_controls(ids) != self._count_controls(marked_ids):
             raise InvalidRequestError("messages: content holds the text of a special token")
         return ids
+
+    def _marked_key(self, key: str) -> str:
+        is_plain = _MARK not in key and not any(text in key for text in self._special_texts)
+        return key if is_plain else self.mark(key)
 
     def _occurrences(self, content: str) -> Iterable[int]:
         """Find where special tokens begin in the content."""

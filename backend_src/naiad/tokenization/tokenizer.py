@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from naiad.errors import InvalidRequestError
@@ -54,6 +55,15 @@ class Tokenizer:
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is a special one, which may produce no text."""
+        return token_id in self.table.special_ids
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the checkpoint's chat template shows tools."""
+        return self._chat_template.takes_tools
+
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Encode a text; special tokens written in it are recognised.
 
@@ -94,21 +104,25 @@ class Tokenizer:
     def render_chat(self, messages_json: str, options: ChatOptions = PLAIN_CHAT) -> list[int]:
         """Encode a chat, by default up to the point where the assistant begins to speak.
 
-        The content of messages never becomes a special token.
+        Nothing that messages and tools say becomes a special token.
 
         Args:
-            messages_json: JSON list of {role, content}.
+            messages_json: JSON list of {role, content}, with `name` where the speaker has one.
             options: how it is rendered.
 
         Raises:
             InvalidRequestError: the messages are malformed, or the checkpoint's template is
                 missing, refuses them or exceeds its limits.
         """
-        messages = parse_messages(messages_json)
+        messages = parse_messages(messages_json, options.speaks_tools)
         marked = [
-            {"role": message["role"], "content": self._plain_content.mark(message["content"])}
+            {
+                key: value if key == "role" else self._plain_content.mark_all(value)
+                for key, value in message.items()
+            }
             for message in messages
         ]
+        options = replace(options, tools=tuple(map(self._plain_content.mark_all, options.tools)))
         return self._plain_content.encode(self._chat_template.render(marked, options))
 
     def prompt_tail(self, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:

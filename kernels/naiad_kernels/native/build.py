@@ -68,7 +68,7 @@ def load(variant: Variant, extra_flags: Sequence[str] = ()) -> Library:
 
 
 def library_name(variant: Variant, flags: Sequence[str]) -> str:
-    """Of the library that these sources make with these flags, without compiler and suffix."""
+    """Return the name of the library compiled with these flags, without compiler and suffix."""
     digest = hashlib.sha256("\0".join(flags).encode())
     for path in [*sorted(SOURCE_DIR.glob("*.h")), *source_paths()]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -154,6 +154,6 @@ def _compiled(name: str, flags: Sequence[str]) -> Iterator[Path]:
 
 
 def _compiler_digest(command: Sequence[str]) -> str:
-    """Of what decides, besides sources and flags, what the compiler makes."""
+    """Return a digest of the compiler and its options, which decide the result besides sources and flags."""
     run = subprocess.run([command[0], "--version"], capture_output=True, timeout=_TIMEOUT_S, check=False)
     return hashlib.sha256(run.stdout + "\0".join(command).encode()).hexdigest()[:16]

@@ -113,7 +113,7 @@ class NativeWeight:
         )
 
     def as_matrix(self) -> Matrix:
-        """As records name it; this weight has to outlive them."""
+        """Return the weight as records refer to it; it must outlive them."""
         return Matrix(
             panels=self.panels.data_ptr(),
             bias=None if self.bias is None else self.bias.data_ptr(),

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from perf.compile_gate.served.shapes import NUM_TOKENS, ServedShape
 
+from naiad_kernels.apply_bitmask import kernel as bitmask_kernel
+from naiad_kernels.best_tokens import num_mask_words
 from naiad_kernels.gumbel_argmax import kernel as gumbel_kernel
 from naiad_kernels.kept_threshold import kernel as threshold_kernel
 
@@ -17,9 +19,11 @@ def sampling(shape: ServedShape) -> Callable[[], object]:
     best = torch.empty(NUM_TOKENS)
     wide = torch.empty(NUM_TOKENS, dtype=torch.float64)
     whole = torch.empty(NUM_TOKENS, dtype=torch.int64)
+    masks = torch.empty(NUM_TOKENS, num_mask_words(shape.vocab_size), dtype=torch.int32)
 
     def launch() -> None:
         threshold_kernel.kept_threshold(logits, best, wide, whole, wide, wide)
         gumbel_kernel.gumbel_argmax(logits, best, wide, wide, whole)
+        bitmask_kernel.apply_bitmask(logits, whole, masks)
 
     return launch

@@ -43,7 +43,7 @@ from naiad.config.model_location import model_directory
 from naiad.errors import ConfigError
 from naiad.openai_server.access.key_file import read_key_file
 from naiad.openai_server.access.policy import is_loopback
-from naiad.openai_server.api.output_parser import CHOICES
+from naiad.openai_server.api.parsing.families import CALL_CHOICES, REASONING_CHOICES
 
 _OPENAI_PORT = 9000
 # The value of --openai-port if it was not given.
@@ -205,10 +205,17 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--openai-reasoning",
-        choices=CHOICES,
-        default=CHOICES[0],
+        choices=REASONING_CHOICES,
+        default="auto",
         help="how models write what they reason before they answer; auto: as the checkpoint's chat template "
         "or tokens say (default: %(default)s)",
+    )
+    add(
+        "--openai-tool-parser",
+        choices=CALL_CHOICES,
+        default="auto",
+        help="how models write calls of tools; auto: as the checkpoint's chat template says; none: tools are "
+        "refused (default: %(default)s)",
     )
     add(
         "--tritonserver",
@@ -280,6 +287,7 @@ def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> O
     options += ["--lenient"] if args.openai_lenient else []
     options += ["--metrics-open"] if args.metrics_open else []
     options.append(f"--reasoning={args.openai_reasoning}")
+    options.append(f"--tool-parser={args.openai_tool_parser}")
     has_keys = args.api_keys is not None
     options += [f"--api-keys={args.api_keys.absolute()}"] if has_keys else []
     return OpenAIPlan(host=args.openai_host, port=port, options=tuple(options), has_keys=has_keys)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from naiad.cli.console import say
 from naiad.cli.repository.model_entries import ModelEntry
-from naiad.cli.serve.drain import end_requests
+from naiad.cli.serve.drain import end_requests, num_active
 from naiad.cli.serve.openai_process import OpenAIPlan, OpenAIProcess
 from naiad.cli.serve.probes import ProbeFailure, Prober
 from naiad.cli.serve.server_log import ServerLog, find_cause, other_lines
@@ -102,8 +102,8 @@ class Supervisor:
                     raise
                 say(f"the server did not start again: {error}")
                 continue
-            if server is None:
-                return 0
+            if self._stop.is_set:
+                return self._stop_starting(server)
             if is_first:
                 if self._openai is not None:
                     self._openai.wait_until_it_listens()
@@ -119,8 +119,8 @@ class Supervisor:
             num_failures = num_failures + 1 if time.monotonic() - start_s < _STABLE_S else 0
         return 0
 
-    def _start(self) -> ServerProcess | None:
-        """Start a server and wait until it serves; None if a signal arrives first."""
+    def _start(self) -> ServerProcess:
+        """Start a server and wait until it serves or a signal arrives."""
         log = ServerLog(_show, hold=not self._plan.is_verbose)
         command = self._plan.command()
         server = ServerProcess(command, self._plan.environment, self._plan.runtime_dir, log)
@@ -136,8 +136,7 @@ class Supervisor:
                 if code is not None:
                     raise _start_failure(code, command[0], log.held())
                 if self._stop.wait(_POLL_S):
-                    server.kill(_KILL_TIMEOUT_S)
-                    return None
+                    break
         except BaseException:
             server.kill(_KILL_TIMEOUT_S)
             raise
@@ -174,7 +173,21 @@ class Supervisor:
         The requests end first: a stopping server refuses the detokenizer's step, so the
         ensemble's requests would hang until its exit timeout (seen on 2.51).
         """
-        have_ended = end_requests(server, self._plan.metrics_address, self._plan.exit_timeout_s)
+        return self._exit(
+            server, have_ended=end_requests(server, self._plan.metrics_address, self._plan.exit_timeout_s)
+        )
+
+    def _stop_starting(self, server: ServerProcess) -> int:
+        """Stop a server that may not serve yet; return the exit code.
+
+        It has metrics as soon as it takes requests, and its models are loaded before.
+        """
+        if num_active(self._plan.metrics_address) is not None:
+            return self._drain(server)
+        return self._exit(server, have_ended=True)
+
+    def _exit(self, server: ServerProcess, *, have_ended: bool) -> int:
+        """Make a server without running requests exit; return the exit code."""
         if self._openai is not None:
             self._openai.stop()
         server.terminate()

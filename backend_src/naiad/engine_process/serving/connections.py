@@ -101,6 +101,13 @@ class Inbox:
         """Start empty."""
         self._items: list[tuple[Connection, ClientMessage | ConnectionEvent]] = []
         self._arrived = threading.Condition()
+        self._is_woken = False
+
+    def wake(self) -> None:
+        """Let the engine's thread take, even if there are no items."""
+        with self._arrived:
+            self._is_woken = True
+            self._arrived.notify()
 
     def put(self, connection: Connection, item: ClientMessage | ConnectionEvent) -> None:
         """Add and wake the engine's thread."""
@@ -109,10 +116,14 @@ class Inbox:
             self._arrived.notify()
 
     def take(self, timeout_s: float | None) -> list[tuple[Connection, ClientMessage | ConnectionEvent]]:
-        """All items in order of arrival; if there are none, wait up to `timeout_s` (None: for ever)."""
+        """All items in order of arrival.
+
+        If there are none, wait up to `timeout_s` (None: for ever) or until somebody calls `wake`.
+        """
         with self._arrived:
             if not self._items and timeout_s != 0:
-                self._arrived.wait_for(lambda: bool(self._items), timeout_s)
+                self._arrived.wait_for(lambda: bool(self._items) or self._is_woken, timeout_s)
+            self._is_woken = False
             items, self._items = self._items, []
             return items
 

@@ -27,9 +27,11 @@ from naiad.engine_process.protocol import (
     StopServing,
     split_outputs,
 )
+from naiad.engine_process.serving.compiling import CompilingRequests
 from naiad.engine_process.serving.connections import EXIT_FAILED, Connection, ConnectionEvent, Connections
 from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
-from naiad.errors import NaiadError, StartupError
+from naiad.errors import NaiadError, StartupError, UnavailableError
+from naiad.grammar import Grammars
 from naiad.outputs import EngineStats, RequestOutput, ServedModel, Timings, error_output
 from naiad.sequence import EngineRequest, FinishReason
 from naiad.snapshot import EngineSnapshot
@@ -54,6 +56,10 @@ class ServedEngine(Protocol):
     @property
     def model_config(self) -> ServedModel:
         """The checkpoint's configuration."""
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """Compiles the grammars of requests; None: the engine refuses such requests."""
 
     @property
     def has_work(self) -> bool:
@@ -97,6 +103,9 @@ class EngineLoop:
         self._next_engine_id = 1
         self._outbox: dict[Connection, list[RequestOutput]] = {}
         self._watchers: list[Connection] = []
+        self._compiling: CompilingRequests | None = None
+        if engine.grammars is not None:
+            self._compiling = CompilingRequests(engine.grammars, self._is_live, connections.inbox.wake)
         self._is_draining = False
         self._stop_timeout_s = 0.0
         self._stop_deadline_s = math.inf
@@ -104,8 +113,10 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until the owner has sent `Drain` and all sequences have ended."""
         while self._sequences or not self._is_draining:
-            for connection, item in self._connections.inbox.take(0 if self._engine.has_work else None):
+            for connection, item in self._connections.inbox.take(self._wait_s()):
                 self._handle(connection, item)
+            if self._compiling is not None:
+                self._take_compiled(self._compiling)
             if self._watchers:
                 self._show()
             if time.monotonic() >= self._stop_deadline_s:
@@ -115,6 +126,12 @@ class EngineLoop:
                     self._route(output)
                 self._connections.gate.arrived([], self._engine.num_waiting_tokens)
             self._publish(self._engine.stats())
+
+    def _wait_s(self) -> float | None:
+        """How long to wait for messages; None: until there is one."""
+        if self._engine.has_work:
+            return 0
+        return None if self._compiling is None else self._compiling.wait_s()
 
     def fail_all(self) -> None:
         """Answer every live sequence with an error, without using the engine."""
@@ -176,16 +193,55 @@ class EngineLoop:
         first_id = self._next_engine_id
         self._next_engine_id += len(keys)
         engine_ids = range(first_id, self._next_engine_id)
+        request = msgspec.structs.replace(request, sequence_id=first_id, sibling_ids=tuple(engine_ids[1:]))
+        spec, compiling = request.params.grammar, self._compiling
+        # Held until the engine has taken the request.
+        grammar = None if spec is None or compiling is None else compiling.find(spec)
+        waits = spec is not None and compiling is not None and grammar is None
         try:
-            self._engine.add_request(
-                msgspec.structs.replace(request, sequence_id=first_id, sibling_ids=tuple(engine_ids[1:]))
-            )
+            if not waits:
+                self._engine.add_request(request)
         except NaiadError as error:
             self._refuse(keys, error)
             return
         for key, engine_id in zip(keys, engine_ids, strict=True):
             self._engine_ids[key] = engine_id
             self._sequences[engine_id] = key
+        if waits and compiling is not None:
+            compiling.add(request)
+
+    def _is_live(self, request: EngineRequest) -> bool:
+        return any(each in self._sequences for each in request.sequence_ids)
+
+    def _take_compiled(self, compiling: CompilingRequests) -> None:
+        """Pass on the requests whose grammars are compiled, and answer those that are refused or late."""
+        for done in compiling.take_done():
+            # Sequences that were aborted meanwhile have been answered.
+            live = [each for each in done.request.sequence_ids if each in self._sequences]
+            if not live:
+                continue
+            error = done.error
+            try:
+                if error is None:
+                    self._engine.add_request(done.request)
+            except NaiadError as refused:
+                error = refused
+            if error is not None:
+                self._answer(live, error_output(0, error.status, str(error)))
+                continue
+            for engine_id in set(done.request.sequence_ids).difference(live):
+                self._engine.abort(engine_id)
+        for request in compiling.take_late():
+            live = [each for each in request.sequence_ids if each in self._sequences]
+            message = f"timeout: the request was not started within {request.timeout_s:.3g} s"
+            late = error_output(0, UnavailableError.status, message, Timings())
+            late.finish_reason = FinishReason.TIMEOUT
+            self._answer(live, late)
+
+    def _answer(self, engine_ids: Sequence[int], output: RequestOutput) -> None:
+        """End sequences that are not in the engine."""
+        for engine_id in engine_ids:
+            self._route(msgspec.structs.replace(output, sequence_id=engine_id))
 
     def _refuse(self, keys: Sequence[tuple[Connection, int]], error: NaiadError) -> None:
         for connection, sequence_id in keys:

@@ -16,6 +16,7 @@ import torch
 
 from naiad.config import EngineConfig
 from naiad.errors import InternalError, StartupError, error_with_status
+from naiad.grammar import Grammars
 from naiad.model_runner.executor.channel import Channel
 from naiad.model_runner.executor.messages import (
     Answer,
@@ -87,6 +88,8 @@ class RemoteRunner:
         self.kv_groups = started.kv_groups
         self.device = torch.device(started.device_type)
         self.token_budget = started.token_budget
+        # The other process has its own.
+        self.grammars = Grammars(config.model_dir, started.vocab_size, started.eos_token_ids)
         self.draft_runner = RemoteDraftRunner(self) if started.has_draft_runner else None
 
     @property

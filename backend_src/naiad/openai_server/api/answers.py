@@ -93,12 +93,44 @@ class PromptToken(msgspec.Struct):
 PromptLogProbs = list[dict[int, PromptToken] | None]
 
 
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """The function that a call names, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(msgspec.Struct, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+
+class AddedFunction(msgspec.Struct, kw_only=True):
+    """What a chunk adds to the function of a call."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class DeltaToolCall(msgspec.Struct, kw_only=True):
+    """What a chunk adds to a call; the call's first chunk has its id, type and name."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: AddedFunction
+
+
 class Message(msgspec.Struct, kw_only=True):
     """What the assistant said; older clients know its reasoning as `reasoning_content`."""
 
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[MessageToolCall] | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
 
@@ -108,6 +140,7 @@ class Delta(msgspec.Struct, kw_only=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[DeltaToolCall] | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
 

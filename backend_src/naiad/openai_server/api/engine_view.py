@@ -129,6 +129,34 @@ class DraftsView(msgspec.Struct, kw_only=True):
     accepted_at: list[int]
 
 
+class TotalsView(msgspec.Struct, kw_only=True):
+    """What the engine does for all tenants together.
+
+    Attributes:
+        prefill_tokens_per_s, output_tokens_per_s: over the last five seconds.
+        first_token: times from arrival to the first token.
+        inter_token: times between two tokens of a sequence.
+        total_steps, total_preemptions, total_output_tokens: since the engine's start.
+        total_queried_tokens, total_hit_tokens: prompt tokens looked up and found in the prefix cache.
+        steps: the last steps.
+        kv: the blocks of each group of layers.
+        drafts: draft tokens.
+    """
+
+    prefill_tokens_per_s: float
+    output_tokens_per_s: float
+    first_token: LatencyView
+    inter_token: LatencyView
+    total_steps: int
+    total_preemptions: int
+    total_output_tokens: int
+    total_queried_tokens: int
+    total_hit_tokens: int
+    steps: StepsView
+    kv: list[BlocksView]
+    drafts: DraftsView
+
+
 class EngineView(msgspec.Struct, kw_only=True):
     """What one model's engine is doing: the answer of `/engine/snapshot`, and the event `snapshot`.
 
@@ -136,22 +164,16 @@ class EngineView(msgspec.Struct, kw_only=True):
         model: the model's name.
         started: when the engine began to serve, in Unix time.
         time: Unix time now.
-        running, waiting: numbers of sequences, those of other tenants too.
+        running, waiting: numbers of sequences that the viewer may see.
         max_running: sequences that run at once at most.
         max_step_tokens: tokens that a step computes at most; 0: not known.
         max_model_len: tokens of prompt and output together at most.
         block_size: tokens in a KV block.
-        prefill_tokens_per_s, output_tokens_per_s: over the last five seconds.
-        first_token: times from arrival to the first token.
-        inter_token: times between two tokens of a sequence.
-        total_steps, total_preemptions, total_output_tokens: since the engine's start.
-        total_queried_tokens, total_hit_tokens: prompt tokens looked up and found in the prefix cache.
         requests: the sequences that the viewer may see.
         requests_left_out: how many more the viewer could see; long lists are cut.
-        steps: the last steps.
-        kv: the blocks of each group of layers.
         tenants: the tenants that the viewer may see.
-        drafts: draft tokens.
+        totals: what concerns all tenants; null for viewers who are no operators, as it would tell them when
+            others send prompts, how long these are, and whether the cache has them.
     """
 
     model: str
@@ -163,21 +185,10 @@ class EngineView(msgspec.Struct, kw_only=True):
     max_step_tokens: int
     max_model_len: int
     block_size: int
-    prefill_tokens_per_s: float
-    output_tokens_per_s: float
-    first_token: LatencyView
-    inter_token: LatencyView
-    total_steps: int
-    total_preemptions: int
-    total_output_tokens: int
-    total_queried_tokens: int
-    total_hit_tokens: int
     requests: list[RequestView]
     requests_left_out: int
-    steps: StepsView
-    kv: list[BlocksView]
     tenants: list[TenantView]
-    drafts: DraftsView
+    totals: TotalsView | None
 
 
 class EngineNotice(msgspec.Struct, kw_only=True):
@@ -224,17 +235,31 @@ def view_of(
     tenants = [
         each for each in snapshot.tenants if is_operator or (tenant and each.tenant == tenant_label(tenant))
     ]
-    num_rows = sum(each.num_running + each.num_waiting for each in tenants)
+    num_running, num_waiting = stats.num_running, stats.num_waiting
+    if not is_operator:
+        num_running = sum(each.num_running for each in tenants)
+        num_waiting = sum(each.num_waiting for each in tenants)
+    num_left_out = max(0, num_running + num_waiting - len(rows))
     return EngineView(
         model=model,
         started=info.created_s,
         time=round(time.time(), 3),
-        running=stats.num_running,
-        waiting=stats.num_waiting,
+        running=num_running,
+        waiting=num_waiting,
         max_running=stats.max_num_seqs,
         max_step_tokens=snapshot.max_num_batched_tokens,
         max_model_len=info.max_model_len,
         block_size=stats.block_size,
+        requests=[_request(row, request_ids) for row in rows],
+        requests_left_out=snapshot.num_rows_left_out if is_operator else num_left_out,
+        tenants=[_tenant(share) for share in tenants],
+        totals=_totals(snapshot) if is_operator else None,
+    )
+
+
+def _totals(snapshot: EngineSnapshot) -> TotalsView:
+    stats = snapshot.stats
+    return TotalsView(
         prefill_tokens_per_s=round(snapshot.prefill_tokens_per_s, 1),
         output_tokens_per_s=round(snapshot.generation_tokens_per_s, 1),
         first_token=_latency(snapshot.first_token),
@@ -244,11 +269,8 @@ def view_of(
         total_output_tokens=stats.total_generation_tokens,
         total_queried_tokens=stats.total_queried_tokens,
         total_hit_tokens=stats.total_hit_tokens,
-        requests=[_request(row, request_ids) for row in rows],
-        requests_left_out=snapshot.num_rows_left_out if is_operator else max(0, num_rows - len(rows)),
         steps=_steps(snapshot.first_step, snapshot.steps),
         kv=[_blocks(blocks) for blocks in snapshot.kv_groups],
-        tenants=[_tenant(share) for share in tenants],
         drafts=DraftsView(
             proposed=snapshot.num_recent_draft_tokens,
             accepted=snapshot.num_recent_accepted_tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from naiad.frontend.field import shown
 from naiad.openai_server.api.bodies import ChatBody, TokenizeBody
 from naiad.openai_server.api.errors import APIError
+from naiad.openai_server.api.tools import Tool
 from naiad.tokenization import ChatOptions
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
@@ -27,13 +28,19 @@ _SERVERS_VARIABLES = (
     "tokenize",
     "tools",
 )
+_TOOL_KEYS = ("tool_calls", "tool_call_id")
+# Keys that only messages of these roles have.
+_KEYS_OF_ROLES = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}
 _MAX_VARIABLES_BYTES = 16 * 1024
 # OpenAI's name for the role that templates call "system".
 _ROLES = {"developer": "system"}
 
 
-def plain_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return each message as {role, content}, both text.
+def plain_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each message as {role, content}, both text, with the `name` of its speaker if it has one.
+
+    An assistant's message may have `tool_calls`, whose arguments become an object, as chat templates expect
+    it, and that of a tool has `tool_call_id`.
 
     Raises:
         APIError: a message is malformed, or holds what is not supported: anything but text.
@@ -43,8 +50,15 @@ def plain_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     return [_plain(f"messages[{index}]", message) for index, message in enumerate(messages)]
 
 
-def chat_options(body: ChatBody | TokenizeBody) -> ChatOptions:
+def chat_options(
+    body: ChatBody | TokenizeBody, messages: Sequence[Mapping[str, Any]] = (), tools: Sequence[Tool] = ()
+) -> ChatOptions:
     """How the messages of a body are rendered.
+
+    Args:
+        body: the body.
+        messages: its messages, as `plain_messages` returns them.
+        tools: what the model may call.
 
     Raises:
         APIError: the options contradict each other, or a variable of the template is not allowed.
@@ -63,18 +77,84 @@ def chat_options(body: ChatBody | TokenizeBody) -> ChatOptions:
     if num_bytes > _MAX_VARIABLES_BYTES:
         message = f"chat_template_kwargs has {num_bytes} bytes: at most {_MAX_VARIABLES_BYTES} are allowed."
         raise APIError(400, message, param="chat_template_kwargs")
-    return ChatOptions(adds, continues, variables)
+    speaks_tools = bool(tools) or any(key in message for message in messages for key in _TOOL_KEYS)
+    shown_tools = tuple(tool.as_shown for tool in tools)
+    return ChatOptions(adds, continues, variables, tools=shown_tools, speaks_tools=speaks_tools)
 
 
-def _plain(place: str, message: dict[str, Any]) -> dict[str, str]:
-    for name, value in message.items():
-        if name not in ("role", "content", *_WITHOUT_EFFECT) and value not in (None, [], ""):
-            problem = f"{place}.{name[:80]} = {shown(value)} is not supported: expected role and content."
-            raise APIError(400, problem, param="messages")
+def _plain(place: str, message: dict[str, Any]) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str):
-        raise APIError(400, f"{place}.role = {shown(role)}: expected a string.", param="messages")
-    return {"role": _ROLES.get(role, role), "content": _text(f"{place}.content", message.get("content"))}
+        raise _error(f"{place}.role = {shown(role)}: expected a string")
+    keys = ("role", "content", "name", *_KEYS_OF_ROLES.get(role, ()))
+    for name, value in message.items():
+        if name not in (*keys, *_WITHOUT_EFFECT) and value not in (None, [], ""):
+            known = f"{', '.join(keys[:-1])} and {keys[-1]}"
+            raise _error(f"{place}.{name[:80]} = {shown(value)} is not supported: expected {known}")
+    calls = message.get("tool_calls") if role == "assistant" else None
+    content = message.get("content")
+    if content is None and calls:
+        content = ""
+    text = _text(f"{place}.content", content)
+    plain: dict[str, Any] = {"role": _ROLES.get(role, role), "content": text}
+    # Clients write "" or null where nobody has a name.
+    plain |= {"name": message["name"]} if message.get("name") else {}
+    if calls:
+        plain["tool_calls"] = _calls(f"{place}.tool_calls", calls)
+    if role == "tool":
+        plain["tool_call_id"] = _string(f"{place}.tool_call_id", message.get("tool_call_id"))
+    return plain
+
+
+def _calls(place: str, calls: Any) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise _error(f"{place} = {shown(calls)}: expected a list")
+    return [_call(f"{place}[{index}]", call) for index, call in enumerate(calls)]
+
+
+def _call(place: str, call: Any) -> dict[str, Any]:
+    kind = call.get("type", "function") if isinstance(call, dict) else None
+    if kind != "function":
+        raise _error(f"{place}.type = {shown(kind)} is not supported: expected 'function'")
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise _error(f"{place}.function = {shown(function)}: expected an object")
+    for at, sent, keys in (
+        (place, call, ("id", "type", "function", "index")),
+        (f"{place}.function", function, ("name", "arguments")),
+    ):
+        for key, value in sent.items():
+            if key not in keys and value is not None:
+                raise _error(f"{at}.{key[:80]} = {shown(value)} is not supported: expected {', '.join(keys)}")
+    name = _string(f"{place}.function.name", function.get("name"))
+    arguments = read_arguments(f"{place}.function.arguments", function.get("arguments"))
+    made = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": _string(f"{place}.id", call.get("id")), **made}
+
+
+def read_arguments(place: str, sent: Any, param: str = "messages") -> dict[str, Any]:
+    """Read the arguments of a call that a client sends back: JSON as a text, which may be empty.
+
+    Raises:
+        APIError: they are no JSON object.
+    """
+    try:
+        arguments = msgspec.json.decode(sent) if sent else {}
+    except (msgspec.DecodeError, RecursionError, TypeError):
+        arguments = None
+    if not isinstance(sent, str | None) or not isinstance(arguments, dict):
+        raise APIError(400, f"{place} = {shown(sent)}: expected a JSON object as text.", param=param)
+    return arguments
+
+
+def _string(place: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise _error(f"{place} = {shown(value)}: expected a string")
+    return value
+
+
+def _error(problem: str) -> APIError:
+    return APIError(400, f"{problem}.", param="messages")
 
 
 def _text(place: str, content: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -15,11 +15,16 @@ from naiad.frontend.fields import FIELD, fields_at
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import EncodedPrompt, PromptEncoder
 from naiad.frontend.request import GenerateRequest, build_request
-from naiad.openai_server.api.bodies import ChatBody, CompletionBody, GenerationBody, Prompt
+from naiad.openai_server.api.bodies import ChatBody, CompletionBody, GenerationBody, Prompt, TokenizeBody
+from naiad.openai_server.api.chat_prompt import ChatPrompt, read_chat_prompt
+from naiad.openai_server.api.constraints.constraint import Constraint
+from naiad.openai_server.api.constraints.formats import read_format
 from naiad.openai_server.api.errors import APIError, api_error_of, too_long
-from naiad.openai_server.api.messages import chat_options, plain_messages
-from naiad.openai_server.api.output_parser import OutputGrammar, OutputParser, Section
+from naiad.openai_server.api.parsing.call_finder import CallRules
+from naiad.openai_server.api.parsing.output_parser import OutputGrammar, OutputParser, Section
 from naiad.openai_server.api.refusals import Refusal, refuse
+from naiad.openai_server.api.trace_context import NO_TRACE, TraceContext
+from naiad.sequence import GrammarSpec
 from naiad.tokenization import PLAIN_CHAT, ChatOptions, decode
 
 _FIELDS = fields_at(Frontend.OPENAI)
@@ -77,7 +82,9 @@ class AskedGeneration:
         drops_tokens: the client asked for no new token; the engine makes one, which is not sent.
         grammar: how outputs are taken apart; None: they are not.
         begins_in: the section in which they begin.
+        calls: which calls of tools are looked for; None: none.
         text_form: the same request for a server that takes text.
+        trace: the trace that it belongs to.
     """
 
     request: GenerateRequest
@@ -86,13 +93,22 @@ class AskedGeneration:
     drops_tokens: bool = False
     grammar: OutputGrammar | None = None
     begins_in: Section = Section.OPEN
+    calls: CallRules | None = None
     text_form: TextForm = TextForm()
+    trace: TraceContext = NO_TRACE
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the model may reason before it answers."""
+        return self.grammar is not None and self.grammar.reasoning is not None
 
     def parsers(self) -> list[OutputParser]:
         """A parser for each sequence; none if outputs are not taken apart."""
-        if self.grammar is None:
+        if self.grammar is None or not (self.reasons or self.calls):
             return []
-        return [OutputParser(self.grammar, self.begins_in) for _ in range(self.request.num_sequences)]
+        return [
+            OutputParser(self.grammar, self.begins_in, self.calls) for _ in range(self.request.num_sequences)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +118,13 @@ class RequestReader:
     Attributes:
         encoder: turns its prompts into ids.
         limits: its limits.
-        grammar: how it writes the answers to chats; None: they are only content.
+        grammar: how it writes the answers to chats.
         refusals: fields that are not served.
     """
 
     encoder: PromptEncoder
     limits: ModelLimits
-    grammar: OutputGrammar | None = None
+    grammar: OutputGrammar = field(default_factory=OutputGrammar)
     refusals: tuple[Refusal, ...] = ()
 
     def completion(self, body: CompletionBody, request_id: str) -> AskedGeneration:
@@ -128,8 +144,9 @@ class RequestReader:
         prompts = list(_prompts(body.prompt))
         _check_num_repeated_ids(body, len(prompts))
         encoded = self._encode_all(prompts, row, body)
+        form = read_format(body.response_format, body.structured_outputs)
         return AskedGeneration(
-            request=self._build(row, encoded, body, request_id),
+            request=self._build(row, encoded, body, request_id, form),
             echoes=self._echoes(prompts, encoded, body) if body.echo else (),
             num_log_probs=body.logprobs,
             drops_tokens=drops_tokens,
@@ -168,17 +185,20 @@ class RequestReader:
         row |= _log_probs(num_log_probs) | _prompt_log_probs(body, None)
         names = {**_KEY_OF, "max_tokens": key, "num_log_probs": "top_logprobs", **names}
         names = {name: names.get(client_name, client_name) for name, client_name in names.items()}
-        messages = plain_messages(body.messages)
-        prompt = {"messages": json.dumps(messages)}
-        options = chat_options(body)
-        encoded = self._encode(prompt | row, body, options, names["messages"], names)
-        is_plain = options == PLAIN_CHAT and _is_read_plainly(body)
+        chat = self.chat_prompt(body, body.messages)
+        prompt = {"messages": json.dumps(chat.messages)}
+        encoded = self._encode(prompt | row, body, chat.options, names["messages"], names)
+        section = self._section(encoded, chat.messages[-1] if body.continue_final_message else None)
+        form = read_format(body.response_format, body.structured_outputs)
+        spec = Constraint(self.grammar, chat.use, form).spec(section)
+        is_plain = chat.options == PLAIN_CHAT and _is_read_plainly(body)
         return AskedGeneration(
-            request=self._build(row, [encoded], body, request_id, names),
+            request=self._build(row, [encoded], body, request_id, spec, names),
             num_log_probs=num_log_probs,
             drops_tokens=drops_tokens,
             grammar=self.grammar,
-            begins_in=self._section(encoded, messages[-1] if body.continue_final_message else None),
+            begins_in=section,
+            calls=chat.call_rules(self.grammar),
             text_form=TextForm(
                 fields=row, prompts=(prompt if is_plain else None,), prompt_name=names["messages"]
             ),
@@ -190,16 +210,32 @@ class RequestReader:
         Raises:
             APIError: the body is not valid.
         """
-        sent = {"messages": json.dumps(plain_messages(body.messages))}
         try:
-            return len(self.encoder.token_ids(replace(self.encoder.check(sent), chat=chat_options(body))))
+            return len(self.chat_token_ids(body, body.messages))
         except FieldError as error:
             raise api_error_of(error.named(names.get(error.field_name, error.field_name))) from None
 
+    def chat_token_ids(self, body: ChatBody | TokenizeBody, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Encode the prompt of a chat, which may be longer than the window.
+
+        Args:
+            body: the body.
+            messages: its messages.
+
+        Raises:
+            APIError: the body is not valid.
+            InvalidRequestError: the chat template refuses the messages.
+        """
+        chat = self.chat_prompt(body, messages)
+        written = self.encoder.check({"messages": json.dumps(chat.messages)})
+        return self.encoder.token_ids(replace(written, chat=chat.options))
+
+    def chat_prompt(self, body: ChatBody | TokenizeBody, messages: Sequence[dict[str, Any]]) -> ChatPrompt:
+        """Read the messages and the tools of a body; see `read_chat_prompt`."""
+        return read_chat_prompt(body, messages, self.grammar, self.encoder.tokenizer)
+
     def _section(self, prompt: EncodedPrompt, continued: Mapping[str, str] | None) -> Section:
         """The section in which the output begins; `continued` is the message that it goes on with."""
-        if self.grammar is None:
-            return Section.OPEN
         if continued is not None:
             return self.grammar.section_within(continued["content"])
         last_ids = prompt.token_ids[-_NUM_LAST_IDS:]
@@ -265,6 +301,7 @@ class RequestReader:
         prompts: list[EncodedPrompt],
         body: GenerationBody,
         request_id: str,
+        grammar: GrammarSpec | None,
         names: Mapping[str, str] = _KEY_OF,
     ) -> GenerateRequest:
         row |= {"stream": bool(body.stream), "exclude_input_in_output": True}
@@ -272,7 +309,12 @@ class RequestReader:
         timeout_us = 0 if body.timeout_s is None else max(1, round(body.timeout_s * 1e6))
         try:
             request = build_request(
-                [row] * len(prompts), prompts, self.limits, request_id=request_id, timeout_us=timeout_us
+                [row] * len(prompts),
+                prompts,
+                self.limits,
+                request_id=request_id,
+                timeout_us=timeout_us,
+                grammars=[grammar] * len(prompts),
             )
         except FieldError as error:
             raise api_error_of(error.named(names.get(error.field_name, error.field_name))) from None

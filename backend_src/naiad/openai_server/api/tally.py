@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from naiad.frontend.request import GenerateRequest
 from naiad.openai_server.api.answers import CachedTokens, PredictedTokens, Usage
-from naiad.openai_server.api.output_parser import ParsedDelta
+from naiad.openai_server.api.parsing.pieces import ContentPart, ContentPlace, ParsedDelta, in_order
 from naiad.outputs import RequestOutput, TokenLogProbs
 from naiad.sequence import FinishReason
 
@@ -41,12 +42,6 @@ class SequenceDelta:
         """Whether the sequence has ended."""
         return self.output.finish_reason is not None
 
-    @property
-    def finish_reason(self) -> str:
-        """The reason of the last delta, in OpenAI's words: a passed deadline is a length."""
-        assert self.output.finish_reason is not None
-        return _REASONS[self.output.finish_reason]
-
     def stop_reason(self, stop_token_ids: list[int] | None) -> str | int | None:
         """The stop string or the client's own stop id that ended the text; "timeout"; else None.
 
@@ -64,10 +59,27 @@ class SequenceDelta:
 
 
 @dataclass(slots=True)
+class ToolCall:
+    """A call of a tool, as far as it has come.
+
+    Attributes:
+        after: what of the content comes before it.
+        arguments: a JSON object as text.
+    """
+
+    call_id: str
+    name: str
+    after: ContentPlace
+    arguments: str = ""
+
+
+@dataclass(slots=True)
 class Choice:
     """One sequence, from its first token to its last.
 
     Attributes:
+        num_calls: number of calls of tools.
+        calls: the calls, if the deltas are kept.
         text: the content.
         reasoning: what comes before the content.
         token_ids: all tokens.
@@ -75,12 +87,26 @@ class Choice:
         last: its last delta.
     """
 
+    num_calls: int = 0
+    calls: list[ToolCall] = field(default_factory=list)
     text: str = ""
     reasoning: str = ""
     token_ids: list[int] = field(default_factory=list)
     content_ids: list[int] = field(default_factory=list)
     log_probs: list[TokenLogProbs] = field(default_factory=list)
     last: SequenceDelta | None = None
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it has ended, in OpenAI's words: a passed deadline is a length."""
+        assert self.last is not None
+        assert self.last.output.finish_reason is not None
+        reason = _REASONS[self.last.output.finish_reason]
+        return "tool_calls" if reason == "stop" and self.num_calls else reason
+
+    def in_order(self) -> Iterator[ContentPart | ToolCall]:
+        """Yield the content and the calls, if the deltas are kept, in the order in which they came."""
+        return in_order(self.text, self.content_ids, self.log_probs, self.calls)
 
 
 class Tally:
@@ -121,6 +147,7 @@ class Tally:
         if not self._drops_tokens:
             self._num_tokens += len(output.token_ids)
             self._num_reasoning_tokens += delta.parsed.num_reasoning_tokens if delta.parsed else 0
+            choice.num_calls += sum(1 for call in delta.parts.calls if call.name)
         if delta.is_last:
             choice.last = delta
 
@@ -132,6 +159,14 @@ class Tally:
         if self._drops_tokens:
             return
         choice, parts = self.choices[delta.index], delta.parts
+        for call in parts.calls:
+            if call.name:
+                place = ContentPlace(
+                    len(choice.text) + call.after.num_chars,
+                    len(choice.content_ids) + call.after.num_tokens,
+                )
+                choice.calls.append(ToolCall(call.call_id, call.name, place))
+            choice.calls[-1].arguments += call.arguments
         choice.text += parts.content
         choice.reasoning += parts.reasoning
         choice.token_ids += delta.output.token_ids

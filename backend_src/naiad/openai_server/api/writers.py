@@ -10,6 +10,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from naiad.openai_server.api.answers import (
+    AddedFunction,
+    CalledFunction,
     ChatAnswer,
     ChatChoice,
     ChatChunk,
@@ -18,7 +20,9 @@ from naiad.openai_server.api.answers import (
     CompletionAnswer,
     CompletionChoice,
     Delta,
+    DeltaToolCall,
     Message,
+    MessageToolCall,
     PromptLogProbs,
     Usage,
 )
@@ -26,6 +30,7 @@ from naiad.openai_server.api.bodies import ChatBody, CompletionBody, StreamOptio
 from naiad.openai_server.api.echo import ChoiceLogProbs, DescribedPrompt, EchoedPrompts, joined
 from naiad.openai_server.api.errors import APIError, ErrorBody
 from naiad.openai_server.api.log_probs import LogProbWriter, with_first
+from naiad.openai_server.api.parsing.pieces import CallDelta
 from naiad.openai_server.api.reading import AskedGeneration
 from naiad.openai_server.api.tally import Choice, SequenceDelta, Tally
 from naiad.outputs import TokenLogProbs
@@ -81,7 +86,7 @@ class ChatWriter:
         self._asked = asked
         self._table = table
         self._has_described_prompt = body.prompt_logprobs is None
-        self._reasons = asked.grammar is not None and body.include_reasoning is not False
+        self._reasons = asked.reasons and body.include_reasoning is not False
         self._prompt_ids = asked.request.rows[0].prompt_token_ids if body.return_token_ids else UNSET
         self._num_choices = asked.request.num_sequences
         self._log_probs = _log_prob_writer(asked, table, body.return_tokens_as_token_ids)
@@ -115,7 +120,7 @@ class ChatWriter:
             end = ChatChunkChoice(
                 index=delta.index,
                 delta=Delta(),
-                finish_reason=delta.finish_reason,
+                finish_reason=tally.choices[delta.index].finish_reason,
                 stop_reason=delta.stop_reason(self._body.stop_token_ids),
             )
             made.append(self._chunk(end, usage))
@@ -155,7 +160,7 @@ class ChatWriter:
         return writer.prompt(token_ids, with_first(token_ids, log_probs))
 
     def _choices_of(self, delta: SequenceDelta) -> list[ChatChunkChoice]:
-        """What a delta adds to the reasoning and to the content."""
+        """What a delta adds to the reasoning, to the content and to the calls of tools."""
         parts, choices = delta.parts, []
         if parts.reasoning and self._reasons:
             added = Delta(reasoning=parts.reasoning, reasoning_content=parts.reasoning)
@@ -168,6 +173,9 @@ class ChatWriter:
                     logprobs=self._chat_log_probs(parts.content_ids, parts.content_log_probs),
                 )
             )
+        for call in parts.calls:
+            added = Delta(tool_calls=[_added_call(call)])
+            choices.append(ChatChunkChoice(index=delta.index, delta=added))
         if self._body.return_token_ids and delta.output.token_ids:
             if not choices:
                 choices.append(ChatChunkChoice(index=delta.index, delta=Delta()))
@@ -177,11 +185,22 @@ class ChatWriter:
     def _choice(self, index: int, choice: Choice) -> ChatChoice:
         assert choice.last is not None
         reasoning = choice.reasoning if self._reasons else UNSET
+        calls = [
+            MessageToolCall(
+                id=call.call_id, function=CalledFunction(name=call.name, arguments=call.arguments)
+            )
+            for call in choice.calls
+        ]
         return ChatChoice(
             index=index,
-            message=Message(content=choice.text, reasoning=reasoning, reasoning_content=reasoning),
+            message=Message(
+                content=choice.text if choice.text or not calls else None,
+                tool_calls=calls or UNSET,
+                reasoning=reasoning,
+                reasoning_content=reasoning,
+            ),
             logprobs=self._chat_log_probs(choice.content_ids, choice.log_probs),
-            finish_reason=choice.last.finish_reason,
+            finish_reason=choice.finish_reason,
             stop_reason=choice.last.stop_reason(self._body.stop_token_ids),
             token_ids=choice.token_ids if self._body.return_token_ids else UNSET,
         )
@@ -276,7 +295,7 @@ class CompletionWriter:
             end = CompletionChoice(
                 index=delta.index,
                 text="",
-                finish_reason=delta.finish_reason,
+                finish_reason=tally.choices[delta.index].finish_reason,
                 stop_reason=delta.stop_reason(self._body.stop_token_ids),
             )
             made.append(self._answer([end], usage))
@@ -312,7 +331,7 @@ class CompletionWriter:
             index=index,
             text=self._prompts.text(index) + choice.text,
             logprobs=log_probs,
-            finish_reason=choice.last.finish_reason,
+            finish_reason=choice.finish_reason,
             stop_reason=choice.last.stop_reason(self._body.stop_token_ids),
             token_ids=choice.token_ids if self._body.return_token_ids else UNSET,
             prompt_token_ids=self._prompt_ids(index),
@@ -326,6 +345,13 @@ class CompletionWriter:
 
     def _prompt_ids(self, index: int) -> list[int] | UnsetType:
         return self._prompts.row(index).prompt_token_ids if self._body.return_token_ids else UNSET
+
+
+def _added_call(call: CallDelta) -> DeltaToolCall:
+    function = AddedFunction(name=call.name or UNSET, arguments=call.arguments)
+    if not call.name:
+        return DeltaToolCall(index=call.index, function=function)
+    return DeltaToolCall(index=call.index, id=call.call_id, type="function", function=function)
 
 
 def _log_prob_writer(asked: AskedGeneration, table: TokenTable, as_ids: bool | None) -> LogProbWriter | None:

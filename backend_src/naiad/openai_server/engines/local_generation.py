@@ -8,7 +8,8 @@ from itertools import zip_longest
 from naiad.errors import CancelledError, InternalError, NaiadError, error_with_status
 from naiad.frontend.chunks import Chunk, ChunkTexts
 from naiad.frontend.request import GenerateRequest
-from naiad.openai_server.api.output_parser import OutputParser, ParsedDelta, Piece
+from naiad.openai_server.api.parsing.output_parser import OutputParser
+from naiad.openai_server.api.parsing.pieces import ParsedDelta, Piece
 from naiad.openai_server.api.tally import SequenceDelta
 from naiad.openai_server.engines.generation import Generation
 from naiad.outputs import RequestOutput

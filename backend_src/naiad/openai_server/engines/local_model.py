@@ -17,7 +17,8 @@ from naiad.errors import EngineAwayError, NaiadError
 from naiad.frontend.chunks import ChunkTexts
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import PromptEncoder
-from naiad.openai_server.api.output_parser import grammar_of
+from naiad.openai_server.api.parsing.families import FamilyChoices
+from naiad.openai_server.api.parsing.output_parser import grammar_of
 from naiad.openai_server.api.reading import AskedGeneration, RequestReader
 from naiad.openai_server.engines.interface import LoadedCheckpoint
 from naiad.openai_server.engines.local_generation import LocalGeneration, engine_lost
@@ -37,7 +38,7 @@ class LocalModel:
         engine: str,
         loop: asyncio.AbstractEventLoop,
         pool: Executor,
-        reasoning: str = "auto",
+        families: FamilyChoices,
     ) -> None:
         """Set up; a thread begins to look for the engine.
 
@@ -46,9 +47,9 @@ class LocalModel:
             engine: the name of the `llm` model.
             loop: the event loop that reads generations.
             pool: runs what would hold up the event loop.
-            reasoning: how the family is chosen that says how the model reasons.
+            families: how the families are chosen that say how the model writes.
         """
-        self._reasoning = reasoning
+        self._families = families
         self.engine = engine
         self.has_token_ids = True
         self.observations = Observations()
@@ -91,7 +92,7 @@ class LocalModel:
                     f"the model {self.engine} does not serve now; try again in a few seconds"
                 )
             if self._loaded is None or self._loaded.info is not info:
-                self._loaded = await self._loop.run_in_executor(self._pool, _load, info, self._reasoning)
+                self._loaded = await self._loop.run_in_executor(self._pool, _load, info, self._families)
             return self._loaded
 
     async def snapshot(self) -> NamedSnapshot:
@@ -211,7 +212,7 @@ def _close(begun: asyncio.Future[tuple[AskedGeneration, LocalGeneration]]) -> No
         begun.result()[1].close()
 
 
-def _load(info: Ready, reasoning: str) -> LoadedCheckpoint:
+def _load(info: Ready, families: FamilyChoices) -> LoadedCheckpoint:
     directory = info.checkpoint.model_dir
     config = ModelConfig.from_directory(directory)
     limits = ModelLimits(
@@ -222,5 +223,5 @@ def _load(info: Ready, reasoning: str) -> LoadedCheckpoint:
     )
     tokenizer = Tokenizer.from_directory(directory)
     encoder = PromptEncoder(tokenizer, info.max_model_len, config.vocab_size)
-    reader = RequestReader(encoder, limits, grammar_of(tokenizer, reasoning))
+    reader = RequestReader(encoder, limits, grammar_of(tokenizer, families))
     return LoadedCheckpoint(info, tokenizer, reader, ChunkTexts(tokenizer.table))

@@ -10,6 +10,7 @@ from pathlib import Path
 from naiad.engine_process.instance import engine_names
 from naiad.engine_process.observations import ObservationBatch
 from naiad.engine_process.runtime_dir import runtime_directories_below
+from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.engines.local_model import LocalModel
 from naiad.openai_server.engines.model_names import ModelNames
 
@@ -19,16 +20,16 @@ _LOOK_S = 0.2
 class LocalModels:
     """Finds engines by their sockets in the servers' runtime directories. Belongs to the event loop."""
 
-    def __init__(self, server_pid: int, pool: Executor, reasoning: str = "auto") -> None:
+    def __init__(self, server_pid: int, pool: Executor, families: FamilyChoices) -> None:
         """Set up.
 
         Args:
             server_pid: the process above the servers.
             pool: runs what would hold up the event loop.
-            reasoning: how the family is chosen that says how a model reasons.
+            families: how the families are chosen that say how a model writes.
         """
         self.observes = True
-        self._reasoning = reasoning
+        self._families = families
         self._server_pid = server_pid
         self._pool = pool
         self._models: dict[tuple[Path, str], LocalModel] = {}
@@ -46,7 +47,7 @@ class LocalModels:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._pool, self._engines)
         for key in found - self._models.keys():
-            self._models[key] = LocalModel(*key, loop, self._pool, self._reasoning)
+            self._models[key] = LocalModel(*key, loop, self._pool, self._families)
         directories = {directory for directory, _ in found}
         for key in [
             key for key in self._models if key[0] not in directories and self._models[key].info is None

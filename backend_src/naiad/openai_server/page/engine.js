@@ -508,10 +508,8 @@ class Requests {
       (cells, request, row) => this.fill(cells, request, row),
     );
     const left = view.requests_left_out;
-    const others = view.running + view.waiting - view.requests.length - left;
     const notes = [`${number(view.running)} run, ${number(view.waiting)} wait`];
     if (left) notes.push(`${number(left)} are not listed`);
-    if (others > 0) notes.push(`${number(others)} are of others`);
     write(this.more, `${notes.join("; ")}.`);
   }
 
@@ -581,8 +579,10 @@ class Tenants {
         write(name, tenantName(each.tenant));
         name.title = each.tenant;
         const rate = rates.get(each.tenant);
-        const words = `${percent(rate, all)} · ${number(Math.round(rate))} tokens/s`;
-        bar(share, "ev-one", words, { prefill: all ? rate / all : 0 });
+        const parts = [`${number(Math.round(rate))} tokens/s`];
+        // Who does not see all tenants does not know the share.
+        if (view.totals) parts.unshift(percent(rate, all));
+        bar(share, "ev-one", parts.join(" · "), { prefill: all ? rate / all : 0 });
         write(running, number(each.running));
         write(waiting, number(each.waiting));
       },
@@ -653,6 +653,7 @@ class View {
       hits: new Tile("Prefix cache hits"),
       drafts: new Tile("Drafts accepted"),
     };
+    const { running, ...ofAll } = this.tiles;
     const tiles = Object.values(this.tiles).map((tile) => tile.node);
     this.timeline = new Timeline();
     this.requests = new Requests();
@@ -661,9 +662,14 @@ class View {
     this.maps = [];
     this.mapPanel = panel("KV cache", "ev-cache");
     this.started = null;
+    this.own = make("p", { class: "ev-words ev-own" }, "Only operators see what the engine does for all tenants.");
+    this.own.hidden = true;
+    this.ofAll = [this.timeline, this.drafts, ...Object.values(ofAll)].map((part) => part.node);
+    this.ofAll.push(this.mapPanel);
     this.body = make(
       "div",
       { class: "ev-body" },
+      this.own,
       make("dl", { class: "ev-tiles" }, ...tiles),
       this.timeline.node,
       this.mapPanel,
@@ -689,34 +695,36 @@ class View {
     if (this.started !== null && this.started !== view.started) this.clear();
     this.started = view.started;
     this.tell("live", "Live");
-    this.setTiles(view);
-    this.timeline.set(view.steps);
-    while (this.maps.length < view.kv.length) {
+    this.own.hidden = view.totals !== null;
+    for (const node of this.ofAll) node.hidden = view.totals === null;
+    if (view.totals) this.setTotals(view.totals, view.block_size);
+    this.tiles.running.set(`${number(view.running)} / ${number(view.max_running)}`, `${number(view.waiting)} wait`);
+    this.requests.set(view);
+    this.tenants.set(view);
+  }
+
+  setTotals(totals, blockSize) {
+    const { tiles } = this;
+    const { first_token: first, inter_token: inter, drafts, kv } = totals;
+    const [output, prompts] = [totals.output_tokens_per_s, totals.prefill_tokens_per_s];
+    tiles.output.set(number(output), `${number(totals.total_output_tokens)} since start`, output);
+    tiles.prefill.set(number(prompts), "computed", prompts);
+    tiles.first.set(milliseconds(first.p50_ms), `p95 ${milliseconds(first.p95_ms)}`);
+    tiles.inter.set(milliseconds(inter.p50_ms), `p95 ${milliseconds(inter.p95_ms)}`);
+    const sum = (...keys) => kv.reduce((all, group) => all + keys.reduce((part, key) => part + group[key], 0), 0);
+    const held = sum("used", "shared");
+    tiles.cache.set(percent(held, sum("free", "cached") + held), `${number(totals.total_preemptions)} preemptions`);
+    tiles.hits.set(percent(totals.total_hit_tokens, totals.total_queried_tokens), "since start");
+    tiles.drafts.set(percent(drafts.accepted, drafts.proposed), `${number(drafts.proposed)} in 30 s`);
+    this.timeline.set(totals.steps);
+    this.drafts.set(drafts);
+    while (this.maps.length < kv.length) {
       const map = new BlockMap();
       this.maps.push(map);
       this.mapPanel.append(map.node);
     }
-    while (this.maps.length > view.kv.length) this.maps.pop().node.remove();
-    view.kv.forEach((blocks, index) => this.maps[index].set(blocks, view.block_size));
-    this.requests.set(view);
-    this.tenants.set(view);
-    this.drafts.set(view.drafts);
-  }
-
-  setTiles(view) {
-    const { tiles } = this;
-    const { first_token: first, inter_token: inter, drafts } = view;
-    const [output, prompts] = [view.output_tokens_per_s, view.prefill_tokens_per_s];
-    tiles.output.set(number(output), `${number(view.total_output_tokens)} since start`, output);
-    tiles.prefill.set(number(prompts), "computed", prompts);
-    tiles.first.set(milliseconds(first.p50_ms), `p95 ${milliseconds(first.p95_ms)}`);
-    tiles.inter.set(milliseconds(inter.p50_ms), `p95 ${milliseconds(inter.p95_ms)}`);
-    tiles.running.set(`${number(view.running)} / ${number(view.max_running)}`, `${number(view.waiting)} wait`);
-    const sum = (...keys) => view.kv.reduce((all, kv) => all + keys.reduce((part, key) => part + kv[key], 0), 0);
-    const held = sum("used", "shared");
-    tiles.cache.set(percent(held, sum("free", "cached") + held), `${number(view.total_preemptions)} preemptions`);
-    tiles.hits.set(percent(view.total_hit_tokens, view.total_queried_tokens), "since start");
-    tiles.drafts.set(percent(drafts.accepted, drafts.proposed), `${number(drafts.proposed)} in 30 s`);
+    while (this.maps.length > kv.length) this.maps.pop().node.remove();
+    kv.forEach((blocks, index) => this.maps[index].set(blocks, blockSize));
   }
 }
 

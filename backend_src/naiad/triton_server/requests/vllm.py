@@ -12,9 +12,11 @@ from naiad.config.probe import PROBE_REQUEST_ID
 from naiad.errors import InvalidRequestError
 from naiad.frontend.field import INT32_MAX, Field, FieldError, Frontend, Kind, shown
 from naiad.frontend.fields import FIELD, FIELDS, fields_at
+from naiad.frontend.grammar import structured_output_of
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import EncodedPrompt, PromptEncoder
 from naiad.frontend.request import GenerateRequest, StopRequest, build_request
+from naiad.sequence import GrammarSpec
 from naiad.triton_server.requests.tensors import (
     Array,
     RequestSource,
@@ -30,6 +32,7 @@ _KEYS = fields_at(Frontend.SAMPLING_PARAMETERS)
 _SERVED_KEYS = ", ".join(sorted(name for name, field in _KEYS.items() if field.served))
 _DEFAULTS = {field.name: field.key_default for field in FIELDS if field.key_default is not None}
 _FLAGS = ("stream", "exclude_input_in_output", "return_cumulative_logprob", "return_logprobs")
+_GRAMMAR_KEYS = ("structured_outputs", "guided_decoding")
 # Tensors that are not fields of the typed request.
 _APART = ("sampling_parameters", *_FLAGS)
 
@@ -86,6 +89,7 @@ class VLLMRequestReader:
             raise InvalidRequestError("When streaming, `exclude_input_in_output` = False is not allowed.")
         keys = _sampling_parameters(tensors.get("sampling_parameters"), parameters)
         sampled, key_of = _sampled_fields(keys, is_streaming=is_streaming)
+        grammar = _grammar(keys)
         by_row = {name: tensor[None] for name, tensor in tensors.items()}
         others = {
             name: value for name, value in parameters.items() if name not in _KEYS and name not in _FLAGS
@@ -101,7 +105,7 @@ class VLLMRequestReader:
         if flags["return_cumulative_logprob"]:
             sent["return_log_probs"] = True
         try:
-            request = self._build(sent, source, limits, timeout_us(source, parameters))
+            request = self._build(sent, grammar, source, limits, timeout_us(source, parameters))
         except FieldError as error:
             # The message must name the key that the client sent.
             raise error.named(key_of.get(error.field_name, error.field_name)) from None
@@ -115,11 +119,18 @@ class VLLMRequestReader:
         )
 
     def _build(
-        self, sent: dict[str, Any], source: RequestSource, limits: ModelLimits, timeout: Any
+        self,
+        sent: dict[str, Any],
+        grammar: GrammarSpec | None,
+        source: RequestSource,
+        limits: ModelLimits,
+        timeout: Any,
     ) -> GenerateRequest:
         prompt: EncodedPrompt = self._encoder.encode(self._encoder.check(sent))
         sent.setdefault("end_id", self._encoder.known_id(self._encoder.tokenizer.eos_id))
-        return build_request([sent], [prompt], limits, request_id=source.request_id, timeout_us=timeout)
+        return build_request(
+            [sent], [prompt], limits, request_id=source.request_id, timeout_us=timeout, grammars=[grammar]
+        )
 
 
 def _flag(name: str, tensors: Mapping[str, Array], parameters: Mapping[str, Any]) -> bool | None:
@@ -174,7 +185,7 @@ def _sampled_fields(keys: Mapping[str, Any], *, is_streaming: bool) -> tuple[dic
             )
         if not field.served:
             _check_is_off(name, field, value)
-        elif value is not None:
+        elif value is not None and name not in _GRAMMAR_KEYS:
             made = _fields_of(name, field, value)
             sent |= made
             key_of |= dict.fromkeys(made, name)
@@ -187,6 +198,23 @@ def _sampled_fields(keys: Mapping[str, Any], *, is_streaming: bool) -> tuple[dic
     if is_streaming and num_sequences > 1:
         raise FieldError("n", f" = {num_sequences}: expected 1 with stream = true")
     return sent, key_of
+
+
+def _grammar(keys: Mapping[str, Any]) -> GrammarSpec | None:
+    """What the output has to look like; None: anything.
+
+    Raises:
+        FieldError: a value is invalid, or both names were sent.
+    """
+    specs = [
+        spec
+        for name in _GRAMMAR_KEYS
+        if keys.get(name) is not None
+        if (spec := structured_output_of(_KEYS[name], name, keys[name])) is not None
+    ]
+    if len(specs) > 1:
+        raise FieldError(_GRAMMAR_KEYS[0], f" and {_GRAMMAR_KEYS[1]} were sent: expected one of them")
+    return specs[0] if specs else None
 
 
 def _fields_of(name: str, field: Field, value: Any) -> dict[str, Any]:

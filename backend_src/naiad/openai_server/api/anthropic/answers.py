@@ -42,13 +42,24 @@ class TextBlock(msgspec.Struct, kw_only=True, tag="text"):
     citations: None = None
 
 
+class ToolUseBlock(msgspec.Struct, kw_only=True, tag="tool_use"):
+    """A call of a tool; in a stream it begins without input."""
+
+    id: str
+    name: str
+    input: msgspec.Raw
+
+
+Block = TextBlock | ToolUseBlock
+
+
 class MessageAnswer(msgspec.Struct, kw_only=True, tag="message"):
     """The body of an answer; in a stream it begins without content."""
 
     id: str
     role: str = "assistant"
     model: str
-    content: list[TextBlock] = []
+    content: list[Block] = []
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
@@ -64,7 +75,7 @@ class BlockStart(NamedEvent, kw_only=True, tag="content_block_start"):
     """A block of the content begins."""
 
     index: int = 0
-    content_block: TextBlock
+    content_block: Block
 
 
 class Ping(NamedEvent, kw_only=True, tag="ping"):
@@ -77,11 +88,17 @@ class AddedText(msgspec.Struct, kw_only=True, tag="text_delta"):
     text: str
 
 
+class AddedInput(msgspec.Struct, kw_only=True, tag="input_json_delta"):
+    """New text of a call's input, which is JSON."""
+
+    partial_json: str
+
+
 class BlockDelta(NamedEvent, kw_only=True, tag="content_block_delta"):
     """What is added to a block."""
 
     index: int = 0
-    delta: AddedText
+    delta: AddedText | AddedInput
 
 
 class BlockStop(NamedEvent, kw_only=True, tag="content_block_stop"):

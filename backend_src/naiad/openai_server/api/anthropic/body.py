@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from naiad.openai_server.api.anthropic.blocks import messages_of
+from naiad.openai_server.api.anthropic.tools import chat_tool_choice, chat_tools
 from naiad.openai_server.api.bodies import ANY, ChatBody, OtherFields, RequestBody, SamplingBody
 from naiad.openai_server.api.reading import AskedGeneration, RequestReader
 
@@ -27,8 +28,6 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "speed": ("standard",),
     # What a model reasons by itself is not sent.
     "thinking": ({"type": "disabled"},),
-    "tool_choice": ({"type": "auto"}, {"type": "none"}),
-    "tools": ([],),
     "user_profile_id": (),
     "workspace_id": (),
 }
@@ -51,6 +50,8 @@ class MessageBody(SamplingBody, kw_only=True):
     system: str | list[dict[str, Any]] | None = None
     stop_sequences: list[str] | None = None
     metadata: Metadata | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -62,6 +63,8 @@ class CountBody(RequestBody, kw_only=True):
     model: str
     messages: list[dict[str, Any]]
     system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -103,4 +106,6 @@ def _prompt(body: MessageBody | CountBody) -> dict[str, Any]:
         "messages": messages,
         "continue_final_message": messages[-1]["role"] == "assistant",
         "chat_template_kwargs": body.chat_template_kwargs,
+        "tools": chat_tools(body.tools),
+        **chat_tool_choice(body.tool_choice),
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from naiad.openai_server.api.answers import ChatToken, NamedEvent, Usage
@@ -73,7 +75,17 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag="reasoning"):
     content: list[ReasoningText]
 
 
-Item = MessageItem | ReasoningItem
+class FunctionCallItem(msgspec.Struct, kw_only=True, tag="function_call"):
+    """A call of a tool; the client answers with the call's id."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: str
+
+
+Item = MessageItem | ReasoningItem | FunctionCallItem
 Part = OutputText | ReasoningText
 
 
@@ -90,20 +102,48 @@ class IncompleteDetails(msgspec.Struct):
     reason: str
 
 
-class TextFormat(msgspec.Struct, frozen=True):
-    """The only format of a text."""
+class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="text"):
+    """Any text."""
 
-    type: str = "text"
+
+class JsonObjectFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="json_object"):
+    """Any JSON object."""
+
+
+class JsonSchemaFormat(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="json_schema"
+):
+    """JSON of a schema."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
 
 
 class TextForm(msgspec.Struct, frozen=True):
     """The form of a text."""
 
-    format: TextFormat = TextFormat()
+    format: TextFormat | JsonObjectFormat | JsonSchemaFormat = TextFormat()
+
+
+class FunctionTool(msgspec.Struct, frozen=True, kw_only=True, tag="function"):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True, tag="function"):
+    """The function that has to be called."""
+
+    name: str
 
 
 class ReasoningForm(msgspec.Struct, frozen=True):
-    """How the model was told to reason: it was not."""
+    """The reasoning options of the request; there are none."""
 
     effort: None = None
     summary: None = None
@@ -131,8 +171,8 @@ class Response(msgspec.Struct, kw_only=True):
     user: str | None
     text: TextForm = TextForm()
     reasoning: ReasoningForm = ReasoningForm()
-    tools: list[str] = []
-    tool_choice: str = "auto"
+    tools: list[FunctionTool] = []
+    tool_choice: str | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     max_tool_calls: None = None
     previous_response_id: None = None
@@ -244,6 +284,23 @@ class ReasoningDone(StreamEvent, kw_only=True, tag="response.reasoning_text.done
     text: str
 
 
+class ArgumentsDelta(StreamEvent, kw_only=True, tag="response.function_call_arguments.delta"):
+    """New text of a call's arguments."""
+
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ArgumentsDone(StreamEvent, kw_only=True, tag="response.function_call_arguments.done"):
+    """All of a call's arguments."""
+
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+
+
 class ErrorEvent(StreamEvent, kw_only=True, tag="error"):
     """Something failed; the failed response follows."""
 
@@ -261,6 +318,8 @@ ResponseStreamEvent = (
     | ReasoningDone
     | TextDelta
     | TextDone
+    | ArgumentsDelta
+    | ArgumentsDone
     | PartDone
     | ItemDone
     | ResponseCompleted

@@ -9,13 +9,15 @@ import msgspec
 
 from naiad.frontend.field import shown
 from naiad.openai_server.api.bodies import ANY, ChatBody, OtherFields, SamplingBody
+from naiad.openai_server.api.constraints.formats import read_named_schema
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.reading import AskedGeneration, RequestReader
+from naiad.openai_server.api.responses.answers import JsonObjectFormat, JsonSchemaFormat, TextFormat
 from naiad.openai_server.api.responses.items import messages_of
+from naiad.openai_server.api.responses.tools import chat_tool_choice, chat_tools
 
 _ACCEPTED: Mapping[str, tuple[Any, ...]] = {
     "max_tool_calls": (ANY,),
-    "parallel_tool_calls": (ANY,),
     "prompt_cache_key": (ANY,),
     "prompt_cache_options": (ANY,),
     "prompt_cache_retention": (ANY,),
@@ -36,9 +38,6 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "moderation": (),
     "previous_response_id": (),
     "prompt": (),
-    "structured_outputs": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncation": ("disabled",),
 }
 _LOG_PROBS = "message.output_text.logprobs"
@@ -56,7 +55,7 @@ class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=
 class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The form of the text."""
 
-    format: dict[str, Any] | None = None
+    format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     verbosity: str | None = None
 
 
@@ -72,6 +71,10 @@ class ResponseBody(SamplingBody, kw_only=True):
     include: list[str] | None = None
     top_logprobs: int | None = None
     text: TextOptions | None = None
+    structured_outputs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     reasoning: dict[str, Any] | None = None
     stream_options: ResponseStreamOptions | None = None
     metadata: dict[str, str] | None = None
@@ -102,7 +105,24 @@ def _chat_of(body: ResponseBody) -> ChatBody:
         logprobs=has_log_probs,
         top_logprobs=(body.top_logprobs or 0) if has_log_probs else None,
         chat_template_kwargs=body.chat_template_kwargs,
+        response_format=_response_format(body.text.format if body.text else None),
+        structured_outputs=body.structured_outputs,
+        tools=chat_tools(body.tools),
+        tool_choice=chat_tool_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
     )
+
+
+def _response_format(form: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> dict[str, Any] | None:
+    """The format of a chat that a text's format is."""
+    match form:
+        case JsonObjectFormat():
+            return {"type": "json_object"}
+        case JsonSchemaFormat():
+            described = {name: getattr(form, name) for name in form.__struct_fields__}
+            read_named_schema(described, "text.format", "text")
+            return {"type": "json_schema", "json_schema": described}
+    return None
 
 
 def _check_options(body: ResponseBody) -> None:
@@ -115,8 +135,6 @@ def _check_options(body: ResponseBody) -> None:
         if each not in _INCLUDABLE:
             raise _not_supported("include", each, _INCLUDABLE)
     text = body.text or TextOptions()
-    if text.format not in (None, {"type": "text"}):
-        raise _not_supported("text.format", text.format, ({"type": "text"},))
     if text.verbosity not in (None, "medium"):
         raise _not_supported("text.verbosity", text.verbosity, ("medium",))
     for name, value in (body.reasoning or {}).items():

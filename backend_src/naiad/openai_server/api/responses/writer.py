@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, ClassVar
 
 import msgspec
 
-from naiad.openai_server.api.answers import ChatToken
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.log_probs import LogProbWriter
+from naiad.openai_server.api.parsing.pieces import CallDelta, ContentPart
 from naiad.openai_server.api.reading import AskedGeneration
 from naiad.openai_server.api.responses.answers import (
+    ArgumentsDelta,
+    ArgumentsDone,
     ErrorEvent,
+    FunctionCallItem,
     IncompleteDetails,
     Item,
     ItemAdded,
@@ -21,10 +24,8 @@ from naiad.openai_server.api.responses.answers import (
     ItemEvent,
     MessageItem,
     OutputText,
-    Part,
     PartAdded,
     PartDone,
-    PartEvent,
     ReasoningDelta,
     ReasoningDone,
     ReasoningItem,
@@ -40,17 +41,19 @@ from naiad.openai_server.api.responses.answers import (
     ResponseUsage,
     TextDelta,
     TextDone,
+    TextForm,
+    TextFormat,
 )
 from naiad.openai_server.api.responses.body import ResponseBody
+from naiad.openai_server.api.responses.tools import shown_choice, shown_tools
 from naiad.openai_server.api.tally import SequenceDelta, Tally
-from naiad.outputs import TokenLogProbs
 from naiad.tokenization import TokenTable
 
-_COMPLETED, _INCOMPLETE = "completed", "incomplete"
+_COMPLETED, _INCOMPLETE, _IN_PROGRESS = "completed", "incomplete", "in_progress"
 
 
 class ResponseWriter:
-    """The answer to `POST /v1/responses`: a reasoning item if the model reasons, and a message."""
+    """The answer to `POST /v1/responses`: items for what the model reasons, says and calls."""
 
     ends_with_done: ClassVar[bool] = False
 
@@ -58,8 +61,7 @@ class ResponseWriter:
         """Set up; `table` holds the tokens of the model that answers."""
         number = asked.num_log_probs
         self._log_probs = None if number is None else LogProbWriter(table, number)
-        name = answer_id.removeprefix("resp_")
-        self._message_id, self._reasoning_id = f"msg_{name}", f"rs_{name}"
+        self._name = answer_id.removeprefix("resp_")
         self._response = Response(
             id=answer_id,
             created_at=int(time.time()),
@@ -71,13 +73,14 @@ class ResponseWriter:
             top_logprobs=body.top_logprobs or 0,
             metadata=body.metadata or {},
             user=body.user,
+            text=TextForm((body.text and body.text.format) or TextFormat()),
+            tools=shown_tools(body.tools),
+            tool_choice=shown_choice(body.tool_choice),
+            parallel_tool_calls=body.parallel_tool_calls is not False,
         )
         self._num_events = 0
-        self._reasoning = ""
-        self._text = ""
-        self._text_log_probs: list[ChatToken] = []
         self._open: Item | None = None  # the last item of a stream, until it ends
-        self._output: list[Item] = []  # the items of a stream that have ended
+        self._output: list[Item] = []  # the items that have ended
 
     def opening(self, tally: Tally) -> list[msgspec.Struct]:
         """See `Writer`."""
@@ -86,20 +89,10 @@ class ResponseWriter:
     def chunks(self, delta: SequenceDelta, tally: Tally) -> list[msgspec.Struct]:
         """See `Writer`."""
         events: list[msgspec.Struct] = []
-        parts = delta.parts
-        if parts.reasoning:
-            events += self._begun(self._reasoning_item("", "in_progress"))
-            self._reasoning += parts.reasoning
-            place = self._place(self._reasoning_id)
-            events.append(ReasoningDelta(delta=parts.reasoning, **place))
-        log_probs = self._tokens(parts.content_ids, parts.content_log_probs)
-        if parts.content or parts.content_ids:
-            events += self._begun(self._message_item("", [], "in_progress"))
-        if parts.content or log_probs:
-            self._text += parts.content
-            self._text_log_probs += log_probs
-            place = self._place(self._message_id)
-            events.append(TextDelta(delta=parts.content, logprobs=log_probs, **place))
+        if delta.parts.reasoning:
+            events += self._reasoned(delta.parts.reasoning)
+        for part in delta.parts.in_order():
+            events += self._said(part) if isinstance(part, ContentPart) else self._called(part)
         return events
 
     def closing(self, tally: Tally) -> list[msgspec.Struct]:
@@ -107,7 +100,7 @@ class ResponseWriter:
         status = _status(tally)
         events: list[msgspec.Struct] = []
         if self._open is None and not self._output:
-            events += self._begun(self._message_item("", [], "in_progress"))
+            events += self._begun(self._message_item())
         events += self._ended(status)
         self._finish(tally)
         ended = ResponseCompleted if status == _COMPLETED else ResponseIncomplete
@@ -117,11 +110,12 @@ class ResponseWriter:
         """See `Writer`."""
         details = error.details
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        unfinished = [] if self._open is None else [msgspec.structs.replace(self._open, status=_INCOMPLETE)]
         self._response = msgspec.structs.replace(
             self._response,
             status="failed",
             error=ResponseError(code, details.message),
-            output=[*self._output, *self._unfinished()],
+            output=[*self._output, *unfinished],
         )
         event = ErrorEvent(code=code, message=details.message, sequence_number=self._next())
         return [event, self._response_event(ResponseFailed)]
@@ -129,15 +123,14 @@ class ResponseWriter:
     def whole(self, tally: Tally) -> Response:
         """See `Writer`."""
         (choice,) = tally.choices
-        status = _status(tally)
-        speaks = bool(choice.text or choice.content_ids or not choice.reasoning)
         if choice.reasoning:
-            ended = _COMPLETED if speaks else status
-            self._output.append(self._reasoning_item(choice.reasoning, ended))
-        if speaks:
-            tokens = self._tokens(choice.content_ids, choice.log_probs)
-            self._output.append(self._message_item(choice.text, tokens, status))
-        self._finish(tally)
+            self._reasoned(choice.reasoning)
+        for part in choice.in_order():
+            if isinstance(part, ContentPart):
+                self._said(part)
+            else:
+                self._called(CallDelta(0, part.call_id, part.name, part.arguments))
+        self.closing(tally)
         return self._response
 
     def _finish(self, tally: Tally) -> None:
@@ -151,61 +144,93 @@ class ResponseWriter:
             usage=ResponseUsage.of(tally.usage),
         )
 
+    def _reasoned(self, text: str) -> list[msgspec.Struct]:
+        """The events of new reasoning."""
+        item = self._open
+        events: list[msgspec.Struct] = []
+        if not isinstance(item, ReasoningItem):
+            item = ReasoningItem(id=self._id("rs"), status=_IN_PROGRESS, content=[ReasoningText(text="")])
+            events += self._begun(item)
+        item.content[0].text += text
+        return [*events, ReasoningDelta(delta=text, **self._place(item.id))]
+
+    def _said(self, part: ContentPart) -> list[msgspec.Struct]:
+        """The events of new text."""
+        item = self._open
+        events: list[msgspec.Struct] = []
+        if not isinstance(item, MessageItem):
+            item = self._message_item()
+            events += self._begun(item)
+        tokens = (
+            [] if self._log_probs is None else self._log_probs.chat(part.token_ids, part.log_probs).content
+        )
+        if not part.text and not tokens:
+            return events
+        item.content[0].text += part.text
+        item.content[0].logprobs += tokens
+        return [*events, TextDelta(delta=part.text, logprobs=tokens, **self._place(item.id))]
+
+    def _called(self, call: CallDelta) -> list[msgspec.Struct]:
+        """The events of what is new of a call."""
+        events: list[msgspec.Struct] = []
+        if call.name:
+            item = FunctionCallItem(
+                id=self._id("fc"), call_id=call.call_id, name=call.name, arguments="", status=_IN_PROGRESS
+            )
+            events += self._begun(item)
+        if call.arguments:
+            assert isinstance(self._open, FunctionCallItem)
+            self._open.arguments += call.arguments
+            events.append(ArgumentsDelta(delta=call.arguments, **self._place(self._open.id)))
+        return events
+
     def _begun(self, item: Item) -> list[msgspec.Struct]:
-        """The events before an item's first text, which end the item before it; none if it has begun."""
-        if self._open is not None and self._open.id == item.id:
-            return []
+        """The events before an item's first text, which end the item before it."""
         events = self._ended(_COMPLETED)
         self._open = item
+        if isinstance(item, FunctionCallItem):
+            # A copy, as the item grows.
+            return [*events, self._item_event(ItemAdded, msgspec.structs.replace(item))]
         begin = self._item_event(ItemAdded, msgspec.structs.replace(item, content=[]))
-        return [*events, begin, self._part_event(PartAdded, item.content[0])]
+        return [*events, begin, PartAdded(part=deepcopy(item.content[0]), **self._place(item.id))]
 
     def _ended(self, status: str) -> list[msgspec.Struct]:
         """The events behind the last text of the open item; none without one."""
-        if self._open is None:
+        item = self._open
+        if item is None:
             return []
-        (item,) = self._unfinished(status)
-        place = self._place(item.id)
-        done: msgspec.Struct
-        if isinstance(item, ReasoningItem):
-            done = ReasoningDone(text=self._reasoning, **place)
-        else:
-            done = TextDone(text=self._text, logprobs=self._text_log_probs, **place)
-        part = self._part_event(PartDone, item.content[0])
-        end = self._item_event(ItemDone, item)
+        events: list[msgspec.Struct] = []
+        match item:
+            case ReasoningItem(content=[part]):
+                events.append(ReasoningDone(text=part.text, **self._place(item.id)))
+                events.append(PartDone(part=part, **self._place(item.id)))
+            case MessageItem(content=[part]):
+                events.append(TextDone(text=part.text, logprobs=part.logprobs, **self._place(item.id)))
+                events.append(PartDone(part=part, **self._place(item.id)))
+            case FunctionCallItem(name=name, arguments=arguments):
+                events.append(ArgumentsDone(name=name, arguments=arguments, **self._place(item.id)))
+        item.status = status
+        events.append(self._item_event(ItemDone, item))
         self._output.append(item)
         self._open = None
-        return [done, part, end]
+        return events
 
-    def _unfinished(self, status: str = _INCOMPLETE) -> list[Item]:
-        """The open item with its text so far."""
-        match self._open:
-            case ReasoningItem():
-                return [self._reasoning_item(self._reasoning, status)]
-            case MessageItem():
-                return [self._message_item(self._text, self._text_log_probs, status)]
-        return []
+    def _message_item(self) -> MessageItem:
+        part = OutputText(text="", logprobs=[])
+        return MessageItem(id=self._id("msg"), status=_IN_PROGRESS, content=[part])
 
-    def _reasoning_item(self, text: str, status: str) -> ReasoningItem:
-        return ReasoningItem(id=self._reasoning_id, status=status, content=[ReasoningText(text=text)])
-
-    def _message_item(self, text: str, log_probs: list[ChatToken], status: str) -> MessageItem:
-        part = OutputText(text=text, logprobs=log_probs)
-        return MessageItem(id=self._message_id, status=status, content=[part])
+    def _id(self, kind: str) -> str:
+        """The id of the item that begins; only the first of its kind has no number."""
+        number = sum(
+            item.id.startswith(f"{kind}_") for item in [*self._output, *([self._open] if self._open else [])]
+        )
+        return f"{kind}_{self._name}_{number}" if number else f"{kind}_{self._name}"
 
     def _response_event(self, kind: type[ResponseEvent]) -> ResponseEvent:
         return kind(response=self._response, sequence_number=self._next())
 
     def _item_event(self, kind: type[ItemEvent], item: Item) -> ItemEvent:
-        return kind(
-            output_index=len(self._output),
-            item=item,
-            sequence_number=self._next(),
-        )
-
-    def _part_event(self, kind: type[PartEvent], part: Part) -> PartEvent:
-        assert self._open is not None
-        return kind(part=part, **self._place(self._open.id))
+        return kind(output_index=len(self._output), item=item, sequence_number=self._next())
 
     def _place(self, item_id: str) -> dict[str, Any]:
         return {"item_id": item_id, "output_index": len(self._output), "sequence_number": self._next()}
@@ -214,11 +239,7 @@ class ResponseWriter:
         self._num_events += 1
         return self._num_events - 1
 
-    def _tokens(self, token_ids: Sequence[int], log_probs: Sequence[TokenLogProbs]) -> list[ChatToken]:
-        return [] if self._log_probs is None else self._log_probs.chat(token_ids, log_probs).content
-
 
 def _status(tally: Tally) -> str:
     (choice,) = tally.choices
-    assert choice.last is not None
-    return _COMPLETED if choice.last.finish_reason == "stop" else _INCOMPLETE
+    return _INCOMPLETE if choice.finish_reason == "length" else _COMPLETED

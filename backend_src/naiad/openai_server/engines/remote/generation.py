@@ -38,6 +38,7 @@ class RemoteGeneration(Generation):
         self._firsts = {each["request_id"]: index * width for index, each in enumerate(requests)}
         self._stop_words: list[str] = list(asked.text_form.fields.get("stop_words", ()))
         self._parsers = asked.parsers()
+        self._trace = asked.trace
         # Without a reference the event loop may forget a task.
         self._reading = asyncio.get_running_loop().create_task(self._read(requests))
 
@@ -47,7 +48,7 @@ class RemoteGeneration(Generation):
             self._reading.cancel()
 
     async def _read(self, requests: Sequence[Mapping[str, Any]]) -> None:
-        stream = self._client.stream_infer(_each(requests))
+        stream = self._client.stream_infer(_each(requests), headers=dict(self._trace.headers))
         try:
             async for result, error in stream:
                 if error is not None:

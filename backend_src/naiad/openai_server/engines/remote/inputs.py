@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ from naiad.frontend.prompt import PromptEncoder
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.reading import AskedGeneration
 from naiad.openai_server.engines.remote.shape import ModelShape
+from naiad.sequence import GrammarKind, GrammarSpec
 from naiad.tokenization import decode
 
 _DTYPES: Mapping[Kind, Any] = {
@@ -23,6 +26,15 @@ _DTYPES: Mapping[Kind, Any] = {
     Kind.UINT64: np.uint64,
     Kind.FP32: np.float32,
 }
+_GUIDE_FIELDS = ("guided_decoding_guide_type", "guided_decoding_guide")
+# Grammars that begin with the first token.
+_GUIDE_TYPES: Mapping[GrammarKind, str] = {
+    GrammarKind.JSON_OBJECT: "json",
+    GrammarKind.JSON_SCHEMA: "json_schema",
+    GrammarKind.REGEX: "regex",
+    GrammarKind.EBNF: "ebnf_grammar",
+}
+_OPERATORS = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 # What every response has to say.
 _WANTED = ("return_finish_reason", "return_num_output_tokens", "return_num_cached_tokens")
 
@@ -55,6 +67,7 @@ def row_inputs(asked: AskedGeneration, row: int, shape: ModelShape, encoder: Pro
     owned = asked.request.rows[row]
     fields = {**asked.text_form.fields, **_prompt(asked, row, shape, encoder)}
     # They come from the client's key, if there are keys.
+    fields |= _guide(owned.params.grammar, shape)
     fields |= {"priority": owned.params.priority, "cache_salt": owned.cache_salt}
     fields |= {name: True for name in _WANTED if name in shape.inputs}
     return [
@@ -62,6 +75,32 @@ def row_inputs(asked: AskedGeneration, row: int, shape: ModelShape, encoder: Pro
         for field, value in ((FIELD[name], value) for name, value in fields.items())
         if _is_sent(field, value, shape)
     ]
+
+
+def _guide(grammar: GrammarSpec | None, shape: ModelShape) -> Mapping[str, str]:
+    """The fields of a grammar.
+
+    Raises:
+        APIError: the remote model takes no such grammar.
+    """
+    if grammar is None:
+        return {}
+    kind, source = grammar.kind, grammar.source
+    if kind is GrammarKind.CHOICE:
+        kind, source = GrammarKind.REGEX, "|".join(map(_escaped, json.loads(source)))
+    is_known = kind in _GUIDE_TYPES and not grammar.begins_after
+    if not is_known or not shape.inputs.issuperset(_GUIDE_FIELDS):
+        message = (
+            f"{grammar.field}: the remote model {shape.name} can not enforce this: expected no format, "
+            "or one that holds from the first token on (not behind what a model reasons, and not calls)."
+        )
+        raise APIError(400, message, param=grammar.field.partition(".")[0], code="unsupported_value")
+    return dict(zip(_GUIDE_FIELDS, (_GUIDE_TYPES[kind], source), strict=True))
+
+
+def _escaped(text: str) -> str:
+    """The regular expression of a text."""
+    return _OPERATORS.sub(r"\\\g<0>", text)
 
 
 def _is_sent(field: Field, value: Any, shape: ModelShape) -> bool:

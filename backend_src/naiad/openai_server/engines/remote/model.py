@@ -18,7 +18,8 @@ from naiad.frontend.chunks import ChunkTexts
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import PromptEncoder
 from naiad.openai_server.api.errors import APIError
-from naiad.openai_server.api.output_parser import OutputGrammar, grammar_of
+from naiad.openai_server.api.parsing.families import FamilyChoices
+from naiad.openai_server.api.parsing.output_parser import OutputGrammar, grammar_of
 from naiad.openai_server.api.reading import AskedGeneration, RequestReader
 from naiad.openai_server.api.refusals import remote_refusals
 from naiad.openai_server.engines.interface import LoadedCheckpoint
@@ -38,27 +39,27 @@ class LocalFiles:
         directory: where they are.
         config: the checkpoint's configuration.
         tokenizer: its tokenizer.
-        grammar: how it writes answers; None: they are only content.
+        grammar: how it writes answers.
     """
 
     directory: Path
     config: ModelConfig
     tokenizer: Tokenizer
-    grammar: OutputGrammar | None
+    grammar: OutputGrammar
 
     @classmethod
-    def load(cls, directory: Path, reasoning: str) -> LocalFiles:
+    def load(cls, directory: Path, families: FamilyChoices) -> LocalFiles:
         """Read the files: the tokenizer's, and config.json. No weights are needed.
 
         Args:
             directory: where they are.
-            reasoning: how the family is chosen that says how the model reasons.
+            families: how the families are chosen that say how the model writes.
 
         Raises:
             ModelError: a file is missing or damaged.
         """
         config, tokenizer = ModelConfig.from_directory(directory), Tokenizer.from_directory(directory)
-        return cls(directory, config, tokenizer, _visible(grammar_of(tokenizer, reasoning), tokenizer))
+        return cls(directory, config, tokenizer, _visible(grammar_of(tokenizer, families), tokenizer))
 
 
 class RemoteModel:
@@ -162,8 +163,12 @@ def _loaded(info: Ready, files: LocalFiles, shape: ModelShape) -> LoadedCheckpoi
     return LoadedCheckpoint(info, files.tokenizer, reader, ChunkTexts(files.tokenizer.table))
 
 
-def _visible(grammar: OutputGrammar | None, tokenizer: Tokenizer) -> OutputGrammar | None:
-    """The grammar if its marks are part of the text, as their tokens do not come."""
-    if grammar is None or grammar.marks.keys() & tokenizer.table.special_ids:
-        return None
-    return grammar
+def _visible(grammar: OutputGrammar, tokenizer: Tokenizer) -> OutputGrammar:
+    """The parts of the grammar whose marks are part of the text, as their tokens do not come."""
+    hidden = {mark for token_id, mark in grammar.marks.items() if token_id in tokenizer.table.special_ids}
+    reasoning, calls = grammar.reasoning, grammar.calls
+    if reasoning is not None and hidden & {reasoning.reasoning.begin, reasoning.reasoning.end}:
+        reasoning = None
+    if calls is not None and hidden.intersection(calls.marks):
+        calls = None
+    return OutputGrammar(reasoning, calls)

@@ -15,6 +15,7 @@ from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from naiad.engine_process.observations import ObservationBatch
+from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.engines.model_names import ModelNames
 from naiad.openai_server.engines.remote.errors import server_away
 from naiad.openai_server.engines.remote.model import LocalFiles, RemoteModel
@@ -61,7 +62,7 @@ class RemoteServer:
         cls,
         url: str,
         tokenizer_dir: Path,
-        reasoning: str,
+        families: FamilyChoices,
         model_names: tuple[str, ...] = (),
         served_name: str | None = None,
     ) -> RemoteServer:
@@ -70,7 +71,7 @@ class RemoteServer:
         Raises:
             ModelError: a file is missing or damaged.
         """
-        files = LocalFiles.load(tokenizer_dir, reasoning)
+        files = LocalFiles.load(tokenizer_dir, families)
         return cls(url=url, files=files, model_names=model_names, served_name=served_name)
 
 

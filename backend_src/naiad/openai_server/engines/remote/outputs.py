@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from naiad.errors import CancelledError, InternalError, NaiadError
-from naiad.openai_server.api.output_parser import OutputParser, ParsedDelta, Piece
+from naiad.openai_server.api.parsing.output_parser import OutputParser
+from naiad.openai_server.api.parsing.pieces import ParsedDelta, Piece
 from naiad.openai_server.api.tally import SequenceDelta
 from naiad.outputs import RequestOutput
 from naiad.sequence import UNKNOWN_TOKEN, FinishReason

@@ -8,18 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from naiad.openai_server.api.output_parser import (
-    FAMILIES,
-    OutputGrammar,
-    OutputParser,
-    ParsedDelta,
-    Piece,
-    Section,
-    grammar_of,
-)
+from naiad.openai_server.api.parsing.families import REASONING_FAMILIES, FamilyChoices
+from naiad.openai_server.api.parsing.output_parser import OutputGrammar, OutputParser, Section, grammar_of
+from naiad.openai_server.api.parsing.pieces import ParsedDelta, Piece
 from naiad.outputs import TokenLogProbs
 
-THINK, BRACKETED = (OutputGrammar(family) for family in FAMILIES)
+THINK, BRACKETED = (OutputGrammar(family) for family in REASONING_FAMILIES)
 
 # Each text with its reasoning and its content, for each section in which it may begin.
 CASES: list[tuple[Section, str, str, str]] = [
@@ -127,7 +121,7 @@ def test_nothing_is_held_back_longer_than_a_mark_may_begin() -> None:
 
 
 def test_marks_that_are_special_tokens_have_no_text_of_their_own() -> None:
-    grammar = OutputGrammar(FAMILIES[0], {90: "<think>", 91: "</think>"})
+    grammar = OutputGrammar(REASONING_FAMILIES[0], None, {90: "<think>", 91: "</think>"})
     pieces = [Piece("", 90), Piece("a", 1), Piece("", 91), Piece("b", 2), Piece("", 3)]
     for deltas in ([pieces], [[piece] for piece in pieces]):
         found = heard(grammar, Section.OPEN, deltas)
@@ -148,21 +142,28 @@ class Words:
     def token_id(self, token: str) -> int | None:
         return self.ids.get(token)
 
+    def is_special(self, token_id: int) -> bool:
+        return token_id == 6
+
 
 def test_the_family_is_that_of_the_checkpoint() -> None:
-    assert grammar_of(Words()) is None
-    assert grammar_of(Words("{{ messages }}", {"a": 1})) is None
+    assert grammar_of(Words()) == OutputGrammar()
+    assert grammar_of(Words("{{ messages }}", {"a": 1})) == OutputGrammar()
     by_template = grammar_of(Words("{% if '</think>' in content %}{% endif %}"))
-    assert by_template == OutputGrammar(FAMILIES[0])
+    assert by_template == OutputGrammar(REASONING_FAMILIES[0])
     by_tokens = grammar_of(Words(None, {"[THINK]": 5, "[/THINK]": 6}))
-    assert by_tokens == OutputGrammar(FAMILIES[1], {5: "[THINK]", 6: "[/THINK]"})
+    assert by_tokens == OutputGrammar(
+        REASONING_FAMILIES[1], None, {5: "[THINK]", 6: "[/THINK]"}, frozenset({6})
+    )
 
 
 def test_the_family_can_be_chosen() -> None:
     thinks = Words("</think>", {"[THINK]": 5})
-    assert grammar_of(thinks, "none") is None
-    assert grammar_of(thinks, "mistral") == OutputGrammar(FAMILIES[1], {5: "[THINK]"})
-    assert grammar_of(Words(), "think") == OutputGrammar(FAMILIES[0])
+    assert grammar_of(thinks, FamilyChoices("none")) == OutputGrammar()
+    assert grammar_of(thinks, FamilyChoices("mistral")) == OutputGrammar(
+        REASONING_FAMILIES[1], None, {5: "[THINK]"}
+    )
+    assert grammar_of(Words(), FamilyChoices("think")) == OutputGrammar(REASONING_FAMILIES[0])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""Follows texts through compiled grammars, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLExecutor, LLMatcher
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+
+# Fewer masks are filled faster by one thread.
+_MIN_PARALLEL = 4
+
+# llguidance's words for a token with which a text would leave its grammar.
+_NOT_ALLOWED = "doesn't satisfy the grammar"
+
+Mask = npt.NDArray[np.int32]
+
+
+class GrammarMatcher:
+    """Where a text stands in its grammar.
+
+    Attributes:
+        error: why it cannot go on, such as a limit that is exceeded; empty: it can.
+    """
+
+    __slots__ = ("_matcher", "error")
+
+    def __init__(self, matcher: LLMatcher, error: str = "") -> None:
+        """Take over a matcher, which nobody else uses."""
+        self._matcher = matcher
+        self.error = error
+
+    def clone(self) -> GrammarMatcher:
+        """Return a matcher at the same place that advances on its own."""
+        return GrammarMatcher(self._matcher.deep_copy(), self.error)
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Take in the next tokens; one that is not allowed is an error."""
+        if not self.error and not self._matcher.consume_tokens(list(token_ids)):
+            self.error = readable(self._matcher.get_error()) or _NOT_ALLOWED
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens may come next, one after the other."""
+        return 0 if self.error else self._matcher.validate_tokens(list(token_ids))
+
+    def forced(self) -> list[int]:
+        """The tokens that a tokenizer makes of the text that must come next; often none."""
+        return [] if self.error else self._matcher.compute_ff_tokens()
+
+    @property
+    def has_worn_out(self) -> bool:
+        """Whether a limit was exceeded; matchers of one grammar share what counts towards it."""
+        return bool(self.error) and _NOT_ALLOWED not in self.error
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text may end here."""
+        return not self.error and self._matcher.is_accepting()
+
+    def filled(self, mask: Mask) -> None:
+        """Take notice that `mask`, of this place, has been filled; it is empty after an error."""
+        if not self.error and self._matcher.is_error():
+            self.error = readable(self._matcher.get_error())
+        if self.error:
+            mask.fill(0)
+
+
+class MaskFiller:
+    """Fills bitmasks of the tokens that may come next."""
+
+    def __init__(self, num_words: int, num_threads: int) -> None:
+        """Set up.
+
+        Args:
+            num_words: number of 32-bit words of a mask.
+            num_threads: maximum number of threads that fill.
+        """
+        self._num_words = num_words
+        self._num_threads = num_threads
+        self._executor: LLExecutor | None = None
+
+    def fill(self, matchers: Sequence[GrammarMatcher]) -> Mask:
+        """Return the masks, `[len(matchers), num_words]`: bit i % 32 of word i // 32 is token i's."""
+        masks = np.zeros((len(matchers), self._num_words), dtype=np.int32)
+        usable = [(each._matcher, row) for row, each in enumerate(matchers) if not each.error]
+        if self._num_threads > 1 and len(usable) >= _MIN_PARALLEL:
+            if self._executor is None:
+                self._executor = LLExecutor(self._num_threads)
+            fill_next_token_bitmask_par(self._executor, usable, masks)
+        else:
+            for each, row in usable:
+                fill_next_token_bitmask(each, masks, row)
+        for mask, matcher in zip(masks, matchers, strict=True):
+            matcher.filled(mask)
+        return masks
+
+
+_MAX_MESSAGE = 300
+
+
+def readable(message: str) -> str:
+    """Shorten one of llguidance's messages to a line."""
+    return " ".join(message.replace("<non-verbose/>", "").split())[:_MAX_MESSAGE]

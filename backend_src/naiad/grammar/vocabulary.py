@@ -1,0 +1,50 @@
+"""A checkpoint's tokenizer in llguidance's form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from llguidance import LLTokenizer
+
+from naiad.errors import InvalidRequestError
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """What tells which tokens a model has.
+
+    Attributes:
+        model_dir: the checkpoint.
+        vocab_size: of the model, which may be larger than the tokenizer's.
+        eos_token_ids: the ids that end a text.
+    """
+
+    model_dir: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+    def load(self) -> LLTokenizer:
+        """Load the tokenizer, which takes some tenths of a second.
+
+        Raises:
+            InvalidRequestError: the checkpoint has no tokenizer.json that can be read.
+        """
+        eos = [each for each in self.eos_token_ids if 0 <= each < self.vocab_size] or None
+        try:
+            text = (Path(self.model_dir) / "tokenizer.json").read_text(encoding="utf-8")
+            try:
+                return LLTokenizer(text, n_vocab=self.vocab_size, eos_token=eos)
+            except ValueError:
+                # The tokenizer has tokens that the model lacks.
+                return LLTokenizer(text, eos_token=eos)
+        except (OSError, ValueError) as error:
+            raise InvalidRequestError(
+                "structured output is not supported with this checkpoint: it needs a tokenizer.json that "
+                f"can be read ({type(error).__name__})"
+            ) from error
+
+
+def marker_id(marker: str, tokenizer: LLTokenizer) -> int | None:
+    """The special token that is this text; None if it is ordinary text."""
+    ids = tokenizer.tokenize_str(marker, parse_special=True) if marker else []
+    return ids[0] if len(ids) == 1 and tokenizer.is_special_token(ids[0]) else None

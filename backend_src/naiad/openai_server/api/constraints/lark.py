@@ -1,0 +1,77 @@
+"""Writes grammars in llguidance's dialect of Lark."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# JSON as models write it, in one line; white space without a bound would go on for ever.
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_HEADER = "%llguidance {}"
+TEXT = "/(?s:.*)/"
+
+
+class LarkWriter:
+    """Collects the rules of a grammar."""
+
+    def __init__(self, special_marks: Mapping[str, int]) -> None:
+        """Begin without rules.
+
+        Args:
+            special_marks: mark → id, of the marks that are special tokens: text can not stand for them.
+        """
+        self._special_marks = special_marks
+        self._mark = re.compile("|".join(f"({re.escape(mark)})" for mark in special_marks) or "(?!)")
+        self._rules: dict[str, str] = {}
+
+    def rule(self, name: str, body: str, options: str = "") -> str:
+        """Add a rule; return its name.
+
+        Args:
+            name: its name; of several rules with one name the others get numbers.
+            body: what it stands for.
+            options: in brackets behind the name.
+        """
+        unique = f"{name}_{len(self._rules)}"
+        self._rules[unique] = f"{unique}{options}: {body}"
+        return unique
+
+    def text(self, text: str) -> str:
+        """What stands for a text, in which there may be special marks; "" for the empty text."""
+        parts = [part for part in self._mark.split(text) if part]
+        return " ".join(self.special(part) if part in self._special_marks else quoted(part) for part in parts)
+
+    def is_special(self, mark: str) -> bool:
+        """Whether a mark is a special token."""
+        return mark in self._special_marks
+
+    def special(self, mark: str) -> str:
+        """What stands for a special token."""
+        return f"<[{self._special_marks[mark]}]>"
+
+    def up_to(self, mark: str) -> str:
+        """What stands for any text up to the first occurrence of a mark, and the mark."""
+        if self.is_special(mark):
+            return f"{self.rule('free', TEXT)} {self.special(mark)}"
+        # A rule that is lazy ends as early as it can.
+        return self.rule("free", f"/(?s:.*){_in_slashes(mark)}/", "[lazy]")
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """What stands for JSON of a schema."""
+        return self.rule("json", f"%json {json.dumps({**schema, 'x-guidance': _COMPACT})}")
+
+    def grammar(self, start: str) -> str:
+        """The grammar whose texts are those of `start`."""
+        return "\n".join([_HEADER, f"start: {start}", *self._rules.values(), ""])
+
+
+def quoted(text: str) -> str:
+    """A text as a literal."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _in_slashes(text: str) -> str:
+    """A text as a part of a regular expression between slashes."""
+    return re.escape(text).replace("/", "\\/").replace("\n", "\\n")

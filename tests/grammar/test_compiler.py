@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.grammars import EOS_IDS, SPECS, VOCAB_SIZE, schema
+from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
+from naiad.errors import InvalidRequestError
+from naiad.grammar import Grammars, limits
+from naiad.sequence import GrammarKind, GrammarSpec
+
+JSON = GrammarKind.JSON_SCHEMA
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"), byte_level_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def grammars(folder: Path) -> Iterator[Grammars]:
+    with closing(Grammars(folder, VOCAB_SIZE, EOS_IDS)) as made:
+        yield made
+
+
+def accepts(grammars: Grammars, spec: GrammarSpec, text: str, special: bool = False) -> bool:
+    matcher = grammars.get(spec).matcher()
+    matcher.advance(grammars.tokenizer.tokenize_str(text, parse_special=special))
+    return matcher.is_complete
+
+
+TEXTS: list[tuple[GrammarKind, str, list[str], list[str]]] = [
+    (GrammarKind.REGEX, "a+b", ["ab", "aaab"], ["a", "abc", "xab", ""]),
+    (GrammarKind.REGEX, "^a/b$", ["a/b"], ["a\\/b"]),
+    (GrammarKind.REGEX, r"a\/\\\.", ["a/\\."], ["a/\\x"]),
+    (GrammarKind.REGEX, "(a+)+$", ["aaa"], ["aab"]),
+    (GrammarKind.REGEX, "a\nb", ["a\nb"], ["anb"]),
+    (GrammarKind.REGEX, "", [""], ["a"]),
+    (GrammarKind.CHOICE, '["yes", "yes/no", "\\"é\\"\\n", ""]', ["yes", "yes/no", '"é"\n', ""], ["no", "ye"]),
+    (GrammarKind.EBNF, "root ::= [0-9]+ foo-Bar?\nfoo-Bar ::= \"x\"", ["12", "1x"], ["x", "1xx"]),
+    (GrammarKind.EBNF, "start: /[0-9]/", ["1"], ["12"]),
+    (GrammarKind.LARK, 'start: "a" %json {"type": "boolean"}', ["atrue", "afalse"], ["a", "anull"]),
+    (GrammarKind.JSON_OBJECT, "", ["{}", '{"a": [1, {"b": null}]}'], ["[]", '{"a":1}', '{ "a": 1}', "1"]),
+    (JSON, "true", ["1", "[]", '"x"'], [""]),
+    (JSON, '{"type": "integer", "minimum": 3, "maximum": 12}', ["3", "12"], ["2", "13", "3.5"]),
+    (JSON, '{"enum": ["a", 1e2]}', ['"a"'], ['"b"']),
+    (JSON, '{"type": "string", "pattern": "^a+$", "maxLength": 2}', ['"a"', '"aa"'], ['"aaa"', '"b"', "a"]),
+    (JSON, '{"title": "T", "description": "d", "default": 1, "$comment": "", "const": 5}', ["5"], ["6"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "source", "good", "bad"), TEXTS)
+def test_a_text_is_complete_if_the_whole_of_it_follows_the_grammar(
+    grammars: Grammars, kind: GrammarKind, source: str, good: list[str], bad: list[str]
+) -> None:
+    spec = GrammarSpec(kind=kind, source=source)
+    assert [text for text in good if not accepts(grammars, spec, text)] == []
+    assert [text for text in bad if accepts(grammars, spec, text)] == []
+
+
+@pytest.mark.parametrize("kind", GrammarKind)
+@pytest.mark.parametrize("marker", ["END", "<|im_start|>", "</r> é*"])
+def test_a_grammar_may_begin_after_a_text(grammars: Grammars, kind: GrammarKind, marker: str) -> None:
+    sources = {
+        GrammarKind.JSON_SCHEMA: ('{"const": 1}', "1"),
+        GrammarKind.JSON_OBJECT: ("", '{"a": 1}'),
+        GrammarKind.REGEX: ("a+/", "aa/"),
+        GrammarKind.CHOICE: ('["x", "y"]', "y"),
+        GrammarKind.EBNF: ('root ::= "a" b\nb ::= "c"', "ac"),
+        GrammarKind.LARK: ('start: "a" b\nb: "c"', "ac"),
+    }
+    source, text = sources[kind]
+    spec = GrammarSpec(kind=kind, source=source, begins_after=marker)
+    for before in ("", "some thought\n", "EN EN {"):
+        assert accepts(grammars, spec, f"{before}{marker}{text}", special=True), before
+    for whole in (text, marker, f"x{marker}{text}{text}{text}!", f"x{marker}y{marker}{text}"):
+        assert not accepts(grammars, spec, whole, special=True), whole
+
+
+REFUSALS: list[tuple[GrammarKind, str, str]] = [
+    (JSON, '{"type":', "it is not JSON"),
+    (JSON, "[1]", "expected a JSON object, or true or false"),
+    (JSON, '{"type": "strin"}', "Invalid type: strin"),
+    (JSON, '{"type": "string", "fooBar": 1}', "unknown keyword 'fooBar'"),
+    (JSON, '{"properties": {"a": {"fooBar": 1}}}', "unknown keyword 'fooBar'"),
+    (JSON, '{"$defs": {"a": {"anyOf": [{}, {"items": {"fooBar": 1}}]}}}', "unknown keyword 'fooBar'"),
+    (JSON, '{"x-guidance": {"whitespace_pattern": " *"}}', "unknown keyword 'x-guidance'"),
+    (JSON, '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+    (JSON, '{"not": {"type": "string"}}', '"not"'),
+    (JSON, '{"if": {}, "then": {}}', '"if"'),
+    (JSON, '{"oneOf": [{"type": "object"}, {"type": "object", "properties": {"a": {}}}]}', "oneOf"),
+    (JSON, '{"type": "string", "format": "nonsense"}', "Unknown format: nonsense"),
+    (JSON, '{"$ref": "http://example.com/x.json"}', "http://example.com/x.json"),
+    (JSON, '{"$ref": "#/$defs/a"}', "$defs/a"),
+    (JSON, '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}',
+     "no text satisfies it"),
+    (JSON, "false", "no text satisfies it"),
+    (JSON, '{"type": "array", "items": ' * 300 + "{}" + "}" * 300, "recursion limit exceeded"),
+    (JSON, '{"type": "array", "items": ' * 5000 + "{}" + "}" * 5000, "nested too deeply"),
+    (GrammarKind.REGEX, "(a", "unclosed group"),
+    (GrammarKind.REGEX, "(?=a)b", "look-around"),
+    (GrammarKind.CHOICE, "[]", "the list is empty"),
+    (GrammarKind.CHOICE, '["a", 1]', "expected a list of texts"),
+    (GrammarKind.EBNF, "root = [0-9]", "Expected ::="),
+    (GrammarKind.EBNF, 'foo ::= "a"', "No 'root' rule found"),
+    (GrammarKind.EBNF, "root ::= " + "(" * 3000 + '"a"' + ")" * 3000, "is nested too deeply"),
+    (GrammarKind.LARK, "start: foo", "unknown name"),
+    (GrammarKind.LARK, "start: " + "(" * 3000 + '"a"' + ")" * 3000, "too deeply nested"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "source", "problem"), REFUSALS, ids=[case[2] for case in REFUSALS])
+def test_what_cannot_be_done_is_refused_by_name(
+    grammars: Grammars, kind: GrammarKind, source: str, problem: str
+) -> None:
+    spec = GrammarSpec(kind=kind, source=source, field="response_format")
+    with pytest.raises(InvalidRequestError) as raised:
+        grammars.get(spec)
+    message = str(raised.value)
+    assert message.startswith(f"response_format ({kind.value}) is refused: ")
+    assert problem in message
+    assert len(message) < 400
+    assert "\n" not in message
+
+
+def test_properties_may_have_the_names_of_keywords(grammars: Grammars) -> None:
+    spec = schema({"fooBar": {"const": 1}, "if": {"const": 2}, "not": {"const": 3}})
+    assert accepts(grammars, spec, '{"fooBar": 1, "if": 2, "not": 3}')
+
+
+def large(kind: str) -> GrammarSpec:
+    names = [f"a_property_{number}" for number in range(1500)]
+    whole: Any = {
+        "enum": {"enum": [f"x{number}" for number in range(20_000)]},
+        "any": {"type": "object", "properties": {f"p{number}": {} for number in range(30_000)}},
+        "properties": {"type": "object", "properties": {name: {"type": "string"} for name in names}},
+        "good": {"enum": [1], "description": "d" * 40_000},
+    }
+    return GrammarSpec(kind=JSON, source=json.dumps(whole[kind]))
+
+
+def test_large_grammars_compile_too(grammars: Grammars) -> None:
+    assert accepts(grammars, large("good"), "1")
+    assert accepts(grammars, large("properties"), '{"a_property_0": "x", "a_property_1": "y"}')
+
+
+def patterns(num_patterns: int) -> GrammarSpec:
+    """A schema of some hundred bytes that keeps a compiler busy for ever."""
+    parts = [{"pattern": f"a{number}.*b"} for number in range(num_patterns)]
+    return GrammarSpec(kind=JSON, source=json.dumps({"type": "string", "allOf": parts}))
+
+
+def test_what_takes_too_long_or_too_much_memory_is_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SMALL_WORK_S", 1)
+    monkeypatch.setattr(limits, "HELPER_MEMORY_BYTES", 64 << 20)
+    grammars = Grammars(folder, VOCAB_SIZE, EOS_IDS)
+    with closing(grammars):
+        # Every property may hold anything.
+        for hostile in (patterns(200), large("any")):
+            with pytest.raises(InvalidRequestError, match=r"1?[01] s of work and 64 MiB of memory"):
+                grammars.get(hostile)
+            assert accepts(grammars, SPECS[4], "abc-12")
+
+
+def test_a_helper_that_has_ended_is_started_again(folder: Path) -> None:
+    grammars = Grammars(folder, VOCAB_SIZE, EOS_IDS)
+    for number in range(2):
+        grammars.get(GrammarSpec(kind=JSON, source=json.dumps({"const": number})))
+        grammars.close()
+
+
+def test_too_large_a_source_is_refused_unread(grammars: Grammars) -> None:
+    spec = GrammarSpec(kind=JSON, source="x" * (limits.MAX_SOURCE_BYTES + 1))
+    with pytest.raises(InvalidRequestError, match="it has 524289 bytes: at most 524288 are allowed"):
+        grammars.get(spec)
+    marked = GrammarSpec(kind=GrammarKind.REGEX, source="a", begins_after="é" * 129)
+    with pytest.raises(InvalidRequestError, match="begins_after has 258 bytes: at most 256 are allowed"):
+        grammars.get(marked)
+
+
+def test_grammars_are_kept_up_to_limits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_KEPT_GRAMMARS", 5)
+    monkeypatch.setattr(limits, "MAX_KEPT_SOURCE_BYTES", 2_000)
+    grammars = Grammars(folder, VOCAB_SIZE, EOS_IDS)
+    specs = [GrammarSpec(kind=JSON, source=json.dumps({"const": number})) for number in range(300)]
+    held = grammars.get(specs[0])
+    for spec in specs:
+        grammars.get(spec)
+        assert len(grammars) <= 5
+    gc.collect()
+    assert [number for number, spec in enumerate(specs) if grammars.find(spec)] == [0, *range(295, 300)]
+    assert grammars.find(specs[0]) is held
+    # One that is used again stays.
+    grammars.get(specs[295])
+    grammars.get(specs[1])
+    assert grammars.find(specs[295]) is not None
+    assert grammars.find(specs[296]) is None
+    grammars.get(GrammarSpec(kind=JSON, source=json.dumps({"const": 1, "description": "d" * 1_950})))
+    assert len(grammars) < 5
+
+
+def test_the_clients_name_of_the_field_makes_no_other_grammar(grammars: Grammars) -> None:
+    source = '{"const": "named"}'
+    first, second = (GrammarSpec(kind=JSON, source=source, field=name) for name in ("a", "b"))
+    assert grammars.get(first) is grammars.get(second)
+
+
+def test_a_checkpoint_without_a_fast_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"needs a tokenizer\.json"):
+        Grammars(tmp_path, VOCAB_SIZE, EOS_IDS).get(SPECS[0])
+
+
+@pytest.mark.parametrize("vocab_size", [100, VOCAB_SIZE, 1000])
+def test_the_models_vocabulary_may_be_smaller_or_larger(folder: Path, vocab_size: int) -> None:
+    grammars = Grammars(folder, vocab_size, EOS_IDS)
+    masks = grammars.mask_filler().fill([grammars.get(SPECS[0]).matcher()])
+    assert masks.any()
+
+
+def test_matchers_of_a_grammar_move_on_their_own(grammars: Grammars) -> None:
+    grammar = grammars.get(SPECS[0])
+    first, second = grammar.matcher(), grammar.matcher()
+    ids = grammars.tokenizer.tokenize_str('{"name": "x')
+    first.advance(ids)
+    clone = first.clone()
+    clone.advance(grammars.tokenizer.tokenize_str("!"))
+    assert second.num_allowed(ids) == first.num_allowed(clone.forced()) + len(ids)
+    second.advance([EOS_IDS[0]])
+    assert second.error
+    assert (second.num_allowed(ids), second.forced(), second.is_complete) == (0, [], False)
+    masks = grammars.mask_filler().fill([first, second, clone])
+    assert masks.any(axis=1).tolist() == [True, False, True]

@@ -1,0 +1,337 @@
+"""Every text that the grammar of calls allows is read as correct calls."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from tokenizers import AddedToken
+
+from helpers.called_tools import FAMILY, Heard, heard
+from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
+from naiad.grammar.source import to_llguidance
+from naiad.openai_server.api.constraints.arguments import UnenforceableError, arguments_rule, closed
+from naiad.openai_server.api.constraints.constraint import Constraint
+from naiad.openai_server.api.constraints.lark import LarkWriter
+from naiad.openai_server.api.errors import APIError
+from naiad.openai_server.api.parsing.call_finder import CallRules
+from naiad.openai_server.api.parsing.families import CALL_FAMILIES, REASONING_FAMILIES, CallForm
+from naiad.openai_server.api.parsing.output_parser import OutputGrammar, OutputParser, Section
+from naiad.openai_server.api.parsing.pieces import Piece
+from naiad.openai_server.api.tools import Tool, ToolUse
+from naiad.sequence import GrammarKind, GrammarSpec
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 4},
+        "unit": {"type": "string", "enum": ["C", "F"]},
+        "days": {"$ref": "#/$defs/days"},
+        "all": {"type": "boolean"},
+    },
+    "required": ["city", "all"],
+    "$defs": {"days": {"type": "integer", "minimum": 0, "maximum": 9}},
+}
+WEATHER, NOW = Tool("get_weather", "", SCHEMA), Tool("a.b/now-1")
+BOTH = (WEATHER, NOW)
+# Without free text, which random tokens hardly ever end.
+WORDS = replace(
+    WEATHER, parameters={**SCHEMA, "properties": {**SCHEMA["properties"], "city": {"enum": ["R"]}}}
+)
+CALLED = {tool.name: tool.parameters for tool in BOTH}
+NUM_WALKS = 12
+MAX_STEPS = 400
+
+
+class Vocabulary:
+    """A tokenizer of bytes; marks are special tokens if they are listed."""
+
+    def __init__(self, folder: Path, special: Sequence[str] = ()) -> None:
+        made = byte_level_tokenizer()
+        made.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in special])
+        write_tokenizer(folder, made)
+        self.marks = {made.token_to_id(mark): mark for mark in special}
+        self.llguidance = LLTokenizer(made.to_str(), eos_token=[made.token_to_id("</s>")])
+
+    def outputs(self, family: str, reasons: bool = False) -> OutputGrammar:
+        """How a checkpoint of a family with this vocabulary writes."""
+        return OutputGrammar(
+            REASONING_FAMILIES[0] if reasons else None, FAMILY[family], self.marks, frozenset(self.marks)
+        )
+
+    def matcher(self, spec: GrammarSpec) -> LLMatcher:
+        matcher = LLMatcher(self.llguidance, to_llguidance(spec))
+        assert not matcher.get_error()
+        return matcher
+
+    def ids(self, text: str) -> list[int]:
+        ids = []
+        for mark_or_text in _divided(text, list(self.marks.values())):
+            known = [each for each, mark in self.marks.items() if mark == mark_or_text]
+            ids += known or self.llguidance.tokenize_str(mark_or_text)
+        return ids
+
+    def accepts(self, spec: GrammarSpec | None, text: str) -> bool:
+        assert spec is not None
+        matcher, ids = self.matcher(spec), self.ids(text)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    def walk(self, spec: GrammarSpec, draw: random.Random) -> str | None:
+        """A random text of the grammar, which is drawn token by token; None: it became too long."""
+        matcher, mask = self.matcher(spec), allocate_token_bitmask(1, self.llguidance.vocab_size)
+        text = b""
+        for _ in range(MAX_STEPS):
+            if matcher.is_stopped():
+                break
+            fill_next_token_bitmask(matcher, mask)
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            end = self.llguidance.eos_token
+            if end in allowed and (len(allowed) == 1 or draw.random() < 0.3):
+                break
+            chosen = int(draw.choice([each for each in allowed if each != end]))
+            assert matcher.consume_token(chosen)
+            text += (
+                self.marks[chosen].encode()
+                if chosen in self.marks
+                else self.llguidance.decode_bytes([chosen])
+            )
+        else:
+            return None
+        return text.decode()
+
+
+def _divided(text: str, marks: Sequence[str]) -> list[str]:
+    for mark in marks:
+        before, found, after = text.partition(mark)
+        if found:
+            return [*_divided(before, marks), mark, *_divided(after, marks)]
+    return [text] if text else []
+
+
+def spec_of(
+    outputs: OutputGrammar, section: Section = Section.CONTENT, form: GrammarSpec | None = None, **use: Any
+) -> GrammarSpec | None:
+    tools = use.pop("tools", BOTH)
+    return Constraint(outputs, ToolUse(tools=tools, callable=tools, **use), form).spec(section)
+
+
+def parse(outputs: OutputGrammar, text: str, section: Section = Section.CONTENT) -> Heard:
+    assert outputs.calls is not None
+    parser = OutputParser(outputs, section, CallRules(family=outputs.calls, tools=CALLED, are_certain=True))
+    return heard(parser, [[Piece(each, 1)] for each in text] + [[]])
+
+
+def expect_valid(found: Heard) -> None:
+    for name, arguments in found.calls:
+        jsonschema.validate(json.loads(arguments), dict(closed(CALLED[name])))
+
+
+SPECIAL = {
+    "mistral": ("[TOOL_CALLS]", "[ARGS]"),
+    "granite": ("<|tool_call|>",),
+    "phi4_mini_json": ("<|tool_call|>", "<|/tool_call|>"),
+}
+CHECKPOINTS = [(family.name, False) for family in CALL_FAMILIES] + [(name, True) for name in SPECIAL]
+
+
+@pytest.mark.parametrize(("family", "is_special"), CHECKPOINTS)
+def test_random_texts_of_required_calls_are_calls(tmp_path: Path, family: str, is_special: bool) -> None:
+    vocabulary = Vocabulary(tmp_path, SPECIAL[family] if is_special else ())
+    outputs, draw, num_read = vocabulary.outputs(family), random.Random(5), 0
+    for allows_several in (True, False):
+        tools = (WORDS, NOW) if FAMILY[family].form is CallForm.XML else BOTH
+        spec = spec_of(outputs, tools=tools, is_required=True, allows_several=allows_several)
+        assert spec is not None
+        for _ in range(NUM_WALKS):
+            text = vocabulary.walk(spec, draw)
+            if text is None:
+                continue
+            num_read += 1
+            found = parse(outputs, text)
+            assert found.content == "", text
+            assert len(found.calls) >= 1 if allows_several else len(found.calls) == 1, text
+            expect_valid(found)
+    assert num_read > NUM_WALKS
+
+
+@pytest.mark.parametrize(("family", "is_special"), CHECKPOINTS)
+def test_random_texts_with_strict_tools_have_correct_calls(
+    tmp_path: Path, family: str, is_special: bool
+) -> None:
+    vocabulary = Vocabulary(tmp_path, SPECIAL[family] if is_special else ())
+    outputs, draw = vocabulary.outputs(family), random.Random(6)
+    is_strict = FAMILY[family].form is not CallForm.XML
+    tools = (replace(WEATHER, is_strict=is_strict), replace(NOW, is_strict=True))
+    spec = spec_of(outputs, tools=tools)
+    assert spec is not None
+    assert vocabulary.accepts(spec, "Hello")
+    assert vocabulary.accepts(spec, "")
+    for _ in range(NUM_WALKS):
+        text = vocabulary.walk(spec, draw)
+        if text is not None:
+            expect_valid(parse(outputs, text))
+
+
+def hermes(arguments: str, name: str = "get_weather") -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+GOOD, BAD = hermes('{"city": "Rome", "all": true}'), hermes('{"city": "Rome"}')
+NOTHING = hermes("{}", "a.b/now-1")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    return Vocabulary(tmp_path_factory.mktemp("plain"))
+
+
+def test_required_calls(plain: Vocabulary) -> None:
+    outputs = plain.outputs("hermes")
+    spec = spec_of(outputs, is_required=True)
+    for text, is_allowed in (
+        (GOOD, True),
+        (f"{GOOD}\n{NOTHING}", True),
+        (BAD, False),
+        ("Hello", False),
+        ("", False),
+        (f"Hello {GOOD}", False),
+        (f"{GOOD} Hello", False),
+        (hermes("{}", "other"), False),
+        (hermes('{"a": 1}', "a.b/now-1"), False),
+    ):
+        assert plain.accepts(spec, text) is is_allowed, text
+    single = spec_of(outputs, is_required=True, allows_several=False)
+    assert plain.accepts(single, GOOD)
+    assert not plain.accepts(single, f"{GOOD}\n{NOTHING}")
+
+
+def test_a_named_call(plain: Vocabulary) -> None:
+    use = ToolUse(tools=BOTH, callable=(NOW,), is_required=True, allows_several=False)
+    spec = Constraint(plain.outputs("hermes"), use, None).spec(Section.CONTENT)
+    assert plain.accepts(spec, NOTHING)
+    assert not plain.accepts(spec, GOOD)
+
+
+def test_strict_tools_leave_text_free(plain: Vocabulary) -> None:
+    strict = (replace(WEATHER, is_strict=True), NOW)
+    spec = spec_of(plain.outputs("hermes"), tools=strict)
+    for text, is_allowed in (
+        ("Hello <tool {", True),
+        (f"Look.\n{GOOD}\n{NOTHING} done", True),
+        (f"Look.\n{BAD}", False),
+        ("<tool_call>", False),
+        (f"{GOOD}<tool_call>x", False),
+    ):
+        assert plain.accepts(spec, text) is is_allowed, text
+    single = spec_of(plain.outputs("hermes"), tools=strict, allows_several=False)
+    assert plain.accepts(single, f"Look.\n{GOOD}")
+    assert not plain.accepts(single, f"{GOOD}\n{NOTHING}")
+
+
+def test_calls_without_marks_begin_the_answer(plain: Vocabulary) -> None:
+    spec = spec_of(plain.outputs("llama3_json"), tools=(replace(NOW, is_strict=True),))
+    for text, is_allowed in (
+        ('{"name": "a.b/now-1", "parameters": {}}', True),
+        ("Hello {", True),
+        ('{"name": "x"}', False),
+        (' {"name": "x"}', False),
+    ):
+        assert plain.accepts(spec, text) is is_allowed, text
+
+
+@pytest.mark.parametrize("kind", ["required", "strict", "form"])
+def test_what_is_reasoned_is_free(plain: Vocabulary, kind: str) -> None:
+    outputs = plain.outputs("hermes", reasons=True)
+    form = GrammarSpec(kind=GrammarKind.JSON_SCHEMA, source='{"type": "integer"}')
+    answer = "5" if kind == "form" else GOOD
+    use: dict[str, Any] = {
+        "required": {"is_required": True},
+        "strict": {"tools": (replace(WEATHER, is_strict=True),)},
+        "form": {"tools": (), "form": form},
+    }[kind]
+    begun = spec_of(outputs, Section.REASONING, **use)
+    still_open = spec_of(outputs, Section.OPEN, **use)
+    spoken = spec_of(outputs, Section.CONTENT, **use)
+    assert begun is not None
+    assert begun.begins_after == "</think>"
+    assert plain.accepts(begun, f"well < 5</think>{answer}")
+    assert plain.accepts(still_open, f"<think>well < 5</think>\n\n{answer}")
+    assert plain.accepts(still_open, answer)
+    assert plain.accepts(spoken, answer)
+    if kind != "strict":
+        assert not plain.accepts(begun, "well < 5</think>Hello")
+        assert not plain.accepts(still_open, "<think>well < 5</think>Hello")
+        assert not plain.accepts(still_open, "Hello")
+    if kind != "form":
+        assert plain.accepts(begun, f"a</think>\n\n{answer}")
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (GrammarSpec(kind=GrammarKind.JSON_OBJECT), '{"a": 1}'),
+        (GrammarSpec(kind=GrammarKind.JSON_SCHEMA, source='{"type": "integer"}'), "5"),
+        (GrammarSpec(kind=GrammarKind.CHOICE, source='["yes", "n\\"o"]'), 'n"o'),
+    ],
+)
+def test_an_answer_is_a_format_or_calls(plain: Vocabulary, form: GrammarSpec, text: str) -> None:
+    spec = spec_of(plain.outputs("hermes"), form=form)
+    assert plain.accepts(spec, text)
+    assert plain.accepts(spec, f"{GOOD}\n{GOOD}")
+    for other in ("Hello", BAD, f"{text}{GOOD}", ""):
+        assert not plain.accepts(spec, other), other
+
+
+def test_xml_arguments(plain: Vocabulary) -> None:
+    spec = spec_of(plain.outputs("qwen3_coder"), is_required=True)
+    call = (
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nRo </x>\n\nme\n</parameter>\n{}"
+        "<parameter=all>\nfalse\n</parameter>\n</function>\n</tool_call>"
+    )
+    unit = "<parameter=unit>\n{}\n</parameter>\n"
+    assert plain.accepts(spec, call.format(""))
+    assert plain.accepts(spec, call.format(unit.format("C")))
+    assert not plain.accepts(spec, call.format(unit.format("K")))
+    found = parse(plain.outputs("qwen3_coder"), call.format(unit.format("C")))
+    assert json.loads(found.calls[0][1]) == {"city": "Ro </x>\n\nme", "unit": "C", "all": False}
+
+
+@pytest.mark.parametrize(
+    ("form", "parameters", "what"),
+    [
+        (
+            CallForm.XML,
+            {"properties": {"a": {"type": "string", "pattern": "x"}}},
+            "pattern of the argument 'a'",
+        ),
+        (CallForm.XML, {"properties": {"a>": {}}}, "the argument 'a>'"),
+        (CallForm.PYTHON, {"properties": {"a-b": {}}}, "the argument 'a-b'"),
+        (CallForm.PYTHON, {"anyOf": []}, "anyOf"),
+        (CallForm.XML, {"additionalProperties": {"type": "string"}}, "additionalProperties"),
+    ],
+)
+def test_what_can_not_be_enforced_is_refused(form: CallForm, parameters: dict[str, Any], what: str) -> None:
+    with pytest.raises(UnenforceableError, match=what):
+        arguments_rule(LarkWriter({}), form, parameters, is_strict=True)
+
+
+def test_the_error_names_the_tool(plain: Vocabulary) -> None:
+    tool = Tool("f", "", {"properties": {"a-b": {}}}, is_strict=True)
+    with pytest.raises(APIError) as refused:
+        spec_of(plain.outputs("pythonic"), tools=(tool,))
+    assert refused.value.param == "tools"
+    assert "the tool f hold the argument 'a-b'" in refused.value.message
+
+
+def test_without_constraints_there_is_no_grammar(plain: Vocabulary) -> None:
+    assert spec_of(plain.outputs("hermes")) is None
+    assert spec_of(plain.outputs("hermes"), tools=()) is None
