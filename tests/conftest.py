@@ -52,6 +52,14 @@ def default_model_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
+def default_gguf() -> Path:
+    """The same model as the GGUF file it was made from, fetched once."""
+    from naiad.cli.checkpoints.fetch import fetch_default_gguf
+
+    return fetch_default_gguf(None)
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """A headless Chromium; without one the test is skipped."""
     from perf.page.browser import missing, started

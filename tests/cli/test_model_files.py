@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers.gguf_files import write_gguf
+from helpers.quantised_cases import SIZES
+from helpers.tiny_models import make_tiny_model
 from naiad.cli.checkpoints.model_files import check_model_directory, check_safetensors, weight_files
 from naiad.errors import ModelError
 
@@ -82,3 +85,21 @@ def test_an_index_may_not_name_files_elsewhere(model: Path) -> None:
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match="weight_map"):
         weight_files(model)
+
+
+def test_a_gguf_file_is_checked_with_its_tokenizer(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(file, make_tiny_model(tmp_path / "model", **SIZES), "Q4_0")
+    assert check_model_directory(file) == file.stat().st_size
+    tokens = tmp_path / "tokens.gguf"
+    changes = {"tokenizer.ggml.pre": "unheard-of"}
+    write_gguf(tokens, make_tiny_model(tmp_path / "model", **SIZES), changes=changes)
+    with pytest.raises(ModelError, match=r"^tokens\.gguf: tokenizer\.ggml\.pre = 'unheard-of'"):
+        check_model_directory(tokens)
+
+
+def test_a_quantisation_that_is_not_supported_is_refused_before_anything_starts(model: Path) -> None:
+    config = CONFIG | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"quantization_config\.quant_method = 'bitsandbytes'"):
+        check_model_directory(model)

@@ -141,7 +141,7 @@ def test_a_qwen_window_that_is_off_is_accepted() -> None:
         ({"architectures": ["MambaForCausalLM"]}, "architectures", "MambaForCausalLM"),
         ({"architectures": None}, "architectures", "None"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map", "x.Y"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config", "bits"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method", "None"),
         ({"hidden_act": "gelu"}, "hidden_act", "gelu"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "0.5"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor", "0.5"),

@@ -17,6 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers.gguf_files import write_gguf
+from helpers.quantised_cases import CASES, SIZES
+from helpers.quantised_checkpoints import write_checkpoint
 from helpers.tiny_models import ARCHITECTURES, make_tiny_model
 from naiad.config import ModelConfig
 from naiad.errors import ModelError
@@ -366,3 +369,31 @@ def test_two_processes_may_write_at_once(model_dir: Path) -> None:
     assert is_reused(model_dir)
     assert_same(load(model_dir), plain)
     assert not list(model_dir.rglob("*.part"))
+
+
+@pytest.mark.parametrize("dtype", OPTIONS)
+def test_weights_of_a_gguf_file_are_kept_beside_it(tmp_path: Path, dtype: str) -> None:
+    model = make_tiny_model(tmp_path / "model", **SIZES)
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model, "Q4_0")
+    plain = load(path, OPTIONS[dtype], keeps=False)
+    assert_same(load(path, OPTIONS[dtype]), plain)
+    assert is_reused(path, OPTIONS[dtype])
+    assert_same(load(path, OPTIONS[dtype]), plain)
+    assert len(weight_files(tmp_path / ".model.gguf.naiad")) == 1
+    write_gguf(path, model, "Q8_0")
+    assert not is_reused(path, OPTIONS[dtype])
+
+
+@pytest.mark.parametrize("case", ["gptq 2 bits", "packed 3 bits dense", "fp8 blocks, ragged"])
+def test_quantised_weights_are_kept_as_they_were_computed(tmp_path: Path, case: str) -> None:
+    make_tiny_model(tmp_path / "plain", **SIZES)
+    writer, config = CASES[case]
+    directory = tmp_path / "model"
+    write_checkpoint(
+        tmp_path / "plain", directory, lambda layer: None if layer == "lm_head" else writer, config
+    )
+    plain = load(directory, keeps=False)
+    assert_same(load(directory), plain)
+    assert is_reused(directory)
+    assert_same(load(directory), plain)

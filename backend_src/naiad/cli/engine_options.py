@@ -16,7 +16,10 @@ from naiad.config.engine_config import (
 )
 from naiad.config.model_location import text_of_path
 
-MODEL_HELP = "default (SmolLM2-135M-Instruct), a directory, or org/name[@revision] of the Hugging Face hub"
+MODEL_HELP = (
+    "default (SmolLM2-135M-Instruct), a directory, a .gguf file, or org/name[@revision] of the Hugging Face "
+    "hub"
+)
 
 
 def chosen_parameters(args: argparse.Namespace) -> dict[str, str]:

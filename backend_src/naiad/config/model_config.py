@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from naiad.config.attention import AttentionSpec, LayerGroup
 from naiad.config.checkpoint_json import Json, read_json
+from naiad.config.quantised import OLDER_FILES
+from naiad.config.quantised.layers import BlocksOfFile, QuantisedWeights
+from naiad.errors import ModelError
+from naiad.gguf import GGUFFile
+from naiad.gguf.model_keys import read_model_keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +25,8 @@ class ModelConfig:
         attention: how each layer of the checkpoint attends; a model that consists of the first layers of
             another has more than `num_layers` of them.
         eos_token_ids: all ids in config.json and generation_config.json that end a text.
-        dtype: data type in which the weights are stored.
+        dtype: data type in which weights that are not quantised are stored.
+        quantised: how the weights of linear layers are quantised; None: they are not.
     """
 
     architecture: str
@@ -37,6 +43,7 @@ class ModelConfig:
     attention: tuple[AttentionSpec, ...]
     eos_token_ids: tuple[int, ...]
     dtype: str
+    quantised: QuantisedWeights | None = None
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
@@ -56,14 +63,16 @@ class ModelConfig:
 
     @staticmethod
     def from_directory(path: str | Path) -> ModelConfig:
-        """Read config.json, and generation_config.json if it exists, from a checkpoint directory.
+        """Read config.json, and generation_config.json if it exists, of a directory; or read a GGUF file.
 
         Raises:
             ModelError: a file is missing or is not a JSON object, or a key is missing or has an unsupported
                 value; the message names the key and the value.
         """
         directory = Path(path)
-        config = read_json(directory / "config.json")
+        if directory.is_file():
+            return _from_gguf(directory)
+        config = _with_older_file(read_json(directory / "config.json"), directory)
         generation_path = directory / "generation_config.json"
         generation = read_json(generation_path) if generation_path.exists() else {}
         return ModelConfig.from_json(config, generation)
@@ -75,3 +84,23 @@ class ModelConfig:
         from naiad.config.families import read_model_config
 
         return read_model_config(config, generation)
+
+
+def _with_older_file(config: Json, directory: Path) -> Json:
+    """Add what the first tools wrote into a file beside config.json."""
+    if config.get("quantization_config"):
+        return config
+    for method, name in OLDER_FILES.items():
+        if (directory / name).is_file():
+            return {**config, "quantization_config": {"quant_method": method, **read_json(directory / name)}}
+    return config
+
+
+def _from_gguf(path: Path) -> ModelConfig:
+    file = GGUFFile(path)
+    keys = read_model_keys(file)
+    try:
+        config = ModelConfig.from_json(keys.config, keys.generation)
+    except ModelError as error:
+        raise ModelError(f"{file.name}: {str(error).removeprefix('config.json: ')}") from error
+    return replace(config, quantised=BlocksOfFile())

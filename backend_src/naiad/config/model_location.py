@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from naiad.errors import ConfigError
+from naiad.gguf.file import SUFFIX
 
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 
@@ -23,16 +24,23 @@ def default_model_dir() -> Path:
 def checkpoint_name(directory: Path) -> str:
     """Return the name of the checkpoint in this directory: org/name if it is in the Hugging Face cache."""
     directory = directory.absolute()
+    if is_gguf(directory):
+        return directory.stem
     if directory.parent.name == _SNAPSHOTS and directory.parent.parent.name.startswith(_HUB_PREFIX):
         return directory.parent.parent.name.removeprefix(_HUB_PREFIX).replace("--", "/")
     return directory.name
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether this is a GGUF file, which is a checkpoint by itself."""
+    return path.suffix == SUFFIX and path.is_file()
+
+
 def model_directory(name: str, key: str = "model_dir") -> Path:
-    """Return the directory of a model that is already on this machine.
+    """Return the directory, or the GGUF file, of a model that is already on this machine.
 
     Args:
-        name: "default" or a directory.
+        name: "default", a directory or a file.
         key: the setting whose value `name` is.
 
     Raises:
@@ -42,9 +50,10 @@ def model_directory(name: str, key: str = "model_dir") -> Path:
         if not default_model_dir().is_dir():
             raise ConfigError(key, name, "the default model on this machine: run `naiad fetch-model` first")
         return default_model_dir()
-    if not name or not path_of_text(name).is_dir():
-        raise ConfigError(key, name, "'default' or an existing model directory")
-    return path_of_text(name)
+    path = path_of_text(name)
+    if not name or not (path.is_dir() or is_gguf(path)):
+        raise ConfigError(key, name, "'default', an existing model directory or a .gguf file")
+    return path
 
 
 def path_of_text(text: str) -> Path:

@@ -80,6 +80,8 @@ def check_memory(
 
 
 def _needed_bytes(model_dir: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+    if config.quantised is not None:
+        return int(_num_weights(config) * dtype.itemsize * _LOADING_OVERHEAD)
     stored_bytes = sum(path.stat().st_size for path in Path(model_dir).glob("*.safetensors"))
     stored_item = 4 if config.dtype == "float32" else 2
     if device.type == "cpu" and dtype == torch.float32 and config.dtype == "bfloat16":
@@ -87,3 +89,10 @@ def _needed_bytes(model_dir: str, config: ModelConfig, dtype: torch.dtype, devic
         embedding_bytes = config.vocab_size * config.hidden_size * dtype.itemsize
         return int((stored_bytes + embedding_bytes) * _LOADING_OVERHEAD)
     return int(stored_bytes / stored_item * dtype.itemsize * _LOADING_OVERHEAD)
+
+
+def _num_weights(config: ModelConfig) -> int:
+    """The number of weights of embedding, head and projections."""
+    query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    of_layer = config.hidden_size * (2 * query_size + 2 * kv_size + 3 * config.intermediate_size)
+    return config.num_layers * of_layer + 2 * config.vocab_size * config.hidden_size

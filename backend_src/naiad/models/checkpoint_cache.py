@@ -9,25 +9,29 @@ import stat
 from functools import cached_property
 from pathlib import Path
 
+from naiad.config.quantised import OLDER_FILES
 from naiad.models.file_hashes import FileHashes
 from naiad_kernels.native.private_folder import private_folder
 
 _FOLDER = ".naiad"
 _HASHES = "hashes.json"
-_SOURCES = ("*.safetensors", "*.safetensors.index.json", "config.json")
+_SOURCES = ("*.safetensors", "*.safetensors.index.json", "config.json", *OLDER_FILES.values())
 
 
 class CheckpointCache:
     """Files that belong to a checkpoint: beside it, or in the user's cache if nothing can be written there.
 
     Attributes:
-        model_dir: the checkpoint's directory.
+        model_dir: the checkpoint's directory, or its GGUF file.
     """
 
     def __init__(self, model_dir: str | Path) -> None:
         """Belong to a checkpoint; nothing is read or written yet."""
         self.model_dir = Path(model_dir)
-        self._beside = self.model_dir / _FOLDER
+        is_file = self.model_dir.is_file()
+        self._directory = self.model_dir.parent if is_file else self.model_dir
+        # Several files may lie in one directory.
+        self._beside = self._directory / (f".{self.model_dir.name}{_FOLDER}" if is_file else _FOLDER)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -75,7 +79,7 @@ class CheckpointCache:
         """The folder for new files, which exists; None: no file can be kept."""
         with contextlib.suppress(OSError):
             # Who may read the checkpoint may read what is made of it.
-            self._beside.mkdir(mode=0o700 | self.model_dir.stat().st_mode & 0o055, exist_ok=True)
+            self._beside.mkdir(mode=0o700 | self._directory.stat().st_mode & 0o055, exist_ok=True)
         if _is_trusted(self._beside) and os.access(self._beside, os.W_OK):
             return self._beside
         return self._private(makes=True)
@@ -105,6 +109,8 @@ class CheckpointCache:
 
     @cached_property
     def _sources(self) -> list[Path]:
+        if self.model_dir.is_file():
+            return [self.model_dir]
         return sorted(path for pattern in _SOURCES for path in self.model_dir.glob(pattern))
 
     def _private(self, *, makes: bool) -> Path | None:

@@ -21,6 +21,7 @@ import torch
 
 import naiad_kernels.linear
 import naiad_kernels.native.panels
+from naiad.config import ModelConfig
 from naiad.models.array_file import PAGE_BYTES, ArrayFile, ArrayFileError, ArrayWriter
 from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.weights import Checkpoint, Prepared
@@ -32,13 +33,15 @@ _LOG = logging.getLogger(__name__)
 _CLASSES = {each.__name__: each for each in (NativeWeight,)}
 # All that decides how a weight is laid out.
 _CODE = (
-    *sorted(Path(__file__).parent.glob("*.py")),
+    *sorted(Path(__file__).parent.rglob("*.py")),
     *sorted(Path(naiad_kernels.linear.__file__).parent.glob("*.py")),
     Path(naiad_kernels.native.panels.__file__),
 )
 # The file may be larger than the checkpoint: float32 for 16 bits, a tied head of its own, padding.
 _MAX_GROWTH = 4
 _MAX_PADDING_BYTES = 64 << 20
+# Weights of four bits take 16 or 32 when they are computed with; of two bits twice as much.
+_QUANTISED_GROWTH = 8
 # So many times the checkpoint's size must be free: the disk should not be full afterwards.
 _LEAST_FREE = 3
 
@@ -143,8 +146,13 @@ def open_packed(cache: CheckpointCache, options: LoadOptions) -> PackedCheckpoin
 
 
 @contextlib.contextmanager
-def packing(cache: CheckpointCache, options: LoadOptions) -> Iterator[PackingCheckpoint]:
+def packing(cache: CheckpointCache, options: LoadOptions, config: ModelConfig) -> Iterator[PackingCheckpoint]:
     """Open a checkpoint whose weights are kept for the next start if the block ends well.
+
+    Args:
+        cache: the checkpoint's.
+        options: how the model is loaded.
+        config: the checkpoint's configuration.
 
     Raises:
         OSError: no file can be kept.
@@ -153,13 +161,14 @@ def packing(cache: CheckpointCache, options: LoadOptions) -> Iterator[PackingChe
     if cache.folder is None:
         raise OSError("neither the checkpoint's directory nor the user's cache can be written to")
     key = _key(cache, options)
-    max_bytes = _MAX_GROWTH * cache.num_source_bytes + _MAX_PADDING_BYTES
+    growth = 1 if config.quantised is None else _QUANTISED_GROWTH
+    max_bytes = _MAX_GROWTH * growth * cache.num_source_bytes + _MAX_PADDING_BYTES
     path = cache.folder / _file_name(options)
-    if shutil.disk_usage(cache.folder).free < _LEAST_FREE * cache.num_source_bytes:
+    if shutil.disk_usage(cache.folder).free < _LEAST_FREE * growth * cache.num_source_bytes:
         raise OSError(f"the disk of {cache.folder} is almost full")
     with written_whole(path, cache.file_mode) as part:
         writer = ArrayWriter(part, key, max_bytes)
-        yield PackingCheckpoint(Checkpoint(cache.model_dir, options), writer)
+        yield PackingCheckpoint(Checkpoint(cache.model_dir, options, config), writer)
         if not cache.is_unchanged:
             raise OSError("the checkpoint was changed while it was read")
     cache.remember(path, PAGE_BYTES, writer.sha256)

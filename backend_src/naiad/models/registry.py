@@ -41,16 +41,19 @@ def load_model(
         ModelError: names the file and the tensor that are missing, damaged or misshapen.
     """
     build = partial(_MODELS[type(config)], config)
+    if config.quantised is not None and config.quantised.unrounded:
+        what = ", ".join(config.quantised.unrounded)
+        _LOG.info("the checkpoint is made for rounding %s: they are computed without that rounding", what)
     if cache is None or not options.native:
-        return build(Checkpoint(directory, options))
+        return build(Checkpoint(directory, options, config))
     # Native kernels are invariant in any case.
     options = replace(options, batch_invariant=False)
     try:
         kept = open_packed(cache, options)
         if kept is not None:
             return build(kept)
-        with packing(cache, options) as checkpoint:
+        with packing(cache, options, config) as checkpoint:
             return build(checkpoint)
     except OSError as error:
         _LOG.warning("the weights are not kept for the next start: %s", error)
-        return build(Checkpoint(directory, options))
+        return build(Checkpoint(directory, options, config))

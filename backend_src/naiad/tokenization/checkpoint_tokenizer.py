@@ -13,6 +13,8 @@ from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
 from naiad.errors import ModelError
+from naiad.gguf import GGUFFile
+from naiad.tokenization.gguf_tokenizer import read_gguf_tokenizer
 
 NAMED_TOKENS = (
     "bos_token",
@@ -58,12 +60,15 @@ class CheckpointTokenizer:
 
     @classmethod
     def load(cls, model_dir: str | Path) -> CheckpointTokenizer:
-        """Read the files of `model_dir`.
+        """Read the files of `model_dir`, or a GGUF file.
 
         Raises:
             ModelError: tokenizer.json is missing, or a file is damaged or contradicts another.
         """
         folder = Path(model_dir)
+        if folder.is_file():
+            described = read_gguf_tokenizer(GGUFFile(folder))
+            return cls._of(described.tokenizer, described.settings, described.settings.get("chat_template"))
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ModelError("the model directory has no tokenizer.json")
@@ -74,12 +79,18 @@ class CheckpointTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         settings = _read_settings(folder)
+        return cls._of(tokenizer, settings, _read_chat_template(folder, settings))
+
+    @classmethod
+    def _of(
+        cls, tokenizer: tokenizers.Tokenizer, settings: dict[str, Any], chat_template: str | None
+    ) -> CheckpointTokenizer:
         _mark_special_tokens(tokenizer, settings)
         _set_post_processor(tokenizer, settings)
         special_ids = {
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         }
-        return cls(tokenizer, settings, frozenset(special_ids), _read_chat_template(folder, settings))
+        return cls(tokenizer, settings, frozenset(special_ids), chat_template)
 
     def named_token(self, name: str) -> str | None:
         """The text of `bos_token`, `eos_token`, …, or None."""

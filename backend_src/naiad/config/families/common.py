@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from naiad.config.checkpoint_json import Json, bad_value, is_int, positive_float, positive_int
+from naiad.config.quantised import read_quantised_weights
 
 _CHECKPOINT_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -39,6 +40,7 @@ def common_fields(config: Json, generation: Json) -> dict[str, Any]:
         "max_position_embeddings": positive_int(config, "max_position_embeddings"),
         "eos_token_ids": _eos_token_ids(config, generation, vocab_size),
         "dtype": _dtype(config),
+        "quantised": read_quantised_weights(config),
     }
 
 
@@ -62,10 +64,6 @@ def _refuse_unsupported(config: Json) -> None:
     """Refuse keys that change the computation in ways that no forward pass implements."""
     if config.get("auto_map"):
         raise bad_value("auto_map", config["auto_map"], "none: code from a checkpoint is never run")
-    if config.get("quantization_config"):
-        raise bad_value(
-            "quantization_config", config["quantization_config"], "none: weights in full precision"
-        )
     if config.get("partial_rotary_factor", 1.0) != 1.0:
         raise bad_value("partial_rotary_factor", config["partial_rotary_factor"], "1.0")
     if config.get("pretraining_tp", 1) not in (None, 1):

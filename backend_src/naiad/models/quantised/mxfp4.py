@@ -1,0 +1,66 @@
+"""MXFP4: floats of four bits, two a byte along the inputs, with an exponent for each 32 inputs.
+
+    numbers    uint8 [N, K / 2], the first of two in the lower half
+    exponents  uint8 [N, K / 32], 127 more than the power of two
+
+compressed-tensors calls them weight_packed and weight_scale. gpt-oss has `…_blocks` [E, N, K / 32, 16] and
+`…_scales` [E, N, K / 32] with the same bytes in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from naiad.errors import ModelError
+from naiad.models.quantised.stored import LayerTensors
+
+_GROUP = 32
+_BIAS = 127
+_NAN = 255
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_VALUES = torch.tensor([*_MAGNITUDES, *(-each for each in _MAGNITUDES)])
+
+
+@dataclass(frozen=True, slots=True)
+class MXFP4Rows:
+    """A `WeightRows` of MXFP4.
+
+    Attributes:
+        place, shape: as `WeightRows` has them.
+        numbers: `[out, in / 2]`, uint8.
+        exponents: `[out, in / 32]`, uint8.
+    """
+
+    place: str
+    shape: tuple[int, int]
+    numbers: torch.Tensor
+    exponents: torch.Tensor
+
+    def rows(self, first: int, last: int) -> torch.Tensor:
+        """Compute rows; see `WeightRows`."""
+        pairs = self.numbers[first:last]
+        nibbles = torch.stack((pairs & 15, pairs >> 4), dim=-1).long()
+        values = _VALUES[nibbles].view(last - first, -1, _GROUP)
+        exponents = self.exponents[first:last, :, None].int() - _BIAS
+        return torch.ldexp(values, exponents).flatten(1)
+
+
+def open_mxfp4(stored: LayerTensors) -> MXFP4Rows:
+    """Take a layer's tensors.
+
+    Raises:
+        ModelError: a tensor is missing or wrong.
+    """
+    num_outputs, num_inputs = stored.shape
+    if num_inputs % _GROUP:
+        raise ModelError(
+            f"tensor '{stored.layer}.weight_packed': {num_inputs} inputs are no whole groups of {_GROUP}"
+        )
+    numbers = stored.take("weight_packed", [(num_outputs, num_inputs // 2)], (torch.uint8,))
+    shape = (num_outputs, num_inputs // _GROUP)
+    exponents = stored.take("weight_scale", [shape], (torch.uint8, torch.float8_e8m0fnu)).view(torch.uint8)
+    if bool((exponents == _NAN).any()):
+        raise stored.bad("weight_scale", "has an exponent that stands for NaN")
+    return MXFP4Rows(stored.place, stored.shape, numbers, exponents)

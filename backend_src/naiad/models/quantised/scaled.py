@@ -1,0 +1,97 @@
+"""One number a byte, int8 or float8_e4m3fn, with scales of tensors, outputs, groups or blocks.
+
+    weight             int8 or float8_e4m3fn [N, K]
+    weight_scale       [1], [N, 1], [N, groups] or [⌈N / block⌉, ⌈K / block⌉]; weight_scale_inv in some files
+    weight_zero_point  int8, shaped like the scales
+
+W = (number − zero point) · scale, also where the scale is called inv. What a file has for rounding
+activations is not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from naiad.config.quantised.layers import ScaledLayer
+from naiad.errors import ModelError
+from naiad.models.quantised.stored import SCALE_DTYPES, LayerTensors
+
+_EXPONENTS = torch.float8_e8m0fnu
+_ACTIVATION_PARTS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledRows:
+    """A `WeightRows` of bytes.
+
+    Attributes:
+        place, shape: as `WeightRows` has them.
+        numbers: `[out, in]`.
+        scales, zeros: `[blocks of outputs, blocks of inputs]`, float32; zeros may be None.
+        block: outputs and inputs that share a scale; the last ones of each may be fewer.
+    """
+
+    place: str
+    shape: tuple[int, int]
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    block: tuple[int, int]
+
+    def rows(self, first: int, last: int) -> torch.Tensor:
+        """Compute rows; see `WeightRows`."""
+        numbers = self.numbers[first:last].float()
+        of_row = torch.arange(first, last) // self.block[0]
+        of_column = torch.arange(self.shape[1]) // self.block[1]
+        if self.zeros is not None:
+            numbers.sub_(self.zeros[of_row][:, of_column])
+        return numbers.mul_(self.scales[of_row][:, of_column])
+
+
+def open_scaled(layer: ScaledLayer, stored: LayerTensors) -> ScaledRows:
+    """Take a layer's tensors.
+
+    Raises:
+        ModelError: a tensor is missing or wrong.
+    """
+    dtype = torch.float8_e4m3fn if layer.is_float else torch.int8
+    numbers = stored.take("weight", [stored.shape], (dtype,))
+    _check_range(layer, stored, numbers)
+    block, shapes = _blocks(layer, stored)
+    grid = shapes[0]
+    scales = stored.take_scales(layer.scale_name, shapes, (*SCALE_DTYPES, _EXPONENTS)).reshape(grid)
+    zeros = None
+    if not layer.is_symmetric:
+        zeros = stored.take("weight_zero_point", shapes, (torch.int8,)).float().reshape(grid)
+    rows = ScaledRows(stored.place, stored.shape, numbers, scales, zeros, block)
+    stored.skip(_ACTIVATION_PARTS)
+    return rows
+
+
+def _blocks(layer: ScaledLayer, stored: LayerTensors) -> tuple[tuple[int, int], list[tuple[int, ...]]]:
+    """The size of a block, and the shapes that the scales may have, that of two dimensions first."""
+    num_outputs, num_inputs = stored.shape
+    scales = layer.scales
+    if scales.strategy == "tensor":
+        return stored.shape, [(1, 1), (1,), ()]
+    if scales.strategy == "channel":
+        return (1, num_inputs), [(num_outputs, 1), (num_outputs,)]
+    if scales.strategy == "group":
+        if num_inputs % scales.group_size:
+            raise ModelError(
+                f"tensor '{stored.layer}.weight': {num_inputs} inputs are no whole groups of "
+                f"{scales.group_size}"
+            )
+        return (1, scales.group_size), [(num_outputs, num_inputs // scales.group_size)]
+    outputs, inputs = scales.block
+    return scales.block, [(-(-num_outputs // outputs), -(-num_inputs // inputs))]
+
+
+def _check_range(layer: ScaledLayer, stored: LayerTensors, numbers: torch.Tensor) -> None:
+    if layer.is_float or layer.bits == 8:
+        return
+    half = 1 << layer.bits - 1
+    if int(numbers.min()) < -half or int(numbers.max()) >= half:
+        raise stored.bad("weight", f"has a number of more than {layer.bits} bits")
