@@ -330,5 +330,5 @@ def test_a_restarting_server_that_does_not_stop_is_killed(start: Start, tmp_path
     processes = wait_for_a_restart(supervised)
     supervised.process.send_signal(signal.SIGTERM)
     assert supervised.wait() == 0
-    assert "naiad: the server does not stop: killing it" in supervised.lines
+    assert "naiad: warning: the server does not stop: killing it" in supervised.lines
     eventually(lambda: gone(processes))

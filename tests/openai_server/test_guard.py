@@ -194,7 +194,7 @@ def test_a_failure_names_request_and_trace_in_the_log(
     status, _, body = post(app, BODY, path="/fail", x_request_id="mine", **sent)
     assert status == 500
     assert b"why" not in body
-    assert caplog.records[-1].getMessage() == f"the request mine failed{told}"
+    assert caplog.records[-1].getMessage() == f"a request failed{told} [request id: mine]"
     assert "why" in caplog.text
 
 
