@@ -173,6 +173,9 @@ def _vllm_inputs(fields: Fields, stream: bool) -> Fields:
         for token_id, bias in zip(fields["logit_bias_ids"], fields["logit_bias_values"], strict=True):
             biases[str(token_id)] = biases.get(str(token_id), 0.0) + bias
         sampling["logit_bias"] = biases
+    if "guided_decoding_guide" in fields:
+        kind = "regex" if fields["guided_decoding_guide_type"] == "regex" else "grammar"
+        sampling["structured_outputs"] = {kind: fields["guided_decoding_guide"]}
     inputs = {name: fields[name] for name in VLLM_TENSORS if name in fields}
     inputs |= {"return_cumulative_logprob": True} if "return_log_probs" in fields else {}
     inputs |= {"return_logprobs": True} if fields.get("num_log_probs") else {}

@@ -134,6 +134,8 @@ def draw(number: int) -> Request:
     chosen |= {"max_tokens", "messages" if "messages" in chosen else "text_input"}
     chosen -= {"text_input"} if "messages" in chosen else set()
     chosen |= {"beam_width"} if has_beams else set()
+    # A guide leaves few tokens, of which the allowed ones may be none.
+    chosen -= {"allowed_token_ids"} if "guide" in chosen else set()
     rows = [_merged(options, chosen) for options in many]
     if not {"seed", "random_seed"} & chosen and not (has_beams or all(map(is_greedy, rows))):
         rows = [row | options["seed"] for row, options in zip(rows, many, strict=True)]
@@ -195,7 +197,13 @@ def _of_a_row(rng: random.Random, has_beams: bool, num_words: int) -> dict[str, 
         },
         "top_p_decay": {"top_p_decay": 1.0} if has_beams else {"top_p": 0.875, "top_p_decay": 0.75},
         "logit_bias": {"logit_bias_ids": _ids(rng, 4), "logit_bias_values": [3.0, -3.0, 1.0, 2.0]},
+        **({} if has_beams else {"guide": _guide(rng)}),
     }
+
+
+def _guide(rng: random.Random) -> Fields:
+    kind, guide = rng.choice((("regex", "[a-z ]{1,40}"), ("ebnf_grammar", 'root ::= [a-m]+ "."')))
+    return {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
 
 
 def _drawing(rng: random.Random, has_beams: bool) -> Fields:
