@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from naiad.cli.bench.throughput import Generate, Prompts, check_counts
-from naiad.errors import InternalError
+from naiad.errors import InternalError, StartupError
 
 Inputs = dict[str, npt.NDArray[Any]]
 
@@ -125,9 +125,16 @@ def text_generate(
 
 
 def openai_model(server: Served) -> str:
-    """The name of the only model of the OpenAI API."""
-    with urllib.request.urlopen(f"http://{server.openai}/v1/models", timeout=10) as answer:
-        return str(json.load(answer)["data"][0]["id"])
+    """The name of the only model of the OpenAI API, which finds it within a second after it has started."""
+    deadline_s = time.monotonic() + 10
+    while True:
+        with urllib.request.urlopen(f"http://{server.openai}/v1/models", timeout=10) as answer:
+            models = json.load(answer)["data"]
+        if models:
+            return str(models[0]["id"])
+        if time.monotonic() > deadline_s:
+            raise StartupError("the OpenAI server has found no model in 10 s")
+        time.sleep(0.1)
 
 
 def openai_body(model: str, prompt: str, num_tokens: int) -> dict[str, Any]:
