@@ -14,6 +14,7 @@ DTYPES = ("auto", "bfloat16", "float32", "float16")
 DEVICES = ("cpu", "cuda")
 CPU_KERNELS = ("auto", "native", "torch")
 QUANTIZATIONS = ("none", "int8")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
 SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
 DRAFTERS = ("auto", "none", "ngram", "suffix", "draft_model", "self")
 MAX_SPECULATIVE_TOKENS = 16
@@ -28,7 +29,7 @@ class EngineConfig:
         model_dir: directory with config.json, *.safetensors and tokenizer.json.
         served_name: the name of the model for clients that choose among several. Empty: the name of the
             checkpoint.
-        dtype: of weights, activations and KV cache. "auto": bfloat16 if the device
+        dtype: of weights and activations. "auto": bfloat16 if the device
             computes in it (CUDA; CPUs with avx512_bf16 or AMX), else float32.
         device: "cpu" or "cuda".
         cpu_kernels: what computes a step on a CPU: "native" (compiled for this machine at the first start),
@@ -50,6 +51,9 @@ class EngineConfig:
         max_model_len: maximum prompt + output tokens of a sequence. 0: the checkpoint's limit.
             Never more than the KV cache holds.
         block_size: tokens in a KV cache block, a power of two in 16 … 128.
+        kv_cache_dtype: of keys and values in the KV cache: "auto" or the name of the dtype that the model
+            computes in; "int8" or "fp8" (float8_e4m3fn): eight bits, with a measured scale for each token
+            and KV head. The native kernels have no "fp8"; on CUDA it needs compute capability 9.0.
         kv_cache_bytes: size of the KV cache. 0: on a CPU a quarter of the memory that is
             available at start, at most 2 GiB; on CUDA what kv_cache_memory_fraction leaves.
         kv_cache_memory_fraction: fraction f of a GPU's memory that may be used, 0 < f ≤ 1: the KV cache
@@ -90,6 +94,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
     block_size: int = 64
+    kv_cache_dtype: str = "auto"
     kv_cache_bytes: int = 0
     kv_cache_memory_fraction: float = DEFAULT_KV_FRACTION
     cuda_graphs: bool = True
@@ -154,6 +159,9 @@ class EngineConfig:
     def _check_kv_cache(self) -> None:
         if self.block_size not in (16, 32, 64, 128):
             raise ConfigError("block_size", self.block_size, "16, 32, 64 or 128")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            expected = f"one of {', '.join(KV_CACHE_DTYPES)}"
+            raise ConfigError("kv_cache_dtype", self.kv_cache_dtype, expected)
         if self.kv_cache_bytes < 0:
             raise ConfigError("kv_cache_bytes", self.kv_cache_bytes, "0 (auto) or a number of bytes")
         fraction = self.kv_cache_memory_fraction
