@@ -195,13 +195,19 @@ def logits_of(
 
 
 def check_rows_alone_and_together(
-    directory: Path, architecture: str, dtype: str, quantization: str, lengths: list[int]
+    directory: Path,
+    architecture: str,
+    dtype: str,
+    quantization: str,
+    lengths: list[int],
+    kv_cache_dtype: str = "auto",
 ) -> None:
     make_tiny_model(directory, architecture)
     config = EngineConfig(
         model_dir=str(directory),
         dtype=dtype,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         block_size=BLOCK,
         max_num_batched_tokens=256,
         kv_cache_bytes=1 << 24,
@@ -222,6 +228,14 @@ def test_logits_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
     tmp_path: Path, architecture: str, dtype: str, quantization: str
 ) -> None:
     check_rows_alone_and_together(tmp_path, architecture, dtype, quantization, [1, 17, 40, 63, 100, 5])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+def test_logits_over_codes_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
+    tmp_path: Path, architecture: str, dtype: str
+) -> None:
+    check_rows_alone_and_together(tmp_path, architecture, dtype, "none", [1, 17, 40, 63, 100, 5], "int8")
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])

@@ -43,7 +43,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
     add(
         "--dtype",
         choices=DTYPES,
-        help="data type of weights and computation; auto: bfloat16 if the device computes in it, else float32",
+        help="data type of weights and computation; auto: bfloat16 if the device computes in it, "
+        "else float32",
     )
     add("--device", choices=DEVICES, help="where the model runs")
     add(
@@ -96,8 +97,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
     add(
         "--kv-cache-dtype",
         choices=KV_CACHE_DTYPES,
-        help="data type of the KV cache; auto: that of the computation; int8, fp8: eight bits with a measured "
-        "scale for each token and KV head, for nearly twice the tokens in the same memory",
+        help="data type of the KV cache; auto: that of the computation; int8, fp8: eight bits with a "
+        "measured scale for each token and KV head, for nearly twice the tokens in the same memory",
     )
     add(
         "--kv-cache-bytes",

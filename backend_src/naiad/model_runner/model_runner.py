@@ -83,9 +83,12 @@ class ModelRunner(PagedModel):
             self._is_native = team is not None
             self.drafter = chosen_drafter(config, self._is_native)
             self._team = team
-            is_quantised = config.quantization != "none"
             options = LoadOptions(
-                self.dtype, self.device, config.batch_invariant, self._is_native, is_quantised
+                self.dtype,
+                self.device,
+                config.batch_invariant,
+                self._is_native,
+                config.quantization != "none",
             )
             caches = [self._start_cache(config, each) for each, _ in checkpoints]
             pairs = zip(checkpoints, caches, strict=True)
