@@ -164,6 +164,13 @@ def _add_queue(engine: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="maximum number of prompt tokens that wait; 0: no limit",
     )
+    add(
+        "--target-first-token-ms",
+        type=at_least(0),
+        metavar="N",
+        help="refuse a request at once if its first token is expected later, or after its own deadline; "
+        "0: refuse none for that",
+    )
 
 
 def _add_speculation(engine: argparse._ArgumentGroup) -> None:

@@ -71,6 +71,8 @@ class EngineConfig:
         max_queued_requests: maximum sequences that wait, in addition to the `max_num_seqs` running ones;
             further ones are refused.
         max_queued_tokens: maximum prompt tokens that wait. 0: no limit.
+        target_first_token_ms: a request is refused at once if its first token is expected later, by what
+            waits and what steps have taken lately, or after its own deadline. 0: none is.
         drafter: source of draft tokens, several of which are checked in one step: "ngram"
             (what followed the last few tokens earlier), "suffix" (the same, also in the tenant's
             earlier outputs), "draft_model" (a smaller model), "self" (the model's own first
@@ -105,6 +107,7 @@ class EngineConfig:
     priority_aging_ms: int = 10_000
     max_queued_requests: int = 1024
     max_queued_tokens: int = 0
+    target_first_token_ms: int = 0
     drafter: str = "auto"
     draft_model: str = ""
     num_draft_layers: int = 0
@@ -182,6 +185,9 @@ class EngineConfig:
             raise ConfigError("max_queued_requests", self.max_queued_requests, "at least 0")
         if self.max_queued_tokens < 0:
             raise ConfigError("max_queued_tokens", self.max_queued_tokens, "0 (no bound) or a number")
+        if self.target_first_token_ms < 0:
+            expected = "0 (no target) or a number of milliseconds"
+            raise ConfigError("target_first_token_ms", self.target_first_token_ms, expected)
 
     def _check_speculation(self) -> None:
         if self.drafter not in DRAFTERS:
