@@ -35,6 +35,9 @@ def compile_translated(text: str, tokenizer: LLTokenizer) -> GrammarMatcher:
         raise ValueError(matcher.get_error())
     start = GrammarMatcher(matcher)
     # The first mask costs far more than others; clones share what it has computed.
-    if not MaskFiller((tokenizer.vocab_size + 31) // 32, num_threads=1).fill([start]).any():
+    filler = MaskFiller(tokenizer, num_threads=1)
+    masks = filler.empty_masks(1)
+    filler.fill(masks, {0: start})
+    if not masks.any():
         raise ValueError("no text satisfies it" if "NoExtension" in start.error else start.error)
     return start
