@@ -100,8 +100,8 @@ class OpenAIProcess:
             raise StartupError(f"the OpenAI server did not start on {self._plan.host}:{self._plan.port}")
         if _has_engines() and not self._wait_for(self._lists_a_model, FIRST_MODEL_TIMEOUT_S, stop):
             say(
-                f"the OpenAI server has no model {FIRST_MODEL_TIMEOUT_S:g} s after the Triton server is ready: "
-                "its requests get status 503 until it reaches an engine",
+                f"the OpenAI server has no model {FIRST_MODEL_TIMEOUT_S:g} s after the Triton server is "
+                "ready: its requests get status 503 until it reaches an engine",
                 "warning",
             )
 
