@@ -68,6 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an origin, such as https://chat.example.com, whose pages may call the API; may be repeated",
     )
     add(
+        "--header-timeout-s",
+        type=at_least(1),
+        default=30,
+        metavar="N",
+        help="close a connection that has not sent the headers of a request after so many seconds (default: "
+        "%(default)s)",
+    )
+    add(
         "--lenient", action="store_true", help="pass over unknown fields of requests instead of refusing them"
     )
     add(
@@ -130,6 +138,7 @@ def run(args: argparse.Namespace) -> int:
         is_lenient=args.lenient,
         metrics_url=args.metrics_url,
         families=families,
+        header_timeout_s=args.header_timeout_s,
     )
     write_log(args.log_format)
     try:
