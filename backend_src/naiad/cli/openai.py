@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from naiad.cli.argument_types import at_least, port_number
+from naiad.cli.control_key import grpc_metadata, read_control_key
 from naiad.errors import ConfigError, StartupError
 from naiad.log_lines import LOG_FORMATS
 from naiad.openai_server.access.policy import is_loopback
@@ -43,6 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="the page of the Triton server's metrics, such as http://localhost:8002/metrics; /metrics shows "
         "what it says of Naiad's models",
+    )
+    add(
+        "--model-control-key",
+        type=Path,
+        metavar="FILE",
+        help="the key of a Triton server that was started with `naiad serve --model-control-mode explicit`, "
+        "which lists its models only with it",
     )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add(
@@ -130,7 +138,15 @@ def run(args: argparse.Namespace) -> int:
 
     gate = None if args.api_keys is None else Gate(args.api_keys, metrics_open=args.metrics_open)
     families = FamilyChoices(args.reasoning, args.tool_parser)
-    remote = RemoteServer.open(args.url, args.tokenizer, families, tuple(args.model), args.served_name)
+    key = None if args.model_control_key is None else read_control_key(args.model_control_key)
+    remote = RemoteServer.open(
+        args.url,
+        args.tokenizer,
+        families,
+        tuple(args.model),
+        args.served_name,
+        control_headers=dict(grpc_metadata(key)),
+    )
     options = ServerOptions(
         remote=remote,
         allowed_hosts=tuple(args.allowed_host),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.console import say, use_log_format
+from naiad.cli.control_key import control_key, restrictions
 from naiad.cli.engine_options import chosen_parameters
 from naiad.cli.repository.check import check_repository, warnings_of, with_directories
 from naiad.cli.repository.model_entries import (
@@ -21,7 +22,6 @@ from naiad.cli.repository.model_entries import (
 from naiad.cli.repository.served_models import SERVED_NAME, ServedModel, top_models
 from naiad.cli.repository.snapshot import RepositorySnapshot
 from naiad.cli.serve.config_file import config_text
-from naiad.cli.serve.control_key import control_key, restrictions
 from naiad.cli.serve.openai_process import OpenAIPlan
 from naiad.cli.serve.options import ASKED_FOR_NONE, OPENAI_PORT, PORTS, add_arguments
 from naiad.cli.serve.ports import KeptPorts
