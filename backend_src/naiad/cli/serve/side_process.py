@@ -1,4 +1,4 @@
-"""The OpenAI server beside the Triton server: started, started again when it ends, and stopped."""
+"""A server beside the Triton server: started, started again when it ends, and stopped."""
 
 from __future__ import annotations
 
@@ -23,26 +23,30 @@ _STABLE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAIPlan:
+class SidePlan:
     """What the server is started with.
 
     Attributes:
-        host: address to listen on.
-        port: port to listen on.
-        options: further options of `naiad.openai_server`.
+        name: what it is, for messages.
+        module: the Python module that it runs.
+        host: address that it listens on.
+        port: port that it listens on.
+        options: the module's options.
         has_keys: whether it reads a file of keys, and reads it again on SIGHUP.
     """
 
+    name: str
+    module: str
     host: str
     port: int
     options: tuple[str, ...] = ()
     has_keys: bool = False
 
 
-class OpenAIProcess:
-    """One OpenAI server at a time. Its requests use the engines of every Triton server below this process."""
+class SideProcess:
+    """One such server at a time."""
 
-    def __init__(self, plan: OpenAIPlan) -> None:
+    def __init__(self, plan: SidePlan) -> None:
         """Set up; `start` starts it."""
         self._plan = plan
         self._num_failures = 0
@@ -58,8 +62,7 @@ class OpenAIProcess:
     def start(self) -> None:
         """Start it, without waiting."""
         self._started_s = time.monotonic()
-        command = [sys.executable, "-m", "naiad.openai_server", f"--server-pid={os.getpid()}"]
-        command += [f"--host={self._plan.host}", f"--port={self._plan.port}", *self._plan.options]
+        command = [sys.executable, "-m", self._plan.module, *self._plan.options]
         # It would end by a SIGHUP that comes before its handler: the signal stays blocked until then.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
@@ -89,7 +92,8 @@ class OpenAIProcess:
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while not self._listens():
             if self._process.poll() is not None or time.monotonic() > deadline_s:
-                raise StartupError(f"the OpenAI server did not start on {self._plan.host}:{self._plan.port}")
+                plan = self._plan
+                raise StartupError(f"{plan.name} did not start on {plan.host}:{plan.port}")
             time.sleep(_POLL_S)
 
     def tend(self) -> None:
@@ -101,7 +105,7 @@ class OpenAIProcess:
             self._num_failures = 1 if is_stable else self._num_failures + 1
             self._next_start_s = now_s + pause_s
             say(
-                f"restarting the OpenAI server: it ended with exit code {self._process.returncode}",
+                f"restarting {self._plan.name}: it ended with exit code {self._process.returncode}",
                 "warning",
             )
             self._process = None
