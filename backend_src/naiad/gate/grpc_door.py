@@ -187,8 +187,8 @@ class GRPCDoor:
         self, requests: AsyncIterator[bytes], upstream: Any, write: Callable[[bytes], Awaitable[None]]
     ) -> None:
         """Send a client's messages to the server; one that does not pass is refused, and the others go on."""
-        # The server has ended the stream: its status says why.
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        # The server has ended the stream, and its status says why; or the client is gone.
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError, grpc.aio.InternalError):
             async for raw in requests:
                 try:
                     check_infer_request(raw, self._limits)

@@ -64,7 +64,7 @@ def _read(text: bytes, limits: Limits) -> dict[str, Any]:
         value = msgspec.json.decode(text)
     except RecursionError:
         raise _too_deep(limits) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise RefusedError(400, f"the body is no JSON: {error}") from None
     if not isinstance(value, dict):
         raise RefusedError(400, "the body is no object of JSON")
@@ -88,7 +88,7 @@ def _too_deep(limits: Limits) -> RefusedError:
 def _written(value: dict[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(value)
-    except (OverflowError, msgspec.MsgspecError):
+    except (OverflowError, ValueError, msgspec.MsgspecError):
         raise RefusedError(400, "the body has a number that no tensor can hold") from None
 
 
