@@ -61,6 +61,7 @@ class FakeServer:
 @dataclass
 class Setting:
     door: GRPCDoor
+    port: int
     server: FakeServer
     channel: grpc.aio.Channel
 
@@ -79,7 +80,7 @@ def run(
         door_port = await door.listen("127.0.0.1", 0)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{door_port}") as channel:
             try:
-                await asyncio.wait_for(work(Setting(door, fake, channel)), PATIENCE_S)
+                await asyncio.wait_for(work(Setting(door, door_port, fake, channel)), PATIENCE_S)
             finally:
                 watch.cancel()
                 await door.close(0.0)
@@ -317,3 +318,17 @@ def test_a_port_in_use_is_told() -> None:
         await other.close(0.0)
 
     run(work)
+
+
+def test_connections_beyond_the_limit_are_closed() -> None:
+    async def work(setting: Setting) -> None:
+        pairs = [await asyncio.open_connection("127.0.0.1", setting.port) for _ in range(3)]
+        for _, writer in pairs:
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        # A connection that is taken answers with its settings.
+        answers = await asyncio.gather(*(reader.read(1) for reader, _ in pairs))
+        assert sorted(answers) == [b"", b"\0", b"\0"]
+        for _, writer in pairs:
+            writer.close()
+
+    run(work, Limits(max_connections=2))

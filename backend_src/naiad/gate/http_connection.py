@@ -163,18 +163,12 @@ class ClientConnection(asyncio.Protocol):
         elif self._received:
             self.data_received(b"")
 
-    def upstream_lost(self) -> None:
-        """The server has closed its connection, or cannot be reached."""
-        self._upstream = None
-        if self._state != "answer":
-            return
-        if self._has_answered:
-            # A client must not take the part that has come for the whole.
-            self._transport.abort()
-        else:
-            self._close_with(
-                RefusedError(503, "the server is not there; it may be restarting", "Retry-After: 2\r\n")
-            )
+    def upstream_lost(self, upstream: Upstream) -> None:
+        """The server has closed this connection."""
+        if upstream is self._upstream:
+            self._upstream = None
+            if self._state == "answer":
+                self._end_without_server()
 
     def look(self, now_s: float) -> None:
         """End the connection if the client takes too long; called every second or so."""
@@ -292,13 +286,25 @@ class ClientConnection(asyncio.Protocol):
         try:
             _, upstream = await self._loop.create_connection(lambda: Upstream(self), *self._door.server)
         except OSError:
-            self.upstream_lost()
+            self._end_without_server()
             return
         if self._state == "closed":
             upstream.close()
             return
-        self._upstream = upstream
-        upstream.send(request)
+        if upstream.is_open:
+            self._upstream = upstream
+            upstream.send(request)
+        else:
+            self._end_without_server()
+
+    def _end_without_server(self) -> None:
+        """End a request whose answer does not come any more."""
+        if self._has_answered:
+            # A client must not take the part that has come for the whole.
+            self._transport.abort()
+        else:
+            message = "the server is not there; it may be restarting"
+            self._close_with(RefusedError(503, message, "Retry-After: 2\r\n"))
 
     def _close_with(self, refusal: RefusedError) -> None:
         """Refuse, and close: what comes behind a refused request is not trusted."""

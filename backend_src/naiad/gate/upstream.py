@@ -25,7 +25,7 @@ class Client(Protocol):
     def answer_ended(self) -> None:
         """The answer is complete."""
 
-    def upstream_lost(self) -> None:
+    def upstream_lost(self, upstream: Upstream) -> None:
         """The connection has ended; there will be no more of an answer."""
 
     @property
@@ -93,7 +93,7 @@ class Upstream(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
-        self._client.upstream_lost()
+        self._client.upstream_lost(self)
 
     def _take_head(self) -> None:
         assert self._head is not None
