@@ -230,7 +230,7 @@ def test_the_server_listens_on_loopback_alone_and_the_gate_stops_with_it(
     create_repository(tmp_path / "repository", tiny_dir)
     with running(leaving, tmp_path / "repository", "--host", "0.0.0.0") as server:
         hosts = {
-            connection.laddr.ip
+            connection.laddr.ip.removeprefix("::ffff:")
             for connection in tritonserver(server).net_connections()
             if connection.status == "LISTEN"
         }
