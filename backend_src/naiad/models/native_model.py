@@ -28,12 +28,15 @@ class NativeModel:
         pick: finds best tokens and draws from logits that processors have changed.
     """
 
-    def __init__(self, model: DecoderModel, caches: Sequence[LayerCache], team: Team) -> None:
+    def __init__(
+        self, model: DecoderModel, caches: Sequence[LayerCache], dtype: torch.dtype, team: Team
+    ) -> None:
         """Record the model's forward pass over its caches, and its logits.
 
         Args:
             model: its linear weights are native ones.
             caches: one for each layer, laid out for the native kernels; no others can be used later.
+            dtype: in which the model computes.
             team: computes the steps.
 
         Raises:
@@ -42,7 +45,7 @@ class NativeModel:
         self.config: ModelConfig = model.config
         self._model = model
         self._caches = caches
-        recorder = TapeRecorder()
+        recorder = TapeRecorder(dtype)
         batch = ForwardBatch(
             cast(Any, recorder.token_ids()),
             cast(Any, recorder.positions()),

@@ -15,6 +15,7 @@ from aiohttp import web
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.body_reader import BodyReader
+from naiad.openai_server.connections import ConnectionWatch
 from naiad.openai_server.engine_routes import EngineRoutes
 from naiad.openai_server.engine_watch import EngineWatch
 from naiad.openai_server.engines.interface import Models
@@ -54,6 +55,7 @@ class ServerOptions:
         families: how the families are chosen that say how a model writes.
         keep_alive_s: a stream that is silent for so long gets a comment.
         slow_reader_s: a client that takes nothing for so long is gone.
+        header_timeout_s: a connection that has not sent the headers of a request in this time is closed.
         deep_health_timeout_s: a model that makes no token in this time has failed.
         deep_health_cache_s: how long the result of `/health/deep` is kept.
     """
@@ -68,12 +70,21 @@ class ServerOptions:
     families: FamilyChoices = field(default_factory=FamilyChoices)
     keep_alive_s: float = 15.0
     slow_reader_s: float = 60.0
+    header_timeout_s: float = 30.0
     deep_health_timeout_s: float = 10.0
     deep_health_cache_s: float = 5.0
 
 
-def make_app(options: ServerOptions, gate: Gate | None = None) -> web.Application:
-    """Make the application; `gate` checks the keys of its clients."""
+def make_app(
+    options: ServerOptions, gate: Gate | None = None, connections: ConnectionWatch | None = None
+) -> web.Application:
+    """Make the application.
+
+    Args:
+        options: its settings.
+        gate: checks the keys of its clients.
+        connections: watches the connections that it is served on.
+    """
     pool = ThreadPoolExecutor(_NUM_THREADS, "openai")
     models = _models(options, pool)
     watch = StreamWatch(options.keep_alive_s, options.slow_reader_s)
@@ -81,8 +92,10 @@ def make_app(options: ServerOptions, gate: Gate | None = None) -> web.Applicatio
     guard = Guard(options.allowed_hosts, options.allowed_origins, gate)
     health = HealthRoutes(models, options.deep_health_timeout_s, options.deep_health_cache_s)
     metrics = MetricsRoutes(models, bodies, watch, TritonMetrics(options.metrics_url), pool)
+    around = [] if connections is None else [connections.middleware]
     app = web.Application(
-        middlewares=[metrics.http.middleware, guard.middleware], client_max_size=options.max_body_bytes
+        middlewares=[*around, metrics.http.middleware, guard.middleware],
+        client_max_size=options.max_body_bytes,
     )
     app.on_response_prepare.append(guard.prepare)
     generate, others = GenerateRoutes(models, bodies, watch), ModelRoutes(models, bodies, pool)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.console import say, use_log_format
+from naiad.cli.control_key import control_key, restrictions
 from naiad.cli.engine_options import chosen_parameters
 from naiad.cli.repository.check import check_repository, warnings_of, with_directories
 from naiad.cli.repository.model_entries import (
@@ -21,7 +22,6 @@ from naiad.cli.repository.model_entries import (
 from naiad.cli.repository.served_models import SERVED_NAME, ServedModel, top_models
 from naiad.cli.repository.snapshot import RepositorySnapshot
 from naiad.cli.serve.config_file import config_text
-from naiad.cli.serve.control_key import control_key, restrictions
 from naiad.cli.serve.openai_process import OpenAIPlan
 from naiad.cli.serve.options import ASKED_FOR_NONE, OPENAI_PORT, PORTS, add_arguments
 from naiad.cli.serve.ports import KeptPorts
@@ -199,6 +199,7 @@ def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> O
     options += ["--metrics-open"] if args.metrics_open else []
     options.append(f"--reasoning={args.openai_reasoning}")
     options.append(f"--tool-parser={args.openai_tool_parser}")
+    options.append(f"--header-timeout-s={args.openai_header_timeout_s}")
     options.append(f"--log-format={args.log_format}")
     has_keys = args.api_keys is not None
     options += [f"--api-keys={args.api_keys.absolute()}"] if has_keys else []

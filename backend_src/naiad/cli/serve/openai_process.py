@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from naiad.cli.console import say
+from naiad.engine_process.instance import engine_names
+from naiad.engine_process.runtime_dir import runtime_directories_below
 from naiad.errors import StartupError
 
 _START_TIMEOUT_S = 30.0
+# It attaches to an engine within a second; longer only on a machine that has more to do than it can.
+FIRST_MODEL_TIMEOUT_S = 15.0
 _CONNECT_TIMEOUT_S = 1.0
 _POLL_S = 0.05
 _STOP_TIMEOUT_S = 5.0
@@ -79,18 +85,44 @@ class OpenAIProcess:
         if self._process is not None:
             self._process.send_signal(signal.SIGHUP)
 
-    def wait_until_it_listens(self) -> None:
-        """Wait until it accepts connections.
+    def wait_until_it_serves(self, stop: Callable[[float], bool]) -> None:
+        """Wait until it accepts connections and, where there are engines, lists its first model.
+
+        If no model comes in time a warning says so: Triton's own ports may serve all the same.
+
+        Args:
+            stop: waits so many seconds; true: this should be given up.
 
         Raises:
             StartupError: it ended, or does not listen in time.
         """
+        if not self._wait_for(self._listens, _START_TIMEOUT_S, stop):
+            raise StartupError(f"the OpenAI server did not start on {self._plan.host}:{self._plan.port}")
+        if _has_engines() and not self._wait_for(self._lists_a_model, FIRST_MODEL_TIMEOUT_S, stop):
+            say(
+                f"the OpenAI server has no model {FIRST_MODEL_TIMEOUT_S:g} s after the Triton server is "
+                "ready: its requests get status 503 until it reaches an engine",
+                "warning",
+            )
+
+    def _wait_for(self, holds: Callable[[], bool], timeout_s: float, stop: Callable[[float], bool]) -> bool:
+        """Wait until it holds, or until `stop`; return False if the time is up first.
+
+        Raises:
+            StartupError: the process ended.
+        """
         assert self._process is not None
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while not self._listens():
-            if self._process.poll() is not None or time.monotonic() > deadline_s:
-                raise StartupError(f"the OpenAI server did not start on {self._plan.host}:{self._plan.port}")
-            time.sleep(_POLL_S)
+        deadline_s = time.monotonic() + timeout_s
+        while not holds():
+            code = self._process.poll()
+            if code is not None:
+                address = f"{self._plan.host}:{self._plan.port}"
+                raise StartupError(f"the OpenAI server did not start on {address}: exit code {code}")
+            if time.monotonic() > deadline_s:
+                return False
+            if stop(_POLL_S):
+                break
+        return True
 
     def tend(self) -> None:
         """Start it again if it has ended, after a pause that grows with each failure in a row."""
@@ -127,3 +159,19 @@ class OpenAIProcess:
                 return True
         except OSError:
             return False
+
+    def _lists_a_model(self) -> bool:
+        connection = http.client.HTTPConnection(self._plan.host, self._plan.port, timeout=_CONNECT_TIMEOUT_S)
+        try:
+            # Needs no key. It answers to localhost, whatever its address is called.
+            connection.request("GET", "/health", headers={"Host": "localhost"})
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+def _has_engines() -> bool:
+    """Whether a Triton server below this process has an engine; one with nothing loaded has none."""
+    return any(engine_names(directory) for directory in runtime_directories_below(os.getpid()))

@@ -112,6 +112,14 @@ def _add_openai(parser: argparse.ArgumentParser) -> None:
         "repeated",
     )
     add(
+        "--openai-header-timeout-s",
+        type=at_least(1),
+        default=30,
+        metavar="N",
+        help="the OpenAI API closes a connection that has not sent the headers of a request after so many "
+        "seconds (default: %(default)s)",
+    )
+    add(
         "--openai-lenient",
         action="store_true",
         help="the OpenAI API passes over unknown fields of requests instead of refusing them",

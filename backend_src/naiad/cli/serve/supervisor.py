@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from naiad.cli.console import say
+from naiad.cli.control_key import grpc_metadata
 from naiad.cli.repository.model_entries import ModelEntry
-from naiad.cli.serve.control_key import grpc_metadata
 from naiad.cli.serve.drain import end_requests, num_active
 from naiad.cli.serve.log_limit import LogLimit
 from naiad.cli.serve.openai_process import OpenAIPlan, OpenAIProcess
@@ -117,7 +117,7 @@ class Supervisor:
                 return self._stop_starting(server)
             if is_first:
                 if self._openai is not None:
-                    self._openai.wait_until_it_listens()
+                    self._openai.wait_until_it_serves(self._stop.wait)
                 self._on_ready()
             else:
                 say("the server serves again")

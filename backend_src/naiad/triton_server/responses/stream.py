@@ -130,8 +130,7 @@ class ResponseStream:
         """Take an engine output. An error ends the whole request.
 
         Passed deadlines end it with an error only if none of its sequences has started; otherwise each
-        sequence
-        ends with the tokens that it has.
+        sequence ends with the tokens that it has.
         """
         with self.lock:
             if error is not None:
