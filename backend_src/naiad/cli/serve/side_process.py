@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from naiad.cli.console import say
@@ -82,8 +83,11 @@ class SideProcess:
         if self._process is not None:
             self._process.send_signal(signal.SIGHUP)
 
-    def wait_until_it_listens(self) -> None:
+    def wait_until_it_serves(self, stop: Callable[[float], bool]) -> None:
         """Wait until it accepts connections.
+
+        Args:
+            stop: waits so many seconds; true: this should be given up.
 
         Raises:
             StartupError: it ended, or does not listen in time.
@@ -94,7 +98,8 @@ class SideProcess:
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 plan = self._plan
                 raise StartupError(f"{plan.name} did not start on {plan.host}:{plan.port}")
-            time.sleep(_POLL_S)
+            if stop(_POLL_S):
+                return
 
     def tend(self) -> None:
         """Start it again if it has ended, after a pause that grows with each failure in a row."""

@@ -117,7 +117,7 @@ class Supervisor:
                 return self._stop_starting(server)
             if is_first:
                 for process in self._beside:
-                    process.wait_until_it_listens()
+                    process.wait_until_it_serves(self._stop.wait)
                 self._on_ready()
             else:
                 say("the server serves again")
