@@ -42,6 +42,7 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
     add("--reasoning", choices=REASONING_CHOICES, default="auto", help="how models write what they reason")
     add("--tool-parser", choices=CALL_CHOICES, default="auto", help="how models write calls of tools")
     add("--header-timeout-s", type=float, default=30.0, help="seconds that the headers of a request may take")
+    add("--slow-reader-s", type=float, default=60.0, help="a client that takes nothing for so long is gone")
     add("--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="how lines are written")
     args = parser.parse_args(arguments)
     write_log(args.log_format)
@@ -56,6 +57,7 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
         metrics_url=args.metrics_url,
         families=FamilyChoices(args.reasoning, args.tool_parser),
         header_timeout_s=args.header_timeout_s,
+        slow_reader_s=args.slow_reader_s,
     )
     return options, gate, args.host, args.port
 

@@ -193,6 +193,7 @@ def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> S
     options.append(f"--reasoning={args.openai_reasoning}")
     options.append(f"--tool-parser={args.openai_tool_parser}")
     options.append(f"--header-timeout-s={args.openai_header_timeout_s}")
+    options.append(f"--slow-reader-s={args.slow_reader_s}")
     options.append(f"--log-format={args.log_format}")
     has_keys = args.api_keys is not None
     options += [f"--api-keys={args.api_keys.absolute()}"] if has_keys else []

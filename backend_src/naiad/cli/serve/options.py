@@ -124,14 +124,6 @@ def _add_gate(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="HTTP connections, and gRPC calls, at the same time (default: %(default)s)",
     )
-    add(
-        "--slow-reader-s",
-        type=at_least(1),
-        default=60,
-        metavar="N",
-        help="seconds after which the gate ends a request whose client reads nothing of its answer "
-        "(default: %(default)s)",
-    )
 
 
 def _add_openai(parser: argparse.ArgumentParser) -> None:
@@ -230,6 +222,14 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         default=30,
         metavar="N",
         help="seconds that running requests get to finish on Ctrl-C or SIGTERM (default: %(default)s)",
+    )
+    add(
+        "--slow-reader-s",
+        type=at_least(1),
+        default=60,
+        metavar="N",
+        help="seconds after which the gate and the OpenAI API end a request whose client reads nothing of "
+        "its answer (default: %(default)s)",
     )
     add("--log-verbose", type=at_least(0), default=0, metavar="N", help="the server's log level (default: 0)")
     add(
