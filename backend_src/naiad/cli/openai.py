@@ -93,6 +93,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how models write calls of tools; auto: as the chat template says (default: %(default)s)",
     )
     add(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="the OTLP/HTTP address of a collector, such as http://localhost:4318, which gets the spans of "
+        "requests (default: requests are not traced)",
+    )
+    add(
         "--log-format",
         choices=LOG_FORMATS,
         default=LOG_FORMATS[0],
@@ -119,8 +125,11 @@ def run(args: argparse.Namespace) -> int:
     from naiad.openai_server.app import ServerOptions
     from naiad.openai_server.engines.remote.models import RemoteServer
     from naiad.openai_server.serving import serve, write_log
+    from naiad.tracing.exporter import Collector
 
     gate = None if args.api_keys is None else Gate(args.api_keys, metrics_open=args.metrics_open)
+    endpoint = args.otlp_endpoint
+    collector = None if endpoint is None else Collector.parse("--otlp-endpoint", endpoint)
     families = FamilyChoices(args.reasoning, args.tool_parser)
     remote = RemoteServer.open(args.url, args.tokenizer, families, tuple(args.model), args.served_name)
     options = ServerOptions(
@@ -130,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
         is_lenient=args.lenient,
         metrics_url=args.metrics_url,
         families=families,
+        collector=collector,
     )
     write_log(args.log_format)
     try:

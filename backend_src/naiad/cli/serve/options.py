@@ -168,6 +168,12 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seconds that running requests get to finish on Ctrl-C or SIGTERM (default: %(default)s)",
     )
+    add(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="the OTLP/HTTP address of a collector, such as http://localhost:4318, which gets the spans of "
+        "requests, and Triton's of those that belong to a trace (default: requests are not traced)",
+    )
     add("--log-verbose", type=at_least(0), default=0, metavar="N", help="the server's log level (default: 0)")
     add(
         "--log-format",
