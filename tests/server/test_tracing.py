@@ -22,7 +22,7 @@ PROMPT = {"text_input": "ab", "max_tokens": 5, "stream": True}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "text": ("/v2/models/text/generate_stream", PROMPT),
     "ensemble": ("/v2/models/ensemble/generate_stream", PROMPT),
-    "openai": ("/completions", {"prompt": "ab", "max_tokens": 5, "stream": True}),
+    "openai": ("/completions", {"model": "traced", "prompt": "ab", "max_tokens": 5, "stream": True}),
 }
 
 
@@ -35,7 +35,16 @@ def collector() -> Iterator[SpanCollector]:
 @pytest.fixture(scope="module")
 def traced(tiny_dir: Path, collector: SpanCollector, leaving: Leaving) -> Iterator[Server]:
     """A server whose spans go to `collector`."""
-    options = ("--kv-cache-bytes", ROOMY, "--openai-port", "0", "--otlp-endpoint", collector.url)
+    options = (
+        "--kv-cache-bytes",
+        ROOMY,
+        "--served-name",
+        "traced",
+        "--openai-port",
+        "0",
+        "--otlp-endpoint",
+        collector.url,
+    )
     server = start_server(tiny_dir, *options)
     yield server
     leaving.take(server)
