@@ -50,7 +50,8 @@ def test_a_chat_has_its_phases(tmp_path: Path, stream: bool) -> None:
     )
     assert [phase.name for phase in phases] == ["read", "queue", "prefill", "decode", "send"]
     assert abs(sum(phase.seconds for phase in phases) - root.seconds) < 1e-6
-    assert root.seconds <= seconds
+    # The server's thread may see the end of the answer after its client.
+    assert root.seconds - phases[-1].seconds <= seconds
     assert (root.name, root.trace_id, root.parent_id) == ("chat first", PARENT[3:35], PARENT[36:52])
     assert root.attributes["gen_ai.request.stream"] is stream
     assert root.attributes["gen_ai.response.id"] in text

@@ -85,7 +85,8 @@ def test_phases_add_up_to_what_the_client_saw(traced: Server, collector: SpanCol
     assert root.attributes["gen_ai.usage.output_tokens"] == 5
     assert abs(sum(phase.seconds for phase in phases) - root.seconds) < 1e-6
     assert all(earlier.end_ns == later.begin_ns for earlier, later in itertools.pairwise(phases))
-    assert root.seconds <= seconds
+    # The server's thread may see the end of the answer after its client.
+    assert root.seconds - phases[-1].seconds <= seconds
     if way == "openai":
         assert root.parent_id == parent_id
     else:
