@@ -20,7 +20,7 @@ OTHERS_OPTIONS = frozenset(
         *("--build-arg", "--shm-size", "--no-cache-dir", "--extra-index-url"),
         *("--http-max-input-size", "--http-restricted-api", "--grpc-restricted-protocol"),
         *("--model-control-mode", "--trace-config", "--exit-timeout-secs", "--model-repository"),
-        *("--backend", "--tokenizer"),
+        *("--backend", "--tokenizer", "--logits-post-processor-name"),
     }
 )
 OTHERS_NAMES = frozenset(
@@ -69,6 +69,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     **{name: (f"perf.server.{name}",) for name in _LOAD_TOOLS},
     "peers": ("perf.peers.bench",),
     "suites": ("perf.suites.run",),
+    "schema_bench": ("perf.engine.schema_bench",),
 }
 # One process for all commands: most of its time is what they import.
 _PRINT_HELP = """
