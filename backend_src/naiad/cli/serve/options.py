@@ -231,6 +231,12 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         help="seconds after which the gate and the OpenAI API end a request whose client reads nothing of "
         "its answer (default: %(default)s)",
     )
+    add(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="the OTLP/HTTP address of a collector, such as http://localhost:4318, which gets the spans of "
+        "requests, and Triton's of those that belong to a trace (default: requests are not traced)",
+    )
     add("--log-verbose", type=at_least(0), default=0, metavar="N", help="the server's log level (default: 0)")
     add(
         "--log-format",
