@@ -203,6 +203,8 @@ CHUNKED = f"POST {GENERATE} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: ch
         (post(GENERATE, b"{}", " folded: 1"), 400),
         (post(GENERATE, b"{}", "A: 1\nB: 2"), 400),
         (post(GENERATE, b"{}", "A: \0"), 400),
+        (post("/v2/models/m/infer", b"{}", "Inference-Header-Content-Length: \xb2"), 400),
+        (post("/v2/models/m/infer", b"{}", "Inference-Header-Content-Length: 3"), 400),
         (get("/v2", "Content-Length: 1") + b"x", 400),
         (b"GET  /v2 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         (b"GET http://localhost/v2 HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from typing import Any, Literal, Protocol
 
@@ -26,6 +27,7 @@ _INFERENCE_LENGTH = "inference-header-content-length"
 # Of the client's headers only these are sent on: the key of model control, and a trace's context.
 _PASSED_HEADERS = ("naiad-model-control-key", "traceparent", "tracestate")
 _CONTINUE = "100-continue"
+_LENGTH = re.compile(r"[0-9]{1,12}")
 # A client that is refused reads its answer only when it has sent its body.
 _MAX_DRAINED_BYTES = 16 << 20
 _LAST_S = 5.0
@@ -259,7 +261,7 @@ class ClientConnection(asyncio.Protocol):
         length = None
         if self._route.body == "infer":
             text = self._head.headers.get(_INFERENCE_LENGTH)
-            if text is not None and not (text.isdigit() and len(text) <= 12):
+            if text is not None and not _LENGTH.fullmatch(text):
                 raise RefusedError(400, "Inference-Header-Content-Length is no number of bytes")
             body, length = checked_inference(body, None if text is None else int(text), self._limits)
         elif self._route.body == "json":
