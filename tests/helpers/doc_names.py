@@ -62,6 +62,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
         for action in ("create", "add", "remove", "list", "check")
     },
     "fetch-model": ("naiad.cli.main", "fetch-model"),
+    "plan": ("naiad.cli.main", "plan"),
     "throughput": ("naiad.cli.main", "bench", "throughput"),
     "naiad": ("naiad.cli.main",),
     "naiad_client": ("naiad_client",),
@@ -85,6 +86,7 @@ for name, (module, *words) in json.loads(sys.argv[1]).items():
 _COMMAND_OF_LINE = (
     (re.compile(r"\bnaiad serve\b|\bmake serve\b|\"naiad\", \"serve\""), "serve"),
     (re.compile(r"\bnaiad fetch-model\b"), "fetch-model"),
+    (re.compile(r"\bnaiad plan\b"), "plan"),
     *(
         (re.compile(rf"\bnaiad repository {action}\b"), f"repository {action}")
         for action in ("create", "add", "remove", "list", "check")

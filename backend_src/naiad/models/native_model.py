@@ -76,11 +76,18 @@ class NativeModel:
         return self._logits.run(len(hidden), inputs=[hidden])
 
     def logits_and_best(
-        self, hidden: torch.Tensor, draws: Draws | None = None
+        self, hidden: torch.Tensor, draws: Draws | None = None, allowed: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, BestTokens]:
-        """Compute `logits`, and in the same call each row's best token and the one that it draws."""
+        """Compute `logits`, and in the same call each row's best token and the one that it draws.
+
+        Args:
+            hidden: as for `logits`.
+            draws: how rows draw, and room for their tokens; None: no row does.
+            allowed: the bitmask of `best_tokens`, which leaves the logits as they are; None: all tokens are
+                allowed.
+        """
         best = BestTokens.empty(len(hidden))
-        return self._logits.run(len(hidden), inputs=[hidden], best=best, draws=draws), best
+        return self._logits.run(len(hidden), inputs=[hidden], best=best, allowed=allowed, draws=draws), best
 
     @contextmanager
     def profiled(self) -> Iterator[Counter[Kind]]:

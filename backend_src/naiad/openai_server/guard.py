@@ -14,8 +14,8 @@ from naiad.hosts import AllowedHosts
 from naiad.openai_server.access.gate import Gate, caller_of, metered
 from naiad.openai_server.api.anthropic import errors as anthropic
 from naiad.openai_server.api.errors import APIError, api_error_of
-from naiad.openai_server.api.trace_context import TraceContext, read_trace_context
 from naiad.openai_server.route import CONTINUE
+from naiad.tracing.trace_context import TraceContext, read_trace_context
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.console import say, use_log_format
+from naiad.cli.control_key import control_key, restrictions
 from naiad.cli.engine_options import chosen_parameters
 from naiad.cli.repository.check import check_repository, warnings_of, with_directories
 from naiad.cli.repository.model_entries import (
@@ -21,7 +22,6 @@ from naiad.cli.repository.model_entries import (
 from naiad.cli.repository.served_models import SERVED_NAME, ServedModel, top_models
 from naiad.cli.repository.snapshot import RepositorySnapshot
 from naiad.cli.serve.config_file import config_text
-from naiad.cli.serve.control_key import control_key, restrictions
 from naiad.cli.serve.exposure import LOOPBACK, gate_plan, has_gate, keep_server_ports, warn_if_exposed
 from naiad.cli.serve.options import ASKED_FOR_NONE, OPENAI_PORT, PORTS, add_arguments
 from naiad.cli.serve.ports import KeptPorts
@@ -47,6 +47,7 @@ from naiad.config.model_location import checkpoint_name, model_directory, path_o
 from naiad.errors import ConfigError
 from naiad.openai_server.access.key_file import read_key_file
 from naiad.openai_server.access.policy import is_loopback
+from naiad.tracing.exporter import OTLP_ENDPOINT, Collector
 
 __all__ = ["add_arguments", "run"]
 
@@ -78,6 +79,8 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     check_space(temporary, MIN_TEMP_BYTES, "the server", "make room, or set TMPDIR to another directory")
     source = find_repository(args.model_repository)
     _check_keys(args)
+    if args.otlp_endpoint is not None:
+        Collector.parse("--otlp-endpoint", args.otlp_endpoint)
     is_gated = has_gate(args, is_bundled=args.tritonserver is None)
     ports = kept.keep_each(args.host, {name: getattr(args, f"{name}_port") for name in PORTS})
     server_host, server_ports = (LOOPBACK, keep_server_ports(kept)) if is_gated else (args.host, ports)
@@ -146,6 +149,19 @@ def server_command(
         f"--log-info={'true' if args.log_verbose else 'false'}",
         f"--log-verbose={args.log_verbose}",
     ]
+    if args.otlp_endpoint is not None:
+        url = Collector.parse("--otlp-endpoint", args.otlp_endpoint).url
+        # Rate 0: only requests that say which trace they belong to; Naiad traces the others itself.
+        command += [
+            f"--trace-config={each}"
+            for each in (
+                "mode=opentelemetry",
+                "level=TIMESTAMPS",
+                "rate=0",
+                f"opentelemetry,url={url}",
+                "opentelemetry,resource=service.name=naiad-triton",
+            )
+        ]
     if _is_explicit(args):
         names = top_models(read_repository(repository))
         command += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in names)]
@@ -190,8 +206,10 @@ def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> S
     options += [f"--metrics-url=http://{metrics_address}/metrics"]
     options += ["--lenient"] if args.openai_lenient else []
     options += ["--metrics-open"] if args.metrics_open else []
+    options += [f"--otlp-endpoint={args.otlp_endpoint}"] if args.otlp_endpoint is not None else []
     options.append(f"--reasoning={args.openai_reasoning}")
     options.append(f"--tool-parser={args.openai_tool_parser}")
+    options.append(f"--header-timeout-s={args.openai_header_timeout_s}")
     options.append(f"--slow-reader-s={args.slow_reader_s}")
     options.append(f"--log-format={args.log_format}")
     has_keys = args.api_keys is not None
@@ -203,12 +221,21 @@ def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> S
         port=port,
         options=tuple(options),
         has_keys=has_keys,
+        has_models=True,
     )
 
 
 def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[ModelEntry]:
     """Return the models with the values of the options and the directories of their checkpoints."""
     overrides = chosen_parameters(args)
+    if args.otlp_endpoint is not None:
+        if not all(OTLP_ENDPOINT in entry.parameters for entry in models if entry.is_engine):
+            raise ConfigError(
+                "--otlp-endpoint",
+                args.otlp_endpoint,
+                f"a model repository whose engines have the parameter {OTLP_ENDPOINT}: make it again",
+            )
+        overrides[OTLP_ENDPOINT] = args.otlp_endpoint
     if args.model is not None:
         num_engines = sum(entry.is_engine for entry in models)
         if num_engines > 1:

@@ -159,6 +159,14 @@ def _add_openai(parser: argparse.ArgumentParser) -> None:
         "repeated",
     )
     add(
+        "--openai-header-timeout-s",
+        type=at_least(1),
+        default=30,
+        metavar="N",
+        help="the OpenAI API closes a connection that has not sent the headers of a request after so many "
+        "seconds (default: %(default)s)",
+    )
+    add(
         "--openai-lenient",
         action="store_true",
         help="the OpenAI API passes over unknown fields of requests instead of refusing them",
@@ -222,6 +230,12 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seconds after which the gate and the OpenAI API end a request whose client reads nothing of "
         "its answer (default: %(default)s)",
+    )
+    add(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="the OTLP/HTTP address of a collector, such as http://localhost:4318, which gets the spans of "
+        "requests, and Triton's of those that belong to a trace (default: requests are not traced)",
     )
     add("--log-verbose", type=at_least(0), default=0, metavar="N", help="the server's log level (default: 0)")
     add(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import socket
@@ -13,9 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from naiad.cli.console import say
+from naiad.engine_process.instance import engine_names
+from naiad.engine_process.runtime_dir import runtime_directories_below
 from naiad.errors import StartupError
 
 _START_TIMEOUT_S = 30.0
+# It attaches to an engine within a second; longer only on a machine that has more to do than it can.
+FIRST_MODEL_TIMEOUT_S = 15.0
 _CONNECT_TIMEOUT_S = 1.0
 _POLL_S = 0.05
 _STOP_TIMEOUT_S = 5.0
@@ -34,6 +39,7 @@ class SidePlan:
         port: port that it listens on.
         options: the module's options.
         has_keys: whether it reads a file of keys, and reads it again on SIGHUP.
+        has_models: whether it serves the engines' models, and says at /health that it has one.
     """
 
     name: str
@@ -42,6 +48,7 @@ class SidePlan:
     port: int
     options: tuple[str, ...] = ()
     has_keys: bool = False
+    has_models: bool = False
 
 
 class SideProcess:
@@ -84,7 +91,9 @@ class SideProcess:
             self._process.send_signal(signal.SIGHUP)
 
     def wait_until_it_serves(self, stop: Callable[[float], bool]) -> None:
-        """Wait until it accepts connections.
+        """Wait until it accepts connections and, if it has models and there are engines, lists the first.
+
+        If no model comes in time a warning says so: Triton's own ports may serve all the same.
 
         Args:
             stop: waits so many seconds; true: this should be given up.
@@ -92,14 +101,38 @@ class SideProcess:
         Raises:
             StartupError: it ended, or does not listen in time.
         """
+        if not self._wait_for(self._listens, _START_TIMEOUT_S, stop):
+            raise StartupError(self._failure)
+        if not self._plan.has_models or not _has_engines():
+            return
+        if not self._wait_for(self._lists_a_model, FIRST_MODEL_TIMEOUT_S, stop):
+            say(
+                f"{self._plan.name} has no model {FIRST_MODEL_TIMEOUT_S:g} s after the Triton server is "
+                "ready: its requests get status 503 until it reaches an engine",
+                "warning",
+            )
+
+    def _wait_for(self, holds: Callable[[], bool], timeout_s: float, stop: Callable[[float], bool]) -> bool:
+        """Wait until it holds, or until `stop`; return False if the time is up first.
+
+        Raises:
+            StartupError: the process ended.
+        """
         assert self._process is not None
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while not self._listens():
-            if self._process.poll() is not None or time.monotonic() > deadline_s:
-                plan = self._plan
-                raise StartupError(f"{plan.name} did not start on {plan.host}:{plan.port}")
+        deadline_s = time.monotonic() + timeout_s
+        while not holds():
+            code = self._process.poll()
+            if code is not None:
+                raise StartupError(f"{self._failure}: exit code {code}")
+            if time.monotonic() > deadline_s:
+                return False
             if stop(_POLL_S):
-                return
+                break
+        return True
+
+    @property
+    def _failure(self) -> str:
+        return f"{self._plan.name} did not start on {self._plan.host}:{self._plan.port}"
 
     def tend(self) -> None:
         """Start it again if it has ended, after a pause that grows with each failure in a row."""
@@ -136,3 +169,19 @@ class SideProcess:
                 return True
         except OSError:
             return False
+
+    def _lists_a_model(self) -> bool:
+        connection = http.client.HTTPConnection(self._plan.host, self._plan.port, timeout=_CONNECT_TIMEOUT_S)
+        try:
+            # Needs no key. It answers to localhost, whatever its address is called.
+            connection.request("GET", "/health", headers={"Host": "localhost"})
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+def _has_engines() -> bool:
+    """Whether a Triton server below this process has an engine; one with nothing loaded has none."""
+    return any(engine_names(directory) for directory in runtime_directories_below(os.getpid()))

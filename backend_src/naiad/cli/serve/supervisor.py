@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from naiad.cli.console import say
+from naiad.cli.control_key import grpc_metadata
 from naiad.cli.repository.model_entries import ModelEntry
-from naiad.cli.serve.control_key import grpc_metadata
 from naiad.cli.serve.drain import end_requests, num_active
 from naiad.cli.serve.log_limit import LogLimit
 from naiad.cli.serve.probes import ProbeFailure, Prober

@@ -126,7 +126,7 @@ struct NaiadStep {
   const int32_t* allowed;  // [num_tokens, allowed_stride], or null: every token is; id i is allowed if bit i % 32 of
                            // word i / 32 is set
   int64_t allowed_stride;
-  const NaiadDraws* draws;  // NAIAD_DRAW_TOKENS, with `best_ids` and without `allowed`; null: the record does nothing
+  const NaiadDraws* draws;  // NAIAD_DRAW_TOKENS, with `best_ids`, among what is allowed; null: the record does nothing
 };
 
 struct NaiadTeam;
