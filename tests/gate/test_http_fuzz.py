@@ -15,8 +15,9 @@ from naiad.gate.limits import Limits
 
 NUM_CASES = 1500
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+TRACE = f"00-{1:032x}-{2:016x}-01"
 SEEDS = [
-    post(GENERATE, b'{"text_input": "a", "stop_words": ["x", {"y": [1, 2.5e3]}]}', "traceparent: 00-1-2-01"),
+    post(GENERATE, b'{"text_input": "a", "stop_words": ["x", {"y": [1, 2.5e3]}]}', f"traceparent: {TRACE}"),
     post(STREAM, b'{"a": 1}', "Expect: 100-continue"),
     post("/v2/models/m/infer", b'{"inputs": [{"name": "a", "parameters": {"binary_data_size": 2}}]}ab')
     + b"GET /v2/logging HTTP/1.1\r\nHost: localhost\r\n\r\n",
