@@ -30,6 +30,9 @@ from naiad.openai_server.openapi import with_description
 from naiad.openai_server.page_routes import PageRoutes
 from naiad.openai_server.route import add_routes
 from naiad.openai_server.streams import StreamWatch
+from naiad.tracing.exporter import Collector, SpanExporter
+from naiad.tracing.request_trace import Tracer
+from naiad.tracing.span import process_attributes
 
 if TYPE_CHECKING:
     from naiad.openai_server.engines.remote.models import RemoteServer
@@ -53,6 +56,7 @@ class ServerOptions:
         is_lenient: pass over unknown fields of bodies, and count them.
         metrics_url: address of the page of Triton's metrics port; None: the engine's metrics are not shown.
         families: how the families are chosen that say how a model writes.
+        collector: gets the spans of requests; None: they are not traced.
         keep_alive_s: a stream that is silent for so long gets a comment.
         slow_reader_s: a client that takes nothing for so long is gone.
         header_timeout_s: a connection that has not sent the headers of a request in this time is closed.
@@ -68,6 +72,7 @@ class ServerOptions:
     is_lenient: bool = False
     metrics_url: str | None = None
     families: FamilyChoices = field(default_factory=FamilyChoices)
+    collector: Collector | None = None
     keep_alive_s: float = 15.0
     slow_reader_s: float = 60.0
     header_timeout_s: float = 30.0
@@ -91,14 +96,18 @@ def make_app(
     bodies = BodyReader(pool, is_lenient=options.is_lenient)
     guard = Guard(options.allowed_hosts, options.allowed_origins, gate)
     health = HealthRoutes(models, options.deep_health_timeout_s, options.deep_health_cache_s)
-    metrics = MetricsRoutes(models, bodies, watch, TritonMetrics(options.metrics_url), pool)
     around = [] if connections is None else [connections.middleware]
+    spans = None
+    if options.collector is not None:
+        spans = SpanExporter(options.collector, process_attributes("naiad-openai"))
+    metrics = MetricsRoutes(models, bodies, watch, TritonMetrics(options.metrics_url), pool, spans)
     app = web.Application(
         middlewares=[*around, metrics.http.middleware, guard.middleware],
         client_max_size=options.max_body_bytes,
     )
     app.on_response_prepare.append(guard.prepare)
-    generate, others = GenerateRoutes(models, bodies, watch), ModelRoutes(models, bodies, pool)
+    generate = GenerateRoutes(models, bodies, watch, None if spans is None else Tracer(spans))
+    others = ModelRoutes(models, bodies, pool)
     engine_watch = EngineWatch(models.get)
     engines = EngineRoutes(models, engine_watch, watch)
     handlers = (generate, others, engines, health, metrics, PageRoutes())
@@ -115,6 +124,8 @@ def make_app(
                 await task
         await health.close()
         await models.close()
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
         pool.shutdown(wait=False)
 
     app.cleanup_ctx.append(run_beside)
