@@ -22,6 +22,7 @@ _COMMANDS = {
     "key": ("naiad.cli.key", "make a key for the OpenAI API"),
     "doctor": ("naiad.cli.doctor.command", "print what this machine offers and what Naiad will use"),
     "completion": ("", "print what makes a shell complete these commands and options"),
+    "replay": ("naiad.cli.replay.command", "play recorded requests again and compare what they give"),
     "bench": ("naiad.cli.bench.command", "measure the engine"),
 }
 

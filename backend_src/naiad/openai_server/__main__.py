@@ -42,6 +42,8 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
     add("--metrics-open", action="store_true", help="the metrics need no key")
     add("--reasoning", choices=REASONING_CHOICES, default="auto", help="how models write what they reason")
     add("--tool-parser", choices=CALL_CHOICES, default="auto", help="how models write calls of tools")
+    add("--record", type=Path, help="record requests in this file")
+    add("--record-prompts", action="store_true", help="record prompts and outputs, too")
     add("--otlp-endpoint", help="the OTLP/HTTP address of a collector, which gets the spans of requests")
     add("--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="how lines are written")
     args = parser.parse_args(arguments)
@@ -56,6 +58,8 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
         is_lenient=args.lenient,
         metrics_url=args.metrics_url,
         families=FamilyChoices(args.reasoning, args.tool_parser),
+        record=args.record,
+        records_prompts=args.record_prompts,
         collector=None
         if args.otlp_endpoint is None
         else Collector.parse("--otlp-endpoint", args.otlp_endpoint),
