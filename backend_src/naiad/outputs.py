@@ -206,7 +206,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
         prompt_log_probs: on the first output after the prompt, if requested: one for each prompt token but
             the first. A sequence that ends before that has none.
         context_logits: on the first output, if requested: little-endian float32
-            `[num_prompt_tokens, vocab_size]`.
+            `[num_prompt_tokens, vocab_size]`. A sequence that ends before that has none.
         generation_logits: one for each of `token_ids`, if requested: little-endian float32
             `[vocab_size]`.
         num_draft_tokens, num_accepted_tokens: totals over all steps so far.
@@ -278,7 +278,8 @@ class EngineStats(msgspec.Struct, array_like=True):
 
     Names of totals begin with `total_`. Queried tokens were looked up in the prefix cache, hit tokens
     were found there. Accepted draft tokens are counted by their place in the draft. Paused sequences
-    wait again after a preemption. Late compiles are kernels that were compiled after startup.
+    wait again after a preemption. Compiling sequences wait for their grammar; they are among those that wait,
+    but not in the engine yet. Late compiles are kernels that were compiled after startup.
     `num_context_tokens` counts the prompt tokens that the last step computed; `timestamp_s` is Unix
     time.
     """
@@ -306,3 +307,4 @@ class EngineStats(msgspec.Struct, array_like=True):
     num_context_tokens: int = 0
     timestamp_s: int = 0
     memory: MemoryUse = MemoryUse()
+    num_compiling: int = 0

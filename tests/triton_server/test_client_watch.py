@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from helpers.triton_server_doubles import LIMITS, LLM_SHAPE, FakeSender, llm_source
@@ -12,11 +14,11 @@ from naiad.sequence import FinishReason
 from naiad.triton_server.requests.llm import read_request
 from naiad.triton_server.responses.stream import ResponseStream, StreamRow
 from naiad.triton_server.service.client_watch import (
+    CHECK_PERIOD_S,
     LONGEST_IN_QUEUE_S,
     LONGEST_S,
     MAX_POLLS,
     MAX_PROBES,
-    PROBE_PERIOD_S,
     ROUND_S,
     StepPace,
     streams_to_poll,
@@ -35,7 +37,7 @@ def new_streams(count: int, *, has_detokenizer: bool, has_begun: bool = True) ->
         for i in range(count)
     ]
     for age, stream in enumerate(reversed(streams)):
-        stream.last_sent_s = NOW_S - PROBE_PERIOD_S - age / 1e6
+        stream.last_sent_s = NOW_S - CHECK_PERIOD_S - age / 1e6
     return streams
 
 
@@ -56,7 +58,7 @@ def test_thirty_two_silent_clients_are_all_checked_within_80_ms() -> None:
     assert len(asked) == 32
 
 
-@pytest.mark.parametrize(("num_queued", "expected_s"), [(1, PROBE_PERIOD_S), (2, 0.1), (32, 1.6), (400, 2.0)])
+@pytest.mark.parametrize(("num_queued", "expected_s"), [(1, CHECK_PERIOD_S), (2, 0.1), (32, 1.6), (400, 2.0)])
 def test_queued_requests_share_twenty_checks_a_second(num_queued: int, expected_s: float) -> None:
     streams = new_streams(num_queued, has_detokenizer=True, has_begun=False)
     direct = new_streams(num_queued, has_detokenizer=False, has_begun=False)
@@ -65,7 +67,7 @@ def test_queued_requests_share_twenty_checks_a_second(num_queued: int, expected_
         for stream in (*streams, *direct, *begun):
             stream.last_sent_s = stream.last_polled_s = NOW_S - silent_s
         asked = streams_to_probe([*streams, *begun], NOW_S)
-        assert (begun[0] in asked) == (silent_s >= PROBE_PERIOD_S)
+        assert (begun[0] in asked) == (silent_s >= CHECK_PERIOD_S)
         assert any(stream in asked for stream in streams) == is_asked
         if num_queued > 1:
             assert bool(streams_to_poll(direct, NOW_S)) == is_asked
@@ -88,7 +90,7 @@ def test_a_long_queue_does_not_delay_streams_that_have_begun(num_queued: int, ha
             place = stream.rows[0].sequence_id + 32 * (not stream.has_begun)
             gaps_s[place] = max(gaps_s.get(place, 0.0), now_s - asked_at_s.get(place, NOW_S))
             asked_at_s[place] = stream.last_polled_s = stream.last_sent_s = now_s
-    assert max(gaps_s[place] for place in range(32)) < PROBE_PERIOD_S + 4 * ROUND_S
+    assert max(gaps_s[place] for place in range(32)) < CHECK_PERIOD_S + 4 * ROUND_S
     if num_queued <= 200:
         assert len(gaps_s) == 32 + num_queued
         assert max(gaps_s.values()) <= LONGEST_IN_QUEUE_S * 2
@@ -98,7 +100,7 @@ def test_a_long_queue_does_not_delay_streams_that_have_begun(num_queued: int, ha
 def test_streams_that_need_no_probe_get_none(state: str) -> None:
     stream = new_streams(1, has_detokenizer=state != "direct")[0]
     if state == "spoken":
-        stream.last_sent_s = NOW_S - PROBE_PERIOD_S / 2
+        stream.last_sent_s = NOW_S - CHECK_PERIOD_S / 2
     stream.rows[0].outstanding = int(state == "waiting for acks")
     stream.is_cancelling = state == "cancelling"
     stream.is_closed = state == "closed"
@@ -116,6 +118,20 @@ def test_direct_streams_take_turns() -> None:
             stream.last_polled_s = NOW_S + number
         polled += batch
     assert polled == streams
+
+
+def test_a_client_that_goes_is_noticed_within_100_ms_and_none_is_polled_in_every_short_step() -> None:
+    streams = new_streams(32, has_detokenizer=False)
+    polled_at_s: dict[int, list[float]] = {id(stream): [NOW_S] for stream in streams}
+    for number in range(50):
+        now_s = NOW_S + number * ROUND_S
+        for stream in streams_to_poll(streams, now_s, step_s=0.01):
+            polled_at_s[id(stream)].append(now_s)
+            stream.last_polled_s = now_s
+    for times in polled_at_s.values():
+        gaps = [later - earlier for earlier, later in pairwise(times[1:])]
+        assert min(gaps) >= CHECK_PERIOD_S
+        assert max(gaps) + ROUND_S <= 0.1 + 1e-9
 
 
 def test_no_client_is_checked_twice_in_a_step() -> None:

@@ -44,6 +44,8 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
     add("--tool-parser", choices=CALL_CHOICES, default="auto", help="how models write calls of tools")
     add("--record", type=Path, help="record requests in this file")
     add("--record-prompts", action="store_true", help="record prompts and outputs, too")
+    add("--header-timeout-s", type=float, default=30.0, help="seconds that the headers of a request may take")
+    add("--slow-reader-s", type=float, default=60.0, help="a client that takes nothing for so long is gone")
     add("--otlp-endpoint", help="the OTLP/HTTP address of a collector, which gets the spans of requests")
     add("--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="how lines are written")
     args = parser.parse_args(arguments)
@@ -60,6 +62,8 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
         families=FamilyChoices(args.reasoning, args.tool_parser),
         record=args.record,
         records_prompts=args.record_prompts,
+        header_timeout_s=args.header_timeout_s,
+        slow_reader_s=args.slow_reader_s,
         collector=None
         if args.otlp_endpoint is None
         else Collector.parse("--otlp-endpoint", args.otlp_endpoint),

@@ -18,6 +18,7 @@ from naiad.frontend.request_families import OPENAI_DOOR
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.body_reader import BodyReader
+from naiad.openai_server.connections import ConnectionWatch
 from naiad.openai_server.engine_routes import EngineRoutes
 from naiad.openai_server.engine_watch import EngineWatch
 from naiad.openai_server.engines.interface import Models
@@ -65,6 +66,7 @@ class ServerOptions:
         collector: gets the spans of requests; None: they are not traced.
         keep_alive_s: a stream that is silent for so long gets a comment.
         slow_reader_s: a client that takes nothing for so long is gone.
+        header_timeout_s: a connection that has not sent the headers of a request in this time is closed.
         deep_health_timeout_s: a model that makes no token in this time has failed.
         deep_health_cache_s: how long the result of `/health/deep` is kept.
     """
@@ -82,12 +84,21 @@ class ServerOptions:
     collector: Collector | None = None
     keep_alive_s: float = 15.0
     slow_reader_s: float = 60.0
+    header_timeout_s: float = 30.0
     deep_health_timeout_s: float = 10.0
     deep_health_cache_s: float = 5.0
 
 
-def make_app(options: ServerOptions, gate: Gate | None = None) -> web.Application:
-    """Make the application; `gate` checks the keys of its clients."""
+def make_app(
+    options: ServerOptions, gate: Gate | None = None, connections: ConnectionWatch | None = None
+) -> web.Application:
+    """Make the application.
+
+    Args:
+        options: its settings.
+        gate: checks the keys of its clients.
+        connections: watches the connections that it is served on.
+    """
     pool = ThreadPoolExecutor(_NUM_THREADS, "openai")
     records = None if options.record is None else RecordFile(options.record)
     models = _models(options, pool, records)
@@ -95,13 +106,15 @@ def make_app(options: ServerOptions, gate: Gate | None = None) -> web.Applicatio
     bodies = BodyReader(pool, is_lenient=options.is_lenient)
     guard = Guard(options.allowed_hosts, options.allowed_origins, gate)
     health = HealthRoutes(models, options.deep_health_timeout_s, options.deep_health_cache_s)
+    around = [] if connections is None else [connections.middleware]
     spans = None
     if options.collector is not None:
         spans = SpanExporter(options.collector, process_attributes("naiad-openai"))
     fates = [each for each in (spans, records) if each is not None]
     metrics = MetricsRoutes(models, bodies, watch, TritonMetrics(options.metrics_url), pool, fates)
     app = web.Application(
-        middlewares=[metrics.http.middleware, guard.middleware], client_max_size=options.max_body_bytes
+        middlewares=[*around, metrics.http.middleware, guard.middleware],
+        client_max_size=options.max_body_bytes,
     )
     app.on_response_prepare.append(guard.prepare)
     generate = GenerateRoutes(models, bodies, watch, None if spans is None else Tracer(spans))

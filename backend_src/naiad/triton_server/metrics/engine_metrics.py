@@ -57,6 +57,7 @@ GAUGES: dict[tuple[str, str], dict[str, Read]] = {
     },
     ("vllm:num_requests_running", ""): {"": lambda s: s.num_running},
     ("vllm:num_requests_waiting", ""): {"": lambda s: s.num_waiting},
+    ("naiad_compiling_requests", ""): {"": lambda s: s.num_compiling},
     ("vllm:kv_cache_usage_perc", ""): {"": _used_share},
     ("vllm:gpu_cache_usage_perc", ""): {"": _used_share},
 }
@@ -79,7 +80,8 @@ DESCRIPTIONS: dict[str, str] = {
     "nv_trt_llm_inflight_batcher_metrics": "Prompt tokens of a step, sequences that generate, preempted ones",
     "nv_trt_llm_general_metrics": "Time of the last step in microseconds since the epoch, number of steps",
     "vllm:num_requests_running": "Sequences that are running",
-    "vllm:num_requests_waiting": "Sequences that wait to run",
+    "vllm:num_requests_waiting": "Sequences that wait to run, those that wait for a grammar included",
+    "naiad_compiling_requests": "Sequences that wait until their grammar is compiled",
     "vllm:kv_cache_usage_perc": "Fraction of the KV cache's blocks that are used, 0 to 1",
     "vllm:gpu_cache_usage_perc": "vLLM's older name of vllm:kv_cache_usage_perc",
     "vllm:prompt_tokens_total": "Prompt tokens of sequences that have generated a token",

@@ -132,8 +132,7 @@ class ResponseStream:
         """Take an engine output. An error ends the whole request.
 
         Passed deadlines end it with an error only if none of its sequences has started; otherwise each
-        sequence
-        ends with the tokens that it has.
+        sequence ends with the tokens that it has.
         """
         if self.trace is not None:
             self.trace.take(row.index, output)

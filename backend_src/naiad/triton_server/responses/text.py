@@ -27,8 +27,7 @@ class TextWriter:
 
         Returns:
             text_output [k] strings, one for each beam, without a batch dimension, as clients of
-            TensorRT-LLM's
-            backend read it (`[0]` is the text); and the tensors of `detail_tensors`.
+            TensorRT-LLM's backend read it (`[0]` is the text); and the tensors of `detail_tensors`.
         """
         texts = self._texts.of(chunk)
         if self._accumulates and chunk.request.streaming:

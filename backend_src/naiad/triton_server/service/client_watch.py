@@ -10,8 +10,9 @@ Both take time from the engine: on two busy cores about 1 ms for a probe and 0.1
 processes. So each round checks a limited number of clients, those checked longest ago first: at most 400
 probes and 1,600 polls a second, enough for 32 silent clients every 80 ms. Queued requests hold no blocks
 yet, so they are checked less often: 20 checks a second for all of them, or one every two seconds for each,
-and they take at most a quarter of a round. No client is checked twice within one step of the engine, or
-within `LONGEST_S` if the step is longer, because the engine ends a sequence only after a step.
+and they take at most a quarter of a round. No client is checked twice within 60 ms, which finds each that
+has gone within 100 ms, nor within one step of the engine, or within `LONGEST_S` if the step is longer,
+because the engine ends a sequence only after a step.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from naiad.triton_server.responses.stream import ResponseStream
 ROUND_S = 0.02
 # Between rounds while there is no client to check; new work starts the next round early.
 IDLE_ROUND_S = 0.5
-PROBE_PERIOD_S = 0.06
+CHECK_PERIOD_S = 0.06
 STREAMING_PROBE_PERIOD_S = 0.6
 LONGEST_S = 0.25
 MAX_PROBES = 8
@@ -73,11 +74,12 @@ def streams_to_poll(
         step_s: minimum time between two checks of a client.
     """
     num_queued = _num_queued(streams)
-    queue_s = max(step_s, _queue_period_s(num_queued))
+    begun_s = max(step_s, CHECK_PERIOD_S)
+    queue_s = max(begun_s, _queue_period_s(num_queued))
     due = [
         stream
         for stream in streams
-        if stream.wants_poll and now_s - stream.last_polled_s >= (step_s if stream.has_begun else queue_s)
+        if stream.wants_poll and now_s - stream.last_polled_s >= (begun_s if stream.has_begun else queue_s)
     ]
     return _next(due, MAX_POLLS, num_queued, lambda stream: stream.last_polled_s)
 
@@ -105,9 +107,9 @@ def _queue_period_s(num_queued: int) -> float:
 
 def _probe_period_s(stream: ResponseStream, num_queued: int) -> float:
     if not stream.has_begun:
-        return max(PROBE_PERIOD_S, _queue_period_s(num_queued))
+        return max(CHECK_PERIOD_S, _queue_period_s(num_queued))
     is_flowing = stream.request.streaming and stream.has_sent
-    return STREAMING_PROBE_PERIOD_S if is_flowing else PROBE_PERIOD_S
+    return STREAMING_PROBE_PERIOD_S if is_flowing else CHECK_PERIOD_S
 
 
 def _next(
