@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+# Refusals of a full queue begin like the message of the server's own queue, because clients look for that.
+QUEUE_IS_FULL = "Exceeds maximum queue size, the queue is full"
+
 Status = Literal["INVALID_ARG", "UNAVAILABLE", "CANCELLED", "NOT_FOUND", "INTERNAL"]
 
 

@@ -278,7 +278,8 @@ class EngineStats(msgspec.Struct, array_like=True):
 
     Names of totals begin with `total_`. Queried tokens were looked up in the prefix cache, hit tokens
     were found there. Accepted draft tokens are counted by their place in the draft. Paused sequences
-    wait again after a preemption. Late compiles are kernels that were compiled after startup.
+    wait again after a preemption. Compiling sequences wait for their grammar; they are among those that wait,
+    but not in the engine yet. Late compiles are kernels that were compiled after startup.
     `num_context_tokens` counts the prompt tokens that the last step computed; `timestamp_s` is Unix
     time.
     """
@@ -306,3 +307,4 @@ class EngineStats(msgspec.Struct, array_like=True):
     num_context_tokens: int = 0
     timestamp_s: int = 0
     memory: MemoryUse = MemoryUse()
+    num_compiling: int = 0

@@ -15,7 +15,7 @@ MAX_CELLS = 2048
 MAX_ROWS = 512
 MAX_TENANTS = 64
 
-SequenceState = Literal["waiting", "paused", "prefill", "decode"]
+SequenceState = Literal["compiling", "waiting", "paused", "prefill", "decode"]
 
 # A cell's state: the one in which most of its blocks are.
 FREE, CACHED, USED, SHARED = range(4)
@@ -34,8 +34,8 @@ class SequenceRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         sequence_id: the engine's id of it.
         tenant: its tenant's label.
-        state: `waiting` has never run; `paused` waits again after a preemption; `prefill` still computes its
-            prompt; `decode` has computed it.
+        state: `compiling` waits for its grammar; `waiting` has never run; `paused` waits again after a
+            preemption; `prefill` still computes its prompt; `decode` has computed it.
         priority: smaller is served first.
         num_prompt_tokens: tokens of the prompt.
         num_computed_tokens: tokens of prompt and output whose KV is in the cache.

@@ -1,7 +1,8 @@
-"""Write the table of compiled kernels: `python -m perf.compile_gate docs/kernels.md`."""
+"""Writes the table of compiled kernels and what each of them needs."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +28,6 @@ The engine does not call these ops yet:
 
 - `linear.quantised`, products with four-bit, int8 and FP8 weights: a loader of quantised checkpoints
   will make such weights, and `linear` multiplies by them.
-- `store_kv`, `rotary_store_kv` and `paged_attention` over INT8 and FP8 caches: a setting of the engine
-  will choose the cache's dtype.
 - `lora_shrink` and `lora_expand`: the layers' products will call them for requests with an adapter.
 
 | shape | kernel | GPU | registers | spilled bytes | shared memory | warps | programs |
@@ -38,9 +37,13 @@ _REGISTERS, _THREADS_PER_WARP, _RESERVED_BYTES = 65_536, 32, 1_024
 _MAX_WARPS, _MAX_PROGRAMS = 64, 32
 
 
-def main() -> None:
-    """Compile everything and write the page named on the command line."""
-    Path(sys.argv[1]).write_text(_HEADER + "".join(_rows()))
+def main() -> int:
+    """Compile everything and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m perf.compile_gate", description=__doc__)
+    parser.add_argument("page", type=Path, metavar="PAGE", help="the page to write, such as docs/kernels.md")
+    page: Path = parser.parse_args().page
+    page.write_text(_HEADER + "".join(_rows()))
+    return 0
 
 
 def _rows() -> Iterator[str]:
@@ -67,4 +70,4 @@ def _programs(kernel: CompiledKernel) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

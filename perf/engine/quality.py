@@ -28,8 +28,33 @@ from naiad.sequence import SamplingParams
 
 _TEXT = Path(__file__).parents[1] / "data" / "quality.txt"
 _BLOCK_SIZE = 64
-# dtype and quantization of each way.
-_WAYS = (("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8"))
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to round a model: values of the engine's options."""
+
+    dtype: str
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        weights = "" if self.quantization == "none" else f"{self.quantization}, "
+        cache = "" if self.kv_cache_dtype == "auto" else f", KV cache {self.kv_cache_dtype}"
+        return f"{weights}{self.dtype}{cache}"
+
+
+_WAYS = (
+    Way("float32"),
+    Way("float32", kv_cache_dtype="int8"),
+    Way("bfloat16"),
+    Way("bfloat16", kv_cache_dtype="int8"),
+    Way("float32", "int8"),
+    Way("bfloat16", "int8"),
+    Way("bfloat16", "int8", "int8"),
+)
 
 
 @dataclass(slots=True)
@@ -76,10 +101,9 @@ def main() -> int:
     texts = [text for text in texts if len(text) > 1]
     expected = _transformers_logits(model_dir, texts)
     found = {}
-    for dtype, quantization in _WAYS:
-        name = dtype if quantization == "none" else f"{quantization}, {dtype}"
-        found[name] = _quality(_runner(model_dir, dtype, quantization, args.window), texts, expected)
-        print(name, asdict(found[name]), flush=True)
+    for way in _WAYS:
+        found[way.name] = _quality(_runner(model_dir, way, args.window), texts, expected)
+        print(way.name, asdict(found[way.name]), flush=True)
     reference = Quality()
     for text, logits in zip(texts, expected, strict=True):
         reference.add(logits[:-1], logits[:-1], torch.tensor(text[1:]))
@@ -97,11 +121,12 @@ def _transformers_logits(model_dir: str, texts: list[list[int]]) -> list[torch.T
         return [model(torch.tensor([text])).logits[0] for text in texts]
 
 
-def _runner(model_dir: str, dtype: str, quantization: str, window: int) -> ModelRunner:
+def _runner(model_dir: str, way: Way, window: int) -> ModelRunner:
     config = EngineConfig(
         model_dir=model_dir,
-        dtype=dtype,
-        quantization=quantization,
+        dtype=way.dtype,
+        quantization=way.quantization,
+        kv_cache_dtype=way.kv_cache_dtype,
         max_num_batched_tokens=max(window, 32),
         block_size=_BLOCK_SIZE,
         kv_cache_bytes=1 << 28,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from naiad.cli.serve.control_key import control_key, grpc_metadata, restrictions
+from naiad.cli.control_key import control_key, grpc_metadata, restrictions
 from naiad.errors import StartupError
 
 KEY = "0123456789abcdef-XYZ"
@@ -51,7 +51,7 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_can_not_be_made_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="can not be read or made: No such file"):
+    with pytest.raises(StartupError, match="can not be made: No such file"):
         control_key(tmp_path / "none" / "key")
 
 

@@ -20,6 +20,7 @@ URL, TOKENIZER = ("--url", "localhost:8001"), ("--tokenizer", "/no/such/director
         ((*URL, "--served-name", "a", "--model", "b", "--model", "c"), "--served-name = 'a'"),
         ((*URL, "--host", "0.0.0.0"), "--host = '0.0.0.0': expected a loopback address, or --api-keys FILE"),
         ((*URL, "--api-keys", "/no/such/file"), "/no/such/file"),
+        ((*URL, "--model-control-key", "/no/such/file"), "--model-control-key /no/such/file can not be read"),
         (URL, "config.json"),
     ],
 )

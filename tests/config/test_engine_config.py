@@ -57,6 +57,14 @@ def test_quantised_weights_are_refused_where_nothing_computes_them(elsewhere: di
         EngineConfig(model_dir="m", quantization="int4")
 
 
+def test_an_unknown_dtype_of_the_kv_cache_is_refused() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"^kv_cache_dtype = 'int4': expected one of auto, bfloat16, float16, float32, int8, fp8",
+    ):
+        EngineConfig(model_dir="m", kv_cache_dtype="int4")
+
+
 @pytest.mark.parametrize("text", [",", "0,", "a", "0-", "-1", "2-1", "0,0", "1-3,2", "0;1", "²"])
 def test_a_malformed_list_of_cores_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=rf"^cpu_affinity = '{text}': expected ids of cores such as 0,2-3"):

@@ -178,6 +178,27 @@ def test_default_drafts_change_no_token_in_bfloat16(default_model_dir: Path, qua
     assert sum(engine.stats().total_accepted_tokens_at) > 0
 
 
+@pytest.mark.skipif(best_variant() is None, reason="this CPU has no AVX2")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_with_codes_in_the_kv_cache_neither_drafts_nor_preemption_change_a_token(
+    default_model_dir: Path, dtype: str
+) -> None:
+    """Codes and scales are copied, cleared and reused together."""
+    made, num_layer_bytes = {}, 2 * 3 * 16 * (64 + 4)
+    for drafter, num_blocks in (("none", 400), ("suffix", 400), ("suffix", 16)):
+        settings = {"dtype": dtype, "kv_cache_dtype": "int8", "drafter": drafter, "cpu_kernels": "native"}
+        engine = make_engine(default_model_dir, num_blocks, NUM_LAYERS * num_layer_bytes, **settings)
+        assert engine._scheduler.kv_cache.num_blocks == num_blocks
+        speculator = engine._scheduler.speculator
+        assert speculator is not None
+        speculator._policy = SpeculationPolicy(StepCost([(1, 1.0), (1 << 16, 1.0)]))
+        made[drafter, num_blocks] = run(engine, requests(default_model_dir)[:8], {})
+    assert made["suffix", 400] == made["suffix", 16] == made["none", 400]
+    stats = engine.stats()
+    assert sum(stats.total_accepted_tokens_at) > 0
+    assert stats.total_preemptions > 0
+
+
 @pytest.mark.parametrize(
     ("drafter", "is_native", "chosen"),
     [

@@ -33,6 +33,7 @@ from naiad.grammar import Grammars
 from naiad.model_runner import ModelRunner
 from naiad.model_runner.executor import RemoteRunner
 from naiad.outputs import RequestOutput
+from naiad.sampling.grammar_mask import GrammarMask
 from naiad.sampling.noise import sibling_seed
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import (
@@ -46,6 +47,7 @@ from naiad.sequence import (
 from naiad.speculation.policy import SpeculationPolicy
 from naiad.speculation.speculator import Speculator
 from naiad.speculation.step_cost import StepCost
+from naiad_kernels.native.variants import best_variant
 
 Made = dict[int, list[RequestOutput]]
 PROMPT = [40, 41, 42, 43, 44, 45, 46]
@@ -158,6 +160,25 @@ def test_nothing_changes_what_is_said(
     assert said(made) == expected
     assert sum(outputs[-1].num_accepted_tokens for outputs in made.values()) > 0
     assert (engine.stats().total_preemptions > 0) == ("num_blocks" in settings)
+
+
+@pytest.mark.skipif(best_variant() is None, reason="this CPU has no AVX2")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("drafter", ["none", "suffix"])
+def test_the_call_that_computes_logits_picks_what_torch_picks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, drafter: str
+) -> None:
+    """A batch of masked and free rows, greedy and drawn: masks are part of the call, and no bit differs."""
+    settings = {"dtype": dtype, "drafter": drafter}
+    engine, runner = engine_parts(folder / "target", **settings)
+    monkeypatch.setattr(runner._sampler, "_pick", None)
+    monkeypatch.setattr(GrammarMask, "apply", None)
+    in_one_call = said(run(engine, every_request()))
+    monkeypatch.undo()
+    engine, runner = engine_parts(folder / "target", **settings)
+    monkeypatch.setattr(runner._sampler, "_pick", None)
+    monkeypatch.setattr(runner._sampler, "takes_best", lambda rows: False)
+    assert said(run(engine, every_request())) == in_one_call
 
 
 @pytest.mark.parametrize("drafter", ["draft_model", "self"])

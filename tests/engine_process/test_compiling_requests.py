@@ -137,3 +137,31 @@ def test_a_close_waits_for_a_grammar(served: Served, socket_dir: Path) -> None:
     let_go(socket_dir)
     client.close(timeout_s=10)
     assert recorder.reason(1) is FinishReason.LENGTH
+
+
+def test_requests_that_compile_are_counted_as_waiting(served: Served, socket_dir: Path) -> None:
+    client, recorder = served
+    client.submit([request(1, "held", sibling_ids=(2, 3)), request(4, "held"), make_request(5, first_id=20)])
+    recorder.wait_finished(5)
+    counted = recorder.stats[-1]
+    num_prompt_tokens = len(make_request(1, first_id=10).prompt_token_ids)
+    assert (counted.num_waiting, counted.num_compiling) == (4, 4)
+    assert counted.num_waiting_tokens == 4 * num_prompt_tokens
+    client.abort([2])
+    recorder.wait_finished(2)
+    recorder.wait_for(lambda: recorder.stats[-1].num_compiling == 3)
+    let_go(socket_dir)
+    recorder.wait_finished(1, 3, 4)
+    recorder.wait_for(lambda: recorder.stats[-1].num_running == 0)
+    last = recorder.stats[-1]
+    assert (last.num_waiting, last.num_waiting_tokens, last.num_compiling) == (0, 0, 0)
+
+
+def test_requests_that_are_late_or_refused_are_counted_no_longer(served: Served, socket_dir: Path) -> None:
+    client, recorder = served
+    client.submit([request(1, "held", timeout_s=0.05), request(2, "bad"), request(3, "held")])
+    recorder.wait_finished(1, 2)
+    recorder.wait_for(lambda: recorder.stats[-1].num_compiling == 1)
+    let_go(socket_dir)
+    recorder.wait_finished(3)
+    recorder.wait_for(lambda: recorder.stats[-1].num_compiling == 0)

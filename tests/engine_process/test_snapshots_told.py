@@ -24,7 +24,8 @@ from naiad.engine_process.protocol import (
 from naiad.errors import EngineAwayError, UnavailableError
 from naiad.frames import FrameBuffer
 from naiad.outputs import EngineStats
-from naiad.snapshot import BlockMap, EngineSnapshot, SequenceRow, StepSummary
+from naiad.sequence import GrammarKind, GrammarSpec
+from naiad.snapshot import BlockMap, EngineSnapshot, SequenceRow, StepSummary, TenantShare, tenant_label
 
 
 @pytest.fixture
@@ -121,6 +122,30 @@ def test_each_client_learns_which_sequences_are_its_own(
     first.recorder.wait_finished(5)
     assert first.ask().own_ids == {}
     let_go(socket_dir)
+
+
+def test_sequences_that_wait_for_a_grammar_are_shown(
+    owner: EngineClient, askers: list[Asker], socket_dir: Path
+) -> None:
+    asker = askers[0]
+    made = make_request(5, first_id=20)
+    spec = GrammarSpec(kind=GrammarKind.REGEX, source="held")
+    params = msgspec.structs.replace(made.params, grammar=spec)
+    asker.client.submit([msgspec.structs.replace(made, params=params, sibling_ids=(6,), tenant="someone")])
+    wait_until(lambda: len(asker.ask().snapshot.rows) == 2)
+    told = asker.ask()
+    snapshot = told.snapshot
+    assert {row.state for row in snapshot.rows} == {"compiling"}
+    assert sorted(told.own_ids[row.sequence_id] for row in snapshot.rows) == [5, 6]
+    assert {row.num_prompt_tokens for row in snapshot.rows} == {len(made.prompt_token_ids)}
+    assert (snapshot.stats.num_waiting, snapshot.stats.num_compiling) == (2, 2)
+    assert (snapshot.num_tenants, snapshot.num_rows_left_out) == (1, 0)
+    assert snapshot.tenants == [TenantShare(tenant_label("someone"), 0, 2, 0)]
+    asker.client.abort([6])
+    asker.recorder.wait_finished(6)
+    assert len(asker.ask().snapshot.rows) == 1
+    let_go(socket_dir)
+    asker.recorder.wait_finished(5)
 
 
 def test_nobody_gets_a_snapshot_without_asking(

@@ -55,7 +55,12 @@ def block_bytes(*directories: Path) -> int:
 
 
 def engine_parts(
-    model_dir: Path, num_blocks: int = 128, budget: int = 256, is_cached: bool = True, **settings: Any
+    model_dir: Path,
+    num_blocks: int = 128,
+    budget: int = 256,
+    is_cached: bool = True,
+    dtype: str = "float32",
+    **settings: Any,
 ) -> tuple[Engine, ModelRunner]:
     """Make an engine whose steps all cost the same, so that all drafts are tried; also return its runner.
 
@@ -65,16 +70,17 @@ def engine_parts(
             leave memory over.
         budget: maximum number of tokens of a step.
         is_cached: whether it has a prefix cache.
+        dtype: float32 or bfloat16.
         settings: other settings of the `EngineConfig`.
     """
     directories = [model_dir, Path(settings["draft_model"])] if "draft_model" in settings else [model_dir]
     config = EngineConfig(
         model_dir=str(model_dir),
-        dtype="float32",
+        dtype=dtype,
         max_num_batched_tokens=budget,
         max_num_seqs=min(32, budget),
         block_size=BLOCK,
-        kv_cache_bytes=num_blocks * block_bytes(*directories),
+        kv_cache_bytes=num_blocks * block_bytes(*directories) // (1 if dtype == "float32" else 2),
         enable_prefix_caching=is_cached,
         **settings,
     )

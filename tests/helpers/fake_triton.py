@@ -45,6 +45,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         requests: all requests of streams.
         metadata: the metadata of all streams.
         num_open: streams that are open.
+        control: header and key without which it does not list its models.
     """
 
     def __init__(self, *names: str) -> None:
@@ -56,6 +57,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str]] = []
         self.num_open = 0
+        self.control: tuple[str, str] | None = None
         self.port = 0
         self._server: Any = None
 
@@ -70,7 +72,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         """End all streams and close the port."""
         await self._server.stop(None)
 
-    async def RepositoryIndex(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self.control is not None and self.control not in context.invocation_metadata():
+            refusal = f"This protocol is restricted, expecting header '{self.control[0]}'"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, refusal)
         answer = service_pb2.RepositoryIndexResponse()
         for name in self.configs:
             answer.models.add(name=name, state="READY" if name in self.ready else "UNAVAILABLE")

@@ -8,7 +8,7 @@ from typing import Any
 import tritonclient.grpc as triton
 from tritonclient._plugin import InferenceServerClientPlugin
 
-from naiad.cli.serve.control_key import GRPC_HEADER
+from naiad.cli.control_key import GRPC_HEADER
 
 
 class _Key(InferenceServerClientPlugin):  # type: ignore[misc]

@@ -16,35 +16,39 @@ from naiad_kernels.store_kv import LayerCache
 
 
 def run_records(
-    team: Team, write: Callable[..., TracedRows], *inputs: torch.Tensor, **step: Any
+    team: Team,
+    write: Callable[..., TracedRows],
+    *inputs: torch.Tensor,
+    dtype: torch.dtype = torch.float32,
+    **step: Any,
 ) -> torch.Tensor:
     """What records make of the inputs `[num_tokens, width]`; `write` calls public ops with stand-ins."""
-    recorder = TapeRecorder()
+    recorder = TapeRecorder(dtype)
     rows = [recorder.rows(each.shape[1]) for each in inputs]
     tape = Tape(recorder.finish(write(recorder, *rows)), team)
     num_tokens = len(inputs[0]) if inputs else len(step["token_ids"])
     return tape.run(num_tokens, inputs=inputs, **step).clone()
 
 
-def native_cache(cache: LayerCache) -> LayerCache:
-    """The same keys and values, laid out for the native kernels."""
+def native_cache(cache: LayerCache, dtype: torch.dtype | None = None) -> LayerCache:
+    """The same keys and values, laid out for native kernels; `dtype`: as which codes are multiplied."""
     keys, values = torch.empty_like(cache.key), torch.empty_like(cache.value)
-    laid_out = native_keys(keys)
+    laid_out = native_keys(keys, dtype)
     together = laid_out.shape[-1]
     by_token = cache.key.unflatten(2, (-1, 16)).unflatten(-1, (-1, together))
     laid_out.copy_(by_token.permute(0, 1, 2, 4, 3, 5))
-    native_values(values).copy_(cache.value.unflatten(2, (-1, together)).transpose(-1, -2))
-    return LayerCache(keys, values)
+    native_values(values, dtype).copy_(cache.value.unflatten(2, (-1, together)).transpose(-1, -2))
+    return LayerCache(keys, values, cache.key_scale, cache.value_scale)
 
 
-def torch_keys(keys: torch.Tensor) -> torch.Tensor:
+def torch_keys(keys: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The keys of a native cache as torch's cache has them."""
-    return native_keys(keys).permute(0, 1, 2, 4, 3, 5).flatten(-2).flatten(2, 3)
+    return native_keys(keys, dtype).permute(0, 1, 2, 4, 3, 5).flatten(-2).flatten(2, 3)
 
 
-def torch_values(values: torch.Tensor) -> torch.Tensor:
+def torch_values(values: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The values of a native cache as torch's cache has them."""
-    return native_values(values).transpose(-1, -2).flatten(2, 3)
+    return native_values(values, dtype).transpose(-1, -2).flatten(2, 3)
 
 
 def positions_of(query_lens: Sequence[int], seq_lens: Sequence[int]) -> torch.Tensor:

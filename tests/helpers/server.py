@@ -156,6 +156,20 @@ def running(leaving: Leaving, repository: Path, *options: str) -> Iterator[Serve
     leaving.take(server)
 
 
+@contextlib.contextmanager
+def without_engine(server: Server) -> Iterator[None]:
+    """Kill the only engine. It starts again at the end, because until then its model's process is stopped."""
+    (engine,) = server.processes("naiad.engine_process")
+    owner = engine.parent()
+    assert owner is not None
+    owner.send_signal(signal.SIGSTOP)
+    try:
+        engine.send_signal(signal.SIGKILL)
+        yield
+    finally:
+        owner.send_signal(signal.SIGCONT)
+
+
 def run_serve(options: Sequence[str], timeout_s: float = 60) -> tuple[int, str]:
     """Run a `naiad serve` that is expected to exit by itself; return its exit code and output."""
     command = [sys.executable, "-m", "naiad.cli.main", "serve", *options]

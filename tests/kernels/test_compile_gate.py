@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton
+from perf.compile_gate import __main__ as command
 from perf.compile_gate.compiled import OLDEST_TRITON, SHARED_MEMORY_BYTES, CompiledKernel, compile_launches
 from perf.compile_gate.served import (
     OPS,
@@ -136,3 +137,15 @@ def test_fp8_is_refused_before_hopper() -> None:
     weight = ByteWeight(torch.empty(8, 128, dtype=torch.float8_e4m3fn), torch.empty(8))
     with pytest.raises(ValueError, match="fp8_linear: this GPU is older than sm_90"):
         compile_launches(lambda: kernel.fp8_linear(tokens, weight, torch.float16), 80)
+
+
+def test_help_writes_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["perf.compile_gate", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 0
+    assert "PAGE" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,7 @@ from naiad.config import AttentionSpec, EngineConfig, ModelConfig
 from naiad.errors import ConfigError
 from naiad.model_runner import ModelRunner
 from naiad.model_runner.kv_pool import KVPool, kv_group_specs
+from naiad_kernels.native.kv_layout import native_keys, native_values
 
 # Two KV heads of eight numbers in blocks of 16 tokens, float32.
 LAYER_BLOCK_BYTES = 2 * 2 * 8 * 16 * 4
@@ -92,6 +94,47 @@ def test_copies_and_clears_are_those_of_their_group() -> None:
     pool.zero([[1], []])
     pool.zero_slots([[], [1 * 16]])
     assert [layer.value[1, 0, :2, 0].tolist() for layer in pool.layers] == [[0, 7], [0, 0], [0, 7]]
+
+
+def test_codes_take_a_byte_and_a_scale_for_each_vector() -> None:
+    config = EngineConfig(model_dir="", block_size=16)
+    bfloat16, codes = (
+        kv_group_specs(
+            config,
+            [replace(model_config(0), head_dim=64)],
+            torch.bfloat16,
+            1 << 20,
+            max_step_tokens=32,
+            codes=kind,
+        )[0].num_blocks
+        for kind in (None, torch.int8)
+    )
+    assert codes == (1 << 20) // (2 * 2 * 16 * (64 + 4))
+    assert codes >= 1.85 * bfloat16
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_codes_and_their_scales_are_copied_and_cleared_together(is_native: bool, dtype: torch.dtype) -> None:
+    pool = KVPool(model_config(0), [3], 16, dtype, torch.device("cpu"), is_native, torch.int8)
+    (layer,) = pool.layers
+    assert layer.key_scale is not None
+    assert layer.value_scale is not None
+    layer.key[1] = layer.value[1] = 7
+    layer.key_scale[1] = layer.value_scale[1] = torch.nan
+    pool.copy([[(1, 2)]])
+    assert layer.key[2].eq(7).all()
+    assert layer.value_scale[2].isnan().all()
+    pool.zero_slots([[2 * 16 + 5]])
+    for part, scale in ((layer.key, layer.key_scale), (layer.value, layer.value_scale)):
+        view = native_keys if part is layer.key else native_values
+        codes = view(part, dtype)[2] if is_native else part[2]
+        assert codes.eq(0).sum() == 2 * 8
+        assert scale[2, :, 5].eq(0).all()
+        assert scale[2].isnan().sum() == 2 * 15
+    pool.zero([[1]])
+    assert layer.key_scale[1].eq(0).all()
+    assert layer.value[1].eq(0).all()
 
 
 def test_memory_of_blocks_that_nobody_has_written_is_not_taken() -> None:

@@ -13,6 +13,7 @@ from helpers.tiny_models import ARCHITECTURES, make_tiny_model
 from naiad.config import EngineConfig
 from naiad.errors import ConfigError
 from naiad.model_runner import ModelRunner
+from naiad.model_runner.lone_steps import LoneRow, lone_step
 from naiad.outputs import StepBatch
 from naiad.sequence import SamplingParams, Sequence
 
@@ -270,3 +271,22 @@ def test_memory_is_that_of_the_process(tmp_path: Path) -> None:
     after = runner.memory_use()
     assert after.cpu_bytes - before.cpu_bytes > len(held) // 2
     assert (after.gpu_bytes, after.pinned_bytes) == (0, 0)
+
+
+def test_native_codes_of_the_kv_cache_give_torchs_logits(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path)
+    params = SamplingParams(max_tokens=1, returns_context_logits=True)
+    prompt = [5 * place % 96 for place in range(40)]
+    made = {}
+    for kernels in ("native", "torch"):
+        for kind in ("auto", "int8"):
+            runner = make_runner(tmp_path, cpu_kernels=kernels, kv_cache_dtype=kind)
+            output = runner.run(lone_step([LoneRow(0, prompt, 0, [0, 1, 2], params)]))
+            made[kernels, kind] = torch.frombuffer(bytearray(output.context_logits[0]), dtype=torch.float32)
+
+    def apart(one: tuple[str, str], other: tuple[str, str]) -> float:
+        return float((made[one] - made[other]).square().mean().sqrt())
+
+    rounding = apart(("torch", "int8"), ("torch", "auto"))
+    assert rounding > 100 * apart(("native", "auto"), ("torch", "auto"))
+    assert apart(("native", "int8"), ("torch", "int8")) < 0.1 * rounding

@@ -53,20 +53,24 @@ def test_every_variant_gives_the_bits_of_its_portable_twin(
         assert torch.equal(layer(library.new_team(num_threads), x, up, down), expected)
 
 
+@pytest.mark.parametrize("codes", [None, torch.int8], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [0, 700])
 def test_attention_gives_the_bits_of_the_portable_twin(
-    library: Library, portable: Team, window: int, dtype: torch.dtype
+    library: Library, portable: Team, window: int, dtype: torch.dtype, codes: torch.dtype | None
 ) -> None:
     """Long contexts are split over threads; the splits do not depend on how many there are."""
-    case = AttentionCase([(1, 1500), (3, 900)], heads=(6, 2, 64), dtype=dtype, window=window)
+    case = AttentionCase(
+        [(1, 1500), (3, 900)], heads=(6, 2, 64), dtype=dtype, window=window, cache_dtype=codes
+    )
 
     def attention(team: Team) -> torch.Tensor:
-        cache = native_cache(case.cache())
+        cache = native_cache(case.cache(), dtype)
         return run_records(
             team,
             lambda _, query: paged_attention(query, cache, TracedGroup(0, window)),
             case.query.float().flatten(1),
+            dtype=dtype,
             positions=positions_of(case.query_lens, case.seq_lens),
             tables=tables_of(case.query_lens, case.tables),
         )
@@ -99,12 +103,19 @@ def test_windows_that_leave_a_split_within_the_step(
     assert all(torch.equal(each, made[0]) for each in made)
 
 
+@pytest.mark.parametrize("codes", [None, torch.int8], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("window", "soft_cap", "block_size", "head_dim"), [(0, 0.0, 64, 64), (45, 0.0, 16, 48), (0, 3.0, 32, 10)]
 )
 def test_a_row_of_attention_has_the_same_bits_in_any_step(
-    library: Library, window: int, soft_cap: float, block_size: int, head_dim: int, dtype: torch.dtype
+    library: Library,
+    window: int,
+    soft_cap: float,
+    block_size: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    codes: torch.dtype | None,
 ) -> None:
     """In a prompt computed at once, in chunks of any size, token by token, and beside other sequences."""
     length, heads = 555, (3, 1, head_dim)
@@ -115,8 +126,9 @@ def test_a_row_of_attention_has_the_same_bits_in_any_step(
         dtype=dtype,
         window=window,
         soft_cap=soft_cap,
+        cache_dtype=codes,
     )
-    cache, queries = native_cache(case.cache()), case.query.float().flatten(1)
+    cache, queries = native_cache(case.cache(), dtype), case.query.float().flatten(1)
 
     def rows(first: int, end: int, num_threads: int, beside: int = 0) -> torch.Tensor:
         """Those of the first sequence; `beside`: so many rows of the other one come first."""
@@ -127,6 +139,7 @@ def test_a_row_of_attention_has_the_same_bits_in_any_step(
             library.new_team(num_threads),
             lambda _, query: paged_attention(query, cache, TracedGroup(0, window), soft_cap=soft_cap),
             query,
+            dtype=dtype,
             positions=positions_of(lens, ends),
             tables=tables_of(lens, tables),
         )
@@ -182,13 +195,19 @@ def logits_of(
 
 
 def check_rows_alone_and_together(
-    directory: Path, architecture: str, dtype: str, quantization: str, lengths: list[int]
+    directory: Path,
+    architecture: str,
+    dtype: str,
+    quantization: str,
+    lengths: list[int],
+    kv_cache_dtype: str = "auto",
 ) -> None:
     make_tiny_model(directory, architecture)
     config = EngineConfig(
         model_dir=str(directory),
         dtype=dtype,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         block_size=BLOCK,
         max_num_batched_tokens=256,
         kv_cache_bytes=1 << 24,
@@ -209,6 +228,14 @@ def test_logits_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
     tmp_path: Path, architecture: str, dtype: str, quantization: str
 ) -> None:
     check_rows_alone_and_together(tmp_path, architecture, dtype, quantization, [1, 17, 40, 63, 100, 5])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+def test_logits_over_codes_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
+    tmp_path: Path, architecture: str, dtype: str
+) -> None:
+    check_rows_alone_and_together(tmp_path, architecture, dtype, "none", [1, 17, 40, 63, 100, 5], "int8")
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])

@@ -112,9 +112,21 @@ def test_without_a_compiler_torch_computes_and_one_line_says_why(
         ConfigError, match=r"^batch_invariant = True: expected false: torch's products depend"
     ):
         make_runner(tmp_path, batch_invariant=True)
+    with pytest.raises(ConfigError, match=r"^kv_cache_dtype = 'bfloat16': expected auto, int8 or fp8, or f"):
+        make_runner(tmp_path, dtype="float32", kv_cache_dtype="bfloat16")
     core = str(min(os.sched_getaffinity(0)))
     with pytest.raises(ConfigError, match=r"^cpu_affinity = '\d+': expected no cores: torch computes"):
         make_runner(tmp_path, cpu_affinity=core)
+
+
+def test_a_kv_cache_in_fp8_is_torchs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        runner = make_runner(tmp_path, kv_cache_dtype="fp8")
+    assert not is_native(runner)
+    assert "they have no KV cache in fp8" in caplog.text
+    assert runner._pool.layers[0].key.dtype == torch.float8_e4m3fn
+    with pytest.raises(ConfigError, match=r"^cpu_kernels = 'native': expected auto or torch: .* fp8"):
+        make_runner(tmp_path, kv_cache_dtype="fp8", cpu_kernels="native")
 
 
 def test_another_cpu_is_torchs(

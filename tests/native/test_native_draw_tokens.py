@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,18 +50,24 @@ def draws_of(settings: list[tuple[float, int, float, float]], vocab_size: int) -
     return Draws(filters, keys, torch.full((len(settings),), -7))
 
 
-def found(team: Team, logits: torch.Tensor, draws: Draws) -> list[int]:
+def found(team: Team, logits: torch.Tensor, draws: Draws, allowed: torch.Tensor | None = None) -> list[int]:
     made = replace(draws, token_ids=torch.full_like(draws.keys, -7))
     before = logits.clone()
-    NativePicker(logits.shape[1], team)(logits, made)
+    NativePicker(logits.shape[1], team)(logits, made, allowed)
     assert torch.equal(before.nan_to_num(7), logits.nan_to_num(7))
     return made.token_ids.tolist()
 
 
-def expected(logits: torch.Tensor, draws: Draws) -> list[int]:
+def expected(logits: torch.Tensor, draws: Draws, allowed: torch.Tensor | None = None) -> list[int]:
     made = replace(draws, token_ids=torch.empty_like(draws.keys))
-    draw_tokens(logits, best_tokens(logits), made)
+    draw_tokens(logits, best_tokens(logits, allowed), made, allowed)
     return made.token_ids.tolist()
+
+
+def mask_of(is_allowed: torch.Tensor) -> torch.Tensor:
+    """`[num_rows, vocab_size]` bool as a bitmask."""
+    padded = torch.nn.functional.pad(is_allowed, (0, -is_allowed.shape[1] % 32))
+    return torch.from_numpy(np.packbits(padded.numpy(), axis=1, bitorder="little").view(np.int32))
 
 
 def rows_of(vocab_size: int, num_rows: int, seed: int = 0) -> torch.Tensor:
@@ -94,6 +101,37 @@ def test_ties_and_impossible_tokens(library: Library, num_threads: int) -> None:
         for logits in (coarse, flat, few):
             draws = draws_of(settings, vocab_size)
             assert found(team, logits, draws) == expected(logits, draws)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 16, 17, 65, 390, 1025, 5000])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_only_what_a_bitmask_allows_is_drawn(library: Library, num_threads: int, vocab_size: int) -> None:
+    """Masked rows beside free ones; what is left out may be the greatest, or no number at all."""
+    team = library.new_team(num_threads)
+    settings = 3 * list(SETTINGS.values())
+    for share, bad in ((0.5, None), (0.01, None), (0.99, torch.nan), (0.3, torch.inf)):
+        generator = torch.Generator().manual_seed(int(100 * share))
+        is_allowed = torch.rand(len(settings), vocab_size, generator=generator) < share
+        is_allowed[torch.arange(len(settings)), torch.arange(len(settings)) % vocab_size] = True
+        is_allowed[::4] = True
+        logits = rows_of(vocab_size, len(settings))
+        if bad is not None:
+            logits[~is_allowed] = bad
+        draws, mask = draws_of(settings, vocab_size), mask_of(is_allowed)
+        drawn = found(team, logits, draws, mask)
+        assert drawn == expected(logits, draws, mask)
+        assert all(is_allowed[row, token_id] for row, token_id in enumerate(drawn))
+
+
+def test_a_row_for_which_nothing_is_allowed_changes_no_other(team: Team) -> None:
+    settings = list(SETTINGS.values())
+    logits, draws = rows_of(1003, len(settings)), draws_of(settings, 1003)
+    is_allowed = rows_of(1003, len(settings), 1) > 0
+    wanted = expected(logits, draws, mask_of(is_allowed))
+    is_allowed[[1, 7, 12]] = False
+    drawn = found(team, logits, draws, mask_of(is_allowed))
+    usable = [index for index in range(len(settings)) if index not in (1, 7, 12)]
+    assert [drawn[index] for index in usable] == [wanted[index] for index in usable]
 
 
 def test_filters_that_keep_many_tokens(team: Team) -> None:

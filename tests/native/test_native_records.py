@@ -26,6 +26,7 @@ from naiad_kernels.silu_and_mul import reference as silu_reference
 from naiad_kernels.silu_and_mul import silu_and_mul
 from naiad_kernels.soft_cap import soft_cap
 from naiad_kernels.store_kv import LayerCache, Slots
+from naiad_kernels.store_kv import reference as store_kv_reference
 
 NUM_TOKENS = [1, 3, 7, 13]
 
@@ -248,6 +249,52 @@ def test_rotary_and_store(team: Team, head_dim: int, has_norm: bool, dtype: torc
     assert_close_to_reference(torch_values(cache.value), expected_cache.value.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [6, 32, 80])
+def test_codes_of_the_kv_cache(team: Team, head_dim: int, dtype: torch.dtype) -> None:
+    """Those of `store_kv`, also for vectors of zeros, of extremes, and with elements that are not finite."""
+    num_tokens, num_heads, num_kv_heads = 6, 4, 2
+    heads = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+    heads[1] = 0
+    heads[2] *= 1e-35
+    heads[3] *= 1e30
+    heads[4, :, 1] = torch.nan
+    heads[5, :, 0] = torch.inf
+    shape = (3, num_kv_heads, 32, head_dim)
+    cache, expected = (
+        LayerCache(
+            torch.zeros(shape, dtype=torch.int8),
+            torch.zeros(shape, dtype=torch.int8),
+            torch.zeros(shape[:-1]),
+            torch.zeros(shape[:-1]),
+        )
+        for _ in range(2)
+    )
+    # No rotation, which would round.
+    positions, frequencies = torch.arange(num_tokens), torch.zeros(head_dim // 2)
+    run_records(
+        team,
+        lambda recorder, heads: rotary_store_kv(
+            heads,
+            rotary_angles(recorder.positions(), frequencies, torch.float32),
+            None,
+            cache,
+            TracedGroup(0, 0),
+        ),
+        heads.flatten(1),
+        positions=positions,
+        tables=tables_of([num_tokens], [[2]]),
+        dtype=dtype,
+    )
+    key, value = heads[:, num_heads : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
+    store_kv_reference.store_kv(key, value, expected, Slots(torch.full((num_tokens,), 2), positions))
+    torch.testing.assert_close(cache.key_scale, expected.key_scale, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(cache.value_scale, expected.value_scale, rtol=0, atol=0, equal_nan=True)
+    finite = torch.tensor([0, 1, 2, 3])
+    assert torch.equal(torch_keys(cache.key, dtype)[2][:, finite], expected.key[2][:, finite])
+    assert torch.equal(torch_values(cache.value, dtype)[2][:, finite], expected.value[2][:, finite])
+
+
 STEPS = {
     "one": [(1, 1)],
     "decode": [(1, 70), (1, 16), (1, 17), (1, 1), (1, 64)],
@@ -257,12 +304,18 @@ STEPS = {
 }
 
 
+@pytest.mark.parametrize("codes", [None, torch.int8], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", [(6, 2, 16), (4, 4, 10), (14, 1, 64), (3, 1, 144)], ids=str)
 @pytest.mark.parametrize("kind", ["full", "window", "cap"])
 @pytest.mark.parametrize("steps", list(STEPS))
 def test_attention(
-    team: Team, steps: str, kind: str, heads: tuple[int, int, int], dtype: torch.dtype
+    team: Team,
+    steps: str,
+    kind: str,
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    codes: torch.dtype | None,
 ) -> None:
     """What must not be read is NaN."""
     case = AttentionCase(
@@ -270,6 +323,7 @@ def test_attention(
         heads=heads,
         block_size=32,
         dtype=dtype,
+        cache_dtype=codes,
         window=21 if kind == "window" else 0,
         soft_cap=2.0 if kind == "cap" else 0.0,
         scale=0.7 if kind == "cap" else None,
@@ -285,11 +339,13 @@ def test_attention(
 
 
 def attention(team: Team, case: AttentionCase) -> torch.Tensor:
-    cache, scale, cap = native_cache(case.cache()), case.scale, case.soft_cap
+    dtype = case.layout.dtype
+    cache, scale, cap = native_cache(case.cache(), dtype), case.scale, case.soft_cap
     return run_records(
         team,
         lambda _, query: paged_attention(query, cache, TracedGroup(0, case.layout.window), scale, cap),
         case.query.float().flatten(1),
+        dtype=dtype,
         positions=positions_of(case.query_lens, case.seq_lens),
         tables=tables_of(case.query_lens, case.tables),
     )

@@ -15,14 +15,15 @@ import pytest
 
 from helpers.fake_triton import FakeTriton, response, shipped_config
 from helpers.tiny_repository import tiny_checkpoint
+from naiad.cli.control_key import grpc_metadata
 from naiad.errors import EngineAwayError, InternalError, InvalidRequestError, NaiadError, UnavailableError
 from naiad.openai_server.api.bodies import ChatBody, CompletionBody
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.api.tally import Tally
-from naiad.openai_server.api.trace_context import NO_TRACE, TraceContext
 from naiad.openai_server.engines.remote.models import RemoteModels, RemoteServer
 from naiad.openai_server.engines.remote.shape import NoTextModelError, models_behind, read_shape, takes_text
+from naiad.tracing.trace_context import NO_TRACE, TraceContext
 
 SHIPPED = ("ensemble", "tokenizer", "llm", "detokenizer", "text")
 
@@ -64,7 +65,7 @@ async def generate(models: RemoteModels, trace: TraceContext = NO_TRACE, **field
     model = models.get("text")
     body = CompletionBody(model="text", **{"prompt": "Hello", **fields})
     asked, generation = await model.begin(
-        await model.loaded(), lambda reader: replace(reader.completion(body, "id"), trace=trace)
+        await model.loaded(), lambda reader: replace(reader.completion(body, "id"), context=trace)
     )
     tally = Tally(asked.request)
     try:
@@ -96,6 +97,29 @@ def test_models_that_take_text_are_found_and_lost(checkpoint: Path) -> None:
             fake.ready.append("text")
             await models.look()
             assert models.get("text").info.checkpoint.served_name == "text"
+
+    run(test)
+
+
+def test_a_list_that_needs_a_key(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (key,) = grpc_metadata("0123456789abcdef-XYZ")
+
+    async def looked(**options: Any) -> set[str]:
+        async with remote(checkpoint, **options) as (fake, models):
+            fake.control = key
+            for _ in range(3):
+                await models.look()
+            return set(models.by_name())
+
+    async def test() -> None:
+        assert await looked(control_headers=dict([key])) == {"ensemble", "text"}
+        assert caplog.messages == []
+        assert await looked() == set()
+        (message,) = caplog.messages
+        assert "was sent no key: --model-control-key FILE" in message
+        assert await looked(control_headers={key[0]: "another"}) == set()
+        assert "another key than --model-control-key" in caplog.messages[-1]
+        assert "another" not in caplog.messages[0]
 
     run(test)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,8 +9,10 @@ from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.errors import InvalidRequestError, NoTokenPossibleError
 from naiad.grammar import Grammars
 from naiad.sampling.row_state import RowState
-from naiad.sampling.sampler import Sampler
+from naiad.sampling.sampler import Picked, Sampler
 from naiad.sequence import GrammarSpec, SamplingParams
+from naiad_kernels.best_tokens import best_tokens
+from naiad_kernels.draw_tokens import draw_tokens
 
 PROMPT = [50, 51, 52]
 
@@ -140,3 +143,43 @@ def test_a_sampler_without_grammars_fails_the_row() -> None:
 def test_a_row_with_a_grammar_needs_its_tokens_on_the_host(sampler: Sampler) -> None:
     assert sampler.reads_tokens(SamplingParams(max_tokens=1, grammar=FIXED))
     assert not sampler.reads_tokens(SamplingParams(max_tokens=1))
+
+
+def test_the_bitmask_of_a_batch_allows_free_rows_everything(sampler: Sampler, grammars: Grammars) -> None:
+    rows = [new_row(sampler, 1, None), new_row(sampler, 2, regex("[ab]c?")), new_row(sampler, 3, None)]
+    allowed = sampler.allowed(rows)
+    assert allowed is not None
+    bits = torch.from_numpy(np.unpackbits(allowed.numpy().view(np.uint8), axis=1, bitorder="little"))
+    assert bits[[0, 2]].all()
+    masked = set(bits[1].nonzero().flatten().tolist())
+    assert masked == tokens(grammars, "a", "b", "ac", "bc")
+    assert sampler.takes_best(rows)
+    assert sampler.allowed([rows[0], rows[2]]) is None
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 4, "top_p": 0.9}])
+def test_what_is_picked_with_the_bitmask_is_what_is_sampled(
+    sampler: Sampler, grammars: Grammars, params: dict[str, float]
+) -> None:
+    """Also where a row cannot go on: its grammar is named, and its neighbours notice nothing."""
+    rows = [new_row(sampler, 1, PERSON, **params), new_row(sampler, 2, None, **params)]
+    rows += [new_row(sampler, 3, regex("abc"), **params), new_row(sampler, 4, regex("abc"), **params)]
+    rows[3].advance(ids(grammars, "q"))
+    logits = torch.randn(4, VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
+    alone = sampler.sample(logits.clone(), rows)
+    allowed, draws = sampler.allowed(rows), sampler.draws(rows)
+    best = best_tokens(logits, allowed)
+    if draws is not None:
+        draw_tokens(logits, best, draws, allowed)
+    before = logits.clone()
+    output = sampler.finish(sampler.start(logits, rows, Picked(best, draws)))
+    assert output.sampled_token_ids == alone.sampled_token_ids
+    assert output.sampled_token_ids.keys() == {1, 2, 3}
+    assert str(output.errors[4]) == str(alone.errors[4])
+    assert "cannot follow the grammar" in str(output.errors[4])
+    assert torch.equal(logits, before)
+
+
+def test_rows_with_a_grammar_that_ask_for_more_are_picked_later(sampler: Sampler) -> None:
+    for more in ({"num_log_probs": 0}, {"repetition_penalty": 1.2}, {"logit_bias": ((1, 2.0),)}):
+        assert not sampler.takes_best([new_row(sampler, 1, PERSON, **more)])

@@ -32,7 +32,13 @@ def test_gauges_have_tensorrt_llms_values() -> None:
     families = FakeFamilies()
     metrics = Metrics(families, "llm", "1", 2048)
     stats = EngineStats(
-        num_running=3, num_waiting=2, num_blocks=10, num_used_blocks=4, block_size=64, max_num_seqs=8
+        num_running=3,
+        num_waiting=2,
+        num_compiling=1,
+        num_blocks=10,
+        num_used_blocks=4,
+        block_size=64,
+        max_num_seqs=8,
     )
     metrics.update(stats, ObservationBatch())
     requests = {
@@ -40,6 +46,7 @@ def test_gauges_have_tensorrt_llms_values() -> None:
     }
     blocks = "nv_trt_llm_kv_cache_block_metrics"
     assert requests == {"active": 5, "max": 8, "waiting": 2}
+    assert families.find("naiad_compiling_requests").value == 1
     assert [families.find(blocks, key).value for key in ("max", "free", "used", "tokens_per")] == [
         10,
         6,

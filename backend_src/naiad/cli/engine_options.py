@@ -10,6 +10,7 @@ from naiad.config.engine_config import (
     DEVICES,
     DRAFTERS,
     DTYPES,
+    KV_CACHE_DTYPES,
     QUANTIZATIONS,
     SCHEDULING_POLICIES,
     field_names,
@@ -42,7 +43,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
     add(
         "--dtype",
         choices=DTYPES,
-        help="data type of weights, computation and KV cache; auto: bfloat16 if the device computes in it, "
+        help="data type of weights and computation; auto: bfloat16 if the device computes in it, "
         "else float32",
     )
     add("--device", choices=DEVICES, help="where the model runs")
@@ -93,6 +94,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         help="maximum number of prompt and output tokens of a sequence; 0: the checkpoint's limit",
     )
     add("--block-size", type=at_least(0), metavar="N", help="tokens of a KV cache block: 16, 32, 64 or 128")
+    add(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        help="data type of the KV cache; auto: that of the computation; int8, fp8: eight bits with a "
+        "measured scale for each token and KV head, for nearly twice the tokens in the same memory",
+    )
     add(
         "--kv-cache-bytes",
         type=at_least(0),
@@ -156,6 +163,13 @@ def _add_queue(engine: argparse._ArgumentGroup) -> None:
         type=at_least(0),
         metavar="N",
         help="maximum number of prompt tokens that wait; 0: no limit",
+    )
+    add(
+        "--target-first-token-ms",
+        type=at_least(0),
+        metavar="N",
+        help="refuse a request at once if its first token is expected later, or after its own deadline; "
+        "0: refuse none for that",
     )
 
 

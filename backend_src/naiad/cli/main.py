@@ -21,6 +21,7 @@ _COMMANDS = {
     "fetch-model": ("naiad.cli.checkpoints.fetch", "download and convert the default model"),
     "key": ("naiad.cli.key", "make a key for the OpenAI API"),
     "doctor": ("naiad.cli.doctor.command", "print what this machine offers and what Naiad will use"),
+    "plan": ("naiad.cli.plan.command", "predict replicas, latency and cost of a load"),
     "completion": ("", "print what makes a shell complete these commands and options"),
     "bench": ("naiad.cli.bench.command", "measure the engine"),
 }

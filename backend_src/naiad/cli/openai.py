@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from naiad.cli.argument_types import at_least, port_number
+from naiad.cli.control_key import grpc_metadata, read_control_key
 from naiad.errors import ConfigError, StartupError
 from naiad.log_lines import LOG_FORMATS
 from naiad.openai_server.access.policy import is_loopback
@@ -44,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the page of the Triton server's metrics, such as http://localhost:8002/metrics; /metrics shows "
         "what it says of Naiad's models",
     )
+    add(
+        "--model-control-key",
+        type=Path,
+        metavar="FILE",
+        help="the key of a Triton server that was started with `naiad serve --model-control-mode explicit`, "
+        "which lists its models only with it",
+    )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add(
         "--port",
@@ -66,6 +74,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ORIGIN",
         help="an origin, such as https://chat.example.com, whose pages may call the API; may be repeated",
+    )
+    add(
+        "--header-timeout-s",
+        type=at_least(1),
+        default=30,
+        metavar="N",
+        help="close a connection that has not sent the headers of a request after so many seconds (default: "
+        "%(default)s)",
     )
     add(
         "--lenient", action="store_true", help="pass over unknown fields of requests instead of refusing them"
@@ -91,6 +107,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=CALL_CHOICES,
         default="auto",
         help="how models write calls of tools; auto: as the chat template says (default: %(default)s)",
+    )
+    add(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="the OTLP/HTTP address of a collector, such as http://localhost:4318, which gets the spans of "
+        "requests (default: requests are not traced)",
     )
     add(
         "--log-format",
@@ -119,10 +141,21 @@ def run(args: argparse.Namespace) -> int:
     from naiad.openai_server.app import ServerOptions
     from naiad.openai_server.engines.remote.models import RemoteServer
     from naiad.openai_server.serving import serve, write_log
+    from naiad.tracing.exporter import Collector
 
     gate = None if args.api_keys is None else Gate(args.api_keys, metrics_open=args.metrics_open)
+    endpoint = args.otlp_endpoint
+    collector = None if endpoint is None else Collector.parse("--otlp-endpoint", endpoint)
     families = FamilyChoices(args.reasoning, args.tool_parser)
-    remote = RemoteServer.open(args.url, args.tokenizer, families, tuple(args.model), args.served_name)
+    key = None if args.model_control_key is None else read_control_key(args.model_control_key)
+    remote = RemoteServer.open(
+        args.url,
+        args.tokenizer,
+        families,
+        tuple(args.model),
+        args.served_name,
+        control_headers=dict(grpc_metadata(key)),
+    )
     options = ServerOptions(
         remote=remote,
         allowed_hosts=tuple(args.allowed_host),
@@ -130,6 +163,8 @@ def run(args: argparse.Namespace) -> int:
         is_lenient=args.lenient,
         metrics_url=args.metrics_url,
         families=families,
+        header_timeout_s=args.header_timeout_s,
+        collector=collector,
     )
     write_log(args.log_format)
     try:

@@ -14,6 +14,7 @@ DTYPES = ("auto", "bfloat16", "float32", "float16")
 DEVICES = ("cpu", "cuda")
 CPU_KERNELS = ("auto", "native", "torch")
 QUANTIZATIONS = ("none", "int8")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
 SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
 DRAFTERS = ("auto", "none", "ngram", "suffix", "draft_model", "self")
 MAX_SPECULATIVE_TOKENS = 16
@@ -28,7 +29,7 @@ class EngineConfig:
         model_dir: directory with config.json, *.safetensors and tokenizer.json.
         served_name: the name of the model for clients that choose among several. Empty: the name of the
             checkpoint.
-        dtype: of weights, activations and KV cache. "auto": bfloat16 if the device
+        dtype: of weights and activations. "auto": bfloat16 if the device
             computes in it (CUDA; CPUs with avx512_bf16 or AMX), else float32.
         device: "cpu" or "cuda".
         cpu_kernels: what computes a step on a CPU: "native" (compiled for this machine at the first start),
@@ -50,6 +51,9 @@ class EngineConfig:
         max_model_len: maximum prompt + output tokens of a sequence. 0: the checkpoint's limit.
             Never more than the KV cache holds.
         block_size: tokens in a KV cache block, a power of two in 16 … 128.
+        kv_cache_dtype: of keys and values in the KV cache: "auto" or the name of the dtype that the model
+            computes in; "int8" or "fp8" (float8_e4m3fn): eight bits, with a measured scale for each token
+            and KV head. The native kernels have no "fp8"; on CUDA it needs compute capability 9.0.
         kv_cache_bytes: size of the KV cache. 0: on a CPU a quarter of the memory that is
             available at start, at most 2 GiB; on CUDA what kv_cache_memory_fraction leaves.
         kv_cache_memory_fraction: fraction f of a GPU's memory that may be used, 0 < f ≤ 1: the KV cache
@@ -67,6 +71,8 @@ class EngineConfig:
         max_queued_requests: maximum sequences that wait, in addition to the `max_num_seqs` running ones;
             further ones are refused.
         max_queued_tokens: maximum prompt tokens that wait. 0: no limit.
+        target_first_token_ms: a request is refused at once if its first token is expected later, by what
+            waits and what steps have taken lately, or after its own deadline. 0: none is.
         drafter: source of draft tokens, several of which are checked in one step: "ngram"
             (what followed the last few tokens earlier), "suffix" (the same, also in the tenant's
             earlier outputs), "draft_model" (a smaller model), "self" (the model's own first
@@ -90,6 +96,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
     block_size: int = 64
+    kv_cache_dtype: str = "auto"
     kv_cache_bytes: int = 0
     kv_cache_memory_fraction: float = DEFAULT_KV_FRACTION
     cuda_graphs: bool = True
@@ -100,6 +107,7 @@ class EngineConfig:
     priority_aging_ms: int = 10_000
     max_queued_requests: int = 1024
     max_queued_tokens: int = 0
+    target_first_token_ms: int = 0
     drafter: str = "auto"
     draft_model: str = ""
     num_draft_layers: int = 0
@@ -154,6 +162,9 @@ class EngineConfig:
     def _check_kv_cache(self) -> None:
         if self.block_size not in (16, 32, 64, 128):
             raise ConfigError("block_size", self.block_size, "16, 32, 64 or 128")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            expected = f"one of {', '.join(KV_CACHE_DTYPES)}"
+            raise ConfigError("kv_cache_dtype", self.kv_cache_dtype, expected)
         if self.kv_cache_bytes < 0:
             raise ConfigError("kv_cache_bytes", self.kv_cache_bytes, "0 (auto) or a number of bytes")
         fraction = self.kv_cache_memory_fraction
@@ -174,6 +185,9 @@ class EngineConfig:
             raise ConfigError("max_queued_requests", self.max_queued_requests, "at least 0")
         if self.max_queued_tokens < 0:
             raise ConfigError("max_queued_tokens", self.max_queued_tokens, "0 (no bound) or a number")
+        if self.target_first_token_ms < 0:
+            expected = "0 (no target) or a number of milliseconds"
+            raise ConfigError("target_first_token_ms", self.target_first_token_ms, expected)
 
     def _check_speculation(self) -> None:
         if self.drafter not in DRAFTERS:

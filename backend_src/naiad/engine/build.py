@@ -57,7 +57,14 @@ def build_engine(config: EngineConfig) -> Engine:
     overlaps = config.overlap_steps and model_runner.device.type == "cuda"
     model_runner.end_start()
     text_state = partial(TextStream, token_table)
-    return Engine(scheduler, model_runner, text_state, overlaps=overlaps, grammars=model_runner.grammars)
+    return Engine(
+        scheduler,
+        model_runner,
+        text_state,
+        overlaps=overlaps,
+        grammars=model_runner.grammars,
+        target_first_token_s=config.target_first_token_ms / 1000,
+    )
 
 
 def make_kv_cache(

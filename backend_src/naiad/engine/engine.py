@@ -14,7 +14,7 @@ from naiad.engine.snapshots import take_snapshot
 from naiad.engine.step_queue import StepQueue
 from naiad.engine.step_record import StepRecord
 from naiad.engine.step_runner import StepRunner
-from naiad.errors import InternalError, InvalidRequestError, NaiadError, UnavailableError
+from naiad.errors import QUEUE_IS_FULL, InternalError, InvalidRequestError, NaiadError, UnavailableError
 from naiad.grammar import CompiledGrammar, Grammars
 from naiad.outputs import (
     EngineStats,
@@ -29,6 +29,7 @@ from naiad.outputs import (
 from naiad.sampling.noise import sibling_seed
 from naiad.sampling.stop_checker import first_stop
 from naiad.scheduler.admission import AdmissionLimits
+from naiad.scheduler.first_token_forecast import FirstTokenForecast
 from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import (
     EngineRequest,
@@ -57,6 +58,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         overlaps: bool = False,
         grammars: Grammars | None = None,
+        target_first_token_s: float = 0.0,
     ) -> None:
         """Put the parts together.
 
@@ -69,6 +71,8 @@ class Engine:
             overlaps: whether to launch a step before the previous step's ids are known, if its rows can be
                 projected.
             grammars: compiles the grammars of requests; None: such requests are refused.
+            target_first_token_s: requests are refused whose first token is expected later, or after their own
+                deadline; 0: none is refused for that.
         """
         kv_cache = scheduler.kv_cache
         longest = kv_cache.max_sequence_tokens
@@ -91,6 +95,8 @@ class Engine:
         self._record = StepRecord(model_runner)
         self._overlaps = overlaps
         self.grammars = grammars
+        self._target_first_token_s = target_first_token_s
+        self._forecast = FirstTokenForecast(scheduler)
         self._steps = StepQueue(scheduler, model_runner, self._record, clock, overlaps)
 
     @property
@@ -121,6 +127,7 @@ class Engine:
 
         Raises:
             InvalidRequestError: the request can never be served; the message names the field and its value.
+            UnavailableError: its first token is expected too late.
         """
         self._limits.check(request)
         request = self._limits.clamp(request)
@@ -128,6 +135,8 @@ class Engine:
         assert self._live.keys().isdisjoint(request.sequence_ids), "an id is in use"
         assert request.sequence_id < min(request.sibling_ids, default=request.sequence_id + 1)
         first = self._make_sequence(request, request.sequence_id, request.params, None, grammar)
+        if self._target_first_token_s:
+            self._refuse_late(first)
         if request.beam is not None:
             self._beams.add(request, first)
             return
@@ -140,6 +149,18 @@ class Engine:
                 returns_context_logits=False,
             )
             self._add_sequence(request, self._make_sequence(request, sequence_id, params, first, grammar))
+
+    def _refuse_late(self, sequence: Sequence) -> None:
+        """Refuse a request whose first token is expected too late, before it takes anybody's time."""
+        expected_s = self._forecast.seconds_until(sequence)
+        about = f"the first token is expected in {expected_s:.1f} s"
+        if expected_s > self._target_first_token_s:
+            limit_ms = round(1000 * self._target_first_token_s)
+            raise UnavailableError(f"{QUEUE_IS_FULL}: {about} (target_first_token_ms = {limit_ms})")
+        if sequence.deadline_s is not None and sequence.arrival_s + expected_s > sequence.deadline_s:
+            timeout_s = sequence.deadline_s - sequence.arrival_s
+            raise UnavailableError(f"{QUEUE_IS_FULL}: {about}, and the request ends after {timeout_s:.3g} s")
+        self._forecast.remember(sequence)
 
     def _grammar_of(self, request: EngineRequest) -> CompiledGrammar | None:
         spec = request.params.grammar
@@ -209,6 +230,7 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Compute one step and return its outputs, at most one for each sequence."""
         outputs, self._late = self._late + self._expire(), []
+        has_queue, num_admissions = bool(self._scheduler.waiting), self._scheduler.num_admissions
         step, result = self._steps.take()
         if result.errors:
             self._clear_failed(step, result)
@@ -216,7 +238,9 @@ class Engine:
             outputs += self._outputs_of(row, result)
         outputs += self._record.take_starts(outputs)
         if step.rows:
-            self._record.keep_step(self._scheduler)
+            seconds, num_prompt_tokens = self._record.keep_step(self._scheduler)
+            num_admitted = self._scheduler.num_admissions - num_admissions
+            self._forecast.take_step(seconds, num_prompt_tokens, num_admitted, has_queue)
         self._deadlines.forget_ended(len(self._live) + len(self._beams))
         return outputs
 
@@ -280,6 +304,7 @@ class Engine:
         num_before = sequence.num_tokens - num_new
         if num_before == sequence.num_prompt_tokens:
             self._record.num_prompt_tokens += sequence.num_prompt_tokens
+            self._forecast.learn(sequence.sequence_id, sequence.first_token_s - sequence.arrival_s)
         stop, num_known = first_stop(sequence, num_before)
         has_end = stop is not None and not stop.keeps_token
         num_output = num_known - num_before - has_end
@@ -336,4 +361,5 @@ class Engine:
 
     def _leave(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
+        self._forecast.forget(sequence.sequence_id)
         del self._live[sequence.sequence_id]

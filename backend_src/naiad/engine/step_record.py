@@ -35,7 +35,7 @@ class StepRecord:
         self.history = StepHistory()
         # Begin, prompt tokens and decoding rows of the steps that have been launched; two at most.
         self._launched: deque[tuple[float, int, int]] = deque()
-        self._ended_s = 0.0
+        self._ended_s = self._kept_s = 0.0
         self._runner = runner
         self._memory = MemoryUse()
         self._timestamp_s = 0
@@ -74,8 +74,12 @@ class StepRecord:
                     sequence.first_token_s = now_s
                     self.history.add_first_token(now_s, now_s - sequence.arrival_s)
 
-    def keep_step(self, scheduler: Scheduler) -> None:
-        """Remember the step that has ended last, now that its tokens have been taken."""
+    def keep_step(self, scheduler: Scheduler) -> tuple[float, int]:
+        """Remember the step that has ended last, now that its tokens have been taken.
+
+        Returns:
+            The seconds that it took after the step before it, and the number of prompt tokens.
+        """
         begin_s, num_context_tokens, num_decode_rows = self._launched.popleft()
         drafts = scheduler.speculator.totals if scheduler.speculator is not None else _NO_DRAFTS
         self.history.add(
@@ -90,6 +94,8 @@ class StepRecord:
                 self.num_generation_tokens,
             )
         )
+        begin_s, self._kept_s = max(begin_s, self._kept_s), self._ended_s
+        return self._ended_s - begin_s, num_context_tokens
 
     def stats(self, scheduler: Scheduler) -> EngineStats:
         """The gauges and totals as they are now."""

@@ -40,6 +40,13 @@ REASONS = {
 }
 
 
+SPANS = "naiad_trace_spans_total"
+SPANS_DESCRIPTION = "Spans of requests that the collector has taken, and those that were dropped"
+# The label that says which, and its values.
+FATE = "fate"
+SENT, DROPPED = "sent", "dropped"
+
+
 @dataclass(frozen=True, slots=True)
 class HistogramFamily:
     """A histogram of requests.

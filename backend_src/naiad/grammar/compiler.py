@@ -86,15 +86,10 @@ class Grammars:
                 self._tokenizer = self._vocabulary.load()
             return self._tokenizer
 
-    @property
-    def end_token_ids(self) -> tuple[int, ...]:
-        """The ids that end a text."""
-        return tuple(self.tokenizer.eos_tokens)
-
     def mask_filler(self) -> MaskFiller:
         """Make a filler of masks that fit the tokenizer."""
         num_threads = min(_MAX_FILL_THREADS, len(os.sched_getaffinity(0)))
-        return MaskFiller((self.tokenizer.vocab_size + 31) // 32, num_threads)
+        return MaskFiller(self.tokenizer, num_threads)
 
     def find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         """Return a grammar that is compiled; None if it is not."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
 # Fewer masks are filled faster by one thread.
@@ -68,33 +68,46 @@ class GrammarMatcher:
 
 
 class MaskFiller:
-    """Fills bitmasks of the tokens that may come next."""
+    """Fills bitmasks of the tokens that may come next.
 
-    def __init__(self, num_words: int, num_threads: int) -> None:
+    Attributes:
+        num_words: number of 32-bit words of a mask.
+        end_token_ids: the ids that end a text.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer, num_threads: int) -> None:
         """Set up.
 
         Args:
-            num_words: number of 32-bit words of a mask.
+            tokenizer: of the matchers.
             num_threads: maximum number of threads that fill.
         """
-        self._num_words = num_words
+        self.num_words = (tokenizer.vocab_size + 31) // 32
+        self.end_token_ids = tuple(tokenizer.eos_tokens)
         self._num_threads = num_threads
         self._executor: LLExecutor | None = None
 
-    def fill(self, matchers: Sequence[GrammarMatcher]) -> Mask:
-        """Return the masks, `[len(matchers), num_words]`: bit i % 32 of word i // 32 is token i's."""
-        masks = np.zeros((len(matchers), self._num_words), dtype=np.int32)
-        usable = [(each._matcher, row) for row, each in enumerate(matchers) if not each.error]
+    def empty_masks(self, num_masks: int) -> Mask:
+        """Return masks that allow nothing, `[num_masks, num_words]`."""
+        return np.zeros((num_masks, self.num_words), dtype=np.int32)
+
+    def fill(self, masks: Mask, matchers: Mapping[int, GrammarMatcher]) -> None:
+        """Fill masks: bit i % 32 of word i // 32 is token i's. That of a text that cannot go on stays empty.
+
+        Args:
+            masks: from `empty_masks`.
+            matchers: of some masks, by their places.
+        """
+        usable = [(each._matcher, place) for place, each in matchers.items() if not each.error]
         if self._num_threads > 1 and len(usable) >= _MIN_PARALLEL:
             if self._executor is None:
                 self._executor = LLExecutor(self._num_threads)
             fill_next_token_bitmask_par(self._executor, usable, masks)
         else:
-            for each, row in usable:
-                fill_next_token_bitmask(each, masks, row)
-        for mask, matcher in zip(masks, matchers, strict=True):
-            matcher.filled(mask)
-        return masks
+            for each, place in usable:
+                fill_next_token_bitmask(each, masks, place)
+        for place, matcher in matchers.items():
+            matcher.filled(masks[place])
 
 
 _MAX_MESSAGE = 300

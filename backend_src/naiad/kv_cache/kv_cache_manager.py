@@ -126,6 +126,11 @@ class KVCacheManager:
             for group, table in zip(self.groups, sequence.block_tables, strict=True)
         ]
 
+    def num_cached_tokens(self, sequence: EngineSequence) -> int:
+        """How many tokens of a sequence without blocks need not be computed, as things are now."""
+        chain, _ = self._shared(sequence)
+        return len(chain) * self._block_size
+
     def num_missing_blocks(self, sequence: EngineSequence, num_spare_blocks: int = 0) -> list[int]:
         """For each group, how many blocks `admit` lacks; it succeeds if no number is positive."""
         chain, _ = self._shared(sequence)

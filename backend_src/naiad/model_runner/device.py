@@ -37,6 +37,25 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" or computes_in_bfloat16() else torch.float32
 
 
+def kv_cache_codes(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype | None:
+    """Return the dtype of the KV cache's codes; None if keys and values are in the computation's dtype.
+
+    Raises:
+        ConfigError: keys and values are to have another dtype of 16 or 32 bits, or the GPU has no fp8.
+    """
+    if config.kv_cache_dtype == "int8":
+        return torch.int8
+    if config.kv_cache_dtype == "fp8":
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+            raise ConfigError("kv_cache_dtype", "fp8", "auto or int8: this GPU is older than sm_90")
+        return torch.float8_e4m3fn
+    name = str(dtype).removeprefix("torch.")
+    if config.kv_cache_dtype not in ("auto", name):
+        expected = f"auto, int8 or fp8, or {name}, in which the model computes"
+        raise ConfigError("kv_cache_dtype", config.kv_cache_dtype, expected)
+    return None
+
+
 def compile_count(device: torch.device) -> Callable[[], int]:
     """Start counting compiled kernels and return a function that reads the count; 0 on a CPU."""
     if device.type == "cpu":

@@ -36,6 +36,7 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
         is_native: bool = False,
+        codes: torch.dtype | None = None,
     ) -> None:
         """Allocate the pool; on a CPU the system provides memory only as blocks are written.
 
@@ -43,26 +44,35 @@ class KVPool:
             config: the model's configuration.
             num_blocks: number of blocks for each of its groups of layers.
             block_size: tokens in a block.
-            dtype: dtype of keys and values.
+            dtype: dtype of keys and values, or, if they are codes, of the computation.
             device: device of keys and values.
             is_native: whether keys are laid out for the native kernels.
+            codes: int8 or float8_e4m3fn: keys and values are codes, with a scale for each token and KV head.
         """
-        self._is_native = is_native
+        self._native_dtype = dtype if is_native else None
         self.num_blocks = min(num_blocks)
         self._tensors: list[torch.Tensor] = []
+        self._scales: list[torch.Tensor | None] = []
         layers: dict[int, LayerCache] = {}
         for group, num in zip(config.layer_groups, num_blocks, strict=True):
             shape = (len(group.layers), 2, num, config.num_kv_heads, block_size, config.head_dim)
-            self._tensors.append(_zeros(shape, dtype, device))
-            parts = zip(group.layers, self._tensors[-1], strict=True)
-            layers |= {index: LayerCache(key=layer[0], value=layer[1]) for index, layer in parts}
+            tensor = _zeros(shape, codes or dtype, device)
+            scales = _zeros(shape[:-1], torch.float32, device) if codes else None
+            self._tensors.append(tensor)
+            self._scales.append(scales)
+            for place, index in enumerate(group.layers):
+                key_scale, value_scale = (None, None) if scales is None else scales[place]
+                key, value = tensor[place]
+                layers[index] = LayerCache(key, value, key_scale, value_scale)
         self.layers = [layers[index] for index in range(config.num_layers)]
 
     def copy(self, copies: Sequence[Sequence[tuple[int, int]]]) -> None:
         """Copy (source, destination) blocks of each group, in order, in every layer of the group."""
-        for tensor, pairs in zip(self._tensors, copies, strict=True):
+        for tensor, scales, pairs in zip(self._tensors, self._scales, copies, strict=True):
             for source, target in pairs:
                 tensor[:, :, target] = tensor[:, :, source]
+                if scales is not None:
+                    scales[:, :, target] = scales[:, :, source]
 
     def first_layers(self, num_layers: int) -> KVPool:
         """A view of the pool for a model of fewer layers; copying and clearing still affect all layers."""
@@ -72,12 +82,15 @@ class KVPool:
 
     def zero_slots(self, slots: Sequence[Sequence[int]]) -> None:
         """Set slots of each group to 0 in every layer of the group."""
-        for tensor, places in zip(self._tensors, slots, strict=True):
+        for tensor, scales, places in zip(self._tensors, self._scales, slots, strict=True):
             index = torch.tensor(places, dtype=torch.int64, device=tensor.device)
             block_size = tensor.shape[4]
             blocks, offsets = index // block_size, index % block_size
-            if self._is_native:
-                keys, values = native_keys(tensor[:, 0]), native_values(tensor[:, 1])
+            if scales is not None:
+                scales[:, :, blocks, :, offsets] = 0
+            if self._native_dtype is not None:
+                keys = native_keys(tensor[:, 0], self._native_dtype)
+                values = native_values(tensor[:, 1], self._native_dtype)
                 keys[:, blocks, :, offsets // GROUP_TOKENS, :, offsets % GROUP_TOKENS] = 0
                 together = values.shape[-1]
                 values[:, blocks, :, offsets // together, :, offsets % together] = 0
@@ -86,9 +99,11 @@ class KVPool:
 
     def zero(self, block_ids: Sequence[Sequence[int]]) -> None:
         """Set blocks of each group to 0 in every layer of the group."""
-        for tensor, blocks in zip(self._tensors, block_ids, strict=True):
+        for tensor, scales, blocks in zip(self._tensors, self._scales, block_ids, strict=True):
             index = torch.tensor(list(blocks), dtype=torch.int64, device=tensor.device)
             tensor.index_fill_(2, index, 0)
+            if scales is not None:
+                scales.index_fill_(2, index, 0)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -107,6 +122,7 @@ def kv_group_specs(
     dtype: torch.dtype,
     kv_cache_bytes: int,
     max_step_tokens: int,
+    codes: torch.dtype | None = None,
 ) -> list[KVGroupSpec]:
     """The KV groups of a model, and how many blocks of each fit in memory.
 
@@ -119,16 +135,18 @@ def kv_group_specs(
     Args:
         config: the engine's configuration: block size and limits.
         model_configs: the served model and, if there is one, the draft model.
-        dtype: dtype of keys and values.
+        dtype: dtype of keys and values, if they are not codes.
         kv_cache_bytes: memory for all groups and models.
         max_step_tokens: maximum tokens of one sequence in a step.
+        codes: dtype of the codes, if keys and values are codes with scales.
 
     Raises:
         ConfigError: not even one block of each group fits.
     """
     target, *drafts = model_configs
-    sizes = [len(group.layers) * _layer_block_bytes(target, config, dtype) for group in target.layer_groups]
-    sizes[0] += sum(each.num_layers * _layer_block_bytes(each, config, dtype) for each in drafts)
+    target_bytes = _layer_block_bytes(target, config, dtype, codes)
+    sizes = [len(group.layers) * target_bytes for group in target.layer_groups]
+    sizes[0] += sum(each.num_layers * _layer_block_bytes(each, config, dtype, codes) for each in drafts)
     windows = [group.window or None for group in target.layer_groups]
     if drafts:
         windows[0] = None
@@ -146,8 +164,12 @@ def kv_group_specs(
     return [KVGroupSpec(count, window) for count, window in zip(counts, windows, strict=True)]
 
 
-def _layer_block_bytes(model_config: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> int:
-    return 2 * model_config.num_kv_heads * model_config.head_dim * config.block_size * dtype.itemsize
+def _layer_block_bytes(
+    model_config: ModelConfig, config: EngineConfig, dtype: torch.dtype, codes: torch.dtype | None
+) -> int:
+    scale_bytes = 0 if codes is None else torch.float32.itemsize
+    vector_bytes = model_config.head_dim * (codes or dtype).itemsize + scale_bytes
+    return 2 * model_config.num_kv_heads * config.block_size * vector_bytes
 
 
 def _shares(num_bytes: int, sizes: Sequence[int], useful: Sequence[int]) -> list[int]:

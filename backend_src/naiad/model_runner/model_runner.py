@@ -14,6 +14,7 @@ from naiad.grammar import Grammars
 from naiad.model_runner.device import (
     check_memory,
     compile_count,
+    kv_cache_codes,
     memory_use,
     resolve_device,
     resolve_dtype,
@@ -78,12 +79,16 @@ class ModelRunner(PagedModel):
         check_memory(checkpoints, self.dtype, self.device)
         with torch.inference_mode():
             team = native_team(config, self.device, self.dtype, num_threads)
+            self._codes = kv_cache_codes(config, self.dtype, self.device)
             self._is_native = team is not None
             self.drafter = chosen_drafter(config, self._is_native)
             self._team = team
-            is_quantised = config.quantization != "none"
             options = LoadOptions(
-                self.dtype, self.device, config.batch_invariant, self._is_native, is_quantised
+                self.dtype,
+                self.device,
+                config.batch_invariant,
+                self._is_native,
+                config.quantization != "none",
             )
             caches = [self._start_cache(config, each) for each, _ in checkpoints]
             pairs = zip(checkpoints, caches, strict=True)
@@ -96,7 +101,7 @@ class ModelRunner(PagedModel):
                 pools.append(pools[0].first_layers(num_layers))
             if team is not None:
                 with_pools = zip(models, pools, strict=True)
-                models = [NativeModel(model, pool.layers, team) for model, pool in with_pools]
+                models = [NativeModel(model, pool.layers, self.dtype, team) for model, pool in with_pools]
                 # Torch's own threads would spin on the cores that the team needs.
                 torch.set_num_threads(1)
         limit = target.max_position_embeddings
@@ -108,6 +113,7 @@ class ModelRunner(PagedModel):
             "dtype": str(self.dtype),
             "num_threads": num_threads,
             "quantization": config.quantization,
+            "kv_cache_dtype": str(self._codes or self.dtype),
             "kernels": f"torch {torch.__version__}" if team is None else team.library.name,
         }
         measurements = [KeptMeasurements(cache, facts) for cache in caches]
@@ -162,12 +168,22 @@ class ModelRunner(PagedModel):
         shapes = [model.config for model in models[:num_pools]]
         kv_cache_bytes = self._choose_kv_cache_bytes(config, models)
         max_step_tokens = max(config.max_num_batched_tokens or MAX_BUDGET_TOKENS, config.max_num_seqs)
-        self.kv_groups = kv_group_specs(config, shapes, self.dtype, kv_cache_bytes, max_step_tokens)
+        self.kv_groups = kv_group_specs(
+            config, shapes, self.dtype, kv_cache_bytes, max_step_tokens, self._codes
+        )
         counts = [group.num_blocks for group in self.kv_groups]
         block_counts = [counts, *([counts[0]] * len(each.layer_groups) for each in shapes[1:])]
         try:
             return [
-                KVPool(each, counts, config.block_size, self.dtype, self.device, self._is_native)
+                KVPool(
+                    each,
+                    counts,
+                    config.block_size,
+                    self.dtype,
+                    self.device,
+                    self._is_native,
+                    self._codes,
+                )
                 for each, counts in zip(shapes, block_counts, strict=True)
             ]
         except (RuntimeError, OSError) as error:
@@ -202,7 +218,9 @@ class ModelRunner(PagedModel):
             limit = model.config.max_position_embeddings
             longest = min(config.max_model_len or limit, limit)
             num_blocks = [1] * len(model.config.layer_groups)
-            pool = KVPool(model.config, num_blocks, config.block_size, self.dtype, self.device)
+            pool = KVPool(
+                model.config, num_blocks, config.block_size, self.dtype, self.device, codes=self._codes
+            )
             layout = self._cache_layout(config, model.config)
             graphed.append(PagedModel(model, pool, layout, longest))
             self._capture_graphs(config, graphed[-1])

@@ -58,6 +58,8 @@ def _load(config: EngineConfig, dtype: torch.dtype) -> Library:
         raise BuildError("cpu_kernels is torch")
     if dtype not in _DTYPES:
         raise BuildError(f"they compute in float32 and bfloat16, not in {dtype}")
+    if config.kv_cache_dtype == "fp8":
+        raise BuildError("they have no KV cache in fp8")
     problem: BuildError | None = None
     for variant in usable_variants():
         try:

@@ -153,8 +153,8 @@ class PagedModel:
         if len(views) < len(hidden):
             hidden = hidden.index_select(0, inputs.sampled_places)
         if self._native_model is not None and self._sampler.takes_best(views):
-            draws = self._sampler.draws(views)
-            logits, best = self._native_model.logits_and_best(hidden, draws)
+            draws, allowed = self._sampler.draws(views), self._sampler.allowed(views)
+            logits, best = self._native_model.logits_and_best(hidden, draws, allowed)
             sample = self._sampler.start(logits, views, Picked(best, draws))
         else:
             sample = self._sampler.start(self._model.logits(hidden), views)

@@ -28,12 +28,15 @@ class NativeModel:
         pick: finds best tokens and draws from logits that processors have changed.
     """
 
-    def __init__(self, model: DecoderModel, caches: Sequence[LayerCache], team: Team) -> None:
+    def __init__(
+        self, model: DecoderModel, caches: Sequence[LayerCache], dtype: torch.dtype, team: Team
+    ) -> None:
         """Record the model's forward pass over its caches, and its logits.
 
         Args:
             model: its linear weights are native ones.
             caches: one for each layer, laid out for the native kernels; no others can be used later.
+            dtype: in which the model computes.
             team: computes the steps.
 
         Raises:
@@ -42,7 +45,7 @@ class NativeModel:
         self.config: ModelConfig = model.config
         self._model = model
         self._caches = caches
-        recorder = TapeRecorder()
+        recorder = TapeRecorder(dtype)
         batch = ForwardBatch(
             cast(Any, recorder.token_ids()),
             cast(Any, recorder.positions()),
@@ -73,11 +76,18 @@ class NativeModel:
         return self._logits.run(len(hidden), inputs=[hidden])
 
     def logits_and_best(
-        self, hidden: torch.Tensor, draws: Draws | None = None
+        self, hidden: torch.Tensor, draws: Draws | None = None, allowed: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, BestTokens]:
-        """Compute `logits`, and in the same call each row's best token and the one that it draws."""
+        """Compute `logits`, and in the same call each row's best token and the one that it draws.
+
+        Args:
+            hidden: as for `logits`.
+            draws: how rows draw, and room for their tokens; None: no row does.
+            allowed: the bitmask of `best_tokens`, which leaves the logits as they are; None: all tokens are
+                allowed.
+        """
         best = BestTokens.empty(len(hidden))
-        return self._logits.run(len(hidden), inputs=[hidden], best=best, draws=draws), best
+        return self._logits.run(len(hidden), inputs=[hidden], best=best, allowed=allowed, draws=draws), best
 
     @contextmanager
     def profiled(self) -> Iterator[Counter[Kind]]:

@@ -28,15 +28,18 @@ class NativePicker:
         record_pick(rows)
         self._tape = Tape(recorder.finish(rows), team)
 
-    def __call__(self, logits: torch.Tensor, draws: Draws | None) -> BestTokens:
+    def __call__(
+        self, logits: torch.Tensor, draws: Draws | None, allowed: torch.Tensor | None = None
+    ) -> BestTokens:
         """Find each row's best token, and the one that it draws.
 
         Args:
             logits: `[num_rows, vocab_size]` float32.
             draws: how rows draw, and room for their tokens; None: no row does.
+            allowed: the bitmask of `best_tokens`; None: all tokens are allowed.
         """
         best = BestTokens.empty(len(logits))
-        self._tape.run(len(logits), inputs=[logits], best=best, draws=draws)
+        self._tape.run(len(logits), inputs=[logits], best=best, allowed=allowed, draws=draws)
         return best
 
 

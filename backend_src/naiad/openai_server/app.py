@@ -15,6 +15,7 @@ from aiohttp import web
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.body_reader import BodyReader
+from naiad.openai_server.connections import ConnectionWatch
 from naiad.openai_server.engine_routes import EngineRoutes
 from naiad.openai_server.engine_watch import EngineWatch
 from naiad.openai_server.engines.interface import Models
@@ -29,6 +30,9 @@ from naiad.openai_server.openapi import with_description
 from naiad.openai_server.page_routes import PageRoutes
 from naiad.openai_server.route import add_routes
 from naiad.openai_server.streams import StreamWatch
+from naiad.tracing.exporter import Collector, SpanExporter
+from naiad.tracing.request_trace import Tracer
+from naiad.tracing.span import process_attributes
 
 if TYPE_CHECKING:
     from naiad.openai_server.engines.remote.models import RemoteServer
@@ -52,8 +56,10 @@ class ServerOptions:
         is_lenient: pass over unknown fields of bodies, and count them.
         metrics_url: address of the page of Triton's metrics port; None: the engine's metrics are not shown.
         families: how the families are chosen that say how a model writes.
+        collector: gets the spans of requests; None: they are not traced.
         keep_alive_s: a stream that is silent for so long gets a comment.
         slow_reader_s: a client that takes nothing for so long is gone.
+        header_timeout_s: a connection that has not sent the headers of a request in this time is closed.
         deep_health_timeout_s: a model that makes no token in this time has failed.
         deep_health_cache_s: how long the result of `/health/deep` is kept.
     """
@@ -66,26 +72,42 @@ class ServerOptions:
     is_lenient: bool = False
     metrics_url: str | None = None
     families: FamilyChoices = field(default_factory=FamilyChoices)
+    collector: Collector | None = None
     keep_alive_s: float = 15.0
     slow_reader_s: float = 60.0
+    header_timeout_s: float = 30.0
     deep_health_timeout_s: float = 10.0
     deep_health_cache_s: float = 5.0
 
 
-def make_app(options: ServerOptions, gate: Gate | None = None) -> web.Application:
-    """Make the application; `gate` checks the keys of its clients."""
+def make_app(
+    options: ServerOptions, gate: Gate | None = None, connections: ConnectionWatch | None = None
+) -> web.Application:
+    """Make the application.
+
+    Args:
+        options: its settings.
+        gate: checks the keys of its clients.
+        connections: watches the connections that it is served on.
+    """
     pool = ThreadPoolExecutor(_NUM_THREADS, "openai")
     models = _models(options, pool)
     watch = StreamWatch(options.keep_alive_s, options.slow_reader_s)
     bodies = BodyReader(pool, is_lenient=options.is_lenient)
     guard = Guard(options.allowed_hosts, options.allowed_origins, gate)
     health = HealthRoutes(models, options.deep_health_timeout_s, options.deep_health_cache_s)
-    metrics = MetricsRoutes(models, bodies, watch, TritonMetrics(options.metrics_url), pool)
+    around = [] if connections is None else [connections.middleware]
+    spans = None
+    if options.collector is not None:
+        spans = SpanExporter(options.collector, process_attributes("naiad-openai"))
+    metrics = MetricsRoutes(models, bodies, watch, TritonMetrics(options.metrics_url), pool, spans)
     app = web.Application(
-        middlewares=[metrics.http.middleware, guard.middleware], client_max_size=options.max_body_bytes
+        middlewares=[*around, metrics.http.middleware, guard.middleware],
+        client_max_size=options.max_body_bytes,
     )
     app.on_response_prepare.append(guard.prepare)
-    generate, others = GenerateRoutes(models, bodies, watch), ModelRoutes(models, bodies, pool)
+    generate = GenerateRoutes(models, bodies, watch, None if spans is None else Tracer(spans))
+    others = ModelRoutes(models, bodies, pool)
     engine_watch = EngineWatch(models.get)
     engines = EngineRoutes(models, engine_watch, watch)
     handlers = (generate, others, engines, health, metrics, PageRoutes())
@@ -102,6 +124,8 @@ def make_app(options: ServerOptions, gate: Gate | None = None) -> web.Applicatio
                 await task
         await health.close()
         await models.close()
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
         pool.shutdown(wait=False)
 
     app.cleanup_ctx.append(run_beside)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -17,6 +19,10 @@ from naiad.openai_server.engines.interface import Models
 from naiad.openai_server.engines.snapshot_desk import NamedSnapshot
 from naiad.openai_server.route import Route
 from naiad.openai_server.streams import EventStream, StreamWatch
+
+# Of `/engine/events`, for each key, or of all clients if there are no keys. The page opens one.
+MAX_EVENT_STREAMS = 32
+_BUSY_RETRY_S = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +46,13 @@ class EngineRoutes:
         models: the models to choose from.
         watch: follows the engines that somebody watches.
         streams: watches streams.
+        num_open: the name of a key → its streams of events.
     """
 
     models: Models
     watch: EngineWatch
     streams: StreamWatch
+    num_open: Counter[str] = field(default_factory=Counter)
 
     def routes(self) -> list[Route]:
         """The routes that these handlers answer."""
@@ -90,6 +98,10 @@ class EngineRoutes:
             self.models.get(name)
         if request.method == "HEAD":
             return web.Response(content_type="text/event-stream")
+        with self._counted(request):
+            return await self._follow(request, name, viewer)
+
+    async def _follow(self, request: web.Request, name: str, viewer: Viewer) -> web.StreamResponse:
         watcher = self.watch.enter(name)
         stream = EventStream(request, watcher.nudge)
         self.streams.streams.add(stream)
@@ -109,6 +121,28 @@ class EngineRoutes:
             self.streams.streams.discard(stream)
             self.watch.leave(name, watcher)
         return stream.response
+
+    @contextlib.contextmanager
+    def _counted(self, request: web.Request) -> Iterator[None]:
+        """Count a stream of events while the context lasts.
+
+        They have a bound of their own, because a key that may send one request should be able to watch it.
+
+        Raises:
+            APIError: there are too many.
+        """
+        caller = caller_of(request)
+        name = "" if caller is None else caller.key.name
+        if self.num_open[name] >= MAX_EVENT_STREAMS:
+            whose = "" if caller is None else f" with the key {name}"
+            message = f"Too many streams of /engine/events{whose}: at most {MAX_EVENT_STREAMS} are allowed."
+            headers = {"Retry-After": str(_BUSY_RETRY_S)}
+            raise APIError(429, message, code="rate_limit_exceeded", headers=headers)
+        self.num_open[name] += 1
+        try:
+            yield
+        finally:
+            self.num_open[name] -= 1
 
     def _model_name(self, request: web.Request) -> str:
         """The name that a request asks for; without one the only model's.

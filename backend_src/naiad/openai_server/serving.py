@@ -15,11 +15,13 @@ from naiad.errors import StartupError
 from naiad.log_lines import LineFormatter, LogFormat
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.app import ServerOptions, make_app
+from naiad.openai_server.connections import ConnectionWatch
 
 logger = logging.getLogger(__name__)
 
 # `naiad serve` stops its server when all requests have ended; this is for connections that linger.
 _SHUTDOWN_S = 2.0
+_MAX_UNACCEPTED = 128
 
 
 async def serve(
@@ -57,8 +59,9 @@ async def serve(
         loop.add_signal_handler(signal.SIGHUP, _reload, gate)
     # The process above starts this one with the signal blocked, so that none comes too early.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    connections = ConnectionWatch(options.header_timeout_s)
     runner = web.AppRunner(
-        make_app(options, gate),
+        make_app(options, gate, connections),
         access_log=None,
         # Compressed bodies are refused; until then nobody should unpack them.
         auto_decompress=False,
@@ -67,9 +70,15 @@ async def serve(
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
-        listens(runner.addresses[0][1])
-        await stopped.wait()
+        assert runner.server is not None
+        listener = await loop.create_server(
+            connections.around(runner.server), host, port, backlog=_MAX_UNACCEPTED
+        )
+        try:
+            listens(listener.sockets[0].getsockname()[1])
+            await stopped.wait()
+        finally:
+            listener.close()
     finally:
         await runner.cleanup()
 

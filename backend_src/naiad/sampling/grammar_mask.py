@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import cast
 
 import numpy as np
@@ -79,54 +80,71 @@ class GrammarMask:
 
     def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
         """Mask, in place."""
-        masks = self.masks(list(rows.values()))
-        apply_bitmask(logits, list(rows), torch.from_numpy(masks))
+        allowed = self.allowed(list(rows.values()))
+        assert allowed is not None
+        apply_bitmask(logits, list(rows), allowed)
 
-    def masks(self, rows: Sequence[RowState]) -> Mask:
-        """Return the bitmasks of the tokens that rows with grammars allow, `[len(rows), num_mask_words]`."""
-        masks = np.zeros((len(rows), num_mask_words(self._vocab_size)), dtype=np.int32)
-        states = [cast(GrammarState, row.states[self]) for row in rows]
-        usable = [(place, each.matcher) for place, each in enumerate(states) if each.matcher is not None]
-        if not usable:
-            return masks
-        assert self._grammars is not None
+    def allowed(self, rows: Sequence[RowState]) -> Tensor | None:
+        """Return the bitmask of the tokens that each row may get; None: no row has a grammar.
+
+        It is `[len(rows), num_words]` int32, and may have words for ids that the model lacks. A row without a
+        grammar may get every token.
+        """
+        bound = {place: row for place, row in enumerate(rows) if self in row.states}
+        if not bound:
+            return None
+        masks = self._empty_masks(len(rows))
+        if len(bound) < len(rows):
+            masks[[place for place in range(len(rows)) if place not in bound]] = -1
+        self._fill(masks, bound)
+        return torch.from_numpy(masks)
+
+    def _empty_masks(self, num_masks: int) -> Mask:
+        if self._filler is None and self._grammars is not None:
+            # Without a tokenizer no row has a matcher.
+            with suppress(InvalidRequestError):
+                self._filler = self._grammars.mask_filler()
         if self._filler is None:
-            self._filler = self._grammars.mask_filler()
-        filled = self._filler.fill([matcher for _, matcher in usable])
-        width = min(filled.shape[1], masks.shape[1])
-        masks[[place for place, _ in usable], :width] = filled[:, :width]
-        if any(matcher.has_worn_out for _, matcher in usable):
-            self._forget(rows)
-        for mask, row in zip(masks, rows, strict=True):
-            self._hold_back_ends(mask, row)
-        return masks
+            return np.zeros((num_masks, num_mask_words(self._vocab_size)), dtype=np.int32)
+        return self._filler.empty_masks(num_masks)
+
+    def _fill(self, masks: Mask, rows: Mapping[int, RowState]) -> None:
+        """Fill the masks of rows with grammars, which are empty now; they stay so if a row cannot go on."""
+        states = {place: cast(GrammarState, row.states[self]) for place, row in rows.items()}
+        usable = {place: each.matcher for place, each in states.items() if each.matcher is not None}
+        if not usable:
+            return
+        assert self._filler is not None
+        self._filler.fill(masks, usable)
+        for place, matcher in usable.items():
+            if matcher.has_worn_out:
+                self._forget(rows[place])
+            self._hold_back_ends(masks[place], rows[place])
 
     def error_of(self, row: RowState) -> str:
         """Why a row's grammar allows no token; empty if it does, or there is none."""
         state = row.states.get(self)
         return cast(GrammarState, state).error if state is not None else ""
 
-    def _forget(self, rows: Sequence[RowState]) -> None:
-        """Let later texts start from newly compiled grammars where these rows have worn theirs out."""
+    def _forget(self, row: RowState) -> None:
+        """Let later texts start from a newly compiled grammar where this row has worn its own out."""
         assert self._grammars is not None
-        for row in rows:
-            matcher = cast(GrammarState, row.states[self]).matcher
-            if matcher is not None and matcher.has_worn_out and row.params.grammar is not None:
-                self._grammars.forget(row.params.grammar)
+        assert row.params.grammar is not None
+        self._grammars.forget(row.params.grammar)
 
     def _hold_back_ends(self, mask: Mask, row: RowState) -> None:
         """Exclude ids that may not end the text yet, unless the grammar allows nothing else."""
         params = row.params
-        assert self._grammars is not None
-        held = [each for each in self._grammars.end_token_ids if each not in params.stop_token_ids]
+        assert self._filler is not None
+        held = [each for each in self._filler.end_token_ids if each not in params.stop_token_ids]
         if row.num_output_tokens < params.min_tokens:
             held += params.stop_token_ids
         if not held:
             return
-        kept = mask.copy()
+        kept = mask[: num_mask_words(self._vocab_size)].copy()
         words = kept.view(np.uint32)
         for token_id in held:
             if token_id < self._vocab_size:
                 words[token_id // 32] &= ~np.uint32(1 << token_id % 32)
         if kept.any():
-            mask[:] = kept
+            mask[: len(kept)] = kept

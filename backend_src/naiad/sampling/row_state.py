@@ -42,7 +42,8 @@ class RowState:
         num_tokens: number of known tokens: prompt and output.
         noise: the row's noise stream; see `noise_stream`.
         states: feature → its state for the row.
-        is_plain: whether the row is sampled from its logits as they are, and nothing else is asked of them.
+        is_plain: whether the row is sampled from its logits as they are, perhaps among some tokens only, and
+            nothing else is asked of them.
     """
 
     __slots__ = ("is_plain", "noise", "num_prompt_tokens", "num_tokens", "params", "sequence_id", "states")
@@ -111,11 +112,23 @@ class RowState:
 
 
 def new_row(
-    features: Iterable[Stateful], sequence_id: int, params: SamplingParams, num_prompt_tokens: int
+    features: Iterable[Stateful],
+    sequence_id: int,
+    params: SamplingParams,
+    num_prompt_tokens: int,
+    selecting: Stateful | None = None,
 ) -> RowState:
-    """Return the state of a sequence without known tokens, including each feature's state."""
+    """Return the state of a sequence without known tokens, including each feature's state.
+
+    Args:
+        features: those that may apply.
+        sequence_id: the sequence's id.
+        params: its sampling parameters.
+        num_prompt_tokens: number of tokens of its prompt.
+        selecting: the one of `features` that only says which tokens are allowed; None: each does more.
+    """
     applied = [feature for feature in features if feature.applies_to(params)]
     states = {feature: state for feature in applied if (state := feature.new_state(params)) is not None}
     asks = params.num_log_probs >= 0 or params.returns_generation_logits or params.num_candidates > 0
-    is_plain = not applied and not asks
+    is_plain = not asks and all(feature is selecting for feature in applied)
     return RowState(sequence_id, params, num_prompt_tokens, states, is_plain=is_plain)

@@ -93,7 +93,7 @@ class Sampler:
     def new_row(self, sequence_id: int, params: SamplingParams, num_prompt_tokens: int) -> RowState:
         """Return the state of a sequence without known tokens."""
         features: tuple[Stateful, ...] = (*self._processors, TOP_P_RESET)
-        return new_row(features, sequence_id, params, num_prompt_tokens)
+        return new_row(features, sequence_id, params, num_prompt_tokens, self._grammar_mask)
 
     def reads_tokens(self, params: SamplingParams) -> bool:
         """Whether a row with these parameters can be sampled only once all its ids are on the host."""
@@ -104,12 +104,16 @@ class Sampler:
         return self.finish(self.start(logits, rows)) if rows else SamplerOutput()
 
     def takes_best(self, rows: Iterable[RowState]) -> bool:
-        """Whether `start` can use what is picked from these rows' unprocessed logits."""
+        """Whether `start` can use what is picked from these rows' logits as `draws` and `allowed` say."""
         return all(row.is_plain for row in rows)
 
     def draws(self, rows: Sequence[RowState]) -> Draws | None:
         """How these rows draw, for a kernel on a CPU; None: no row draws."""
         return draws_of(rows, self._vocab_size)
+
+    def allowed(self, rows: Sequence[RowState]) -> Tensor | None:
+        """Which tokens these rows may get, as a bitmask of `best_tokens`; None: no row has a grammar."""
+        return self._grammar_mask.allowed(rows)
 
     def start(self, logits: Tensor, rows: Sequence[RowState], picked: Picked | None = None) -> QueuedSample:
         """Queue sampling of each row's next token.

@@ -40,6 +40,8 @@ class Scheduler:
         leaving: sequences that have ended while a step in flight still computes them, by id.
         projected: the latest step that was made while another was in flight, until it is complete;
             without rows if there is none.
+        num_preemptions: number of times that a sequence gave up its slot.
+        num_admissions: number of times that a sequence got one.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Scheduler:
         self.leaving: dict[int, Sequence] = {}
         self.projected = StepBatch()
         self.num_preemptions = 0
+        self.num_admissions = 0
         self._writer = StepWriter()
         # Whether tenants with more than their share had no rows in the last step.
         self._is_pausing = False
@@ -392,6 +395,7 @@ class Scheduler:
             sequence.num_reused_blocks = num_cached_tokens // self.kv_cache.block_size
         sequence.status = SequenceStatus.RUNNING
         self._newcomers.add(sequence.sequence_id)
+        self.num_admissions += 1
         bisect.insort(self.running, sequence, key=rank_key)
         self.running_by_id[sequence.sequence_id] = sequence
         self.tenants.of(sequence).num_running += 1

@@ -63,6 +63,10 @@ class Tenants:
         """Iterate over those that have live sequences, with their names."""
         return iter(self._tenants.items())
 
+    def get(self, name: str) -> Tenant | None:
+        """The tenant of this name; None if it has no live sequences."""
+        return self._tenants.get(name)
+
     def of(self, sequence: Sequence) -> Tenant:
         """A live sequence's tenant."""
         return self._tenants[sequence.tenant]

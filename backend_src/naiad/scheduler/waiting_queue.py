@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from naiad.scheduler.policies import rank_key
 from naiad.scheduler.tenants import Tenants
@@ -34,6 +34,10 @@ class WaitingQueue:
         """Iterate tenant by tenant, each in the order of ranks."""
         for line in self._lines.values():
             yield from line
+
+    def of_tenant(self, name: str) -> Iterable[Sequence]:
+        """A tenant's waiting sequences in the order of ranks."""
+        return self._lines.get(name, ())
 
     def add(self, sequence: Sequence) -> None:
         """Insert a sequence by its rank."""

@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from naiad.errors import ModelError
 from naiad.gguf import GGUFFile
-from naiad.tokenization.gguf_tokenizer import read_gguf_tokenizer
+from naiad.gguf.tokenizer import read_gguf_tokenizer
 
 NAMED_TOKENS = (
     "bos_token",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from naiad_kernels.apply_bitmask import apply_bitmask
 from naiad_kernels.best_tokens import BestTokens
 from naiad_kernels.gumbel_argmax import gumbel_argmax
 from naiad_kernels.kept_threshold import RowFilters, kept_threshold
@@ -32,17 +33,23 @@ class Draws:
 
 
 @recordable
-def draw_tokens(logits: torch.Tensor, best: BestTokens, draws: Draws) -> None:
+def draw_tokens(
+    logits: torch.Tensor, best: BestTokens, draws: Draws, allowed: torch.Tensor | None = None
+) -> None:
     """Draw a token for each row; the plain form is what recorded steps are compared with.
 
-    In a recording it comes after `best_tokens` of the same rows, and the tape's caller gives `best` and
-    `draws` with each step.
+    In a recording it comes after `best_tokens` of the same rows, and the tape's caller gives `best`, `draws`
+    and the mask with each step.
 
     Args:
         logits: `[num_rows, vocab_size]` float32.
-        best: of these logits.
+        best: of these logits, among the tokens that are allowed.
         draws: how; its `token_ids` are overwritten.
+        allowed: the bitmask of `best_tokens`; None: all tokens are allowed.
     """
+    if allowed is not None:
+        logits = logits.clone()
+        apply_bitmask(logits, range(len(logits)), allowed)
     filters = draws.filters
     is_drawn = filters.temperature > 0
     temperature = filters.temperature.where(is_drawn, 1.0)

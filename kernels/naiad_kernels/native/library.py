@@ -73,6 +73,8 @@ class Cache(ctypes.Structure):
     _fields_ = (
         ("keys", c_void_p),
         ("values", c_void_p),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
         ("num_blocks", c_int64),
         ("num_kv_heads", c_int64),
         ("block_size", c_int64),

@@ -102,8 +102,13 @@ class Recording:
 class TapeRecorder:
     """Has a method for each op that has a record; the method's name is the op's."""
 
-    def __init__(self) -> None:
-        """Have written nothing."""
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        """Have written nothing.
+
+        Args:
+            dtype: as which keys and values of an int8 cache are multiplied, float32 or bfloat16.
+        """
+        self._dtype = dtype
         self._records: list[Record] = []
         self._widths: list[int] = []
         self._inputs: list[int] = []
@@ -310,18 +315,21 @@ class TapeRecorder:
         return tensor.data_ptr()
 
     def _cache(self, cache: LayerCache) -> Cache:
-        if cache.is_quantized:
-            raise NotRecordableError("a quantized KV cache has no record")
+        dtype = self._dtype if cache.is_quantized else cache.key.dtype
+        cache.check(dtype)
+        if cache.is_quantized and cache.key.dtype != torch.int8:
+            raise NotRecordableError(f"a KV cache in {cache.key.dtype} has no record")
         num_blocks, num_kv_heads, block_size, head_dim = cache.key.shape
-        assert cache.value.shape == cache.key.shape, (cache.value.shape, cache.key.shape)
         assert block_size % GROUP_TOKENS == 0, block_size
         assert head_dim % 2 == 0, head_dim
         return Cache(
             keys=self._pointer(cache.key),
             values=self._pointer(cache.value),
+            key_scales=None if cache.key_scale is None else self._pointer(cache.key_scale),
+            value_scales=None if cache.value_scale is None else self._pointer(cache.value_scale),
             num_blocks=num_blocks,
             num_kv_heads=num_kv_heads,
             block_size=block_size,
             head_dim=head_dim,
-            element=_ELEMENTS[cache.key.dtype],
+            element=_ELEMENTS[dtype],
         )

@@ -77,9 +77,9 @@ class Tape:
             tables: of each group of layers, if it has attention.
             inputs: `[num_tokens, width]` float32 for each of the recording's inputs.
             best: room for the best tokens, if the recording finds them and they are wanted.
-            allowed: the bitmask of `best_tokens`, contiguous; None: all tokens are.
+            allowed: the bitmask of `best_tokens`, contiguous, for `best` and `draws`; None: all tokens are.
             draws: how each row draws, and room for the tokens, if the recording draws and they are wanted;
-                with `best` and without `allowed`.
+                with `best`.
 
         Returns:
             `[num_tokens, width]` float32, valid until the next call.
@@ -166,7 +166,6 @@ class Tape:
     def _ask_for_draws(self, step: Step, draws: Draws) -> None:
         assert Kind.DRAW_TOKENS in self._kinds, "the recording draws no tokens"
         assert step.best_ids, "a draw starts from the best tokens"
-        assert not step.allowed, "draws do not support a bitmask"
         filters, num_rows = draws.filters, step.num_tokens
         step.draws = ctypes.pointer(
             StepDraws(

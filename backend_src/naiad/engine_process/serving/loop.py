@@ -28,6 +28,7 @@ from naiad.engine_process.protocol import (
     split_outputs,
 )
 from naiad.engine_process.serving.compiling import CompilingRequests
+from naiad.engine_process.serving.compiling_view import add_compiling_rows, add_compiling_stats
 from naiad.engine_process.serving.connections import EXIT_FAILED, Connection, ConnectionEvent, Connections
 from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
 from naiad.errors import NaiadError, StartupError, UnavailableError
@@ -124,8 +125,8 @@ class EngineLoop:
             if self._engine.has_work:
                 for output in self._engine.step():
                     self._route(output)
-                self._connections.gate.arrived([], self._engine.num_waiting_tokens)
-            self._publish(self._engine.stats())
+                self._connections.gate.arrived([], self._num_waiting_tokens)
+            self._publish(self._stats())
 
     def _wait_s(self) -> float | None:
         """How long to wait for messages; None: until there is one."""
@@ -151,7 +152,7 @@ class EngineLoop:
             case AddRequests(requests):
                 for request in requests:
                     self._add(connection, request)
-                self._connections.gate.arrived(requests, self._engine.num_waiting_tokens)
+                self._connections.gate.arrived(requests, self._num_waiting_tokens)
             case Abort(sequence_ids):
                 for sequence_id in sequence_ids:
                     self._abort(connection, sequence_id)
@@ -164,7 +165,7 @@ class EngineLoop:
 
     def _open(self, connection: Connection) -> None:
         self._outbox[connection] = []
-        connection.last_stats = self._engine.stats()
+        connection.last_stats = self._stats()
         ready = Ready(
             checkpoint=self._checkpoint,
             created_s=self._created_s,
@@ -282,12 +283,26 @@ class EngineLoop:
     def _forget(self, connection: Connection, sequence_id: int) -> int:
         engine_id = self._engine_ids.pop((connection, sequence_id))
         del self._sequences[engine_id]
+        if self._compiling is not None:
+            self._compiling.leave(engine_id)
         self._connections.gate.leave()
         return engine_id
+
+    @property
+    def _num_waiting_tokens(self) -> int:
+        """Number of known tokens of sequences that wait, in the engine or for a grammar."""
+        num_compiling = 0 if self._compiling is None else self._compiling.num_tokens
+        return self._engine.num_waiting_tokens + num_compiling
+
+    def _stats(self) -> EngineStats:
+        stats = self._engine.stats()
+        return stats if self._compiling is None else add_compiling_stats(stats, self._compiling)
 
     def _show(self) -> None:
         """Send one snapshot to everybody who has asked."""
         snapshot, watchers = self._engine.snapshot(), self._watchers
+        if self._compiling is not None:
+            snapshot = add_compiling_rows(snapshot, self._compiling)
         self._watchers = []
         for watcher in watchers:
             owners = {row.sequence_id: self._sequences.get(row.sequence_id) for row in snapshot.rows}

@@ -6,12 +6,9 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from naiad.errors import InvalidRequestError, UnavailableError
+from naiad.errors import QUEUE_IS_FULL, InvalidRequestError, UnavailableError
 from naiad.scheduler.admission import check_beam_width
 from naiad.sequence import EngineRequest
-
-# It begins like the message of the server's own queue, because clients look for that.
-_FULL = "Exceeds maximum queue size, the queue is full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +59,14 @@ class QueueGate:
                 raise UnavailableError(self._closed_because)
             if self._num_inside + num_sequences > limits.max_inside:
                 raise UnavailableError(
-                    f"{_FULL}: {self._num_inside} sequences run or wait, at most "
+                    f"{QUEUE_IS_FULL}: {self._num_inside} sequences run or wait, at most "
                     f"{limits.max_inside} may (max_num_seqs = {limits.max_num_seqs}, "
                     f"max_queued_requests = {limits.max_queued_requests})"
                 )
             waiting = self._num_waiting_tokens + self._num_tokens_on_the_way
             if limits.max_queued_tokens and 0 < waiting > limits.max_queued_tokens - num_tokens:
                 raise UnavailableError(
-                    f"{_FULL}: {waiting} prompt tokens wait and {num_tokens} more would come, "
+                    f"{QUEUE_IS_FULL}: {waiting} prompt tokens wait and {num_tokens} more would come, "
                     f"at most {limits.max_queued_tokens} may (max_queued_tokens)"
                 )
             self._num_inside += num_sequences

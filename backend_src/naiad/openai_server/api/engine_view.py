@@ -28,7 +28,8 @@ class RequestView(msgspec.Struct, kw_only=True):
         id: for requests of this server the answer's id, with `/1`, `/2` … for further choices; for those of
             other frontends `#` and the engine's number.
         tenant: an opaque label; empty for the tenant without a name.
-        state: `waiting`, `paused` (waits again after a preemption), `prefill` or `decode`.
+        state: `compiling` (waits for its grammar), `waiting`, `paused` (waits again after a preemption),
+            `prefill` or `decode`.
         priority: smaller is served first.
         computed_tokens: tokens of prompt and output whose KV is in the cache.
         output_tokens: new tokens so far, `max_tokens` at most.

@@ -155,7 +155,7 @@ class LocalModel:
             first_id = next(self._ids)
             for _ in range(request.num_sequences - 1):
                 next(self._ids)
-            generation = LocalGeneration(request, first_id, texts, self._end, asked.parsers())
+            generation = LocalGeneration(request, first_id, texts, self._end, asked.parsers(), asked.trace)
             self._live.update(dict.fromkeys(generation.sequence_ids, generation))
         return generation
 

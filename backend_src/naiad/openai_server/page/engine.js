@@ -9,6 +9,7 @@ const STATES = {
   prefill: "reading prompt",
   paused: "paused",
   waiting: "waiting",
+  compiling: "compiling grammar",
 };
 const BLOCKS = [
   ["free", "Free"],

@@ -14,6 +14,7 @@ from typing import Any
 from naiad.engine_process.observations import ObservationBatch
 from naiad.frontend.request_families import OPENAI_DOOR
 from naiad.outputs import EngineStats
+from naiad.tracing.exporter import SpanExporter
 from naiad.triton_server.metrics.request_metrics import MetricFamilyFactory, RequestMetrics
 
 Read = Callable[[EngineStats], float]
@@ -57,6 +58,7 @@ GAUGES: dict[tuple[str, str], dict[str, Read]] = {
     },
     ("vllm:num_requests_running", ""): {"": lambda s: s.num_running},
     ("vllm:num_requests_waiting", ""): {"": lambda s: s.num_waiting},
+    ("naiad_compiling_requests", ""): {"": lambda s: s.num_compiling},
     ("vllm:kv_cache_usage_perc", ""): {"": _used_share},
     ("vllm:gpu_cache_usage_perc", ""): {"": _used_share},
 }
@@ -79,7 +81,8 @@ DESCRIPTIONS: dict[str, str] = {
     "nv_trt_llm_inflight_batcher_metrics": "Prompt tokens of a step, sequences that generate, preempted ones",
     "nv_trt_llm_general_metrics": "Time of the last step in microseconds since the epoch, number of steps",
     "vllm:num_requests_running": "Sequences that are running",
-    "vllm:num_requests_waiting": "Sequences that wait to run",
+    "vllm:num_requests_waiting": "Sequences that wait to run, those that wait for a grammar included",
+    "naiad_compiling_requests": "Sequences that wait until their grammar is compiled",
     "vllm:kv_cache_usage_perc": "Fraction of the KV cache's blocks that are used, 0 to 1",
     "vllm:gpu_cache_usage_perc": "vLLM's older name of vllm:kv_cache_usage_perc",
     "vllm:prompt_tokens_total": "Prompt tokens of sequences that have generated a token",
@@ -115,6 +118,7 @@ class Metrics:
         version: str,
         max_model_len: int,
         take_forwarded: Callable[[], ObservationBatch] = ObservationBatch,
+        spans: SpanExporter | None = None,
     ) -> None:
         """Create the families and their metrics.
 
@@ -125,6 +129,7 @@ class Metrics:
             max_model_len: upper end of the buckets of lengths, in tokens.
             take_forwarded: returns what the OpenAI server has observed since the last call. It leaves out
                 the gaps between tokens: to write one costs more than the server spends on a token.
+            spans: sends the spans of the model's requests; None: they are not traced.
         """
         self._family = family
         self._labels = {"model": model, "version": version}
@@ -141,7 +146,7 @@ class Metrics:
         self._accepted_at = self._add(ACCEPTED_AT, "Accepted draft tokens by their place", "counter")
         self._num_places = 0
         self._last_stats: EngineStats | None = None
-        self._requests = RequestMetrics(family, model, version, max_model_len)
+        self._requests = RequestMetrics(family, model, version, max_model_len, spans=spans)
         self._take_forwarded = take_forwarded
         # Made for the first such request: clients that look for a family by its name alone find one metric.
         self._openai_requests: RequestMetrics | None = None

@@ -14,14 +14,18 @@ from naiad.frontend.request_families import (
     END_LABEL,
     ENDS,
     ENDS_DESCRIPTION,
+    FATE,
     FIRST_TOKEN,
     REASONS,
+    SPANS,
+    SPANS_DESCRIPTION,
     TRITON_DOOR,
     HistogramFamily,
     histogram_families,
     values_of,
 )
 from naiad.outputs import EngineStats
+from naiad.tracing.exporter import SpanExporter
 
 # Time for writing in each round of the housekeeping thread, which also checks on clients. Writing an
 # observation is an IPC round trip of 0.15 to 0.3 ms on a busy machine with two cores, and every response
@@ -54,6 +58,7 @@ class RequestMetrics:
         max_model_len: int,
         clock: Callable[[], float] = time.monotonic,
         door: str = TRITON_DOOR,
+        spans: SpanExporter | None = None,
     ) -> None:
         """Create the families and their metrics, labelled with the model and the door.
 
@@ -64,7 +69,9 @@ class RequestMetrics:
             max_model_len: upper end of the buckets of lengths, in tokens.
             clock: returns the time in seconds.
             door: the server by which the requests came.
+            spans: sends their spans; None: they are not traced.
         """
+        self._spans = spans
         self._clock = clock
         # (histogram, value) pairs still to be written. Gaps between tokens are apart because there may be too
         # many to write them all.
@@ -79,6 +86,12 @@ class RequestMetrics:
             reason: ends.Metric(labels=self._labels | {END_LABEL: name}) for reason, name in REASONS.items()
         }
 
+        self._span_counts: dict[str, tuple[Any, int]] = {}
+        if spans is not None:
+            counted = self._add(SPANS, SPANS_DESCRIPTION, "counter")
+            for fate in spans.counts():
+                self._span_counts[fate] = counted.Metric(labels=self._labels | {FATE: fate}), 0
+
     def update(self, _stats: EngineStats, batch: ObservationBatch) -> bool:
         """Write the counters, and observations while there is time; the next call begins with the rest.
 
@@ -91,6 +104,7 @@ class RequestMetrics:
             num_ended = sum(ended.reason is reason for ended in batch.ended)
             if num_ended:
                 self._ends[reason].increment(num_ended)
+        self._count_spans()
         for ended in batch.ended:
             if ended.has_begun:
                 self._queue += values_of(ended).items()
@@ -110,7 +124,15 @@ class RequestMetrics:
         self._gaps.clear()
         self._histograms.clear()
         self._ends.clear()
+        self._span_counts.clear()
         self._families.clear()
+
+    def _count_spans(self) -> None:
+        for fate, count in self._spans.counts().items() if self._spans is not None else ():
+            metric, written = self._span_counts[fate]
+            if count > written:
+                metric.increment(count - written)
+                self._span_counts[fate] = metric, count
 
     def _observe(self, pending: Pending, end_s: float) -> None:
         while pending and self._clock() < end_s:

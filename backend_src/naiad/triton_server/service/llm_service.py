@@ -23,6 +23,8 @@ from naiad.frontend.limits import ModelLimits
 from naiad.frontend.request import GenerateRequest, StopRequest
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
+from naiad.tracing.exporter import SpanExporter
+from naiad.tracing.request_trace import COMPLETION, RequestTrace, Tracer
 from naiad.triton_server.requests.tensors import RequestSource
 from naiad.triton_server.responses.stream import (
     BeamRow,
@@ -84,6 +86,19 @@ class EngineConnection(Protocol):
         """Have the engine's other clients cancel their requests of this id."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """How a model's requests are traced.
+
+    Attributes:
+        tracer: begins their traces.
+        model: returns the name of the model that answers.
+    """
+
+    tracer: Tracer
+    model: Callable[[], str]
+
+
 class LLMService:
     """Owns every live request until its FINAL has been sent."""
 
@@ -94,6 +109,7 @@ class LLMService:
         draw_first_id: Callable[[int], int],
         shape: RequestShape,
         owns_engine: bool = True,
+        tracing: Tracing | None = None,
     ) -> None:
         """Start the sender threads.
 
@@ -105,7 +121,9 @@ class LLMService:
             shape: how the model reads requests and writes responses.
             owns_engine: whether the engine reports every step to it, including those for other models'
                 requests.
+            tracing: how requests are traced; None: they are not.
         """
+        self._tracing = tracing
         self._shape = shape
         self._owns_engine = owns_engine
         self._draw_first_id = draw_first_id
@@ -133,6 +151,7 @@ class LLMService:
 
     def accept(self, source: RequestSource, sender: Sender, limits: ModelLimits) -> None:
         """Send a request's rows to the engine, or an error and FINAL to its client. Never raises."""
+        trace = self._begin_trace(source)
         try:
             request = self._shape.read(source, limits)
             if isinstance(request, StopRequest):
@@ -141,11 +160,11 @@ class LLMService:
                     self._engine.stop_others(request.request_id)
                 sender.send(None, final=True)
             else:
-                self._start(request, sender)
+                self._start(request, sender, trace)
         except NaiadError as error:
-            sender.send_error(error)
+            self._refuse(sender, error, trace)
         except Exception as error:  # noqa: BLE001 — only this request fails
-            sender.send_error(self._internal_error(error))
+            self._refuse(sender, self._internal_error(error), trace)
 
     def take_outputs(self, outputs: Iterable[RequestOutput], stats: EngineStats | None) -> None:
         """Add each output to its stream; if `stats` is None, the previous stats remain valid."""
@@ -237,6 +256,11 @@ class LLMService:
         self._has_news.clear()
         return has_news
 
+    @property
+    def spans(self) -> SpanExporter | None:
+        """Sends the spans of its requests; None: they are not traced."""
+        return None if self._tracing is None else self._tracing.tracer.exporter
+
     def open_streams(self) -> list[ResponseStream]:
         """The streams whose FINAL has not been sent."""
         with self._lock:
@@ -248,11 +272,29 @@ class LLMService:
             stream.fail(UnavailableError("the server is stopping"))
             self._senders.schedule(stream)
         self._senders.close()
+        if self.spans is not None:
+            self.spans.close()
 
-    def _start(self, request: GenerateRequest, sender: Sender) -> None:
+    def _begin_trace(self, source: RequestSource) -> RequestTrace | None:
+        if self._tracing is None:
+            return None
+        trace = self._tracing.tracer.begin(source.trace_context(), time.monotonic())
+        if trace is not None:
+            trace.name(COMPLETION, self._tracing.model())
+        return trace
+
+    def _refuse(self, sender: Sender, error: NaiadError, trace: RequestTrace | None) -> None:
+        sender.send_error(error)
+        if trace is not None:
+            trace.fail(error.status, str(error))
+            trace.end()
+
+    def _start(self, request: GenerateRequest, sender: Sender, trace: RequestTrace | None) -> None:
         rows = new_stream_rows(request, self._draw_first_id)
         has_detokenizer = self._shape.has_detokenizer and request.rows[0].text is not None
-        stream = ResponseStream(request, sender, rows, has_detokenizer)
+        stream = ResponseStream(request, sender, rows, has_detokenizer, trace)
+        if trace is not None and self._tracing is not None:
+            trace.submit(request, self._tracing.model())
         with self._lock:
             if not self._streams:
                 self._has_news.set()
@@ -306,6 +348,8 @@ class LLMService:
         return error_with_status(output.error_status or "INTERNAL", output.error_message)
 
     def _forget(self, stream: ResponseStream) -> None:
+        if stream.trace is not None:
+            stream.trace.end()
         with self._lock:
             for row in stream.rows:
                 for sequence_id in row.sequence_ids:

@@ -1,6 +1,7 @@
 // Causal grouped-query attention over the cache's blocks, which are read in place.
 #include <type_traits>
 
+#include "attention_codes.h"
 #include "attention_parts.h"
 #include "attention_tiles.h"
 #include "attention_vectors.h"
@@ -58,8 +59,11 @@ class Attention {
     for (int64_t g = 0; g < part.num_groups; g++) {
       const int64_t key = part.keys.first + g * kGroup;
       part.group_keys[g] = part.group_values[g] = nullptr;
+      part.offsets[g] = -1;
       if (key + kGroup <= seen) continue;
       const int64_t offset = cache_.group(tables.blocks + tile.seq * tables.stride, key, tile.kv_head);
+      part.offsets[g] = offset;
+      if (record_.cache.key_scales) continue;
       part.group_keys[g] = cache_.keys + offset;
       part.group_values[g] = cache_.values + offset;
     }
@@ -121,7 +125,7 @@ class Attention {
     const Span keys = {strip.keys.first / kStep * kStep, (strip.keys.end + kStep - 1) / kStep * kStep};
     for (int64_t r = 0; r < strip.num_rows; r++)
       made.total[r] = weighing_.weigh(scores_ + r * kScoreStride, seen_of(part, row + r, 1), keys, made.top[r],
-                                      weights_ + r * kScoreStride);
+                                      weights_ + r * kScoreStride, strips_.value_scales());
     strips_.sum_values(strip, next, weights_, made);
   }
 
@@ -229,8 +233,13 @@ int64_t attention_shared_bytes(const NaiadRecord& record, const NaiadStep& step,
 }
 
 void attention(const NaiadRecord& record, const Run& run, Member& member) {
-  if (record.cache.element == NAIAD_BFLOAT16)
+  const bool is_rounded = record.cache.element == NAIAD_BFLOAT16, has_codes = record.cache.key_scales != nullptr;
+  if (is_rounded && has_codes)
+    attend<CodedStrips<RoundedStrips>>(record, run, member);
+  else if (is_rounded)
     attend<RoundedStrips>(record, run, member);
+  else if (has_codes)
+    attend<CodedStrips<VectorStrips<float>>>(record, run, member);
   else
     attend<VectorStrips<float>>(record, run, member);
 }

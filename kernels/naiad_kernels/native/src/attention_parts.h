@@ -108,7 +108,9 @@ struct Part {
   int64_t split;
   Span keys;
   int64_t num_groups;  // the first one begins with the first key
-  // Null for a group before those that the tile sees: its block may be another sequence's by now.
+  // Of each group in the cache; -1 before those that the tile sees: that block may be another sequence's by now.
+  int64_t offsets[kMostGroups];
+  // Where the group's elements are; null if there is no offset, or if the cache has whole numbers of eight bits.
   const Element *group_keys[kMostGroups], *group_values[kMostGroups];
 };
 

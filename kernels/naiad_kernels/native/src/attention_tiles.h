@@ -39,6 +39,9 @@ class TileStrips {
       values_[g / kGroupsPerStep] = lie_together(g) ? StepValues{part.group_values[g], head_dim_} : copied_values(g);
   }
 
+  // Of each group, what its values are multiplied by: nothing.
+  const float* const* value_scales() const { return nullptr; }
+
   // The strip's rows of `scores`, for all groups that it sees.
   void score(const Strip& strip, const Element* queries, float* scores) const {
     const int64_t end = (strip.keys.end + kGroup - 1) / kGroup;

@@ -25,6 +25,9 @@ class VectorStrips {
 
   void prepare(const Part<Element>& part) { part_ = &part; }
 
+  // Of each group, what its values are multiplied by: nothing.
+  const float* const* value_scales() const { return nullptr; }
+
   // The strip's rows of `scores`, for all groups that it sees.
   void score(const Strip& strip, const Element* queries, float* scores) const {
     for (int64_t r = 0; r < strip.num_rows; r += kRowsTogether)

@@ -30,9 +30,10 @@ class Weighing {
   }
 
   // Writes the weights of `keys`, which begin and end with groups: 0 where a key is not seen. Returns their sum before
-  // they are rounded.
+  // they are rounded. `value_scales`: null, or for each group what its values are multiplied by; the weights are then.
   template <class Element>
-  float weigh(const float* scores, Span seen, Span keys, float top, Element* weights) const {
+  float weigh(const float* scores, Span seen, Span keys, float top, Element* weights,
+              const float* const* value_scales) const {
     using Product = Products<Element>;
     const bool sees_none = seen.first >= seen.end;
     const int64_t first = sees_none ? keys.end : first_group(seen), end = sees_none ? keys.end : end_group(seen);
@@ -42,7 +43,7 @@ class Weighing {
     for (int64_t k = first; k < end; k += kGroup) {
       const Floats weight = two_to_the(fma(load(scores + k), factor, less));
       sum = sum + weight;
-      Product::store_rounded(weights + k, weight);
+      Product::store_rounded(weights + k, value_scales ? scaled(weight, value_scales[k / kGroup]) : weight);
     }
     for (int64_t k = end; k < keys.end; k += kGroup) Product::store_rounded(weights + k, fill(0.0f));
     return sum_lanes(sum);
@@ -54,6 +55,11 @@ class Weighing {
   // The first key of the first group, and the end of the last one.
   static int64_t first_group(Span keys) { return keys.first / kGroup * kGroup; }
   static int64_t end_group(Span keys) { return (keys.end + kGroup - 1) / kGroup * kGroup; }
+
+  // Where a key is not seen its scale may be anything.
+  NAIAD_METHOD static Floats scaled(Floats weight, const float* scales) {
+    return where_less(fill(0.0f), weight, weight * load(scales), weight);
+  }
 
   NAIAD_METHOD Floats capped(Floats score) const {
     const Floats cap = fill(soft_cap_);

@@ -25,23 +25,17 @@ bool is_better(const Best& a, const Best& b) {
   return a.value > b.value;
 }
 
-// One row's logits with the bits of what is allowed; `allowed` null: everything is.
+// One row's logits, and which of them count.
 struct Logits {
   const float* values;
-  const int32_t* allowed;
-
-  bool is_allowed(int64_t id) const { return !allowed || (static_cast<uint32_t>(allowed[id / 32]) >> id % 32) & 1; }
-  // Of 16 ids, the first of which is a multiple of 16.
-  uint32_t allowed_lanes(int64_t id) const {
-    return allowed ? (static_cast<uint32_t>(allowed[id / 32]) >> id % 32) & 0xffff : 0xffff;
-  }
+  Allowed allowed;
 };
 
 Best best_one_by_one(const Logits& logits, int64_t first, int64_t end) {
   Best best{kLowest, -1};
   for (int64_t id = first; id < end; id++) {
     const Best next{logits.values[id], static_cast<int32_t>(id)};
-    if (logits.is_allowed(id) && is_better(next, best)) best = next;
+    if (logits.allowed.has(id) && is_better(next, best)) best = next;
   }
   return best;
 }
@@ -52,8 +46,8 @@ struct Lanes {
 
   void take(const Logits& logits, int64_t id, Floats number) {
     Floats x = load(logits.values + id), judged = x;
-    if (logits.allowed) {
-      const uint32_t lanes = logits.allowed_lanes(id);
+    if (logits.allowed.words) {
+      const uint32_t lanes = logits.allowed.lanes(id);
       judged = where_set(lanes, x, fill(0.0f));
       x = where_set(lanes, x, fill(kLowest));
     }
@@ -117,8 +111,8 @@ void best_tokens(const NaiadRecord& record, const Run& run, Member& member) {
   first *= kLanes;
   end = std::min(end * kLanes, record.width);
   for (int64_t token = 0; token < step.num_tokens; token++) {
-    const int32_t* allowed = step.allowed ? step.allowed + token * step.allowed_stride : nullptr;
-    parts[member.index * step.num_tokens + token] = best_in_part({run.row(record.in, token), allowed}, first, end);
+    const Logits logits{run.row(record.in, token), allowed_of(step, token)};
+    parts[member.index * step.num_tokens + token] = best_in_part(logits, first, end);
   }
   member.barrier();
   member.share(step.num_tokens, first, end);

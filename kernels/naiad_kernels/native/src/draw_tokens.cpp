@@ -1,4 +1,5 @@
-// The token that each row draws: the greatest of logit / temperature + noise among those that its filters keep.
+// The token that each row draws: the greatest of logit / temperature + noise among those that are allowed and that its
+// filters keep.
 //
 // Members first share the columns: each finds the winner of its own where a row has no filters, and else the greatest
 // logit of each group of columns. Then they share the rows. Filters look at the tokens above a cut that as many groups
@@ -63,6 +64,7 @@ class Noise {
 
 struct Row {
   const float* logits;
+  Allowed allowed;
   int64_t width;
   float best;
   int64_t best_id;
@@ -74,11 +76,12 @@ struct Row {
   bool needs_mass() const { return top_k == 0 && top_p < 1; }
   double scaled(float logit) const { return (static_cast<double>(logit) - static_cast<double>(best)) / temperature; }
 
-  // Sixteen logits, -inf after the last.
+  // Sixteen logits, -inf after the last and where the token is not allowed.
   Floats load_logits(int64_t id) const {
     const Floats x = load(logits + id);
-    if (id + kLanes <= width) return x;
-    return where_set((1u << (width - id)) - 1, x, fill(-std::numeric_limits<float>::infinity()));
+    uint32_t lanes = allowed.lanes(id);
+    if (id + kLanes > width) lanes &= (1u << (width - id)) - 1;
+    return lanes == 0xffff ? x : where_set(lanes, x, fill(-std::numeric_limits<float>::infinity()));
   }
   // The same in float32.
   Floats load_scaled(int64_t id) const {
@@ -166,7 +169,8 @@ void find_candidates(const Row& row, const float* maxima, int64_t wanted, float*
     if (maxima[group] < found.cut) continue;
     const int64_t end = std::min((group + 1) * kGroupColumns, row.width);
     for (int64_t id = group * kGroupColumns; id < end; id++)
-      if (row.logits[id] >= found.cut) found.tokens[found.count++] = {row.logits[id], static_cast<int32_t>(id)};
+      if (row.logits[id] >= found.cut && row.allowed.has(id))
+        found.tokens[found.count++] = {row.logits[id], static_cast<int32_t>(id)};
   }
 }
 
@@ -267,9 +271,9 @@ struct Shared {
 Row row_of(const NaiadRecord& record, const Run& run, int64_t token) {
   const NaiadStep& step = *run.step;
   const NaiadDraws& draws = *step.draws;
-  return {run.row(record.in, token), record.width,       step.best_logits[token], step.best_ids[token],
-          draws.temperatures[token], draws.top_p[token], draws.log_min_p[token],  draws.top_k[token],
-          Noise(draws.keys[token])};
+  return {run.row(record.in, token), allowed_of(step, token),   record.width,       step.best_logits[token],
+          step.best_ids[token],      draws.temperatures[token], draws.top_p[token], draws.log_min_p[token],
+          draws.top_k[token],        Noise(draws.keys[token])};
 }
 
 bool is_drawn(const NaiadStep& step, int64_t token) {

@@ -1,8 +1,11 @@
 // One layer's keys and values, as the kernels address them.
 //
 // A block holds, for each KV head, its tokens in groups of 16. With k elements side by side, 1 in float32 and 2 in
-// bf16, keys of a group are [head_dim / k][16 tokens][k], and values [16 tokens / k][head_dim][k].
+// bf16, keys of a group are [head_dim / k][16 tokens][k], and values [16 tokens / k][head_dim][k]. Whole numbers of
+// eight bits lie in the order of the elements as which they are multiplied.
 #pragma once
+
+#include <algorithm>
 
 #include "kernels.h"
 #include "simd.h"
@@ -47,6 +50,43 @@ NAIAD_INLINE void put_value(uint16_t* group, int64_t place, const float* value, 
   for (int64_t d = 0; d < head_dim; d++) pairs[2 * d] = bf16_of_float(value[d]);
 }
 
+// Rounds a vector to whole numbers within ±127 and puts each where `place` says, as `quantize` of store_kv describes
+// it. Returns what they are multiplied by: not a number if one of the vector is not finite.
+template <class Place>
+NAIAD_INLINE float put_codes(int8_t* group, const float* vector, int64_t head_dim, const Place& place) {
+  float largest = 1e-30f, not_finite = 0.0f;
+  for (int64_t d = 0; d < head_dim; d++) {
+    largest = std::max(largest, std::fabs(vector[d]));
+    not_finite += vector[d] * 0.0f;
+  }
+  const float scale = largest / 127.0f + not_finite;
+  for (int64_t d = 0; d < head_dim; d++) {
+    const float whole = std::floor(vector[d] / scale + 0.5f);
+    group[place(d)] = static_cast<int8_t>(whole == whole ? std::min(127.0f, std::max(-127.0f, whole)) : 0.0f);
+  }
+  return scale;
+}
+
+// One token's key and value into its group, for one KV head.
+template <class Element>
+NAIAD_INLINE void put_token(const NaiadCache& cache, int64_t group, int64_t token, const float* key,
+                            const float* value) {
+  const int64_t head_dim = cache.head_dim;
+  if (!cache.key_scales) {
+    put_key(static_cast<Element*>(cache.keys) + group, token, key, head_dim);
+    put_value(static_cast<Element*>(cache.values) + group, token, value, head_dim);
+    return;
+  }
+  constexpr int64_t kTogether = 4 / sizeof(Element);
+  const int64_t place = group / head_dim + token;
+  cache.key_scales[place] = put_codes(static_cast<int8_t*>(cache.keys) + group, key, head_dim, [&](int64_t d) {
+    return (d / kTogether * kGroup + token) * kTogether + d % kTogether;
+  });
+  cache.value_scales[place] = put_codes(static_cast<int8_t*>(cache.values) + group, value, head_dim, [&](int64_t d) {
+    return (token / kTogether * head_dim + d) * kTogether + token % kTogether;
+  });
+}
+
 // How elements of the cache are multiplied: `kTogether` at once in each lane, by elements of the other side that
 // are rounded to the same type.
 template <class Element>
@@ -61,6 +101,7 @@ struct Products<float> {
   NAIAD_METHOD static Floats multiply(Floats a, Floats b, Floats sum) { return fma(a, b, sum); }
   NAIAD_METHOD static Floats first_only(Floats a) { return a; }
   NAIAD_METHOD static void store_rounded(float* p, Floats a) { store(p, a); }
+  NAIAD_METHOD static void widen(const int8_t* codes, float* p) { store(p, load_whole(codes)); }
 };
 
 template <>
@@ -72,6 +113,7 @@ struct Products<uint16_t> {
   NAIAD_METHOD static Floats multiply(Pairs a, Pairs b, Floats sum) { return multiply_pairs(a, b, sum); }
   NAIAD_METHOD static Pairs first_only(Pairs a) { return naiad::first_only(a); }
   NAIAD_METHOD static void store_rounded(uint16_t* p, Floats a) { store_bf16(p, a); }
+  NAIAD_METHOD static void widen(const int8_t* codes, uint16_t* p) { store_exact_bf16(p, load_whole(codes)); }
 };
 
 // `count` features of `kTogether` values, where the head ends; the others are 0.

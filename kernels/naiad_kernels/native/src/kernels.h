@@ -1,6 +1,7 @@
 // What a record's kernel gets, and the kernels.
 #pragma once
 
+#include "allowed.h"
 #include "simd.h"
 #include "tape.h"
 #include "team.h"
@@ -33,6 +34,10 @@ struct Run {
 
   float* row(int32_t buffer, int64_t token) const { return buffers[buffer].data + token * buffers[buffer].stride; }
 };
+
+inline Allowed allowed_of(const NaiadStep& step, int64_t token) {
+  return {step.allowed ? step.allowed + token * step.allowed_stride : nullptr};
+}
 
 // What a gate does to its first half.
 inline Floats activate(int32_t activation, Floats x) {

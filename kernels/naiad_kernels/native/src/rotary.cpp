@@ -59,9 +59,8 @@ void rotate_and_store(const NaiadRecord& record, const Run& run, Member& member)
     const NaiadTables& tables = step.tables[record.group];
     const int64_t position = step.positions[token];
     const int64_t group = cache.group(tables.blocks + seq * tables.stride, position, kv_head);
-    put_key(cache.keys + group, position % kGroup, rotated, head_dim);
     const float* value = in + (num_heads + num_kv_heads + kv_head) * head_dim;
-    put_value(cache.values + group, position % kGroup, value, head_dim);
+    put_token<Element>(record.cache, group, position % kGroup, rotated, value);
   }
 }
 

@@ -410,6 +410,14 @@ struct Ints {
   __m512i v;
 };
 NAIAD_INLINE Floats load_whole(const int32_t* p) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))}; }
+NAIAD_INLINE Floats load_whole(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+// Of numbers that bf16 holds exactly.
+NAIAD_INLINE void store_exact_bf16(uint16_t* p, Floats a) {
+  const __m512i upper = _mm512_srli_epi32(_mm512_castps_si512(a.v), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(upper));
+}
 NAIAD_INLINE Floats to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
 NAIAD_INLINE void store_int8(int8_t* p, Floats a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)));
@@ -458,6 +466,17 @@ NAIAD_INLINE __m256 widen(const int32_t* p) {
   return _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 NAIAD_INLINE Floats load_whole(const int32_t* p) { return {widen(p), widen(p + 8)}; }
+NAIAD_INLINE __m256 widen(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+NAIAD_INLINE Floats load_whole(const int8_t* p) { return {widen(p), widen(p + 8)}; }
+NAIAD_INLINE void store_exact_bf16(uint16_t* p, Floats x) {
+  const __m256i a = _mm256_srli_epi32(_mm256_castps_si256(x.a), 16);
+  const __m256i b = _mm256_srli_epi32(_mm256_castps_si256(x.b), 16);
+  // Packing works on halves of 128 bits: the middle quarters change places.
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
+}
 NAIAD_INLINE Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 NAIAD_INLINE void store_int8(int8_t* p, Floats x) {
   // Packing works on halves of 128 bits: the middle quarters change places.
@@ -493,6 +512,12 @@ struct Bytes {
 };
 NAIAD_INLINE Floats load_whole(const int32_t* p) {
   return each_lane([&](int i) { return static_cast<float>(p[i]); });
+}
+NAIAD_INLINE Floats load_whole(const int8_t* p) {
+  return each_lane([&](int i) { return static_cast<float>(p[i]); });
+}
+NAIAD_INLINE void store_exact_bf16(uint16_t* p, Floats a) {
+  for (int i = 0; i < kLanes; i++) p[i] = static_cast<uint16_t>(bits_of_float(a.v[i]) >> 16);
 }
 NAIAD_INLINE Floats to_floats(Ints a) {
   return each_lane([&](int i) { return static_cast<float>(a.v[i]); });

@@ -56,11 +56,15 @@ struct NaiadMatrix {
 struct NaiadCache {
   void* keys;
   void* values;
+  // Null, or keys and values are whole numbers of eight bits: [num_blocks, num_kv_heads, block_size], what those of
+  // each token are multiplied by.
+  float* key_scales;
+  float* value_scales;
   int64_t num_blocks;
   int64_t num_kv_heads;
   int64_t block_size;  // a multiple of 16
   int64_t head_dim;    // even
-  int32_t element;     // NaiadElement, not NAIAD_FLOAT16
+  int32_t element;     // NaiadElement, not NAIAD_FLOAT16, as which keys and values are multiplied
 };
 
 // Fields that a record's kind does not name are not read.
@@ -122,7 +126,7 @@ struct NaiadStep {
   const int32_t* allowed;  // [num_tokens, allowed_stride], or null: every token is; id i is allowed if bit i % 32 of
                            // word i / 32 is set
   int64_t allowed_stride;
-  const NaiadDraws* draws;  // NAIAD_DRAW_TOKENS, with `best_ids` and without `allowed`; null: the record does nothing
+  const NaiadDraws* draws;  // NAIAD_DRAW_TOKENS, with `best_ids`, among what is allowed; null: the record does nothing
 };
 
 struct NaiadTeam;

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tritonclient.grpc.aio import InferenceServerClient
@@ -29,6 +31,8 @@ from naiad.openai_server.engines.remote.shape import (
 
 _LOOK_S = 1.0
 _CALL_TIMEOUT_S = 5.0
+# What a server answers whose list of models needs a key.
+_RESTRICTED = "restricted"
 _CHANNEL = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -50,12 +54,15 @@ class RemoteServer:
         files: describe the checkpoint of all of its models.
         model_names: the models that are offered; empty: all that take text.
         served_name: the name for clients of the only model in `model_names`; None: its own.
+        control_headers: what the server wants to see before it lists its models, such as the key of model
+            control.
     """
 
     url: str
     files: LocalFiles
     model_names: tuple[str, ...] = ()
     served_name: str | None = None
+    control_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(
@@ -65,6 +72,7 @@ class RemoteServer:
         families: FamilyChoices,
         model_names: tuple[str, ...] = (),
         served_name: str | None = None,
+        control_headers: Mapping[str, str] = MappingProxyType({}),
     ) -> RemoteServer:
         """Read the files of `tokenizer_dir`; see the attributes, and `LocalFiles.load`.
 
@@ -72,7 +80,13 @@ class RemoteServer:
             ModelError: a file is missing or damaged.
         """
         files = LocalFiles.load(tokenizer_dir, families)
-        return cls(url=url, files=files, model_names=model_names, served_name=served_name)
+        return cls(
+            url=url,
+            files=files,
+            model_names=model_names,
+            served_name=served_name,
+            control_headers=control_headers,
+        )
 
 
 class RemoteModels:
@@ -94,6 +108,7 @@ class RemoteModels:
         self._models: dict[str, RemoteModel | None] = {}
         self._names = ModelNames()
         self._is_away = True
+        self._was_refused = False
 
     async def watch(self) -> None:
         """Look for models for ever."""
@@ -107,11 +122,12 @@ class RemoteModels:
             self._client = InferenceServerClient(self._server.url, channel_args=_CHANNEL)
         try:
             ready = await self._ready_names(self._client)
-        except InferenceServerException:
+        except InferenceServerException as error:
+            self._note_refusal(str(error.message()))
             self._is_away = True
             self._models.clear()
             return
-        self._is_away = False
+        self._is_away = self._was_refused = False
         for name in ready - self._models.keys():
             # It may go while it is asked for; the next look finds it then.
             with contextlib.suppress(InferenceServerException):
@@ -157,13 +173,27 @@ class RemoteModels:
             await self._client.close()
 
     async def _ready_names(self, client: InferenceServerClient) -> set[str]:
-        index = await client.get_model_repository_index(client_timeout=_CALL_TIMEOUT_S)
+        index = await client.get_model_repository_index(
+            headers=dict(self._server.control_headers), client_timeout=_CALL_TIMEOUT_S
+        )
         wanted = self._server.model_names
         return {
             each.name
             for each in index.models
             if each.state == "READY" and (not wanted or each.name in wanted)
         }
+
+    def _note_refusal(self, message: str) -> None:
+        """Say once if the server lists its models only for those who have a key."""
+        if _RESTRICTED in message and not self._was_refused:
+            self._was_refused = True
+            sent = "another key than" if self._server.control_headers else "no key:"
+            logger.error(
+                "%s lists its models only with a key, and was sent %s --model-control-key FILE of its "
+                "`naiad serve`; until then requests get status 503",
+                self._server.url,
+                sent,
+            )
 
     async def _found(self, client: InferenceServerClient, name: str) -> RemoteModel | None:
         """A model of the server; None if it can not be offered, which is said if it was asked for.

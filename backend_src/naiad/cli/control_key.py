@@ -36,13 +36,25 @@ def control_key(path: Path | None) -> str:
         if not path.exists():
             _make(path)
             say(f"made a key of model control: {path}")
+    except OSError as error:
+        raise StartupError(f"{_OPTION} {path} can not be made: {error.strerror}") from None
+    return read_control_key(path)
+
+
+def read_control_key(path: Path) -> str:
+    """Return the key in the file.
+
+    Raises:
+        StartupError: the file holds no key, others may read it, or it cannot be read.
+    """
+    try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise ConfigError(_OPTION, str(path), f"a file that only its owner may read: `chmod 600 {path}`")
         key = path.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
         key = ""
     except OSError as error:
-        raise StartupError(f"{_OPTION} {path} can not be read or made: {error.strerror}") from None
+        raise StartupError(f"{_OPTION} {path} can not be read: {error.strerror}") from None
     if not _KEY.fullmatch(key):
         raise ConfigError(_OPTION, str(path), "a file with 16 to 256 letters, digits, '_', '.' or '-'")
     return key

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from naiad.errors import ModelError
-from naiad.gguf import GGUFFile
+from naiad.gguf.file import GGUFFile
 
 _PREFIX = "tokenizer.ggml."
 _CONTROL, _USER_DEFINED = 3, 4

@@ -1,0 +1,260 @@
+"""Simulates overload with and without a target for the first token: goodput over load, on recorded traces.
+
+    python -m perf.engine.admission [--trace FILE --target-ms 2000]
+
+The engine's own scheduler, KV cache and forecast run on a simulated clock, which each step advances by its
+cost: a constant, and a time for each prompt token and each sequence that decodes. A request is good if its
+first token comes within the target and its later ones in --slo-itl-s on average. Load 1 is the one at which
+most requests are good without a target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perf.common.percentile import percentile
+from perf.common.plots import Panel, save_panels
+from perf.common.report import ROOT, print_rows, write_report
+from perf.server.open_loop import Arrival
+from perf.server.traces import Scaling, read_trace, scaled_arrivals
+
+from naiad.cli.argument_types import at_least
+from naiad.engine import Engine
+from naiad.errors import UnavailableError
+from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.kv_cache.prefix_cache import PrefixCache
+from naiad.outputs import MemoryUse, ModelOutput, RequestOutput, StepBatch
+from naiad.scheduler.policies import PriorityFirst
+from naiad.scheduler.scheduler import Scheduler
+from naiad.scheduler.step_budget import SchedulerLimits
+from naiad.sequence import EngineRequest, SamplingParams
+
+_DATA = ROOT / "perf" / "data"
+_TRACES = (_DATA / "azure_llm_2023_conversation_10min.csv", _DATA / "mooncake_fast25_synthetic.jsonl")
+_VOCAB_SIZE = 49152
+_BLOCK_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """What a step costs.
+
+    Attributes:
+        constant_s: every step.
+        prompt_token_s: each token of a prompt.
+        decode_row_s: each sequence that decodes.
+    """
+
+    constant_s: float
+    prompt_token_s: float
+    decode_row_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedModel:
+    """What the engine asks about a checkpoint."""
+
+    vocab_size: int = _VOCAB_SIZE
+    eos_token_ids: tuple[int, ...] = ()
+
+
+class SimulatedRunner:
+    """Computes nothing, and lets time pass.
+
+    Attributes:
+        now_s: the simulated time.
+    """
+
+    model_config = SimulatedModel()
+    num_late_compiles = 0
+
+    def __init__(self, cost: StepSeconds, max_model_len: int) -> None:
+        """Begin at time 0."""
+        self.now_s = 0.0
+        self.max_model_len = max_model_len
+        self._cost = cost
+
+    def launch(self, step: StepBatch) -> Callable[[], ModelOutput]:
+        """Let the step's time pass; each sampled token is 7."""
+        cost = self._cost
+        self.now_s += cost.constant_s
+        for row in step.rows:
+            num_tokens = len(row.token_ids)
+            self.now_s += cost.decode_row_s if num_tokens == 1 else num_tokens * cost.prompt_token_s
+        return lambda: ModelOutput({row.sequence_id: [7] for row in step.rows if row.samples})
+
+    def needs_ids(self, params: SamplingParams) -> bool:
+        """No row does."""
+        return False
+
+    def memory_use(self) -> MemoryUse:
+        """Nothing."""
+        return MemoryUse()
+
+    def clear_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
+        """No row fails."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A request; times in seconds since it was due."""
+
+    tenant: str
+    first_s: float = math.inf
+    last_s: float = math.inf
+    num_tokens: int = 0
+    is_refused: bool = False
+
+    def is_good(self, target_s: float, inter_token_s: float) -> bool:
+        """Whether it was served within the limits."""
+        pace_s = (self.last_s - self.first_s) / max(1, self.num_tokens - 1)
+        return not self.is_refused and self.first_s <= target_s and pace_s <= inter_token_s
+
+
+def simulate(
+    arrivals: Sequence[Arrival],
+    cost: StepSeconds,
+    *,
+    max_num_seqs: int = 32,
+    num_blocks: int = 4096,
+    step_tokens: int = 1024,
+    target_s: float = 0.0,
+) -> list[Outcome]:
+    """Serve these requests, which must be in the order in which they are due.
+
+    Args:
+        arrivals: the requests.
+        cost: of steps.
+        max_num_seqs: slots.
+        num_blocks: blocks of the KV cache, of 64 tokens each.
+        step_tokens: maximum tokens of a step.
+        target_s: the engine's target for the first token; 0: none.
+    """
+    runner = SimulatedRunner(cost, num_blocks * _BLOCK_SIZE)
+    kv_cache = KVCacheManager(num_blocks, _BLOCK_SIZE, PrefixCache(_BLOCK_SIZE), max_step_tokens=step_tokens)
+    scheduler = Scheduler(kv_cache, SchedulerLimits(max_num_seqs, step_tokens), PriorityFirst(aging_s=10.0))
+    engine = Engine(scheduler, runner, clock=lambda: runner.now_s, target_first_token_s=target_s)
+    outcomes = [Outcome(each.tenant) for each in arrivals]
+    num_sent = 0
+    while num_sent < len(arrivals) or engine.has_work:
+        if not engine.has_work:
+            runner.now_s = max(runner.now_s, arrivals[num_sent].due_s)
+        while num_sent < len(arrivals) and arrivals[num_sent].due_s <= runner.now_s:
+            outcomes[num_sent].is_refused = not _send(engine, num_sent, arrivals[num_sent])
+            num_sent += 1
+        if engine.has_work:
+            for output in engine.step():
+                due_s = arrivals[output.sequence_id].due_s
+                _take(outcomes[output.sequence_id], output, runner.now_s - due_s)
+    return outcomes
+
+
+def _send(engine: Engine, number: int, arrival: Arrival) -> bool:
+    params = SamplingParams(max_tokens=arrival.num_tokens)
+    request = EngineRequest(
+        sequence_id=number, prompt_token_ids=arrival.prompt_token_ids, params=params, tenant=arrival.tenant
+    )
+    try:
+        engine.add_request(request)
+    except UnavailableError:
+        return False
+    return True
+
+
+def _take(outcome: Outcome, output: RequestOutput, seconds: float) -> None:
+    if output.token_ids:
+        outcome.first_s = min(outcome.first_s, seconds)
+        outcome.last_s = seconds
+        outcome.num_tokens += len(output.token_ids)
+
+
+def main() -> int:
+    """Simulate, print, plot and write."""
+    args = _parse()
+    cost = StepSeconds(args.step_ms / 1e3, args.prompt_token_ms / 1e3, args.decode_row_ms / 1e3)
+    rows, panels = [], []
+    for trace in args.trace or _TRACES:
+        found = _loads(trace, cost, args)
+        rows += found
+        loads = [row["load"] for row in found]
+        lines = {
+            name: (loads, [row[name] for row in found]) for name in ("offered/s", "good/s", "good/s, target")
+        }
+        panels.append(Panel(f"load, {trace.stem[:20]}", "requests/s", lines))
+    print_rows(rows)
+    title = f"good: first token within {args.target_ms} ms"
+    plot = save_panels("admission", title, panels)
+    settings = vars(args) | {"trace": [each.name for each in args.trace or _TRACES]}
+    print("plot:", plot, "written:", write_report("admission", settings, rows))
+    return 0
+
+
+def _loads(path: Path, cost: StepSeconds, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each load of a trace."""
+    target_s = args.target_ms / 1e3
+    trace = read_trace(path)
+
+    def good(speed: float, with_target: bool) -> tuple[int, list[Outcome]]:
+        scaling = Scaling(
+            speed, args.prompt_scale, args.output_scale, 0.0, args.duration_s, args.window_tokens
+        )
+        arrivals, _ = scaled_arrivals(trace, scaling, _VOCAB_SIZE)
+        arrivals.sort(key=lambda each: each.due_s)
+        made = simulate(arrivals, cost, target_s=target_s if with_target else 0.0)
+        return sum(each.is_good(target_s, args.slo_itl_s) for each in made), made
+
+    speeds = [args.first_speed * 1.25**step for step in range(args.num_speeds)]
+    plain = {speed: good(speed, with_target=False) for speed in speeds}
+    peak = max(speeds, key=lambda speed: plain[speed][0])
+    rows = []
+    for load in (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0):
+        num_good, outcomes = good(peak * load, with_target=False)
+        num_with, with_target = good(peak * load, with_target=True)
+        served = [each.first_s for each in with_target if not each.is_refused]
+        rows.append(
+            {
+                "trace": path.stem[:16],
+                "load": load,
+                "offered/s": round(len(outcomes) / args.duration_s, 2),
+                "good/s": round(num_good / args.duration_s, 2),
+                "good/s, target": round(num_with / args.duration_s, 2),
+                "of the peak": round(num_with / plain[peak][0], 2),
+                "refused": sum(each.is_refused for each in with_target),
+                "late": sum(each > target_s for each in served),
+                "ttft p95 s": round(percentile(served, 95), 2),
+            }
+        )
+    return rows
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--trace", type=Path, action="append", metavar="FILE", help="Azure .csv, Mooncake .jsonl")
+    add("--target-ms", type=at_least(1), default=2000, metavar="N")
+    add(
+        "--slo-itl-s", type=float, default=0.25, metavar="S", help="mean time between a good request's tokens"
+    )
+    add("--step-ms", type=float, default=4.0, metavar="MS", help="constant cost of a step")
+    add("--prompt-token-ms", type=float, default=0.25, metavar="MS")
+    add("--decode-row-ms", type=float, default=0.6, metavar="MS")
+    add("--prompt-scale", type=float, default=0.5, metavar="F", help="factor of prompt lengths")
+    add("--output-scale", type=float, default=0.5, metavar="F", help="factor of output lengths")
+    add("--window-tokens", type=at_least(2), default=8192, metavar="N", help="maximum length")
+    add("--duration-s", type=float, default=120.0, metavar="S", help="time over which requests arrive")
+    add("--first-speed", type=float, default=0.1, metavar="F", help="the slowest that is tried for the peak")
+    add("--num-speeds", type=at_least(1), default=16, metavar="N", help="each is 1.25 times the one before")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

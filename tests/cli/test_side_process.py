@@ -1,0 +1,127 @@
+"""When the OpenAI server beside the Triton server counts as ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from helpers.engine_harness import Recorder, fake_command
+from helpers.ports import free_port
+from naiad.cli.serve import side_process
+from naiad.cli.serve.side_process import SidePlan, SideProcess
+from naiad.config import EngineConfig
+from naiad.engine_process import EngineClient
+from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory
+from naiad.errors import StartupError
+
+HOST = "127.0.0.1"
+ENGINE = "llm.0.engine"
+
+PLAN = partial(SidePlan, name="the OpenAI server", module="naiad.openai_server", has_models=True)
+
+Start = Callable[..., SideProcess]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """The runtime directory that this process would have as a Triton server."""
+    path = runtime_directory(os.getpid())
+    yield path
+    remove_runtime_directory(path)
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def start(port: int) -> Iterator[Start]:
+    started: list[SideProcess] = []
+
+    common = (f"--server-pid={os.getpid()}", f"--host={HOST}", f"--port={port}")
+
+    def run(*options: str) -> SideProcess:
+        started.append(SideProcess(PLAN(host=HOST, port=port, options=(*common, *options))))
+        started[-1].start()
+        return started[-1]
+
+    yield run
+    for each in started:
+        each.stop()
+
+
+@pytest.fixture
+def mute_engine(directory: Path) -> Iterator[None]:
+    """An engine that accepts connections and says nothing."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(directory / ENGINE))
+        listener.listen()
+        yield
+
+
+def go_on(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+def listed(port: int) -> list[str]:
+    with urllib.request.urlopen(f"http://{HOST}:{port}/v1/models", timeout=10) as answer:
+        return [model["id"] for model in json.load(answer)["data"]]
+
+
+def test_it_is_ready_when_it_lists_a_model(
+    start: Start, port: int, directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recorder = Recorder()
+    engine = EngineClient(
+        EngineConfig(model_dir=str(directory)),
+        directory / ENGINE,
+        recorder.on_outputs,
+        recorder.on_lost,
+        command=fake_command("good"),
+    )
+    try:
+        engine.start()
+        start().wait_until_it_serves(go_on)
+        assert listed(port) == ["fake"]
+    finally:
+        engine.close(timeout_s=0)
+    assert "no model" not in capfd.readouterr().err
+
+
+def test_without_an_engine_it_is_ready_when_it_listens(
+    start: Start, port: int, directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start().wait_until_it_serves(go_on)
+    assert listed(port) == []
+    assert "no model" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("mute_engine")
+def test_a_model_that_does_not_come_is_a_warning(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(side_process, "FIRST_MODEL_TIMEOUT_S", 0.5)
+    start().wait_until_it_serves(go_on)
+    assert "warning: the OpenAI server has no model 0.5 s after" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("mute_engine")
+def test_a_signal_ends_the_wait_without_a_warning(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    start().wait_until_it_serves(lambda _seconds: True)
+    assert "no model" not in capfd.readouterr().err
+
+
+def test_a_server_that_ends_is_no_ready_one(start: Start) -> None:
+    process = start("--reasoning=none-such")
+    with pytest.raises(StartupError, match=r"did not start on 127\.0\.0\.1:\d+: exit code 2$"):
+        process.wait_until_it_serves(go_on)
