@@ -152,8 +152,10 @@ def start_repository(*options: str, timeout_s: float = 120) -> Server:
 def running(leaving: Leaving, repository: Path, *options: str) -> Iterator[Server]:
     """Start a server of this repository; at the end hand it to `leaving`."""
     server = start_repository("--model-repository", str(repository), *options)
-    yield server
-    leaving.take(server)
+    try:
+        yield server
+    finally:
+        leaving.take(server)
 
 
 @contextlib.contextmanager
