@@ -18,14 +18,14 @@ from naiad.outputs import EngineStats, RequestOutput, Timings
 from naiad.sequence import FinishReason
 from naiad.tracing.request_trace import Tracer
 from naiad.tracing.trace_context import TraceContext
-from naiad.triton_server.service.llm_service import LLMService, Tracing
+from naiad.triton_server.service.llm_service import LLMService, Telemetry, Tracing
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 def traced_service(collector: SpanCollector, errors: list[str]) -> LLMService:
-    tracing = Tracing(Tracer(collector.exporter()), lambda: "served")
-    return LLMService(FakeEngineClient(), errors.append, CountedIds(), LLM_SHAPE, tracing=tracing)
+    telemetry = Telemetry(Tracing(Tracer(collector.exporter()), lambda: "served"))
+    return LLMService(FakeEngineClient(), errors.append, CountedIds(), LLM_SHAPE, telemetry=telemetry)
 
 
 def test_a_stream_has_its_phases() -> None:

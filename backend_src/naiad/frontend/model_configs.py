@@ -128,8 +128,8 @@ _TEXT_PARAMETERS = {
 }
 _LLM_NAME = {"llm_model_name": "llm"}
 _FORWARDED = {"forwarded_headers": ""}
-# Overridden by --otlp-endpoint of `naiad serve`.
-_TRACED = {"otlp_endpoint": ""}
+# Overridden by --otlp-endpoint, --record and --record-prompts of `naiad serve`.
+_TRACED = {"otlp_endpoint": "", "record_file": "", "record_prompts": "false"}
 _ECHOES = {"exclude_input_in_output": "false"}
 
 CONFIGURATIONS: Mapping[str, ModelConfiguration] = {

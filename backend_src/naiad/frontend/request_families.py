@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from naiad.engine_process.observations import Ended
 from naiad.sequence import FinishReason
@@ -40,11 +41,24 @@ REASONS = {
 }
 
 
-SPANS = "naiad_trace_spans_total"
-SPANS_DESCRIPTION = "Spans of requests that the collector has taken, and those that were dropped"
-# The label that says which, and its values.
+# The label that says what became of a span or a record, and its values.
 FATE = "fate"
-SENT, DROPPED = "sent", "dropped"
+SENT, WRITTEN, DROPPED = "sent", "written", "dropped"
+
+
+class CountedFates(Protocol):
+    """Something that is sent or written beside the requests, or dropped.
+
+    Attributes:
+        family: name of the metric that counts it.
+        description: what it counts.
+    """
+
+    family: str
+    description: str
+
+    def counts(self) -> dict[str, int]:
+        """Fate → how many had it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
     add("--metrics-open", action="store_true", help="the metrics need no key")
     add("--reasoning", choices=REASONING_CHOICES, default="auto", help="how models write what they reason")
     add("--tool-parser", choices=CALL_CHOICES, default="auto", help="how models write calls of tools")
+    add("--record", type=Path, help="record requests in this file")
+    add("--record-prompts", action="store_true", help="record prompts and outputs, too")
     add("--header-timeout-s", type=float, default=30.0, help="seconds that the headers of a request may take")
     add("--slow-reader-s", type=float, default=60.0, help="a client that takes nothing for so long is gone")
     add("--otlp-endpoint", help="the OTLP/HTTP address of a collector, which gets the spans of requests")
@@ -58,6 +60,8 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
         is_lenient=args.lenient,
         metrics_url=args.metrics_url,
         families=FamilyChoices(args.reasoning, args.tool_parser),
+        record=args.record,
+        records_prompts=args.record_prompts,
         header_timeout_s=args.header_timeout_s,
         slow_reader_s=args.slow_reader_s,
         collector=None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from aiohttp import web
 
-from naiad.frontend.request_families import DOOR, FATE, OPENAI_DOOR, SPANS, SPANS_DESCRIPTION
+from naiad.frontend.request_families import DOOR, FATE, OPENAI_DOOR, CountedFates
 from naiad.openai_server.body_reader import BodyReader
 from naiad.openai_server.engines.interface import Models
 from naiad.openai_server.metrics.door_metrics import DoorMetrics
@@ -16,7 +17,6 @@ from naiad.openai_server.metrics.text_format import CONTENT_TYPE, Page, Values
 from naiad.openai_server.metrics.triton_metrics import PREFIXES, TritonMetrics
 from naiad.openai_server.route import Route
 from naiad.openai_server.streams import StreamWatch
-from naiad.tracing.exporter import SpanExporter
 
 _COLLECT_S = 1.0
 # Triton's port shows this server's requests too, a moment later and without the gaps between tokens.
@@ -37,7 +37,7 @@ class MetricsRoutes:
         watch: StreamWatch,
         triton: TritonMetrics,
         pool: Executor,
-        spans: SpanExporter | None = None,
+        fates: Sequence[CountedFates] = (),
     ) -> None:
         """Set up.
 
@@ -47,9 +47,9 @@ class MetricsRoutes:
             watch: knows the open streams.
             triton: the engine's metrics.
             pool: runs what would hold up the event loop.
-            spans: sends the spans of requests; None: they are not traced.
+            fates: what else is counted.
         """
-        self._spans = spans
+        self._fates = fates
         self.http = HTTPMetrics()
         self._door = DoorMetrics()
         self._models = models
@@ -112,14 +112,7 @@ class MetricsRoutes:
         )
         for name, count in self._bodies.passed_over.items():
             fields.set({"field": name}, count)
-        return [self._cache_config(), streams, triton, fields, self._span_counts()]
-
-    def _span_counts(self) -> Values:
-        family = Values(SPANS, SPANS_DESCRIPTION, "counter")
-        if self._spans is not None:
-            for fate, count in self._spans.counts().items():
-                family.set({DOOR: OPENAI_DOOR, FATE: fate}, count)
-        return family
+        return [self._cache_config(), streams, triton, fields, *map(_counted, self._fates)]
 
     def _cache_config(self) -> Values:
         """The family by which gateways learn the size of each KV cache; its value is always 1."""
@@ -134,3 +127,10 @@ class MetricsRoutes:
                 }
                 family.set(labels, 1)
         return family
+
+
+def _counted(each: CountedFates) -> Values:
+    family = Values(each.family, each.description, "counter")
+    for fate, count in each.counts().items():
+        family.set({DOOR: OPENAI_DOOR, FATE: fate}, count)
+    return family

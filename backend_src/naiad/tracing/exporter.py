@@ -89,9 +89,13 @@ class SpanExporter:
     """Keeps a bounded number of spans and sends them. Any thread may call `add`, which never waits.
 
     Attributes:
+        family, description: of the metric that counts spans.
         num_sent: spans that the collector has taken.
         num_dropped: spans that were dropped: too many waited, or the collector refused them.
     """
+
+    family = "naiad_trace_spans_total"
+    description = "Spans of requests that the collector has taken, and those that were dropped"
 
     def __init__(
         self, collector: Collector, resource: Mapping[str, Value], collect_s: float = COLLECT_S

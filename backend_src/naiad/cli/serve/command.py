@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from naiad.cli.checkpoints.fetch import resolve_model
@@ -47,6 +47,7 @@ from naiad.config.model_location import checkpoint_name, model_directory, path_o
 from naiad.errors import ConfigError
 from naiad.openai_server.access.key_file import read_key_file
 from naiad.openai_server.access.policy import is_loopback
+from naiad.recording.record_file import RECORD_FILE, RECORD_PROMPTS, prepare
 from naiad.tracing.exporter import OTLP_ENDPOINT, Collector
 
 __all__ = ["add_arguments", "run"]
@@ -81,6 +82,10 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     _check_keys(args)
     if args.otlp_endpoint is not None:
         Collector.parse("--otlp-endpoint", args.otlp_endpoint)
+    if args.record is not None:
+        prepare(args.record)
+    elif args.record_prompts:
+        raise ConfigError("--record-prompts", True, "--record FILE with it")
     is_gated = has_gate(args, is_bundled=args.tritonserver is None)
     ports = kept.keep_each(args.host, {name: getattr(args, f"{name}_port") for name in PORTS})
     server_host, server_ports = (LOOPBACK, keep_server_ports(kept)) if is_gated else (args.host, ports)
@@ -206,6 +211,8 @@ def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> S
     options += [f"--metrics-url=http://{metrics_address}/metrics"]
     options += ["--lenient"] if args.openai_lenient else []
     options += ["--metrics-open"] if args.metrics_open else []
+    options += [f"--record={args.record.absolute()}"] if args.record is not None else []
+    options += ["--record-prompts"] if args.record_prompts else []
     options += [f"--otlp-endpoint={args.otlp_endpoint}"] if args.otlp_endpoint is not None else []
     options.append(f"--reasoning={args.openai_reasoning}")
     options.append(f"--tool-parser={args.openai_tool_parser}")
@@ -228,14 +235,11 @@ def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> S
 def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[ModelEntry]:
     """Return the models with the values of the options and the directories of their checkpoints."""
     overrides = chosen_parameters(args)
-    if args.otlp_endpoint is not None:
-        if not all(OTLP_ENDPOINT in entry.parameters for entry in models if entry.is_engine):
-            raise ConfigError(
-                "--otlp-endpoint",
-                args.otlp_endpoint,
-                f"a model repository whose engines have the parameter {OTLP_ENDPOINT}: make it again",
-            )
-        overrides[OTLP_ENDPOINT] = args.otlp_endpoint
+    for option, value, key in _telemetry(args):
+        if not all(key in entry.parameters for entry in models if entry.is_engine):
+            expected = f"a model repository whose engines have the parameter {key}: make it again"
+            raise ConfigError(option, value, expected)
+        overrides[key] = value
     if args.model is not None:
         num_engines = sum(entry.is_engine for entry in models)
         if num_engines > 1:
@@ -252,6 +256,16 @@ def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[
             f"no options for {', '.join(sorted(overrides))}: the repository is served as it is",
         )
     return with_directories(models, lambda name, key: model_directory(name, key).resolve())
+
+
+def _telemetry(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    """Yield option, value and the models' parameter for each option of what is told about requests."""
+    if args.otlp_endpoint is not None:
+        yield "--otlp-endpoint", args.otlp_endpoint, OTLP_ENDPOINT
+    if args.record is not None:
+        yield "--record", text_of_path(str(args.record.absolute())), RECORD_FILE
+    if args.record_prompts:
+        yield "--record-prompts", "true", RECORD_PROMPTS
 
 
 def _is_explicit(args: argparse.Namespace) -> bool:

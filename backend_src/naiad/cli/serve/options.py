@@ -232,6 +232,14 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         "its answer (default: %(default)s)",
     )
     add(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="append a line of JSON for each request to this file, which only you may read: parameters, "
+        "seed, time, hashes of prompt and output; `naiad replay` plays it (default: no record)",
+    )
+    add("--record-prompts", action="store_true", help="with --record: also the tokens of prompts and outputs")
+    add(
         "--otlp-endpoint",
         metavar="URL",
         help="the OTLP/HTTP address of a collector, such as http://localhost:4318, which gets the spans of "

@@ -11,7 +11,7 @@ from naiad.engine_process.instance import engine_names
 from naiad.engine_process.observations import ObservationBatch
 from naiad.engine_process.runtime_dir import runtime_directories_below
 from naiad.openai_server.api.parsing.families import FamilyChoices
-from naiad.openai_server.engines.local_model import LocalModel
+from naiad.openai_server.engines.local_model import LocalModel, MakeRecorder
 from naiad.openai_server.engines.model_names import ModelNames
 
 _LOOK_S = 0.2
@@ -20,15 +20,23 @@ _LOOK_S = 0.2
 class LocalModels:
     """Finds engines by their sockets in the servers' runtime directories. Belongs to the event loop."""
 
-    def __init__(self, server_pid: int, pool: Executor, families: FamilyChoices) -> None:
+    def __init__(
+        self,
+        server_pid: int,
+        pool: Executor,
+        families: FamilyChoices,
+        make_recorder: MakeRecorder | None = None,
+    ) -> None:
         """Set up.
 
         Args:
             server_pid: the process above the servers.
             pool: runs what would hold up the event loop.
             families: how the families are chosen that say how a model writes.
+            make_recorder: makes what records a model's requests; None: they are not recorded.
         """
         self.observes = True
+        self._make_recorder = make_recorder
         self._families = families
         self._server_pid = server_pid
         self._pool = pool
@@ -47,7 +55,7 @@ class LocalModels:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._pool, self._engines)
         for key in found - self._models.keys():
-            self._models[key] = LocalModel(*key, loop, self._pool, self._families)
+            self._models[key] = LocalModel(*key, loop, self._pool, self._families, self._make_recorder)
         directories = {directory for directory, _ in found}
         for key in [
             key for key in self._models if key[0] not in directories and self._models[key].info is None

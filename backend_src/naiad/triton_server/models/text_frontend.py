@@ -18,15 +18,14 @@ from naiad.frontend.prompt import PromptEncoder
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.parent_watch import end_with_parent
 from naiad.tokenization import Tokenizer
-from naiad.tracing.exporter import OTLP_ENDPOINT
 from naiad.triton_server.metrics.request_metrics import RequestMetrics
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, read_count, refuse_unknown_keys
-from naiad.triton_server.models.tracing import make_tracing
+from naiad.triton_server.models.telemetry import TELEMETRY_KEYS, make_telemetry
 from naiad.triton_server.requests.tensors import TritonRequest
 from naiad.triton_server.responses.stream import Sender
 from naiad.triton_server.service.housekeeper import Housekeeper
-from naiad.triton_server.service.llm_service import LLMService, RequestShape, Tracing
+from naiad.triton_server.service.llm_service import LLMService, RequestShape, Telemetry
 
 _KEYS = (
     "model_dir",
@@ -35,7 +34,7 @@ _KEYS = (
     "max_model_len",
     "llm_model_name",
     "forwarded_headers",
-    OTLP_ENDPOINT,
+    *TELEMETRY_KEYS,
 )
 
 
@@ -112,15 +111,20 @@ class TextFrontend(ABC):
         shape = self.make_shape(encoder, parameters)
         llm_name = parameters.get("llm_model_name") or "llm"
         name = args["model_name"]
-        tracing = make_tracing(parameters, name, self._served_name)
-        self._open(name, args["model_version"], llm_name, shape, tracing)
+        telemetry = make_telemetry(parameters, name, self._served_name)
+        self._open(name, args["model_version"], llm_name, shape, telemetry)
 
     def _served_name(self) -> str | None:
         info = self._client.info
         return None if info is None else info.checkpoint.served_name
 
     def _open(
-        self, name: str, version: str, llm_name: str, shape: RequestShape, tracing: Tracing | None
+        self,
+        name: str,
+        version: str,
+        llm_name: str,
+        shape: RequestShape,
+        telemetry: Telemetry,
     ) -> None:
         self._instance, self._number_lock = claim_instance(os.getppid(), name)
         end_with_parent(lambda: remove_runtime_directory(self._instance.directory))
@@ -129,7 +133,12 @@ class TextFrontend(ABC):
         )
         self._num_drawn_ids = 0
         self._service = LLMService(
-            self._client, pb.log_error, self._draw_first_id, shape, owns_engine=False, tracing=tracing
+            self._client,
+            pb.log_error,
+            self._draw_first_id,
+            shape,
+            owns_engine=False,
+            telemetry=telemetry,
         )
         # If the engine is already serving, it is found before the first request.
         self._client.start(_PATIENCE_S)
@@ -137,7 +146,7 @@ class TextFrontend(ABC):
             self._service,
             self._instance.metrics_lock(version),
             lambda: RequestMetrics(
-                pb.metric_family, name, version, self._own_limits.max_model_len, spans=self._service.spans
+                pb.metric_family, name, version, self._own_limits.max_model_len, fates=self._service.fates
             ),
         )
 

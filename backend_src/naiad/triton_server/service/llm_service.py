@@ -21,9 +21,10 @@ from naiad.engine_process.observations import ForwardedObservations, Observation
 from naiad.errors import CancelledError, InternalError, NaiadError, UnavailableError, error_with_status
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.request import GenerateRequest, StopRequest
+from naiad.frontend.request_families import CountedFates
 from naiad.outputs import EngineStats, RequestOutput
+from naiad.recording.recorder import Recorder
 from naiad.sequence import EngineRequest, FinishReason
-from naiad.tracing.exporter import SpanExporter
 from naiad.tracing.request_trace import COMPLETION, RequestTrace, Tracer
 from naiad.triton_server.requests.tensors import RequestSource
 from naiad.triton_server.responses.stream import (
@@ -99,6 +100,19 @@ class Tracing:
     model: Callable[[], str]
 
 
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What is told about a model's requests.
+
+    Attributes:
+        tracing: how they are traced; None: they are not.
+        recorder: records them; None: they are not recorded.
+    """
+
+    tracing: Tracing | None = None
+    recorder: Recorder | None = None
+
+
 class LLMService:
     """Owns every live request until its FINAL has been sent."""
 
@@ -109,7 +123,7 @@ class LLMService:
         draw_first_id: Callable[[int], int],
         shape: RequestShape,
         owns_engine: bool = True,
-        tracing: Tracing | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         """Start the sender threads.
 
@@ -121,9 +135,10 @@ class LLMService:
             shape: how the model reads requests and writes responses.
             owns_engine: whether the engine reports every step to it, including those for other models'
                 requests.
-            tracing: how requests are traced; None: they are not.
+            telemetry: what is told about requests; None: nothing.
         """
-        self._tracing = tracing
+        self._tracing = None if telemetry is None else telemetry.tracing
+        self._recorder = None if telemetry is None else telemetry.recorder
         self._shape = shape
         self._owns_engine = owns_engine
         self._draw_first_id = draw_first_id
@@ -172,6 +187,8 @@ class LLMService:
         has_worked = self._has_work
         # Before the stats, so that the observations include every request that the stats count.
         self.observations.take_outputs(outputs)
+        if self._recorder is not None:
+            self._recorder.take_outputs(outputs)
         if stats is not None:
             self._stats.take(stats)
             self._pace.take(stats, time.monotonic())
@@ -208,6 +225,8 @@ class LLMService:
     def engine_lost(self, sequence_ids: Collection[int] | None = None) -> None:
         """End the streams of these sequences (None: all) with an error: their engine process has ended."""
         self.observations.lose(sequence_ids)
+        if self._recorder is not None:
+            self._recorder.lose(sequence_ids)
         self._stats.lose()
         self._has_news.set()
         with self._lock:
@@ -257,9 +276,10 @@ class LLMService:
         return has_news
 
     @property
-    def spans(self) -> SpanExporter | None:
-        """Sends the spans of its requests; None: they are not traced."""
-        return None if self._tracing is None else self._tracing.tracer.exporter
+    def fates(self) -> list[CountedFates]:
+        """What is sent and written of its requests beside their answers."""
+        spans = [] if self._tracing is None else [self._tracing.tracer.exporter]
+        return [*spans, *([] if self._recorder is None else [self._recorder.file])]
 
     def open_streams(self) -> list[ResponseStream]:
         """The streams whose FINAL has not been sent."""
@@ -272,8 +292,10 @@ class LLMService:
             stream.fail(UnavailableError("the server is stopping"))
             self._senders.schedule(stream)
         self._senders.close()
-        if self.spans is not None:
-            self.spans.close()
+        if self._tracing is not None:
+            self._tracing.tracer.exporter.close()
+        if self._recorder is not None:
+            self._recorder.file.close()
 
     def _begin_trace(self, source: RequestSource) -> RequestTrace | None:
         if self._tracing is None:
@@ -302,10 +324,14 @@ class LLMService:
                 self._streams.update(dict.fromkeys(row.sequence_ids, (stream, row)))
         asked = request.engine_requests(rows[0].sequence_id)
         self.observations.begin(asked, request.outputs.num_return_sequences)
+        if self._recorder is not None:
+            self._recorder.begin(asked)
         try:
             self._engine.submit(asked)
         except Exception as error:  # noqa: BLE001 — a registered request ends by its stream
             self.observations.forget(asked)
+            if self._recorder is not None:
+                self._recorder.forget(asked)
             # The loss of the engine may have failed the stream already; `fail` keeps the first error.
             stream.fail(error if isinstance(error, NaiadError) else self._internal_error(error))
             self._senders.schedule(stream)
