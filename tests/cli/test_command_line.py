@@ -74,7 +74,7 @@ OFFERED: list[tuple[tuple[str, ...], set[str]]] = [
     (("repository", "c"), {"create", "check"}),
     (("serve", "--model-r"), {"--model-repository"}),
     (("serve", "--model-control-mode", ""), {"none", "explicit"}),
-    (("repository", "create", "--kv"), {"--kv-cache-bytes", "--kv-cache-memory-fraction"}),
+    (("repository", "create", "--kv-cache-b"), {"--kv-cache-bytes"}),
 ]
 
 

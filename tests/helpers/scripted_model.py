@@ -80,7 +80,10 @@ class _Model:
     engine = "scripted"
     has_token_ids = True
     info: Any = SimpleNamespace(
-        max_model_len=WINDOW, vocab_size=400, checkpoint=SimpleNamespace(served_name="first")
+        max_model_len=WINDOW,
+        vocab_size=400,
+        created_s=0,
+        checkpoint=SimpleNamespace(served_name="first"),
     )
     max_model_len = WINDOW
 
