@@ -18,6 +18,7 @@ from naiad.gate.grpc_methods import INFERENCE, MODEL_CONTROL
 from naiad.gate.limits import Limits
 
 PATIENCE_S = 30.0
+TRACE = f"00-{1:032x}-{2:016x}-01"
 SERVICE = "/inference.GRPCInferenceService/"
 STREAM, INFER = SERVICE + "ModelStreamInfer", SERVICE + "ModelInfer"
 # Not what a message looks like: the gate must pass answers without reading them.
@@ -132,7 +133,7 @@ def test_every_method_of_triton_passes_or_is_refused_by_name() -> None:
 
 def test_model_control_passes_where_it_is_on() -> None:
     async def work(setting: Setting) -> None:
-        key = ("triton-grpc-protocol-naiad-model-control-key", "secret")
+        key = ("triton-grpc-protocol-naiad-model-control-key", "a-key-of-20-letters.")
         for path in MODEL_CONTROL:
             assert await setting.channel.unary_unary(path)(b"", metadata=[key]) == b""
             assert setting.server.calls[-1][:2] == (path, dict([key]))
@@ -149,11 +150,16 @@ def test_messages_pass_as_they_are_and_metadata_by_name() -> None:
     async def work(setting: Setting) -> None:
         # An unusual encoding of the same message stays what it is.
         raw = request().SerializeToString() + request().SerializeToString()
-        metadata = (("traceparent", "00-1"), ("authorization", "Bearer x"), ("triton_x", "1"))
+        metadata = (
+            ("traceparent", TRACE),
+            ("tracestate", "x" * 600),
+            ("authorization", "Bearer x"),
+            ("triton_x", "1"),
+        )
         call = setting.channel.unary_unary(INFER)(raw, metadata=metadata)
         assert await call == OPAQUE
         assert ("said-last", "yes") in tuple(await call.trailing_metadata())
-        assert (setting.server.received, setting.server.calls[0][1]) == ([raw], {"traceparent": "00-1"})
+        assert (setting.server.received, setting.server.calls[0][1]) == ([raw], {"traceparent": TRACE})
 
     run(work)
 

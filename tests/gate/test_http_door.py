@@ -23,6 +23,7 @@ from helpers.gate_doors import (
 )
 from naiad.gate.limits import Limits
 
+TRACE = f"00-{1:032x}-{2:016x}-01"
 BODY = b'{"text_input": "a", "max_tokens": 3}'
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -58,13 +59,21 @@ def refused(raw: bytes, limits: Limits | None = None) -> tuple[int, str]:
 def test_the_server_gets_the_request_written_anew() -> None:
     async def work(setting: Setting) -> None:
         reader, writer = await setting.connect()
-        headers = ("X-Secret: 1", "Accept-Encoding: gzip", "traceparent: 00-1-2-01", "Connection: keep-alive")
+        headers = (
+            "X-Secret: 1",
+            "tracestate: \xff",
+            "Accept-Encoding: gzip",
+            f"traceparent: {TRACE}",
+            "Connection: keep-alive",
+        )
         writer.write(post(GENERATE, b' {"a" : 1, "a": 2}', *headers))
         await until(lambda: bool(setting.server.requests))
         host = setting.door.server_address.encode()
         expected = b"POST " + GENERATE.encode() + b" HTTP/1.1\r\nHost: " + host
         expected += (
-            b"\r\nContent-Type: application/json\r\nContent-Length: 7\r\ntraceparent: 00-1-2-01\r\n\r\n"
+            b"\r\nContent-Type: application/json\r\nContent-Length: 7\r\ntraceparent: "
+            + TRACE.encode()
+            + b"\r\n\r\n"
         )
         assert setting.server.requests == [expected + b'{"a":2}']
         setting.server.to_send.put_nowait(OK)
@@ -203,6 +212,8 @@ CHUNKED = f"POST {GENERATE} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: ch
         (post(GENERATE, b"{}", " folded: 1"), 400),
         (post(GENERATE, b"{}", "A: 1\nB: 2"), 400),
         (post(GENERATE, b"{}", "A: \0"), 400),
+        (post("/v2/models/m/infer", b"{}", "Inference-Header-Content-Length: \xb2"), 400),
+        (post("/v2/models/m/infer", b"{}", "Inference-Header-Content-Length: 3"), 400),
         (get("/v2", "Content-Length: 1") + b"x", 400),
         (b"GET  /v2 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         (b"GET http://localhost/v2 HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),

@@ -100,6 +100,7 @@ _COMMAND_OF_LINE = (
     *((re.compile(rf"-m perf\.server\.{name}\b"), name) for name in _LOAD_TOOLS),
     (re.compile(r"\bmake bench-peers\b|-m perf\.peers\.bench\b"), "peers"),
     (re.compile(r"-m perf\.suites\.run\b"), "suites"),
+    (re.compile(r"-m perf\.engine\.schema_bench\b"), "schema_bench"),
 )
 _SOURCES = ("backend_src", "kernels", "client", "model_repository", "perf", "tests")
 

@@ -27,6 +27,7 @@ class FakeServer:
     Attributes:
         requests: heads and bodies that have come.
         to_send: what is sent next.
+        answer: what is sent for each request; empty: nothing.
         lost: set when a connection has ended.
     """
 
@@ -34,10 +35,11 @@ class FakeServer:
     to_send: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     num_connections: int = 0
+    answer: bytes = b""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
-        receiver = asyncio.create_task(self._receive(reader))
+        receiver = asyncio.create_task(self._receive(reader, writer))
         while not receiver.done():
             sender = asyncio.create_task(self.to_send.get())
             await asyncio.wait({sender, receiver}, return_when=asyncio.FIRST_COMPLETED)
@@ -52,7 +54,7 @@ class FakeServer:
         receiver.cancel()
         self.lost.set()
 
-    async def _receive(self, reader: asyncio.StreamReader) -> None:
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionResetError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -62,6 +64,7 @@ class FakeServer:
                     if line.startswith(b"Content-Length")
                 ]
                 self.requests.append(head + await reader.readexactly(sum(lengths)))
+                writer.write(self.answer)
 
 
 @dataclass

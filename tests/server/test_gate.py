@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
+import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2_grpc
 
 from helpers.raw_grpc import ENDLESS, Stream, ask, build_request, llm_inputs, text_inputs
@@ -114,31 +116,22 @@ def test_errors_of_models_pass(gated: Gated) -> None:
     assert outcomes[0] == outcomes[1] != []
 
 
-def test_binary_tensors_pass_over_http(gated: Gated) -> None:
-    """The server refuses them on decoupled models; what it says of them shows that it has read them."""
-    text = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": "text_input",
-                    "shape": [1, 1],
-                    "datatype": "BYTES",
-                    "parameters": {"binary_data_size": 6},
-                }
-            ]
-        }
-    ).encode()
-    raw = text + b"\2\0\0\0hi"
-    head = (
-        f"Content-Length: {len(raw)}\r\nInference-Header-Content-Length: {len(text)}\r\nConnection: close\r\n"
-    )
-    request = f"POST /v2/models/tokenizer/infer HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode() + raw
+def test_tritons_http_client_works_through_the_gate(gated: Gated) -> None:
+    """It sends tensors as bytes behind the JSON. `infer` serves the tokenizer, which is not decoupled."""
 
-    def end(server: Server) -> tuple[bytes, bytes]:
-        status, _, rest = answer_to(server.http, request).partition(b"\r\n")
-        return status, rest.rpartition(b"\r\n\r\n")[2]
+    def token_ids(server: Server) -> list[int]:
+        client = triton_http.InferenceServerClient(server.http)
+        assert client.is_server_ready()
+        assert client.is_model_ready("tokenizer")
+        assert client.get_model_metadata("tokenizer")["name"] == "tokenizer"
+        text = triton_http.InferInput("QUERY", [1, 1], "BYTES")
+        text.set_data_from_numpy(np.array([["Once upon a time"]], dtype=object))
+        length = triton_http.InferInput("REQUEST_OUTPUT_LEN", [1, 1], "INT32")
+        length.set_data_from_numpy(np.array([[3]], dtype=np.int32))
+        ids: list[int] = client.infer("tokenizer", [text, length]).as_numpy("INPUT_ID").reshape(-1).tolist()
+        return ids
 
-    assert end(gated.through) == end(gated.beside)
+    assert token_ids(gated.through) == token_ids(gated.beside) != []
 
 
 def test_requests_that_kill_the_server_do_not_reach_it(gated: Gated) -> None:
@@ -150,11 +143,14 @@ def test_requests_that_kill_the_server_do_not_reach_it(gated: Gated) -> None:
     chunks = b"1\r\n[\r\n" * 600_000 + b"0\r\n\r\n"
     status = answer_to(gated.through.http, head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
     assert status.startswith(b"HTTP/1.1 413 ")
-    classes = {"outputs": [{"name": "text_output", "parameters": {"classification": 1}}]}
-    code, text = gated.through.post(
-        "/v2/models/tokenizer/infer",
-        {"inputs": [{"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["a"]}], **classes},
-    )
+    body = {
+        "inputs": [
+            {"name": "QUERY", "shape": [1, 1], "datatype": "BYTES", "data": ["a"]},
+            {"name": "REQUEST_OUTPUT_LEN", "shape": [1, 1], "datatype": "INT32", "data": [1]},
+        ],
+        "outputs": [{"name": "text_context", "parameters": {"classification": 1}}],
+    }
+    code, text = gated.through.post("/v2/models/tokenizer/infer", body)
     assert (code, "class_count" in text) == (400, True)
     still_serves(gated, before)
 

@@ -11,7 +11,8 @@ import grpc
 import grpc.aio
 
 from naiad.gate.grpc_messages import check_infer_request, error_in_stream
-from naiad.gate.grpc_methods import PASSED_METADATA, REFUSED_METADATA, MethodKind, refusal_of
+from naiad.gate.grpc_methods import REFUSED_METADATA, MethodKind, refusal_of
+from naiad.gate.headers import passed_headers
 from naiad.gate.limits import Limits
 from naiad.gate.refusal import RefusedError
 
@@ -140,7 +141,7 @@ class GRPCDoor:
                 f"the header {REFUSED_METADATA} does not pass the gate: a stream has errors in its messages"
             )
             await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, message)
-        return tuple((key, value) for key, value in sent if key in PASSED_METADATA)
+        return passed_headers(sent)
 
     async def _serve_unary(self, ask: Any, request: bytes, context: Any, *, checks: bool) -> bytes:
         metadata = await self._metadata(context)

@@ -30,8 +30,6 @@ MODEL_CONTROL: Mapping[str, MethodKind] = {
     f"/{_SERVICE}/{name}": "plain"
     for name in ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
 }
-# Of a client's metadata only these are sent on: the key of model control, and a trace's context.
-PASSED_METADATA = ("triton-grpc-protocol-naiad-model-control-key", "traceparent", "tracestate")
 # It makes release 24.10 use a stream's memory after it was freed.
 REFUSED_METADATA = "triton_grpc_error"
 _CLOSED = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from typing import Any, Literal, Protocol
 
+from naiad.gate.headers import passed_headers
 from naiad.gate.json_body import checked_inference, checked_json
 from naiad.gate.limits import Limits
 from naiad.gate.refusal import RefusedError
@@ -23,9 +25,8 @@ _SEND_BUFFER_BYTES = 128 * 1024
 # What counts as reading: a client that takes less than this holds its request up on purpose.
 _READING_BYTES = 16 * 1024
 _INFERENCE_LENGTH = "inference-header-content-length"
-# Of the client's headers only these are sent on: the key of model control, and a trace's context.
-_PASSED_HEADERS = ("naiad-model-control-key", "traceparent", "tracestate")
 _CONTINUE = "100-continue"
+_LENGTH = re.compile(r"[0-9]{1,12}")
 # A client that is refused reads its answer only when it has sent its body.
 _MAX_DRAINED_BYTES = 16 << 20
 _LAST_S = 5.0
@@ -259,7 +260,7 @@ class ClientConnection(asyncio.Protocol):
         length = None
         if self._route.body == "infer":
             text = self._head.headers.get(_INFERENCE_LENGTH)
-            if text is not None and not (text.isdigit() and len(text) <= 12):
+            if text is not None and not _LENGTH.fullmatch(text):
                 raise RefusedError(400, "Inference-Header-Content-Length is no number of bytes")
             body, length = checked_inference(body, None if text is None else int(text), self._limits)
         elif self._route.body == "json":
@@ -271,9 +272,7 @@ class ClientConnection(asyncio.Protocol):
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         if length is not None:
             lines.append(f"Inference-Header-Content-Length: {length}")
-        lines += [
-            f"{name}: {self._head.headers[name]}" for name in _PASSED_HEADERS if name in self._head.headers
-        ]
+        lines += [f"{name}: {value}" for name, value in passed_headers(self._head.headers.items())]
         return "\r\n".join(lines).encode("latin-1") + END + body
 
     def _send(self, request: bytes) -> None:

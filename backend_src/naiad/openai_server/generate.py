@@ -196,7 +196,8 @@ class GenerateRoutes:
             loop.call_soon_threadsafe(caller.meter.charge, owned.request.num_prompt_tokens)
             return owned
 
-        asked, generation = await model.begin(loaded, read_as_caller)
+        async with self.bodies.turn(request):
+            asked, generation = await model.begin(loaded, read_as_caller)
         tally = Tally(asked.request, drops_tokens=asked.drops_tokens)
         try:
             writer = make_writer(body, asked, loaded.tokenizer.table, answer_id)

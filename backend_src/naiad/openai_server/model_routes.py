@@ -116,7 +116,8 @@ class ModelRoutes:
         body = await self.bodies.read(request, TokenizeBody)
         loaded = await self.models.get(body.model).loaded()
         loop = asyncio.get_running_loop()
-        ids = await loop.run_in_executor(self.pool, _token_ids, body, loaded)
+        async with self.bodies.turn(request):
+            ids = await loop.run_in_executor(self.pool, _token_ids, body, loaded)
         tokens = LogProbWriter(loaded.tokenizer.table, 0)
         return _json(
             TokenizeAnswer(
@@ -137,9 +138,10 @@ class ModelRoutes:
             raise APIError(400, f"tokens holds {bad}: expected token ids in [0, {size}).", param="tokens")
         table = loaded.tokenizer.table
         loop = asyncio.get_running_loop()
-        text = await loop.run_in_executor(
-            self.pool, lambda: decode(table, body.tokens, skip_special_tokens=False)
-        )
+        async with self.bodies.turn(request):
+            text = await loop.run_in_executor(
+                self.pool, lambda: decode(table, body.tokens, skip_special_tokens=False)
+            )
         return _json(DetokenizeAnswer(text))
 
     async def count_tokens(self, request: web.Request) -> web.Response:
@@ -147,7 +149,8 @@ class ModelRoutes:
         body = await self.bodies.read(request, CountBody)
         loaded = await self.models.get(body.model).loaded()
         loop = asyncio.get_running_loop()
-        count = await loop.run_in_executor(self.pool, num_tokens, loaded.reader, body)
+        async with self.bodies.turn(request):
+            count = await loop.run_in_executor(self.pool, num_tokens, loaded.reader, body)
         return _json(count)
 
     async def version(self, _request: web.Request) -> web.Response:
