@@ -63,6 +63,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     },
     "fetch-model": ("naiad.cli.main", "fetch-model"),
     "plan": ("naiad.cli.main", "plan"),
+    "naiad replay": ("naiad.cli.main", "replay"),
     "throughput": ("naiad.cli.main", "bench", "throughput"),
     "naiad": ("naiad.cli.main",),
     "naiad_client": ("naiad_client",),
@@ -88,6 +89,7 @@ _COMMAND_OF_LINE = (
     (re.compile(r"\bnaiad serve\b|\bmake serve\b|\"naiad\", \"serve\""), "serve"),
     (re.compile(r"\bnaiad fetch-model\b"), "fetch-model"),
     (re.compile(r"\bnaiad plan\b"), "plan"),
+    (re.compile(r"\bnaiad replay\b"), "naiad replay"),
     *(
         (re.compile(rf"\bnaiad repository {action}\b"), f"repository {action}")
         for action in ("create", "add", "remove", "list", "check")

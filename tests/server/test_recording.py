@@ -39,13 +39,5 @@ def test_requests_of_every_door_are_recorded_and_play_again(tiny_dir: Path, tmp_
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    words = [
-        str(path),
-        "--model",
-        str(tiny_dir),
-        "--kv-cache-bytes",
-        ROOMY,
-        "--max-num-batched-tokens",
-        "128",
-    ]
+    words = ["--model", str(tiny_dir), "--kv-cache-bytes", ROOMY, "--max-num-batched-tokens", "128"]
     assert command.run(parser.parse_args([str(path), *words])) == 0

@@ -85,6 +85,14 @@ def test_what_a_collector_does_not_understand_is_dropped() -> None:
         exporter.close()
 
 
+def test_a_host_that_can_not_be_one_drops_spans_and_no_more() -> None:
+    exporter = SpanExporter(Collector.parse("endpoint", f"http://{'a' * 64}.example"), {}, collect_s=0.0)
+    exporter.add([span()])
+    eventually(lambda: exporter.counts() == {"sent": 0, "dropped": 1})
+    assert exporter._thread.is_alive()
+    exporter.close()
+
+
 @pytest.mark.parametrize(
     ("endpoint", "url"),
     [

@@ -103,7 +103,7 @@ class RecordFile:
             finally:
                 os.close(opened)
             self.num_written += 1
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 — only this record is lost
             if not self.num_dropped:
                 logger.warning("%s can not be written, records are dropped: %s", self._path, error)
             self._drop()

@@ -158,6 +158,8 @@ class SpanExporter:
             problem = f"it answers with status {status}"
         except (OSError, http.client.HTTPException) as error:
             status, problem = 503, str(error) or type(error).__name__
+        except Exception as error:  # noqa: BLE001 — only these spans are lost
+            status, problem = 0, f"{type(error).__name__}: {error}"
         if 200 <= status < 300:
             self.num_sent += len(batch)
             if self._pause_s:

@@ -359,6 +359,8 @@ class LLMService:
         except Exception as error:  # noqa: BLE001 — only this stream ends
             self._log_error(f"naiad: sending a response failed with {type(error).__name__}: {error}")
             self._abort_rest(stream)
+            if stream.trace is not None:
+                stream.trace.fail(InternalError.status, type(error).__name__)
             stream.is_closed = True
             # Fails if FINAL has been sent already, or if nothing can be sent.
             with contextlib.suppress(Exception):
