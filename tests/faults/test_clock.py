@@ -18,6 +18,7 @@ _TELL_THE_TIME = {
     "openai_server/api/responses/writer.py",
     "openai_server/api/writers.py",
     "openai_server/engines/remote/models.py",
+    "tracing/exporter.py",
     # A chat template may ask for the date.
     "tokenization/template_sandbox.py",
     # Times of files are of that clock; a file that is as young as the question is never remembered.
