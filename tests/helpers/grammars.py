@@ -19,11 +19,11 @@ VOCAB_SIZE = 473
 EOS_IDS = (1, 3)
 
 
-def grammar_checkpoint(folder: Path, **overrides: Any) -> Path:
-    """A random Llama with a byte-level tokenizer, two ids that end a text, and a padded vocabulary."""
+def grammar_checkpoint(folder: Path, architecture: str = "LlamaForCausalLM", **overrides: Any) -> Path:
+    """A random model with a byte-level tokenizer, two ids that end a text, and a padded vocabulary."""
     write_tokenizer(folder, byte_level_tokenizer())
     sizes: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_id": list(EOS_IDS), **overrides}
-    make_tiny_model(folder, "LlamaForCausalLM", **sizes)
+    make_tiny_model(folder, architecture, **sizes)
     return folder
 
 

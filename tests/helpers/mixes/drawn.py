@@ -142,10 +142,12 @@ class Settings:
     """An engine's settings.
 
     Attributes:
+        model: "LlamaForCausalLM", or "Gemma3ForCausalLM", most of whose layers have windows.
         drafter: "none", "ngram", "suffix", "self" or "draft_model".
         ack_ticks: how many rounds the detokenizer takes to acknowledge a chunk.
     """
 
+    model: str = "LlamaForCausalLM"
     num_blocks: int = 64
     max_num_seqs: int = 8
     budget: int = 64
@@ -169,6 +171,7 @@ def drawn_mix(seed: int) -> Mix:
     rng = random.Random(seed)
     max_num_seqs = rng.choice((1, 2, 4, 8))
     settings = Settings(
+        model=rng.choice(("LlamaForCausalLM", "LlamaForCausalLM", "Gemma3ForCausalLM")),
         # A sequence of the maximum length has six blocks.
         num_blocks=rng.choice((6, 6, 7, 9, 12, 40)),
         max_num_seqs=max_num_seqs,

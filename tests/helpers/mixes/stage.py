@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from naiad.engine_process.protocol import (
     encode_frame,
     engine_message_decoder,
 )
+from naiad.engine_process.serving import compiling
 from naiad.engine_process.serving.connections import ConnectionEvent, Connections, Inbox
 from naiad.engine_process.serving.loop import EngineLoop
 from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
@@ -64,15 +66,22 @@ class Bench:
     """The checkpoints, and a runner for each drafter that needs its own, which all mixes share."""
 
     def __init__(self, folder: Path) -> None:
-        self.checkpoint = grammar_checkpoint(folder / "checkpoint", initializer_range=0.4)
-        self._draft_model = write_first_layers(self.checkpoint, folder / "draft", 1)
-        self.tokenizer = Tokenizer.from_directory(self.checkpoint)
-        self._runners: dict[str, ModelRunner] = {}
+        self._folder = folder
+        self._runners: dict[tuple[str, str], ModelRunner] = {}
+        self._tokenizers: dict[str, Tokenizer] = {}
         self._replies: dict[str, Reply] = {}
 
-    def config(self, drafter: str) -> EngineConfig:
+    def checkpoint(self, model: str) -> Path:
+        """The directory of a model; it is made when it is first asked for."""
+        directory = self._folder / model
+        if not directory.exists():
+            grammar_checkpoint(directory, model)
+            write_first_layers(directory, self._folder / f"{model} drafts", 1)
+        return directory
+
+    def config(self, model: str, drafter: str) -> EngineConfig:
         return EngineConfig(
-            model_dir=str(self.checkpoint),
+            model_dir=str(self.checkpoint(model)),
             dtype="float32",
             cpu_kernels="native",
             cpu_threads=1,
@@ -83,23 +92,29 @@ class Bench:
             block_size=BLOCK,
             kv_cache_bytes=1 << 23,
             drafter=drafter,
-            draft_model=str(self._draft_model) if drafter == "draft_model" else "",
+            draft_model=str(self._folder / f"{model} drafts") if drafter == "draft_model" else "",
             num_draft_layers=1 if drafter == "self" else 0,
         )
 
-    def runner(self, drafter: str) -> ModelRunner:
-        kind = drafter if drafter in ("self", "draft_model") else "none"
+    def runner(self, model: str, drafter: str) -> ModelRunner:
+        kind = model, drafter if drafter in ("self", "draft_model") else "none"
         if kind not in self._runners:
-            self._runners[kind] = ModelRunner(self.config(kind))
+            self._runners[kind] = ModelRunner(self.config(*kind))
         return self._runners[kind]
 
+    def tokenizer(self, model: str) -> Tokenizer:
+        if model not in self._tokenizers:
+            self._tokenizers[model] = Tokenizer.from_directory(self.checkpoint(model))
+        return self._tokenizers[model]
+
     def engine(self, settings: Settings, clock: Callable[[], float]) -> tuple[Engine, CheckedScheduler]:
-        runner = self.runner(settings.drafter)
-        assert runner.num_blocks >= _NUM_BLOCKS
-        groups = [KVGroupSpec(settings.num_blocks, None)]
-        prefix_cache = PrefixCache(BLOCK, windows=[None]) if settings.is_cached else None
+        runner = self.runner(settings.model, settings.drafter)
+        assert all(group.num_blocks >= _NUM_BLOCKS for group in runner.kv_groups)
+        groups = [KVGroupSpec(settings.num_blocks, group.window) for group in runner.kv_groups]
+        windows = [group.window for group in groups]
+        prefix_cache = PrefixCache(BLOCK, windows=windows) if settings.is_cached else None
         kv_cache = KVCacheManager(groups, BLOCK, prefix_cache, max_step_tokens=settings.budget)
-        drafter = make_drafter(self.config(settings.drafter), runner, kv_cache)
+        drafter = make_drafter(self.config(settings.model, settings.drafter), runner, kv_cache)
         # All steps cost the same, so all drafts are tried.
         policy = SpeculationPolicy(StepCost([(1, 1.0), (1 << 16, 1.0)]))
         speculator = Speculator(drafter, policy, settings.num_speculative_tokens)
@@ -109,13 +124,13 @@ class Bench:
             make_policy(settings.policy, aging_s=1.0),
             speculator,
         )
-        grammars = self.runner("none").grammars
-        text_state = lambda context: TextStream(self.tokenizer.table, context)  # noqa: E731
+        grammars = self.runner(settings.model, "none").grammars
+        text_state = partial(TextStream, self.tokenizer(settings.model).table)
         return Engine(scheduler, runner, text_state, clock, grammars=grammars), scheduler
 
     def alone(self, asked: Asked, settings: Settings) -> Reply:
         """The reply to a request alone, on an engine without drafts and prefix cache; it is remembered."""
-        settings = Settings(settings.num_blocks, settings.max_num_seqs, settings.budget)
+        settings = Settings(settings.model, settings.num_blocks, settings.max_num_seqs, settings.budget)
         asked = replace(asked, tick=0, ending=None, ends_after=0, timeout_us=0)
         key = repr((settings, asked))
         if key not in self._replies:
@@ -235,7 +250,8 @@ class Stage:
         self._connections = _Connections(_Rounds(self._happen), gate)
         self._tasks = asyncio.new_event_loop()
         self._tasks.set_default_executor(_Inline(1))
-        self._loop = EngineLoop(self.engine, self._connections, Checkpoint("", "first"))
+        with patch.object(compiling, "ThreadPoolExecutor", _Inline):
+            self._loop = EngineLoop(self.engine, self._connections, Checkpoint("", "first"))
         self._doors = self._make_doors(bench)
 
     def _make_doors(self, bench: Bench) -> dict[Door, MixDoor]:
@@ -243,7 +259,7 @@ class Stage:
             connection = self._connections.open()
             send = lambda frame: self._connections.arrive(connection, frame)  # noqa: E731
             vocab_size = self.engine.model_config.vocab_size
-            connection.door = kind(*first, send, bench.tokenizer, vocab_size)
+            connection.door = kind(*first, send, bench.tokenizer(self._settings.model), vocab_size)
             return connection.door
 
         llm = make(EnsembleDoor, self._schedule_ack)
@@ -312,7 +328,6 @@ class Stage:
             door.service.housekeep()
             assert not door.bugs, door.bugs
         self._settle()
-        self._compile()
         if self._is_over():
             self._connections.inbox.put(self._owner, Drain())
 
@@ -334,12 +349,6 @@ class Stage:
         """Let the tasks of the OpenAI door run until they wait for the engine."""
         for _ in range(6):
             self._tasks.run_until_complete(asyncio.sleep(0))
-
-    def _compile(self) -> None:
-        """Wait for grammars, so that their requests always come in the same round."""
-        compiling = self._loop._compiling
-        if compiling is not None:
-            concurrent.futures.wait([entry.compiled for entry in compiling._entries])
 
     def _is_over(self) -> bool:
         have_come = len(self._replies) == len(self._requests)
