@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from naiad.config import ModelConfig
 from naiad.config.attention import RopeConfig
 from naiad.models.weights import Checkpoint, Weights
-from naiad_kernels.linear import LinearWeight, linear, prepare_linear
+from naiad_kernels.linear import LinearWeight, LoadOptions, linear, prepare_linear
 from naiad_kernels.native.panels import narrowed
 from naiad_kernels.rms_norm import add_rms_norm, rms_norm
 from naiad_kernels.rotary import rotary_angles
@@ -61,10 +62,15 @@ def load_embedding_and_head(config: ModelConfig, weights: Weights) -> tuple[torc
             head = embedding
         else:
             head = checkpoint.take_matrix("lm_head.weight", shape)
-        return prepare_linear(head, options=checkpoint.options)
+        return prepare_linear(head, options=_of_head(checkpoint.options))
 
     embedding = weights.prepared("model.embed_tokens", read_embedding)
     return embedding, weights.prepared("lm_head", prepare_head)
+
+
+def _of_head(options: LoadOptions) -> LoadOptions:
+    """The head decides between tokens and would lose most by four bits: it keeps eight."""
+    return replace(options, quantization="int8") if options.quantization == "int4" else options
 
 
 def add_and_norm(

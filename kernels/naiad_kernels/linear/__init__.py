@@ -12,6 +12,7 @@ from naiad_kernels.linear.half_weight import HalfWeight
 from naiad_kernels.linear.onednn import OneDNNWeight
 from naiad_kernels.linear.options import LoadOptions
 from naiad_kernels.linear.plain import PlainWeight
+from naiad_kernels.native.nibbles import NibbleWeight
 from naiad_kernels.native.panels import NativeWeight
 from naiad_kernels.recording import recordable
 
@@ -48,8 +49,8 @@ def prepare_linear(
     """
     assert bias is None or bias.shape == matrix.shape[:1], bias.shape
     if options is not None and options.native:
-        if options.quantised:
-            return NativeWeight.quantised(matrix, bias)
+        if options.quantization != "none":
+            return _rounded(matrix, bias, options.quantization)
         return NativeWeight.of(matrix, bias, options.dtype)
     if options is not None and options.batch_invariant:
         return FixedOrderWeight(matrix.contiguous(), bias)
@@ -58,6 +59,14 @@ def prepare_linear(
     if onednn.can_pack(matrix):
         return OneDNNWeight.of(matrix, bias)
     return PlainWeight(matrix, bias)
+
+
+def _rounded(matrix: torch.Tensor, bias: torch.Tensor | None, quantization: str) -> NativeWeight:
+    """In four bits if float16 holds the scales, else in eight."""
+    nibbles = None
+    if quantization == "int4":
+        nibbles = NibbleWeight.aligned(matrix) or NibbleWeight.rounded(matrix)
+    return NativeWeight.quantised(matrix, bias) if nibbles is None else NativeWeight.of_nibbles(nibbles, bias)
 
 
 @recordable
