@@ -31,7 +31,7 @@ def run_records(
 
 
 def rounded_rows(x: torch.Tensor) -> torch.Tensor:
-    """Rows as products with weights of eight or four bits take them: the largest of each 64 inputs is ±127 steps."""
+    """Rows as products with eight or four bits take them: the largest of each 64 inputs is ±127 steps."""
     width = x.shape[1]
     groups = torch.nn.functional.pad(x, (0, -width % 64)).unflatten(1, (-1, 64))
     top = groups.abs().amax(-1, keepdim=True)

@@ -44,8 +44,9 @@ def test_every_variant_gives_the_bits_of_its_portable_twin(
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     dtype = torch.bfloat16 if weights == "bfloat16" else torch.float32
+    lay_out = LAY_OUT.get(weights, NativeWeight.of)
     up, down = (
-        LAY_OUT.get(weights, NativeWeight.of)(torch.randn(shape, generator=generator).mul_(0.1).to(dtype), None)
+        lay_out(torch.randn(shape, generator=generator).mul_(0.1).to(dtype), None)
         for shape in ((416, 100), (100, 208))
     )
     x = torch.randn(9, 100, generator=generator)

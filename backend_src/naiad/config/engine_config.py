@@ -35,9 +35,9 @@ class EngineConfig:
         cpu_kernels: what computes a step on a CPU: "native" (compiled for this machine at the first start),
             "torch", or "auto": native where it can be had, else torch. On CUDA it has no meaning.
         quantization: how weights are rounded at load: "none"; "int8": eight bits with a scale for each
-            output; "int4": four bits with a scale and a zero point for each 32 inputs, eight bits in the head.
-            Inputs of a layer are then in eight bits with a scale for each 64 of them. The native kernels of a
-            CPU compute both.
+            output; "int4": four bits with a scale and a zero point for each 32 inputs, and eight in the head.
+            Inputs of a layer are then in eight bits with a scale for each 64 of them. The native kernels of
+            a CPU compute both.
         start_cache: on a CPU, keep what a start prepares for the next one: the weights as the native kernels
             read them, and measured costs of steps. They are in .naiad in the model's directory, or in the
             user's cache if that is read-only.

@@ -35,18 +35,22 @@ class LinearWeight(Protocol):
 
 
 def prepare_linear(
-    matrix: torch.Tensor, bias: torch.Tensor | None = None, options: LoadOptions | None = None
+    matrix: torch.Tensor | NibbleWeight,
+    bias: torch.Tensor | None = None,
+    options: LoadOptions | None = None,
 ) -> LinearWeight:
-    """Choose the method for a full-precision weight and lay the weight out for it.
+    """Choose the method for a weight and lay the weight out for it.
 
     Drop `matrix` afterwards unless it is needed elsewhere.
 
     Args:
         matrix: `[out_features, in_features]`, floating dtype, on the device it will run on. Native kernels
-            that compute in float32 take bfloat16 too.
+            that compute in float32 take bfloat16 too, and numbers of four bits.
         bias: `[out_features]`, same dtype, or None.
         options: how the model is loaded; None: the defaults.
     """
+    if isinstance(matrix, NibbleWeight):
+        return NativeWeight.of_nibbles(matrix, bias)
     assert bias is None or bias.shape == matrix.shape[:1], bias.shape
     if options is not None and options.native:
         if options.quantization != "none":

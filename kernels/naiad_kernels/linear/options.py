@@ -17,7 +17,8 @@ class LoadOptions:
         batch_invariant: on a GPU, every bit of a token's result must be independent of the other tokens
             of the step.
         native: on a CPU, steps are recorded and run by the native kernels.
-        quantization: with native kernels, how the weights of linear layers are rounded: "none", "int8" or "int4".
+        quantization: with native kernels, how the weights of linear layers are rounded: "none", "int8" or
+            "int4".
     """
 
     dtype: torch.dtype = torch.float32

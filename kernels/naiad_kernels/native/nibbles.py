@@ -26,8 +26,8 @@ class NibbleWeight:
     Attributes:
         numbers: `[out_features, in_features]` uint8, 0 … 15.
         scales: `[out_features, groups]` float16; group i has the inputs from 32 · i on.
-        offsets: `[out_features, groups]`: int8, eight times what a zero point has more than 8; or float16, the
-            minimums.
+        offsets: `[out_features, groups]`: int8, eight times what a zero point has more than 8; or float16,
+            the minimums.
     """
 
     numbers: torch.Tensor
@@ -49,7 +49,7 @@ class NibbleWeight:
         Returns:
             None: a scale is beyond what float16 holds.
         """
-        parts = [_round(part.float()) for part in matrix.split(_ROUNDED_ROWS)]
+        parts = [_round(part.float()) for part in torch.split(matrix, _ROUNDED_ROWS)]
         whole = cls.joined(parts)
         return whole if bool(whole.scales.isfinite().all()) else None
 
@@ -57,8 +57,8 @@ class NibbleWeight:
     def aligned(cls, matrix: torch.Tensor) -> NibbleWeight | None:
         """Find the numbers and minimums that a weight was made of.
 
-        A weight that was dequantised from Q4_1 and rounded to 16 bits has in each group only 16 values, which are evenly
-        spaced.
+        A weight that was dequantised from Q4_1 and rounded to 16 bits has in each group only 16 values, which
+        are evenly spaced.
 
         Args:
             matrix: `[out_features, in_features]`, a floating dtype, on the CPU.
@@ -67,7 +67,7 @@ class NibbleWeight:
             None: the weight was not made so.
         """
         parts = []
-        for part in matrix.split(_ROUNDED_ROWS):
+        for part in torch.split(matrix, _ROUNDED_ROWS):
             found = _find_numbers(part.float())
             if found is None:
                 return None
@@ -82,7 +82,9 @@ class NibbleWeight:
 
         Args:
             numbers: `[out_features, in_features]`, whole numbers from 0 to 15.
-            scales, zeros: `[out_features, groups]` float32, of groups of as many inputs each, a multiple of 32, or of all.
+            scales: `[out_features, groups]` float32, of groups of as many inputs each: a multiple of 32, or
+                all.
+            zeros: as the scales.
 
         Returns:
             None: a scale or zero point cannot be kept exactly, or the groups are no whole groups of 32.
@@ -180,7 +182,8 @@ def _find_numbers(matrix: torch.Tensor) -> NibbleWeight | None:
     least, steps = (each.float()[:, :, None] for each in (minimums, scales))
     places = (groups - least) / torch.where(steps > 0, steps, 1.0)
     numbers = places.round().clamp_(0, _LARGEST)
-    if not bool(((places - numbers).abs() <= 1 / 8).all()):
+    is_constant = groups.amin(2) == groups.amax(2)
+    if not bool(((places - numbers).abs() <= 1 / 8).all() and ((scales > 0) | is_constant).all()):
         return None
     return NibbleWeight(_as_numbers(numbers, matrix.shape[1]), scales, minimums)
 
@@ -190,7 +193,7 @@ def _groups_of(matrix: torch.Tensor) -> torch.Tensor:
     missing = -matrix.shape[1] % GROUP_INPUTS
     if missing:
         matrix = F.pad(matrix, (0, missing), mode="replicate")
-    return matrix.unflatten(1, (-1, GROUP_INPUTS))
+    return matrix.view(len(matrix), -1, GROUP_INPUTS)
 
 
 def _as_numbers(groups: torch.Tensor, num_inputs: int) -> torch.Tensor:

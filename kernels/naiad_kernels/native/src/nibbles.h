@@ -1,8 +1,8 @@
 // Products of weights in four bits with inputs in eight.
 //
-// A step of a panel is 64 inputs, two groups of 32 with a scale and an offset for each output: 512 bytes of weights, then
-// the groups' scales in float16, then their offsets. 64 bytes of weights hold eight inputs of 16 outputs: four of them in
-// the lower halves of the bytes, and those that come 16 inputs later in the upper ones.
+// A step of a panel is 64 inputs, two groups of 32 with a scale and an offset for each output: 512 bytes of weights,
+// then the groups' scales in float16, then their offsets. 64 bytes of weights hold eight inputs of 16 outputs: four of
+// them in the lower halves of the bytes, and those that come 16 inputs later in the upper ones.
 #pragma once
 
 #include "inputs.h"
