@@ -13,7 +13,7 @@ TORCH_TESTS := $(addprefix tests/,engine engine_process kv_cache model_runner mo
 CPP := $(wildcard kernels/naiad_kernels/native/src/*.h kernels/naiad_kernels/native/src/*.cpp tests/native/driver/*.cpp perf/peers/*.c)
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
-.PHONY: serve test test-all sanitize test-gpu memcheck-gpu test-clients bench-gpu bench-peers check generated install lock \
+.PHONY: serve test test-all sanitize test-gpu memcheck-gpu test-clients fuzz bench-gpu bench-peers check generated install lock \
 	lock-peers lock-clients clean
 
 serve: .venv/.installed
@@ -50,6 +50,11 @@ memcheck-gpu: .venv/.installed
 	@command -v compute-sanitizer >/dev/null || { echo "naiad: error: compute-sanitizer is not on PATH: install the CUDA toolkit" >&2; exit 1; }
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --padding 4096 --error-exitcode 1 \
 		$(BIN)/python -m pytest -m gpu -k "not captured" $(or $(ARGS),tests/kernels)
+
+# Random mixes of requests through all doors, each compared with what it gets alone. ARGS="--first-mix 10000"
+# goes on with others; a mix that fails is printed as short as it can be.
+fuzz: .venv/.installed
+	$(BIN)/python -m pytest -n $(WORKERS) --dist load tests/faults/test_mixes.py --mixes 10000 $(ARGS)
 
 # Foreign clients of the OpenAI API, each in an environment of its own below build/clients (5 GB with Node and
 # torch; vllm's is that of bench-peers). ARGS="-k litellm" runs one.

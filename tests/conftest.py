@@ -21,6 +21,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cpu-kernels", help="of engines whose test does not say; the default is that of EngineConfig"
     )
+    parser.addoption(
+        "--mixes", type=int, default=200, help="number of random mixes, tests/faults/test_mixes.py"
+    )
+    parser.addoption("--first-mix", type=int, default=0, help="seed of the first of them")
     parser.addoption("--native-flags", default="", help="of the compiler of the native kernels, after others")
 
 

@@ -206,7 +206,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
         prompt_log_probs: on the first output after the prompt, if requested: one for each prompt token but
             the first. A sequence that ends before that has none.
         context_logits: on the first output, if requested: little-endian float32
-            `[num_prompt_tokens, vocab_size]`.
+            `[num_prompt_tokens, vocab_size]`. A sequence that ends before that has none.
         generation_logits: one for each of `token_ids`, if requested: little-endian float32
             `[vocab_size]`.
         num_draft_tokens, num_accepted_tokens: totals over all steps so far.

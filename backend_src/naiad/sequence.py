@@ -59,6 +59,7 @@ class GrammarKind(str, enum.Enum):
     CHOICE = "choice"
     EBNF = "ebnf"
     LARK = "lark"
+    STRUCTURAL_TAG = "structural_tag"
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +70,8 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
         source: JSON_SCHEMA: a schema as JSON text; JSON_OBJECT: empty, any JSON object; REGEX: a regular
             expression that the whole text matches; CHOICE: a JSON list of texts, of which it is one;
             EBNF: rules in GBNF, with `root`; LARK: rules in llguidance's dialect of Lark, with `start`,
-            which may contain JSON schemas (`%json`).
+            which may contain JSON schemas (`%json`); STRUCTURAL_TAG: a JSON object of `structures`, each with
+            begin, schema and end, and `triggers`: text in which a trigger begins one of the structures.
         begins_after: the grammar holds for what follows the first occurrence of this text in the output, and
             what comes before is free, such as a model's reasoning; empty: it holds from the first token on.
         field: the client's name for the field, with which error messages begin.

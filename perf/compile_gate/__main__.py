@@ -28,8 +28,6 @@ The engine does not call these ops yet:
 
 - `linear.quantised`, products with four-bit, int8 and FP8 weights: a loader of quantised checkpoints
   will make such weights, and `linear` multiplies by them.
-- `store_kv`, `rotary_store_kv` and `paged_attention` over INT8 and FP8 caches: a setting of the engine
-  will choose the cache's dtype.
 - `lora_shrink` and `lora_expand`: the layers' products will call them for requests with an adapter.
 
 | shape | kernel | GPU | registers | spilled bytes | shared memory | warps | programs |

@@ -4,6 +4,7 @@
 
 The real server with the real models streams each token of an engine that computes nothing, at a rate
 that all models sustain. The models and the OpenAI API take turns; then the server is idle for a while.
+With `--gate on` Triton's clients come through the gate; the last column is its share of the other processes.
 CPU time is more reliable than speed on a machine with other load. It does not include the effect that a
 real engine competes with these processes for the same cores.
 """
@@ -35,9 +36,9 @@ from naiad.cli.bench.throughput import Work
 from naiad.cli.checkpoints.fetch import resolve_model
 
 REST = "at rest, a second"
-LOAD, OTHERS, OPENAI = "load generator", "others", "openai"
+LOAD, OTHERS, OPENAI, GATE = "load generator", "others", "openai", "gate"
 _STUB = re.compile(r"triton_python_backend_stub .*/(\w+)/\d+/model\.py")
-_COLUMNS = ("tritonserver", "llm", "tokenizer", "detokenizer", "text", OPENAI, OTHERS)
+_COLUMNS = ("tritonserver", "llm", "tokenizer", "detokenizer", "text", OPENAI, OTHERS, GATE)
 
 Row = dict[str, Any]
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="naiad-perf-") as folder:
         repository = Path(folder) / "repository"
         environment = write_fast_repository(repository, args.tokens_per_s)
-        options = ["--model", str(model_dir), "--model-repository", str(repository)]
+        options = ["--model", str(model_dir), "--model-repository", str(repository), "--gate", args.gate]
         with naiad_serve(options, environment) as server:
             contestants: dict[str, Callable[[Any, int], object]] = {
                 "ensemble": text_generate(server, "ensemble", decode, args.protocol),
@@ -98,9 +99,11 @@ def processor_seconds() -> dict[str, float]:
 
 
 def kind_of(name: str, command: Sequence[str]) -> str:
-    """The kind of a process: a stub's model, "tritonserver", `OPENAI`, or `OTHERS` (engine, helpers, …)."""
+    """The kind of a process: a stub's model, "tritonserver", `OPENAI`, `GATE`, or `OTHERS` (engine, …)."""
     if "naiad.openai_server" in command:
         return OPENAI
+    if "naiad.gate" in command:
+        return GATE
     if match := _STUB.search(" ".join(command)):
         return match[1]
     return name if name == "tritonserver" else OTHERS
@@ -110,12 +113,14 @@ def row_of(name: str, spent: Mapping[str, float], made: float, rate: float) -> R
     """Milliseconds per unit of work: per token, or per idle second."""
     shares = {kind: round(1e3 * spent.get(kind, 0.0) / made, 3) for kind in _COLUMNS}
     load = round(1e3 * spent.get(LOAD, 0.0) / made, 3)
+    server = sum(shares.values())
     return {
         "through": name,
         "tokens/s": None if name == REST else round(rate, 1),
-        "server": round(sum(shares.values()), 3),
+        "server": round(server, 3),
         **shares,
         LOAD: load,
+        "gate of the rest": round(shares[GATE] / max(server - shares[GATE], 1e-9), 3),
     }
 
 
@@ -142,6 +147,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=at_least(1), default=32, metavar="N")
     parser.add_argument(
         "--protocol", default="grpc", choices=sorted(PROTOCOLS), help="the load generator's protocol"
+    )
+    parser.add_argument(
+        "--gate", default="off", choices=("on", "off"), help="whether clients come through it"
     )
     parser.add_argument("--seconds", type=float, default=10, metavar="S", help="duration of a turn")
     parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="turns")

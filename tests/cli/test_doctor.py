@@ -36,6 +36,11 @@ def test_json_and_text_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{found['dtype']}\n" in text
 
 
+def test_a_machine_without_a_moment_for_it_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "_READ_S", 0.0)
+    assert 0 < processor.read_bandwidth(1) < float("inf")
+
+
 def test_a_missing_compiler_is_advice_and_no_fault(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

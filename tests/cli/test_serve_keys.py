@@ -134,7 +134,7 @@ def test_a_closed_terminal_stops_all_the_same() -> None:
 
 
 def test_a_signal_before_the_handler_waits_for_it() -> None:
-    """As `OpenAIProcess` starts the server: with the signal blocked."""
+    """As `SideProcess` starts the server: with the signal blocked."""
     script = (
         "import signal, sys, time\nprint('ready', flush=True)\nsys.stdin.readline()\n"
         "signal.signal(signal.SIGHUP, lambda *_: print('again', flush=True))\n"

@@ -294,20 +294,20 @@ def test_a_signal_before_the_server_is_ready_stops_it(start: Start, runtime_dir:
     assert supervised.wait() == 0
 
 
-def wait_for_a_restart(supervised: Supervised) -> list[psutil.Process]:
+def wait_for_a_restart(supervised: Supervised, flag: Path) -> list[psutil.Process]:
     """Wait until the second server runs, which does not become ready; return the new processes."""
     supervised.wait_for("ready")
     first = supervised.descendants()
     supervised.wait_for("restarting the server: it ended by itself with exit code 3")
     eventually(lambda: len([each for each in supervised.descendants() if each not in first]) == 2)
-    time.sleep(0.5)  # its signal handlers are installed
+    eventually(flag.with_suffix(".again").exists)
     return supervised.descendants()
 
 
 def test_a_signal_while_a_restarted_server_takes_requests_drains_it(start: Start, tmp_path: Path) -> None:
-    flag, done = str(tmp_path / "flag"), tmp_path / "done"
-    supervised = start("slow-exit", "crash-once", flag, "unready", flag, "busy-until", str(done))
-    processes = wait_for_a_restart(supervised)
+    flag, done = tmp_path / "flag", tmp_path / "done"
+    supervised = start("slow-exit", "crash-once", str(flag), "unready", str(flag), "busy-until", str(done))
+    processes = wait_for_a_restart(supervised, flag)
     supervised.process.send_signal(signal.SIGTERM)
     supervised.wait_for("stopping")
     assert_drains_only_after(supervised, done)
@@ -315,9 +315,9 @@ def test_a_signal_while_a_restarted_server_takes_requests_drains_it(start: Start
 
 
 def test_a_signal_while_a_server_restarts_lets_it_exit_by_itself(start: Start, tmp_path: Path) -> None:
-    flag = str(tmp_path / "flag")
-    supervised = start("slow-exit", "crash-once", flag, "absent", flag)
-    processes = wait_for_a_restart(supervised)
+    flag = tmp_path / "flag"
+    supervised = start("slow-exit", "crash-once", str(flag), "absent", str(flag))
+    processes = wait_for_a_restart(supervised, flag)
     supervised.process.send_signal(signal.SIGTERM)
     assert supervised.wait() == 0
     assert "drained" in supervised.lines
@@ -325,9 +325,9 @@ def test_a_signal_while_a_server_restarts_lets_it_exit_by_itself(start: Start, t
 
 
 def test_a_restarting_server_that_does_not_stop_is_killed(start: Start, tmp_path: Path) -> None:
-    flag = str(tmp_path / "flag")
-    supervised = start("deaf", "crash-once", flag, "absent", flag)
-    processes = wait_for_a_restart(supervised)
+    flag = tmp_path / "flag"
+    supervised = start("deaf", "crash-once", str(flag), "absent", str(flag))
+    processes = wait_for_a_restart(supervised, flag)
     supervised.process.send_signal(signal.SIGTERM)
     assert supervised.wait() == 0
     assert "naiad: warning: the server does not stop: killing it" in supervised.lines

@@ -83,6 +83,21 @@ def test_context_logits_are_whole_after_a_preemption_in_the_prompt() -> None:
     assert [output.context_logits for output in outputs if output.sequence_id == 2] == [bytes(range(11))]
 
 
+@pytest.mark.parametrize("is_aborted", [True, False])
+def test_an_early_end_in_the_prompt_sends_no_context_logits(is_aborted: bool) -> None:
+    """Those of a part of the prompt have no shape that a client could read."""
+    drive = EngineDrive(budget=2)
+    drive.add(1, PROMPT, SamplingParams(max_tokens=2, returns_context_logits=True), timeout_s=1.0)
+    drive.step()
+    if is_aborted:
+        drive.abort(1)
+    else:
+        drive.now += 2.0
+        drive.step()
+    assert drive.reason(1) is (FinishReason.CANCELLED if is_aborted else FinishReason.TIMEOUT)
+    assert drive.finals[1].context_logits == b""
+
+
 ASKING = SamplingParams(max_tokens=2, num_prompt_log_probs=1)
 
 

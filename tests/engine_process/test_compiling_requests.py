@@ -165,3 +165,22 @@ def test_requests_that_are_late_or_refused_are_counted_no_longer(served: Served,
     let_go(socket_dir)
     recorder.wait_finished(3)
     recorder.wait_for(lambda: recorder.stats[-1].num_compiling == 0)
+
+
+def test_prompts_that_wait_for_a_grammar_count_towards_the_queue(served: Served, socket_dir: Path) -> None:
+    """Until their requests end, also in an engine that has nothing to compute."""
+    client, recorder = served
+    client.submit([request(1, "held", prompt_token_ids=[10] * 990)])
+    recorder.wait_for(lambda: bool(recorder.stats) and recorder.stats[-1].num_waiting_tokens == 990)
+    small = replace(make_request(2, first_id=20), prompt_token_ids=[20] * 20)
+    client.submit([small])
+    recorder.wait_finished(2)
+    (refused,) = recorder.outputs[2]
+    assert refused.error_status == "UNAVAILABLE"
+    assert "990 prompt tokens wait and 20 more would come" in refused.error_message
+    client.abort([1])
+    recorder.wait_finished(1)
+    client.submit([replace(small, sequence_id=3)])
+    recorder.wait_finished(3)
+    assert recorder.token_ids(3) == [20, 21, 22]
+    let_go(socket_dir)

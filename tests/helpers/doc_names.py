@@ -20,7 +20,7 @@ OTHERS_OPTIONS = frozenset(
         *("--build-arg", "--shm-size", "--no-cache-dir", "--extra-index-url"),
         *("--http-max-input-size", "--http-restricted-api", "--grpc-restricted-protocol"),
         *("--model-control-mode", "--trace-config", "--exit-timeout-secs", "--model-repository"),
-        *("--backend", "--tokenizer"),
+        *("--backend", "--tokenizer", "--logits-post-processor-name"),
     }
 )
 OTHERS_NAMES = frozenset(
@@ -62,12 +62,15 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
         for action in ("create", "add", "remove", "list", "check")
     },
     "fetch-model": ("naiad.cli.main", "fetch-model"),
+    "plan": ("naiad.cli.main", "plan"),
+    "naiad replay": ("naiad.cli.main", "replay"),
     "throughput": ("naiad.cli.main", "bench", "throughput"),
     "naiad": ("naiad.cli.main",),
     "naiad_client": ("naiad_client",),
     **{name: (f"perf.server.{name}",) for name in _LOAD_TOOLS},
     "peers": ("perf.peers.bench",),
     "suites": ("perf.suites.run",),
+    "schema_bench": ("perf.engine.schema_bench",),
 }
 # One process for all commands: most of its time is what they import.
 _PRINT_HELP = """
@@ -85,6 +88,8 @@ for name, (module, *words) in json.loads(sys.argv[1]).items():
 _COMMAND_OF_LINE = (
     (re.compile(r"\bnaiad serve\b|\bmake serve\b|\"naiad\", \"serve\""), "serve"),
     (re.compile(r"\bnaiad fetch-model\b"), "fetch-model"),
+    (re.compile(r"\bnaiad plan\b"), "plan"),
+    (re.compile(r"\bnaiad replay\b"), "naiad replay"),
     *(
         (re.compile(rf"\bnaiad repository {action}\b"), f"repository {action}")
         for action in ("create", "add", "remove", "list", "check")
@@ -95,6 +100,7 @@ _COMMAND_OF_LINE = (
     *((re.compile(rf"-m perf\.server\.{name}\b"), name) for name in _LOAD_TOOLS),
     (re.compile(r"\bmake bench-peers\b|-m perf\.peers\.bench\b"), "peers"),
     (re.compile(r"-m perf\.suites\.run\b"), "suites"),
+    (re.compile(r"-m perf\.engine\.schema_bench\b"), "schema_bench"),
 )
 _SOURCES = ("backend_src", "kernels", "client", "model_repository", "perf", "tests")
 

@@ -150,7 +150,7 @@ def main() -> None:
     logging.basicConfig()
     if options.behaviour == "dies":
         raise SystemExit(7)
-    limits = QueueLimits(max_num_seqs=8, max_queued_requests=1000)
+    limits = QueueLimits(max_num_seqs=8, max_queued_requests=1000, max_queued_tokens=1000)
     serve(
         lambda: build(options.behaviour, options.model_dir),
         options.socket,

@@ -1,12 +1,12 @@
 """A stand-in for tritonserver without models: `fake_tritonserver.py HTTP_PORT BEHAVIOUR…`.
 
 Behaviours: fail (prints an error and exits), silent (exits), deaf (ignores SIGTERM), slow-exit, crash-once
-PATH (exits if PATH can be created), unready PATH (is not ready if PATH exists), absent PATH (does not listen
-if PATH exists), starts-for-ever (is never ready), dead-stub DIR (is never ready; a stub of it has ended),
-gone-stub DIR (the same, and it has taken note of the end), child PATH (starts a process that outlives it and
-writes its id to PATH), shm NAME (maps that file of /dev/shm), busy-until PATH (has an active request until
-PATH exists), busy-for-ever, mute-until PATH (has no metrics until PATH exists), engine PATH (has an engine
-that writes the messages it receives to PATH).
+PATH (exits if PATH can be created, else creates PATH.again once signals are handled), unready PATH (is not
+ready if PATH exists), absent PATH (does not listen if PATH exists), starts-for-ever (is never ready), dead-
+stub DIR (is never ready; a stub of it has ended), gone-stub DIR (the same, and it has taken note of the
+end), child PATH (starts a process that outlives it and writes its id to PATH), shm NAME (maps that file of
+/dev/shm), busy-until PATH (has an active request until PATH exists), busy-for-ever, mute-until PATH (has no
+metrics until PATH exists), engine PATH (has an engine that writes the messages it receives to PATH).
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ def main() -> None:
             flag.touch()
             time.sleep(1)
             os._exit(3)
+        flag.with_suffix(".again").touch()
     while region is None or not region.closed:
         time.sleep(60)
 

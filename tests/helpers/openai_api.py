@@ -22,8 +22,8 @@ _WHOLE: dict[str, TypeAdapter[Any]] = {
 }
 _CHUNK: dict[str, TypeAdapter[Any]] = {
     CHAT: TypeAdapter(ChatCompletionChunk),
-    # The official client has one type for both, in which each choice has a reason; a chunk's is null.
-    COMPLETIONS: TypeAdapter(dict[str, Any]),
+    # The official client has one type for both.
+    COMPLETIONS: TypeAdapter(Completion),
 }
 
 
@@ -88,7 +88,7 @@ def whole(server: Server, path: str, **fields: Any) -> Said:
     sent = {"model": MODEL, "return_token_ids": True, **fields}
     status, _, raw = post(server, path, sent)
     assert status == 200, raw
-    _WHOLE[path].validate_json(raw, strict=True)
+    _WHOLE[path].validate_json(_typed(path, raw, is_chunk=False), strict=True)
     answer = json.loads(raw)
     choices = answer["choices"]
     assert [choice["index"] for choice in choices] == list(range(len(choices)))
@@ -115,9 +115,27 @@ def streamed(server: Server, path: str, **fields: Any) -> Said:
     return _joined(path, [event.removeprefix("data: ") for event in events])
 
 
+def _typed(path: str, raw: str | bytes, *, is_chunk: bool) -> str | bytes:
+    """The JSON with values instead of the nulls that OpenAI sends although the official type has none.
+
+    They are a chunk's reason, and what the logprobs of an echo say of its first token.
+    """
+    if path == CHAT:
+        return raw
+    answer = json.loads(raw)
+    for choice in answer["choices"]:
+        if is_chunk and choice["finish_reason"] is None:
+            choice["finish_reason"] = "stop"
+        log_probs = choice["logprobs"]
+        if log_probs is not None and log_probs["token_logprobs"][:1] == [None]:
+            log_probs["token_logprobs"][0] = 0.0
+            log_probs["top_logprobs"][:1] = [{}]
+    return json.dumps(answer)
+
+
 def _joined(path: str, events: list[str]) -> Said:
     for event in events:
-        _CHUNK[path].validate_json(event, strict=True)
+        _CHUNK[path].validate_json(_typed(path, event, is_chunk=True), strict=True)
     *chunks, last = [json.loads(event) for event in events]
     assert last["choices"] == []
     said = Said([], [], [], [], [], last["usage"])

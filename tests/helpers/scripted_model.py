@@ -25,6 +25,7 @@ from naiad.openai_server.body_reader import BodyReader
 from naiad.openai_server.engines.local_generation import LocalGeneration
 from naiad.openai_server.generate import GenerateRoutes
 from naiad.openai_server.guard import Guard
+from naiad.openai_server.metrics.http_metrics import HTTPMetrics
 from naiad.openai_server.model_routes import ModelRoutes
 from naiad.openai_server.route import add_routes
 from naiad.openai_server.streams import StreamWatch
@@ -32,6 +33,7 @@ from naiad.outputs import RequestOutput, TokenLogProbs
 from naiad.sequence import FinishReason, SamplingParams
 from naiad.tokenization import Tokenizer
 from naiad.tokenization.text_decoder import context_ids
+from naiad.tracing.request_trace import Tracer
 
 WINDOW = 4096
 # A chat template that shows tools, calls and results as JSON.
@@ -77,7 +79,12 @@ class _Model:
 
     engine = "scripted"
     has_token_ids = True
-    info: Any = SimpleNamespace(max_model_len=WINDOW, vocab_size=400)
+    info: Any = SimpleNamespace(
+        max_model_len=WINDOW,
+        vocab_size=400,
+        created_s=0,
+        checkpoint=SimpleNamespace(served_name="first"),
+    )
     max_model_len = WINDOW
 
     def __init__(self, script: Scripted, tokenizer: Tokenizer, families: FamilyChoices) -> None:
@@ -104,7 +111,9 @@ class _Model:
         self._script.asked.append(asked)
         ids = asked.request.rows[0].prompt_token_ids
         self._script.prompts.append(self._tokenizer_text(ids))
-        generation = LocalGeneration(asked.request, 1, loaded.texts, lambda *_: None, asked.parsers())
+        generation = LocalGeneration(
+            asked.request, 1, loaded.texts, lambda *_: None, asked.parsers(), asked.trace
+        )
         # Without a reference the event loop may forget a task.
         self._task = asyncio.create_task(self._speak(asked, generation))
         return asked, generation
@@ -144,19 +153,23 @@ class _Model:
 
 @contextlib.contextmanager
 def scripted_model(
-    folder: Path, template: str = TOOL_TEMPLATE, families: FamilyChoices | None = None
+    folder: Path,
+    template: str = TOOL_TEMPLATE,
+    families: FamilyChoices | None = None,
+    tracer: Tracer | None = None,
 ) -> Iterator[Scripted]:
     """Serve in a thread of its own; the model is called `first`."""
     tokenizer = Tokenizer.from_directory(write_tokenizer(folder, byte_level_tokenizer(), template))
     script, loop = Scripted(), asyncio.new_event_loop()
     model = _Model(script, tokenizer, families or FamilyChoices("auto", "hermes"))
-    models: Any = SimpleNamespace(get=lambda _name: model, by_name=lambda: {"first": model})
+    models: Any = SimpleNamespace(observes=True, get=lambda _name: model, by_name=lambda: {"first": model})
     pool = ThreadPoolExecutor(2)
     bodies = BodyReader(pool, is_lenient=False)
     guard = Guard((), ())
-    app = web.Application(middlewares=[guard.middleware])
+    app = web.Application(middlewares=[HTTPMetrics().middleware, guard.middleware])
     watch = StreamWatch(60, 60)
-    routes = [*GenerateRoutes(models, bodies, watch).routes(), *ModelRoutes(models, bodies, pool).routes()]
+    generate = GenerateRoutes(models, bodies, watch, tracer)
+    routes = [*generate.routes(), *ModelRoutes(models, bodies, pool).routes()]
     add_routes(app, routes)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
 

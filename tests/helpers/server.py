@@ -152,8 +152,24 @@ def start_repository(*options: str, timeout_s: float = 120) -> Server:
 def running(leaving: Leaving, repository: Path, *options: str) -> Iterator[Server]:
     """Start a server of this repository; at the end hand it to `leaving`."""
     server = start_repository("--model-repository", str(repository), *options)
-    yield server
-    leaving.take(server)
+    try:
+        yield server
+    finally:
+        leaving.take(server)
+
+
+@contextlib.contextmanager
+def without_engine(server: Server) -> Iterator[None]:
+    """Kill the only engine. It starts again at the end, because until then its model's process is stopped."""
+    (engine,) = server.processes("naiad.engine_process")
+    owner = engine.parent()
+    assert owner is not None
+    owner.send_signal(signal.SIGSTOP)
+    try:
+        engine.send_signal(signal.SIGKILL)
+        yield
+    finally:
+        owner.send_signal(signal.SIGCONT)
 
 
 def run_serve(options: Sequence[str], timeout_s: float = 60) -> tuple[int, str]:

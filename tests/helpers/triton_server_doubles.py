@@ -11,6 +11,7 @@ import numpy as np
 from naiad.errors import NaiadError
 from naiad.frontend.limits import ModelLimits
 from naiad.sequence import EngineRequest
+from naiad.tracing.trace_context import NO_TRACE, TraceContext
 from naiad.triton_server.requests.llm import read_request
 from naiad.triton_server.responses.llm import probe_tensors, response_tensors
 from naiad.triton_server.responses.stream import StreamRow
@@ -28,9 +29,13 @@ class FakeSource:
     sent_parameters: dict[str, Any] = field(default_factory=dict)
     request_id: str = ""
     timeout_us: int = 0
+    sent_trace: TraceContext = NO_TRACE
 
     def tensors(self) -> dict[str, Any]:
         return self.inputs
+
+    def trace_context(self) -> TraceContext:
+        return self.sent_trace
 
     def parameters(self) -> dict[str, Any]:
         return self.sent_parameters

@@ -19,12 +19,15 @@ BLOCK = 16
 LENGTHS = [1, 7, 20]
 
 
-def generate(directory: Path, through_kernels: bool) -> tuple[list[list[int]], list[np.ndarray]]:
+def generate(
+    directory: Path, through_kernels: bool, kv_cache_dtype: str = "auto"
+) -> tuple[list[list[int]], list[np.ndarray]]:
     """Compute prompts together, then three steps of a token and two drafts each; ids and their logits."""
     config = EngineConfig(
         cpu_kernels="torch",
         model_dir=str(directory),
         dtype="float32",
+        kv_cache_dtype=kv_cache_dtype,
         block_size=BLOCK,
         max_num_batched_tokens=64,
         max_num_seqs=4,
@@ -85,3 +88,13 @@ def test_a_gpus_way_through_the_model_is_the_cpus(
     ids, logits = interpret(generate, tmp_path, True)
     assert ids == expected_ids
     np.testing.assert_allclose(np.stack(logits), np.stack(expected_logits), atol=2e-4, rtol=0)
+
+
+def test_a_gpus_way_over_a_kv_cache_in_eight_bits_is_the_cpus(interpret: Interpret, tmp_path: Path) -> None:
+    make_tiny_model(tmp_path, "LlamaForCausalLM", num_hidden_layers=2)
+    expected_ids, expected_logits = generate(tmp_path, False, "int8")
+    ids, logits = interpret(generate, tmp_path, True, "int8")
+    assert ids == expected_ids
+    np.testing.assert_allclose(np.stack(logits), np.stack(expected_logits), atol=2e-4, rtol=0)
+    _, unrounded = generate(tmp_path, False)
+    assert np.abs(np.stack(unrounded) - np.stack(expected_logits)).max() > 2e-3

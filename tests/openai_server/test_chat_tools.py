@@ -45,6 +45,17 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
         yield script
 
 
+def test_the_list_of_models_says_whether_they_take_tools(api: Scripted, tmp_path: Path) -> None:
+    def says(script: Any) -> bool:
+        _, _, raw = post(script, "/v1/models", b"", "GET")
+        (card,) = json.loads(raw)["data"]
+        return bool(card["capabilities"]["tools"])
+
+    assert says(api)
+    with scripted_model(tmp_path / "without", CHAT_TEMPLATE) as without_tools:
+        assert not says(without_tools)
+
+
 def say(
     script: Scripted, *texts: str, reason: FinishReason = FinishReason.STOP, at_once: int = 1
 ) -> Scripted:

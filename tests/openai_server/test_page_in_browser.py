@@ -284,6 +284,42 @@ def test_reasoning_is_folded(page: Browser, script: Script) -> None:
     assert said(script.asked[1])[1] == ("assistant", "Answer")
 
 
+def call_piece(index: int, **function: str) -> dict[str, Any]:
+    return {"index": 0, "delta": {"tool_calls": [{"index": index, "function": function}]}}
+
+
+def calls(page: Browser) -> list[str]:
+    return list(page.run("return [...document.querySelectorAll('.calls section')].map((e) => e.innerText)"))
+
+
+def test_calls_of_tools_are_shown_as_text(page: Browser, script: Script) -> None:
+    attack = "<img src=x onerror=alert(1)>"
+    script.pieces = [
+        "Let me see.",
+        call_piece(0, name="get_weather", arguments=""),
+        call_piece(0, arguments='{"city": '),
+        call_piece(0, arguments='"Oslo"}'),
+        call_piece(1, name=attack, arguments=f'{{"{attack}": 1}}'),
+    ]
+    say(page, "What is the weather?")
+    expected = ['get_weather\n{"city": "Oslo"}', f'{attack}\n{{"{attack}": 1}}']
+    assert calls(page) == expected
+    assert answers(page) == ["Let me see."]
+    assert page.run("return document.querySelector('.calls section').ariaLabel") == "Call of get_weather"
+    assert_harmless(page, attack)
+    assert "Call of get_weather" in page.run("return document.querySelector('#status').textContent")
+    # The same out of the history.
+    open_page(page, script)
+    assert calls(page) == expected
+
+
+def test_an_answer_may_be_a_call_alone(page: Browser, script: Script) -> None:
+    script.pieces, script.error = [call_piece(0, name="now", arguments="{}")], "broken"
+    page.type("#prompt", "Go" + ENTER)
+    page.wait("!document.querySelector('#error').hidden")
+    assert calls(page) == ["now\n{}"]
+
+
 def log_prob_piece(token: str, share: float, *others: tuple[str, float]) -> dict[str, Any]:
     def entry(text: str, value: float) -> dict[str, Any]:
         return {

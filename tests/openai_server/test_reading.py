@@ -53,6 +53,13 @@ def refusal(reader: RequestReader, **fields: Any) -> APIError:
     return caught.value
 
 
+@pytest.mark.parametrize(("sent", "seed"), [(-5, 2**64 - 5), (2**64 - 1, 2**64 - 1), (2**63, 2**63)])
+def test_a_seed_is_any_whole_number_whose_lowest_64_bits_count(
+    reader: RequestReader, sent: int, seed: int
+) -> None:
+    assert completion(reader, seed=sent).rows[0].params.seed == seed
+
+
 def test_a_chat_is_cut_to_the_window_if_it_says_nothing_of_its_output(reader: RequestReader) -> None:
     (row,) = chat(reader, LONG, truncate_prompt_tokens=-1).rows
     assert len(row.prompt_token_ids) == WINDOW - 1

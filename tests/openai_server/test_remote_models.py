@@ -21,9 +21,9 @@ from naiad.openai_server.api.bodies import ChatBody, CompletionBody
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.api.tally import Tally
-from naiad.openai_server.api.trace_context import NO_TRACE, TraceContext
 from naiad.openai_server.engines.remote.models import RemoteModels, RemoteServer
 from naiad.openai_server.engines.remote.shape import NoTextModelError, models_behind, read_shape, takes_text
+from naiad.tracing.trace_context import NO_TRACE, TraceContext
 
 SHIPPED = ("ensemble", "tokenizer", "llm", "detokenizer", "text")
 
@@ -65,7 +65,7 @@ async def generate(models: RemoteModels, trace: TraceContext = NO_TRACE, **field
     model = models.get("text")
     body = CompletionBody(model="text", **{"prompt": "Hello", **fields})
     asked, generation = await model.begin(
-        await model.loaded(), lambda reader: replace(reader.completion(body, "id"), trace=trace)
+        await model.loaded(), lambda reader: replace(reader.completion(body, "id"), context=trace)
     )
     tally = Tally(asked.request)
     try:

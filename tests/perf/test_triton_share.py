@@ -6,7 +6,7 @@ from typing import Any
 
 from perf.server.each_token_row import EachTokenRow
 from perf.server.fast_engine import FastEngine
-from perf.server.processor_time import LOAD, OTHERS, REST, kind_of, medians, row_of
+from perf.server.processor_time import GATE, LOAD, OTHERS, REST, kind_of, medians, row_of
 from perf.server.triton_share import Turn, calm, rows, take_turn
 
 from naiad.cli.bench.throughput import Prompts, Work
@@ -86,6 +86,7 @@ def test_processor_time_is_told_by_process() -> None:
     assert kind_of("triton_python_backend_stub", stub) == "detokenizer"
     assert kind_of("tritonserver", ["/opt/bin/tritonserver", "--model-repository", "/r"]) == "tritonserver"
     assert kind_of("python", ["python", "-m", "perf.server.fast_engine"]) == OTHERS
+    assert kind_of("python", ["python", "-m", "naiad.gate", "--host", "0.0.0.0"]) == GATE
 
 
 def test_processor_time_is_shared_out_among_tokens() -> None:
@@ -97,3 +98,8 @@ def test_processor_time_is_shared_out_among_tokens() -> None:
 
     assert (text["server"], text["tritonserver"], text["text"], text[LOAD]) == (4.0, 3.0, 1.0, 4.0)
     assert (rest["server"], rest["tokens/s"]) == (2.0, None)
+
+
+def test_the_gates_processor_time_is_a_share_of_the_others() -> None:
+    row = row_of("text", {"tritonserver": 3.0, "text": 1.0, GATE: 1.0, LOAD: 9.0}, made=1000, rate=100.0)
+    assert (row["server"], row[GATE], row["gate of the rest"]) == (5.0, 1.0, 0.25)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from helpers.openai_api import COMPLETIONS, connect, post, refused
 from helpers.raw_grpc import Stream, text_inputs
-from helpers.server import Leaving, Server, eventually, start_server
+from helpers.server import Leaving, Server, eventually, start_server, without_engine
 from naiad.openai_server.api.engine_view import EngineView
 
 MODEL = "checkpoint"
@@ -200,14 +199,14 @@ def test_a_restart_of_the_engine_is_an_event(lasting: Server, watching: Watching
     before = watching.until("snapshot")[-1][1]
     while not before["totals"]["total_steps"]:
         before = watching.until("snapshot")[-1][1]
-    lasting.processes("naiad.engine_process")[0].send_signal(signal.SIGKILL)
-    _, notice = watching.until("away")[-1]
-    assert notice["model"] == MODEL
-    assert "does not serve now" in notice["message"]
-    late = Watching(lasting)
-    assert late.next()[0] == "away"
-    status, error = refused(lasting, f"{SNAPSHOT}?model={MODEL}", b"", method="GET")
-    assert (status, error["type"]) == (503, "service_unavailable_error")
+    with without_engine(lasting):
+        _, notice = watching.until("away")[-1]
+        assert notice["model"] == MODEL
+        assert "does not serve now" in notice["message"]
+        late = Watching(lasting)
+        assert late.next()[0] == "away"
+        status, error = refused(lasting, f"{SNAPSHOT}?model={MODEL}", b"", method="GET")
+        assert (status, error["type"]) == (503, "service_unavailable_error")
     events = watching.until("snapshot")
     assert [name for name, _ in events] == ["restarted", "snapshot"]
     after = events[-1][1]

@@ -12,7 +12,7 @@ import pytest
 
 from helpers.openai_api import COMPLETIONS, connect, post, refused, whole
 from helpers.raw_grpc import ask, text_inputs
-from helpers.server import Leaving, Server, eventually, gone, start_server
+from helpers.server import Leaving, Server, eventually, gone, start_server, without_engine
 
 MODEL = "checkpoint"  # the name of the directory, as no other name is given
 GREEDY = {"model": MODEL, "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
@@ -51,13 +51,13 @@ def serves(server: Server) -> bool:
 
 def test_a_killed_engine_ends_streams_with_an_error_event(lasting: Server) -> None:
     expected, stream = text(lasting), begin_stream(lasting)
-    lasting.processes("naiad.engine_process")[0].send_signal(signal.SIGKILL)
-    rest = stream.read().decode().strip().split("\n\n")
-    error = json.loads(rest[-1].removeprefix("data: "))["error"]
-    assert "the engine process ended" in error["message"]
-    assert "[DONE]" not in "".join(rest)
-    status, error = refused(lasting, COMPLETIONS, {**GREEDY, "max_tokens": 1})
-    assert (status, error["type"]) == (503, "service_unavailable_error")
+    with without_engine(lasting):
+        rest = stream.read().decode().strip().split("\n\n")
+        error = json.loads(rest[-1].removeprefix("data: "))["error"]
+        assert "the engine process ended" in error["message"]
+        assert "[DONE]" not in "".join(rest)
+        status, error = refused(lasting, COMPLETIONS, {**GREEDY, "max_tokens": 1})
+        assert (status, error["type"]) == (503, "service_unavailable_error")
     eventually(lambda: serves(lasting), 60)
     assert text(lasting) == expected
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from helpers.tiny_tokenizers import tiny_tokenizer, write_tokenizer
@@ -17,6 +18,7 @@ from naiad.triton_server.requests.llm import read_request
 from naiad.triton_server.requests.vllm import VLLMRequestReader
 
 SCHEMA = '{"type": "object"}'
+TAG = {"structures": [{"begin": "<n>", "schema": {"type": "integer"}, "end": "</n>"}], "triggers": ["<n"]}
 TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 
 
@@ -97,7 +99,17 @@ def test_vllms_object_is_read(
     assert asked(reader, {name: value}) == GrammarSpec(kind=kind, source=source, field=f"{name}.{key}")
 
 
-@pytest.mark.parametrize("value", [None, {}, "", {"json": None}, {"json_object": False, "backend": None}])
+@pytest.mark.parametrize("value", [TAG, TAG | {"type": "structural_tag"}, msgspec.json.encode(TAG).decode()])
+def test_a_structural_tag_is_an_object_or_its_text(reader: VLLMRequestReader, value: Any) -> None:
+    found = asked(reader, {"structured_outputs": {"structural_tag": value}})
+    assert found is not None
+    assert (found.kind, found.field) == (GrammarKind.STRUCTURAL_TAG, "structured_outputs.structural_tag")
+    assert msgspec.json.decode(found.source) == TAG
+
+
+@pytest.mark.parametrize(
+    "value", [None, {}, "", {"structural_tag": ""}, {"json": None}, {"json_object": False, "backend": None}]
+)
 def test_an_object_without_a_form_asks_for_nothing(reader: VLLMRequestReader, value: Any) -> None:
     assert asked(reader, {"structured_outputs": value}) is None
 
@@ -120,7 +132,27 @@ def test_an_object_without_a_form_asks_for_nothing(reader: VLLMRequestReader, va
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice = []: expected a list"),
         ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice = ['a', 1]"),
         ({"structured_outputs": {"choice": ["x" * 600_000]}}, "choice is too long: at most 524288 bytes"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag = '{}' is not supported"),
+        (
+            {"structured_outputs": {"structural_tag": "{}"}},
+            "structural_tag.structures = None: expected a list",
+        ),
+        ({"structured_outputs": {"structural_tag": "{"}}, "structural_tag = '{': expected an object, or"),
+        (
+            {"structured_outputs": {"structural_tag": {"type": "structural_tag", "format": {}}}},
+            "structural_tag.format is not supported: expected structures and triggers",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": {**TAG, "at_least_one": True}}},
+            "structural_tag: unknown key 'at_least_one': allowed are type, structures, triggers",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": {**TAG, "structures": [{"begin": "<n>"}]}}},
+            "structural_tag.structures[0].end = None: expected a string",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": {**TAG, "triggers": [""]}}},
+            "structural_tag.triggers[0] = '': expected a string, not empty",
+        ),
         ({"guided_decoding": {"regex": "a", "backend": "outlines"}}, "guided_decoding.backend = 'outlines'"),
         ({"guided_decoding": {"whitespace_pattern": " *"}}, "guided_decoding.whitespace_pattern = ' *'"),
         (

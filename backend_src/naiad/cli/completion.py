@@ -7,21 +7,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 SHELLS = ("bash", "zsh", "fish")
+# Also for zsh, where `path` and `words` are variables of its own, and no length begins with a letter.
 _BASH = """\
 _naiad() {{
-  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} path=naiad word words=
-  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
-    case "$path $word" in {paths}) path="$path $word";; esac
+  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} place=naiad word offered=
+  for word in "${{COMP_WORDS[@]:1:$((COMP_CWORD-1))}}"; do
+    case "$place $word" in {paths}) place="$place $word";; esac
   done
-  case "$path $prev" in
+  case "$place $prev" in
 {values}
   esac
-  case "$path" in
+  case "$place" in
 {words}
   esac
-  COMPREPLY=($(compgen -W "$words" -- "$cur"))
+  COMPREPLY=($(compgen -W "$offered" -- "$cur"))
 }}
 complete -o default -F _naiad naiad
+"""
+# Functions of its own complete as in bash; they need those of `compinit`, which most shells have loaded.
+_ZSH_BEGIN = """\
+whence compdef >/dev/null || { autoload -U +X compinit && compinit; }
+autoload -U +X bashcompinit && bashcompinit
 """
 
 
@@ -74,11 +80,11 @@ def completion(shell: str, parser: argparse.ArgumentParser) -> str:
         paths="|".join(f"'{command.path}'" for command in commands[1:]),
         values="\n".join(line for command in commands for line in _value_lines(command)),
         words="\n".join(
-            f"    '{each.path}') words='{' '.join([*each.commands, *each.options, *each.flags])}';;"
+            f"    '{each.path}') offered='{' '.join([*each.commands, *each.options, *each.flags])}';;"
             for each in commands
         ),
     )
-    return script if shell == "bash" else f"autoload -U +X bashcompinit && bashcompinit\n{script}"
+    return script if shell == "bash" else _ZSH_BEGIN + script
 
 
 def _value_lines(command: Command) -> Iterator[str]:

@@ -109,6 +109,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how models write calls of tools; auto: as the chat template says (default: %(default)s)",
     )
     add(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="the OTLP/HTTP address of a collector, such as http://localhost:4318, which gets the spans of "
+        "requests (default: requests are not traced)",
+    )
+    add(
         "--log-format",
         choices=LOG_FORMATS,
         default=LOG_FORMATS[0],
@@ -135,8 +141,11 @@ def run(args: argparse.Namespace) -> int:
     from naiad.openai_server.app import ServerOptions
     from naiad.openai_server.engines.remote.models import RemoteServer
     from naiad.openai_server.serving import serve, write_log
+    from naiad.tracing.exporter import Collector
 
     gate = None if args.api_keys is None else Gate(args.api_keys, metrics_open=args.metrics_open)
+    endpoint = args.otlp_endpoint
+    collector = None if endpoint is None else Collector.parse("--otlp-endpoint", endpoint)
     families = FamilyChoices(args.reasoning, args.tool_parser)
     key = None if args.model_control_key is None else read_control_key(args.model_control_key)
     remote = RemoteServer.open(
@@ -155,6 +164,7 @@ def run(args: argparse.Namespace) -> int:
         metrics_url=args.metrics_url,
         families=families,
         header_timeout_s=args.header_timeout_s,
+        collector=collector,
     )
     write_log(args.log_format)
     try:

@@ -31,6 +31,7 @@ class LiveSequence:
     _log_probs: list[TokenLogProbs] = field(default_factory=list)
     _generation_logits: list[bytes] = field(default_factory=list)
     _context_logits: list[bytes] = field(default_factory=list)
+    _context_end: int = 0
     _prompt_log_probs: list[TokenLogProbs] = field(default_factory=list)
     _end_log_probs: TokenLogProbs | None = None
     _cum_log_prob: float = 0.0
@@ -46,6 +47,7 @@ class LiveSequence:
                 # After a preemption the prompt is computed again from its start.
                 self._context_logits.clear()
             self._context_logits.append(logits)
+            self._context_end = row.known_end
         log_probs = result.prompt_log_probs.get(sequence_id)
         if log_probs is not None and not self._has_sent_prompt:
             # The row's first token comes before the prompt token of this index.
@@ -111,6 +113,8 @@ class LiveSequence:
             output.generation_logits = self._generation_logits[:num_tokens]
             del self._generation_logits[:num_tokens]
         if not self._has_output:
-            output.context_logits = b"".join(self._context_logits)
+            # A sequence that ends early has those of a part of the prompt, which no client could place.
+            if self._context_end >= self.sequence.num_prompt_tokens:
+                output.context_logits = b"".join(self._context_logits)
             self._context_logits.clear()
             self._has_output = True

@@ -17,6 +17,7 @@ from naiad.engine_process.runtime_dir import runtime_directory
 from naiad.errors import StartupError
 
 _ENGINE_SUFFIX = ".engine"
+_NUMBER_SUFFIX = ".number"
 _NUMBER_BITS = 10
 # The rest of an id is random, so that it cannot be guessed.
 _RANDOM_BITS = 52
@@ -48,7 +49,7 @@ class Instance:
 
     def number_lock(self) -> FileLock:
         """The lock that the instance with this number holds."""
-        return FileLock(self.directory / f"{self.model}.{self.number}.number")
+        return FileLock(self.directory / f"{self.model}.{self.number}{_NUMBER_SUFFIX}")
 
     def metrics_lock(self, version: str) -> FileLock:
         """The lock of the one instance of this version that writes the server's metrics."""
@@ -103,6 +104,15 @@ def engine_names(directory: Path) -> set[str]:
     """
     # The name may hold dots; the number and the suffix follow it.
     return {path.name.rsplit(".", 2)[0] for path in engine_sockets(directory)}
+
+
+def claimed_names(directory: Path) -> set[str]:
+    """The names of the models that have an instance: from when it is loaded until it is unloaded.
+
+    Args:
+        directory: the server's runtime directory, which need not exist.
+    """
+    return {path.name.rsplit(".", 2)[0] for path in directory.glob(f"*{_NUMBER_SUFFIX}")}
 
 
 def instance_number(sequence_id: int) -> int:

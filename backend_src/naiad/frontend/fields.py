@@ -286,7 +286,7 @@ _VLLM_KEYS = (
         llm=ABSENT,
         key=SAME,
         notes={
-            _KEYS: "an object with one of json, json_object, regex, choice and grammar: see "
+            _KEYS: "an object with one of json, json_object, regex, choice, grammar and structural_tag: see "
             "[structured output](structured_output.md)"
         },
     ),

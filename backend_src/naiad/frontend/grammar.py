@@ -9,6 +9,7 @@ import msgspec
 
 from naiad.frontend.field import Field, FieldError, shown
 from naiad.frontend.fields import FIELD
+from naiad.frontend.structural_tag import structural_tag_of
 from naiad.sequence import GrammarKind, GrammarSpec
 
 _GUIDE_TYPE, _GUIDE = FIELD["guided_decoding_guide_type"], FIELD["guided_decoding_guide"]
@@ -18,7 +19,7 @@ _GUIDE_KINDS = {
     "regex": GrammarKind.REGEX,
     "ebnf_grammar": GrammarKind.EBNF,
 }
-_CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar")
+_CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 # The values of vLLM's options that ask for what is done anyway.
 _OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "backend": ("", "auto", "guidance"),
@@ -27,7 +28,6 @@ _OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "disable_any_whitespace": (True, False),
     "disable_additional_properties": (False,),
     "whitespace_pattern": ("",),
-    "structural_tag": ("",),
 }
 
 
@@ -70,7 +70,7 @@ def structured_output_of(field: Field, name: str, value: Any) -> GrammarSpec | N
     if unknown is not None:
         known = ", ".join((*_CONSTRAINTS, *_OPTIONS))
         raise FieldError(name, f": unknown key {unknown[:80]!r}: allowed are {known}")
-    asked = [key for key in _CONSTRAINTS if sent.get(key) is not None and sent[key] is not False]
+    asked = [key for key in _CONSTRAINTS if not _is_off(key, sent.get(key))]
     if len(asked) > 1:
         raise FieldError(name, f" has {' and '.join(asked)}: expected one of them")
     if not asked:
@@ -99,6 +99,10 @@ def _check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     raise FieldError(name, f" = {shown(value)} is not supported: expected {expected}, or null")
 
 
+def _is_off(key: str, value: Any) -> bool:
+    return value is None or value is False or (key == "structural_tag" and value == "")
+
+
 def _constraint(name: str, key: str, value: Any) -> GrammarSpec:
     field = f"{name}.{key}"
     if key == "json":
@@ -114,6 +118,9 @@ def _constraint(name: str, key: str, value: Any) -> GrammarSpec:
         if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
             raise FieldError(field, f" = {shown(value)}: expected a list of strings, at least one")
         return GrammarSpec(kind=GrammarKind.CHOICE, source=_written(field, value), field=field)
+    if key == "structural_tag":
+        source = _written(field, structural_tag_of(field, value))
+        return GrammarSpec(kind=GrammarKind.STRUCTURAL_TAG, source=source, field=field)
     if not isinstance(value, str) or not value:
         raise FieldError(field, f" = {shown(value)}: expected a string, not empty")
     kind = GrammarKind.REGEX if key == "regex" else GrammarKind.EBNF

@@ -128,6 +128,8 @@ _TEXT_PARAMETERS = {
 }
 _LLM_NAME = {"llm_model_name": "llm"}
 _FORWARDED = {"forwarded_headers": ""}
+# Overridden by --otlp-endpoint, --record and --record-prompts of `naiad serve`.
+_TRACED = {"otlp_endpoint": "", "record_file": "", "record_prompts": "false"}
 _ECHOES = {"exclude_input_in_output": "false"}
 
 CONFIGURATIONS: Mapping[str, ModelConfiguration] = {
@@ -146,7 +148,7 @@ CONFIGURATIONS: Mapping[str, ModelConfiguration] = {
                     "The engine: each may be overridden by the option of the same name of `naiad serve`.",
                     _engine_parameters(),
                 ),
-                ("What requests get.", _ECHOES | _FORWARDED),
+                ("What requests get.", _ECHOES | _FORWARDED | _TRACED),
             ),
         ),
         ModelConfiguration(
@@ -161,7 +163,7 @@ CONFIGURATIONS: Mapping[str, ModelConfiguration] = {
             "text",
             head="text_input -> text_output in one process: another client of the engine of `llm`.",
             parameters=(
-                ("", _TEXT_PARAMETERS | _LLM_NAME | _FORWARDED),
+                ("", _TEXT_PARAMETERS | _LLM_NAME | _FORWARDED | _TRACED),
                 ("What requests get.", _ECHOES | {"accumulate_tokens": "false"}),
             ),
         ),
@@ -169,7 +171,7 @@ CONFIGURATIONS: Mapping[str, ModelConfiguration] = {
             "vllm",
             head="A model of the vLLM backend's shape: no rows, sampling parameters as JSON. A client of the "
             "engine of `llm`.",
-            parameters=(("", _TEXT_PARAMETERS | _LLM_NAME | _FORWARDED),),
+            parameters=(("", _TEXT_PARAMETERS | _LLM_NAME | _FORWARDED | _TRACED),),
             has_rows=False,
         ),
     )

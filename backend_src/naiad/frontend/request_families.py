@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from naiad.engine_process.observations import Ended
 from naiad.sequence import FinishReason
@@ -38,6 +39,26 @@ REASONS = {
     FinishReason.ERROR: "error",
     FinishReason.TIMEOUT: "timeout",
 }
+
+
+# The label that says what became of a span or a record, and its values.
+FATE = "fate"
+SENT, WRITTEN, DROPPED = "sent", "written", "dropped"
+
+
+class CountedFates(Protocol):
+    """Something that is sent or written beside the requests, or dropped.
+
+    Attributes:
+        family: name of the metric that counts it.
+        description: what it counts.
+    """
+
+    family: str
+    description: str
+
+    def counts(self) -> dict[str, int]:
+        """Fate → how many had it."""
 
 
 @dataclass(frozen=True, slots=True)

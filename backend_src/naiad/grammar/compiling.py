@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from llguidance import LLMatcher, LLTokenizer
 
 from naiad.grammar.limits import parser_limits
 from naiad.grammar.matcher import GrammarMatcher, MaskFiller
 from naiad.grammar.source import to_llguidance
-from naiad.grammar.vocabulary import marker_id
+from naiad.grammar.vocabulary import special_id
 from naiad.sequence import GrammarSpec
 
 
@@ -20,7 +22,7 @@ def compile_text(spec: GrammarSpec, tokenizer: LLTokenizer) -> tuple[str, Gramma
     Raises:
         ValueError: it is malformed, too large or not supported; the message says why.
     """
-    text = to_llguidance(spec, marker_id(spec.begins_after, tokenizer))
+    text = to_llguidance(spec, partial(special_id, tokenizer=tokenizer))
     return text, compile_translated(text, tokenizer)
 
 

@@ -3,71 +3,52 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import msgspec
-from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from naiad.grammar.json_schema import read_schema
+from naiad.grammar.structural_tag import structural_tag_grammars
+from naiad.grammar.written import Grammars, json_grammar, lark_grammar, named, quoted, text_pattern
 from naiad.sequence import GrammarKind, GrammarSpec
 
-# Values stay as they were written: a schema may hold numbers that no Python type has.
-_Grammars = list[dict[str, msgspec.Raw]]
 _BODY = "body"
 
 
-class _Written(msgspec.Struct):
-    grammars: _Grammars
-
-
-def to_llguidance(spec: GrammarSpec, marker_id: int | None = None) -> str:
+def to_llguidance(spec: GrammarSpec, special_id: Callable[[str], int | None]) -> str:
     """Translate a grammar; llguidance checks it when it compiles it.
 
     Args:
         spec: the grammar.
-        marker_id: the special token that `spec.begins_after` is; None: it is ordinary text.
+        special_id: returns the special token that a text is; None: it is ordinary text.
 
     Raises:
         ValueError: the grammar cannot be translated; the message says why.
     """
-    grammars = _translated(spec)
+    grammars = _translated(spec, special_id)
     if spec.begins_after:
-        grammars[0]["name"] = _raw(_BODY)
-        grammars = [*_lark(_free_text_before(_BODY, spec.begins_after, marker_id)), *grammars]
+        before = _free_text_before(_BODY, spec.begins_after, special_id(spec.begins_after))
+        grammars = [*lark_grammar(before), *named(_BODY, grammars)]
     return msgspec.json.encode({"grammars": grammars}).decode()
 
 
-def _translated(spec: GrammarSpec) -> _Grammars:
+def _translated(spec: GrammarSpec, special_id: Callable[[str], int | None]) -> Grammars:
     match spec.kind:
         case GrammarKind.JSON_SCHEMA:
-            return _json("{}" if read_schema(spec.source) is True else spec.source)
+            return json_grammar("{}" if read_schema(spec.source) is True else spec.source)
         case GrammarKind.JSON_OBJECT:
-            return _json('{"type": "object"}')
+            return json_grammar('{"type": "object"}')
         case GrammarKind.REGEX:
-            return _lark(f"start: {_regex(spec.source)}")
+            return lark_grammar(f"start: {_regex(spec.source)}")
         case GrammarKind.CHOICE:
-            return _lark(f"start: {_choice(spec.source)}")
+            return lark_grammar(f"start: {_choice(spec.source)}")
         case GrammarKind.EBNF:
-            return _lark(_from_ebnf(spec.source))
+            return lark_grammar(_from_ebnf(spec.source))
         case GrammarKind.LARK:
-            return _lark(spec.source)
-
-
-def _lark(rules: str) -> _Grammars:
-    return [{"lark_grammar": _raw(rules)}]
-
-
-def _json(schema: str) -> _Grammars:
-    # One space after each colon and comma and no other blanks: models write it well, nobody can be made to
-    # write blanks without end, and most of what is between two values is known beforehand.
-    text = LLMatcher.grammar_from_json_schema(
-        schema, overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    )
-    return msgspec.json.decode(text, type=_Written).grammars
-
-
-def _raw(text: str) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(text))
+            return lark_grammar(spec.source)
+        case GrammarKind.STRUCTURAL_TAG:
+            return structural_tag_grammars(spec.source, special_id)
 
 
 def _regex(source: str) -> str:
@@ -89,7 +70,7 @@ def _choice(source: str) -> str:
         raise ValueError("expected a list of texts") from None
     if not texts:
         raise ValueError("the list is empty: expected at least one text")
-    return " | ".join(_text(each) for each in dict.fromkeys(texts))
+    return " | ".join(quoted(each) for each in dict.fromkeys(texts))
 
 
 def _from_ebnf(source: str) -> str:
@@ -101,14 +82,9 @@ def _from_ebnf(source: str) -> str:
         raise ValueError(str(error)) from None
 
 
-def _text(text: str) -> str:
-    """Write a text as a string of Lark, which has JSON's escapes."""
-    return msgspec.json.encode(text).decode()
-
-
 def _free_text_before(rule: str, marker: str, marker_id: int | None) -> str:
     """A grammar for any text up to the first marker, which `rule` follows."""
-    pattern = "".join(f"\\x{{{ord(char):x}}}" for char in marker)
+    pattern = text_pattern(marker)
     if marker_id is None:
         return f"start: free @{rule}\nfree[lazy]: /(?s:.*){pattern}/\n"
     # The text of the marker may also be made of ordinary tokens, which then do not count as free text.

@@ -54,7 +54,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
         return (path / "tokenizer.json").read_text(encoding="utf-8")
 
 
-def marker_id(marker: str, tokenizer: LLTokenizer) -> int | None:
+def special_id(text: str, tokenizer: LLTokenizer) -> int | None:
     """The special token that is this text; None if it is ordinary text."""
-    ids = tokenizer.tokenize_str(marker, parse_special=True) if marker else []
+    ids = tokenizer.tokenize_str(text, parse_special=True) if text else []
     return ids[0] if len(ids) == 1 and tokenizer.is_special_token(ids[0]) else None

@@ -18,6 +18,7 @@ from naiad.openai_server.api.parsing.families import CALL_CHOICES, REASONING_CHO
 from naiad.openai_server.app import ServerOptions
 from naiad.openai_server.serving import serve, write_log
 from naiad.parent_watch import end_with_parent
+from naiad.tracing.exporter import Collector
 
 logger = logging.getLogger("naiad.openai_server")
 
@@ -41,7 +42,11 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
     add("--metrics-open", action="store_true", help="the metrics need no key")
     add("--reasoning", choices=REASONING_CHOICES, default="auto", help="how models write what they reason")
     add("--tool-parser", choices=CALL_CHOICES, default="auto", help="how models write calls of tools")
+    add("--record", type=Path, help="record requests in this file")
+    add("--record-prompts", action="store_true", help="record prompts and outputs, too")
     add("--header-timeout-s", type=float, default=30.0, help="seconds that the headers of a request may take")
+    add("--slow-reader-s", type=float, default=60.0, help="a client that takes nothing for so long is gone")
+    add("--otlp-endpoint", help="the OTLP/HTTP address of a collector, which gets the spans of requests")
     add("--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="how lines are written")
     args = parser.parse_args(arguments)
     write_log(args.log_format)
@@ -55,7 +60,13 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
         is_lenient=args.lenient,
         metrics_url=args.metrics_url,
         families=FamilyChoices(args.reasoning, args.tool_parser),
+        record=args.record,
+        records_prompts=args.record_prompts,
         header_timeout_s=args.header_timeout_s,
+        slow_reader_s=args.slow_reader_s,
+        collector=None
+        if args.otlp_endpoint is None
+        else Collector.parse("--otlp-endpoint", args.otlp_endpoint),
     )
     return options, gate, args.host, args.port
 

@@ -8,10 +8,13 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from naiad.frontend.request_families import OPENAI_DOOR
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.body_reader import BodyReader
@@ -30,6 +33,11 @@ from naiad.openai_server.openapi import with_description
 from naiad.openai_server.page_routes import PageRoutes
 from naiad.openai_server.route import add_routes
 from naiad.openai_server.streams import StreamWatch
+from naiad.recording.record_file import RecordFile
+from naiad.recording.recorder import Recorder
+from naiad.tracing.exporter import Collector, SpanExporter
+from naiad.tracing.request_trace import Tracer
+from naiad.tracing.span import process_attributes
 
 if TYPE_CHECKING:
     from naiad.openai_server.engines.remote.models import RemoteServer
@@ -53,6 +61,9 @@ class ServerOptions:
         is_lenient: pass over unknown fields of bodies, and count them.
         metrics_url: address of the page of Triton's metrics port; None: the engine's metrics are not shown.
         families: how the families are chosen that say how a model writes.
+        record: the file in which requests are recorded; None: they are not.
+        records_prompts: record prompts and outputs too.
+        collector: gets the spans of requests; None: they are not traced.
         keep_alive_s: a stream that is silent for so long gets a comment.
         slow_reader_s: a client that takes nothing for so long is gone.
         header_timeout_s: a connection that has not sent the headers of a request in this time is closed.
@@ -68,6 +79,9 @@ class ServerOptions:
     is_lenient: bool = False
     metrics_url: str | None = None
     families: FamilyChoices = field(default_factory=FamilyChoices)
+    record: Path | None = None
+    records_prompts: bool = False
+    collector: Collector | None = None
     keep_alive_s: float = 15.0
     slow_reader_s: float = 60.0
     header_timeout_s: float = 30.0
@@ -86,19 +100,25 @@ def make_app(
         connections: watches the connections that it is served on.
     """
     pool = ThreadPoolExecutor(_NUM_THREADS, "openai")
-    models = _models(options, pool)
+    records = None if options.record is None else RecordFile(options.record)
+    models = _models(options, pool, records)
     watch = StreamWatch(options.keep_alive_s, options.slow_reader_s)
     bodies = BodyReader(pool, is_lenient=options.is_lenient)
     guard = Guard(options.allowed_hosts, options.allowed_origins, gate)
     health = HealthRoutes(models, options.deep_health_timeout_s, options.deep_health_cache_s)
-    metrics = MetricsRoutes(models, bodies, watch, TritonMetrics(options.metrics_url), pool)
     around = [] if connections is None else [connections.middleware]
+    spans = None
+    if options.collector is not None:
+        spans = SpanExporter(options.collector, process_attributes("naiad-openai"))
+    fates = [each for each in (spans, records) if each is not None]
+    metrics = MetricsRoutes(models, bodies, watch, TritonMetrics(options.metrics_url), pool, fates)
     app = web.Application(
         middlewares=[*around, metrics.http.middleware, guard.middleware],
         client_max_size=options.max_body_bytes,
     )
     app.on_response_prepare.append(guard.prepare)
-    generate, others = GenerateRoutes(models, bodies, watch), ModelRoutes(models, bodies, pool)
+    generate = GenerateRoutes(models, bodies, watch, None if spans is None else Tracer(spans))
+    others = ModelRoutes(models, bodies, pool)
     engine_watch = EngineWatch(models.get)
     engines = EngineRoutes(models, engine_watch, watch)
     handlers = (generate, others, engines, health, metrics, PageRoutes())
@@ -115,15 +135,20 @@ def make_app(
                 await task
         await health.close()
         await models.close()
+        for each in fates:
+            await asyncio.to_thread(each.close)
         pool.shutdown(wait=False)
 
     app.cleanup_ctx.append(run_beside)
     return app
 
 
-def _models(options: ServerOptions, pool: ThreadPoolExecutor) -> Models:
+def _models(options: ServerOptions, pool: ThreadPoolExecutor, records: RecordFile | None) -> Models:
     if options.remote is None:
-        return LocalModels(options.server_pid, pool, options.families)
+        make_recorder = None
+        if records is not None:
+            make_recorder = partial(Recorder, records, OPENAI_DOOR, with_prompts=options.records_prompts)
+        return LocalModels(options.server_pid, pool, options.families, make_recorder)
     # Imported only where it is used because gRPC takes a while to import.
     from naiad.openai_server.engines.remote.models import RemoteModels
 

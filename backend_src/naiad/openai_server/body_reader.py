@@ -6,16 +6,19 @@ import asyncio
 import logging
 from collections import Counter
 from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TypeVar
 
 from aiohttp import HttpVersion11, web
 
 from naiad.openai_server.api.bodies import RequestBody, parse_body
 from naiad.openai_server.api.errors import APIError
+from naiad.openai_server.large_bodies import LARGE_BYTES, LargeBodies
 from naiad.openai_server.route import CONTINUE
 
 # Larger bodies are parsed outside the event loop, where they hold nobody up.
-_LARGE_BYTES = 64 * 1024
+_SMALL_BYTES = 64 * 1024
+_NUM_BYTES = web.RequestKey("num_bytes", int)
 # Clients choose the names of unknown fields, but may not make the server remember any number of them.
 _MAX_NAME = 80
 _MAX_NAMES = 100
@@ -42,6 +45,7 @@ class BodyReader:
         self._patience_s = patience_s
         self._pool = pool
         self._is_lenient = is_lenient
+        self._large = LargeBodies()
         self.passed_over: Counter[str] = Counter()
 
     async def read(self, request: web.Request, kind: type[Body]) -> Body:
@@ -56,22 +60,46 @@ class BodyReader:
             # What is counted is the answer.
             request.writer.output_size = 0
         try:
-            raw = await asyncio.wait_for(request.read(), self._patience_s)
+            raw = await asyncio.wait_for(self._receive(request), self._patience_s)
         except asyncio.TimeoutError:
             message = f"The body did not come within {self._patience_s:g} s."
             raise APIError(408, message, headers={"Connection": "close"}) from None
         except (web.RequestPayloadError, ConnectionResetError) as error:
             raise APIError(400, f"The body does not end as it should: {error}") from None
-        if len(raw) < _LARGE_BYTES:
+        request[_NUM_BYTES] = len(raw)
+        if len(raw) < _SMALL_BYTES:
             body, passed_over = parse_body(raw, kind, is_lenient=self._is_lenient)
         else:
             loop = asyncio.get_running_loop()
-            body, passed_over = await loop.run_in_executor(
-                self._pool, lambda: parse_body(raw, kind, is_lenient=self._is_lenient)
-            )
+            async with self.turn(request):
+                body, passed_over = await loop.run_in_executor(
+                    self._pool, lambda: parse_body(raw, kind, is_lenient=self._is_lenient)
+                )
         for name in passed_over:
             self._pass_over(name[:_MAX_NAME])
         return body
+
+    def turn(self, request: web.Request) -> AbstractAsyncContextManager[None]:
+        """The time in which what a body asks for may be worked out, such as the tokens of its prompt.
+
+        Large bodies take turns; others need not wait.
+        """
+        return self._large.turn() if request[_NUM_BYTES] >= LARGE_BYTES else nullcontext()
+
+    async def _receive(self, request: web.Request) -> bytes:
+        """Read a body as it comes; one that is large no faster than all of them may come.
+
+        Raises:
+            web.HTTPRequestEntityTooLarge: it is too large.
+        """
+        raw = bytearray()
+        while chunk := await request.content.readany():
+            raw += chunk
+            if len(raw) > request.client_max_size:
+                raise web.HTTPRequestEntityTooLarge(request.client_max_size, len(raw))
+            if len(raw) >= LARGE_BYTES:
+                await self._large.pace(len(chunk))
+        return bytes(raw)
 
     def _pass_over(self, name: str) -> None:
         if name not in self.passed_over:

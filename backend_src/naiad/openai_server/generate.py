@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from naiad.errors import NaiadError
+from naiad.errors import CancelledError, InternalError, NaiadError
 from naiad.openai_server.access.gate import caller_of
 from naiad.openai_server.api.answers import ChatAnswer, ChatChunk, CompletionAnswer, NamedEvent, encode
 from naiad.openai_server.api.anthropic.answers import MessageAnswer, MessageEvent
@@ -21,7 +21,7 @@ from naiad.openai_server.api.anthropic.body import MessageBody, read_message
 from naiad.openai_server.api.anthropic.errors import MessageError
 from naiad.openai_server.api.anthropic.writer import MessageWriter
 from naiad.openai_server.api.bodies import ChatBody, CompletionBody, SamplingBody
-from naiad.openai_server.api.errors import api_error_of
+from naiad.openai_server.api.errors import APIError, api_error_of
 from naiad.openai_server.api.reading import AskedGeneration, RequestReader
 from naiad.openai_server.api.responses.answers import Response, ResponseStreamEvent
 from naiad.openai_server.api.responses.body import ResponseBody, read_response
@@ -32,13 +32,15 @@ from naiad.openai_server.body_reader import BodyReader
 from naiad.openai_server.engines.generation import Generation
 from naiad.openai_server.engines.interface import Models
 from naiad.openai_server.guard import trace_of
-from naiad.openai_server.route import Route
+from naiad.openai_server.route import BEGAN_S, Route
 from naiad.openai_server.streams import DONE, EventStream, StreamWatch, event
 from naiad.tokenization import TokenTable
+from naiad.tracing.request_trace import CHAT, COMPLETION, RequestTrace, Tracer
 
 # How long the headers of a stream wait for the engine's answer: a refusal comes at once and gets a status of
 # its own, and a request in the queue has been admitted.
 _ADMISSION_S = 1.0
+_CLIENT_GONE = (CancelledError.status, "the client is gone")
 
 Body = TypeVar("Body", bound=SamplingBody)
 
@@ -51,11 +53,13 @@ class GenerateRoutes:
         models: the models to choose from.
         bodies: reads bodies.
         watch: watches streams.
+        tracer: begins the traces of requests; None: they are not traced.
     """
 
     models: Models
     bodies: BodyReader
     watch: StreamWatch
+    tracer: Tracer | None = None
 
     def routes(self) -> list[Route]:
         """The routes that these handlers answer."""
@@ -133,13 +137,58 @@ class GenerateRoutes:
         make_writer: Callable[[Body, AskedGeneration, TokenTable, str], Writer],
     ) -> web.StreamResponse:
         answer_id = f"{prefix}{body.request_id or uuid.uuid4().hex}"
+        with self._traced(request, body, answer_id) as trace:
+            return await self._generate(request, body, answer_id, read, make_writer, trace)
+
+    @contextlib.contextmanager
+    def _traced(
+        self, request: web.Request, body: SamplingBody, answer_id: str
+    ) -> Iterator[RequestTrace | None]:
+        """Follow a request until it has been answered, if it is to be traced."""
+        parent = trace_of(request)
+        trace = None
+        if self.tracer is not None:
+            # In front of a remote server only that server knows what its engine does.
+            trace = self.tracer.begin(parent, request[BEGAN_S], shows_phases=self.models.observes)
+        if trace is None:
+            yield None
+            return
+        trace.name(COMPLETION if isinstance(body, CompletionBody) else CHAT, body.model, answer_id)
+        try:
+            yield trace
+        except APIError as error:
+            trace.fail(str(error.status), error.message)
+            raise
+        except NaiadError as error:
+            trace.fail(error.status, str(error))
+            raise
+        except asyncio.CancelledError:
+            trace.fail(*_CLIENT_GONE)
+            raise
+        except Exception as error:
+            trace.fail(InternalError.status, type(error).__name__)
+            raise
+        finally:
+            trace.end()
+
+    async def _generate(
+        self,
+        request: web.Request,
+        body: Body,
+        answer_id: str,
+        read: Callable[[RequestReader, Body, str], AskedGeneration],
+        make_writer: Callable[[Body, AskedGeneration, TokenTable, str], Writer],
+        trace: RequestTrace | None,
+    ) -> web.StreamResponse:
         model = self.models.get(body.model)
         loaded = await model.loaded()
-        caller = caller_of(request)
-        loop, trace = asyncio.get_running_loop(), trace_of(request)
+        caller, context = caller_of(request), trace_of(request) if trace is None else trace.context
+        loop = asyncio.get_running_loop()
 
         def read_as_caller(reader: RequestReader) -> AskedGeneration:
-            asked = replace(read(reader, body, answer_id), trace=trace)
+            asked = replace(read(reader, body, answer_id), context=context, trace=trace)
+            if trace is not None:
+                trace.submit(asked.request, loaded.info.checkpoint.served_name)
             if caller is None:
                 return asked
             owned = caller.own(asked, body.priority)
@@ -147,7 +196,8 @@ class GenerateRoutes:
             loop.call_soon_threadsafe(caller.meter.charge, owned.request.num_prompt_tokens)
             return owned
 
-        asked, generation = await model.begin(loaded, read_as_caller)
+        async with self.bodies.turn(request):
+            asked, generation = await model.begin(loaded, read_as_caller)
         tally = Tally(asked.request, drops_tokens=asked.drops_tokens)
         try:
             writer = make_writer(body, asked, loaded.tokenizer.table, answer_id)
@@ -156,6 +206,8 @@ class GenerateRoutes:
             raw = await _whole(generation, writer, tally)
         finally:
             generation.close()
+            if trace is not None and not tally.is_complete:
+                trace.fail(*_CLIENT_GONE)
             if caller is not None:
                 caller.meter.charge(tally.usage.completion_tokens)
         return await self.watch.answer(request, raw)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import re
 import uuid
 from collections.abc import Awaitable, Callable, Collection
 
@@ -12,18 +10,18 @@ import msgspec
 from aiohttp import web
 
 from naiad.errors import NaiadError
+from naiad.hosts import AllowedHosts
 from naiad.openai_server.access.gate import Gate, caller_of, metered
 from naiad.openai_server.api.anthropic import errors as anthropic
 from naiad.openai_server.api.errors import APIError, api_error_of
-from naiad.openai_server.api.trace_context import TraceContext, read_trace_context
 from naiad.openai_server.route import CONTINUE
+from naiad.tracing.trace_context import TraceContext, read_trace_context
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _REQUEST_ID, _PARENT, _STATE = "x-request-id", "traceparent", "tracestate"
 _MAX_REQUEST_ID = 200
 _ID = web.RequestKey("id", str)
-_HOST = re.compile(r"(?:\[(?P<six>[^\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 _JSON = "application/json"
 _NOT_ENCODED = "identity"
 
@@ -68,7 +66,7 @@ class Guard:
             gate: checks keys; None: nobody needs one.
         """
         self._gate = gate
-        self._hosts = {"localhost", *(name.lower() for name in allowed_hosts)}
+        self._hosts = AllowedHosts(allowed_hosts)
         self._origins = frozenset(allowed_origins)
 
     @web.middleware
@@ -120,11 +118,10 @@ class Guard:
                 do, it expects what the server can not do, or the body is compressed or not declared as JSON
                 (which a page may send only to its own site).
         """
-        sent = request.headers.get("Host", "")
-        host = _name_of(sent)
-        if not (host in self._hosts or _is_address(host)):
+        name = self._hosts.refused_name(request.headers.get("Host", ""))
+        if name is not None:
             expected = "an address, localhost, or a name of --openai-allowed-host"
-            message = f"Host = {(host or sent)[:80]!r} is not allowed: expected {expected}."
+            message = f"Host = {name!r} is not allowed: expected {expected}."
             raise APIError(403, message, code="host_not_allowed")
         if request.method == "OPTIONS" and request.headers.get("Origin") in self._origins:
             raise web.HTTPNoContent
@@ -140,20 +137,6 @@ class Guard:
         if encoding.lower() != _NOT_ENCODED:
             message = f"Content-Encoding = {encoding[:80]!r}: expected a body that is not compressed."
             raise APIError(415, message, code="unsupported_media_type")
-
-
-def _name_of(host: str) -> str:
-    """The name of a Host header, without its port; empty if it is malformed."""
-    found = _HOST.fullmatch(host.strip().lower())
-    return "" if found is None else found["six"] or found["name"]
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> APIError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from aiohttp import web
 
-from naiad.frontend.request_families import DOOR, OPENAI_DOOR
+from naiad.frontend.request_families import DOOR, FATE, OPENAI_DOOR, CountedFates
 from naiad.openai_server.body_reader import BodyReader
 from naiad.openai_server.engines.interface import Models
 from naiad.openai_server.metrics.door_metrics import DoorMetrics
@@ -36,6 +37,7 @@ class MetricsRoutes:
         watch: StreamWatch,
         triton: TritonMetrics,
         pool: Executor,
+        fates: Sequence[CountedFates] = (),
     ) -> None:
         """Set up.
 
@@ -45,7 +47,9 @@ class MetricsRoutes:
             watch: knows the open streams.
             triton: the engine's metrics.
             pool: runs what would hold up the event loop.
+            fates: what else is counted.
         """
+        self._fates = fates
         self.http = HTTPMetrics()
         self._door = DoorMetrics()
         self._models = models
@@ -108,7 +112,7 @@ class MetricsRoutes:
         )
         for name, count in self._bodies.passed_over.items():
             fields.set({"field": name}, count)
-        return [self._cache_config(), streams, triton, fields]
+        return [self._cache_config(), streams, triton, fields, *map(_counted, self._fates)]
 
     def _cache_config(self) -> Values:
         """The family by which gateways learn the size of each KV cache; its value is always 1."""
@@ -123,3 +127,10 @@ class MetricsRoutes:
                 }
                 family.set(labels, 1)
         return family
+
+
+def _counted(each: CountedFates) -> Values:
+    family = Values(each.family, each.description, "counter")
+    for fate, count in each.counts().items():
+        family.set({DOOR: OPENAI_DOOR, FATE: fate}, count)
+    return family

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 import naiad
+from naiad.errors import NaiadError
 from naiad.openai_server.api.answers import (
     DetokenizeAnswer,
     ModelCard,
@@ -27,7 +29,7 @@ from naiad.openai_server.engines.interface import LoadedCheckpoint, Model, Model
 from naiad.openai_server.route import Route
 from naiad.tokenization import decode
 
-_CAPABILITIES = {"completion": True, "chat": True, "logprobs": True, "tools": False, "vision": False}
+_CAPABILITIES = {"completion": True, "chat": True, "vision": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +102,13 @@ class ModelRoutes:
 
     async def list_models(self, _request: web.Request) -> web.Response:
         """Answer `GET /v1/models`."""
-        cards = [card for name, model in self.models.by_name().items() if (card := _card(name, model))]
-        return _json(ModelList(data=cards))
+        cards = [await _card(name, model) for name, model in self.models.by_name().items()]
+        return _json(ModelList(data=[card for card in cards if card is not None]))
 
     async def one_model(self, request: web.Request) -> web.Response:
         """Answer `GET /v1/models/{name}`; a name may hold slashes."""
         name = request.match_info["name"]
-        card = _card(name, self.models.get(name))
+        card = await _card(name, self.models.get(name))
         if card is None:
             raise unknown_model(name)
         return _json(card)
@@ -116,7 +118,8 @@ class ModelRoutes:
         body = await self.bodies.read(request, TokenizeBody)
         loaded = await self.models.get(body.model).loaded()
         loop = asyncio.get_running_loop()
-        ids = await loop.run_in_executor(self.pool, _token_ids, body, loaded)
+        async with self.bodies.turn(request):
+            ids = await loop.run_in_executor(self.pool, _token_ids, body, loaded)
         tokens = LogProbWriter(loaded.tokenizer.table, 0)
         return _json(
             TokenizeAnswer(
@@ -137,9 +140,10 @@ class ModelRoutes:
             raise APIError(400, f"tokens holds {bad}: expected token ids in [0, {size}).", param="tokens")
         table = loaded.tokenizer.table
         loop = asyncio.get_running_loop()
-        text = await loop.run_in_executor(
-            self.pool, lambda: decode(table, body.tokens, skip_special_tokens=False)
-        )
+        async with self.bodies.turn(request):
+            text = await loop.run_in_executor(
+                self.pool, lambda: decode(table, body.tokens, skip_special_tokens=False)
+            )
         return _json(DetokenizeAnswer(text))
 
     async def count_tokens(self, request: web.Request) -> web.Response:
@@ -147,7 +151,8 @@ class ModelRoutes:
         body = await self.bodies.read(request, CountBody)
         loaded = await self.models.get(body.model).loaded()
         loop = asyncio.get_running_loop()
-        count = await loop.run_in_executor(self.pool, num_tokens, loaded.reader, body)
+        async with self.bodies.turn(request):
+            count = await loop.run_in_executor(self.pool, num_tokens, loaded.reader, body)
         return _json(count)
 
     async def version(self, _request: web.Request) -> web.Response:
@@ -165,16 +170,21 @@ def _token_ids(body: TokenizeBody, loaded: LoadedCheckpoint) -> list[int]:
     return encoder.token_ids(written)
 
 
-def _card(name: str, model: Model) -> ModelCard | None:
+async def _card(name: str, model: Model) -> ModelCard | None:
     info = model.info
     if info is None:
         return None
+    takes_tools = False
+    # One whose files can not be read is listed all the same: its requests say why.
+    with contextlib.suppress(NaiadError):
+        loaded = await model.loaded()
+        takes_tools = loaded.reader.grammar.calls is not None and loaded.tokenizer.takes_tools
     return ModelCard(
         id=name,
         created=info.created_s,
         root=info.checkpoint.served_name,
         max_model_len=info.max_model_len,
-        capabilities={**_CAPABILITIES, "logprobs": model.has_token_ids},
+        capabilities={**_CAPABILITIES, "logprobs": model.has_token_ids, "tools": takes_tools},
     )
 
 

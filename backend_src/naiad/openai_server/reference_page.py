@@ -45,7 +45,8 @@ _NOTES = {
     "top_logprobs": "0 … 20; needs `logprobs`",
     "prompt_logprobs": "0 … 20, the number of best tokens at each position of the prompt, besides its own",
     "response_format": "`text`, `json_object`, or `json_schema` with a name and a schema; see below",
-    "structured_outputs": "one of `json`, `json_object`, `regex`, `choice`, `grammar`; see below",
+    "structured_outputs": "one of `json`, `json_object`, `regex`, `choice`, `grammar`, `structural_tag`; see "
+    "below",
     "tools": "at most 128 functions, with 256 KiB; see below",
     "tool_choice": "`auto`, `none`, `required`, or a function by its name; default `auto`",
     "parallel_tool_calls": "default true; false: at most one call",

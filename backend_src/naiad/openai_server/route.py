@@ -48,6 +48,8 @@ class Route:
     failures: Mapping[int, Any] = field(default_factory=dict)
 
 
+# When a request came, on the monotonic clock.
+BEGAN_S = web.RequestKey("began_s", float)
 # The routes of an application.
 ROUTES: web.AppKey[list[Route]] = web.AppKey("routes", list)
 

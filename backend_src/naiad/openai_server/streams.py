@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +22,8 @@ _HEADERS = {
 _WATCH_S = 1.0
 # What is shorter fits into the buffers of the connection, and a client that takes less takes nothing.
 _LONG_BYTES = 64 * 1024
+# The system would take some megabytes, the answers of many minutes, before a client's silence is noticed.
+_SEND_BUFFER_BYTES = 128 * 1024
 
 
 def event(data: bytes, name: str = "") -> bytes:
@@ -57,6 +60,10 @@ class EventStream:
 
     async def open(self) -> None:
         """Send the headers."""
+        transport: Any = self._request.transport
+        connection = None if transport is None else transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         await self._response.prepare(self._request)
 
     async def write(self, data: bytes) -> None:

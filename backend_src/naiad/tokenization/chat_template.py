@@ -13,6 +13,7 @@ import jinja2.meta
 
 from naiad.errors import InvalidRequestError
 from naiad.tokenization.template_sandbox import MAX_RENDER_S, RenderTimeoutError, TemplateSandbox, render
+from naiad.tokenization.tools_in_messages import reads_tools_in_messages, with_tools
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 # As OpenAI's API has it.
@@ -58,13 +59,16 @@ class ChatTemplate:
         self._template: jinja2.Template | None = None
         self._fault: str | None = None
         self._problem = "messages: the checkpoint has no chat template; send text_input"
-        self.takes_tools = False
+        self.takes_tools = self._reads_tools_in_messages = False
         if source is None:
             return
         try:
             sandbox = TemplateSandbox()
             self._template = sandbox.from_string(source)
-            self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(sandbox.parse(source))
+            parsed = sandbox.parse(source)
+            takes_variable = "tools" in jinja2.meta.find_undeclared_variables(parsed)
+            self._reads_tools_in_messages = not takes_variable and reads_tools_in_messages(source, parsed)
+            self.takes_tools = takes_variable or self._reads_tools_in_messages
         except (jinja2.TemplateError, RecursionError) as error:
             self._fault = _shown(error)
             self._problem = f"messages: the checkpoint's chat template can not be used: {self._fault}"
@@ -83,6 +87,8 @@ class ChatTemplate:
         """
         if self._template is None:
             raise InvalidRequestError(self._problem)
+        if self._reads_tools_in_messages:
+            messages = with_tools(messages, options.tools)
         values: dict[str, Any] = {
             **options.template_values,
             **self._values,

@@ -78,7 +78,7 @@ def find() -> tuple[dict[str, Finding], list[str]]:
         "amx_granted": has_amx,
         "physical_cores_usable": usable_cores(),
         "threads": num_threads,
-        "read_gb_per_s": round(read_bandwidth(num_threads) / 1e9, 1),
+        "read_gb_per_s": float(f"{read_bandwidth(num_threads) / 1e9:.3g}"),
         "compiler": command,
         "kernel_cache": str(cache.folder) if cache else "",
         "kernels": f"native {variant.name}" if variant and command else "torch",

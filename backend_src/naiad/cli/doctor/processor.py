@@ -25,9 +25,12 @@ def read_bandwidth(num_threads: int) -> float:
     """The most bytes per second that this many threads have read from memory, measured for about a second."""
     torch.set_num_threads(num_threads)
     values = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
-    best_s, end_s = float("inf"), time.perf_counter() + _READ_S
-    while time.perf_counter() < end_s:
+    best_s, now_s = float("inf"), time.perf_counter()
+    end_s = now_s + _READ_S
+    # Once at least, also where the time is over before the first read has begun.
+    while best_s == float("inf") or now_s < end_s:
         start_s = time.perf_counter()
         values.sum()
-        best_s = min(best_s, time.perf_counter() - start_s)
+        now_s = time.perf_counter()
+        best_s = min(best_s, now_s - start_s)
     return _READ_BYTES / best_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from naiad.cli.checkpoints.fetch import resolve_model
@@ -22,7 +22,7 @@ from naiad.cli.repository.model_entries import (
 from naiad.cli.repository.served_models import SERVED_NAME, ServedModel, top_models
 from naiad.cli.repository.snapshot import RepositorySnapshot
 from naiad.cli.serve.config_file import config_text
-from naiad.cli.serve.openai_process import OpenAIPlan
+from naiad.cli.serve.exposure import LOOPBACK, gate_plan, has_gate, keep_server_ports, warn_if_exposed
 from naiad.cli.serve.options import ASKED_FOR_NONE, OPENAI_PORT, PORTS, add_arguments
 from naiad.cli.serve.ports import KeptPorts
 from naiad.cli.serve.runtime_folder import region_prefix, runtime_folder
@@ -34,6 +34,7 @@ from naiad.cli.serve.server_files import (
     server_environment,
 )
 from naiad.cli.serve.server_paths import plain_repository, use_plain_temporary_directory
+from naiad.cli.serve.side_process import SidePlan
 from naiad.cli.serve.stop_signal import StopSignal
 from naiad.cli.system_checks import (
     MIN_TEMP_BYTES,
@@ -46,25 +47,14 @@ from naiad.config.model_location import checkpoint_name, model_directory, path_o
 from naiad.errors import ConfigError
 from naiad.openai_server.access.key_file import read_key_file
 from naiad.openai_server.access.policy import is_loopback
+from naiad.recording.record_file import RECORD_FILE, RECORD_PROMPTS, prepare
+from naiad.tracing.exporter import OTLP_ENDPOINT, Collector
 
 __all__ = ["add_arguments", "run"]
 
-_EXPOSED = (
-    "{host} is not a loopback address. Anyone who can reach these ports can use the server; "
-    "there is no authentication."
-)
-_EXPOSED_BESIDE_KEYS = " The keys of --api-keys do not protect them."
-_EXPOSED_EXPLICIT = (
-    " With --model-control-mode explicit a key keeps them from running their own code here; it is sent as "
-    "plain text."
-)
 _EXPLICIT = (
     "with --model-control-mode explicit whoever has the key of model control can run their own code on this "
     "machine"
-)
-_EXPOSED_BUNDLED = (
-    " This server is release 24.10, which has published security holes: for anything "
-    "exposed use NVIDIA's current container (docs/container.md)."
 )
 
 
@@ -90,7 +80,15 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     check_space(temporary, MIN_TEMP_BYTES, "the server", "make room, or set TMPDIR to another directory")
     source = find_repository(args.model_repository)
     _check_keys(args)
+    if args.otlp_endpoint is not None:
+        Collector.parse("--otlp-endpoint", args.otlp_endpoint)
+    if args.record is not None:
+        prepare(args.record)
+    elif args.record_prompts:
+        raise ConfigError("--record-prompts", True, "--record FILE with it")
+    is_gated = has_gate(args, is_bundled=args.tritonserver is None)
     ports = kept.keep_each(args.host, {name: getattr(args, f"{name}_port") for name in PORTS})
+    server_host, server_ports = (LOOPBACK, keep_server_ports(kept)) if is_gated else (args.host, ports)
     openai_port = _choose_openai_port(args, kept)
     models = _configured(args, read_repository(source))
     first = _checked_models(models)
@@ -100,14 +98,16 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
         repository = plain_repository(source, place) if snapshot is None else place
         files = _server_files(args.tritonserver, runtime_dir)
         key = _control_key(args)
-        _warn_if_exposed(args, files)
+        warn_if_exposed(args, is_bundled=files.is_bundled, is_gated=is_gated)
         # Imported after the checks because gRPC takes a while to import.
         from naiad.cli.serve.supervisor import SERVER_EXIT_TIMEOUT_S, ServerPlan, Supervisor
 
-        metrics_address = _address(args.host, ports["metrics"])
+        metrics_address = _address(server_host, server_ports["metrics"])
+        beside = [gate_plan(args, ports, server_ports)] if is_gated else []
+        beside += [] if openai_port is None else [_openai_plan(args, openai_port, metrics_address)]
         plan = ServerPlan(
             command=lambda: [
-                *server_command(files, _checked(repository, snapshot), ports, args),
+                *server_command(files, _checked(repository, snapshot), server_host, server_ports, args),
                 *([] if key is None else restrictions(key)),
                 f"--exit-timeout-secs={SERVER_EXIT_TIMEOUT_S}",
                 f"--backend-config=python,shm-region-prefix-name={region_prefix(runtime_dir)}",
@@ -115,15 +115,15 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
             environment=server_environment(os.environ, library_dir),
             runtime_dir=runtime_dir,
             models=None if _is_explicit(args) else models,
-            http_address=_address(args.host, ports["http"]),
-            grpc_address=_address(args.host, ports["grpc"]),
+            http_address=_address(server_host, server_ports["http"]),
+            grpc_address=_address(server_host, server_ports["grpc"]),
             metrics_address=metrics_address,
             start_timeout_s=args.start_timeout_s,
             exit_timeout_s=args.exit_timeout_s,
             is_verbose=args.log_verbose > 0,
             log_format=args.log_format,
             control_key=key,
-            openai=None if openai_port is None else _openai_plan(args, openai_port, metrics_address),
+            beside=beside,
         )
         openai_address = None if openai_port is None else _address(args.openai_host, openai_port)
         say("starting the server")
@@ -139,14 +139,14 @@ def _checked_models(models: Sequence[ModelEntry]) -> ServedModel:
 
 
 def server_command(
-    files: ServerFiles, repository: Path, ports: Mapping[str, int], args: argparse.Namespace
+    files: ServerFiles, repository: Path, host: str, ports: Mapping[str, int], args: argparse.Namespace
 ) -> list[str]:
-    """Return the command line of tritonserver."""
+    """Return the command line of tritonserver, which listens on these ports of the host."""
     command = [str(files.program), f"--model-repository={repository}"]
     if files.backend_directory is not None:
         command.append(f"--backend-directory={files.backend_directory}")
     for name in PORTS:
-        command += [f"--{name}-address={args.host}", f"--{name}-port={ports[name]}"]
+        command += [f"--{name}-address={host}", f"--{name}-port={ports[name]}"]
     command += [
         "--exit-on-error=true",
         # Every config.pbtxt is complete; auto-completion would start each stub twice.
@@ -154,6 +154,19 @@ def server_command(
         f"--log-info={'true' if args.log_verbose else 'false'}",
         f"--log-verbose={args.log_verbose}",
     ]
+    if args.otlp_endpoint is not None:
+        url = Collector.parse("--otlp-endpoint", args.otlp_endpoint).url
+        # Rate 0: only requests that say which trace they belong to; Naiad traces the others itself.
+        command += [
+            f"--trace-config={each}"
+            for each in (
+                "mode=opentelemetry",
+                "level=TIMESTAMPS",
+                "rate=0",
+                f"opentelemetry,url={url}",
+                "opentelemetry,resource=service.name=naiad-triton",
+            )
+        ]
     if _is_explicit(args):
         names = top_models(read_repository(repository))
         command += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in names)]
@@ -191,24 +204,42 @@ def _check_keys(args: argparse.Namespace) -> None:
         )
 
 
-def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> OpenAIPlan:
-    options = [f"--allowed-host={name}" for name in args.openai_allowed_host]
+def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> SidePlan:
+    options = [f"--server-pid={os.getpid()}", f"--host={args.openai_host}", f"--port={port}"]
+    options += [f"--allowed-host={name}" for name in args.openai_allowed_host]
     options += [f"--allowed-origin={origin}" for origin in args.openai_allowed_origin]
     options += [f"--metrics-url=http://{metrics_address}/metrics"]
     options += ["--lenient"] if args.openai_lenient else []
     options += ["--metrics-open"] if args.metrics_open else []
+    options += [f"--record={args.record.absolute()}"] if args.record is not None else []
+    options += ["--record-prompts"] if args.record_prompts else []
+    options += [f"--otlp-endpoint={args.otlp_endpoint}"] if args.otlp_endpoint is not None else []
     options.append(f"--reasoning={args.openai_reasoning}")
     options.append(f"--tool-parser={args.openai_tool_parser}")
     options.append(f"--header-timeout-s={args.openai_header_timeout_s}")
+    options.append(f"--slow-reader-s={args.slow_reader_s}")
     options.append(f"--log-format={args.log_format}")
     has_keys = args.api_keys is not None
     options += [f"--api-keys={args.api_keys.absolute()}"] if has_keys else []
-    return OpenAIPlan(host=args.openai_host, port=port, options=tuple(options), has_keys=has_keys)
+    return SidePlan(
+        name="the OpenAI server",
+        module="naiad.openai_server",
+        host=args.openai_host,
+        port=port,
+        options=tuple(options),
+        has_keys=has_keys,
+        has_models=True,
+    )
 
 
 def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[ModelEntry]:
     """Return the models with the values of the options and the directories of their checkpoints."""
     overrides = chosen_parameters(args)
+    for option, value, key in _telemetry(args):
+        if not all(key in entry.parameters for entry in models if entry.is_engine):
+            expected = f"a model repository whose engines have the parameter {key}: make it again"
+            raise ConfigError(option, value, expected)
+        overrides[key] = value
     if args.model is not None:
         num_engines = sum(entry.is_engine for entry in models)
         if num_engines > 1:
@@ -225,6 +256,16 @@ def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[
             f"no options for {', '.join(sorted(overrides))}: the repository is served as it is",
         )
     return with_directories(models, lambda name, key: model_directory(name, key).resolve())
+
+
+def _telemetry(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    """Yield option, value and the models' parameter for each option of what is told about requests."""
+    if args.otlp_endpoint is not None:
+        yield "--otlp-endpoint", args.otlp_endpoint, OTLP_ENDPOINT
+    if args.record is not None:
+        yield "--record", text_of_path(str(args.record.absolute())), RECORD_FILE
+    if args.record_prompts:
+        yield "--record-prompts", "true", RECORD_PROMPTS
 
 
 def _is_explicit(args: argparse.Namespace) -> bool:
@@ -247,18 +288,6 @@ def _server_files(program: Path | None, runtime_dir: Path) -> ServerFiles:
     if program is not None:
         return installed_server(program)
     return bundled_server(package_directory(), running_python(), runtime_dir / "backends")
-
-
-def _warn_if_exposed(args: argparse.Namespace, files: ServerFiles) -> None:
-    host = args.host
-    if not is_loopback(host):
-        say(
-            _EXPOSED.format(host=host)
-            + (_EXPOSED_BESIDE_KEYS if args.api_keys is not None else "")
-            + (_EXPOSED_EXPLICIT if _is_explicit(args) else "")
-            + (_EXPOSED_BUNDLED if files.is_bundled else ""),
-            "warning",
-        )
 
 
 def _announce(host: str, ports: Mapping[str, int], openai: str | None, first: ServedModel) -> None:

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_repository(parser)
     _add_ports(parser)
+    _add_gate(parser)
     _add_openai(parser)
     _add_running(parser)
     add_engine_arguments(parser, "Each overrides the parameter of the same name in config.pbtxt.")
@@ -77,6 +78,52 @@ def _add_ports(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help="default: %(default)s; 0: any free port",
         )
+
+
+def _add_gate(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--gate",
+        choices=("on", "off"),
+        help="check what clients of Triton's ports send, in a process in front of a server that then listens "
+        "on loopback only (default: on if --host is not a loopback address; docs/security.md)",
+    )
+    add(
+        "--i-accept-known-holes",
+        action="store_true",
+        help="allow --gate off for the bundled server on a --host that others can reach: single requests "
+        "kill it, and its published holes are open",
+    )
+    add(
+        "--gate-allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a host name under which clients reach the gate over HTTP, besides addresses and localhost; may "
+        "be repeated",
+    )
+    add(
+        "--gate-allowed-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="an origin, such as https://chat.example.com, whose pages' requests the gate lets through; may "
+        "be repeated",
+    )
+    add(
+        "--gate-max-body-bytes",
+        type=at_least(1024),
+        default=4 << 20,
+        metavar="N",
+        help="largest body of an HTTP request and largest gRPC message (default: %(default)s)",
+    )
+    add(
+        "--gate-max-connections",
+        type=at_least(1),
+        default=1024,
+        metavar="N",
+        help="HTTP connections, and gRPC calls, at the same time (default: %(default)s)",
+    )
 
 
 def _add_openai(parser: argparse.ArgumentParser) -> None:
@@ -175,6 +222,28 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         default=30,
         metavar="N",
         help="seconds that running requests get to finish on Ctrl-C or SIGTERM (default: %(default)s)",
+    )
+    add(
+        "--slow-reader-s",
+        type=at_least(1),
+        default=60,
+        metavar="N",
+        help="seconds after which the gate and the OpenAI API end a request whose client reads nothing of "
+        "its answer (default: %(default)s)",
+    )
+    add(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="append a line of JSON for each request to this file, which only you may read: parameters, "
+        "seed, time, hashes of prompt and output; `naiad replay` plays it (default: no record)",
+    )
+    add("--record-prompts", action="store_true", help="with --record: also the tokens of prompts and outputs")
+    add(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="the OTLP/HTTP address of a collector, such as http://localhost:4318, which gets the spans of "
+        "requests, and Triton's of those that belong to a trace (default: requests are not traced)",
     )
     add("--log-verbose", type=at_least(0), default=0, metavar="N", help="the server's log level (default: 0)")
     add(

@@ -15,10 +15,10 @@ from naiad.cli.control_key import grpc_metadata
 from naiad.cli.repository.model_entries import ModelEntry
 from naiad.cli.serve.drain import end_requests, num_active
 from naiad.cli.serve.log_limit import LogLimit
-from naiad.cli.serve.openai_process import OpenAIPlan, OpenAIProcess
 from naiad.cli.serve.probes import ProbeFailure, Prober
 from naiad.cli.serve.server_log import ServerLog, find_cause, other_lines
 from naiad.cli.serve.server_process import ServerProcess
+from naiad.cli.serve.side_process import SidePlan, SideProcess
 from naiad.cli.serve.start_watch import StartWatch
 from naiad.cli.serve.stop_signal import StopSignal
 from naiad.cli.serve.watcher import Watcher
@@ -56,7 +56,7 @@ class ServerPlan:
         is_verbose: whether the server's output is shown while it starts.
         log_format: how the server's lines are written.
         control_key: the key of model control; None: clients can not load models.
-        openai: the OpenAI server beside it; None: there is none.
+        beside: the servers beside it: the OpenAI server and the gate.
     """
 
     command: Callable[[], Sequence[str]]
@@ -71,7 +71,7 @@ class ServerPlan:
     is_verbose: bool
     log_format: LogFormat = "text"
     control_key: str | None = None
-    openai: OpenAIPlan | None = None
+    beside: Sequence[SidePlan] = ()
 
 
 class Supervisor:
@@ -82,9 +82,10 @@ class Supervisor:
         self._plan = plan
         self._stop = stop
         self._on_ready = on_ready
-        self._openai = OpenAIProcess(plan.openai) if plan.openai is not None else None
-        if self._openai is not None and self._openai.has_keys:
-            stop.on_reload = self._openai.reload
+        self._beside = [SideProcess(each) for each in plan.beside]
+        for process in self._beside:
+            if process.has_keys:
+                stop.on_reload = process.reload
 
     def run(self) -> int:
         """Serve until a signal arrives; return the exit code.
@@ -92,13 +93,12 @@ class Supervisor:
         Raises:
             StartupError: the first server, or several in a row, did not become ready.
         """
-        if self._openai is None:
-            return self._run()
-        self._openai.start()
         try:
+            for process in self._beside:
+                process.start()
             return self._run()
         finally:
-            self._openai.stop()
+            self._stop_beside()
 
     def _run(self) -> int:
         num_failures = 0
@@ -116,8 +116,8 @@ class Supervisor:
             if self._stop.is_set:
                 return self._stop_starting(server)
             if is_first:
-                if self._openai is not None:
-                    self._openai.wait_until_it_serves(self._stop.wait)
+                for process in self._beside:
+                    process.wait_until_it_serves(self._stop.wait)
                 self._on_ready()
             else:
                 say("the server serves again")
@@ -176,8 +176,8 @@ class Supervisor:
                     return f"it ended by itself with exit code {code}"
                 if watcher.reason is not None:
                     return watcher.reason
-                if self._openai is not None:
-                    self._openai.tend()
+                for process in self._beside:
+                    process.tend()
             return None
         finally:
             watcher.stop()
@@ -206,8 +206,7 @@ class Supervisor:
 
     def _exit(self, server: ServerProcess, *, have_ended: bool) -> int:
         """Make a server without running requests exit; return the exit code."""
-        if self._openai is not None:
-            self._openai.stop()
+        self._stop_beside()
         server.terminate()
         deadline_s = time.monotonic() + SERVER_EXIT_TIMEOUT_S + _STOP_MARGIN_S
         while server.poll() is None:
@@ -217,6 +216,10 @@ class Supervisor:
                 return 0 if have_ended else 1
             time.sleep(0.05)
         return 0
+
+    def _stop_beside(self) -> None:
+        for process in self._beside:
+            process.stop()
 
     def _first_failure(self, prober: Prober) -> ProbeFailure | None:
         """Return why the server does not serve yet; None if it does."""

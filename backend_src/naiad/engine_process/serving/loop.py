@@ -125,7 +125,7 @@ class EngineLoop:
             if self._engine.has_work:
                 for output in self._engine.step():
                     self._route(output)
-                self._connections.gate.arrived([], self._num_waiting_tokens)
+            self._connections.gate.arrived([], self._num_waiting_tokens)
             self._publish(self._stats())
 
     def _wait_s(self) -> float | None:

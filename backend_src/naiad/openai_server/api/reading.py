@@ -14,7 +14,8 @@ from naiad.frontend.field import INT32_MAX, FieldError, Frontend, Kind, shown
 from naiad.frontend.fields import FIELD, fields_at
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import EncodedPrompt, PromptEncoder
-from naiad.frontend.request import GenerateRequest, build_request
+from naiad.frontend.request import GenerateRequest
+from naiad.frontend.request_builder import build_request
 from naiad.openai_server.api.bodies import ChatBody, CompletionBody, GenerationBody, Prompt, TokenizeBody
 from naiad.openai_server.api.chat_prompt import ChatPrompt, read_chat_prompt
 from naiad.openai_server.api.constraints.constraint import Constraint
@@ -23,9 +24,10 @@ from naiad.openai_server.api.errors import APIError, api_error_of, too_long
 from naiad.openai_server.api.parsing.call_finder import CallRules
 from naiad.openai_server.api.parsing.output_parser import OutputGrammar, OutputParser, Section
 from naiad.openai_server.api.refusals import Refusal, refuse
-from naiad.openai_server.api.trace_context import NO_TRACE, TraceContext
 from naiad.sequence import GrammarSpec
 from naiad.tokenization import PLAIN_CHAT, ChatOptions, decode
+from naiad.tracing.request_trace import RequestTrace
+from naiad.tracing.trace_context import NO_TRACE, TraceContext
 
 _FIELDS = fields_at(Frontend.OPENAI)
 _KEY_OF = {field.name: key for key, field in _FIELDS.items()}
@@ -84,7 +86,8 @@ class AskedGeneration:
         begins_in: the section in which they begin.
         calls: which calls of tools are looked for; None: none.
         text_form: the same request for a server that takes text.
-        trace: the trace that it belongs to.
+        context: the trace that it belongs to, for whoever works for it.
+        trace: follows it here; None: it is not traced.
     """
 
     request: GenerateRequest
@@ -95,7 +98,8 @@ class AskedGeneration:
     begins_in: Section = Section.OPEN
     calls: CallRules | None = None
     text_form: TextForm = TextForm()
-    trace: TraceContext = NO_TRACE
+    context: TraceContext = NO_TRACE
+    trace: RequestTrace | None = None
 
     @property
     def reasons(self) -> bool:

@@ -8,13 +8,15 @@ from abc import ABC, abstractmethod
 
 from naiad.errors import NaiadError
 from naiad.openai_server.api.tally import SequenceDelta
+from naiad.tracing.request_trace import RequestTrace
 
 
 class Generation(ABC):
     """The sequences of one request. Any thread may call `add` and `fail`, the event loop the rest."""
 
-    def __init__(self, num_sequences: int) -> None:
-        """Start without deltas of any of the sequences."""
+    def __init__(self, num_sequences: int, trace: RequestTrace | None = None) -> None:
+        """Start without deltas of any of the sequences; `trace` follows the request."""
+        self.trace = trace
         self._lock = threading.Lock()  # guards what arrived and the sequences that have not ended
         self._arrived: list[SequenceDelta] = []
         self._failure: NaiadError | None = None
@@ -35,7 +37,12 @@ class Generation(ABC):
         """End all sequences with this error."""
         with self._lock:
             self._open.clear()
-            self._failure = self._failure or error
+            self._fail(error)
+
+    def _fail(self, error: NaiadError) -> None:
+        self._failure = self._failure or error
+        if self.trace is not None:
+            self.trace.fail(error.status, str(error))
 
     def wake(self) -> None:
         """Tell the waiting reader that something has arrived."""

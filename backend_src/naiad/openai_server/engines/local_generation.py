@@ -14,6 +14,7 @@ from naiad.openai_server.api.tally import SequenceDelta
 from naiad.openai_server.engines.generation import Generation
 from naiad.outputs import RequestOutput
 from naiad.sequence import FinishReason
+from naiad.tracing.request_trace import RequestTrace
 
 
 class LocalGeneration(Generation):
@@ -26,6 +27,7 @@ class LocalGeneration(Generation):
         texts: ChunkTexts,
         abort: Callable[[LocalGeneration, list[int]], None],
         parsers: Sequence[OutputParser] = (),
+        trace: RequestTrace | None = None,
     ) -> None:
         """Set up.
 
@@ -35,8 +37,9 @@ class LocalGeneration(Generation):
             texts: makes text of tokens.
             abort: ends sequences; called in the event loop when the client is gone.
             parsers: one for each sequence; empty: outputs are not taken apart.
+            trace: follows the request.
         """
-        super().__init__(request.num_sequences)
+        super().__init__(request.num_sequences, trace)
         self.request = request
         self.first_id = first_id
         self._texts = texts
@@ -52,6 +55,8 @@ class LocalGeneration(Generation):
         """Take an output of the engine."""
         index = output.sequence_id - self.first_id
         width = self.request.outputs.num_sequences
+        if self.trace is not None:
+            self.trace.take(index // width, output)
         text, parsed = "", None
         if (output.error_status is None and output.token_ids) or output.finish_reason is not None:
             chunk = Chunk(self.request, index // width, index % width, output.sequence_id, (output,))
@@ -62,7 +67,7 @@ class LocalGeneration(Generation):
                 self._open.discard(index)
             error = self._error_of(output)
             if error is not None:
-                self._failure = self._failure or error
+                self._fail(error)
             elif not output.only_started:
                 self._arrived.append(SequenceDelta(index, text, output, parsed))
             self._has_begun |= output.error_status is None

@@ -24,9 +24,13 @@ from naiad.openai_server.engines.interface import LoadedCheckpoint
 from naiad.openai_server.engines.local_generation import LocalGeneration, engine_lost
 from naiad.openai_server.engines.snapshot_desk import NamedSnapshot, SnapshotDesk
 from naiad.outputs import EngineStats, RequestOutput
+from naiad.recording.recorder import Recorder
 from naiad.tokenization import Tokenizer
 
 _LOOK_PATIENCE_S = 0.2
+
+# Makes a recorder of a model, given what returns its name.
+MakeRecorder = Callable[[Callable[[], str]], Recorder]
 
 
 class LocalModel:
@@ -39,6 +43,7 @@ class LocalModel:
         loop: asyncio.AbstractEventLoop,
         pool: Executor,
         families: FamilyChoices,
+        make_recorder: MakeRecorder | None = None,
     ) -> None:
         """Set up; a thread begins to look for the engine.
 
@@ -48,7 +53,9 @@ class LocalModel:
             loop: the event loop that reads generations.
             pool: runs what would hold up the event loop.
             families: how the families are chosen that say how the model writes.
+            make_recorder: makes what records requests; None: they are not recorded.
         """
+        self._recorder = None if make_recorder is None else make_recorder(self._served_name)
         self._families = families
         self.engine = engine
         self.has_token_ids = True
@@ -134,6 +141,9 @@ class LocalModel:
         """Hang up; live generations fail."""
         self._client.close()
 
+    def _served_name(self) -> str:
+        return self.engine if self._loaded is None else self._loaded.info.checkpoint.served_name
+
     def _begin(
         self, loaded: LoadedCheckpoint, read: Callable[[RequestReader], AskedGeneration]
     ) -> tuple[AskedGeneration, LocalGeneration]:
@@ -141,10 +151,14 @@ class LocalModel:
         generation = self._register(asked, loaded.texts)
         requests = asked.request.engine_requests(generation.first_id)
         self.observations.begin(requests, asked.request.outputs.num_return_sequences)
+        if self._recorder is not None:
+            self._recorder.begin(requests)
         try:
             self._client.submit(requests)
         except NaiadError:
             self.observations.forget(requests)
+            if self._recorder is not None:
+                self._recorder.forget(requests)
             self._forget(generation.sequence_ids)
             raise
         return asked, generation
@@ -155,7 +169,7 @@ class LocalModel:
             first_id = next(self._ids)
             for _ in range(request.num_sequences - 1):
                 next(self._ids)
-            generation = LocalGeneration(request, first_id, texts, self._end, asked.parsers())
+            generation = LocalGeneration(request, first_id, texts, self._end, asked.parsers(), asked.trace)
             self._live.update(dict.fromkeys(generation.sequence_ids, generation))
         return generation
 
@@ -183,6 +197,8 @@ class LocalModel:
     def _take_outputs(self, outputs: list[RequestOutput], _stats: EngineStats | None) -> None:
         """Hand a step's outputs to their generations; in the client's thread."""
         self.observations.take_outputs(outputs)
+        if self._recorder is not None:
+            self._recorder.take_outputs(outputs)
         with self._lock:
             places = [self._live.get(output.sequence_id) for output in outputs]
         touched: dict[int, LocalGeneration] = {}
@@ -195,6 +211,8 @@ class LocalModel:
 
     def _lost(self, sequence_ids: list[int]) -> None:
         self.observations.lose(sequence_ids)
+        if self._recorder is not None:
+            self._recorder.lose(sequence_ids)
         with self._lock:
             found = {id(each): each for each in map(self._live.get, sequence_ids) if each is not None}
         for generation in found.values():

@@ -7,32 +7,44 @@ import contextlib
 from concurrent.futures import Executor
 from pathlib import Path
 
-from naiad.engine_process.instance import engine_names
+from naiad.engine_process.instance import claimed_names, engine_names
 from naiad.engine_process.observations import ObservationBatch
 from naiad.engine_process.runtime_dir import runtime_directories_below
 from naiad.openai_server.api.parsing.families import FamilyChoices
-from naiad.openai_server.engines.local_model import LocalModel
+from naiad.openai_server.engines.local_model import LocalModel, MakeRecorder
 from naiad.openai_server.engines.model_names import ModelNames
 
 _LOOK_S = 0.2
+
+# The server's runtime directory, and the name of the `llm` model.
+_Key = tuple[Path, str]
 
 
 class LocalModels:
     """Finds engines by their sockets in the servers' runtime directories. Belongs to the event loop."""
 
-    def __init__(self, server_pid: int, pool: Executor, families: FamilyChoices) -> None:
+    def __init__(
+        self,
+        server_pid: int,
+        pool: Executor,
+        families: FamilyChoices,
+        make_recorder: MakeRecorder | None = None,
+    ) -> None:
         """Set up.
 
         Args:
             server_pid: the process above the servers.
             pool: runs what would hold up the event loop.
             families: how the families are chosen that say how a model writes.
+            make_recorder: makes what records a model's requests; None: they are not recorded.
         """
         self.observes = True
+        self._make_recorder = make_recorder
         self._families = families
         self._server_pid = server_pid
         self._pool = pool
-        self._models: dict[tuple[Path, str], LocalModel] = {}
+        self._models: dict[_Key, LocalModel] = {}
+        self._served_as: dict[_Key, str] = {}
         self._names = ModelNames()
         self._closed: list[LocalModel] = []
 
@@ -45,27 +57,31 @@ class LocalModels:
     async def look(self) -> None:
         """Look once: connect to new engines, and leave those whose server is gone."""
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._pool, self._engines)
+        found, claimed = await loop.run_in_executor(self._pool, self._engines)
         for key in found - self._models.keys():
-            self._models[key] = LocalModel(*key, loop, self._pool, self._families)
-        directories = {directory for directory, _ in found}
+            self._models[key] = LocalModel(*key, loop, self._pool, self._families, self._make_recorder)
+        directories = {directory for directory, _ in found | claimed}
         for key in [
             key for key in self._models if key[0] not in directories and self._models[key].info is None
         ]:
             closed = self._models.pop(key)
+            self._served_as.pop(key, None)
             await loop.run_in_executor(self._pool, closed.close)
             self._closed.append(closed)
+        # An engine that starts again may take minutes to load its weights.
+        self._names.see(self._served_as[key] for key in claimed & self._served_as.keys())
         self.by_name()
 
     def by_name(self) -> dict[str, LocalModel]:
         """Name → model, of those that serve."""
         named: dict[str, LocalModel] = {}
-        for model in self._models.values():
+        for key, model in self._models.items():
             info = model.info
             if info is not None:
                 # Two models of one checkpoint: the second has the name of its `llm` model.
                 taken = info.checkpoint.served_name in named
-                named[model.engine if taken else info.checkpoint.served_name] = model
+                self._served_as[key] = model.engine if taken else info.checkpoint.served_name
+                named[self._served_as[key]] = model
         self._names.see(named)
         return named
 
@@ -96,9 +112,11 @@ class LocalModels:
             with contextlib.suppress(OSError):
                 await loop.run_in_executor(self._pool, model.close)
 
-    def _engines(self) -> set[tuple[Path, str]]:
-        return {
-            (directory, name)
-            for directory in runtime_directories_below(self._server_pid)
-            for name in engine_names(directory)
-        }
+    def _engines(self) -> tuple[set[_Key], set[_Key]]:
+        """The engines that have a socket, and the models that are loaded."""
+        directories = runtime_directories_below(self._server_pid)
+        found, claimed = (
+            {(directory, name) for directory in directories for name in names(directory)}
+            for names in (engine_names, claimed_names)
+        )
+        return found, claimed

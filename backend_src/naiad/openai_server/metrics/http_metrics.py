@@ -9,7 +9,7 @@ from aiohttp import hdrs, web
 
 from naiad.frontend.request_families import DOOR, OPENAI_DOOR, REQUEST_BUCKETS_S
 from naiad.openai_server.metrics.text_format import Family, Histograms, Values
-from naiad.openai_server.route import Handler
+from naiad.openai_server.route import BEGAN_S, Handler
 
 _CLIENT_GONE = 499
 # What clients write must not make metrics: every value of a label is a metric of its own.
@@ -30,7 +30,7 @@ class HTTPMetrics:
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Count the request when it has been answered, or when its client is gone."""
-        begin_s = time.monotonic()
+        begin_s = request[BEGAN_S] = time.monotonic()
         status = 500
         try:
             response = await handler(request)

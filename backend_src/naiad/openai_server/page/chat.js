@@ -8,7 +8,7 @@ import { Settings, storedText, writeStored } from "./settings.js";
 
 const SUGGESTIONS = ["What is the capital of France?", "Explain a KV cache in two sentences.", "Write a haiku about a river."];
 const WIDE = matchMedia("(min-width: 1000px)");
-const ENDS = { length: "cut at the limit", content_filter: "filtered" };
+const ENDS = { length: "cut at the limit", content_filter: "filtered", tool_calls: "calls a tool" };
 const TITLE_LENGTH = 60;
 // Tokens that came together say nothing of speed.
 const LEAST_MEASURED_MS = 20;
@@ -98,7 +98,7 @@ class Chat {
     }
     body.stream = true;
     body.stream_options = { include_usage: true, continuous_usage_stats: true };
-    const message = { role: "assistant", content: "", reasoning: "", model, stats: {}, end: "" };
+    const message = { role: "assistant", content: "", reasoning: "", calls: [], model, stats: {}, end: "" };
     if (body.logprobs) message.tokens = [];
     conversation.messages.push(message);
     conversation.title ||= titleOf(conversation.messages[0].content);
@@ -152,7 +152,7 @@ class Chat {
     const { message, conversation, view } = run;
     const isShown = this.conversation === conversation;
     if (this.running === run) this.running = null;
-    if (!message.content && !message.reasoning && error) {
+    if (!message.content && !message.reasoning && !message.calls.length && error) {
       conversation.messages = conversation.messages.filter((each) => each !== message);
       if (isShown) this.#showMessages();
     } else {
@@ -405,10 +405,19 @@ class Answer {
     for (const { delta = {}, logprobs, finish_reason } of chunk.choices ?? []) {
       message.content += delta.content ?? "";
       message.reasoning += delta.reasoning ?? delta.reasoning_content ?? "";
+      for (const call of delta.tool_calls ?? []) this.#call(call);
       if (logprobs?.content && message.tokens) message.tokens.push(...logprobs.content);
       if (finish_reason && finish_reason !== "stop") message.end = ENDS[finish_reason] ?? finish_reason;
     }
     if (chunk.usage) this.#count(chunk.usage);
+  }
+
+  /** Adds a part of a call: its name comes first, then its arguments piece by piece. */
+  #call({ index, function: part = {} }) {
+    const { calls } = this.message;
+    while (calls.length <= index) calls.push({ name: "", arguments: "" });
+    calls[index].name += part.name ?? "";
+    calls[index].arguments += part.arguments ?? "";
   }
 
   #count(usage) {
@@ -450,7 +459,8 @@ function titleOf(text) {
   return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1)}…` : line;
 }
 
-function announcement({ content, end }) {
-  const words = content.length > 300 ? `${content.slice(0, 300)}…` : content;
+function announcement({ content, calls, end }) {
+  const said = [content, ...calls.map(({ name }) => `Call of ${name}`)].filter(Boolean).join(" · ");
+  const words = said.length > 300 ? `${said.slice(0, 300)}…` : said;
   return `${end === "stopped" ? "Stopped" : "The answer"}: ${words}`;
 }

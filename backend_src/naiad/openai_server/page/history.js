@@ -5,7 +5,7 @@ const ROLES = ["user", "assistant"];
 
 /**
  * A conversation: {id, title, system, isPrivate, changedMs, messages}.
- * A message: {role, content, reasoning, model, stats, end}; what else it holds is not kept.
+ * A message: {role, content, reasoning, calls, model, stats, end}; what else it holds is not kept.
  */
 export function newConversation(system = "", isPrivate = false) {
   const id = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 10)}`;
@@ -57,8 +57,12 @@ export class History {
   }
 }
 
-function kept({ role, content, reasoning, model, stats, end }) {
-  return { role, content, reasoning, model, stats, end };
+function kept({ role, content, reasoning, calls, model, stats, end }) {
+  return { role, content, reasoning, calls, model, stats, end };
+}
+
+function isCall(each) {
+  return typeof each?.name === "string" && typeof each.arguments === "string";
 }
 
 function storedKeys() {
@@ -75,6 +79,7 @@ function read(key) {
     const found = JSON.parse(localStorage.getItem(key));
     if (PREFIX + found.id !== key || !Array.isArray(found.messages)) return null;
     const messages = found.messages.filter((each) => ROLES.includes(each?.role) && typeof each.content === "string");
+    for (const each of messages) each.calls = Array.isArray(each.calls) ? each.calls.filter(isCall) : [];
     const [title, system] = [String(found.title ?? ""), String(found.system ?? "")];
     return { id: found.id, title, system, isPrivate: false, changedMs: Number(found.changedMs) || 0, messages };
   } catch {

@@ -25,7 +25,8 @@ export class MessageView {
       this.tokens = new TokenStrip();
       this.node.append(el("header", {}, who), this.thinking, this.tokens.node);
     }
-    this.node.append(this.body, el("footer", {}, this.buttons, this.figures));
+    this.calls = el("div", { class: "calls" });
+    this.node.append(this.body, this.calls, el("footer", {}, this.buttons, this.figures));
     this.#makeButtons();
     this.update();
   }
@@ -44,6 +45,7 @@ export class MessageView {
     else showMarkdown(this.body, message.content);
     this.thinking.hidden = !message.reasoning;
     showMarkdown(this.reasoning, message.reasoning ?? "");
+    this.calls.replaceChildren(...(message.calls ?? []).map(callNode));
     this.figures.textContent = figuresOf(message);
     this.toggle.hidden = !hasTokens;
   }
@@ -100,6 +102,11 @@ export class MessageView {
     this.buttons.hidden = true;
     area.focus();
   }
+}
+
+/** A call of a tool: what the model wrote, as text. */
+function callNode({ name, arguments: sent }) {
+  return el("section", { "aria-label": `Call of ${name}` }, el("code", {}, name), el("pre", { dir: "auto" }, sent));
 }
 
 function figuresOf({ stats, end }) {

@@ -6,13 +6,13 @@ Each write is an IPC round trip, so a value that did not change is not written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from naiad.engine_process.observations import ObservationBatch
-from naiad.frontend.request_families import OPENAI_DOOR
+from naiad.frontend.request_families import OPENAI_DOOR, CountedFates
 from naiad.outputs import EngineStats
 from naiad.triton_server.metrics.request_metrics import MetricFamilyFactory, RequestMetrics
 
@@ -117,6 +117,7 @@ class Metrics:
         version: str,
         max_model_len: int,
         take_forwarded: Callable[[], ObservationBatch] = ObservationBatch,
+        fates: Sequence[CountedFates] = (),
     ) -> None:
         """Create the families and their metrics.
 
@@ -127,6 +128,7 @@ class Metrics:
             max_model_len: upper end of the buckets of lengths, in tokens.
             take_forwarded: returns what the OpenAI server has observed since the last call. It leaves out
                 the gaps between tokens: to write one costs more than the server spends on a token.
+            fates: what else is counted of the model's requests.
         """
         self._family = family
         self._labels = {"model": model, "version": version}
@@ -143,7 +145,7 @@ class Metrics:
         self._accepted_at = self._add(ACCEPTED_AT, "Accepted draft tokens by their place", "counter")
         self._num_places = 0
         self._last_stats: EngineStats | None = None
-        self._requests = RequestMetrics(family, model, version, max_model_len)
+        self._requests = RequestMetrics(family, model, version, max_model_len, fates=fates)
         self._take_forwarded = take_forwarded
         # Made for the first such request: clients that look for a family by its name alone find one metric.
         self._openai_requests: RequestMetrics | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from naiad.engine_process.observations import ObservationBatch
@@ -14,9 +15,11 @@ from naiad.frontend.request_families import (
     END_LABEL,
     ENDS,
     ENDS_DESCRIPTION,
+    FATE,
     FIRST_TOKEN,
     REASONS,
     TRITON_DOOR,
+    CountedFates,
     HistogramFamily,
     histogram_families,
     values_of,
@@ -43,6 +46,23 @@ class MetricFamilyFactory(Protocol):
         """Return the family of this name and kind."""
 
 
+@dataclass(slots=True)
+class _Fates:
+    """What is counted elsewhere, its counters by fate, and their values."""
+
+    source: CountedFates
+    counters: dict[str, Any]
+    written: dict[str, int] = field(default_factory=dict)
+
+    def write(self) -> None:
+        """Write what has changed."""
+        for fate, count in self.source.counts().items():
+            num_new = count - self.written.get(fate, 0)
+            if num_new:
+                self.counters[fate].increment(num_new)
+                self.written[fate] = count
+
+
 class RequestMetrics:
     """The request metrics of one model to which clients send requests, whichever model owns the engine."""
 
@@ -54,6 +74,7 @@ class RequestMetrics:
         max_model_len: int,
         clock: Callable[[], float] = time.monotonic,
         door: str = TRITON_DOOR,
+        fates: Sequence[CountedFates] = (),
     ) -> None:
         """Create the families and their metrics, labelled with the model and the door.
 
@@ -64,6 +85,7 @@ class RequestMetrics:
             max_model_len: upper end of the buckets of lengths, in tokens.
             clock: returns the time in seconds.
             door: the server by which the requests came.
+            fates: what else is counted.
         """
         self._clock = clock
         # (histogram, value) pairs still to be written. Gaps between tokens are apart because there may be too
@@ -79,6 +101,8 @@ class RequestMetrics:
             reason: ends.Metric(labels=self._labels | {END_LABEL: name}) for reason, name in REASONS.items()
         }
 
+        self._fates = [_Fates(each, self._fate_counters(each)) for each in fates]
+
     def update(self, _stats: EngineStats, batch: ObservationBatch) -> bool:
         """Write the counters, and observations while there is time; the next call begins with the rest.
 
@@ -91,6 +115,8 @@ class RequestMetrics:
             num_ended = sum(ended.reason is reason for ended in batch.ended)
             if num_ended:
                 self._ends[reason].increment(num_ended)
+        for each in self._fates:
+            each.write()
         for ended in batch.ended:
             if ended.has_begun:
                 self._queue += values_of(ended).items()
@@ -110,7 +136,12 @@ class RequestMetrics:
         self._gaps.clear()
         self._histograms.clear()
         self._ends.clear()
+        self._fates.clear()
         self._families.clear()
+
+    def _fate_counters(self, each: CountedFates) -> dict[str, Any]:
+        family = self._add(each.family, each.description, "counter")
+        return {fate: family.Metric(labels=self._labels | {FATE: fate}) for fate in each.counts()}
 
     def _observe(self, pending: Pending, end_s: float) -> None:
         while pending and self._clock() < end_s:

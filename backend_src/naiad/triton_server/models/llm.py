@@ -24,12 +24,14 @@ from naiad.parent_watch import end_with_parent
 from naiad.triton_server.metrics.engine_metrics import Metrics
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, refuse_unknown_keys
+from naiad.triton_server.models.telemetry import TELEMETRY_KEYS, make_telemetry
 from naiad.triton_server.requests.llm import read_request
 from naiad.triton_server.requests.tensors import TritonRequest
 from naiad.triton_server.responses.llm import probe_tensors, response_tensors
 from naiad.triton_server.service.housekeeper import Housekeeper
-from naiad.triton_server.service.llm_service import LLMService, RequestShape
+from naiad.triton_server.service.llm_service import LLMService, RequestShape, Telemetry
 
+_KEYS = ("exclude_input_in_output", "forwarded_headers", *TELEMETRY_KEYS)
 # Time for requests of the engine's other clients to finish; the server does not wait for them.
 _DRAIN_S = 30.0
 
@@ -69,7 +71,7 @@ class LLMModel:
 
     def _start(self, args: dict[str, str]) -> None:
         parameters = pb.model_parameters(args)
-        refuse_unknown_keys(parameters, (*field_names(), "exclude_input_in_output", "forwarded_headers"))
+        refuse_unknown_keys(parameters, (*field_names(), *_KEYS))
         config = _engine_config(parameters)
         self._is_decoupled = pb.is_decoupled(args)
         self._output_order = pb.output_order(args)
@@ -77,7 +79,7 @@ class LLMModel:
         self._instance, self._number_lock = claim_instance(os.getppid(), name)
         end_with_parent(lambda: remove_runtime_directory(self._instance.directory))
         try:
-            self._start_engine(config)
+            self._start_engine(config, make_telemetry(parameters, name, self._served_name))
         except NaiadError:
             self._number_lock.release()
             raise
@@ -97,13 +99,21 @@ class LLMModel:
             self._service,
             self._instance.metrics_lock(version),
             lambda: Metrics(
-                pb.metric_family, name, version, info.max_model_len, self._service.forwarded.take
+                pb.metric_family,
+                name,
+                version,
+                info.max_model_len,
+                self._service.forwarded.take,
+                self._service.fates,
             ),
         )
         self._ack_reader = threading.Thread(target=self._read_acks, name="naiad-acks", daemon=True)
         self._ack_reader.start()
 
-    def _start_engine(self, config: EngineConfig) -> None:
+    def _served_name(self) -> str:
+        return self._client.info.checkpoint.served_name
+
+    def _start_engine(self, config: EngineConfig, telemetry: Telemetry) -> None:
         instance = self._instance
         self._client = EngineClient(config, instance.engine_socket, self._take_outputs, self._engine_lost)
         # A model with one response for each request cannot send probes: its rows end without
@@ -113,7 +123,9 @@ class LLMModel:
             build=response_tensors,
             build_probe=probe_tensors if self._is_decoupled else None,
         )
-        self._service = LLMService(self._client, pb.log_error, instance.draw_first_id, shape)
+        self._service = LLMService(
+            self._client, pb.log_error, instance.draw_first_id, shape, telemetry=telemetry
+        )
         self._client.on_stop = self._service.cancel_requests
         self._client.on_observed = self._service.forwarded.add
         self._client.start()

@@ -21,10 +21,11 @@ from naiad.tokenization import Tokenizer
 from naiad.triton_server.metrics.request_metrics import RequestMetrics
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, read_count, refuse_unknown_keys
+from naiad.triton_server.models.telemetry import TELEMETRY_KEYS, make_telemetry
 from naiad.triton_server.requests.tensors import TritonRequest
 from naiad.triton_server.responses.stream import Sender
 from naiad.triton_server.service.housekeeper import Housekeeper
-from naiad.triton_server.service.llm_service import LLMService, RequestShape
+from naiad.triton_server.service.llm_service import LLMService, RequestShape, Telemetry
 
 _KEYS = (
     "model_dir",
@@ -33,6 +34,7 @@ _KEYS = (
     "max_model_len",
     "llm_model_name",
     "forwarded_headers",
+    *TELEMETRY_KEYS,
 )
 
 
@@ -108,22 +110,44 @@ class TextFrontend(ABC):
         )
         shape = self.make_shape(encoder, parameters)
         llm_name = parameters.get("llm_model_name") or "llm"
-        self._open(args["model_name"], args["model_version"], llm_name, shape)
+        name = args["model_name"]
+        telemetry = make_telemetry(parameters, name, self._served_name)
+        self._open(name, args["model_version"], llm_name, shape, telemetry)
 
-    def _open(self, name: str, version: str, llm_name: str, shape: RequestShape) -> None:
+    def _served_name(self) -> str | None:
+        info = self._client.info
+        return None if info is None else info.checkpoint.served_name
+
+    def _open(
+        self,
+        name: str,
+        version: str,
+        llm_name: str,
+        shape: RequestShape,
+        telemetry: Telemetry,
+    ) -> None:
         self._instance, self._number_lock = claim_instance(os.getppid(), name)
         end_with_parent(lambda: remove_runtime_directory(self._instance.directory))
         self._client = AttachedClient(
             self._instance.directory, llm_name, self._take_outputs, self._lost, self._cancel
         )
         self._num_drawn_ids = 0
-        self._service = LLMService(self._client, pb.log_error, self._draw_first_id, shape, owns_engine=False)
+        self._service = LLMService(
+            self._client,
+            pb.log_error,
+            self._draw_first_id,
+            shape,
+            owns_engine=False,
+            telemetry=telemetry,
+        )
         # If the engine is already serving, it is found before the first request.
         self._client.start(_PATIENCE_S)
         self._housekeeper = Housekeeper(
             self._service,
             self._instance.metrics_lock(version),
-            lambda: RequestMetrics(pb.metric_family, name, version, self._own_limits.max_model_len),
+            lambda: RequestMetrics(
+                pb.metric_family, name, version, self._own_limits.max_model_len, fates=self._service.fates
+            ),
         )
 
     def _draw_first_id(self, num_sequences: int) -> int:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from naiad.errors import InvalidRequestError
 from naiad.frontend.field import Field, Frontend, Kind
 from naiad.frontend.fields import FIELDS, fields_at, known_parameters
+from naiad.tracing.trace_context import TraceContext, read_trace_context
 
 Array = npt.NDArray[Any]
 
@@ -49,6 +50,9 @@ class RequestSource(Protocol):
     def tensors(self) -> Mapping[str, Array]:
         """The input tensors by name, batch dimension included."""
 
+    def trace_context(self) -> TraceContext:
+        """The trace that the request belongs to."""
+
 
 class TritonRequest:
     """A `pb_utils.InferenceRequest`, read as a `RequestSource`."""
@@ -75,6 +79,11 @@ class TritonRequest:
     def tensors(self) -> dict[str, Array]:
         """All input tensors, batch dimension included."""
         return {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
+
+    def trace_context(self) -> TraceContext:
+        """The trace that the request belongs to, as the server passes it on."""
+        headers = json.loads(self._request.trace().get_context() or "{}")
+        return read_trace_context([headers.get("traceparent", "")], [headers.get("tracestate", "")])
 
 
 def sent_rows(

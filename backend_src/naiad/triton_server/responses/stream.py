@@ -20,6 +20,7 @@ from naiad.errors import NaiadError, error_with_status
 from naiad.frontend.chunks import Chunk, merged
 from naiad.frontend.request import GenerateRequest
 from naiad.outputs import RequestOutput
+from naiad.tracing.request_trace import RequestTrace
 
 WINDOW = 2
 ERROR_PATIENCE_S = 1.5
@@ -117,6 +118,7 @@ class ResponseStream:
     sender: Sender
     rows: list[StreamRow]
     has_detokenizer: bool
+    trace: RequestTrace | None = None
     error: NaiadError | None = None
     error_since_s: float = 0.0
     last_sent_s: float = field(default_factory=time.monotonic)
@@ -132,6 +134,8 @@ class ResponseStream:
         Passed deadlines end it with an error only if none of its sequences has started; otherwise each
         sequence ends with the tokens that it has.
         """
+        if self.trace is not None:
+            self.trace.take(row.index, output)
         with self.lock:
             if error is not None:
                 self._fail(error)
@@ -152,6 +156,8 @@ class ResponseStream:
     def _fail(self, error: NaiadError) -> None:
         if self.error is None and not self.is_closed:
             self.error = error
+            if self.trace is not None:
+                self.trace.fail(error.status, str(error))
             self.error_since_s = time.monotonic()
 
     def acknowledge(self, row: StreamRow, num_chunks: int) -> bool:

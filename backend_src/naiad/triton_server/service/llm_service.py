@@ -21,8 +21,11 @@ from naiad.engine_process.observations import ForwardedObservations, Observation
 from naiad.errors import CancelledError, InternalError, NaiadError, UnavailableError, error_with_status
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.request import GenerateRequest, StopRequest
+from naiad.frontend.request_families import CountedFates
 from naiad.outputs import EngineStats, RequestOutput
+from naiad.recording.recorder import Recorder
 from naiad.sequence import EngineRequest, FinishReason
+from naiad.tracing.request_trace import COMPLETION, RequestTrace, Tracer
 from naiad.triton_server.requests.tensors import RequestSource
 from naiad.triton_server.responses.stream import (
     BeamRow,
@@ -84,6 +87,32 @@ class EngineConnection(Protocol):
         """Have the engine's other clients cancel their requests of this id."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """How a model's requests are traced.
+
+    Attributes:
+        tracer: begins their traces.
+        model: returns the name of the model that answers.
+    """
+
+    tracer: Tracer
+    model: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What is told about a model's requests.
+
+    Attributes:
+        tracing: how they are traced; None: they are not.
+        recorder: records them; None: they are not recorded.
+    """
+
+    tracing: Tracing | None = None
+    recorder: Recorder | None = None
+
+
 class LLMService:
     """Owns every live request until its FINAL has been sent."""
 
@@ -94,6 +123,7 @@ class LLMService:
         draw_first_id: Callable[[int], int],
         shape: RequestShape,
         owns_engine: bool = True,
+        telemetry: Telemetry | None = None,
     ) -> None:
         """Start the sender threads.
 
@@ -105,7 +135,10 @@ class LLMService:
             shape: how the model reads requests and writes responses.
             owns_engine: whether the engine reports every step to it, including those for other models'
                 requests.
+            telemetry: what is told about requests; None: nothing.
         """
+        self._tracing = None if telemetry is None else telemetry.tracing
+        self._recorder = None if telemetry is None else telemetry.recorder
         self._shape = shape
         self._owns_engine = owns_engine
         self._draw_first_id = draw_first_id
@@ -133,6 +166,7 @@ class LLMService:
 
     def accept(self, source: RequestSource, sender: Sender, limits: ModelLimits) -> None:
         """Send a request's rows to the engine, or an error and FINAL to its client. Never raises."""
+        trace = self._begin_trace(source)
         try:
             request = self._shape.read(source, limits)
             if isinstance(request, StopRequest):
@@ -141,11 +175,11 @@ class LLMService:
                     self._engine.stop_others(request.request_id)
                 sender.send(None, final=True)
             else:
-                self._start(request, sender)
+                self._start(request, sender, trace)
         except NaiadError as error:
-            sender.send_error(error)
+            self._refuse(sender, error, trace)
         except Exception as error:  # noqa: BLE001 — only this request fails
-            sender.send_error(self._internal_error(error))
+            self._refuse(sender, self._internal_error(error), trace)
 
     def take_outputs(self, outputs: Iterable[RequestOutput], stats: EngineStats | None) -> None:
         """Add each output to its stream; if `stats` is None, the previous stats remain valid."""
@@ -153,6 +187,8 @@ class LLMService:
         has_worked = self._has_work
         # Before the stats, so that the observations include every request that the stats count.
         self.observations.take_outputs(outputs)
+        if self._recorder is not None:
+            self._recorder.take_outputs(outputs)
         if stats is not None:
             self._stats.take(stats)
             self._pace.take(stats, time.monotonic())
@@ -189,6 +225,8 @@ class LLMService:
     def engine_lost(self, sequence_ids: Collection[int] | None = None) -> None:
         """End the streams of these sequences (None: all) with an error: their engine process has ended."""
         self.observations.lose(sequence_ids)
+        if self._recorder is not None:
+            self._recorder.lose(sequence_ids)
         self._stats.lose()
         self._has_news.set()
         with self._lock:
@@ -237,6 +275,12 @@ class LLMService:
         self._has_news.clear()
         return has_news
 
+    @property
+    def fates(self) -> list[CountedFates]:
+        """What is sent and written of its requests beside their answers."""
+        spans = [] if self._tracing is None else [self._tracing.tracer.exporter]
+        return [*spans, *([] if self._recorder is None else [self._recorder.file])]
+
     def open_streams(self) -> list[ResponseStream]:
         """The streams whose FINAL has not been sent."""
         with self._lock:
@@ -248,11 +292,31 @@ class LLMService:
             stream.fail(UnavailableError("the server is stopping"))
             self._senders.schedule(stream)
         self._senders.close()
+        if self._tracing is not None:
+            self._tracing.tracer.exporter.close()
+        if self._recorder is not None:
+            self._recorder.file.close()
 
-    def _start(self, request: GenerateRequest, sender: Sender) -> None:
+    def _begin_trace(self, source: RequestSource) -> RequestTrace | None:
+        if self._tracing is None:
+            return None
+        trace = self._tracing.tracer.begin(source.trace_context(), time.monotonic())
+        if trace is not None:
+            trace.name(COMPLETION, self._tracing.model())
+        return trace
+
+    def _refuse(self, sender: Sender, error: NaiadError, trace: RequestTrace | None) -> None:
+        sender.send_error(error)
+        if trace is not None:
+            trace.fail(error.status, str(error))
+            trace.end()
+
+    def _start(self, request: GenerateRequest, sender: Sender, trace: RequestTrace | None) -> None:
         rows = new_stream_rows(request, self._draw_first_id)
         has_detokenizer = self._shape.has_detokenizer and request.rows[0].text is not None
-        stream = ResponseStream(request, sender, rows, has_detokenizer)
+        stream = ResponseStream(request, sender, rows, has_detokenizer, trace)
+        if trace is not None and self._tracing is not None:
+            trace.submit(request, self._tracing.model())
         with self._lock:
             if not self._streams:
                 self._has_news.set()
@@ -260,10 +324,14 @@ class LLMService:
                 self._streams.update(dict.fromkeys(row.sequence_ids, (stream, row)))
         asked = request.engine_requests(rows[0].sequence_id)
         self.observations.begin(asked, request.outputs.num_return_sequences)
+        if self._recorder is not None:
+            self._recorder.begin(asked)
         try:
             self._engine.submit(asked)
         except Exception as error:  # noqa: BLE001 — a registered request ends by its stream
             self.observations.forget(asked)
+            if self._recorder is not None:
+                self._recorder.forget(asked)
             # The loss of the engine may have failed the stream already; `fail` keeps the first error.
             stream.fail(error if isinstance(error, NaiadError) else self._internal_error(error))
             self._senders.schedule(stream)
@@ -291,6 +359,8 @@ class LLMService:
         except Exception as error:  # noqa: BLE001 — only this stream ends
             self._log_error(f"naiad: sending a response failed with {type(error).__name__}: {error}")
             self._abort_rest(stream)
+            if stream.trace is not None:
+                stream.trace.fail(InternalError.status, type(error).__name__)
             stream.is_closed = True
             # Fails if FINAL has been sent already, or if nothing can be sent.
             with contextlib.suppress(Exception):
@@ -306,6 +376,8 @@ class LLMService:
         return error_with_status(output.error_status or "INTERNAL", output.error_message)
 
     def _forget(self, stream: ResponseStream) -> None:
+        if stream.trace is not None:
+            stream.trace.end()
         with self._lock:
             for row in stream.rows:
                 for sequence_id in row.sequence_ids:

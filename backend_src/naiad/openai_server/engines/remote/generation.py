@@ -32,13 +32,13 @@ class RemoteGeneration(Generation):
             asked: what they ask for.
             requests: the arguments of an inference for each prompt.
         """
-        super().__init__(asked.request.num_sequences)
+        super().__init__(asked.request.num_sequences, asked.trace)
         self._client = client
-        width = asked.request.outputs.num_sequences
-        self._firsts = {each["request_id"]: index * width for index, each in enumerate(requests)}
+        self._width = asked.request.outputs.num_sequences
+        self._firsts = {each["request_id"]: index * self._width for index, each in enumerate(requests)}
         self._stop_words: list[str] = list(asked.text_form.fields.get("stop_words", ()))
         self._parsers = asked.parsers()
-        self._trace = asked.trace
+        self._context = asked.context
         # Without a reference the event loop may forget a task.
         self._reading = asyncio.get_running_loop().create_task(self._read(requests))
 
@@ -48,7 +48,7 @@ class RemoteGeneration(Generation):
             self._reading.cancel()
 
     async def _read(self, requests: Sequence[Mapping[str, Any]]) -> None:
-        stream = self._client.stream_infer(_each(requests), headers=dict(self._trace.headers))
+        stream = self._client.stream_infer(_each(requests), headers=dict(self._context.headers))
         try:
             async for result, error in stream:
                 if error is not None:
@@ -77,6 +77,8 @@ class RemoteGeneration(Generation):
         delta = read_response(result, self._firsts[response.id], self._stop_words)
         if self._parsers and not self._parsers[delta.index].has_only_content_left:
             delta = parsed(delta, self._parsers[delta.index])
+        if self.trace is not None:
+            self.trace.take(delta.index // self._width, delta.output)
         self.add(delta)
 
 

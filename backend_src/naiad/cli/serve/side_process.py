@@ -1,4 +1,4 @@
-"""The OpenAI server beside the Triton server: started, started again when it ends, and stopped."""
+"""A server beside the Triton server: started, started again when it ends, and stopped."""
 
 from __future__ import annotations
 
@@ -29,26 +29,32 @@ _STABLE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAIPlan:
+class SidePlan:
     """What the server is started with.
 
     Attributes:
-        host: address to listen on.
-        port: port to listen on.
-        options: further options of `naiad.openai_server`.
+        name: what it is, for messages.
+        module: the Python module that it runs.
+        host: address that it listens on.
+        port: port that it listens on.
+        options: the module's options.
         has_keys: whether it reads a file of keys, and reads it again on SIGHUP.
+        has_models: whether it serves the engines' models, and says at /health that it has one.
     """
 
+    name: str
+    module: str
     host: str
     port: int
     options: tuple[str, ...] = ()
     has_keys: bool = False
+    has_models: bool = False
 
 
-class OpenAIProcess:
-    """One OpenAI server at a time. Its requests use the engines of every Triton server below this process."""
+class SideProcess:
+    """One such server at a time."""
 
-    def __init__(self, plan: OpenAIPlan) -> None:
+    def __init__(self, plan: SidePlan) -> None:
         """Set up; `start` starts it."""
         self._plan = plan
         self._num_failures = 0
@@ -64,8 +70,7 @@ class OpenAIProcess:
     def start(self) -> None:
         """Start it, without waiting."""
         self._started_s = time.monotonic()
-        command = [sys.executable, "-m", "naiad.openai_server", f"--server-pid={os.getpid()}"]
-        command += [f"--host={self._plan.host}", f"--port={self._plan.port}", *self._plan.options]
+        command = [sys.executable, "-m", self._plan.module, *self._plan.options]
         # It would end by a SIGHUP that comes before its handler: the signal stays blocked until then.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
@@ -86,7 +91,7 @@ class OpenAIProcess:
             self._process.send_signal(signal.SIGHUP)
 
     def wait_until_it_serves(self, stop: Callable[[float], bool]) -> None:
-        """Wait until it accepts connections and, where there are engines, lists its first model.
+        """Wait until it accepts connections and, if it has models and there are engines, lists the first.
 
         If no model comes in time a warning says so: Triton's own ports may serve all the same.
 
@@ -97,10 +102,12 @@ class OpenAIProcess:
             StartupError: it ended, or does not listen in time.
         """
         if not self._wait_for(self._listens, _START_TIMEOUT_S, stop):
-            raise StartupError(f"the OpenAI server did not start on {self._plan.host}:{self._plan.port}")
-        if _has_engines() and not self._wait_for(self._lists_a_model, FIRST_MODEL_TIMEOUT_S, stop):
+            raise StartupError(self._failure)
+        if not self._plan.has_models or not _has_engines():
+            return
+        if not self._wait_for(self._lists_a_model, FIRST_MODEL_TIMEOUT_S, stop):
             say(
-                f"the OpenAI server has no model {FIRST_MODEL_TIMEOUT_S:g} s after the Triton server is "
+                f"{self._plan.name} has no model {FIRST_MODEL_TIMEOUT_S:g} s after the Triton server is "
                 "ready: its requests get status 503 until it reaches an engine",
                 "warning",
             )
@@ -116,13 +123,16 @@ class OpenAIProcess:
         while not holds():
             code = self._process.poll()
             if code is not None:
-                address = f"{self._plan.host}:{self._plan.port}"
-                raise StartupError(f"the OpenAI server did not start on {address}: exit code {code}")
+                raise StartupError(f"{self._failure}: exit code {code}")
             if time.monotonic() > deadline_s:
                 return False
             if stop(_POLL_S):
                 break
         return True
+
+    @property
+    def _failure(self) -> str:
+        return f"{self._plan.name} did not start on {self._plan.host}:{self._plan.port}"
 
     def tend(self) -> None:
         """Start it again if it has ended, after a pause that grows with each failure in a row."""
@@ -133,7 +143,7 @@ class OpenAIProcess:
             self._num_failures = 1 if is_stable else self._num_failures + 1
             self._next_start_s = now_s + pause_s
             say(
-                f"restarting the OpenAI server: it ended with exit code {self._process.returncode}",
+                f"restarting {self._plan.name}: it ended with exit code {self._process.returncode}",
                 "warning",
             )
             self._process = None

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-[\x21-\x7e]*)?")
 _VERSION, _NO_VERSION = "00", "ff"
 _MAX_PARENT = 200
+# The flag of `traceparent`.
+_SAMPLED = 1
 _MEMBER = re.compile(
     r"[a-z0-9][a-z0-9_*/@-]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 )
@@ -28,6 +30,21 @@ class TraceContext:
 
     parent: str = ""
     state: str = ""
+
+    @property
+    def trace_id(self) -> str:
+        """The id of the trace."""
+        return self.parent[3:35]
+
+    @property
+    def span_id(self) -> str:
+        """The id of the span that caused the request."""
+        return self.parent[36:52]
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether whoever sent the request may record the trace, and so its spans are wanted."""
+        return bool(int(self.parent[53:55] or "0", 16) & _SAMPLED)
 
     @property
     def headers(self) -> Mapping[str, str]:

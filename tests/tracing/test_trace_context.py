@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from naiad.openai_server.api.trace_context import NO_TRACE, TraceContext, read_trace_context
+from naiad.tracing.trace_context import NO_TRACE, TraceContext, read_trace_context
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

@@ -8,14 +8,15 @@ import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from helpers.engine_harness import Recorder, fake_command
 from helpers.ports import free_port
-from naiad.cli.serve import openai_process
-from naiad.cli.serve.openai_process import OpenAIPlan, OpenAIProcess
+from naiad.cli.serve import side_process
+from naiad.cli.serve.side_process import SidePlan, SideProcess
 from naiad.config import EngineConfig
 from naiad.engine_process import EngineClient
 from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory
@@ -24,7 +25,9 @@ from naiad.errors import StartupError
 HOST = "127.0.0.1"
 ENGINE = "llm.0.engine"
 
-Start = Callable[..., OpenAIProcess]
+PLAN = partial(SidePlan, name="the OpenAI server", module="naiad.openai_server", has_models=True)
+
+Start = Callable[..., SideProcess]
 
 
 @pytest.fixture
@@ -42,10 +45,12 @@ def port() -> int:
 
 @pytest.fixture
 def start(port: int) -> Iterator[Start]:
-    started: list[OpenAIProcess] = []
+    started: list[SideProcess] = []
 
-    def run(*options: str) -> OpenAIProcess:
-        started.append(OpenAIProcess(OpenAIPlan(host=HOST, port=port, options=options)))
+    common = (f"--server-pid={os.getpid()}", f"--host={HOST}", f"--port={port}")
+
+    def run(*options: str) -> SideProcess:
+        started.append(SideProcess(PLAN(host=HOST, port=port, options=(*common, *options))))
         started[-1].start()
         return started[-1]
 
@@ -105,7 +110,7 @@ def test_without_an_engine_it_is_ready_when_it_listens(
 def test_a_model_that_does_not_come_is_a_warning(
     start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(openai_process, "FIRST_MODEL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(side_process, "FIRST_MODEL_TIMEOUT_S", 0.5)
     start().wait_until_it_serves(go_on)
     assert "warning: the OpenAI server has no model 0.5 s after" in capfd.readouterr().err
 

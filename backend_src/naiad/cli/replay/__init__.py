@@ -1,0 +1,1 @@
+"""`naiad replay`."""

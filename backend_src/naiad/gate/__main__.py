@@ -1,0 +1,87 @@
+"""Runs the gate: `python -m naiad.gate --host H --http-port N …`. `naiad serve` starts it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+import grpc.aio
+
+from naiad.gate.limits import Limits
+from naiad.gate.serving import GateOptions, Ports, serve
+from naiad.log_lines import LOG_FORMATS, LineFormatter, LogFormat
+from naiad.parent_watch import end_with_parent
+
+logger = logging.getLogger("naiad.gate")
+
+
+def parse(arguments: Sequence[str]) -> tuple[GateOptions, LogFormat]:
+    """Return the settings and the form of the log; exits on a bad option."""
+    parser = argparse.ArgumentParser(prog="naiad.gate", description=__doc__)
+    add = parser.add_argument
+    default = Limits()
+    add("--host", required=True, help="address to listen on")
+    for name in ("http", "grpc", "metrics"):
+        add(f"--{name}-port", type=int, required=True, help="port to listen on")
+        add(f"--server-{name}-port", type=int, required=True, help="the server's port, on loopback")
+    add("--allowed-host", action="append", default=[], help="a name that a request's Host may have")
+    add("--allowed-origin", action="append", default=[], help="an origin whose pages may ask")
+    add("--model-control", action="store_true", help="models may be loaded and unloaded")
+    add("--max-body-bytes", type=int, default=default.max_body_bytes, help="largest body or message")
+    add("--max-connections", type=int, default=default.max_connections, help="at the same time, of each port")
+    add(
+        "--slow-reader-s",
+        type=float,
+        default=default.slow_reader_s,
+        help="a client that takes nothing is gone",
+    )
+    add("--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="how lines are written")
+    args = parser.parse_args(arguments)
+    limits = Limits(
+        max_body_bytes=args.max_body_bytes,
+        max_connections=args.max_connections,
+        slow_reader_s=args.slow_reader_s,
+    )
+    options = GateOptions(
+        host=args.host,
+        ports=Ports(http=args.http_port, grpc=args.grpc_port, metrics=args.metrics_port),
+        server=Ports(
+            http=args.server_http_port, grpc=args.server_grpc_port, metrics=args.server_metrics_port
+        ),
+        allowed_hosts=tuple(args.allowed_host),
+        allowed_origins=tuple(args.allowed_origin),
+        has_model_control=args.model_control,
+        limits=limits,
+    )
+    return options, args.log_format
+
+
+def main() -> int:
+    """Parse the command line and serve."""
+    options, log_format = parse(sys.argv[1:])
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter(log_format, "naiad gate"))
+    handler.addFilter(_is_worth_a_line)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    end_with_parent(lambda: None)
+    # Ctrl-C reaches the terminal's whole process group; the process above stops this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        asyncio.run(serve(options))
+    except OSError as error:
+        logger.error("%s can not be listened on: %s", options.host, error.strerror)
+        return 1
+    return 0
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether a record is not about a client that has gone, with which it could fill the log."""
+    return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

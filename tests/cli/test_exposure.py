@@ -1,0 +1,75 @@
+"""When the gate stands in front of the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from naiad.cli.main import main
+from naiad.gate.__main__ import parse
+
+ANYWHERE = "0.0.0.0"
+EXPOSED = ("--host", ANYWHERE)
+
+
+def last_line(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """The last line of a `naiad serve` that does not start; at the latest there is no such model."""
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--openai-port", "off"]
+    assert main(["serve", "--model", "/no/such/model", *ports, *options]) == 1
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def is_allowed(line: str) -> bool:
+    return "/no/such/model" in line
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--gate", "off"),
+        ("--gate", "on"),
+        EXPOSED,
+        (*EXPOSED, "--gate", "on"),
+        (*EXPOSED, "--gate", "off", "--i-accept-known-holes"),
+        (*EXPOSED, "--gate", "off", "--tritonserver", "/bin/true"),
+    ],
+)
+def test_allowed(capsys: pytest.CaptureFixture[str], options: tuple[str, ...]) -> None:
+    assert is_allowed(last_line(capsys, *options))
+
+
+def test_the_bundled_server_is_not_exposed_by_accident(capsys: pytest.CaptureFixture[str]) -> None:
+    line = last_line(capsys, *EXPOSED, "--gate", "off")
+    assert "--gate = 'off': expected on, or --i-accept-known-holes with it" in line
+    assert ANYWHERE in line
+
+
+def test_the_gates_own_options() -> None:
+    ports = [f"--{end}={number}" for number, end in enumerate(PORT_OPTIONS, 1)]
+    limits = ["--max-body-bytes=5000", "--max-connections=7", "--slow-reader-s=3"]
+    names = ["--allowed-host=a", "--allowed-host=b", "--allowed-origin=https://a", "--model-control"]
+    options, log_format = parse(["--host", ANYWHERE, *ports, *limits, *names, "--log-format=json"])
+    assert (options.host, log_format, options.has_model_control) == (ANYWHERE, "json", True)
+    assert (options.ports.http, options.server.http, options.server.metrics) == (1, 4, 6)
+    assert (options.allowed_hosts, options.allowed_origins) == (("a", "b"), ("https://a",))
+    assert options.limits.max_body_bytes == 5000
+    assert (options.limits.max_connections, options.limits.slow_reader_s) == (7, 3.0)
+
+
+PORT_OPTIONS = (
+    *("http-port", "grpc-port", "metrics-port"),
+    *("server-http-port", "server-grpc-port", "server-metrics-port"),
+)
+
+
+def test_the_gates_options_are_in_the_file_of_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('gate = "on"\ngate-allowed-host = ["a.example"]\nslow-reader-s = 5\n')
+    assert main(["serve", "--config", str(file), "--print-config"]) == 0
+    written = capsys.readouterr().out
+    assert 'gate = "on"' in written
+    assert 'gate-allowed-host = ["a.example"]' in written
+    assert "slow-reader-s = 5" in written

@@ -1,0 +1,194 @@
+"""Random mixes of requests through all doors: each gets what it gets alone, and exactly one FINAL.
+
+`--mixes N` runs so many, `--first-mix N` begins elsewhere. A mix that fails is printed as short as it can be,
+as Python for `run_mix`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from helpers.mixes.drawn import Door, Ending, Mix, Settings, drawn_mix, labels, served_fields
+from helpers.mixes.shrink import as_source, shrunk
+from helpers.mixes.stage import Bench, Stage, run_mix
+from naiad.engine_process.serving.loop import EngineLoop
+from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.model_runner import ModelRunner
+from naiad.outputs import ModelOutput, RequestOutput, StepBatch
+from naiad.sequence import FinishReason, Sequence
+
+_MIXES_OF_A_TEST = 50
+# Injected bugs are found within so many mixes.
+_MIXES_OF_A_CONTROL = 40
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seeds" in metafunc.fixturenames:
+        first, count = metafunc.config.option.first_mix, metafunc.config.option.mixes
+        begins = range(first, first + count, _MIXES_OF_A_TEST)
+        parts = [range(each, min(each + _MIXES_OF_A_TEST, first + count)) for each in begins]
+        metafunc.parametrize("seeds", parts, ids=[f"{each.start}-{each.stop - 1}" for each in parts])
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    made = Bench(tmp_path_factory.mktemp("mixes"))
+    yield made
+    made.close()
+
+
+def problem_of(bench: Bench, mix: Mix) -> str:
+    """What is wrong with a mix; "" if nothing is."""
+    try:
+        run_mix(bench, mix)
+    except Exception as error:  # noqa: BLE001 — whatever is wrong
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def check(bench: Bench, seed: int) -> Stage:
+    """Run a mix; if it fails, so does the test, with the shortest mix that fails."""
+    mix = drawn_mix(seed)
+    try:
+        return run_mix(bench, mix)
+    except Exception as error:  # noqa: BLE001 — whatever is wrong
+        shortest = shrunk(mix, lambda each: bool(problem_of(bench, each)))
+        problem = problem_of(bench, shortest)
+        pytest.fail(f"mix {seed}: {error}\n\nThe shortest: {as_source(shortest)}\n{problem}")
+
+
+def test_each_request_gets_what_it_gets_alone(bench: Bench, seeds: range) -> None:
+    totals: Counter[str] = Counter()
+    for seed in seeds:
+        stage = check(bench, seed)
+        totals += _events(stage)
+    print(dict(totals))
+    if len(seeds) == _MIXES_OF_A_TEST:
+        assert min(totals[each] for each in _EVENTS) > 0, totals
+
+
+_EVENTS = (
+    *("preemptions", "cached tokens", "accepted drafts", "refused", "several rows"),
+    *("finished", "cancelled", "late", "early in the middle"),
+)
+
+
+def _events(stage: Stage) -> Counter[str]:
+    """What has happened in a mix, so that a test shows that it tests something."""
+    stats = stage.engine.stats()
+    totals = Counter(
+        {
+            "preemptions": stats.total_preemptions,
+            "cached tokens": stats.total_hit_tokens,
+            "accepted drafts": sum(stats.total_accepted_tokens_at),
+        }
+    )
+    for reply in stage.replies:
+        answers = reply.answers()
+        reasons = {str(each.get("finish_reason", [""])[0]) for each in answers.values()}
+        totals["refused"] += bool(reply.errors) and reply.errors[0][0] in ("INVALID_ARG", 400)
+        totals["late"] += bool(reply.errors) and "timeout" in reply.errors[0][1]
+        totals["cancelled"] += "cancelled" in reasons or any(each[0] == "CANCELLED" for each in reply.errors)
+        totals["early in the middle"] += not reasons.isdisjoint(("cancelled", "timeout"))
+        totals["finished"] += not reasons.isdisjoint(("stop", "length"))
+        totals["several rows"] += len({row for row, _ in answers}) > 1
+    return totals
+
+
+def test_every_field_of_every_door_is_drawn() -> None:
+    covered = set().union(*(labels(drawn_mix(seed)) for seed in range(400)))
+    wanted = {f"{door.name} {name}" for door, names in served_fields().items() for name in names}
+    wanted |= {f"{door.name} {ending.name}" for door in Door for ending in Ending}
+    assert wanted - covered == set()
+
+
+def test_a_mix_is_drawn_and_runs_the_same_each_time(bench: Bench) -> None:
+    assert drawn_mix(3) == drawn_mix(3)
+    first, second = (run_mix(bench, drawn_mix(3)) for _ in range(2))
+    assert first.replies == second.replies
+    assert first.num_ticks == second.num_ticks
+
+
+def shortest_failure(bench: Bench) -> Mix:
+    """The shortest form of the first mix that fails."""
+    for seed in range(_MIXES_OF_A_CONTROL):
+        mix = drawn_mix(seed)
+        if problem_of(bench, mix):
+            return shrunk(mix, lambda each: bool(problem_of(bench, each)))
+    raise AssertionError("nothing fails")
+
+
+def test_a_wrong_token_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second row of a step gets another token now and then."""
+    launch = ModelRunner.launch
+
+    def launch_wrongly(self: ModelRunner, step: StepBatch) -> Callable[[], ModelOutput]:
+        wait = launch(self, step)
+
+        def wait_wrongly() -> ModelOutput:
+            result = wait()
+            for row in step.rows[1:2]:
+                ids = result.sampled_token_ids.get(row.sequence_id, [])
+                if row.start % 5 == 4 and ids:
+                    ids[-1] = (ids[-1] + 1) % 97
+            return result
+
+        return wait_wrongly
+
+    monkeypatch.setattr(ModelRunner, "launch", launch_wrongly)
+    shortest = shortest_failure(bench)
+    assert len(shortest.requests) <= 2
+    assert sum(len(asked.rows) for asked in shortest.requests) == 2
+    assert shortest.settings.num_blocks == 64
+    assert not any(asked.may_end_early for asked in shortest.requests)
+
+
+def test_a_swallowed_final_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's process forgets to tell that a deadline has passed."""
+    route = EngineLoop._route
+
+    def route_some(self: EngineLoop, output: RequestOutput) -> None:
+        if output.finish_reason is FinishReason.TIMEOUT:
+            self._forget(*self._sequences[output.sequence_id])
+        else:
+            route(self, output)
+
+    monkeypatch.setattr(EngineLoop, "_route", route_some)
+    (asked,) = shortest_failure(bench).requests
+    assert asked.timeout_us
+    assert asked.ending is None
+
+
+def test_a_lost_block_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a sequence that was preempted are not freed."""
+    free = KVCacheManager.free
+
+    def free_some(self: KVCacheManager, sequence: Sequence) -> None:
+        if sequence.num_preemptions == 0:
+            free(self, sequence)
+
+    monkeypatch.setattr(KVCacheManager, "free", free_some)
+    shortest = shortest_failure(bench)
+    assert len(shortest.requests) <= 3
+    # One sequence alone is preempted for nobody.
+    assert sum(len(asked.rows) for asked in shortest.requests) >= 2
+
+
+def test_shrinking_keeps_what_makes_a_mix_fail() -> None:
+    """Without an engine: a mix fails if two doors meet and one request has a seed below 256."""
+
+    def fails(mix: Mix) -> bool:
+        doors = {asked.door for asked in mix.requests}
+        seeds = [row.get("seed", 999) for asked in mix.requests for row in asked.rows]
+        return len(doors) >= 2 and min(seeds) < 256
+
+    for seed in itertools.islice((each for each in range(99) if fails(drawn_mix(each))), 10):
+        shortest = shrunk(drawn_mix(seed), fails)
+        assert fails(shortest)
+        assert len(shortest.requests) == 2
+        assert shortest.settings == Settings()
+        assert sum(len(asked.rows) for asked in shortest.requests) == 2

@@ -1,0 +1,91 @@
+"""Bodies of the inference protocol: what passes, and how it is sent on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from naiad.gate.json_body import checked_inference, checked_json
+from naiad.gate.limits import Limits
+from naiad.gate.refusal import RefusedError
+
+INPUT = {"name": "a", "shape": [1, 1], "datatype": "INT32"}
+
+
+def infer(**more: Any) -> bytes:
+    return json.dumps({"inputs": [INPUT | {"data": [1]}], **more}).encode()
+
+
+def test_binary_inputs_keep_their_bytes() -> None:
+    text = json.dumps({"inputs": [INPUT | {"parameters": {"binary_data_size": 4}}]}).encode()
+    body, length = checked_inference(text + b"\0\1[{", len(text), Limits())
+    assert length is not None
+    assert (json.loads(body[:length]), body[length:]) == (json.loads(text), b"\0\1[{")
+
+
+def test_plain_inputs_pass() -> None:
+    body, length = checked_inference(infer(parameters={"priority": 1}), None, Limits())
+    assert (json.loads(body), length) == (json.loads(infer(parameters={"priority": 1})), None)
+
+
+@pytest.mark.parametrize(
+    ("body", "length", "named"),
+    [
+        (infer(outputs=[{"name": "o", "parameters": {"classification": 1}}]), None, "class_count"),
+        (infer(outputs=[{"name": "o", "parameters": {"classification": 0}}]), None, "class_count"),
+        (
+            infer(outputs=[{"name": "o", "parameters": {"shared_memory_region": "r"}}]),
+            None,
+            "shared_memory_region",
+        ),
+        (infer(inputs=[{"parameters": {"shared_memory_offset": 1}}]), None, "shared_memory_offset"),
+        (infer(parameters={"triton_x": 1}), None, "triton_x"),
+        (infer(parameters=[1]), None, "parameters"),
+        (infer(inputs={"a": 1}), None, "inputs"),
+        (infer(outputs=[{"name": str(n)} for n in range(257)]), None, "257 outputs"),
+        (infer(inputs=[{"parameters": {"binary_data_size": 5}}]) + b"four", -4, "binary_data_size"),
+        (infer(inputs=[{"parameters": {"binary_data_size": -4}}]) + b"four", -4, "binary_data_size"),
+        (infer(inputs=[{"parameters": {"binary_data_size": 2**64 + 4}}]) + b"four", -4, "binary_data_size"),
+        (infer(inputs=[{"parameters": {"binary_data_size": True}}]), None, "binary_data_size"),
+        (infer(), 10_000, "10000"),
+    ],
+)
+def test_what_does_not_pass_is_named(body: bytes, length: int | None, named: str) -> None:
+    if length is not None and length < 0:
+        length += len(body)
+    with pytest.raises(RefusedError) as refused:
+        checked_inference(body, length, Limits())
+    assert named in str(refused.value)
+    assert refused.value.http_status == 400
+
+
+def test_a_key_that_comes_twice_cannot_hide_anything() -> None:
+    """Triton takes the first one, others the last one: only the one that was checked is sent on."""
+    hidden = b'{"outputs": [{"name": "o", "parameters": {"classification": 1}}], "outputs": [], "inputs": []}'
+    body, _ = checked_inference(hidden, None, Limits())
+    assert b"classification" not in body
+
+
+def test_numbers_and_text_stay_what_they_are() -> None:
+    values = {
+        "i": 2**63 - 1,
+        "u": 2**64 - 1,
+        "n": -(2**63),
+        "f": 0.1,
+        "e": 1e300,
+        "t": 'ü"\\\u2028',
+        "z": None,
+    }
+    assert json.loads(checked_json(json.dumps(values).encode(), Limits())) == values
+
+
+def test_no_body_stays_none() -> None:
+    assert checked_json(b"", Limits()) == b""
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"1" * 100_000])
+def test_numbers_that_nothing_can_hold_are_refused(number: bytes) -> None:
+    with pytest.raises(RefusedError):
+        checked_json(b'{"a": %s}' % number, Limits())

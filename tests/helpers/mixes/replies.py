@@ -1,0 +1,140 @@
+"""What a client got, brought into one form, and the comparison with what it gets alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from helpers.frontend_calls import OF_THE_MOMENT, flat
+from helpers.mixes.drawn import Asked, Door
+
+# (row, sequence) → output → values.
+Answers = dict[tuple[int, int], dict[str, Any]]
+
+_ADDED = {
+    *("output_ids", "output_log_probs", "generation_logits", "top_log_prob_ids", "top_log_probs"),
+    *("token_ids", "logprobs", "text_output"),
+}
+_SUMMED = {"num_output_tokens", "sequence_length"}
+_INDICES = {"batch_index", "sequence_index"}
+_EARLY_REASONS = {"cancelled", "timeout", "length"}
+_EARLY_STATUSES = {"CANCELLED", "UNAVAILABLE", 499, 503}
+
+
+@dataclass
+class Reply:
+    """What came back for one request.
+
+    Attributes:
+        responses: output → values, flattened, of each response in order.
+        errors: status and message of each error.
+        num_finals: number of times that the client was told that this is all.
+        has_left: whether the client is gone.
+    """
+
+    responses: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[tuple[Any, str]] = field(default_factory=list)
+    num_finals: int = 0
+    has_left: bool = False
+
+    def add(self, tensors: dict[str, Any]) -> None:
+        """Keep the tensors of a response."""
+        self.responses.append(flat(tensors))
+
+    def answers(self) -> Answers:
+        """The responses of each sequence, joined however they were divided."""
+        found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        for each in self.responses:
+            key = (each.get("batch_index", [0])[0], each.get("sequence_index", [0])[0])
+            found.setdefault(key, []).append(each)
+        return {key: _joined(pieces) for key, pieces in found.items()}
+
+
+def _joined(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    answer: dict[str, Any] = {}
+    for name in sorted({name for piece in pieces for name in piece} - _INDICES - OF_THE_MOMENT):
+        values = [piece[name] for piece in pieces if name in piece]
+        if name == "text_output":
+            answer[name] = ["".join(parts) for parts in zip(*values, strict=True)]
+        elif name == "logprobs" and values[0] and isinstance(values[0][0], str):
+            lists = [[json.loads(each) or [] for each in value] for value in values]
+            answer[name] = [list(itertools.chain(*parts)) for parts in zip(*lists, strict=True)]
+        elif name in _ADDED:
+            answer[name] = [value for each in values for value in each]
+        elif name in _SUMMED:
+            answer[name] = sum(value for each in values for value in each)
+        else:
+            answer[name] = values[-1]
+    return answer
+
+
+def check_reply(asked: Asked, found: Reply, alone: Reply) -> None:
+    """Compare a reply with that to the same request alone, which nobody cancelled.
+
+    Raises:
+        AssertionError: it is wrong.
+    """
+    assert alone.num_finals == 1, "alone: not exactly one FINAL"
+    assert found.num_finals == 1, f"{found.num_finals} FINALs"
+    assert len(found.errors) <= 1, f"several errors: {found.errors}"
+    answers, expected = found.answers(), alone.answers()
+    if (answers, found.errors) == (expected, alone.errors):
+        return
+    if found.errors and found.errors == alone.errors:
+        # One row is refused in the end; how far the others have come by then is a matter of the steps.
+        return
+    problem = f"{found.errors or answers}\n  but alone\n{alone.errors or expected}"
+    assert asked.may_end_early, f"another answer than alone:\n{problem}"
+    if found.errors:
+        assert found.errors[0][0] in _EARLY_STATUSES, f"another error than alone:\n{problem}"
+    elif alone.errors:
+        # It ended before the engine could refuse it.
+        expected = {key: {} for key in answers}
+        assert not any(answer.get("output_ids") for answer in answers.values()), problem
+    assert answers.keys() <= expected.keys(), problem
+    has_beams = asked.rows[0].get("beam_width", 1) > 1
+    for key, answer in answers.items():
+        if answer != expected[key]:
+            reasons = answer.get("finish_reason", ["cancelled"])
+            assert found.errors or not _EARLY_REASONS.isdisjoint(reasons), (
+                f"ended early as {reasons}: {problem}"
+            )
+            assert has_beams or _is_beginning(asked, answer, expected[key]), f"no beginning: {problem}"
+
+
+def _is_beginning(asked: Asked, answer: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Whether what was made before an early end is how the whole answer begins."""
+    if not expected:
+        return True
+    stop_words = [word for row in asked.rows for word in row.get("stop_words", [])]
+    for name in _ADDED & answer.keys():
+        whole, part = expected.get(name, []), answer[name]
+        if name == "text_output":
+            if not all(_begins(text, *pair, stop_words) for text, *pair in zip(part, whole, strict=True)):
+                return False
+        elif asked.door.is_openai and name == "logprobs":
+            # What an echo says of a prompt that was not computed to its end is null.
+            if not all(
+                each in (of_all, (of_all[0], None)) for each, of_all in zip(part, whole, strict=False)
+            ):
+                return False
+        elif asked.door is Door.VLLM and name == "logprobs":
+            if not all(each == all_of[: len(each)] for each, all_of in zip(part, whole, strict=True)):
+                return False
+        elif part != whole[: len(part)] and not stop_words:
+            return False
+    return True
+
+
+def _begins(text: str, whole: str, stop_words: list[str]) -> bool:
+    """Whether a text is how another begins.
+
+    An early end sends text that was held back: the beginning of what may have become a stop string, or the
+    bytes of half a character.
+    """
+    text = text.rstrip("\ufffd")
+    if whole.startswith(text):
+        return True
+    return text.startswith(whole) and any(word.startswith(text[len(whole) :]) for word in stop_words)

@@ -1,0 +1,363 @@
+"""Runs a mix on a real engine in this process, in rounds that are the same each time."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from helpers.drafting_engines import BLOCK, write_first_layers
+from helpers.engine_drive import CheckedScheduler
+from helpers.grammars import grammar_checkpoint
+from helpers.invariants import check_invariants
+from helpers.mixes.doors import EnsembleDoor, MixDoor, OpenAIDoor, ServiceDoor
+from helpers.mixes.drawn import MAX_MODEL_LEN, Asked, Door, Ending, Mix, Settings
+from helpers.mixes.replies import Reply, check_reply
+from naiad.config import EngineConfig
+from naiad.engine import Engine
+from naiad.engine.build import make_drafter
+from naiad.engine_process.protocol import (
+    Checkpoint,
+    ClientMessage,
+    Drain,
+    EngineMessage,
+    client_message_decoder,
+    encode_frame,
+    engine_message_decoder,
+)
+from naiad.engine_process.serving.connections import ConnectionEvent, Connections, Inbox
+from naiad.engine_process.serving.loop import EngineLoop
+from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
+from naiad.frames import FrameBuffer
+from naiad.kv_cache.kv_cache_manager import KVCacheManager
+from naiad.kv_cache.kv_group import KVGroupSpec
+from naiad.kv_cache.prefix_cache import PrefixCache
+from naiad.model_runner import ModelRunner
+from naiad.scheduler.policies import make_policy
+from naiad.scheduler.step_budget import SchedulerLimits
+from naiad.speculation.policy import SpeculationPolicy
+from naiad.speculation.speculator import Speculator
+from naiad.speculation.step_cost import StepCost
+from naiad.tokenization import Tokenizer
+from naiad.tokenization.text_stream import TextStream
+from naiad.triton_server.responses import stream
+from naiad.triton_server.service import llm_service
+
+_NUM_BLOCKS = 64
+_TICK_S = 0.02
+# No real clock of this machine is as late, so streams count as silent until they send.
+_START_S = 1e9
+_MAX_TICKS = 20_000
+# Longer than a stream with an error waits for acknowledgements.
+_MAX_QUIET_TICKS = 150
+_MAX_ROWS = 32
+
+
+class Bench:
+    """The checkpoints, and a runner for each drafter that needs its own, which all mixes share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkpoint = grammar_checkpoint(folder / "checkpoint", initializer_range=0.4)
+        self._draft_model = write_first_layers(self.checkpoint, folder / "draft", 1)
+        self.tokenizer = Tokenizer.from_directory(self.checkpoint)
+        self._runners: dict[str, ModelRunner] = {}
+        self._replies: dict[str, Reply] = {}
+
+    def config(self, drafter: str) -> EngineConfig:
+        return EngineConfig(
+            model_dir=str(self.checkpoint),
+            dtype="float32",
+            cpu_kernels="native",
+            cpu_threads=1,
+            start_cache=False,
+            max_num_seqs=_MAX_ROWS,
+            max_num_batched_tokens=256,
+            max_model_len=MAX_MODEL_LEN,
+            block_size=BLOCK,
+            kv_cache_bytes=1 << 23,
+            drafter=drafter,
+            draft_model=str(self._draft_model) if drafter == "draft_model" else "",
+            num_draft_layers=1 if drafter == "self" else 0,
+        )
+
+    def runner(self, drafter: str) -> ModelRunner:
+        kind = drafter if drafter in ("self", "draft_model") else "none"
+        if kind not in self._runners:
+            self._runners[kind] = ModelRunner(self.config(kind))
+        return self._runners[kind]
+
+    def engine(self, settings: Settings, clock: Callable[[], float]) -> tuple[Engine, CheckedScheduler]:
+        runner = self.runner(settings.drafter)
+        assert runner.num_blocks >= _NUM_BLOCKS
+        groups = [KVGroupSpec(settings.num_blocks, None)]
+        prefix_cache = PrefixCache(BLOCK, windows=[None]) if settings.is_cached else None
+        kv_cache = KVCacheManager(groups, BLOCK, prefix_cache, max_step_tokens=settings.budget)
+        drafter = make_drafter(self.config(settings.drafter), runner, kv_cache)
+        # All steps cost the same, so all drafts are tried.
+        policy = SpeculationPolicy(StepCost([(1, 1.0), (1 << 16, 1.0)]))
+        speculator = Speculator(drafter, policy, settings.num_speculative_tokens)
+        scheduler = CheckedScheduler(
+            kv_cache,
+            SchedulerLimits(settings.max_num_seqs, settings.budget),
+            make_policy(settings.policy, aging_s=1.0),
+            speculator,
+        )
+        grammars = self.runner("none").grammars
+        text_state = lambda context: TextStream(self.tokenizer.table, context)  # noqa: E731
+        return Engine(scheduler, runner, text_state, clock, grammars=grammars), scheduler
+
+    def alone(self, asked: Asked, settings: Settings) -> Reply:
+        """The reply to a request alone, on an engine without drafts and prefix cache; it is remembered."""
+        settings = Settings(settings.num_blocks, settings.max_num_seqs, settings.budget)
+        asked = replace(asked, tick=0, ending=None, ends_after=0, timeout_us=0)
+        key = repr((settings, asked))
+        if key not in self._replies:
+            (self._replies[key],) = Stage(self, settings).run((asked,))
+        return self._replies[key]
+
+    def close(self) -> None:
+        for runner in self._runners.values():
+            if runner.grammars is not None:
+                runner.grammars.close()
+
+
+def run_mix(bench: Bench, mix: Mix) -> Stage:
+    """Run a mix and check everything.
+
+    Raises:
+        AssertionError: something is wrong.
+    """
+    stage = Stage(bench, mix.settings)
+    replies = stage.run(mix.requests)
+    for number, (asked, reply) in enumerate(zip(mix.requests, replies, strict=True)):
+        try:
+            check_reply(asked, reply, bench.alone(asked, mix.settings))
+        except AssertionError as error:
+            raise AssertionError(f"request {number}: {error}") from None
+    return stage
+
+
+class _Inline(ThreadPoolExecutor):
+    """Does everything at once."""
+
+    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Any:
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        try:
+            done.set_result(work(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 — as an executor does
+            done.set_exception(error)
+        return done
+
+
+class _InlineSenders:
+    """Flushes streams at once; stands in for `SenderPool`."""
+
+    def __init__(self, _num_threads: int, flush: Callable[[Any], None]) -> None:
+        self._flush = flush
+
+    def schedule(self, *streams: Any) -> None:
+        for each in streams:
+            self._flush(each)
+
+
+class _Connection:
+    """A door's end at the engine."""
+
+    def __init__(self, is_owner: bool) -> None:
+        self.is_owner = is_owner
+        self.last_stats = None
+        self.door: MixDoor | None = None
+
+    def drop(self) -> None:
+        raise AssertionError("the engine drops a client")
+
+
+class _Connections(Connections):
+    """The engine's connections without sockets: messages pass as frames, at once."""
+
+    def __init__(self, inbox: Inbox, gate: QueueGate) -> None:
+        self.inbox = inbox
+        self.gate = gate
+        self._open: set[Any] = set()
+
+    def open(self) -> Any:
+        connection = _Connection(is_owner=not self._open)
+        self._open.add(connection)
+        self.inbox.put(connection, ConnectionEvent.OPENED)  # type: ignore[arg-type]
+        return connection
+
+    def arrive(self, connection: Any, frame: bytes) -> None:
+        for body in FrameBuffer().feed(frame):
+            self._take(connection, client_message_decoder.decode(body))
+
+    def send(self, connection: Any, message: EngineMessage) -> None:
+        for body in FrameBuffer().feed(encode_frame(message)):
+            connection.door.receive(engine_message_decoder.decode(body))
+
+
+class _Rounds(Inbox):
+    """Lets something happen before each step of the engine's loop."""
+
+    def __init__(self, happen: Callable[[], None]) -> None:
+        super().__init__()
+        self._happen = happen
+
+    def take(self, timeout_s: float | None) -> list[tuple[Any, ClientMessage | ConnectionEvent]]:
+        self._happen()
+        return super().take(0)
+
+
+class Stage:
+    """One engine with all its doors.
+
+    Attributes:
+        engine, scheduler: the engine.
+        num_ticks: how many rounds there were.
+    """
+
+    def __init__(self, bench: Bench, settings: Settings) -> None:
+        self.num_ticks = 0
+        self._num_quiet_ticks = 0
+        self._settings = settings
+        self._requests: tuple[Asked, ...] = ()
+        self._replies: dict[int, Reply] = {}
+        self._stops: list[Reply] = []
+        self._acks: list[tuple[int, Callable[[], None]]] = []
+        self.engine, self.scheduler = bench.engine(settings, self._now)
+        gate = QueueGate(QueueLimits(settings.max_num_seqs, 1000))
+        self._connections = _Connections(_Rounds(self._happen), gate)
+        self._tasks = asyncio.new_event_loop()
+        self._tasks.set_default_executor(_Inline(1))
+        self._loop = EngineLoop(self.engine, self._connections, Checkpoint("", "first"))
+        self._doors = self._make_doors(bench)
+
+    def _make_doors(self, bench: Bench) -> dict[Door, MixDoor]:
+        def make(kind: Any, *first: Any) -> Any:
+            connection = self._connections.open()
+            send = lambda frame: self._connections.arrive(connection, frame)  # noqa: E731
+            vocab_size = self.engine.model_config.vocab_size
+            connection.door = kind(*first, send, bench.tokenizer, vocab_size)
+            return connection.door
+
+        llm = make(EnsembleDoor, self._schedule_ack)
+        (self._owner,) = self._connections._open
+        text, vllm = make(ServiceDoor, Door.TEXT), make(ServiceDoor, Door.VLLM)
+        openai = make(OpenAIDoor, self._tasks)
+        doors = {Door.LLM: llm, Door.ENSEMBLE: llm, Door.TEXT: text, Door.VLLM: vllm}
+        return doors | {Door.COMPLETIONS: openai, Door.CHAT: openai}
+
+    @property
+    def replies(self) -> list[Reply]:
+        """What came back for each request."""
+        return [self._replies[number] for number in range(len(self._requests))]
+
+    def run(self, requests: tuple[Asked, ...]) -> list[Reply]:
+        """Run all requests to their ends; return their replies, and check what is left of them."""
+        self._requests = requests
+        with self._controlled(), contextlib.closing(self._tasks):
+            try:
+                self._loop.run()
+                self._settle()
+                self._check_end()
+            finally:
+                self._end_tasks()
+        return self.replies
+
+    def _end_tasks(self) -> None:
+        for task in asyncio.all_tasks(self._tasks):
+            task.cancel()
+        self._settle()
+
+    @contextlib.contextmanager
+    def _controlled(self) -> Iterator[None]:
+        """No thread and no clock but ours."""
+        clock = SimpleNamespace(monotonic=self._now)
+        with (
+            patch.object(llm_service, "SenderPool", _InlineSenders),
+            patch.object(llm_service, "time", clock),
+            patch.object(stream, "time", clock),
+        ):
+            yield
+
+    def _now(self) -> float:
+        return _START_S + self.num_ticks * _TICK_S
+
+    def _schedule_ack(self, take: Callable[[], None]) -> None:
+        self._acks.append((self.num_ticks + self._settings.ack_ticks, take))
+
+    def _happen(self) -> None:
+        check_invariants(self.scheduler)
+        self.num_ticks += 1
+        self._num_quiet_ticks = 0 if self.engine.has_work else self._num_quiet_ticks + 1
+        assert self.num_ticks < _MAX_TICKS, "the engine does not finish"
+        assert self._num_quiet_ticks < _MAX_QUIET_TICKS, "the engine is idle, but a request has no FINAL"
+        tick = self.num_ticks - 2  # the doors are open from then on
+        if tick < 0:
+            return
+        for number, asked in enumerate(self._requests):
+            if asked.tick == tick:
+                self._replies[number] = self._doors[asked.door].start(asked, f"request {number}")
+            if asked.ending is not None and asked.tick + asked.ends_after == tick:
+                self._end(number, asked)
+        self._take_acks()
+        for door in {self._doors[Door.LLM], self._doors[Door.TEXT], self._doors[Door.VLLM]}:
+            assert isinstance(door, ServiceDoor)
+            door.service.housekeep()
+            assert not door.bugs, door.bugs
+        self._settle()
+        self._compile()
+        if self._is_over():
+            self._connections.inbox.put(self._owner, Drain())
+
+    def _end(self, number: int, asked: Asked) -> None:
+        if asked.ending is Ending.LEAVES or asked.door.is_openai:
+            self._doors[asked.door].leave(self._replies[number])
+            return
+        door = self._doors[Door.TEXT if asked.door is Door.TEXT else Door.LLM]
+        assert isinstance(door, ServiceDoor)
+        self._stops.append(door.stop(f"request {number}"))
+
+    def _take_acks(self) -> None:
+        due = [take for tick, take in self._acks if tick <= self.num_ticks]
+        self._acks = [(tick, take) for tick, take in self._acks if tick > self.num_ticks]
+        for take in due:
+            take()
+
+    def _settle(self) -> None:
+        """Let the tasks of the OpenAI door run until they wait for the engine."""
+        for _ in range(6):
+            self._tasks.run_until_complete(asyncio.sleep(0))
+
+    def _compile(self) -> None:
+        """Wait for grammars, so that their requests always come in the same round."""
+        compiling = self._loop._compiling
+        if compiling is not None:
+            concurrent.futures.wait([entry.compiled for entry in compiling._entries])
+
+    def _is_over(self) -> bool:
+        have_come = len(self._replies) == len(self._requests)
+        ends = max((asked.tick + asked.ends_after for asked in self._requests), default=0)
+        is_quiet = all(reply.num_finals for reply in self._replies.values()) and not self._acks
+        return have_come and is_quiet and self.num_ticks - 2 > ends
+
+    def _check_end(self) -> None:
+        assert not self.engine.has_work, "the engine still has work"
+        assert self.engine.stats().num_used_blocks == 0, "blocks are still held"
+        assert not self.scheduler.leaving
+        assert not self._loop._engine_ids
+        assert not self._loop._sequences
+        assert self._connections.gate._num_inside == 0, "the gate counts sequences that are gone"
+        for reply in self._stops:
+            assert (reply.num_finals, reply.responses, reply.errors) == (1, [], [])
+        for door in set(self._doors.values()):
+            if isinstance(door, ServiceDoor):
+                assert not door.service.open_streams(), "a stream is left"
+            else:
+                assert not door._live, "a generation is left"  # type: ignore[attr-defined]

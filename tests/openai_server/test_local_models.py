@@ -1,0 +1,72 @@
+"""Which models are expected back while their engine is away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from helpers.engine_harness import Recorder, fake_command
+from naiad.config import EngineConfig
+from naiad.engine_process import EngineClient
+from naiad.engine_process.instance import claim_instance
+from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory
+from naiad.errors import EngineAwayError
+from naiad.openai_server.api.errors import APIError
+from naiad.openai_server.api.parsing.families import FamilyChoices
+from naiad.openai_server.engines import model_names
+from naiad.openai_server.engines.local_models import LocalModels
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    path = runtime_directory(os.getpid())
+    yield path
+    remove_runtime_directory(path)
+
+
+def test_a_loaded_model_is_expected_back_however_long_its_engine_takes(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_names, "_EXPECTED_BACK_S", 0.5)
+    instance, number_lock = claim_instance(os.getpid(), "llm")
+    recorder = Recorder()
+    engine = EngineClient(
+        EngineConfig(model_dir=str(directory)),
+        instance.engine_socket,
+        recorder.on_outputs,
+        recorder.on_lost,
+        command=fake_command("good"),
+    )
+    engine.start()
+
+    async def test() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            models = LocalModels(os.getpid(), pool, FamilyChoices())
+            while not models.by_name():
+                await models.look()
+            engine.close(timeout_s=0)
+            while models.by_name():
+                await asyncio.sleep(0.01)
+            for _ in range(3):
+                await asyncio.sleep(0.4)
+                await models.look()
+                with pytest.raises(EngineAwayError):
+                    models.get("fake")
+            # It is unloaded.
+            number_lock.release()
+            await asyncio.sleep(0.6)
+            await models.look()
+            with pytest.raises(APIError, match="does not exist"):
+                models.get("fake")
+            await models.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(test(), 60))
+    finally:
+        engine.close(timeout_s=0)
+        number_lock.release()

@@ -1,0 +1,77 @@
+"""A model's requests at Triton are traced from their arrival to FINAL."""
+
+from __future__ import annotations
+
+import time
+
+from helpers.span_collector import SpanCollector, span_collector
+from helpers.triton_server_doubles import (
+    LIMITS,
+    LLM_SHAPE,
+    CountedIds,
+    FakeEngineClient,
+    FakeSender,
+    let_senders_finish,
+    llm_source,
+)
+from naiad.outputs import EngineStats, RequestOutput, Timings
+from naiad.sequence import FinishReason
+from naiad.tracing.request_trace import Tracer
+from naiad.tracing.trace_context import TraceContext
+from naiad.triton_server.service.llm_service import LLMService, Telemetry, Tracing
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def traced_service(collector: SpanCollector, errors: list[str]) -> LLMService:
+    telemetry = Telemetry(Tracing(Tracer(collector.exporter()), lambda: "served"))
+    return LLMService(FakeEngineClient(), errors.append, CountedIds(), LLM_SHAPE, telemetry=telemetry)
+
+
+def test_a_stream_has_its_phases() -> None:
+    errors: list[str] = []
+    with span_collector() as collector:
+        service = traced_service(collector, errors)
+        sent_s = time.time()
+        source = llm_source(streaming=True)
+        source.sent_trace = TraceContext(PARENT)
+        service.accept(source, FakeSender(), LIMITS)
+        now_s = time.monotonic()
+        service.take_outputs([RequestOutput(1, []), RequestOutput(1, [5])], EngineStats())
+        timings = Timings(now_s, now_s + 0.001, now_s + 0.002, now_s + 0.003)
+        # The engine's clock is this machine's.
+        time.sleep(0.004)
+        last = RequestOutput(1, [6], finish_reason=FinishReason.STOP, timings=timings)
+        service.take_outputs([last], EngineStats())
+        let_senders_finish(service)
+        root, *phases = collector.wait_for(6)
+        seen_s = time.time() - sent_s
+        service.close()
+    assert [phase.name for phase in phases] == ["read", "queue", "prefill", "decode", "send"]
+    assert abs(sum(phase.seconds for phase in phases) - root.seconds) < 1e-6
+    assert root.seconds <= seen_s
+    assert (root.trace_id, root.parent_id) == (PARENT[3:35], PARENT[36:52])
+    assert root.attributes["gen_ai.usage.output_tokens"] == 2
+    assert errors == []
+
+
+def test_a_refused_request_has_its_error() -> None:
+    with span_collector() as collector:
+        service = traced_service(collector, [])
+        service.accept(llm_source(runtime_top_p=7.0), FakeSender(), LIMITS)
+        root, phase = collector.wait_for(2)
+        service.close()
+    assert root.attributes["error.type"] == "INVALID_ARG"
+    assert "top_p" in root.error
+    assert phase.name == "read"
+
+
+def test_the_engines_end_is_the_error_of_its_requests() -> None:
+    with span_collector() as collector:
+        service = traced_service(collector, [])
+        service.accept(llm_source(), FakeSender(), LIMITS)
+        service.engine_lost()
+        let_senders_finish(service)
+        root = collector.wait_for(3)[0]
+        service.close()
+    assert root.attributes["error.type"] == "INTERNAL"
