@@ -54,6 +54,8 @@ _WAYS = (
     Way("float32", "int8"),
     Way("bfloat16", "int8"),
     Way("bfloat16", "int8", "int8"),
+    Way("float32", "int4"),
+    Way("bfloat16", "int4"),
 )
 
 

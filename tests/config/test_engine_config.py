@@ -53,8 +53,8 @@ def test_unknown_cpu_kernels_are_refused() -> None:
 def test_quantised_weights_are_refused_where_nothing_computes_them(elsewhere: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"^quantization = 'int8': expected none: only the native kernels"):
         EngineConfig(model_dir="m", quantization="int8", **elsewhere)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"^quantization = 'int4': expected one of none, int8"):
-        EngineConfig(model_dir="m", quantization="int4")
+    with pytest.raises(ConfigError, match=r"^quantization = 'int3': expected one of none, int8, int4"):
+        EngineConfig(model_dir="m", quantization="int3")
 
 
 def test_an_unknown_dtype_of_the_kv_cache_is_refused() -> None:

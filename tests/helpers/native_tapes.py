@@ -30,6 +30,14 @@ def run_records(
     return tape.run(num_tokens, inputs=inputs, **step).clone()
 
 
+def rounded_rows(x: torch.Tensor) -> torch.Tensor:
+    """Rows as products with eight or four bits take them: the largest of each 64 inputs is ±127 steps."""
+    width = x.shape[1]
+    groups = torch.nn.functional.pad(x, (0, -width % 64)).unflatten(1, (-1, 64))
+    top = groups.abs().amax(-1, keepdim=True)
+    return ((groups * (127 / top)).round() * (top / 127)).nan_to_num(0).flatten(1)[:, :width]
+
+
 def native_cache(cache: LayerCache, dtype: torch.dtype | None = None) -> LayerCache:
     """The same keys and values, laid out for native kernels; `dtype`: as which codes are multiplied."""
     keys, values = torch.empty_like(cache.key), torch.empty_like(cache.value)

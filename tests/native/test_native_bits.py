@@ -10,6 +10,7 @@ import torch
 
 from helpers.attention_cases import AttentionCase
 from helpers.kernel_tolerances import assert_close_to_reference
+from helpers.native_nibbles import four_bits, four_bits_and_minimums
 from helpers.native_tapes import native_cache, positions_of, run_records, tables_of
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
@@ -27,6 +28,7 @@ from naiad_kernels.silu_and_mul import silu_and_mul
 from naiad_kernels.store_kv import LayerCache
 
 BLOCK = 16
+LAY_OUT = {"int8": NativeWeight.quantised, "int4": four_bits, "int4_and_minimum": four_bits_and_minimums}
 
 
 def layer(team: Team, x: torch.Tensor, up: NativeWeight, down: NativeWeight) -> torch.Tensor:
@@ -36,13 +38,13 @@ def layer(team: Team, x: torch.Tensor, up: NativeWeight, down: NativeWeight) -> 
     )
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4", "int4_and_minimum"])
 def test_every_variant_gives_the_bits_of_its_portable_twin(
     library: Library, portable: Team, weights: str
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     dtype = torch.bfloat16 if weights == "bfloat16" else torch.float32
-    lay_out = NativeWeight.quantised if weights == "int8" else NativeWeight.of
+    lay_out = LAY_OUT.get(weights, NativeWeight.of)
     up, down = (
         lay_out(torch.randn(shape, generator=generator).mul_(0.1).to(dtype), None)
         for shape in ((416, 100), (100, 208))
@@ -221,7 +223,7 @@ def check_rows_alone_and_together(
         assert logits_of(runner, texts, chunks, draw) == alone
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
 def test_logits_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
@@ -238,7 +240,7 @@ def test_logits_over_codes_are_bitwise_the_same_alone_and_in_any_batch_and_chunk
     check_rows_alone_and_together(tmp_path, architecture, dtype, "none", [1, 17, 40, 63, 100, 5], "int8")
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_logits_of_tiles_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
 ) -> None:

@@ -7,7 +7,15 @@ import torch
 
 from helpers.attention_cases import AttentionCase
 from helpers.kernel_tolerances import assert_close_to_reference
-from helpers.native_tapes import native_cache, positions_of, run_records, tables_of, torch_keys, torch_values
+from helpers.native_tapes import (
+    native_cache,
+    positions_of,
+    rounded_rows,
+    run_records,
+    tables_of,
+    torch_keys,
+    torch_values,
+)
 from naiad_kernels.embedding import embedding
 from naiad_kernels.gelu_and_mul import gelu_and_mul
 from naiad_kernels.gelu_and_mul import reference as gelu_reference
@@ -102,14 +110,6 @@ def rounded_weights(matrix: torch.Tensor) -> torch.Tensor:
     rounded = (matrix.float() / step).round() * step
     assert ((rounded - matrix.float()).abs() <= 0.501 * step).all()
     return rounded
-
-
-def rounded_rows(x: torch.Tensor) -> torch.Tensor:
-    """Rows as products with eight-bit weights take them: the largest of each 64 inputs is ±127 steps."""
-    width = x.shape[1]
-    groups = torch.nn.functional.pad(x, (0, -width % 64)).unflatten(1, (-1, 64))
-    top = groups.abs().amax(-1, keepdim=True)
-    return ((groups * (127 / top)).round() * (top / 127)).nan_to_num(0).flatten(1)[:, :width]
 
 
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)

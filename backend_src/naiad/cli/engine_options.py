@@ -56,7 +56,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
     add(
         "--quantization",
         choices=QUANTIZATIONS,
-        help="how a CPU's native kernels round weights at load; int8: to eight bits, the fastest",
+        help="how a CPU's native kernels round weights at load; int8: to eight bits, near the full "
+        "weights; int4: to four bits, the smallest and the least exact",
     )
     add(
         "--start-cache",

@@ -13,7 +13,7 @@ from naiad.errors import ConfigError
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 DEVICES = ("cpu", "cuda")
 CPU_KERNELS = ("auto", "native", "torch")
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = ("none", "int8", "int4")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
 SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
 DRAFTERS = ("auto", "none", "ngram", "suffix", "draft_model", "self")
@@ -34,9 +34,10 @@ class EngineConfig:
         device: "cpu" or "cuda".
         cpu_kernels: what computes a step on a CPU: "native" (compiled for this machine at the first start),
             "torch", or "auto": native where it can be had, else torch. On CUDA it has no meaning.
-        quantization: how weights are rounded at load: "none", or "int8": eight bits with a scale for each
-            output, and inputs of a layer in eight bits with a scale for each 64 of them. The native kernels
-            of a CPU compute it.
+        quantization: how weights are rounded at load: "none"; "int8": eight bits with a scale for each
+            output; "int4": four bits with a scale and a zero point for each 32 inputs, and eight in the head.
+            Inputs of a layer are then in eight bits with a scale for each 64 of them. The native kernels of
+            a CPU compute both.
         start_cache: on a CPU, keep what a start prepares for the next one: the weights as the native kernels
             read them, and measured costs of steps. They are in .naiad in the model's directory, or in the
             user's cache if that is read-only.

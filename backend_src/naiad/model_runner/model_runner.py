@@ -88,7 +88,7 @@ class ModelRunner(PagedModel):
                 self.device,
                 config.batch_invariant,
                 self._is_native,
-                config.quantization != "none",
+                config.quantization,
             )
             caches = [self._start_cache(config, each) for each, _ in checkpoints]
             pairs = zip(checkpoints, caches, strict=True)

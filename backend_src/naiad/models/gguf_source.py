@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from naiad.config import ModelConfig
@@ -15,6 +17,7 @@ from naiad.errors import ModelError
 from naiad.gguf import GGUFFile, GGUFTensor
 from naiad.gguf.model_keys import ROPE_FACTORS
 from naiad.models.quantised import WeightRows
+from naiad_kernels.native.nibbles import NibbleWeight
 
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -35,6 +38,8 @@ _LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+# How many float16 a block begins with.
+_HALVES = {GGMLQuantizationType.Q4_0: 1, GGMLQuantizationType.Q4_1: 2}
 # So many bytes of the file are read before their pages are given back.
 _MAX_MAPPED_BYTES = 32 << 20
 
@@ -58,12 +63,36 @@ class GGUFRows:
 
     def rows(self, first: int, last: int) -> torch.Tensor:
         """Compute rows; see `WeightRows`."""
-        data = np.frombuffer(self.file.data(self.tensor), dtype=np.uint8).reshape(self.shape[0], -1)
-        wanted = data[first:last] if self.order is None else data[self.order[first:last].numpy()]
         # A scale that is not finite is found in the result.
         with np.errstate(all="ignore"):
-            numbers = dequantize(np.ascontiguousarray(wanted), self.tensor.kind)
+            numbers = dequantize(self._stored(first, last), self.tensor.kind)
         return torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float32).copy())
+
+    def nibbles(self) -> NibbleWeight | None:
+        """Keep the numbers of Q4_0 and Q4_1; see `WeightRows`.
+
+        A block is a scale and, in Q4_1, a minimum, both float16, then 16 bytes. Each has an input in its
+        lower half and the one that comes 16 inputs later in its upper half.
+        """
+        num_halves = _HALVES.get(self.tensor.kind)
+        if num_halves is None:
+            return None
+        blocks = torch.from_numpy(self._stored(0, self.shape[0]).copy()).view(
+            self.shape[0], -1, 2 * num_halves + 16
+        )
+        halves = blocks[:, :, : 2 * num_halves].contiguous().view(torch.float16)
+        both = blocks[:, :, 2 * num_halves :]
+        numbers = torch.cat((both & 15, both >> 4), 2).flatten(1)
+        scales = halves[:, :, 0].contiguous()
+        if num_halves == 2:
+            return NibbleWeight.of_minimums(numbers, scales, halves[:, :, 1].contiguous())
+        return NibbleWeight.of_zero_points(numbers, scales.float(), torch.full(scales.shape, 8.0))
+
+    def _stored(self, first: int, last: int) -> npt.NDArray[np.uint8]:
+        """The blocks of some outputs: `[outputs, bytes]`."""
+        data = np.frombuffer(self.file.data(self.tensor), dtype=np.uint8).reshape(self.shape[0], -1)
+        wanted = data[first:last] if self.order is None else data[self.order[first:last].numpy()]
+        return np.ascontiguousarray(wanted)
 
 
 class GGUFSource:

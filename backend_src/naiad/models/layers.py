@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from naiad.config import ModelConfig
 from naiad.config.attention import RopeConfig
 from naiad.models.weights import Checkpoint, Weights
-from naiad_kernels.linear import LinearWeight, linear, prepare_linear
+from naiad_kernels.linear import LinearWeight, LoadOptions, linear, prepare_linear
+from naiad_kernels.native.nibbles import NibbleWeight
 from naiad_kernels.native.panels import narrowed
 from naiad_kernels.rms_norm import add_rms_norm, rms_norm
 from naiad_kernels.rotary import rotary_angles
@@ -35,11 +37,11 @@ def load_linear(
     sizes = list(zip(names, out_features, strict=True))
 
     def prepare(checkpoint: Checkpoint) -> LinearWeight:
-        parts = [checkpoint.take_matrix(f"{name}.weight", (size, in_features)) for name, size in sizes]
+        parts = [checkpoint.take_projection(f"{name}.weight", (size, in_features)) for name, size in sizes]
         bias = None
         if has_bias:
             bias = torch.cat([checkpoint.take(f"{name}.bias", (size,)) for name, size in sizes])
-        matrix = parts[0] if len(parts) == 1 else torch.cat(parts)
+        matrix = _joined(parts, checkpoint.options.dtype)
         del parts
         return prepare_linear(matrix, bias, checkpoint.options)
 
@@ -61,10 +63,25 @@ def load_embedding_and_head(config: ModelConfig, weights: Weights) -> tuple[torc
             head = embedding
         else:
             head = checkpoint.take_matrix("lm_head.weight", shape)
-        return prepare_linear(head, options=checkpoint.options)
+        return prepare_linear(head, options=_of_head(checkpoint.options))
 
     embedding = weights.prepared("model.embed_tokens", read_embedding)
     return embedding, weights.prepared("lm_head", prepare_head)
+
+
+def _joined(parts: Sequence[torch.Tensor | NibbleWeight], dtype: torch.dtype) -> torch.Tensor | NibbleWeight:
+    """One below the other. Numbers of four bits are kept if all parts have such, with one kind of offsets."""
+    if len(parts) == 1:
+        return parts[0]
+    kept = [each for each in parts if isinstance(each, NibbleWeight)]
+    if len(kept) == len(parts) and len({each.has_minimums for each in kept}) == 1:
+        return NibbleWeight.joined(kept)
+    return torch.cat([each.matrix().to(dtype) if isinstance(each, NibbleWeight) else each for each in parts])
+
+
+def _of_head(options: LoadOptions) -> LoadOptions:
+    """The head decides between tokens and would lose most by four bits: it keeps eight."""
+    return replace(options, quantization="int8") if options.quantization == "int4" else options
 
 
 def add_and_norm(

@@ -20,6 +20,7 @@ from typing import Any, cast, get_type_hints
 import torch
 
 import naiad_kernels.linear
+import naiad_kernels.native.nibbles
 import naiad_kernels.native.panels
 from naiad.config import ModelConfig
 from naiad.models.array_file import PAGE_BYTES, ArrayFile, ArrayFileError, ArrayWriter
@@ -36,6 +37,7 @@ _CODE = (
     *sorted(Path(__file__).parent.rglob("*.py")),
     *sorted(Path(naiad_kernels.linear.__file__).parent.glob("*.py")),
     Path(naiad_kernels.native.panels.__file__),
+    Path(naiad_kernels.native.nibbles.__file__),
 )
 # The file may be larger than the checkpoint: float32 for 16 bits, a tied head of its own, padding.
 _MAX_GROWTH = 4

@@ -10,10 +10,11 @@ import torch
 
 from naiad.config import ModelConfig
 from naiad.models.gguf_source import GGUFSource
-from naiad.models.quantised import WeightRows, materialised
+from naiad.models.quantised import WeightRows, kept_nibbles, materialised
 from naiad.models.safetensors_files import SafetensorsFiles
 from naiad.models.sources import SafetensorsSource, WeightSource
 from naiad_kernels.linear import LinearWeight, LoadOptions
+from naiad_kernels.native.nibbles import NibbleWeight
 
 Prepared = TypeVar("Prepared", bound="torch.Tensor | LinearWeight")
 
@@ -86,9 +87,24 @@ class Checkpoint:
         Raises:
             ModelError: as `take`.
         """
-        weight = self._source.read(name, shape)
+        return self._matrix(self._source.read(name, shape), shape)
+
+    def _matrix(self, weight: torch.Tensor | WeightRows, shape: tuple[int, ...]) -> torch.Tensor:
         is_kept = self.options.native and isinstance(weight, torch.Tensor) and weight.dtype == torch.bfloat16
         return self._copy(weight, shape, torch.bfloat16 if is_kept else self.options.dtype)
+
+    def take_projection(self, name: str, shape: tuple[int, int]) -> torch.Tensor | NibbleWeight:
+        """Read a weight as `take_matrix` does, or keep its numbers of four bits if the options ask for such.
+
+        Raises:
+            ModelError: as `take`.
+        """
+        weight = self._source.read(name, shape)
+        if self.options.quantization == "int4" and not isinstance(weight, torch.Tensor):
+            nibbles = kept_nibbles(weight)
+            if nibbles is not None:
+                return nibbles
+        return self._matrix(weight, shape)
 
     def prepared(self, name: str, make: Callable[[Checkpoint], Prepared]) -> Prepared:
         """Make it; see `Weights.prepared`."""

@@ -12,6 +12,7 @@ from naiad_kernels.linear.half_weight import HalfWeight
 from naiad_kernels.linear.onednn import OneDNNWeight
 from naiad_kernels.linear.options import LoadOptions
 from naiad_kernels.linear.plain import PlainWeight
+from naiad_kernels.native.nibbles import NibbleWeight
 from naiad_kernels.native.panels import NativeWeight
 from naiad_kernels.recording import recordable
 
@@ -34,22 +35,26 @@ class LinearWeight(Protocol):
 
 
 def prepare_linear(
-    matrix: torch.Tensor, bias: torch.Tensor | None = None, options: LoadOptions | None = None
+    matrix: torch.Tensor | NibbleWeight,
+    bias: torch.Tensor | None = None,
+    options: LoadOptions | None = None,
 ) -> LinearWeight:
-    """Choose the method for a full-precision weight and lay the weight out for it.
+    """Choose the method for a weight and lay the weight out for it.
 
     Drop `matrix` afterwards unless it is needed elsewhere.
 
     Args:
         matrix: `[out_features, in_features]`, floating dtype, on the device it will run on. Native kernels
-            that compute in float32 take bfloat16 too.
+            that compute in float32 take bfloat16 too, and numbers of four bits.
         bias: `[out_features]`, same dtype, or None.
         options: how the model is loaded; None: the defaults.
     """
+    if isinstance(matrix, NibbleWeight):
+        return NativeWeight.of_nibbles(matrix, bias)
     assert bias is None or bias.shape == matrix.shape[:1], bias.shape
     if options is not None and options.native:
-        if options.quantised:
-            return NativeWeight.quantised(matrix, bias)
+        if options.quantization != "none":
+            return _rounded(matrix, bias, options.quantization)
         return NativeWeight.of(matrix, bias, options.dtype)
     if options is not None and options.batch_invariant:
         return FixedOrderWeight(matrix.contiguous(), bias)
@@ -58,6 +63,14 @@ def prepare_linear(
     if onednn.can_pack(matrix):
         return OneDNNWeight.of(matrix, bias)
     return PlainWeight(matrix, bias)
+
+
+def _rounded(matrix: torch.Tensor, bias: torch.Tensor | None, quantization: str) -> NativeWeight:
+    """In four bits if float16 holds the scales, else in eight."""
+    nibbles = None
+    if quantization == "int4":
+        nibbles = NibbleWeight.aligned(matrix) or NibbleWeight.rounded(matrix)
+    return NativeWeight.quantised(matrix, bias) if nibbles is None else NativeWeight.of_nibbles(nibbles, bias)
 
 
 @recordable

@@ -17,11 +17,12 @@ class LoadOptions:
         batch_invariant: on a GPU, every bit of a token's result must be independent of the other tokens
             of the step.
         native: on a CPU, steps are recorded and run by the native kernels.
-        quantised: with native kernels, the weights of linear layers are rounded to eight bits.
+        quantization: with native kernels, how the weights of linear layers are rounded: "none", "int8" or
+            "int4".
     """
 
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     batch_invariant: bool = False
     native: bool = False
-    quantised: bool = False
+    quantization: str = "none"

@@ -44,6 +44,8 @@ class Product(IntEnum):
     BF16_BY_BF16 = 2
     INT8_BY_INT8 = 3
     FLOAT_BY_F16 = 4
+    INT4_BY_INT8 = 5
+    INT4_AND_MINIMUM_BY_INT8 = 6
 
 
 class Element(IntEnum):

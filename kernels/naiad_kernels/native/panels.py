@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from naiad_kernels.native.library import Matrix, Product
+from naiad_kernels.native.nibbles import NibbleWeight
 
 PANEL_OUTPUTS = 16
 # Inputs are padded to a multiple of this, and so are the rows of a tape's buffers.
@@ -46,7 +47,8 @@ class NativeWeight:
 
     Attributes:
         panels: `[num_panels, in_features padded / k, 16, k]`: float32 and float16 with k = 1, bfloat16 with
-            k = 2, or uint8 with k = 4, which holds whole numbers within ±127 plus 128.
+            k = 2, or uint8 with k = 4, which holds whole numbers within ±127 plus 128. In four bits
+            `[num_panels, in_features padded / 64, bytes]`, as `src/nibbles.h` says.
         bias: `[num_panels * 16]` float32, or None.
         scales: `[num_panels * 16]` float32, what a whole number stands for in each output; else None.
         product: what it is multiplied as.
@@ -93,6 +95,19 @@ class NativeWeight:
         whole = (matrix.float() / torch.where(scales > 0, scales, 1.0)[:, None]).round_()
         panels = _panels(whole.to(torch.int8), 4).view(torch.uint8).bitwise_xor_(128)
         return cls._of_panels(panels, bias, matrix, Product.INT8_BY_INT8, scales)
+
+    @classmethod
+    def of_nibbles(cls, weight: NibbleWeight, bias: torch.Tensor | None) -> NativeWeight:
+        """Lay out a weight of four bits.
+
+        Args:
+            weight: on the CPU.
+            bias: `[out_features]`, or None.
+        """
+        num_panels = -(-len(weight.numbers) // PANEL_OUTPUTS)
+        panels = weight.panels(num_panels, PANEL_OUTPUTS)
+        product = Product.INT4_AND_MINIMUM_BY_INT8 if weight.has_minimums else Product.INT4_BY_INT8
+        return cls._of_panels(panels, bias, weight.numbers, product)
 
     @classmethod
     def _of_panels(

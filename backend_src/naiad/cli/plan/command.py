@@ -133,7 +133,7 @@ def _cpu_replica(args: argparse.Namespace, directory: str, max_num_seqs: int) ->
     )
     costs, runner = measured_costs(config, max_num_seqs)
     kv_bits = 8 * runner.dtype.itemsize
-    weight_bits = 8 if args.quantization == "int8" else kv_bits
+    weight_bits = {"int8": 8, "int4": 5}.get(args.quantization, kv_bits)
     size = ModelSize.of(ModelConfig.from_directory(directory), weight_bits, kv_bits)
     num_tokens = runner.num_blocks * config.block_size
     return Replica(costs, size.num_bytes, size.kv_bytes, num_tokens * size.kv_bytes)

@@ -5,6 +5,6 @@ each format says how.
 """
 
 from naiad.models.quantised.layers import open_layer
-from naiad.models.quantised.rows import WeightRows, materialised
+from naiad.models.quantised.rows import WeightRows, kept_nibbles, materialised
 
-__all__ = ["WeightRows", "materialised", "open_layer"]
+__all__ = ["WeightRows", "kept_nibbles", "materialised", "open_layer"]

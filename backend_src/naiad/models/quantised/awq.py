@@ -17,6 +17,7 @@ from naiad.config.quantised.layers import AWQLayer
 from naiad.errors import ModelError
 from naiad.models.quantised.bits import unpack
 from naiad.models.quantised.stored import LayerTensors
+from naiad_kernels.native.nibbles import NibbleWeight
 
 _BITS = 4
 _NUMBERS = 8
@@ -52,6 +53,10 @@ class AWQRows:
             for each in (self.zeros, self.scales)
         )
         return numbers.float().sub_(zeros).mul_(scales)
+
+    def nibbles(self) -> NibbleWeight | None:
+        """Keep the numbers; see `WeightRows`."""
+        return NibbleWeight.of_zero_points(_in_order(self.words).T, self.scales.T, self.zeros.T)
 
 
 def open_awq(layer: AWQLayer, stored: LayerTensors) -> AWQRows:

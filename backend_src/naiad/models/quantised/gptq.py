@@ -18,7 +18,9 @@ import torch
 from naiad.config.quantised.layers import GPTQLayer
 from naiad.errors import ModelError
 from naiad.models.quantised.bits import num_words, unpack
+from naiad.models.quantised.rows import in_order
 from naiad.models.quantised.stored import LayerTensors
+from naiad_kernels.native.nibbles import NibbleWeight
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,6 +50,13 @@ class GPTQRows:
         numbers = unpack(self.words[:, first:last].T, self.bits, self.shape[1]).float()
         zeros, scales = (each[:, first:last].T[:, self.group_ids] for each in (self.zeros, self.scales))
         return numbers.sub_(zeros).mul_(scales)
+
+    def nibbles(self) -> NibbleWeight | None:
+        """Keep the numbers; see `WeightRows`."""
+        if self.bits != 4 or not in_order(self.group_ids, len(self.scales)):
+            return None
+        numbers = unpack(self.words.T, self.bits, self.shape[1])
+        return NibbleWeight.of_zero_points(numbers, self.scales.T, self.zeros.T)
 
 
 def open_gptq(layer: GPTQLayer, stored: LayerTensors) -> GPTQRows:

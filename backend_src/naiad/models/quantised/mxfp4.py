@@ -15,6 +15,7 @@ import torch
 
 from naiad.errors import ModelError
 from naiad.models.quantised.stored import LayerTensors
+from naiad_kernels.native.nibbles import NibbleWeight
 
 _GROUP = 32
 _BIAS = 127
@@ -45,6 +46,10 @@ class MXFP4Rows:
         values = _VALUES[nibbles].view(last - first, -1, _GROUP)
         exponents = self.exponents[first:last, :, None].int() - _BIAS
         return torch.ldexp(values, exponents).flatten(1)
+
+    def nibbles(self) -> NibbleWeight | None:
+        """None: floats are not evenly spaced; see `WeightRows`."""
+        return None
 
 
 def open_mxfp4(stored: LayerTensors) -> MXFP4Rows:

@@ -19,7 +19,9 @@ import torch
 from naiad.config.quantised.layers import PackedLayer
 from naiad.errors import ModelError
 from naiad.models.quantised.bits import WORD_BITS, num_padded_words, num_words, unpack, unpack_padded
+from naiad.models.quantised.rows import in_order
 from naiad.models.quantised.stored import LayerTensors
+from naiad_kernels.native.nibbles import NibbleWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,12 @@ class PackedRows:
         numbers = unpacked(self.words[first:last], self.bits, self.shape[1]).float()
         zeros, scales = (each[first:last][:, self.group_ids] for each in (self.zeros, self.scales))
         return numbers.sub_(zeros).mul_(scales)
+
+    def nibbles(self) -> NibbleWeight | None:
+        """Keep the numbers; see `WeightRows`."""
+        if self.bits != 4 or not in_order(self.group_ids, self.scales.shape[1]):
+            return None
+        return NibbleWeight.of_zero_points(unpack(self.words, 4, self.shape[1]), self.scales, self.zeros)
 
 
 def open_packed(layer: PackedLayer, stored: LayerTensors) -> PackedRows:

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from naiad.errors import ModelError
+from naiad_kernels.native.nibbles import NibbleWeight
 
 # A piece of a weight is computed in float32 and some integers; this bounds how many weights it has.
 _PIECE_WEIGHTS = 1 << 21
@@ -30,6 +31,34 @@ class WeightRows(Protocol):
             `[last − first, in]`, float32: exactly what is stored if the product of a number and its scale
             has at most 24 bits, else the nearest float32.
         """
+
+    def nibbles(self) -> NibbleWeight | None:
+        """What is stored, if it is numbers of four bits that the native kernels can keep; else None."""
+
+
+def in_order(group_ids: torch.Tensor, num_groups: int) -> bool:
+    """Whether groups are equally many inputs each, one group after the other.
+
+    Args:
+        group_ids: `[in]`, the group of each input.
+        num_groups: of the weight.
+    """
+    num_inputs = len(group_ids)
+    if num_inputs % num_groups:
+        return False
+    return torch.equal(group_ids, torch.arange(num_inputs) // (num_inputs // num_groups))
+
+
+def kept_nibbles(weight: WeightRows) -> NibbleWeight | None:
+    """The numbers of four bits of a weight that has such; see `WeightRows.nibbles`.
+
+    Raises:
+        ModelError: a weight is not finite; names file and tensor.
+    """
+    nibbles = weight.nibbles()
+    if nibbles is not None and not (nibbles.scales.isfinite().all() and nibbles.offsets.isfinite().all()):
+        raise ModelError(f"{weight.place}: a weight is not finite")
+    return nibbles
 
 
 def materialised(weight: WeightRows, dtype: torch.dtype) -> torch.Tensor:

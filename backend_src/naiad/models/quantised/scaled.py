@@ -17,6 +17,7 @@ import torch
 from naiad.config.quantised.layers import ScaledLayer
 from naiad.errors import ModelError
 from naiad.models.quantised.stored import SCALE_DTYPES, LayerTensors
+from naiad_kernels.native.nibbles import NibbleWeight
 
 _EXPONENTS = torch.float8_e8m0fnu
 _ACTIVATION_PARTS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
@@ -48,6 +49,10 @@ class ScaledRows:
         if self.zeros is not None:
             numbers.sub_(self.zeros[of_row][:, of_column])
         return numbers.mul_(self.scales[of_row][:, of_column])
+
+    def nibbles(self) -> NibbleWeight | None:
+        """None: bytes have more than four bits; see `WeightRows`."""
+        return None
 
 
 def open_scaled(layer: ScaledLayer, stored: LayerTensors) -> ScaledRows:

@@ -11,7 +11,9 @@ constexpr int64_t kInputsPerScale = 64;
 struct RoundedInputs {
   int8_t values[kInputsPerScale];
   float scale;
-  int32_t sum;  // of the values
+  int32_t group_sums[2];  // of the first 32 values, and of the others
+
+  int32_t sum() const { return group_sums[0] + group_sums[1]; }
 };
 
 // `stride` inputs from a row to the next.
@@ -35,7 +37,7 @@ NAIAD_INLINE void round_group(const float* in, RoundedInputs& out) {
   }
   const float top = max_lanes(largest), finite = sum_lanes(not_finite);
   out.scale = top / 127.0f + finite;
-  out.sum = 0;
+  out.group_sums[0] = out.group_sums[1] = 0;
   // Below it 127 / top would not be finite.
   if (!(out.scale > 1e-36f)) {
     if (out.scale == out.scale) out.scale = 0.0f;
@@ -44,7 +46,7 @@ NAIAD_INLINE void round_group(const float* in, RoundedInputs& out) {
   }
   const Floats factor = fill(127.0f / top);
   for (int64_t i = 0; i < kInputsPerScale; i += kLanes) store_int8(out.values + i, load(in + i) * factor);
-  for (int64_t i = 0; i < kInputsPerScale; i++) out.sum += out.values[i];
+  for (int64_t i = 0; i < kInputsPerScale; i++) out.group_sums[2 * i / kInputsPerScale] += out.values[i];
 }
 
 NAIAD_INLINE void round_row(const float* in, int64_t width, RoundedInputs* out) {

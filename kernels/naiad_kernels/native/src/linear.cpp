@@ -5,6 +5,7 @@
 #include "epilogue.h"
 #include "inputs.h"
 #include "kernels.h"
+#include "nibbles.h"
 #include "read_ahead.h"
 #include "simd.h"
 #include "tile_panels.h"
@@ -130,7 +131,7 @@ struct Int8ByInt8 {
                              Floats sums[ROWS][PANELS]) {
     Ints whole[ROWS][PANELS];
     for (int r = 0; r < ROWS; r++)
-      for (int p = 0; p < PANELS; p++) whole[r][p] = first_sum(x[r * stride].sum);
+      for (int p = 0; p < PANELS; p++) whole[r][p] = first_sum(x[r * stride].sum());
     for (int64_t four = 0; four < kInputsPerStep / 4; four++) {
       Bytes w[PANELS];
       const char* at[PANELS];
@@ -320,6 +321,8 @@ int64_t linear_shared_bytes(const NaiadRecord& record, const NaiadStep& step) {
     case NAIAD_BF16_BY_BF16:
       return step.num_tokens * inputs_of_row<RoundedByBf16>(record) * static_cast<int64_t>(sizeof(uint16_t));
     case NAIAD_INT8_BY_INT8:
+    case NAIAD_INT4_BY_INT8:
+    case NAIAD_INT4_AND_MINIMUM_BY_INT8:
       return step.num_tokens * inputs_of_row<RoundedByInt8>(record) * static_cast<int64_t>(sizeof(RoundedInputs));
     default: return 0;
   }
@@ -331,6 +334,8 @@ bool linear_takes_tiles(const NaiadRecord& record) {
 }
 
 void linear(const NaiadRecord& record, const Run& run, Member& member) {
+  using ByInt4 = Int4ByInt8<ZeroPoints>;
+  using ByInt4AndMinimum = Int4ByInt8<Minimums>;
   const NaiadBuffer& in = run.buffers[record.in];
   switch (record.matrix.product) {
     case NAIAD_FLOAT_BY_FLOAT: return compute_panels<FloatByFloat>(record, run, {in.data, in.stride}, member);
@@ -338,6 +343,10 @@ void linear(const NaiadRecord& record, const Run& run, Member& member) {
     case NAIAD_FLOAT_BY_F16: return compute_panels<FloatByF16>(record, run, {in.data, in.stride}, member);
     case NAIAD_BF16_BY_BF16:
       return compute_panels<RoundedByBf16>(record, run, rounded_rows<RoundedByBf16>(record, run, member), member);
+    case NAIAD_INT4_BY_INT8:
+      return compute_panels<ByInt4>(record, run, rounded_rows<ByInt4>(record, run, member), member);
+    case NAIAD_INT4_AND_MINIMUM_BY_INT8:
+      return compute_panels<ByInt4AndMinimum>(record, run, rounded_rows<ByInt4AndMinimum>(record, run, member), member);
     default:
       return compute_panels<RoundedByInt8>(record, run, rounded_rows<RoundedByInt8>(record, run, member), member);
   }

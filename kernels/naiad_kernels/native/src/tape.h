@@ -38,6 +38,8 @@ enum NaiadProduct : int32_t {
   NAIAD_BF16_BY_BF16 = 2,    // inputs rounded to bf16, sums in float32
   NAIAD_INT8_BY_INT8 = 3,    // inputs rounded to whole numbers within ±127, with a scale for each 64 of a row
   NAIAD_FLOAT_BY_F16 = 4,    // float32 inputs, float16 weights: products and sums are float32's
+  NAIAD_INT4_BY_INT8 = 5,    // the same inputs as NAIAD_INT8_BY_INT8; weights of four bits with scales and zero points
+  NAIAD_INT4_AND_MINIMUM_BY_INT8 = 6,  // likewise, with scales and minimums
 };
 
 enum NaiadElement : int32_t { NAIAD_FLOAT32 = 0, NAIAD_BFLOAT16 = 1, NAIAD_FLOAT16 = 2 };

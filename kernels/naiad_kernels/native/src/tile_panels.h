@@ -136,7 +136,7 @@ struct Int8Tiles {
         const char* at = reinterpret_cast<const char*>(inputs[tile].data + step) + row * inputs[tile].row_bytes;
         const RoundedInputs& x = *reinterpret_cast<const RoundedInputs*>(at);
         // What the 128 more of each weight add. All three are whole numbers that floats hold exactly.
-        const Floats excess = fill(static_cast<float>(128 * x.sum)), scale = fill(x.scale);
+        const Floats excess = fill(static_cast<float>(128 * x.sum())), scale = fill(x.scale);
         for (int p = 0; p < PANELS; p++) {
           float* sum = sums[tile * PANELS + p] + row * kLanes;
           store(sum, fma(load_whole(whole[tile * PANELS + p] + row * kLanes) - excess, scale, load(sum)));
