@@ -31,9 +31,15 @@ class Sent:
     """A request with this body."""
 
     headers: CIMultiDict[str] = CIMultiDict()
+    client_max_size = 1 << 20
 
-    async def read(self) -> bytes:
-        return json.dumps({"model": "m", "prompt": [5] * 60}).encode()
+    def __init__(self) -> None:
+        self.content = self
+        self._rest = json.dumps({"model": "m", "prompt": [5] * 60}).encode()
+
+    async def readany(self) -> bytes:
+        part, self._rest = self._rest, b""
+        return part
 
 
 class BusyModel:
@@ -72,7 +78,9 @@ def test_who_leaves_before_the_engine_has_the_request_pays_for_its_prompt(
         bodies = BodyReader(ThreadPoolExecutor(1), is_lenient=False)
         request: Any = Sent()
         answer = asyncio.create_task(GenerateRoutes(models, bodies, StreamWatch(60, 60)).completion(request))
-        await model.has_read.wait()
+        has_read = asyncio.create_task(model.has_read.wait())
+        await asyncio.wait([answer, has_read], return_when=asyncio.FIRST_COMPLETED)
+        assert has_read.done(), answer.exception()
         answer.cancel()
         await asyncio.wait([answer])
 
