@@ -27,13 +27,14 @@ from naiad.openai_server.streams import StreamWatch
 from naiad.tokenization import Tokenizer
 
 
-class Sent:
+class Sent(dict[str, Any]):
     """A request with this body."""
 
     headers: CIMultiDict[str] = CIMultiDict()
     client_max_size = 1 << 20
 
     def __init__(self) -> None:
+        super().__init__()
         self.content = self
         self._rest = json.dumps({"model": "m", "prompt": [5] * 60}).encode()
 
