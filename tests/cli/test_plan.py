@@ -88,7 +88,7 @@ def test_the_engines_scheduler_does_what_the_plan_says(share: float, prompt: int
     most = most_per_s(costs, Load(1.0, prompt, output), 32, Limits())
     draw, now_s = random.Random(5), 0.0
     arrivals: list[Arrival] = []
-    while len(arrivals) < 600:
+    while len(arrivals) < 1000:
         now_s += draw.expovariate(share * most)
         arrivals.append(Arrival(now_s, [draw.randrange(1000) for _ in range(prompt)], output))
     steps = StepSeconds(costs.constant_s, costs.prompt_token_s, costs.decode_row_s)
@@ -98,7 +98,7 @@ def test_the_engines_scheduler_does_what_the_plan_says(share: float, prompt: int
     assert found is not None
     inter_token_s = sum((each.last_s - each.first_s) / (output - 1) for each in outcomes) / len(outcomes)
     first_token_s = sum(each.first_s for each in outcomes) / len(outcomes)
-    assert found.inter_token_s == pytest.approx(inter_token_s, rel=0.2)
+    assert found.inter_token_s == pytest.approx(inter_token_s, rel=0.25)
     assert found.first_token_s == pytest.approx(first_token_s, rel=0.35)
 
 
