@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from naiad.frontend.field import FieldError, Scalar, shown
-from naiad.frontend.request_builder import check_beams, merge_aliases, required
+from naiad.frontend.request import check_beams, merge_aliases, required
 
 
 def test_an_alias_is_read_as_its_field() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from naiad.errors import InvalidRequestError
-from naiad.frontend.request_builder import read_retention
+from naiad.frontend.request import read_retention
 from naiad.sequence import KVRetention
 
 RANGES = {"starts": [0, 64], "ends": [64, -1], "priorities": [100, 0], "durations_ms": [1500, -1]}

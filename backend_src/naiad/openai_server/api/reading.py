@@ -14,8 +14,7 @@ from naiad.frontend.field import INT32_MAX, FieldError, Frontend, Kind, shown
 from naiad.frontend.fields import FIELD, fields_at
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import EncodedPrompt, PromptEncoder
-from naiad.frontend.request import GenerateRequest
-from naiad.frontend.request_builder import build_request
+from naiad.frontend.request import GenerateRequest, build_request
 from naiad.openai_server.api.bodies import ChatBody, CompletionBody, GenerationBody, Prompt, TokenizeBody
 from naiad.openai_server.api.chat_prompt import ChatPrompt, read_chat_prompt
 from naiad.openai_server.api.constraints.constraint import Constraint

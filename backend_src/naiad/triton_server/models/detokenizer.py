@@ -14,7 +14,7 @@ from naiad.config.model_location import model_directory
 from naiad.engine_process import AckRouter, runtime_directory
 from naiad.errors import InternalError, InvalidRequestError, NaiadError
 from naiad.frontend.field import Frontend
-from naiad.frontend.request_builder import required
+from naiad.frontend.request import required
 from naiad.parent_watch import end_with_parent
 from naiad.tokenization import TokenTable
 from naiad.triton_server.models import pb

@@ -13,8 +13,7 @@ from naiad.frontend.field import Field, FieldError, Frontend
 from naiad.frontend.fields import FIELD
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import EncodedPrompt
-from naiad.frontend.request import GenerateRequest, StopRequest, stop_request
-from naiad.frontend.request_builder import build_request, required
+from naiad.frontend.request import GenerateRequest, StopRequest, build_request, required, stop_request
 from naiad.sequence import TextContext
 from naiad.tokenization import unpack_word_list
 from naiad.triton_server.requests.tensors import (

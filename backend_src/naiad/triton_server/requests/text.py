@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping
 from naiad.frontend.field import Frontend
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import PromptEncoder
-from naiad.frontend.request import GenerateRequest, StopRequest, stop_request
-from naiad.frontend.request_builder import build_request
+from naiad.frontend.request import GenerateRequest, StopRequest, build_request, stop_request
 from naiad.triton_server.requests.tensors import (
     Array,
     RequestSource,

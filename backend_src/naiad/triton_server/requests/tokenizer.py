@@ -11,7 +11,7 @@ import numpy.typing as npt
 from naiad.frontend.field import Frontend
 from naiad.frontend.fields import FIELD, fields_at
 from naiad.frontend.prompt import EncodedPrompt, PromptEncoder
-from naiad.frontend.request_builder import required
+from naiad.frontend.request import required
 from naiad.tokenization import pack_word_list
 from naiad.triton_server.requests.tensors import (
     RequestSource,

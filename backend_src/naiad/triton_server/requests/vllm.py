@@ -15,8 +15,7 @@ from naiad.frontend.fields import FIELD, FIELDS, fields_at
 from naiad.frontend.grammar import structured_output_of
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import EncodedPrompt, PromptEncoder
-from naiad.frontend.request import GenerateRequest, StopRequest
-from naiad.frontend.request_builder import build_request
+from naiad.frontend.request import GenerateRequest, StopRequest, build_request
 from naiad.sequence import GrammarSpec
 from naiad.triton_server.requests.tensors import (
     Array,
