@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from multidict import CIMultiDict
 
+from helpers.sent_body import SentBody
 from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import PromptEncoder
@@ -25,22 +24,6 @@ from naiad.openai_server.body_reader import BodyReader
 from naiad.openai_server.generate import GenerateRoutes
 from naiad.openai_server.streams import StreamWatch
 from naiad.tokenization import Tokenizer
-
-
-class Sent(dict[str, Any]):
-    """A request with this body."""
-
-    headers: CIMultiDict[str] = CIMultiDict()
-    client_max_size = 1 << 20
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.content = self
-        self._rest = json.dumps({"model": "m", "prompt": [5] * 60}).encode()
-
-    async def readany(self) -> bytes:
-        part, self._rest = self._rest, b""
-        return part
 
 
 class BusyModel:
@@ -77,7 +60,7 @@ def test_who_leaves_before_the_engine_has_the_request_pays_for_its_prompt(
         model = BusyModel(reader)
         models: Any = SimpleNamespace(get=lambda _name: model)
         bodies = BodyReader(ThreadPoolExecutor(1), is_lenient=False)
-        request: Any = Sent()
+        request: Any = SentBody({"model": "m", "prompt": [5] * 60})
         answer = asyncio.create_task(GenerateRoutes(models, bodies, StreamWatch(60, 60)).completion(request))
         has_read = asyncio.create_task(model.has_read.wait())
         await asyncio.wait([answer, has_read], return_when=asyncio.FIRST_COMPLETED)

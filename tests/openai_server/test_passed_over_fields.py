@@ -1,32 +1,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from multidict import CIMultiDict
-
+from helpers.sent_body import SentBody
 from naiad.openai_server.api.bodies import DetokenizeBody
 from naiad.openai_server.body_reader import BodyReader
-
-
-class Sent:
-    """A request with this body."""
-
-    headers: CIMultiDict[str] = CIMultiDict()
-
-    def __init__(self, body: dict[str, Any]) -> None:
-        self._raw = json.dumps(body).encode()
-
-    async def read(self) -> bytes:
-        return self._raw
 
 
 def test_clients_cannot_make_the_server_remember_any_number_of_names() -> None:
     reader = BodyReader(ThreadPoolExecutor(1), is_lenient=True)
     names = [f"field{number}" for number in range(1000)] + ["x" * 10_000]
-    request: Any = Sent({"tokens": [1], **dict.fromkeys(names, 1)})
+    request: Any = SentBody({"tokens": [1], **dict.fromkeys(names, 1)})
     for _ in range(2):
         assert asyncio.run(reader.read(request, DetokenizeBody)).tokens == [1]
     assert reader.passed_over["field0"] == 2
