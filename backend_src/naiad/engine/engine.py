@@ -160,7 +160,7 @@ class Engine:
         if sequence.deadline_s is not None and sequence.arrival_s + expected_s > sequence.deadline_s:
             timeout_s = sequence.deadline_s - sequence.arrival_s
             raise UnavailableError(f"{QUEUE_IS_FULL}: {about}, and the request ends after {timeout_s:.3g} s")
-        self._forecast.remember(sequence)
+        self._forecast.remember(sequence.sequence_id, expected_s)
 
     def _grammar_of(self, request: EngineRequest) -> CompiledGrammar | None:
         spec = request.params.grammar
@@ -239,8 +239,9 @@ class Engine:
         outputs += self._record.take_starts(outputs)
         if step.rows:
             seconds, num_prompt_tokens = self._record.keep_step(self._scheduler)
-            num_admitted = self._scheduler.num_admissions - num_admissions
-            self._forecast.take_step(seconds, num_prompt_tokens, num_admitted, has_queue)
+            if self._target_first_token_s:
+                num_admitted = self._scheduler.num_admissions - num_admissions
+                self._forecast.take_step(seconds, num_prompt_tokens, num_admitted, has_queue)
         self._deadlines.forget_ended(len(self._live) + len(self._beams))
         return outputs
 

@@ -72,9 +72,9 @@ class FirstTokenForecast:
         """
         return self._margin * self._likely_seconds(sequence)
 
-    def remember(self, sequence: Sequence) -> None:
-        """Learn later how good the forecast is for this sequence, which is added next."""
-        self._expected_s[sequence.sequence_id] = self._likely_seconds(sequence)
+    def remember(self, sequence_id: int, seconds: float) -> None:
+        """Learn later how good this forecast is, which was just made for the sequence that is added next."""
+        self._expected_s[sequence_id] = seconds / self._margin
 
     def learn(self, sequence_id: int, seconds: float) -> None:
         """Take how long the first token of a sequence took after its arrival."""
