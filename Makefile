@@ -25,11 +25,13 @@ test: .venv/.installed
 	$(PYTEST_APART) -m "not slow and not sanitizer and not gpu and not server" $(ARGS)
 	$(PYTEST_APART) -m "server and not slow and not gpu" $(ARGS)
 
-# What an engine computes is tested on the native kernels, and on torch's ops as where there is no compiler.
+# What an engine computes is tested on the native kernels, and on torch's ops as where there is no compiler. The
+# fuzz of the engine has a runner that computes nothing, so it runs once.
 # Without a reorder the files with slow tests come first (tests/conftest.py).
 test-all: .venv/.installed sanitize
 	$(PYTEST_APART) --no-loadscope-reorder -m "not sanitizer and not gpu and not server" $(ARGS)
-	$(PYTEST_APART) -m "not gpu and not server" --cpu-kernels torch $(TORCH_TESTS) $(ARGS)
+	$(PYTEST_APART) -m "not gpu and not server" --cpu-kernels torch $(TORCH_TESTS) \
+		--ignore tests/engine/test_engine_fuzz.py $(ARGS)
 	$(PYTEST_APART) --no-loadscope-reorder -m "server and not gpu" $(ARGS)
 
 # The kernel tests with addresses and undefined behaviour checked, then replayed tapes with threads checked.

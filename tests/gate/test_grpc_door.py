@@ -275,7 +275,7 @@ def test_a_deadline_reaches_the_server() -> None:
         await setting.server.cancelled.wait()
         left_s = setting.server.calls[0][2]
         assert left_s is not None
-        assert left_s <= 3.0
+        assert left_s <= 3.1, "gRPC rounds a deadline up when it writes it, twice on this way"
 
     run(work)
 
