@@ -43,7 +43,7 @@ from naiad.triton_server.service.client_watch import (
     streams_to_poll,
     streams_to_probe,
 )
-from naiad.triton_server.service.lasting_stats import LastingStats
+from naiad.triton_server.service.lasting_stats import LastingStats, LastingUsage
 from naiad.triton_server.service.sender_pool import SenderPool
 
 NUM_SENDERS = 2
@@ -151,6 +151,7 @@ class LLMService:
         self.observations = Observations()
         self.forwarded = ForwardedObservations()
         self._stats = LastingStats()
+        self.usage = LastingUsage()
         self._pace = StepPace()
 
     @property
@@ -228,6 +229,7 @@ class LLMService:
         if self._recorder is not None:
             self._recorder.lose(sequence_ids)
         self._stats.lose()
+        self.usage.lose()
         self._has_news.set()
         with self._lock:
             ids = self._streams.keys() if sequence_ids is None else self._streams.keys() & sequence_ids
