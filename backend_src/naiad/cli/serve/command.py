@@ -48,6 +48,7 @@ from naiad.errors import ConfigError
 from naiad.line_file import prepare
 from naiad.openai_server.access.key_file import read_key_file
 from naiad.openai_server.access.policy import is_loopback
+from naiad.openai_server.fallbacks import Fallbacks
 from naiad.recording.record_file import RECORD_FILE, RECORD_PROMPTS
 from naiad.tracing.exporter import OTLP_ENDPOINT, Collector
 
@@ -81,6 +82,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     check_space(temporary, MIN_TEMP_BYTES, "the server", "make room, or set TMPDIR to another directory")
     source = find_repository(args.model_repository)
     _check_keys(args)
+    Fallbacks.parse("--openai-fallback", args.openai_fallback)
     if args.otlp_endpoint is not None:
         Collector.parse("--otlp-endpoint", args.otlp_endpoint)
     if args.record is not None:
@@ -213,6 +215,7 @@ def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> S
     options += [f"--allowed-origin={origin}" for origin in args.openai_allowed_origin]
     options += [f"--metrics-url=http://{metrics_address}/metrics"]
     options += ["--lenient"] if args.openai_lenient else []
+    options += [f"--fallback={pair}" for pair in args.openai_fallback]
     options += ["--metrics-open"] if args.metrics_open else []
     options += [f"--record={args.record.absolute()}"] if args.record is not None else []
     options += ["--record-prompts"] if args.record_prompts else []

@@ -18,7 +18,14 @@ from typing import Protocol
 from naiad.config.probe import PROBE_REQUEST_ID
 from naiad.engine_process import Ack
 from naiad.engine_process.observations import ForwardedObservations, Observations
-from naiad.errors import CancelledError, InternalError, NaiadError, UnavailableError, error_with_status
+from naiad.errors import (
+    CancelledError,
+    EngineLostError,
+    InternalError,
+    NaiadError,
+    UnavailableError,
+    error_with_status,
+)
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.request import GenerateRequest, StopRequest
 from naiad.frontend.request_families import CountedFates
@@ -235,11 +242,7 @@ class LLMService:
             ids = self._streams.keys() if sequence_ids is None else self._streams.keys() & sequence_ids
             lost = {id(stream): stream for stream, _ in map(self._streams.__getitem__, ids)}
         for stream in lost.values():
-            stream.fail(
-                InternalError(
-                    "the engine process ended while this request was running; it restarts by itself"
-                )
-            )
+            stream.fail(EngineLostError())
             self._senders.schedule(stream)
 
     def cancel_requests(self, request_id: str) -> None:
