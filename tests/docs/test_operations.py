@@ -13,7 +13,10 @@ import yaml
 
 from helpers.doc_names import ROOT
 from helpers.fake_metrics import FakeFamilies
+from naiad.engine_process.observations import ObservationBatch
+from naiad.outputs import EngineStats
 from naiad.triton_server.metrics.engine_metrics import Metrics
+from naiad.usage import COUNTED, TenantUsage
 
 FOLDER = ROOT / "docs" / "operations"
 # The server's own, with the reasons it gives.
@@ -22,8 +25,8 @@ REASONS = {"REJECTED", "CANCELED", "BACKEND", "OTHER"}
 # Prometheus adds these two.
 SCRAPED = {"instance", "job"}
 
-_METRIC = re.compile(r"(?<![\w:])(?:vllm:|nv_)\w+")
-_SELECTOR = re.compile(r"((?:vllm:|nv_)\w+|up)\{([^}]*)\}")
+_METRIC = re.compile(r"(?<![\w:])(?:vllm:|nv_|naiad_)\w+")
+_SELECTOR = re.compile(r"((?:vllm:|nv_|naiad_)\w+|up)\{([^}]*)\}")
 _MATCHER = re.compile(r'(\w+)\s*=~?\s*"([^"]*)"')
 _GROUPING = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
 
@@ -31,7 +34,8 @@ _GROUPING = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
 def exported() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
     """Series → its labels; label → the values it has."""
     families = FakeFamilies()
-    Metrics(families, "llm", "1", 2048)
+    used = [TenantUsage("label", *[1] * len(COUNTED))]
+    Metrics(families, "llm", "1", 2048, usages=lambda: used).update(EngineStats(), ObservationBatch())
     series: dict[str, set[str]] = {name: {"model", "version"} | labels for name, labels in SERVERS.items()}
     values: dict[str, set[str]] = {"reason": REASONS}
     for name, metric in families.metrics:
@@ -58,8 +62,12 @@ def rules() -> list[Any]:
     return [rule for group in groups for rule in group["rules"]]
 
 
+def graphs() -> list[Any]:
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+
+
 def expressions() -> Iterator[str]:
-    for panel in dashboard()["panels"]:
+    for panel in graphs():
         yield from (target["expr"] for target in panel["targets"])
     yield from (rule["expr"] for rule in rules())
 
@@ -87,7 +95,7 @@ def test_a_name_that_is_not_exported_is_found() -> None:
 
 def test_queries_of_the_dashboards_variables_name_what_is_exported() -> None:
     variables = {each["name"]: each for each in dashboard()["templating"]["list"]}
-    assert set(variables) == {"datasource", "instance", "model"}
+    assert set(variables) == {"datasource", "instance", "model", "price_per_hour"}
     for name in ("instance", "model"):
         assert set(_METRIC.findall(variables[name]["query"]["query"])) <= set(SERIES)
 
@@ -95,7 +103,7 @@ def test_queries_of_the_dashboards_variables_name_what_is_exported() -> None:
 def test_panels_have_titles_units_and_room() -> None:
     panels = dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    for panel in panels:
+    for panel in graphs():
         assert panel["title"]
         assert panel["description"]
         assert panel["fieldConfig"]["defaults"]["unit"]
