@@ -91,6 +91,9 @@ REFUSALS: list[tuple[GrammarKind, str, str]] = [
     (JSON, '{"properties": {"a": {"fooBar": 1}}}', "unknown keyword 'fooBar'"),
     (JSON, '{"$defs": {"a": {"anyOf": [{}, {"items": {"fooBar": 1}}]}}}', "unknown keyword 'fooBar'"),
     (JSON, '{"x-guidance": {"whitespace_pattern": " *"}}', "unknown keyword 'x-guidance'"),
+    (JSON, '{"x": 1}', "unknown keyword 'x'"),
+    (JSON, '{"id": {"type": "string"}}', "unknown keyword 'id'"),
+    (JSON, '{"properties": {"a": {"id": "http://example.com/"}}}', "unknown keyword 'id'"),
     (JSON, '{"type": "array", "uniqueItems": true}', "uniqueItems"),
     (JSON, '{"not": {"type": "string"}}', '"not"'),
     (JSON, '{"if": {}, "then": {}}', '"if"'),
@@ -127,6 +130,20 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert problem in message
     assert len(message) < 400
     assert "\n" not in message
+
+
+def test_extensions_and_the_identifier_of_draft_4_restrict_nothing(grammars: Grammars) -> None:
+    schema = {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "id": "http://example.com/a",
+        "x-kind": ["a"],
+        "properties": {"a": {"$ref": "#/definitions/b"}},
+        "required": ["a"],
+        "definitions": {"b": {"x-order": {"minimum": 5, "fooBar": 1}, "type": "integer"}},
+    }
+    spec = GrammarSpec(kind=JSON, source=json.dumps(schema))
+    assert accepts(grammars, spec, '{"a": 1}')
+    assert not accepts(grammars, spec, '{"a": "b"}')
 
 
 def test_properties_may_have_the_names_of_keywords(grammars: Grammars) -> None:
