@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLTokenizer
 
 from helpers.grammars import EOS_IDS, SPECS, VOCAB_SIZE, schema
 from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.errors import InvalidRequestError
 from naiad.grammar import Grammars, limits
+from naiad.grammar.compiling import compile_text
+from naiad.grammar.matcher import MaskFiller
 from naiad.sequence import GrammarKind, GrammarSpec
 
 JSON = GrammarKind.JSON_SCHEMA
@@ -242,6 +245,26 @@ def test_the_models_vocabulary_may_be_smaller_or_larger(folder: Path, vocab_size
     masks = filler.empty_masks(2)
     filler.fill(masks, {1: grammars.get(SPECS[0]).matcher()})
     assert masks.any(axis=1).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("max_length", [1, 4, 11, 40, None])
+def test_groups_of_tokens_change_no_mask(folder: Path, grammars: Grammars, max_length: int | None) -> None:
+    text = {"type": "string"} | ({} if max_length is None else {"maxLength": max_length})
+    spec = GrammarSpec(kind=JSON, source=json.dumps({"type": "array", "items": text}))
+    plain = LLTokenizer(
+        (folder / "tokenizer.json").read_text(), n_vocab=VOCAB_SIZE, eos_token=list(EOS_IDS), slices=[]
+    )
+    _, expected = compile_text(spec, plain)
+    found = grammars.get(spec).matcher()
+    filler = MaskFiller(plain, num_threads=1)
+    masks = filler.empty_masks(2)
+    for token_id in plain.tokenize_str('["quick brown é\\n\\u00e9 fox", ""'):
+        filler.fill(masks, {0: expected, 1: found})
+        assert (masks[0] == masks[1]).all()
+        expected.advance([token_id])
+        found.advance([token_id])
+        assert bool(expected.error) == bool(found.error)
+    assert max_length is None or max_length > 20 or expected.error
 
 
 def test_matchers_of_a_grammar_move_on_their_own(grammars: Grammars) -> None:

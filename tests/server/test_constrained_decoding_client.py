@@ -1,7 +1,7 @@
 """Sends what the client of Triton's tutorial on constrained decoding sends, and reads the answers as it does.
 
-The client asks the models of TensorRT-LLM, with instructions in its prompt or a logits processor; a grammar takes
-the place of the processor.
+The client asks the models of TensorRT-LLM, with instructions in its prompt or a logits processor, whose place
+a grammar takes.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from naiad.errors import InvalidRequestError, ModelError
 from naiad.gguf import GGUFFile
 from naiad.gguf.tokenizer import read_gguf_tokenizer
 
-# Tokens that are text of a JSON string, in groups by their length. A state that allows a whole group does not look at
-# its tokens one by one; with groups of this many lengths that holds near the end of a string with `maxLength` too.
+# Tokens that are text of a JSON string, in groups by their length. If a mask allows a whole group, llguidance
+# does not look at each token; with this many groups that holds near the end of a string with `maxLength` too.
 _OF_A_STRING = r'[^"\\\x00-\x1F\x7F]'
 _GROUPS = [*(f"{_OF_A_STRING}{{1,{length}}}" for length in (3, 6, 9, 12, 15, 30)), f"{_OF_A_STRING}+"]
 

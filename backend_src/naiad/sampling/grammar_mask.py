@@ -91,8 +91,8 @@ class GrammarMask:
     def allowed(self, rows: Sequence[RowState]) -> Tensor | None:
         """Return the bitmask of the tokens that each row may get; None: no row has a grammar.
 
-        It is `[len(rows), num_words]` int32, valid until the next call, and may have words for ids that the model
-        lacks. A row without a grammar may get every token.
+        It is `[len(rows), num_words]` int32, valid until the next call, and may have words for ids that the
+        model lacks. A row without a grammar may get every token.
         """
         states = [cast("GrammarState | None", row.states.get(self)) for row in rows]
         if not any(states):
