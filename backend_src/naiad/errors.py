@@ -57,6 +57,14 @@ class InternalError(NaiadError):
     """A fault of ours, confined to the request for which it is raised."""
 
 
+class EngineLostError(InternalError):
+    """The engine process ended while it worked for the request; it restarts by itself."""
+
+    def __init__(self) -> None:
+        """Say so."""
+        super().__init__("the engine process ended while this request was running; it restarts by itself")
+
+
 def error_with_status(status: Status, message: str) -> NaiadError:
     """Make the error for a status that another process reported."""
     kinds: dict[Status, type[NaiadError]] = {

@@ -20,6 +20,7 @@ from naiad.grammar import Grammars
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
 from naiad.snapshot import EngineSnapshot
+from naiad.usage import TenantUsage
 
 # A step that comes late is followed by faster ones, to make up for at most this delay.
 _MAX_DEBT_S = 0.1
@@ -79,6 +80,10 @@ class FastEngine:
             total_prompt_tokens=self._num_prompt_tokens,
             total_generation_tokens=self._num_generation_tokens,
         )
+
+    def usages(self) -> list[TenantUsage]:
+        """Return nothing: nobody is charged here."""
+        return []
 
     def snapshot(self) -> EngineSnapshot:
         """Return the gauges; nothing else is known here."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.accounts import ExpectedAccounts
 from helpers.engine_drive import EngineDrive, GuessingDrafter, solo_beams, solo_tokens
 from helpers.fake_draft_runner import FakeDraftRunner
 from helpers.fake_runner import FakeRunner
@@ -67,6 +68,7 @@ class _Fuzz:
         self.prefixes = [[self.rng.randrange(50) for _ in range(12)] for _ in range(3)]
         self.asked: dict[int, _Asked] = {}
         self.num_searches = self.num_described = 0
+        self.accounts = ExpectedAccounts(self.drive)
 
     def _make_drafter(self, kv_cache: KVCacheManager, target: FakeRunner) -> Drafter | None:
         kind = self.rng.choice(self.kinds)
@@ -96,11 +98,13 @@ class _Fuzz:
             elif roll < 0.31 and self.asked:
                 self.drive.runner.failing.add(self.rng.choice(list(self.asked)))
             else:
-                self.drive.now += 0.1
+                self.accounts.pass_time(0.1)
                 self.drive.step()
             if number % 10 == 0:
                 check_snapshot(self.drive)
-        self.drive.run()
+        while self.drive.engine.has_work:
+            self.accounts.pass_time(0.1)
+            self.drive.step()
         check_snapshot(self.drive)
 
     def _add(self) -> None:
@@ -174,6 +178,7 @@ class _Fuzz:
         assert drive.engine.stats().num_used_blocks == 0
         assert not drive.scheduler.leaving
         assert not drive.runner.under_way
+        self.accounts.check()
         if isinstance(self.drafter, GuessingDrafter):
             assert not self.drafter.live
         for sequence_id, asked in self.asked.items():

@@ -64,6 +64,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "fetch-model": ("naiad.cli.main", "fetch-model"),
     "plan": ("naiad.cli.main", "plan"),
     "naiad replay": ("naiad.cli.main", "replay"),
+    "naiad report": ("naiad.cli.main", "report"),
     "throughput": ("naiad.cli.main", "bench", "throughput"),
     "naiad": ("naiad.cli.main",),
     "naiad_client": ("naiad_client",),
@@ -90,6 +91,7 @@ _COMMAND_OF_LINE = (
     (re.compile(r"\bnaiad fetch-model\b"), "fetch-model"),
     (re.compile(r"\bnaiad plan\b"), "plan"),
     (re.compile(r"\bnaiad replay\b"), "naiad replay"),
+    (re.compile(r"\bnaiad report\b"), "naiad report"),
     *(
         (re.compile(rf"\bnaiad repository {action}\b"), f"repository {action}")
         for action in ("create", "add", "remove", "list", "check")

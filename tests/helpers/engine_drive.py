@@ -86,7 +86,9 @@ class EngineDrive:
         self.prompt_log_probs: dict[int, list[tuple[int, int]]] = {}
         self.runner = FakeRunner(num_blocks, block_size)
         max_step_tokens = max(budget, max_num_seqs)
-        kv_cache = KVCacheManager(num_blocks, block_size, prefix_cache, max_step_tokens=max_step_tokens)
+        kv_cache = KVCacheManager(
+            num_blocks, block_size, prefix_cache, lambda: self.now, max_step_tokens=max_step_tokens
+        )
         speculator = None
         if make_drafter is not None:
             drafter = make_drafter(kv_cache, self.runner)

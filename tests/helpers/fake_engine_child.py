@@ -19,6 +19,7 @@ from naiad.errors import InvalidRequestError, ModelError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason, GrammarSpec
 from naiad.snapshot import EngineSnapshot, SequenceRow
+from naiad.usage import TenantUsage
 
 REFUSED_ID = 900
 FAILING_ID = 901
@@ -113,6 +114,9 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self._live), max_num_seqs=8, total_steps=self._num_steps)
+
+    def usages(self) -> list[TenantUsage]:
+        return []
 
     def snapshot(self) -> EngineSnapshot:
         rows = [

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from perf.server.span_collector import Received, span_collector
 
 from helpers.scripted_model import scripted_model
-from helpers.span_collector import Received, span_collector
 from naiad.tracing.request_trace import Tracer
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

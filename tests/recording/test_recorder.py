@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from naiad.errors import ConfigError
+from naiad.line_file import prepare
 from naiad.outputs import RequestOutput
-from naiad.recording.record_file import MAX_WAITING, RecordFile, prepare
+from naiad.recording.record_file import MAX_WAITING, RecordFile
 from naiad.recording.recorder import Recorder
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams, TextContext
 
@@ -41,7 +42,7 @@ class Door:
 
     def __init__(self, path: Path, *, with_prompts: bool) -> None:
         self.path = path
-        prepare(path)
+        prepare("--record", path)
         self.file = RecordFile(path)
         self.recorder = Recorder(self.file, "triton", lambda: "model", with_prompts=with_prompts)
 
@@ -130,16 +131,16 @@ def test_too_many_records_are_dropped(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "r"
-    prepare(path)
+    prepare("--record", path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    prepare(path)
+    prepare("--record", path)
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="mode 0600"):
-        prepare(path)
+        prepare("--record", path)
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(ConfigError, match="--record"):
-        prepare(tmp_path / "link")
+        prepare("--record", tmp_path / "link")
     with pytest.raises(ConfigError, match="--record"):
-        prepare(tmp_path / "none" / "r")
+        prepare("--record", tmp_path / "none" / "r")
     with pytest.raises(ConfigError, match="--record"):
-        prepare(tmp_path)
+        prepare("--record", tmp_path)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from perf.server.span_collector import Received, SpanCollector, span_collector
 
 from helpers.server import Leaving, Server, start_server
-from helpers.span_collector import Received, SpanCollector, span_collector
 
 ROOMY = "64000000"
 PHASES = ["read", "queue", "prefill", "decode", "send"]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from helpers.openai_api import post
 from helpers.raw_grpc import ENDLESS, Outcome, Stream, ask, llm_inputs, text_inputs
 from helpers.server import Leaving, Server, eventually, running
 from helpers.tiny_repository import add_to_repository, create_repository, tiny_checkpoint
 
 PREFIXES = ("", "second_")
+# The models' names in the repository and at the OpenAI API.
+FIRST, SECOND = "first", "second"
 BUDGETS = {"llm": 40_000_000, "second_llm": 1_000_000}
 # A block has 64 tokens, each with keys and values in float32 for 2 heads of each of 3 layers.
 BLOCK_BYTES = 64 * 2 * 3 * 2 * 10 * 4
@@ -29,8 +34,9 @@ def both(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory, leaving: Leav
     limits = ("--max-num-seqs", "8", "--max-model-len", "32768")
     create_repository(repository, tiny_dir, *limits, *budgets["llm"])
     limits = ("--max-num-seqs", "4", "--max-model-len", "1024")
-    add_to_repository(repository, other, "second", *limits, *budgets["second_llm"])
-    with running(leaving, repository) as server:
+    add_to_repository(repository, other, SECOND, *limits, *budgets["second_llm"])
+    options = ("--openai-port", "0", "--openai-fallback", f"{SECOND}={FIRST}")
+    with running(leaving, repository, *options) as server:
         yield server
 
 
@@ -114,3 +120,30 @@ def test_a_killed_engine_leaves_the_other_unharmed(both: Server) -> None:
     assert greedy(both, "").text == expected
     eventually(lambda: not greedy(both, "second_").errors, 30)
     assert engine_of(both, "llm").parent() == stub
+
+
+def test_the_first_answers_for_the_second_while_that_is_away(both: Server) -> None:
+    def answering_model() -> str:
+        status, _, raw = post(both, "/v1/completions", {"model": SECOND, "prompt": "a", "max_tokens": 2})
+        assert status == 200, raw
+        return str(json.loads(raw)["model"])
+
+    models = f"{both.openai}/models"
+    eventually(lambda: SECOND in urllib.request.urlopen(models).read().decode())
+    assert answering_model() == SECOND
+    engine = engine_of(both, "second_llm")
+    owner = engine.parent()
+    assert owner is not None
+    # Until its owner goes on, the engine does not come back.
+    owner.send_signal(signal.SIGSTOP)
+    try:
+        engine.send_signal(signal.SIGKILL)
+        eventually(lambda: answering_model() == FIRST)
+    finally:
+        owner.send_signal(signal.SIGCONT)
+    with urllib.request.urlopen(f"{both.openai.removesuffix('/v1')}/metrics") as answer:
+        page = answer.read().decode()
+    (line,) = [each for each in page.splitlines() if each.startswith("naiad_openai_fallbacks_total{")]
+    assert f'model="{SECOND}"' in line
+    assert f'fallback="{FIRST}"' in line
+    eventually(lambda: answering_model() == SECOND)

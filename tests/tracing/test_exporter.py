@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
+from perf.server.span_collector import span_collector
 
 from helpers.ports import free_port
-from helpers.span_collector import span_collector
 from naiad.errors import ConfigError
 from naiad.tracing.exporter import MAX_WAITING, Collector, SpanExporter
 from naiad.tracing.span import Span, SpanKind, Value

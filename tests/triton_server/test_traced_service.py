@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from helpers.span_collector import SpanCollector, span_collector
+from perf.server.span_collector import SpanCollector, span_collector
+
 from helpers.triton_server_doubles import (
     LIMITS,
     LLM_SHAPE,

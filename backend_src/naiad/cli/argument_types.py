@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
+from pathlib import Path
 
 _MAX_PORT = 65535
 
@@ -18,6 +20,21 @@ def at_least(least: int) -> Callable[[str], int]:
         return value
 
     return read
+
+
+def above_0(text: str) -> float:
+    """A finite number above 0.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is not one.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number > 0")
+    return value
 
 
 def port_or_off(text: str) -> int | None:
@@ -50,3 +67,12 @@ def some_text(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError(f"{text!r}: expected a name")
     return text
+
+
+def absolute_path(text: str) -> Path:
+    """A path, made absolute: other processes have other working directories.
+
+    Raises:
+        argparse.ArgumentTypeError: it is empty.
+    """
+    return Path(some_text(text)).absolute()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from naiad.cli.argument_types import at_least, some_text
+from naiad.cli.argument_types import absolute_path, at_least, some_text
 from naiad.config.engine_config import (
     CPU_KERNELS,
     DEVICES,
@@ -134,6 +134,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         "--enable-prefix-caching",
         choices=("true", "false"),
         help="reuse the KV cache of earlier prompts and outputs",
+    )
+    add(
+        "--usage-file",
+        type=absolute_path,
+        metavar="FILE",
+        help="append what each tenant uses every few seconds, for `naiad report`; only you may read it",
     )
     _add_queue(engine)
     _add_speculation(engine)

@@ -23,6 +23,7 @@ _COMMANDS = {
     "doctor": ("naiad.cli.doctor.command", "print what this machine offers and what Naiad will use"),
     "plan": ("naiad.cli.plan.command", "predict replicas, latency and cost of a load"),
     "completion": ("", "print what makes a shell complete these commands and options"),
+    "report": ("naiad.cli.report", "print what each tenant has used and what it costs"),
     "replay": ("naiad.cli.replay.command", "play recorded requests again and compare what they give"),
     "bench": ("naiad.cli.bench.command", "measure the engine"),
 }

@@ -87,6 +87,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lenient", action="store_true", help="pass over unknown fields of requests instead of refusing them"
     )
     add(
+        "--fallback",
+        action="append",
+        default=[],
+        metavar="MODEL=OTHER",
+        help="the model OTHER answers requests for MODEL while MODEL cannot; may be repeated",
+    )
+    add(
         "--api-keys",
         type=Path,
         metavar="FILE",
@@ -140,6 +147,7 @@ def run(args: argparse.Namespace) -> int:
     from naiad.openai_server.access.gate import Gate
     from naiad.openai_server.app import ServerOptions
     from naiad.openai_server.engines.remote.models import RemoteServer
+    from naiad.openai_server.fallbacks import Fallbacks
     from naiad.openai_server.serving import serve, write_log
     from naiad.tracing.exporter import Collector
 
@@ -164,6 +172,7 @@ def run(args: argparse.Namespace) -> int:
         metrics_url=args.metrics_url,
         families=families,
         header_timeout_s=args.header_timeout_s,
+        fallbacks=Fallbacks.parse("--fallback", args.fallback),
         collector=collector,
     )
     write_log(args.log_format)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import get_type_hints
 
 from naiad.config.cores import core_ids
@@ -82,6 +83,7 @@ class EngineConfig:
         draft_model: for "draft_model": directory of a checkpoint with the same vocabulary.
         num_draft_layers: for "self": the number of layers. 0: a quarter of them.
         num_speculative_tokens: maximum draft tokens of a sequence in a step, 1 … 16.
+        usage_file: absolute path of the file that gets what each tenant uses, as lines of JSON. Empty: none.
     """
 
     model_dir: str
@@ -113,6 +115,7 @@ class EngineConfig:
     draft_model: str = ""
     num_draft_layers: int = 0
     num_speculative_tokens: int = 8
+    usage_file: str = ""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -139,6 +142,8 @@ class EngineConfig:
         self._check_kv_cache()
         self._check_queue()
         self._check_speculation()
+        if self.usage_file and not Path(self.usage_file).is_absolute():
+            raise ConfigError("usage_file", self.usage_file, "an absolute path")
 
     def _check_quantization(self) -> None:
         if self.quantization not in QUANTIZATIONS:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from naiad.engine.accounts import Accounts
 from naiad.engine.beam_groups import BeamGroups
 from naiad.engine.deadlines import Deadlines
 from naiad.engine.live_sequence import LiveSequence, TextState
@@ -41,6 +42,7 @@ from naiad.sequence import (
     TextContext,
 )
 from naiad.snapshot import EngineSnapshot
+from naiad.usage import TenantUsage
 
 
 class Engine:
@@ -92,7 +94,7 @@ class Engine:
         # Outputs for the next step: aborting a search ends several ids, but `abort` returns one output.
         self._late: list[RequestOutput] = []
         self._deadlines = Deadlines(lambda each: each in self._live or each in self._beams)
-        self._record = StepRecord(model_runner)
+        self._record = StepRecord(model_runner, Accounts(kv_cache.block_seconds))
         self._overlaps = overlaps
         self.grammars = grammars
         self._target_first_token_s = target_first_token_s
@@ -249,6 +251,10 @@ class Engine:
         """A copy of the gauges and totals as they are now."""
         return self._record.stats(self._scheduler)
 
+    def usages(self) -> list[TenantUsage]:
+        """What each tenant has used until now."""
+        return self._record.accounts.usages()
+
     def snapshot(self) -> EngineSnapshot:
         """What the engine is doing now, for people who watch it."""
         return take_snapshot(self._scheduler, self._record, self._clock())
@@ -291,8 +297,8 @@ class Engine:
             return self._beams.fail(sequence_id, error)
         outputs = self._beams.take(sequence_id, result) if row.samples else []
         if outputs:
-            self._record.num_prompt_tokens += sequence.num_prompt_tokens
-            self._record.num_generation_tokens += sum(len(output.token_ids) for output in outputs)
+            self._record.take_prompt(sequence)
+            self._record.take_output(sequence, sum(len(output.token_ids) for output in outputs))
         return outputs
 
     def _take_new_tokens(self, live: LiveSequence, result: ModelOutput) -> RequestOutput | None:
@@ -304,7 +310,7 @@ class Engine:
         num_new = len(result.sampled_token_ids[sequence.sequence_id])
         num_before = sequence.num_tokens - num_new
         if num_before == sequence.num_prompt_tokens:
-            self._record.num_prompt_tokens += sequence.num_prompt_tokens
+            self._record.take_prompt(sequence)
             self._forecast.learn(sequence.sequence_id, sequence.first_token_s - sequence.arrival_s)
         stop, num_known = first_stop(sequence, num_before)
         has_end = stop is not None and not stop.keeps_token
@@ -312,7 +318,7 @@ class Engine:
         token_ids = sequence.token_ids[num_before : num_before + num_output]
         live.take_token_details(result, num_output, has_end)
         output = live.output(token_ids, is_last=stop is not None)
-        self._record.num_generation_tokens += len(output.token_ids)
+        self._record.take_output(sequence, len(output.token_ids))
         if output.is_cut:
             output.finish_reason = FinishReason.STOP
         elif stop is not None:
@@ -351,7 +357,7 @@ class Engine:
         """End a sequence early; the output holds the tokens that were held back."""
         output = live.output([], is_last=True)
         output.finish_reason = reason
-        self._record.num_generation_tokens += len(output.token_ids)
+        self._record.take_output(live.sequence, len(output.token_ids))
         self._leave(live.sequence)
         return output
 

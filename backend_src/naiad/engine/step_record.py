@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
+from naiad.engine.accounts import Accounts
 from naiad.engine.step_history import StepHistory
 from naiad.engine.step_runner import StepRunner
 from naiad.outputs import EngineStats, MemoryUse, ModelOutput, RequestOutput, StepRow
@@ -23,18 +24,21 @@ class StepRecord:
         num_prompt_tokens: number of prompt tokens of the sequences that have had a token.
         num_generation_tokens: number of output tokens that have been sent.
         history: what the last steps computed.
+        accounts: what each tenant has used.
     """
 
-    def __init__(self, runner: StepRunner) -> None:
+    def __init__(self, runner: StepRunner, accounts: Accounts) -> None:
         """Start from zero; `stats` asks the runner for its memory use and its late compiles."""
+        self.accounts = accounts
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         self._started: list[int] = []
         self._num_steps = 0
         self._num_context_tokens = 0
         self.history = StepHistory()
-        # Begin, prompt tokens and decoding rows of the steps that have been launched; two at most.
-        self._launched: deque[tuple[float, int, int]] = deque()
+        # Begin, prompt tokens, decoding rows and tenants' tokens of the steps that have been launched; two at
+        # most.
+        self._launched: deque[tuple[float, int, int, dict[str, int]]] = deque()
         self._ended_s = self._kept_s = 0.0
         self._runner = runner
         self._memory = MemoryUse()
@@ -53,7 +57,19 @@ class StepRecord:
                 self._num_context_tokens += min(len(row.token_ids), sequence.num_prompt_tokens - row.start)
                 num_prefill_rows += 1
         if rows:
-            self._launched.append((now_s, self._num_context_tokens, len(rows) - num_prefill_rows))
+            tokens = self.accounts.split(rows, running)
+            num_decode_rows = len(rows) - num_prefill_rows
+            self._launched.append((now_s, self._num_context_tokens, num_decode_rows, tokens))
+
+    def take_prompt(self, sequence: Sequence) -> None:
+        """Count the prompt of a sequence that has got its first token."""
+        self.num_prompt_tokens += sequence.num_prompt_tokens
+        self.accounts.charge_prompt(sequence)
+
+    def take_output(self, sequence: Sequence, num_tokens: int) -> None:
+        """Count tokens that are sent."""
+        self.num_generation_tokens += num_tokens
+        self.accounts.charge_output(sequence.tenant, num_tokens)
 
     def take_starts(self, outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
         """Return outputs that report the sequences started since the last call, except those in `outputs`."""
@@ -80,7 +96,7 @@ class StepRecord:
         Returns:
             The seconds that it took after the step before it, and the number of prompt tokens.
         """
-        begin_s, num_context_tokens, num_decode_rows = self._launched.popleft()
+        begin_s, num_context_tokens, num_decode_rows, tokens = self._launched.popleft()
         drafts = scheduler.speculator.totals if scheduler.speculator is not None else _NO_DRAFTS
         self.history.add(
             (
@@ -95,7 +111,9 @@ class StepRecord:
             )
         )
         begin_s, self._kept_s = max(begin_s, self._kept_s), self._ended_s
-        return self._ended_s - begin_s, num_context_tokens
+        seconds = self._ended_s - begin_s
+        self.accounts.charge_step(tokens, seconds)
+        return seconds, num_context_tokens
 
     def stats(self, scheduler: Scheduler) -> EngineStats:
         """The gauges and totals as they are now."""

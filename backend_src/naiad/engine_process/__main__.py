@@ -52,7 +52,8 @@ def main() -> NoReturn:
         return build_engine(config)
 
     limits = QueueLimits(config.max_num_seqs, config.max_queued_requests, config.max_queued_tokens)
-    serve(build, socket_path, parent_pid, limits, Checkpoint.of(config))
+    usage_file = Path(config.usage_file) if config.usage_file else None
+    serve(build, socket_path, parent_pid, limits, Checkpoint.of(config), usage_file)
 
 
 if __name__ == "__main__":

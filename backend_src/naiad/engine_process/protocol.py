@@ -18,6 +18,7 @@ from naiad.frames import MAX_FRAME_BYTES, frame
 from naiad.outputs import EngineStats, RequestOutput, TokenLogProbs
 from naiad.sequence import EngineRequest
 from naiad.snapshot import EngineSnapshot
+from naiad.usage import TenantUsage
 
 # Limit of the logits and of the prompts' log-probabilities in one message; the other half of a frame is
 # ample for everything else.
@@ -141,7 +142,13 @@ class SnapshotTaken(msgspec.Struct, tag="snapshot", frozen=True):
     own_ids: dict[int, int]
 
 
-EngineMessage = Ready | StartFailed | StepDone | StopRequests | Observed | SnapshotTaken
+class UsageReport(msgspec.Struct, tag="usage", frozen=True):
+    """What each tenant has used since the engine's start; sent to the owner every few seconds."""
+
+    usages: list[TenantUsage]
+
+
+EngineMessage = Ready | StartFailed | StepDone | StopRequests | Observed | SnapshotTaken | UsageReport
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from naiad.kv_cache.block_map import block_map
+from naiad.kv_cache.block_seconds import BlockSeconds
 from naiad.kv_cache.kv_group import KVGroup, KVGroupSpec
 from naiad.kv_cache.prefix_cache import NO_BLOCK, BlockName, CachedBlock, PrefixCache
 from naiad.sequence import Sequence as EngineSequence
@@ -30,6 +31,7 @@ class KVCacheManager:
         has_windows: whether `leave_window` does anything.
         num_queried_tokens, num_hit_tokens: prompt tokens of sequences that were admitted for the first
             time, and how many of them had their KV in the prefix cache.
+        block_seconds: how long tenants have held blocks.
     """
 
     def __init__(
@@ -55,8 +57,9 @@ class KVCacheManager:
         assert None not in windows[1:] or windows[0] is None, "groups with full attention come first"
         assert max_step_tokens or not self.has_windows, "max_step_tokens is missing"
         assert prefix_cache is None or prefix_cache.windows == tuple(windows)
+        self.block_seconds = BlockSeconds(clock)
         self.groups = tuple(
-            KVGroup(index, spec, block_size, max_step_tokens, prefix_cache, clock)
+            KVGroup(index, spec, block_size, max_step_tokens, prefix_cache, clock, self.block_seconds)
             for index, spec in enumerate(specs)
         )
         self._block_size = block_size
@@ -208,7 +211,7 @@ class KVCacheManager:
             if length - len(table) > group.pool.num_free:
                 return False
         for group, table, length in zip(self.groups, sequence.block_tables, lengths, strict=True):
-            group.lengthen(table, length)
+            group.lengthen(table, length, sequence.tenant)
         return True
 
     def extend(self, sequence: EngineSequence, num_tokens: int) -> int:
@@ -221,14 +224,14 @@ class KVCacheManager:
         for group, table in zip(self.groups, sequence.block_tables, strict=True):
             length = min(length, len(table) + group.pool.num_free)
         for group, table in zip(self.groups, sequence.block_tables, strict=True):
-            group.lengthen(table, length)
+            group.lengthen(table, length, sequence.tenant)
         return min(num_tokens, min(map(len, sequence.block_tables)) * self._block_size)
 
     def trim(self, sequence: EngineSequence) -> None:
         """Free the blocks after those of the known tokens; they were for drafts."""
         num_kept = self.num_blocks_for(sequence.num_tokens)
         for group, table in zip(self.groups, sequence.block_tables, strict=True):
-            group.shorten(table, num_kept)
+            group.shorten(table, num_kept, sequence.tenant)
 
     def publish(self, sequence: EngineSequence, num_tokens: int) -> None:
         """Publish a sequence's full blocks up to `num_tokens`; the step that is being made fills them.
@@ -353,5 +356,5 @@ class KVCacheManager:
         self._named_id = -1  # the tokens of a running sequence may be replaced
         tables.extend([] for _ in range(len(self.groups) - len(tables)))
         for group, table, blocks, length in zip(self.groups, tables, shared, lengths, strict=True):
-            group.fill(table, blocks, length)
+            group.fill(table, blocks, length, sequence.tenant)
         return True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from naiad.kv_cache.block_pool import BlockPool
+from naiad.kv_cache.block_seconds import BlockHolders, BlockSeconds
 from naiad.kv_cache.prefix_cache import NO_BLOCK, CachedBlock, PrefixCache, first_block_in_window
 from naiad.kv_cache.retention import BlockRetention
 from naiad.sequence import Sequence as EngineSequence
@@ -55,6 +56,7 @@ class KVGroup:
         max_step_tokens: int,
         prefix_cache: PrefixCache | None,
         clock: Callable[[], float] = time.monotonic,
+        block_seconds: BlockSeconds | None = None,
     ) -> None:
         """Start with all blocks free.
 
@@ -65,6 +67,7 @@ class KVGroup:
             max_step_tokens: maximum tokens of one sequence in one step.
             prefix_cache: shared by all groups.
             clock: returns seconds.
+            block_seconds: adds up what tenants hold; None: an object of its own.
         """
         self.index = index
         self.window = spec.window
@@ -76,6 +79,7 @@ class KVGroup:
         self.draft_fills = [0] * spec.num_blocks
         self._block_size = block_size
         self._prefix_cache = prefix_cache
+        self._holders = BlockHolders(block_seconds or BlockSeconds(clock))
 
     def first_seen(self, num_computed_tokens: int) -> int:
         """The index of the first block that the token after this many others attends to."""
@@ -99,26 +103,30 @@ class KVGroup:
         num_revived = sum(block_id != NO_BLOCK and self.pool.ref_count(block_id) == 0 for block_id in shared)
         return length - len(shared) + num_revived
 
-    def fill(self, table: list[int], shared: Sequence[int], length: int) -> None:
-        """Fill the table of an admitted sequence with shared blocks and new ones."""
+    def fill(self, table: list[int], shared: Sequence[int], length: int, tenant: str) -> None:
+        """Fill the table of a tenant's admitted sequence with shared blocks and new ones."""
         # Retain shared blocks first: they may be free, and would be allocated below.
         for block_id in shared:
             if block_id != NO_BLOCK:
                 self.pool.retain(block_id)
+                self._holders.hold(block_id, tenant)
         table.extend(shared)
-        self.lengthen(table, length)
+        self.lengthen(table, length, tenant)
 
-    def lengthen(self, table: list[int], length: int) -> None:
-        """Add new blocks to a table; the caller has checked that enough are free."""
+    def lengthen(self, table: list[int], length: int, tenant: str) -> None:
+        """Add new blocks to a tenant's table; the caller has checked that enough are free."""
         for _ in range(length - len(table)):
-            table.append(self._take_block())
+            block_id = self._take_block()
+            self._holders.hold(block_id, tenant)
+            table.append(block_id)
 
-    def shorten(self, table: list[int], length: int) -> None:
-        """Free the blocks at a table's end without keeping their KV; they were for drafts."""
+    def shorten(self, table: list[int], length: int, tenant: str) -> None:
+        """Free the blocks at the end of a tenant's table without keeping their KV; they were for drafts."""
         surplus = table[length:]
         del table[length:]
         for block_id in reversed(surplus):
             self.pool.release(block_id)
+            self._holders.leave(block_id, tenant)
 
     def leave_window(self, sequence: EngineSequence, chain: list[CachedBlock]) -> None:
         """Free the blocks that no window sees any more."""
@@ -150,6 +158,7 @@ class KVGroup:
             block_id = table[place]
             is_kept = cache is not None and cache.holds(block_id, self.index)
             self.pool.release(block_id, self.retention.priority(block_id) if is_kept else None)
+            self._holders.leave(block_id, sequence.tenant)
 
     def _keep_as_asked(self, sequence: EngineSequence, chain: list[CachedBlock], places: range) -> None:
         table, found = sequence.block_tables[self.index], []

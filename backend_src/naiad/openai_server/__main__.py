@@ -16,6 +16,7 @@ from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.access.policy import is_loopback
 from naiad.openai_server.api.parsing.families import CALL_CHOICES, REASONING_CHOICES, FamilyChoices
 from naiad.openai_server.app import ServerOptions
+from naiad.openai_server.fallbacks import Fallbacks
 from naiad.openai_server.serving import serve, write_log
 from naiad.parent_watch import end_with_parent
 from naiad.tracing.exporter import Collector
@@ -42,6 +43,7 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
     add("--metrics-open", action="store_true", help="the metrics need no key")
     add("--reasoning", choices=REASONING_CHOICES, default="auto", help="how models write what they reason")
     add("--tool-parser", choices=CALL_CHOICES, default="auto", help="how models write calls of tools")
+    add("--fallback", action="append", default=[], help="MODEL=OTHER: OTHER answers while MODEL cannot")
     add("--record", type=Path, help="record requests in this file")
     add("--record-prompts", action="store_true", help="record prompts and outputs, too")
     add("--header-timeout-s", type=float, default=30.0, help="seconds that the headers of a request may take")
@@ -60,6 +62,7 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
         is_lenient=args.lenient,
         metrics_url=args.metrics_url,
         families=FamilyChoices(args.reasoning, args.tool_parser),
+        fallbacks=Fallbacks.parse("--fallback", args.fallback),
         record=args.record,
         records_prompts=args.record_prompts,
         header_timeout_s=args.header_timeout_s,

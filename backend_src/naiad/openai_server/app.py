@@ -23,6 +23,7 @@ from naiad.openai_server.engine_routes import EngineRoutes
 from naiad.openai_server.engine_watch import EngineWatch
 from naiad.openai_server.engines.interface import Models
 from naiad.openai_server.engines.local_models import LocalModels
+from naiad.openai_server.fallbacks import Fallbacks
 from naiad.openai_server.generate import GenerateRoutes
 from naiad.openai_server.guard import Guard
 from naiad.openai_server.health_routes import HealthRoutes
@@ -64,6 +65,7 @@ class ServerOptions:
         record: the file in which requests are recorded; None: they are not.
         records_prompts: record prompts and outputs too.
         collector: gets the spans of requests; None: they are not traced.
+        fallbacks: models that answer in place of others.
         keep_alive_s: a stream that is silent for so long gets a comment.
         slow_reader_s: a client that takes nothing for so long is gone.
         header_timeout_s: a connection that has not sent the headers of a request in this time is closed.
@@ -82,6 +84,7 @@ class ServerOptions:
     record: Path | None = None
     records_prompts: bool = False
     collector: Collector | None = None
+    fallbacks: Fallbacks = field(default_factory=Fallbacks)
     keep_alive_s: float = 15.0
     slow_reader_s: float = 60.0
     header_timeout_s: float = 30.0
@@ -111,13 +114,15 @@ def make_app(
     if options.collector is not None:
         spans = SpanExporter(options.collector, process_attributes("naiad-openai"))
     fates = [each for each in (spans, records) if each is not None]
-    metrics = MetricsRoutes(models, bodies, watch, TritonMetrics(options.metrics_url), pool, fates)
+    triton = TritonMetrics(options.metrics_url)
+    metrics = MetricsRoutes(models, bodies, watch, triton, pool, fates, [options.fallbacks.counted])
     app = web.Application(
         middlewares=[*around, metrics.http.middleware, guard.middleware],
         client_max_size=options.max_body_bytes,
     )
     app.on_response_prepare.append(guard.prepare)
-    generate = GenerateRoutes(models, bodies, watch, None if spans is None else Tracer(spans))
+    tracer = None if spans is None else Tracer(spans)
+    generate = GenerateRoutes(models, bodies, watch, tracer, options.fallbacks)
     others = ModelRoutes(models, bodies, pool)
     engine_watch = EngineWatch(models.get)
     engines = EngineRoutes(models, engine_watch, watch)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ from naiad.openai_server.api.writers import ChatWriter, CompletionWriter, Writer
 from naiad.openai_server.body_reader import BodyReader
 from naiad.openai_server.engines.generation import Generation
 from naiad.openai_server.engines.interface import Models
+from naiad.openai_server.fallbacks import Fallbacks
 from naiad.openai_server.guard import trace_of
 from naiad.openai_server.route import BEGAN_S, Route
 from naiad.openai_server.streams import DONE, EventStream, StreamWatch, event
@@ -40,6 +42,8 @@ from naiad.tracing.request_trace import CHAT, COMPLETION, RequestTrace, Tracer
 # How long the headers of a stream wait for the engine's answer: a refusal comes at once and gets a status of
 # its own, and a request in the queue has been admitted.
 _ADMISSION_S = 1.0
+# In a request whose prompt its key has paid for.
+_CHARGED = "naiad.charged"
 _CLIENT_GONE = (CancelledError.status, "the client is gone")
 
 Body = TypeVar("Body", bound=SamplingBody)
@@ -54,12 +58,14 @@ class GenerateRoutes:
         bodies: reads bodies.
         watch: watches streams.
         tracer: begins the traces of requests; None: they are not traced.
+        fallbacks: models that answer in place of others.
     """
 
     models: Models
     bodies: BodyReader
     watch: StreamWatch
     tracer: Tracer | None = None
+    fallbacks: Fallbacks = field(default_factory=Fallbacks)
 
     def routes(self) -> list[Route]:
         """The routes that these handlers answer."""
@@ -138,6 +144,15 @@ class GenerateRoutes:
     ) -> web.StreamResponse:
         answer_id = f"{prefix}{body.request_id or uuid.uuid4().hex}"
         with self._traced(request, body, answer_id) as trace:
+            try:
+                return await self._generate(request, body, answer_id, read, make_writer, trace)
+            except NaiadError as error:
+                # Whatever is raised comes before anything is sent.
+                is_late = _is_late(request, body)
+                other = None if is_late else self.fallbacks.after(body.model, error, self.models)
+                if other is None:
+                    raise
+            body = msgspec.structs.replace(body, model=other)
             return await self._generate(request, body, answer_id, read, make_writer, trace)
 
     @contextlib.contextmanager
@@ -193,7 +208,9 @@ class GenerateRoutes:
                 return asked
             owned = caller.own(asked, body.priority)
             # Here, so that a client that leaves at once pays as well.
-            loop.call_soon_threadsafe(caller.meter.charge, owned.request.num_prompt_tokens)
+            if _CHARGED not in request:
+                request[_CHARGED] = True
+                loop.call_soon_threadsafe(caller.meter.charge, owned.request.num_prompt_tokens)
             return owned
 
         async with self.bodies.turn(request):
@@ -226,6 +243,11 @@ class GenerateRoutes:
         finally:
             self.watch.streams.discard(stream)
         return stream.response
+
+
+def _is_late(request: web.Request, body: SamplingBody) -> bool:
+    """Whether the time that a request has set itself has passed."""
+    return body.timeout_s is not None and time.monotonic() - request[BEGAN_S] >= body.timeout_s
 
 
 async def _whole(generation: Generation, writer: Writer, tally: Tally) -> bytes:

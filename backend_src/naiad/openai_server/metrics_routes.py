@@ -38,6 +38,7 @@ class MetricsRoutes:
         triton: TritonMetrics,
         pool: Executor,
         fates: Sequence[CountedFates] = (),
+        families: Sequence[Values] = (),
     ) -> None:
         """Set up.
 
@@ -48,8 +49,10 @@ class MetricsRoutes:
             triton: the engine's metrics.
             pool: runs what would hold up the event loop.
             fates: what else is counted.
+            families: counters that others keep.
         """
         self._fates = fates
+        self._families = families
         self.http = HTTPMetrics()
         self._door = DoorMetrics()
         self._models = models
@@ -112,7 +115,7 @@ class MetricsRoutes:
         )
         for name, count in self._bodies.passed_over.items():
             fields.set({"field": name}, count)
-        return [self._cache_config(), streams, triton, fields, *map(_counted, self._fates)]
+        return [self._cache_config(), streams, triton, fields, *self._families, *map(_counted, self._fates)]
 
     def _cache_config(self) -> Values:
         """The family by which gateways learn the size of each KV cache; its value is always 1."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import stat
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -12,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from naiad.errors import ConfigError
 from naiad.frontend.request_families import DROPPED, WRITTEN
+from naiad.line_file import append
 from naiad.recording.record import RequestRecord
 
 # The models' parameters.
@@ -22,24 +20,6 @@ MAX_WAITING = 1024
 _CLOSE_S = 2.0
 
 logger = logging.getLogger(__name__)
-
-
-def prepare(path: Path) -> None:
-    """Make the file, for this user alone, or check the one that there is.
-
-    Raises:
-        ConfigError: it cannot be written, or others may read it.
-    """
-    try:
-        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise ConfigError("--record", str(path), f"a file that can be written ({error.strerror})") from None
-    try:
-        status = os.fstat(opened)
-    finally:
-        os.close(opened)
-    if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
-        raise ConfigError("--record", str(path), "a new file, or one that only you may read (mode 0600)")
 
 
 class RecordFile:
@@ -93,15 +73,7 @@ class RecordFile:
 
     def _write(self, make: Callable[[], RequestRecord]) -> None:
         try:
-            line = msgspec.json.encode(make()) + b"\n"
-            # Opened for each record: the file may be moved away while it grows.
-            opened = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                # In one call, so that the lines of several processes do not mix.
-                if os.write(opened, line) != len(line):
-                    raise OSError("the disk is full")
-            finally:
-                os.close(opened)
+            append(self._path, msgspec.json.encode(make()) + b"\n")
             self.num_written += 1
         except Exception as error:  # noqa: BLE001 — only this record is lost
             if not self.num_dropped:

@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass
 
-from naiad.cli.argument_types import at_least
+from naiad.cli.argument_types import above_0, at_least
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.plan.devices import DEVICES
 from naiad.cli.plan.load import Limits, Load, latency, most_per_s
@@ -45,17 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--gpu", choices=sorted(DEVICES), help="predict from the data sheet of this GPU")
     where.add_argument("--cpu", action="store_true", help="predict from steps that are measured on this CPU")
-    add("--rate", type=_above_0, required=True, metavar="R", help="requests a second")
+    add("--rate", type=above_0, required=True, metavar="R", help="requests a second")
     add("--prompt", type=at_least(1), required=True, metavar="N", help="tokens of a prompt")
     add("--output", type=at_least(2), required=True, metavar="N", help="tokens of an answer")
-    add("--slo-ttft-ms", type=_above_0, default=math.inf, metavar="MS", help="mean time to the first token")
-    add("--slo-itl-ms", type=_above_0, default=math.inf, metavar="MS", help="mean time between tokens")
+    add("--slo-ttft-ms", type=above_0, default=math.inf, metavar="MS", help="mean time to the first token")
+    add("--slo-itl-ms", type=above_0, default=math.inf, metavar="MS", help="mean time between tokens")
     add("--max-num-seqs", type=at_least(1), default=0, metavar="N", help="default: 32 on a CPU, 256 on a GPU")
     add("--weight-bits", type=int, choices=(8, 16), default=16, help="of a GPU's weights and products")
     add("--kv-bits", type=int, choices=(8, 16), default=16, help="of a GPU's KV cache")
     add("--dtype", choices=DTYPES, default="auto", help="on a CPU")
     add("--quantization", choices=QUANTIZATIONS, default="none", help="on a CPU")
-    add("--price-per-hour", type=_above_0, metavar="P", help="of one replica, in any currency")
+    add("--price-per-hour", type=above_0, metavar="P", help="of one replica, in any currency")
     add("--json", action="store_true", help="print JSON")
 
 
@@ -142,10 +142,3 @@ def _cpu_replica(args: argparse.Namespace, directory: str, max_num_seqs: int) ->
 def _rounded(value: float) -> float:
     """Three digits."""
     return float(f"{value:.3g}")
-
-
-def _above_0(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: expected a number > 0")
-    return value

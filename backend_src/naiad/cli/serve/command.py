@@ -45,9 +45,11 @@ from naiad.cli.system_checks import (
 )
 from naiad.config.model_location import checkpoint_name, model_directory, path_of_text, text_of_path
 from naiad.errors import ConfigError
+from naiad.line_file import prepare
 from naiad.openai_server.access.key_file import read_key_file
 from naiad.openai_server.access.policy import is_loopback
-from naiad.recording.record_file import RECORD_FILE, RECORD_PROMPTS, prepare
+from naiad.openai_server.fallbacks import Fallbacks
+from naiad.recording.record_file import RECORD_FILE, RECORD_PROMPTS
 from naiad.tracing.exporter import OTLP_ENDPOINT, Collector
 
 __all__ = ["add_arguments", "run"]
@@ -80,12 +82,15 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     check_space(temporary, MIN_TEMP_BYTES, "the server", "make room, or set TMPDIR to another directory")
     source = find_repository(args.model_repository)
     _check_keys(args)
+    Fallbacks.parse("--openai-fallback", args.openai_fallback)
     if args.otlp_endpoint is not None:
         Collector.parse("--otlp-endpoint", args.otlp_endpoint)
     if args.record is not None:
-        prepare(args.record)
+        prepare("--record", args.record)
     elif args.record_prompts:
         raise ConfigError("--record-prompts", True, "--record FILE with it")
+    if args.usage_file is not None:
+        prepare("--usage-file", args.usage_file)
     is_gated = has_gate(args, is_bundled=args.tritonserver is None)
     ports = kept.keep_each(args.host, {name: getattr(args, f"{name}_port") for name in PORTS})
     server_host, server_ports = (LOOPBACK, keep_server_ports(kept)) if is_gated else (args.host, ports)
@@ -210,6 +215,7 @@ def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> S
     options += [f"--allowed-origin={origin}" for origin in args.openai_allowed_origin]
     options += [f"--metrics-url=http://{metrics_address}/metrics"]
     options += ["--lenient"] if args.openai_lenient else []
+    options += [f"--fallback={pair}" for pair in args.openai_fallback]
     options += ["--metrics-open"] if args.metrics_open else []
     options += [f"--record={args.record.absolute()}"] if args.record is not None else []
     options += ["--record-prompts"] if args.record_prompts else []

@@ -167,6 +167,14 @@ def _add_openai(parser: argparse.ArgumentParser) -> None:
         "seconds (default: %(default)s)",
     )
     add(
+        "--openai-fallback",
+        action="append",
+        default=[],
+        metavar="MODEL=OTHER",
+        help="the model OTHER answers the OpenAI API's requests for MODEL while MODEL cannot: its queue is "
+        "full, the first token would be late, or its engine is away; may be repeated",
+    )
+    add(
         "--openai-lenient",
         action="store_true",
         help="the OpenAI API passes over unknown fields of requests instead of refusing them",

@@ -21,12 +21,13 @@ from naiad.engine_process.protocol import (
     StartFailed,
     StepDone,
     StopRequests,
+    UsageReport,
 )
 from naiad.engine_process.unix_socket import check_socket_path
 from naiad.errors import StartupError
 
 # What the engine sends to its owner after it has started.
-OwnersMessage = StepDone | StopRequests | Observed
+OwnersMessage = StepDone | StopRequests | Observed | UsageReport
 
 _CONNECT_RETRY_S = 0.01
 _START_POLL_S = 0.2

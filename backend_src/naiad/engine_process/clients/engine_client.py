@@ -18,12 +18,14 @@ from naiad.engine_process.protocol import (
     Observed,
     Ready,
     StopRequests,
+    UsageReport,
     encode_frame,
     encode_requests,
 )
 from naiad.errors import EngineAwayError, StartupError, UnavailableError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest
+from naiad.usage import TenantUsage
 
 _RECEIVE_POLL_S = 0.5
 _TERMINATE_WAIT_S = 2.0
@@ -62,6 +64,8 @@ class EngineClient:
             wants to cancel. Set it before `start`.
         on_observed: called by the dispatcher thread with what another client has observed of its requests.
             Set it before `start`.
+        on_usage: called by the dispatcher thread with what each tenant has used since the engine's start.
+            Set it before `start`.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class EngineClient:
         """
         self.on_stop: Callable[[str], None] = lambda _: None
         self.on_observed: Callable[[ObservationBatch], None] = lambda _: None
+        self.on_usage: Callable[[list[TenantUsage]], None] = lambda _: None
         self._config = config
         self._socket_path = socket_path
         self._on_outputs = on_outputs
@@ -243,6 +248,9 @@ class EngineClient:
             return
         if isinstance(message, Observed):
             self.on_observed(message.batch)
+            return
+        if isinstance(message, UsageReport):
+            self.on_usage(message.usages)
             return
         finished = [output.sequence_id for output in message.outputs if output.finish_reason is not None]
         with self._lock:

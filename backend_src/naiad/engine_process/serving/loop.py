@@ -25,17 +25,20 @@ from naiad.engine_process.protocol import (
     StartFailed,
     StepDone,
     StopServing,
+    UsageReport,
     split_outputs,
 )
 from naiad.engine_process.serving.compiling import CompilingRequests
 from naiad.engine_process.serving.compiling_view import add_compiling_rows, add_compiling_stats
 from naiad.engine_process.serving.connections import EXIT_FAILED, Connection, ConnectionEvent, Connections
 from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
+from naiad.engine_process.serving.usage_reports import UsageReports
 from naiad.errors import NaiadError, StartupError, UnavailableError
 from naiad.grammar import Grammars
 from naiad.outputs import EngineStats, RequestOutput, ServedModel, Timings, error_output
 from naiad.sequence import EngineRequest, FinishReason
 from naiad.snapshot import EngineSnapshot
+from naiad.usage import TenantUsage
 
 EXIT_START_FAILED = 3
 
@@ -82,6 +85,9 @@ class ServedEngine(Protocol):
     def stats(self) -> EngineStats:
         """A copy of the gauges as they are now."""
 
+    def usages(self) -> list[TenantUsage]:
+        """What each tenant has used until now."""
+
     def snapshot(self) -> EngineSnapshot:
         """What the engine is doing now."""
 
@@ -93,8 +99,14 @@ class EngineLoop:
     Every accepted sequence ends with exactly one output that has a finish reason.
     """
 
-    def __init__(self, engine: ServedEngine, connections: Connections, checkpoint: Checkpoint) -> None:
-        """Serve `connections` from `engine`, which has loaded `checkpoint`."""
+    def __init__(
+        self,
+        engine: ServedEngine,
+        connections: Connections,
+        checkpoint: Checkpoint,
+        usage_file: Path | None = None,
+    ) -> None:
+        """Serve `connections` from `engine`, which has loaded `checkpoint`; a file gets what tenants use."""
         self._engine = engine
         self._checkpoint = checkpoint
         self._created_s = int(time.time())
@@ -107,6 +119,7 @@ class EngineLoop:
         self._compiling: CompilingRequests | None = None
         if engine.grammars is not None:
             self._compiling = CompilingRequests(engine.grammars, self._is_live, connections.inbox.wake)
+        self._usage = UsageReports(engine.usages, checkpoint.served_name, usage_file)
         self._is_draining = False
         self._stop_timeout_s = 0.0
         self._stop_deadline_s = math.inf
@@ -127,12 +140,17 @@ class EngineLoop:
                     self._route(output)
             self._connections.gate.arrived([], self._num_waiting_tokens)
             self._publish(self._stats())
+            usages = self._usage.take(self._engine.has_work)
+            if usages is not None:
+                self._report(usages)
+        self._usage.close()
 
     def _wait_s(self) -> float | None:
         """How long to wait for messages; None: until there is one."""
         if self._engine.has_work:
             return 0
-        return None if self._compiling is None else self._compiling.wait_s()
+        waits = [self._usage.wait_s(), None if self._compiling is None else self._compiling.wait_s()]
+        return min((each for each in waits if each is not None), default=None)
 
     def fail_all(self) -> None:
         """Answer every live sequence with an error, without using the engine."""
@@ -309,6 +327,11 @@ class EngineLoop:
             own_ids = {each: key[1] for each, key in owners.items() if key is not None and key[0] is watcher}
             self._connections.send(watcher, SnapshotTaken(snapshot, own_ids))
 
+    def _report(self, usages: list[TenantUsage]) -> None:
+        for connection in self._outbox:
+            if connection.is_owner:
+                self._connections.send(connection, UsageReport(usages))
+
     def _publish(self, stats: EngineStats) -> None:
         for connection, outputs in self._outbox.items():
             # Without outputs only the owner needs the stats, for its metrics.
@@ -325,6 +348,7 @@ def serve(
     parent_pid: int,
     limits: QueueLimits,
     checkpoint: Checkpoint,
+    usage_file: Path | None = None,
 ) -> NoReturn:
     """Run the engine process: open the socket, build the engine, run the loop. Never returns.
 
@@ -337,6 +361,7 @@ def serve(
         parent_pid: the process to exit with, as in `Connections`.
         limits: limits of the queue.
         checkpoint: what the engine serves.
+        usage_file: gets what tenants use; None: nothing is written.
     """
     # Ctrl-C reaches the terminal's whole process group; the process that drains the server ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -357,7 +382,7 @@ def serve(
     gc.freeze()
     gc.enable()
     gc.set_threshold(_GC_THRESHOLD)
-    loop = EngineLoop(engine, connections, checkpoint)
+    loop = EngineLoop(engine, connections, checkpoint, usage_file)
     exit_code = 0
     try:
         loop.run()

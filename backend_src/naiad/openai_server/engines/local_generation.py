@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
-from naiad.errors import CancelledError, InternalError, NaiadError, error_with_status
+from naiad.errors import CancelledError, NaiadError, error_with_status
 from naiad.frontend.chunks import Chunk, ChunkTexts
 from naiad.frontend.request import GenerateRequest
 from naiad.openai_server.api.parsing.output_parser import OutputParser
@@ -100,8 +100,3 @@ class LocalGeneration(Generation):
                 # The deadline passed in the queue.
                 return error_with_status(output.error_status, output.error_message)
         return None
-
-
-def engine_lost() -> InternalError:
-    """The error of requests whose engine process has ended."""
-    return InternalError("the engine process ended while this request was running; it restarts by itself")

@@ -13,7 +13,7 @@ from naiad.config import ModelConfig
 from naiad.engine_process import AttachedClient
 from naiad.engine_process.observations import ObservationBatch, Observations
 from naiad.engine_process.protocol import Ready
-from naiad.errors import EngineAwayError, NaiadError
+from naiad.errors import EngineAwayError, EngineLostError, NaiadError
 from naiad.frontend.chunks import ChunkTexts
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import PromptEncoder
@@ -21,7 +21,7 @@ from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.api.parsing.output_parser import grammar_of
 from naiad.openai_server.api.reading import AskedGeneration, RequestReader
 from naiad.openai_server.engines.interface import LoadedCheckpoint
-from naiad.openai_server.engines.local_generation import LocalGeneration, engine_lost
+from naiad.openai_server.engines.local_generation import LocalGeneration
 from naiad.openai_server.engines.snapshot_desk import NamedSnapshot, SnapshotDesk
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.recording.recorder import Recorder
@@ -216,7 +216,7 @@ class LocalModel:
         with self._lock:
             found = {id(each): each for each in map(self._live.get, sequence_ids) if each is not None}
         for generation in found.values():
-            generation.fail(engine_lost())
+            generation.fail(EngineLostError())
         self._loop.call_soon_threadsafe(_wake, list(found.values()))
 
 

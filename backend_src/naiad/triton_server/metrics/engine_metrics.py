@@ -15,6 +15,8 @@ from naiad.engine_process.observations import ObservationBatch
 from naiad.frontend.request_families import OPENAI_DOOR, CountedFates
 from naiad.outputs import EngineStats
 from naiad.triton_server.metrics.request_metrics import MetricFamilyFactory, RequestMetrics
+from naiad.triton_server.metrics.tenant_metrics import TenantMetrics
+from naiad.usage import TenantUsage
 
 Read = Callable[[EngineStats], float]
 
@@ -118,6 +120,7 @@ class Metrics:
         max_model_len: int,
         take_forwarded: Callable[[], ObservationBatch] = ObservationBatch,
         fates: Sequence[CountedFates] = (),
+        usages: Callable[[], Sequence[TenantUsage]] = tuple,
     ) -> None:
         """Create the families and their metrics.
 
@@ -129,6 +132,7 @@ class Metrics:
             take_forwarded: returns what the OpenAI server has observed since the last call. It leaves out
                 the gaps between tokens: to write one costs more than the server spends on a token.
             fates: what else is counted of the model's requests.
+            usages: returns what each tenant has used, the same object until it changes.
         """
         self._family = family
         self._labels = {"model": model, "version": version}
@@ -146,6 +150,7 @@ class Metrics:
         self._num_places = 0
         self._last_stats: EngineStats | None = None
         self._requests = RequestMetrics(family, model, version, max_model_len, fates=fates)
+        self._tenants = TenantMetrics(family, self._labels, usages)
         self._take_forwarded = take_forwarded
         # Made for the first such request: clients that look for a family by its name alone find one metric.
         self._openai_requests: RequestMetrics | None = None
@@ -165,6 +170,7 @@ class Metrics:
         Returns:
             Whether observations remain that there was no time to write.
         """
+        self._tenants.update()
         if stats is self._last_stats:
             return self._update_requests(stats, batch)
         self._add_places(len(stats.total_accepted_tokens_at))
@@ -187,6 +193,7 @@ class Metrics:
         self._requests.delete()
         if self._openai_requests is not None:
             self._openai_requests.delete()
+        self._tenants.delete()
         self._gauges.clear()
         self._counters.clear()
         del self._accepted_at

@@ -105,6 +105,7 @@ class LLMModel:
                 info.max_model_len,
                 self._service.forwarded.take,
                 self._service.fates,
+                self._service.usage.now,
             ),
         )
         self._ack_reader = threading.Thread(target=self._read_acks, name="naiad-acks", daemon=True)
@@ -128,6 +129,7 @@ class LLMModel:
         )
         self._client.on_stop = self._service.cancel_requests
         self._client.on_observed = self._service.forwarded.add
+        self._client.on_usage = self._service.usage.take
         self._client.start()
         self._acks = AckReceiver(instance.ack_socket)
 

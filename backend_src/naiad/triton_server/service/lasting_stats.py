@@ -1,4 +1,4 @@
-"""The engine's stats across restarts of its process."""
+"""The engine's stats, and what its tenants have used, across restarts of its process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import msgspec
 
 from naiad.outputs import EngineStats
+from naiad.usage import TenantUsage, added
 
 _TOTALS = [name for name in EngineStats.__struct_fields__ if name.startswith("total_")]
 
@@ -35,6 +36,27 @@ class LastingStats:
 
     def now(self) -> EngineStats:
         """Totals of all processes and gauges of the last one; the same object until they change."""
+        return self._now
+
+
+class LastingUsage:
+    """What tenants have used of all engine processes so far. One thread writes; others may read."""
+
+    def __init__(self) -> None:
+        """Start from zero."""
+        self._of_the_ended: list[TenantUsage] = []
+        self._now: list[TenantUsage] = []
+
+    def take(self, usages: list[TenantUsage]) -> None:
+        """Take the report of the current process."""
+        self._now = added(self._of_the_ended, usages)
+
+    def lose(self) -> None:
+        """Keep the last report of a process that has ended; the next process counts from zero."""
+        self._of_the_ended = self._now
+
+    def now(self) -> list[TenantUsage]:
+        """Usages of all processes; the same object until they change."""
         return self._now
 
 

@@ -18,7 +18,14 @@ from typing import Protocol
 from naiad.config.probe import PROBE_REQUEST_ID
 from naiad.engine_process import Ack
 from naiad.engine_process.observations import ForwardedObservations, Observations
-from naiad.errors import CancelledError, InternalError, NaiadError, UnavailableError, error_with_status
+from naiad.errors import (
+    CancelledError,
+    EngineLostError,
+    InternalError,
+    NaiadError,
+    UnavailableError,
+    error_with_status,
+)
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.request import GenerateRequest, StopRequest
 from naiad.frontend.request_families import CountedFates
@@ -43,7 +50,7 @@ from naiad.triton_server.service.client_watch import (
     streams_to_poll,
     streams_to_probe,
 )
-from naiad.triton_server.service.lasting_stats import LastingStats
+from naiad.triton_server.service.lasting_stats import LastingStats, LastingUsage
 from naiad.triton_server.service.sender_pool import SenderPool
 
 NUM_SENDERS = 2
@@ -151,6 +158,7 @@ class LLMService:
         self.observations = Observations()
         self.forwarded = ForwardedObservations()
         self._stats = LastingStats()
+        self.usage = LastingUsage()
         self._pace = StepPace()
 
     @property
@@ -228,16 +236,13 @@ class LLMService:
         if self._recorder is not None:
             self._recorder.lose(sequence_ids)
         self._stats.lose()
+        self.usage.lose()
         self._has_news.set()
         with self._lock:
             ids = self._streams.keys() if sequence_ids is None else self._streams.keys() & sequence_ids
             lost = {id(stream): stream for stream, _ in map(self._streams.__getitem__, ids)}
         for stream in lost.values():
-            stream.fail(
-                InternalError(
-                    "the engine process ended while this request was running; it restarts by itself"
-                )
-            )
+            stream.fail(EngineLostError())
             self._senders.schedule(stream)
 
     def cancel_requests(self, request_id: str) -> None:

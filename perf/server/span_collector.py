@@ -48,6 +48,7 @@ class SpanCollector:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def take(self, body: bytes) -> int:
+        """Keep a body; return the status of the answer."""
         with self.changed:
             if self.status == 200:
                 self.bodies.append(body)

@@ -1,0 +1,47 @@
+"""Files that several processes append lines to."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from naiad.errors import ConfigError
+
+
+def prepare(option: str, path: Path) -> None:
+    """Make the file, for this user alone, or check the one that there is.
+
+    Args:
+        option: the option that names it, for messages.
+        path: the file.
+
+    Raises:
+        ConfigError: it cannot be written, or others may read it.
+    """
+    try:
+        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigError(option, str(path), f"a file that can be written ({error.strerror})") from None
+    try:
+        status = os.fstat(opened)
+    finally:
+        os.close(opened)
+    if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
+        raise ConfigError(option, str(path), "a new file, or one that only you may read (mode 0600)")
+
+
+def append(path: Path, lines: bytes) -> None:
+    """Append whole lines in one call, so that those of several processes do not mix.
+
+    The file is opened for each call: it may be moved away while it grows.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.write(opened, lines) != len(lines):
+            raise OSError("the disk is full")
+    finally:
+        os.close(opened)

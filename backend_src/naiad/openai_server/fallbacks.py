@@ -1,0 +1,67 @@
+"""Models that answer in place of others while those cannot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from naiad.errors import ConfigError, EngineLostError, NaiadError, UnavailableError
+from naiad.openai_server.metrics.text_format import Values
+
+if TYPE_CHECKING:
+    from naiad.openai_server.engines.interface import Models
+
+# A queue that is full, a first token that is expected too late, an engine that is away or has just been lost.
+_REASONS = (UnavailableError, EngineLostError)
+
+logger = logging.getLogger(__name__)
+
+
+class Fallbacks:
+    """Model → the model that answers instead. Nothing falls back further."""
+
+    def __init__(self, others: Mapping[str, str] | None = None) -> None:
+        """Set up.
+
+        Args:
+            others: name of a model → name of the other one; None: there are no fallbacks.
+        """
+        self._others = dict(others or {})
+        self.counted = Values(
+            "naiad_openai_fallbacks_total", "Requests that another model answered, by both names", "counter"
+        )
+
+    @classmethod
+    def parse(cls, option: str, words: Sequence[str]) -> Fallbacks:
+        """Read the words of an option, each MODEL=OTHER.
+
+        Raises:
+            ConfigError: a word is no pair of two models, or a model is named twice.
+        """
+        others: dict[str, str] = {}
+        for word in words:
+            model, _, other = word.partition("=")
+            if not model or not other or model == other:
+                raise ConfigError(option, word, "MODEL=OTHER, the names of two models")
+            if model in others:
+                raise ConfigError(option, word, f"one fallback for {model}, not also {others[model]}")
+            others[model] = other
+        return cls(others)
+
+    def after(self, model: str | None, error: NaiadError, models: Models) -> str | None:
+        """Return the model to ask after one could not answer; None: nothing is left but the error.
+
+        Args:
+            model: the model that was asked.
+            error: why it did not answer.
+            models: the models that serve.
+        """
+        other = None if model is None else self._others.get(model)
+        if model is None or other is None or not isinstance(error, _REASONS):
+            return None
+        if other not in models.by_name():
+            logger.warning("%s cannot answer for %s: it does not serve", other, model)
+            return None
+        self.counted.add({"model": model, "fallback": other})
+        return other
