@@ -1,12 +1,13 @@
 """Measures how the JSON schemas of a corpus are compiled and followed, beside xgrammar where it is installed.
 
-    python -m perf.engine.schema_bench --data DIR [--per-group 100 --texts 5]
+    python -m perf.engine.schema_bench --data DIR [--per-group 100 --texts 5 --limit-s 10]
 
 DIR has a folder of schemas for each group, as `data` of JSONSchemaBench, or files with a schema and
 instances, as its `maskbench/data`. Each schema is compiled, its first mask is filled, and then one more
-after each token of a valid instance or, without one, of a random text that the masks allow. With `--texts`
-the model writes that many texts for each group; each that ends by itself must be valid, or no figure is
-reported.
+after each token of a valid instance or, without one, of a random text that the masks allow. That happens in
+a process of its own, which ends at a limit of a core's time. All times are a core's time, so that other
+programs do not matter much. With `--texts` the model writes that many texts for each group; each that ends by
+itself must be valid, or the run fails.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import argparse
 import importlib
 import importlib.util
 import json
+import multiprocessing
 import random
 import re
+import resource
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,14 +67,25 @@ class Case:
 
 @dataclass(slots=True)
 class Figures:
-    """What one library has done with the schemas of one group."""
+    """What one library has done with the schemas of one group, or with one of them."""
 
     num_compiled: int = 0
+    num_without_end: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     first_s: list[float] = field(default_factory=list)
     mask_s: list[float] = field(default_factory=list)
     num_instances: int = 0
     num_accepted: int = 0
+
+    def add(self, other: Figures) -> None:
+        """Take in what it has done with more schemas."""
+        self.num_compiled += other.num_compiled
+        self.num_without_end += other.num_without_end
+        self.refusals += other.refusals
+        self.first_s += other.first_s
+        self.mask_s += other.mask_s
+        self.num_instances += other.num_instances
+        self.num_accepted += other.num_accepted
 
     def row(self, group: str, library: str) -> Row:
         """As a row of the table."""
@@ -80,6 +95,7 @@ class Figures:
             "library": library,
             "compiled": self.num_compiled,
             "refused": sum(self.refusals.values()),
+            "past the limit": self.num_without_end,
             "first mask p50 ms": round(1e3 * percentile(first, 50), 2),
             "p99 ms": round(1e3 * percentile(first, 99), 2),
             "mask p50 us": round(1e6 * percentile(masks, 50), 1),
@@ -130,12 +146,15 @@ def main() -> int:
     rows = []
     for group in dict.fromkeys(case.group for case in cases):
         own = [case for case in cases if case.group == group]
-        rows += [measure(library, own, tokenizer).row(group, library.name) for library in libraries]
+        for library in libraries:
+            figures = measure(library, own, tokenizer, args.limit_s)
+            rows.append(figures.row(group, library.name))
+            print(rows[-1], figures.refusals.most_common(3), flush=True)
     print_rows(rows)
     texts = _write_texts(model_dir, tokenizer, cases, args) if args.texts else []
     if texts:
         print_rows(texts)
-    print("written:", write_report("schema-bench", vars(args) | {"data": str(args.data)}, [*rows, *texts]))
+    print("written:", write_report("schema-bench", vars(args) | {"data": args.data.name}, [*rows, *texts]))
     return 0
 
 
@@ -156,24 +175,58 @@ def read_cases(folder: Path, per_group: int) -> Iterator[Case]:
         yield Case(group, json.dumps(content["schema"]), instance)
 
 
-def measure(library: Library, cases: list[Case], tokenizer: Tokenizer) -> Figures:
-    """Compile the schemas of a group and follow a text in each of them."""
-    figures, rng = Figures(), random.Random(3)
+def measure(library: Library, cases: list[Case], tokenizer: Tokenizer, limit_s: int) -> Figures:
+    """Compile the schemas of a group and follow a text in each of them.
+
+    Args:
+        library: compiles.
+        cases: the schemas.
+        tokenizer: makes tokens of the texts.
+        limit_s: seconds of a core's time for each schema.
+    """
+    figures = Figures()
     for case in cases:
-        start_s = time.perf_counter()
-        try:
-            follower = library.compile(case.schema)
-            mask = follower.mask()
-        except ValueError as error:
-            figures.refusals[str(error)[:120]] += 1
-            continue
-        figures.first_s.append(time.perf_counter() - start_s)
-        figures.num_compiled += 1
-        ids = tokenizer.encode(case.instance, False)[:_MOST_MASKS] if case.instance else None
-        is_accepted = _follow(follower, mask, ids, rng, figures)
-        if ids is not None:
-            figures.num_instances += 1
-            figures.num_accepted += is_accepted
+        figures.add(_measured_apart(library, case, tokenizer, limit_s))
+    return figures
+
+
+def _measured_apart(library: Library, case: Case, tokenizer: Tokenizer, limit_s: int) -> Figures:
+    """Measure one schema in a process, since no library can be stopped while it compiles."""
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+
+    def measure_in_child(connection: Connection) -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
+        connection.send(_measured(library, case, tokenizer))
+
+    child = context.Process(target=measure_in_child, args=(writer,))
+    child.start()
+    writer.close()
+    try:
+        figures: Figures = reader.recv()
+    except EOFError:
+        figures = Figures(num_without_end=1)
+    child.join()
+    reader.close()
+    return figures
+
+
+def _measured(library: Library, case: Case, tokenizer: Tokenizer) -> Figures:
+    figures = Figures()
+    start_s = time.thread_time()
+    try:
+        follower = library.compile(case.schema)
+        mask = follower.mask()
+    except ValueError as error:
+        figures.refusals[str(error)[:120]] += 1
+        return figures
+    figures.first_s.append(time.thread_time() - start_s)
+    figures.num_compiled += 1
+    ids = tokenizer.encode(case.instance, False)[:_MOST_MASKS] if case.instance else None
+    is_accepted = _follow(follower, mask, ids, random.Random(3), figures)
+    if ids is not None:
+        figures.num_instances += 1
+        figures.num_accepted += is_accepted
     return figures
 
 
@@ -185,11 +238,11 @@ def _follow(
         token_id = _random_token(mask, rng) if ids is None else ids[place]
         if not follower.accept(token_id):
             return False
-        start_s = time.perf_counter()
+        start_s = time.thread_time()
         mask = follower.mask()
+        figures.mask_s.append(time.thread_time() - start_s)
         if not mask.any():
             return ids is None
-        figures.mask_s.append(time.perf_counter() - start_s)
     return True
 
 
@@ -329,6 +382,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--per-group", type=at_least(1), default=100, metavar="N", help="schemas of a group")
+    parser.add_argument(
+        "--limit-s", type=at_least(1), default=10, metavar="N", help="a core's time for each schema"
+    )
     parser.add_argument(
         "--texts", type=at_least(0), default=5, metavar="N", help="that the model writes a group"
     )

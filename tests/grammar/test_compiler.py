@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLTokenizer
 
 from helpers.grammars import EOS_IDS, SPECS, VOCAB_SIZE, schema
 from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.errors import InvalidRequestError
 from naiad.grammar import Grammars, limits
+from naiad.grammar.compiling import compile_text
+from naiad.grammar.matcher import MaskFiller
 from naiad.sequence import GrammarKind, GrammarSpec
 
 JSON = GrammarKind.JSON_SCHEMA
@@ -91,6 +94,9 @@ REFUSALS: list[tuple[GrammarKind, str, str]] = [
     (JSON, '{"properties": {"a": {"fooBar": 1}}}', "unknown keyword 'fooBar'"),
     (JSON, '{"$defs": {"a": {"anyOf": [{}, {"items": {"fooBar": 1}}]}}}', "unknown keyword 'fooBar'"),
     (JSON, '{"x-guidance": {"whitespace_pattern": " *"}}', "unknown keyword 'x-guidance'"),
+    (JSON, '{"x": 1}', "unknown keyword 'x'"),
+    (JSON, '{"id": {"type": "string"}}', "unknown keyword 'id'"),
+    (JSON, '{"properties": {"a": {"id": "http://example.com/"}}}', "unknown keyword 'id'"),
     (JSON, '{"type": "array", "uniqueItems": true}', "uniqueItems"),
     (JSON, '{"not": {"type": "string"}}', '"not"'),
     (JSON, '{"if": {}, "then": {}}', '"if"'),
@@ -127,6 +133,20 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert problem in message
     assert len(message) < 400
     assert "\n" not in message
+
+
+def test_extensions_and_the_identifier_of_draft_4_restrict_nothing(grammars: Grammars) -> None:
+    schema = {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "id": "http://example.com/a",
+        "x-kind": ["a"],
+        "properties": {"a": {"$ref": "#/definitions/b"}},
+        "required": ["a"],
+        "definitions": {"b": {"x-order": {"minimum": 5, "fooBar": 1}, "type": "integer"}},
+    }
+    spec = GrammarSpec(kind=JSON, source=json.dumps(schema))
+    assert accepts(grammars, spec, '{"a": 1}')
+    assert not accepts(grammars, spec, '{"a": "b"}')
 
 
 def test_properties_may_have_the_names_of_keywords(grammars: Grammars) -> None:
@@ -225,6 +245,26 @@ def test_the_models_vocabulary_may_be_smaller_or_larger(folder: Path, vocab_size
     masks = filler.empty_masks(2)
     filler.fill(masks, {1: grammars.get(SPECS[0]).matcher()})
     assert masks.any(axis=1).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("max_length", [1, 4, 11, 40, None])
+def test_groups_of_tokens_change_no_mask(folder: Path, grammars: Grammars, max_length: int | None) -> None:
+    text = {"type": "string"} | ({} if max_length is None else {"maxLength": max_length})
+    spec = GrammarSpec(kind=JSON, source=json.dumps({"type": "array", "items": text}))
+    plain = LLTokenizer(
+        (folder / "tokenizer.json").read_text(), n_vocab=VOCAB_SIZE, eos_token=list(EOS_IDS), slices=[]
+    )
+    _, expected = compile_text(spec, plain)
+    found = grammars.get(spec).matcher()
+    filler = MaskFiller(plain, num_threads=1)
+    masks = filler.empty_masks(2)
+    for token_id in plain.tokenize_str('["quick brown é\\n\\u00e9 fox", ""'):
+        filler.fill(masks, {0: expected, 1: found})
+        assert (masks[0] == masks[1]).all()
+        expected.advance([token_id])
+        found.advance([token_id])
+        assert bool(expected.error) == bool(found.error)
+    assert max_length is None or max_length > 20 or expected.error
 
 
 def test_matchers_of_a_grammar_move_on_their_own(grammars: Grammars) -> None:

@@ -157,6 +157,21 @@ def test_the_bitmask_of_a_batch_allows_free_rows_everything(sampler: Sampler, gr
     assert sampler.allowed([rows[0], rows[2]]) is None
 
 
+def test_a_bitmask_has_nothing_of_an_earlier_one(sampler: Sampler, grammars: Grammars) -> None:
+    rows = [new_row(sampler, place, regex("(?s:.*)" if place % 2 else "a")) for place in range(6)]
+    broken = new_row(sampler, 9, regex("abc"))
+    broken.advance(ids(grammars, "q"))
+    alone = sampler.allowed([rows[0]])
+    assert alone is not None
+    expected = alone.clone()
+    sampler.allowed(rows)
+    again = sampler.allowed([broken, rows[0], new_row(sampler, 10, None)])
+    assert again is not None
+    assert not again[0].any()
+    assert torch.equal(again[1:2], expected)
+    assert (again[2] == -1).all()
+
+
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 4, "top_p": 0.9}])
 def test_what_is_picked_with_the_bitmask_is_what_is_sampled(
     sampler: Sampler, grammars: Grammars, params: dict[str, float]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from helpers.draft_costs import FLAT, PROPORTIONAL
@@ -56,3 +57,11 @@ def test_few_are_always_asked(size: int) -> None:
 
 def test_where_drafts_pay_nobody_rests() -> None:
     assert times_asked(FLAT, [16] * 4) == [16] * 4
+
+
+def test_a_sequence_that_asks_for_no_drafts_gets_no_plan() -> None:
+    speculator = Speculator(CountingDrafter(), SpeculationPolicy(FLAT), 4)
+    sequence = draft_sequence([1, 2], [3])
+    assert speculator.may_draft(sequence)
+    sequence.params = msgspec.structs.replace(sequence.params, num_draft_tokens=0)
+    assert not speculator.may_draft(sequence)

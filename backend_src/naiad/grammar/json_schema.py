@@ -31,6 +31,8 @@ _VALUES = _words(
     "dependencies contentEncoding contentMediaType"
 )
 _KNOWN = _ANNOTATIONS | _ONE_SCHEMA | _SCHEMA_LISTS | _SCHEMA_MAPS | _VALUES
+# Extensions, which JSON Schema leaves to applications as annotations; but llguidance obeys its own.
+_EXTENSION, _OBEYED_EXTENSION = "x-", "x-guidance"
 _MAX_SHOWN = 80
 
 
@@ -54,8 +56,11 @@ def read_schema(source: str) -> Any:
         raise ValueError("expected a JSON object, or true or false")
     if schema is False:
         raise ValueError("no text satisfies it")
+    if isinstance(schema, dict) and isinstance(schema.get("id"), str):
+        # Draft 4's `$id`. Further inside it would change what a `$ref` means.
+        del schema["id"]
     for keyword in _keywords(schema):
-        if keyword not in _KNOWN:
+        if keyword not in _KNOWN and (keyword == _OBEYED_EXTENSION or not keyword.startswith(_EXTENSION)):
             raise ValueError(f"unknown keyword {keyword[:_MAX_SHOWN]!r}")
     return schema
 

@@ -59,12 +59,11 @@ class GrammarMatcher:
         """Whether the text may end here."""
         return not self.error and self._matcher.is_accepting()
 
-    def filled(self, mask: Mask) -> None:
-        """Take notice that `mask`, of this place, has been filled; it is empty after an error."""
+    def take_error(self) -> bool:
+        """Take notice that a mask of this place has been filled; return whether that, or the text, failed."""
         if not self.error and self._matcher.is_error():
             self.error = readable(self._matcher.get_error())
-        if self.error:
-            mask.fill(0)
+        return bool(self.error)
 
 
 class MaskFiller:
@@ -92,10 +91,10 @@ class MaskFiller:
         return np.zeros((num_masks, self.num_words), dtype=np.int32)
 
     def fill(self, masks: Mask, matchers: Mapping[int, GrammarMatcher]) -> None:
-        """Fill masks: bit i % 32 of word i // 32 is token i's. That of a text that cannot go on stays empty.
+        """Fill masks: bit i % 32 of word i // 32 is token i's. That of a text that cannot go on is empty.
 
         Args:
-            masks: from `empty_masks`.
+            masks: `[num_masks, num_words]`, with any content.
             matchers: of some masks, by their places.
         """
         usable = [(each._matcher, place) for place, each in matchers.items() if not each.error]
@@ -107,7 +106,8 @@ class MaskFiller:
             for each, place in usable:
                 fill_next_token_bitmask(each, masks, place)
         for place, matcher in matchers.items():
-            matcher.filled(masks[place])
+            if matcher.take_error():
+                masks[place] = 0
 
 
 _MAX_MESSAGE = 300

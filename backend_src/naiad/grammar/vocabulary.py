@@ -11,6 +11,11 @@ from naiad.errors import InvalidRequestError, ModelError
 from naiad.gguf import GGUFFile
 from naiad.gguf.tokenizer import read_gguf_tokenizer
 
+# Tokens that are text of a JSON string, in groups by their length. If a mask allows a whole group, llguidance
+# does not look at each token; with this many groups that holds near the end of a string with `maxLength` too.
+_OF_A_STRING = r'[^"\\\x00-\x1F\x7F]'
+_GROUPS = [*(f"{_OF_A_STRING}{{1,{length}}}" for length in (3, 6, 9, 12, 15, 30)), f"{_OF_A_STRING}+"]
+
 
 class Vocabulary(msgspec.Struct, frozen=True):
     """What tells which tokens a model has.
@@ -35,10 +40,10 @@ class Vocabulary(msgspec.Struct, frozen=True):
         try:
             text = self._read()
             try:
-                return LLTokenizer(text, n_vocab=self.vocab_size, eos_token=eos)
+                return LLTokenizer(text, n_vocab=self.vocab_size, eos_token=eos, slices=_GROUPS)
             except ValueError:
                 # The tokenizer has tokens that the model lacks.
-                return LLTokenizer(text, eos_token=eos)
+                return LLTokenizer(text, eos_token=eos, slices=_GROUPS)
         except (OSError, ValueError, ModelError) as error:
             raise InvalidRequestError(
                 "structured output is not supported with this checkpoint: it needs a tokenizer.json, or a "

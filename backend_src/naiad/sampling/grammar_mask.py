@@ -18,6 +18,9 @@ from naiad.sequence import SamplingParams
 from naiad_kernels.apply_bitmask import apply_bitmask
 from naiad_kernels.best_tokens import num_mask_words
 
+# A word of a mask.
+_EVERY_TOKEN = -1
+
 
 class GrammarState:
     """Where the output of a row, or a view of its drafts, stands in the row's grammar.
@@ -63,6 +66,7 @@ class GrammarMask:
         self._grammars = grammars
         self._vocab_size = vocab_size
         self._filler: MaskFiller | None = None
+        self._masks: Mask = np.empty((0, 0), dtype=np.int32)
 
     def applies_to(self, params: SamplingParams) -> bool:
         """Whether there is a grammar."""
@@ -87,36 +91,40 @@ class GrammarMask:
     def allowed(self, rows: Sequence[RowState]) -> Tensor | None:
         """Return the bitmask of the tokens that each row may get; None: no row has a grammar.
 
-        It is `[len(rows), num_words]` int32, and may have words for ids that the model lacks. A row without a
-        grammar may get every token.
+        It is `[len(rows), num_words]` int32, valid until the next call, and may have words for ids that the
+        model lacks. A row without a grammar may get every token.
         """
-        bound = {place: row for place, row in enumerate(rows) if self in row.states}
-        if not bound:
+        states = [cast("GrammarState | None", row.states.get(self)) for row in rows]
+        if not any(states):
             return None
-        masks = self._empty_masks(len(rows))
-        if len(bound) < len(rows):
-            masks[[place for place in range(len(rows)) if place not in bound]] = -1
-        self._fill(masks, bound)
+        masks = self._room_for(len(rows))
+        matchers: dict[int, GrammarMatcher] = {}
+        for place, state in enumerate(states):
+            if state is not None and state.matcher is not None:
+                matchers[place] = state.matcher
+            else:
+                masks[place] = _EVERY_TOKEN if state is None else 0
+        if matchers:
+            self._fill(masks, matchers, rows)
         return torch.from_numpy(masks)
 
-    def _empty_masks(self, num_masks: int) -> Mask:
+    def _room_for(self, num_masks: int) -> Mask:
+        """Return masks with any content; new memory for each step would cost more than some of the masks."""
+        if len(self._masks) < num_masks:
+            self._masks = np.empty((num_masks, self._num_words()), dtype=np.int32)
+        return self._masks[:num_masks]
+
+    def _num_words(self) -> int:
         if self._filler is None and self._grammars is not None:
             # Without a tokenizer no row has a matcher.
             with suppress(InvalidRequestError):
                 self._filler = self._grammars.mask_filler()
-        if self._filler is None:
-            return np.zeros((num_masks, num_mask_words(self._vocab_size)), dtype=np.int32)
-        return self._filler.empty_masks(num_masks)
+        return num_mask_words(self._vocab_size) if self._filler is None else self._filler.num_words
 
-    def _fill(self, masks: Mask, rows: Mapping[int, RowState]) -> None:
-        """Fill the masks of rows with grammars, which are empty now; they stay so if a row cannot go on."""
-        states = {place: cast(GrammarState, row.states[self]) for place, row in rows.items()}
-        usable = {place: each.matcher for place, each in states.items() if each.matcher is not None}
-        if not usable:
-            return
+    def _fill(self, masks: Mask, matchers: Mapping[int, GrammarMatcher], rows: Sequence[RowState]) -> None:
         assert self._filler is not None
-        self._filler.fill(masks, usable)
-        for place, matcher in usable.items():
+        self._filler.fill(masks, matchers)
+        for place, matcher in matchers.items():
             if matcher.has_worn_out:
                 self._forget(rows[place])
             self._hold_back_ends(masks[place], rows[place])

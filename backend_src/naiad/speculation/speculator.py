@@ -63,7 +63,8 @@ class Speculator:
 
     def may_draft(self, sequence: Sequence) -> bool:
         """Whether it may get drafts: from the drafter, from its client's guess or because of its grammar."""
-        return self._drafter is not None or bool(sequence.offered_token_ids) or sequence.grammar is not None
+        has_source = self._drafter is not None or sequence.offered_token_ids or sequence.grammar is not None
+        return bool(has_source) and self._ceiling(sequence) > 0
 
     def drafts(
         self, sequences: list[Sequence], num_left: list[int], num_room: int, num_step_tokens: int
