@@ -169,7 +169,7 @@ def test_the_call_that_computes_logits_picks_what_torch_picks(
     folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, drafter: str
 ) -> None:
     """A batch of masked and free rows, greedy and drawn: masks are part of the call, and no bit differs."""
-    settings = {"dtype": dtype, "drafter": drafter}
+    settings = {"dtype": dtype, "drafter": drafter, "cpu_kernels": "native"}
     engine, runner = engine_parts(folder / "target", **settings)
     monkeypatch.setattr(runner._sampler, "_pick", None)
     monkeypatch.setattr(GrammarMask, "apply", None)
