@@ -67,8 +67,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Choose the checkpoint before a fixture starts a server."""
-    is_base = re.search(KINDS[os.environ[variables.KIND]].base_files, item.nodeid)
-    stand_ins.checkpoint = os.environ[variables.BASE_CHECKPOINT if is_base else variables.CHECKPOINT]
+    kind = KINDS[os.environ[variables.KIND]]
+    variable = variables.CHECKPOINT
+    if re.search(kind.base_files, item.nodeid):
+        variable = variables.BASE_CHECKPOINT
+    elif re.search(kind.tool_files, item.nodeid):
+        variable = variables.TOOL_CHECKPOINT
+    stand_ins.checkpoint = os.environ[variable]
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
