@@ -202,6 +202,16 @@ _VLLM = (
     ),
     # The model is another one.
     Reason(
+        "the small model goes on writing until it is cut off, so its JSON is not complete",
+        r"::test_(structured_outputs_json|response_format|named_tool_use)",
+        r"json\.decoder\.JSONDecodeError: (Unterminated|Expecting)",
+    ),
+    Reason(
+        "a schema that says nothing of other properties allows them, and the small model writes one",
+        r"::test_response_format_json_schema",
+        r"assert \{'.*'result': 2\}",
+    ),
+    Reason(
         "the text or the number of tokens of the tests' own model",
         r"::test_(single_chat_session|complex_message_content|more_than_one|chat_session_(with_echo|root_path))",
         r"CompletionUsa|== '2'|'length' == 'stop'|assert [23] == [12]",

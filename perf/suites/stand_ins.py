@@ -95,6 +95,7 @@ def stand_in_for_vllm() -> None:
     """Put Naiad in the place of `vllm serve`."""
     utils = _module("tests.utils")
     utils.RemoteOpenAIServer = RemoteServer
+    utils.ROCM_EXTRA_ARGS = []
 
 
 def stand_in_for_triton() -> None:
