@@ -129,6 +129,7 @@ _VLLM = (
         "a route of vLLM's own, `/v1/chat/completions/batch`", r"/test_batched_chat_completions\.py", None
     ),
     Reason("not served: a budget for reasoning", r"/test_thinking_token_budget\.py", None),
+    Reason("not served: a watermark in the choice of tokens", r"\[watermarked-", None),
     Reason("not served: embeddings in the place of tokens", r"_with_prompt_embeds\.py", None),
     Reason("not served: images, and fields of a message's parts", r"/test_extra_content_fields\.py", None),
     Reason("not served: checkpoints of Tensorizer", r"/test_tensorizer_entrypoint\.py", None),
