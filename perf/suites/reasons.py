@@ -219,8 +219,13 @@ _VLLM = (
     ),
     Reason(
         "a reasoning model",
-        r"/test_include_reasoning\.py",
-        r"Expected reasoning|reasoning_tokens",
+        r"/test_include_reasoning\.py|::test_function_tool_use\[plain-True",
+        r"Expected reasoning|reasoning_tokens|no attribute 'reasoning'|len\(reasoning\) > 0",
+    ),
+    Reason(
+        "the small model calls no tool unless it has to",
+        r"::test_function_tool_use\[plain-\w+-auto",
+        r"len\(output\) > 0|assert None is not None",
     ),
 )
 REASONS: dict[str, tuple[Reason, ...]] = {"triton": _TRITON, "vllm": _VLLM}
