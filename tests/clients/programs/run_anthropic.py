@@ -33,9 +33,9 @@ def messages() -> None:
 
 def more_fields() -> None:
     begun = [*MESSAGES, {"role": "assistant", "content": "The capital of France is"}]
-    answer = client.messages.create(
-        model=MODEL, messages=begun, max_tokens=30, temperature=0, stop_sequences=["."], top_k=5
-    )
+    asked = {"model": MODEL, "messages": begun, "max_tokens": 30, "stop_sequences": ["."]}
+    # The client has no arguments of its own for these any more.
+    answer = client.messages.create(**asked, extra_body={"temperature": 0, "top_k": 5})
     assert answer.stop_reason == "stop_sequence"
     assert answer.stop_sequence == "."
     assert "Paris" in answer.content[0].text
