@@ -17,6 +17,7 @@ class Kind:
         checkpoints: names of the Hugging Face hub that mean the served checkpoint in the tests' environment.
         environment: variables of the tests' environment; `{checkpoint}` is the checkpoint's directory.
         base_files: a regular expression of the files whose model continues texts, as a base model does.
+        tool_files: a regular expression of the files whose model is shown tools.
         caches: folders of TMPDIR that tests take for caches of the hub.
     """
 
@@ -26,6 +27,7 @@ class Kind:
     checkpoints: tuple[str, ...] = ()
     environment: Mapping[str, str] | None = None
     base_files: str = "$^"
+    tool_files: str = "$^"
     caches: tuple[str, ...] = ()
 
 
@@ -41,6 +43,7 @@ _TRITON = Kind(
         "TEST_TOKENIZER": "{checkpoint}",
     },
     base_files=r"/test_(completions|openai_client)\.py",
+    tool_files=r"/test_tool_calling\.py",
 )
 _VLLM = Kind(
     name="vllm",
@@ -55,6 +58,7 @@ _VLLM = Kind(
         "typeof/zephyr-7b-beta-lora",
     ),
     base_files=r"openai/completion/",
+    tool_files=r"_with_function_calling\.py",
     caches=("qwen3_06b",),
 )
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (_TRITON, _VLLM)}

@@ -18,6 +18,8 @@ from perf.suites import stand_ins, variables
 from perf.suites.kinds import KINDS
 
 _MAX_TEXT = 8_000
+# Tools are a part of the prompt.
+_ROOM_FOR_TOOLS = ("--max-model-len", "1024")
 _MARKERS = ("openai", "fastapi", "asyncio", "slow_test", "skip_global_cleanup", "core_model", "cpu_test")
 
 
@@ -67,8 +69,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Choose the checkpoint before a fixture starts a server."""
-    is_base = re.search(KINDS[os.environ[variables.KIND]].base_files, item.nodeid)
-    stand_ins.checkpoint = os.environ[variables.BASE_CHECKPOINT if is_base else variables.CHECKPOINT]
+    kind = KINDS[os.environ[variables.KIND]]
+    variable, stand_ins.more_options = variables.CHECKPOINT, ()
+    if re.search(kind.base_files, item.nodeid):
+        variable = variables.BASE_CHECKPOINT
+    elif re.search(kind.tool_files, item.nodeid):
+        variable, stand_ins.more_options = variables.TOOL_CHECKPOINT, _ROOM_FOR_TOOLS
+    stand_ins.checkpoint = os.environ[variable]
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:

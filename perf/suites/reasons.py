@@ -35,9 +35,13 @@ class Reason:
 
 _TRITON = (
     # Not run.
-    Reason("not served yet: tools", r"/test_tool_calling\.py", None),
-    Reason("not served yet: adapters", r"/test_lora\.py", None),
-    Reason("not served yet: embeddings", r"/test_embeddings\.py", None),
+    Reason(
+        "they need a model that Triton's frontend scripts, and a limit of its parser",
+        r"::TestStreamingToolParseLimit",
+        None,
+    ),
+    Reason("not served: adapters", r"/test_lora\.py", None),
+    Reason("not served: embeddings", r"/test_embeddings\.py", None),
     Reason(
         "models are loaded and unloaded through Triton's own ports, not the OpenAI API",
         r"/test_model_management\.py",
@@ -101,7 +105,17 @@ _TRITON = (
         r"::test_startup_metrics",
         r"404 == 200|nv_cpu_utilization",
     ),
+    Reason(
+        "an answer that calls a named function ends with `tool_calls`, too",
+        r"::test_tool_call_with_named_tool_choice",
+        r"'tool_calls' != 'tool_calls'",
+    ),
     # The model is another one.
+    Reason(
+        "the small model calls no tool unless it has to, and then as many as it likes",
+        r"::test_tool_call_(and_choice|with_required_tool_choice)",
+        r"assert None is not None|assert \d == 1\nE    \+  where \d = len",
+    ),
     Reason("the one token that is drawn at random may be a blank", r"_max_tokens", r"len\(\[\]\)"),
 )
 _VLLM = (
@@ -114,18 +128,13 @@ _VLLM = (
     Reason(
         "a route of vLLM's own, `/v1/chat/completions/batch`", r"/test_batched_chat_completions\.py", None
     ),
-    Reason("not served yet: tools", r"/test_completion_with_function_calling\.py", None),
     Reason("not served: a budget for reasoning", r"/test_thinking_token_budget\.py", None),
+    Reason("not served: a watermark in the choice of tokens", r"\[watermarked-", None),
     Reason("not served: embeddings in the place of tokens", r"_with_prompt_embeds\.py", None),
     Reason("not served: images, and fields of a message's parts", r"/test_extra_content_fields\.py", None),
     Reason("not served: checkpoints of Tensorizer", r"/test_tensorizer_entrypoint\.py", None),
     # Not served.
-    Reason("not served yet: adapters", r"zephyr-lora", r"`zephyr-lora` does not exist"),
-    Reason(
-        "not served yet: structured output",
-        r"::test_(structured_outputs|response_format)",
-        r"(structured_outputs|response_format) = .* is not supported",
-    ),
+    Reason("not served: adapters", r"zephyr-lora", r"`zephyr-lora` does not exist"),
     Reason(
         "not served: log-probabilities of chosen tokens",
         r"::test_logprob_token_ids",
@@ -194,14 +203,29 @@ _VLLM = (
     ),
     # The model is another one.
     Reason(
+        "the small model goes on writing until it is cut off, so its JSON is not complete",
+        r"::test_(structured_outputs_json|response_format|named_tool_use)",
+        r"json\.decoder\.JSONDecodeError: (Unterminated|Expecting)",
+    ),
+    Reason(
+        "a schema that says nothing of other properties allows them, and the small model writes one",
+        r"::test_response_format_json_schema",
+        r"assert \{'.*'result': 2\}",
+    ),
+    Reason(
         "the text or the number of tokens of the tests' own model",
         r"::test_(single_chat_session|complex_message_content|more_than_one|chat_session_(with_echo|root_path))",
         r"CompletionUsa|== '2'|'length' == 'stop'|assert [23] == [12]",
     ),
     Reason(
         "a reasoning model",
-        r"/test_include_reasoning\.py",
-        r"Expected reasoning|reasoning_tokens",
+        r"/test_include_reasoning\.py|::test_function_tool_use\[plain-True",
+        r"Expected reasoning|reasoning_tokens|no attribute 'reasoning'|len\(reasoning\) > 0",
+    ),
+    Reason(
+        "the small model calls no tool unless it has to",
+        r"::test_function_tool_use\[plain-\w+-auto",
+        r"len\(output\) > 0|assert None is not None",
     ),
 )
 REASONS: dict[str, tuple[Reason, ...]] = {"triton": _TRITON, "vllm": _VLLM}

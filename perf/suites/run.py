@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perf.suites import variables
+from perf.suites.checkpoints import make_base, make_hub, make_tool_model
 from perf.suites.kinds import KINDS, Kind
 from perf.suites.outcomes import Outcomes, read_record
 from perf.suites.reasons import REASONS
@@ -33,9 +34,6 @@ _SETTINGS = """[pytest]
 asyncio_default_fixture_loop_scope = session
 asyncio_default_test_loop_scope = session
 """
-_BASE_END = "<|endoftext|>"
-# What Naiad says of a checkpoint that it has made, and that is not changed.
-_MANIFEST = "naiad-manifest.json"
 _ROOT = Path(__file__).parents[2]
 _VERSIONS = (
     "import importlib.metadata as m, sys; print(sys.version.split()[0], *(f'{n} {m.version(n)}' for n in %r))"
@@ -54,10 +52,11 @@ def main() -> int:
         work = Path(folder)
         (work / "tests").symlink_to(suite / "tests")
         (work / "pytest.ini").write_text(_SETTINGS, encoding="utf-8")
-        _make_hub(work / "hub", kind.checkpoints, checkpoint)
+        make_hub(work / "hub", kind.checkpoints, checkpoint)
         for name in kind.caches:
             (work / name).symlink_to(work / "hub")
-        _make_base(work / "base", checkpoint)
+        make_base(work / "base", checkpoint)
+        make_tool_model(work / "tools", checkpoint)
         environment = _environment(
             kind, work, checkpoint, [each.tests for each in reasons if each.says is None]
         )
@@ -108,47 +107,13 @@ def revision_of(suite: Path) -> str:
     return asked.stdout.strip()
 
 
-def _make_hub(hub: Path, names: Sequence[str], checkpoint: Path) -> None:
-    """Make a cache of the Hugging Face hub in which these names mean the checkpoint."""
-    for name in names:
-        repository = hub / f"models--{name.replace('/', '--')}"
-        (repository / "refs").mkdir(parents=True)
-        (repository / "refs" / "main").write_text("0" * 40, encoding="utf-8")
-        snapshot = repository / "snapshots" / ("0" * 40)
-        snapshot.mkdir(parents=True)
-        for path in checkpoint.iterdir():
-            if path.is_file():
-                (snapshot / path.name).symlink_to(path)
-
-
-def _make_base(base: Path, checkpoint: Path) -> None:
-    """Make the checkpoint behave like a base model, of which a chat's end does not end the text.
-
-    Raises:
-        SystemExit: its vocabulary does not have a base model's end.
-    """
-    tokens = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
-    end = next((each["id"] for each in tokens if each["content"] == _BASE_END), None)
-    if end is None:
-        raise SystemExit(f"{checkpoint} has no token {_BASE_END}: expected such a --model")
-    base.mkdir()
-    changes = {"config.json": end, "generation_config.json": end, "tokenizer_config.json": _BASE_END}
-    for path in checkpoint.iterdir():
-        if path.name not in changes:
-            if path.is_file() and path.name != _MANIFEST:
-                (base / path.name).symlink_to(path)
-            continue
-        key = "eos_token" if path.name == "tokenizer_config.json" else "eos_token_id"
-        changed = json.loads(path.read_text(encoding="utf-8")) | {key: changes[path.name]}
-        (base / path.name).write_text(json.dumps(changed), encoding="utf-8")
-
-
 def _environment(kind: Kind, work: Path, checkpoint: Path, not_run: list[str]) -> dict[str, str]:
     serve = [sys.executable, "-m", "naiad.cli.main", "serve", *_SERVE]
     own = {
         variables.COMMAND: json.dumps(serve),
         variables.CHECKPOINT: str(checkpoint),
         variables.BASE_CHECKPOINT: str(work / "base"),
+        variables.TOOL_CHECKPOINT: str(work / "tools"),
         variables.KIND: kind.name,
         variables.RECORD: str(work / "record"),
         variables.NOT_RUN: json.dumps(not_run),

@@ -23,8 +23,9 @@ _PATIENT = {"max_retries": 0, "timeout": _TIMEOUT_S}
 _MODELS_OF_REPOSITORIES = {"test_models": "mock_llm"}
 
 _shared: dict[tuple[str, str], ServedModel] = {}
-# The checkpoint that the file whose tests run now is served with.
+# The checkpoint that the file whose tests run now is served with, and options of that.
 checkpoint = ""
+more_options: tuple[str, ...] = ()
 
 
 class RemoteServer:
@@ -34,7 +35,7 @@ class RemoteServer:
 
     def __init__(self, model: str, arguments: Sequence[str], **_settings: Any) -> None:
         """Start it; what only the suite's own server can be told is left out."""
-        self._served = ServedModel(str(model), checkpoint, options_of_vllm(arguments))
+        self._served = ServedModel(str(model), checkpoint, [*options_of_vllm(arguments), *more_options])
 
     def __enter__(self) -> RemoteServer:
         """Give the server."""
@@ -74,7 +75,7 @@ class SharedServer(RemoteServer):
     def __init__(self, name: str) -> None:
         """Start it, unless it runs."""
         if (name, checkpoint) not in _shared:
-            _shared[name, checkpoint] = ServedModel(name, checkpoint)
+            _shared[name, checkpoint] = ServedModel(name, checkpoint, more_options)
         self._served = _shared[name, checkpoint]
 
     def __exit__(self, *_error: object) -> None:
@@ -95,6 +96,7 @@ def stand_in_for_vllm() -> None:
     """Put Naiad in the place of `vllm serve`."""
     utils = _module("tests.utils")
     utils.RemoteOpenAIServer = RemoteServer
+    utils.ROCM_EXTRA_ARGS = []
 
 
 def stand_in_for_triton() -> None:

@@ -2,9 +2,10 @@
 
 # The command line of `naiad serve` but for the model, a JSON list.
 COMMAND = "NAIAD_SUITE_SERVE"
-# The checkpoint for chats, and the one for files that take their model for a base model.
+# The checkpoint for chats, and those for files that take their model for a base model or offer it tools.
 CHECKPOINT = "NAIAD_SUITE_CHECKPOINT"
 BASE_CHECKPOINT = "NAIAD_SUITE_BASE_CHECKPOINT"
+TOOL_CHECKPOINT = "NAIAD_SUITE_TOOL_CHECKPOINT"
 # The suite's kind.
 KIND = "NAIAD_SUITE_KIND"
 # A file that gets one JSON object a line: {"test", "outcome", "text"}.

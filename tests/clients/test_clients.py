@@ -14,7 +14,9 @@ from helpers.server import start_server
 from helpers.tool_checkpoint import tool_checkpoint
 
 
-@pytest.mark.parametrize("name", ["openai", "litellm", "langchain_openai", "pydantic_ai", "openai_agents"])
+@pytest.mark.parametrize(
+    "name", ["openai", "anthropic", "litellm", "langchain_openai", "pydantic_ai", "openai_agents"]
+)
 def test_python_client(served: Served, name: str) -> None:
     served.run(python_of(name), PROGRAMS / f"run_{name}.py")
 
@@ -27,15 +29,23 @@ def served_with_tools(default_model_dir: Path, tmp_path_factory: pytest.TempPath
     assert server.stop() == 0, "\n".join(server.lines[-40:])
 
 
-@pytest.mark.parametrize("name", ["instructor", "pydantic_ai", "openai_agents"])
+@pytest.mark.parametrize("name", ["openai", "anthropic", "instructor", "pydantic_ai", "openai_agents"])
 def test_tools_of_python_client(served_with_tools: Served, name: str) -> None:
     served_with_tools.run(python_of(name), PROGRAMS / f"run_{name}_tools.py")
 
 
 @pytest.mark.parametrize("name", ["openai_node", "ai_sdk"])
 def test_node_client(served: Served, name: str) -> None:
+    run_with_node(served, name, f"run_{name}.mjs")
+
+
+def test_tools_of_node_client(served_with_tools: Served) -> None:
+    run_with_node(served_with_tools, "ai_sdk", "run_ai_sdk_tools.mjs")
+
+
+def run_with_node(served: Served, name: str, program: str) -> None:
     folder = node_folder(name)
     # Node looks for packages beside the program.
-    for program in ("naiad_server.mjs", f"run_{name}.mjs"):
-        shutil.copy(PROGRAMS / program, folder)
-    served.run(node_path(), folder / f"run_{name}.mjs")
+    for file in ("naiad_server.mjs", program):
+        shutil.copy(PROGRAMS / file, folder)
+    served.run(node_path(), folder / program)

@@ -116,6 +116,22 @@ def test_an_answer_can_be_stopped(page: Browser, script: Script) -> None:
     eventually(lambda: script.num_open == 0)
 
 
+def test_a_flood_is_shown_whole_and_can_be_stopped(page: Browser, script: Script) -> None:
+    script.pieces, script.is_held = [f"**{number}** " * 8 for number in range(300)], True
+    page.devtools("Emulation.setCPUThrottlingRate", rate=4)
+    try:
+        page.type("#prompt", "Go" + ENTER)
+        page.wait("document.querySelector('.busy strong')")
+        # What comes while the page rests from drawing is drawn afterwards, though nothing more comes.
+        page.wait("document.querySelector('.busy strong:last-of-type').textContent === '299'")
+        page.click("#stop")
+        eventually(lambda: script.num_open == 0)
+    finally:
+        page.devtools("Emulation.setCPUThrottlingRate", rate=1)
+    page.wait(IDLE)
+    assert page.count(".message.assistant strong") == 300 * 8
+
+
 def test_an_answer_ends_with_its_page(page: Browser, script: Script) -> None:
     script.is_held = True
     page.type("#prompt", "Go" + ENTER)

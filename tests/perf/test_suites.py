@@ -85,19 +85,30 @@ def client():
     "test_a.py": """
 class TestAll:
     def test_right(self, client):
-        assert client.post("/v1/models").json() == {"path": "/v1/models"}
+        assert client.post("/v1/models").json() == {"path": "/v1/models", "model": "checkpoint"}
 
     def test_wrong(self, client):
         assert client.get("/v1/models").json() == {}
 """,
+    "test_completions.py": """
+class TestBase:
+    def test_model(self, client):
+        assert client.get("/").json()["model"] == "base"
+""",
+    "test_tool_calling.py": """
+class TestCalls:
+    def test_model(self, client):
+        assert client.get("/").json()["model"] == "tools"
+""",
     "test_tools.py": "raise ImportError('this file is not run')\ndef test_call(): pass\n",
 }
-# Stands in for `naiad serve`: it answers with the path that it has been asked for.
+# Stands in for `naiad serve`: it answers with the path that it has been asked for, and its checkpoint.
 FAKE_SERVE = """
-import http.server, json
+import http.server, json, sys
+checkpoint = sys.argv[sys.argv.index("--model") + 1]
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        body = json.dumps({"path": self.path}).encode()
+        body = json.dumps({"path": self.path, "model": checkpoint}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -121,6 +132,7 @@ def test_a_suite_meets_naiad_in_the_place_of_its_own_server(tmp_path: Path) -> N
         "NAIAD_SUITE_SERVE": json.dumps([sys.executable, "-c", FAKE_SERVE]),
         "NAIAD_SUITE_CHECKPOINT": "checkpoint",
         "NAIAD_SUITE_BASE_CHECKPOINT": "base",
+        "NAIAD_SUITE_TOOL_CHECKPOINT": "tools",
         "NAIAD_SUITE_KIND": "triton",
         "NAIAD_SUITE_RECORD": str(record),
         "NAIAD_SUITE_NOT_RUN": json.dumps([r"/test_tools\.py"]),
@@ -136,5 +148,7 @@ def test_a_suite_meets_naiad_in_the_place_of_its_own_server(tmp_path: Path) -> N
     assert found == {
         "tests/test_a.py::TestAll::test_right": "passed",
         "tests/test_a.py::TestAll::test_wrong": "failed",
+        "tests/test_completions.py::TestBase::test_model": "passed",
+        "tests/test_tool_calling.py::TestCalls::test_model": "passed",
         "tests/test_tools.py::test_call": "not run",
     }

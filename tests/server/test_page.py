@@ -62,8 +62,7 @@ def test_an_answer_streams_and_is_stopped(page: Browser, api: Server) -> None:
     early = len(page.run(f"return {TEXT}"))
     page.wait(f"{TEXT}.length > arguments[0]", early)
     eventually(lambda: num_running(api) == 1)
-    # By script: on a busy machine the driver's mouse comes when the tiny model has written its whole window.
-    page.run("document.querySelector('#stop').click()")
+    page.click("#stop")
     eventually(lambda: num_running(api) == 0)
     eventually(lambda: api.used_blocks() == 0)
     page.wait(IDLE)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from naiad.cli.argument_types import at_least, port_number
 from naiad.cli.control_key import grpc_metadata, read_control_key
+from naiad.cli.openai_options import add_openai_arguments
 from naiad.errors import ConfigError, StartupError
 from naiad.log_lines import LOG_FORMATS
 from naiad.openai_server.access.policy import is_loopback
-from naiad.openai_server.api.parsing.families import CALL_CHOICES, REASONING_CHOICES, FamilyChoices
+from naiad.openai_server.api.parsing.families import FamilyChoices
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,61 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="port to listen on (default: %(default)s); 0: any free port",
     )
-    add(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a host name under which clients reach the API, besides addresses and localhost; may be "
-        "repeated",
-    )
-    add(
-        "--allowed-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="an origin, such as https://chat.example.com, whose pages may call the API; may be repeated",
-    )
-    add(
-        "--header-timeout-s",
-        type=at_least(1),
-        default=30,
-        metavar="N",
-        help="close a connection that has not sent the headers of a request after so many seconds (default: "
-        "%(default)s)",
-    )
-    add(
-        "--lenient", action="store_true", help="pass over unknown fields of requests instead of refusing them"
-    )
-    add(
-        "--fallback",
-        action="append",
-        default=[],
-        metavar="MODEL=OTHER",
-        help="the model OTHER answers requests for MODEL while MODEL cannot; may be repeated",
-    )
-    add(
-        "--api-keys",
-        type=Path,
-        metavar="FILE",
-        help="the keys of the API, one of which a request then needs; read again on SIGHUP "
-        "(`naiad key` makes a key)",
-    )
-    add("--metrics-open", action="store_true", help="/metrics needs no key")
-    add(
-        "--reasoning",
-        choices=REASONING_CHOICES,
-        default="auto",
-        help="how models write what they reason before they answer; auto: as the chat template or the tokens "
-        "say (default: %(default)s)",
-    )
-    add(
-        "--tool-parser",
-        "--openai-tool-parser",
-        choices=CALL_CHOICES,
-        default="auto",
-        help="how models write calls of tools; auto: as the chat template says (default: %(default)s)",
-    )
+    add_openai_arguments(parser)
     add(
         "--otlp-endpoint",
         metavar="URL",

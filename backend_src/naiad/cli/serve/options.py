@@ -7,8 +7,8 @@ from pathlib import Path
 
 from naiad.cli.argument_types import at_least, port_number, port_or_off, some_text
 from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments
+from naiad.cli.openai_options import add_openai_arguments
 from naiad.log_lines import LOG_FORMATS
-from naiad.openai_server.api.parsing.families import CALL_CHOICES, REASONING_CHOICES
 
 OPENAI_PORT = 9000
 # The value of --openai-port if it was not given.
@@ -142,69 +142,11 @@ def _add_openai(parser: argparse.ArgumentParser) -> None:
         metavar="HOST",
         help="address of the OpenAI API (default: %(default)s)",
     )
-    add(
-        "--openai-allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a host name under which clients reach the OpenAI API, besides addresses and localhost; may be "
-        "repeated",
-    )
-    add(
-        "--openai-allowed-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="an origin, such as https://chat.example.com, whose pages may call the OpenAI API; may be "
-        "repeated",
-    )
-    add(
-        "--openai-header-timeout-s",
-        type=at_least(1),
-        default=30,
-        metavar="N",
-        help="the OpenAI API closes a connection that has not sent the headers of a request after so many "
-        "seconds (default: %(default)s)",
-    )
-    add(
-        "--openai-fallback",
-        action="append",
-        default=[],
-        metavar="MODEL=OTHER",
-        help="the model OTHER answers the OpenAI API's requests for MODEL while MODEL cannot: its queue is "
-        "full, the first token would be late, or its engine is away; may be repeated",
-    )
-    add(
-        "--openai-lenient",
-        action="store_true",
-        help="the OpenAI API passes over unknown fields of requests instead of refusing them",
-    )
-    add(
-        "--api-keys",
-        type=Path,
-        metavar="FILE",
-        help="the keys of the OpenAI API, one of which a request then needs; read again on SIGHUP, which "
-        "then does not stop the server (`naiad key` makes a key)",
-    )
-    add("--metrics-open", action="store_true", help="the OpenAI API's /metrics needs no key")
+    add_openai_arguments(parser, "openai-")
     add(
         "--expose-triton",
         action="store_true",
         help="with --api-keys: allow a --host that others can reach, although keys do not protect its ports",
-    )
-    add(
-        "--openai-reasoning",
-        choices=REASONING_CHOICES,
-        default="auto",
-        help="how models write what they reason before they answer; auto: as the checkpoint's chat template "
-        "or tokens say (default: %(default)s)",
-    )
-    add(
-        "--openai-tool-parser",
-        choices=CALL_CHOICES,
-        default="auto",
-        help="how models write calls of tools; auto: as the checkpoint's chat template says; none: tools are "
-        "refused (default: %(default)s)",
     )
 
 

@@ -12,6 +12,9 @@ const ENDS = { length: "cut at the limit", content_filter: "filtered", tool_call
 const TITLE_LENGTH = 60;
 // Tokens that came together say nothing of speed.
 const LEAST_MEASURED_MS = 20;
+// An answer's drawing takes a fourth of the time at most.
+const RESTS = 3;
+const LONGEST_REST_MS = 1000;
 
 const byId = (id) => document.getElementById(id);
 
@@ -438,18 +441,34 @@ class Answer {
   }
 }
 
-/** Draws at most once a frame. */
+/**
+ * Draws at most once a frame, and rests after it for a multiple of the time that it took: the longer an answer,
+ * the longer it takes to show it again, and the page has to hear its user all the while.
+ */
 function drawer(draw) {
-  let asked = 0;
+  let frame = 0;
+  let timer = 0;
+  let isAsked = false;
+  const run = () => {
+    const beginMs = performance.now();
+    frame = 0;
+    isAsked = false;
+    draw();
+    // This comes when the frame has been laid out.
+    timer = setTimeout(() => (timer = setTimeout(rested, Math.min((performance.now() - beginMs) * RESTS, LONGEST_REST_MS))));
+  };
+  const rested = () => {
+    timer = 0;
+    if (isAsked) frame = requestAnimationFrame(run);
+  };
   return {
     soon() {
-      asked ||= requestAnimationFrame(() => {
-        asked = 0;
-        draw();
-      });
+      isAsked = true;
+      if (!timer) frame ||= requestAnimationFrame(run);
     },
     cancel() {
-      cancelAnimationFrame(asked);
+      cancelAnimationFrame(frame);
+      clearTimeout(timer);
     },
   };
 }
