@@ -68,6 +68,8 @@ def vllm_serve(model_dir: Path, threads: int, max_num_seqs: int, max_model_len: 
         "--dtype": "bfloat16",
         "--max-num-seqs": max_num_seqs,
         "--max-model-len": max_model_len,
+        # Of the machine's memory; vLLM's own choice leaves too little for anything else.
+        "--gpu-memory-utilization": 0.4,
     }
     words = [str(word) for option in options.items() for word in option]
     command = [str(_INTERPRETER), str(_ADAPTERS / "run_vllm_server.py"), *words, "--no-enable-prefix-caching"]
