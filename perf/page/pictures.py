@@ -17,16 +17,6 @@ _TALK = (
     ("What is the capital of France?", 40),
     ("Write a Python function is_even(n) in a ```python block, then one sentence about it.", 100),
 )
-# They end with the page that has begun them.
-_BEGIN_CHATS = """
-const [model, question] = arguments;
-for (let number = 0; number < 4; number++) {
-  const messages = [{ role: "user", content: number % 2 ? question : `${question} (${number})` }];
-  const body = JSON.stringify({ model, messages, stream: true, ignore_eos: true });
-  fetch("/v1/chat/completions", { method: "POST", headers: { "Content-Type": "application/json" }, body })
-    .then((response) => response.body.pipeTo(new WritableStream()));
-}
-"""
 
 
 def chat(browser: Browser) -> None:
@@ -52,19 +42,10 @@ def chat_narrow(browser: Browser) -> None:
     chat(browser)
 
 
-def engine(browser: Browser) -> None:
-    """The engine while it answers several chats, two of which share what was said."""
-    browser.run(_BEGIN_CHATS, browser.run("return document.querySelector('#model').value"), _TALK[0][0])
-    browser.click("#tab-engine")
-    browser.wait("document.querySelectorAll('#engine .ev-bar-words').length >= 3")
-    browser.wait("document.querySelector('.ev-timeline').getAttribute('aria-valuenow') > 60")
-
-
 PICTURES: dict[str, Callable[[Browser], None]] = {
     "page-chat": chat,
     "page-chat-dark": chat_dark,
     "page-chat-narrow": chat_narrow,
-    "page-engine": engine,
 }
 
 
