@@ -46,7 +46,10 @@ _SPAN = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\]\(([^)#\s]+)\)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _MAKE = re.compile(r"\bmake ([a-z][a-z-]*)")
-_LOAD_TOOLS = ("triton_share", "processor_time", "perf_analyzer", "locust_run", "replay", "genai_perf")
+_LOAD_TOOLS = (
+    *("triton_share", "processor_time", "perf_analyzer", "locust_run", "replay", "genai_perf"),
+    *("openai", "spans", "dashboard"),
+)
 _MODULE = re.compile(r"(?<![\w./-])(?:naiad|naiad_kernels|naiad_client|perf)(?:\.[A-Za-z_]\w*)+")
 _PATH = re.compile(r"[\w.-]+(?:/[\w.*-]+)+/?|[\w-]+\.(?:py|md|toml)")
 _IDENTIFIER = re.compile(r"[A-Za-z]\w*")
