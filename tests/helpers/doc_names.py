@@ -59,7 +59,7 @@ _PRINT_LOCUST_OPTIONS = (
 )
 _COMMANDS: dict[str, tuple[str, ...]] = {
     "serve": ("naiad.cli.main", "serve"),
-    "openai": ("naiad.cli.main", "openai"),
+    "naiad openai": ("naiad.cli.main", "openai"),
     **{
         f"repository {action}": ("naiad.cli.main", "repository", action)
         for action in ("create", "add", "remove", "list", "check")
