@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,19 @@ _TALK = (
     ("What is the capital of France?", 40),
     ("Write a Python function is_even(n) in a ```python block, then one sentence about it.", 100),
 )
+# Answers of each request that the engine view shows; a browser opens few connections to a server.
+_ANSWERS = (6, 4, 3)
+_WATCH_S = 4.0
+_GENERATE = """
+fetch("/v1/completions", {
+  method: "POST",
+  headers: {"Content-Type": "application/json"},
+  body: JSON.stringify({
+    model: document.querySelector("#model").value,
+    prompt: arguments[0], n: arguments[1], max_tokens: 400, ignore_eos: true,
+  }),
+});
+"""
 
 
 def chat(browser: Browser) -> None:
@@ -42,10 +56,20 @@ def chat_narrow(browser: Browser) -> None:
     chat(browser)
 
 
+def engine(browser: Browser) -> None:
+    """The engine view while three requests of several answers run."""
+    for number, num_answers in enumerate(_ANSWERS):
+        prompt = f"Question {number}: {_TALK[1][0]} " * (1 + 6 * number)
+        browser.run(_GENERATE, prompt, num_answers)
+    browser.click("#tab-engine")
+    time.sleep(_WATCH_S)
+
+
 PICTURES: dict[str, Callable[[Browser], None]] = {
     "page-chat": chat,
     "page-chat-dark": chat_dark,
     "page-chat-narrow": chat_narrow,
+    "page-engine": engine,
 }
 
 

@@ -18,9 +18,10 @@ from naiad.cli.replay.played import Lengths, read_requests
 from naiad.config import EngineConfig
 from naiad.engine_process import EngineClient
 from naiad.errors import ConfigError
+from naiad.line_file import prepare
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.recording.record import recorded_output
-from naiad.recording.record_file import RecordFile, prepare
+from naiad.recording.record_file import RecordFile
 from naiad.recording.recorder import Recorder
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams
 from naiad_kernels.native.build import BuildError, compiler

@@ -71,7 +71,8 @@ class UsageReports:
         return usages
 
     def _write(self, file: Path, usages: Sequence[TenantUsage]) -> None:
-        now_s = time.time()
+        # The wall clock may be set back; a line never ends before it begins.
+        now_s = max(time.time(), self._written_s)
         lines = [
             UsageLine(**asdict(each), begin_s=self._written_s, end_s=now_s, model=self._model)
             for each in since(usages, self._written)
