@@ -46,8 +46,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def records(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Requests of an engine: greedy and drawn ones, siblings, and one that is cancelled."""
     folder = tmp_path_factory.mktemp("records")
-    prepare(folder / "with")
-    prepare(folder / "without")
+    prepare("--record", folder / "with")
+    prepare("--record", folder / "without")
     files = [RecordFile(folder / "with"), RecordFile(folder / "without")]
     recorders = [Recorder(file, "triton", lambda: "tiny", with_prompts=file is files[0]) for file in files]
     ended: set[int] = set()
