@@ -70,7 +70,7 @@ def test_the_file_has_what_was_used_since_the_last_line(used: Used, tmp_path: Pa
     used.usages = [TenantUsage("a", 1.0, num_output_tokens=3), TenantUsage("b", 0.5)]
     reports.take(has_work=True)
     used.usages = [TenantUsage("a", 4.0, num_output_tokens=5), TenantUsage("b", 0.5)]
-    reports.close()
+    reports.flush()
     lines = lines_of(path)
     assert [(line.tenant, line.step_s, line.num_output_tokens) for line in lines] == [
         ("a", 1.0, 3),
@@ -93,7 +93,7 @@ def test_what_could_not_be_written_is_in_the_next_line(
         reports.take(has_work=True)
     assert len(caplog.records) == 1
     path.parent.mkdir()
-    reports.close()
+    reports.flush()
     assert [line.step_s for line in lines_of(path)] == [2.0]
 
 

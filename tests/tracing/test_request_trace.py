@@ -137,6 +137,23 @@ def test_before_the_last_output_the_times_are_those_seen_here() -> None:
     assert list(seconds_of(spans)) == ["read", "queue", "prefill", "decode", "send"]
 
 
+def test_only_the_model_that_answers_counts() -> None:
+    """Another model answers after the first one was lost, so the request has not failed."""
+    spans = Spans()
+    trace = begin(spans)
+    submit(trace)
+    trace.take(0, RequestOutput(1, [5], num_cached_tokens=2))
+    trace.fail("INTERNAL", "the engine process ended")
+    submit(trace)
+    trace.take(0, RequestOutput(1, [6], finish_reason=FinishReason.LENGTH, timings=Timings()))
+    trace.end()
+    root = spans.added[0]
+    assert not root.error
+    assert "error.type" not in dict(root.attributes)
+    assert dict(root.attributes)["gen_ai.usage.output_tokens"] == 1
+    assert list(seconds_of(spans)) == ["read", "queue", "prefill", "decode", "send"]
+
+
 def test_a_request_that_was_refused_has_only_been_read() -> None:
     spans = Spans()
     trace = begin(spans)

@@ -124,7 +124,7 @@ def _within(lines: Iterable[UsageLine], begin_s: float, end_s: float) -> Iterato
     """Yield the lines of these times; of a line that is partly inside, what belongs there by its time."""
     for line in lines:
         first_s, last_s = max(line.begin_s, begin_s), min(line.end_s, end_s)
-        if last_s < first_s or line.begin_s >= end_s or line.end_s <= begin_s:
+        if line.begin_s >= end_s or line.end_s <= begin_s:
             continue
         if (first_s, last_s) == (line.begin_s, line.end_s):
             yield line

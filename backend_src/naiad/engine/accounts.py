@@ -14,11 +14,7 @@ from naiad.usage import MAX_TENANTS, OTHER_TENANTS, TenantUsage
 
 
 class Accounts:
-    """One account for each tenant, in the order in which they came; those after the first share one.
-
-    Attributes:
-        step_s: seconds of all steps.
-    """
+    """One account for each tenant, in the order in which they came; those after the first share one."""
 
     def __init__(self, block_seconds: BlockSeconds) -> None:
         """Start from zero.
@@ -26,7 +22,6 @@ class Accounts:
         Args:
             block_seconds: what tenants hold of the KV cache.
         """
-        self.step_s = 0.0
         self._block_seconds = block_seconds
         self._usages: dict[str, TenantUsage] = {}
         self._others: TenantUsage | None = None
@@ -43,7 +38,6 @@ class Accounts:
 
     def charge_step(self, tokens: Mapping[str, int], seconds: float) -> None:
         """Divide a step's time among the tenants by their tokens."""
-        self.step_s += seconds
         num_tokens = sum(tokens.values())
         for tenant, num in tokens.items():
             self._of(tenant).step_s += seconds * num / num_tokens

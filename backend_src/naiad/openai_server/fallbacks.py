@@ -29,7 +29,7 @@ class Fallbacks:
         """
         self._others = dict(others or {})
         self.counted = Values(
-            "naiad_openai_fallbacks_total", "Requests that another model answered, by both names", "counter"
+            "naiad_openai_fallbacks_total", "Requests passed on to another model, by both names", "counter"
         )
 
     @classmethod

@@ -121,13 +121,16 @@ class RequestTrace:
             self._attributes["gen_ai.response.id"] = answer_id
 
     def submit(self, request: GenerateRequest, model: str) -> None:
-        """Say that the request has been read and goes to the engine.
+        """Say that the request has been read and goes to the engine, or to another one after an error.
 
         Args:
             request: the request.
             model: the name of the model that answers.
         """
-        self._seen.submitted_s = time.monotonic()
+        # What an engine before this one has done and failed at is not the request's.
+        began_s = self._moments.began_s
+        self._moments, self._totals, self._error = _Moments(began_s), _Totals(), None
+        self._seen = _Moments(began_s, submitted_s=time.monotonic())
         params = request.rows[0].params
         self._attributes |= {
             "gen_ai.response.model": model,

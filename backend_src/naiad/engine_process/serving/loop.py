@@ -143,7 +143,7 @@ class EngineLoop:
             usages = self._usage.take(self._engine.has_work)
             if usages is not None:
                 self._report(usages)
-        self._usage.close()
+        self._usage.flush()
 
     def _wait_s(self) -> float | None:
         """How long to wait for messages; None: until there is one."""

@@ -61,9 +61,9 @@ class UsageReports:
             return None
         self._due_s = time.monotonic() + self._interval_s
         self._has_news = has_work
-        return self.close()
+        return self.flush()
 
-    def close(self) -> list[TenantUsage]:
+    def flush(self) -> list[TenantUsage]:
         """Return what each tenant has used until now, and write what has not been written."""
         usages = self._usages()
         if self._file is not None:
