@@ -65,6 +65,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         help="on a CPU: keep packed weights and measured costs in .naiad beside the model for the next start",
     )
     add(
+        "--tensor-parallel-size",
+        type=at_least(1),
+        metavar="N",
+        help="number of processes that share the model, on CUDA each with a GPU of its own",
+    )
+    add(
         "--cpu-threads",
         type=at_least(0),
         metavar="N",

@@ -19,6 +19,7 @@ KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
 SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
 DRAFTERS = ("auto", "none", "ngram", "suffix", "draft_model", "self")
 MAX_SPECULATIVE_TOKENS = 16
+MAX_RANKS = 64
 DEFAULT_KV_FRACTION = 0.9
 
 
@@ -42,6 +43,10 @@ class EngineConfig:
         start_cache: on a CPU, keep what a start prepares for the next one: the weights as the native kernels
             read them, and measured costs of steps. They are in .naiad in the model's directory, or in the
             user's cache if that is read-only.
+        tensor_parallel_size: number of processes that share the model; each has its part of every matrix and
+            of the KV cache, on CUDA on a GPU of its own. At most the checkpoint's number of heads. With more
+            than one, torch computes the steps on a CPU, and on CUDA steps are neither captured as graphs nor
+            overlapped.
         cpu_threads: threads that compute a step on a CPU, at most as many as the process may use cores.
             0: one for each physical core, or for each core of cpu_affinity. The native kernels use fewer
             for a while when other programs need the cores.
@@ -93,6 +98,7 @@ class EngineConfig:
     cpu_kernels: str = "auto"
     quantization: str = "none"
     start_cache: bool = True
+    tensor_parallel_size: int = 1
     cpu_threads: int = 0
     cpu_affinity: str = ""
     max_num_seqs: int = 32
@@ -142,6 +148,7 @@ class EngineConfig:
         self._check_kv_cache()
         self._check_queue()
         self._check_speculation()
+        self._check_ranks()
         if self.usage_file and not Path(self.usage_file).is_absolute():
             raise ConfigError("usage_file", self.usage_file, "an absolute path")
 
@@ -209,6 +216,27 @@ class EngineConfig:
         if not 1 <= self.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
             expected = f"1 … {MAX_SPECULATIVE_TOKENS}"
             raise ConfigError("num_speculative_tokens", self.num_speculative_tokens, expected)
+
+    def _check_ranks(self) -> None:
+        size = self.tensor_parallel_size
+        if not 1 <= size <= MAX_RANKS:
+            raise ConfigError("tensor_parallel_size", size, f"1 … {MAX_RANKS}")
+        if size == 1:
+            return
+        why = f"with tensor_parallel_size = {size}"
+        if 0 < self.cpu_threads < size:
+            raise ConfigError("cpu_threads", self.cpu_threads, f"0 or at least {size} {why}")
+        if self.cpu_kernels == "native":
+            expected = f"auto or torch: {why} torch computes the steps on a CPU"
+            raise ConfigError("cpu_kernels", self.cpu_kernels, expected)
+        if self.quantization != "none":
+            raise ConfigError("quantization", self.quantization, f"none {why}")
+        if self.cpu_affinity:
+            raise ConfigError("cpu_affinity", self.cpu_affinity, f"no cores {why}")
+        if self.batch_invariant:
+            raise ConfigError("batch_invariant", True, f"false {why}: the order of the ranks' sums may vary")
+        if self.drafter in ("draft_model", "self"):
+            raise ConfigError("drafter", self.drafter, f"auto, none, ngram or suffix {why}")
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> EngineConfig:

@@ -53,8 +53,10 @@ def build_engine(config: EngineConfig) -> Engine:
     drafter = make_drafter(config, model_runner, kv_cache)
     speculator = Speculator(drafter, _draft_policy(drafter, model_runner), config.num_speculative_tokens)
     scheduler = Scheduler(kv_cache, limits, policy, speculator)
-    # On a CPU the launching thread itself computes the step, so nothing can overlap.
-    overlaps = config.overlap_steps and model_runner.device.type == "cuda"
+    # On a CPU the launching thread itself computes the step, so nothing can overlap. Ranks that do not sample
+    # would not know the last step's ids.
+    is_split = config.tensor_parallel_size > 1
+    overlaps = config.overlap_steps and model_runner.device.type == "cuda" and not is_split
     model_runner.end_start()
     text_state = partial(TextStream, token_table)
     return Engine(

@@ -9,6 +9,7 @@ import psutil
 import torch
 
 from naiad.config import EngineConfig, ModelConfig
+from naiad.config.cores import num_compute_threads
 from naiad.errors import ConfigError, StartupError
 from naiad.outputs import MemoryUse
 from naiad_kernels.compile_counter import CompileCounter
@@ -19,15 +20,32 @@ _GIB = 1024**3
 _LOADING_OVERHEAD = 1.1
 
 
-def resolve_device(config: EngineConfig) -> torch.device:
-    """Return the torch device of the configuration.
+def resolve_device(config: EngineConfig, rank: int = 0) -> torch.device:
+    """Return the torch device of the configuration; each rank of a split model has a GPU of its own.
 
     Raises:
-        ConfigError: the device is "cuda", but torch sees no CUDA device.
+        ConfigError: the device is "cuda", but torch sees no CUDA device, or fewer than ranks.
     """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "cuda", "cpu: PyTorch finds no CUDA device on this machine")
-    return torch.device(config.device)
+    if config.device == "cpu" or config.tensor_parallel_size == 1:
+        return torch.device(config.device)
+    if torch.cuda.device_count() < config.tensor_parallel_size:
+        expected = f"1 … {torch.cuda.device_count()}, the number of GPUs"
+        raise ConfigError("tensor_parallel_size", config.tensor_parallel_size, expected)
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def num_rank_threads(config: EngineConfig) -> int:
+    """The number of threads that compute a rank's part of a step on a CPU.
+
+    Raises:
+        ConfigError: this process may not use that many cores.
+    """
+    num_threads = num_compute_threads(config.cpu_threads, config.cpu_affinity)
+    return max(1, num_threads // config.tensor_parallel_size)
 
 
 def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
@@ -74,7 +92,10 @@ def memory_use(device: torch.device) -> MemoryUse:
 
 
 def check_memory(
-    checkpoints: Sequence[tuple[str, ModelConfig]], dtype: torch.dtype, device: torch.device
+    checkpoints: Sequence[tuple[str, ModelConfig]],
+    dtype: torch.dtype,
+    device: torch.device,
+    num_ranks: int = 1,
 ) -> None:
     """Refuse weights that do not fit in memory before they are loaded.
 
@@ -82,12 +103,14 @@ def check_memory(
         checkpoints: directory and configuration of each checkpoint.
         dtype: the dtype of the computation.
         device: the device that gets the weights.
+        num_ranks: number of ranks that share the weights; on a CPU they share the memory too.
 
     Raises:
         StartupError: says how much memory is needed and how much is available.
     """
     needed_bytes = sum(_needed_bytes(each, config, dtype, device) for each, config in checkpoints)
     if device.type == "cuda":
+        needed_bytes //= num_ranks
         available_bytes, _ = torch.cuda.mem_get_info(device)
     else:
         available_bytes = int(psutil.virtual_memory().available)

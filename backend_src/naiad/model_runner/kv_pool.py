@@ -14,6 +14,7 @@ from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
 from naiad.kv_cache.kv_group import KVGroupSpec, max_held_blocks
 from naiad_kernels.native.kv_layout import GROUP_TOKENS, native_keys, native_values
+from naiad_kernels.paged_attention.layout import CacheLayout, fixed_split_for
 from naiad_kernels.store_kv import LayerCache
 
 
@@ -114,6 +115,35 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     with contextlib.suppress(OSError):  # a kernel without large pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def cache_layout(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    is_native: bool = False,
+) -> CacheLayout:
+    """The layout of a model's KV pool.
+
+    Args:
+        config: the engine's configuration.
+        model_config: the model's.
+        dtype: the computation's dtype.
+        device: device of keys and values.
+        is_native: whether keys are laid out for the native kernels.
+    """
+    limit = model_config.max_position_embeddings
+    return CacheLayout(
+        num_heads=model_config.num_heads,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        block_size=config.block_size,
+        dtype=dtype,
+        device=device,
+        fixed_split=fixed_split_for(limit) if config.batch_invariant else 0,
+        is_native=is_native,
+    )
 
 
 def kv_group_specs(

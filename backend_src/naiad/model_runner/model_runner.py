@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from naiad.config import EngineConfig, ModelConfig
-from naiad.config.cores import num_compute_threads
 from naiad.errors import ConfigError, StartupError
 from naiad.grammar import Grammars
 from naiad.model_runner.device import (
@@ -16,6 +15,7 @@ from naiad.model_runner.device import (
     compile_count,
     kv_cache_codes,
     memory_use,
+    num_rank_threads,
     resolve_device,
     resolve_dtype,
 )
@@ -23,10 +23,12 @@ from naiad.model_runner.draft_choice import chosen_drafter, draft_model_config, 
 from naiad.model_runner.graph_buckets import Buckets
 from naiad.model_runner.graphed_model import cuda_capture
 from naiad.model_runner.kept_measurements import Facts, KeptMeasurements
-from naiad.model_runner.kv_pool import KVPool, kv_group_specs
+from naiad.model_runner.kv_pool import KVPool, cache_layout, kv_group_specs
 from naiad.model_runner.native_kernels import native_team
 from naiad.model_runner.paged_model import PagedModel
 from naiad.model_runner.pool_size import CudaMemory, default_cpu_bytes, measured_bytes
+from naiad.model_runner.ranks.followers import Followers
+from naiad.model_runner.ranks.messages import AllocatePool
 from naiad.model_runner.rehearsal import every_kind_of_step, largest_steps
 from naiad.model_runner.token_budget import (
     CUDA_BUDGET,
@@ -38,10 +40,11 @@ from naiad.model_runner.token_budget import (
 from naiad.models import DecoderModel, load_model
 from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.native_model import NativeModel
+from naiad.models.split.part import Part, check_can_split
 from naiad.outputs import MemoryUse
 from naiad_kernels.linear import LoadOptions
 from naiad_kernels.paged_attention.device_step import max_short_len
-from naiad_kernels.paged_attention.layout import CacheLayout, fixed_split_for
+from naiad_kernels.paged_attention.layout import CacheLayout
 
 
 class ModelRunner(PagedModel):
@@ -67,16 +70,18 @@ class ModelRunner(PagedModel):
             StartupError: too little memory.
         """
         target = ModelConfig.from_directory(config.model_dir)
+        check_can_split(config, target)
+        self._part = Part(0, config.tensor_parallel_size)
         draft = draft_model_config(config, target)
         num_layers = num_draft_layers(config, target)
         self.device = resolve_device(config)
         self.dtype = resolve_dtype(config, self.device)
-        num_threads = num_compute_threads(config.cpu_threads, config.cpu_affinity)
+        num_threads = num_rank_threads(config)
         torch.set_num_threads(num_threads)
         checkpoints = [(config.model_dir, target)]
         if draft is not None:
             checkpoints.append((config.draft_model, draft))
-        check_memory(checkpoints, self.dtype, self.device)
+        check_memory(checkpoints, self.dtype, self.device, config.tensor_parallel_size)
         with torch.inference_mode():
             team = native_team(config, self.device, self.dtype, num_threads)
             self._codes = kv_cache_codes(config, self.dtype, self.device)
@@ -92,11 +97,18 @@ class ModelRunner(PagedModel):
             )
             caches = [self._start_cache(config, each) for each, _ in checkpoints]
             pairs = zip(checkpoints, caches, strict=True)
-            loaded = [load_model(each, shape, options, cache) for (each, shape), cache in pairs]
-            if num_layers:
-                loaded.append(loaded[0].first_layers(num_layers))
-            models: list[DecoderModel] = [*loaded]
-            pools = self._allocate_pools(config, models, num_pools=len(checkpoints))
+            models: list[DecoderModel]
+            self._followers: Followers | None = None
+            if config.tensor_parallel_size > 1:
+                self._followers = Followers(config, self._part, self.device)
+                models = [self._followers.load(config.model_dir, target, options)]
+            else:
+                loaded = [load_model(each, shape, options, cache) for (each, shape), cache in pairs]
+                if num_layers:
+                    loaded.append(loaded[0].first_layers(num_layers))
+                models = [*loaded]
+            kv_cache_bytes = self._choose_kv_cache_bytes(config, models, target)
+            pools = self._allocate_pools(config, models[: len(checkpoints)], kv_cache_bytes)
             if num_layers:
                 pools.append(pools[0].first_layers(num_layers))
             if team is not None:
@@ -113,14 +125,21 @@ class ModelRunner(PagedModel):
             "dtype": str(self.dtype),
             "num_threads": num_threads,
             "quantization": config.quantization,
+            "num_ranks": config.tensor_parallel_size,
             "kv_cache_dtype": str(self._codes or self.dtype),
             "kernels": f"torch {torch.__version__}" if team is None else team.library.name,
         }
         measurements = [KeptMeasurements(cache, facts) for cache in caches]
-        layout = self._cache_layout(config, target)
+        layout = self._cache_layout(config, models[0].config)
         self.grammars = Grammars(config.model_dir, target.vocab_size, target.eos_token_ids)
         super().__init__(
-            models[0], pools[0], layout, longest, measurements=measurements[0], grammars=self.grammars
+            models[0],
+            pools[0],
+            layout,
+            longest,
+            measurements=measurements[0],
+            grammars=self.grammars,
+            followers=self._followers,
         )
         self.draft_runner: PagedModel | None = None
         if len(models) == 2:
@@ -154,24 +173,27 @@ class ModelRunner(PagedModel):
         """Number of kernels that were compiled after startup, while requests waited; it should be 0."""
         return self._count_compiles()
 
+    def close(self) -> None:
+        """End the other ranks of a split model; the runner computes nothing afterwards."""
+        if self._followers is not None:
+            self._followers.close()
+
     def memory_use(self) -> MemoryUse:
         """Return the memory that the process holds now."""
         return memory_use(self.device)
 
     def _allocate_pools(
-        self, config: EngineConfig, models: list[DecoderModel], num_pools: int
+        self, config: EngineConfig, models: list[DecoderModel], kv_cache_bytes: int
     ) -> list[KVPool]:
-        """Allocate a pool for each of the first `num_pools` models; other models share the first pool.
-
-        All layers of a draft model use blocks of the first KV group.
-        """
-        shapes = [model.config for model in models[:num_pools]]
-        kv_cache_bytes = self._choose_kv_cache_bytes(config, models)
+        """Allocate a pool for each model. All layers of a draft model use blocks of the first KV group."""
+        shapes = [model.config for model in models]
         max_step_tokens = max(config.max_num_batched_tokens or MAX_BUDGET_TOKENS, config.max_num_seqs)
         self.kv_groups = kv_group_specs(
             config, shapes, self.dtype, kv_cache_bytes, max_step_tokens, self._codes
         )
         counts = [group.num_blocks for group in self.kv_groups]
+        if self._followers is not None:
+            self._followers.tell(AllocatePool(counts))
         block_counts = [counts, *([counts[0]] * len(each.layer_groups) for each in shapes[1:])]
         try:
             return [
@@ -191,14 +213,17 @@ class ModelRunner(PagedModel):
                 "kv_cache_bytes", kv_cache_bytes, f"a size that fits in memory ({error})"
             ) from error
 
-    def _choose_kv_cache_bytes(self, config: EngineConfig, models: list[DecoderModel]) -> int:
+    def _choose_kv_cache_bytes(
+        self, config: EngineConfig, models: list[DecoderModel], target: ModelConfig
+    ) -> int:
+        """Choose the size of this process's part of the KV cache."""
         if self.device.type == "cpu":
-            return config.kv_cache_bytes or default_cpu_bytes()
+            return self._part.kv_cache_bytes(target, config.kv_cache_bytes or default_cpu_bytes())
         rehearsal = partial(self._rehearse, config, models)
         try:
             if config.kv_cache_bytes:
                 rehearsal()
-                return config.kv_cache_bytes
+                return self._part.kv_cache_bytes(target, config.kv_cache_bytes)
             return measured_bytes(CudaMemory(self.device), config.kv_cache_memory_fraction, rehearsal)
         except torch.OutOfMemoryError as error:
             raise StartupError(
@@ -222,9 +247,9 @@ class ModelRunner(PagedModel):
                 model.config, num_blocks, config.block_size, self.dtype, self.device, codes=self._codes
             )
             layout = self._cache_layout(config, model.config)
-            graphed.append(PagedModel(model, pool, layout, longest))
+            graphed.append(PagedModel(model, pool, layout, longest, followers=self._followers))
             self._capture_graphs(config, graphed[-1])
-            eager.append(PagedModel(model, pool, layout, longest))
+            eager.append(PagedModel(model, pool, layout, longest, followers=self._followers))
         num_tokens = max(config.max_num_batched_tokens or CUDA_BUDGET.num_tokens, config.max_num_seqs)
         # Run after all captures, because each capture first releases the memory that torch has cached.
         for paged_model, model in zip(eager, models, strict=True):
@@ -235,7 +260,8 @@ class ModelRunner(PagedModel):
         return graphed
 
     def _capture_graphs(self, config: EngineConfig, paged_model: PagedModel) -> None:
-        if self.device.type == "cuda" and config.cuda_graphs:
+        # No graph with the ranks' exchanges inside has been tried.
+        if self.device.type == "cuda" and config.cuda_graphs and self._followers is None:
             num_drafts = config.num_speculative_tokens if self.drafter != "none" else 0
             longest = paged_model.max_model_len
             layout = self._cache_layout(config, paged_model.model_config)
@@ -243,17 +269,7 @@ class ModelRunner(PagedModel):
             paged_model.capture_graphs(Buckets.of(config.max_num_seqs, query_len, longest), cuda_capture())
 
     def _cache_layout(self, config: EngineConfig, model_config: ModelConfig) -> CacheLayout:
-        limit = model_config.max_position_embeddings
-        return CacheLayout(
-            num_heads=model_config.num_heads,
-            num_kv_heads=model_config.num_kv_heads,
-            head_dim=model_config.head_dim,
-            block_size=config.block_size,
-            dtype=self.dtype,
-            device=self.device,
-            fixed_split=fixed_split_for(limit) if config.batch_invariant else 0,
-            is_native=self._is_native,
-        )
+        return cache_layout(config, model_config, self.dtype, self.device, self._is_native)
 
     def _choose_budget(self, config: EngineConfig) -> TokenBudget:
         if config.max_num_batched_tokens:

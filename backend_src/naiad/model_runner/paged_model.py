@@ -19,6 +19,15 @@ from naiad.model_runner.graphed_model import Capture, GraphedModel
 from naiad.model_runner.kept_measurements import KeptMeasurements
 from naiad.model_runner.kv_pool import KVPool
 from naiad.model_runner.prompt_details import PromptDetails, prompt_details
+from naiad.model_runner.ranks.followers import Followers
+from naiad.model_runner.ranks.messages import (
+    ComputeStep,
+    ComputeWithoutDrafts,
+    ForgetSequences,
+    RankMessage,
+    ZeroBlocks,
+    ZeroSlots,
+)
 from naiad.model_runner.sequence_states import SequenceStates, StateRow
 from naiad.model_runner.step_costs import MeasuredCosts, measure_step_costs
 from naiad.model_runner.step_inputs import SampledIds, StepRows, build_step_inputs
@@ -75,6 +84,7 @@ class PagedModel:
         kv_groups: Sequence[int] = (),
         measurements: KeptMeasurements | None = None,
         grammars: Grammars | None = None,
+        followers: Followers | None = None,
     ) -> None:
         """Use a model with a KV pool.
 
@@ -87,6 +97,7 @@ class PagedModel:
                 empty: each has its own.
             measurements: keeps what is measured with the model; None: nothing is kept.
             grammars: compiles the grammars of rows; None: rows with grammars fail.
+            followers: the other ranks of a split model; None: the model is whole.
         """
         self._kv_groups = kv_groups or range(len(model.config.layer_groups))
         self.model_config: ModelConfig = model.config
@@ -99,6 +110,7 @@ class PagedModel:
         self._layouts = [replace(layout, window=group.window) for group in model.config.layer_groups]
         pick = None if self._native_model is None else self._native_model.pick
         self._sampler = Sampler(model.config.vocab_size, pick=pick, grammars=grammars)
+        self._followers = followers
         self._states = SequenceStates(self._sampler, self._kv_groups)
         self._graphs: GraphedModel | None = None
         self._sampled: SampledIds | None = None
@@ -132,9 +144,15 @@ class PagedModel:
             no token is possible; other rows are not affected, and drafts never make a row fail. It also
             has the log-probabilities and logits that sequences ask for.
         """
+        self._tell(ComputeStep(step))
         if step.block_copies:
             self._pool.copy(step.block_copies)
         return self._launch_rows(self._states.take(step))
+
+    def _tell(self, message: RankMessage) -> None:
+        """Let the other ranks of a split model do the same."""
+        if self._followers is not None:
+            self._followers.tell(message)
 
     def _launch_rows(self, rows: list[StateRow]) -> Callable[[], ModelOutput]:
         inputs, hidden = self._forward(rows)
@@ -194,9 +212,10 @@ class PagedModel:
         known_rows = []
         for row, state in rows:
             tables = state.block_tables
-            self._pool.zero_slots([slots_of(table, row.known_end, row.end, size) for table in tables])
+            self._zero_slots([slots_of(table, row.known_end, row.end, size) for table in tables])
             known_rows.append(StateRow(msgspec.structs.replace(row, draft_token_ids=()), state))
             del result.errors[row.sequence_id]
+        self._tell(ComputeWithoutDrafts([row.sequence_id for row, _ in known_rows]))
         again = self._launch_rows(known_rows)()
         for field in msgspec.structs.fields(ModelOutput):
             getattr(result, field.name).update(getattr(again, field.name))
@@ -204,12 +223,18 @@ class PagedModel:
     @torch.inference_mode()
     def clear_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
         """Set blocks of each KV group to 0: their values may not be finite, and they will be reused."""
-        self._pool.zero([block_ids[group] for group in self._kv_groups])
+        own = [list(block_ids[group]) for group in self._kv_groups]
+        self._tell(ZeroBlocks(own))
+        self._pool.zero(own)
 
     @torch.inference_mode()
     def clear_slots(self, slots: Sequence[Sequence[int]]) -> None:
         """Set single slots of each KV group to 0."""
-        self._pool.zero_slots([slots[group] for group in self._kv_groups])
+        self._zero_slots([list(slots[group]) for group in self._kv_groups])
+
+    def _zero_slots(self, slots: list[list[int]]) -> None:
+        self._tell(ZeroSlots(slots))
+        self._pool.zero_slots(slots)
 
     def measure_step_costs(self) -> MeasuredCosts:
         """Measure the cost of steps, which takes some seconds on a CPU unless it was measured earlier."""
@@ -239,6 +264,7 @@ class PagedModel:
         """Clear the blocks that probes have written, and drop the probes' sequences."""
         blocks = probed_blocks(self._longest_probe, self._layout.block_size)
         self.clear_blocks([blocks] * (1 + max(self._kv_groups)))
+        self._tell(ForgetSequences())
         self._states.clear()
 
 

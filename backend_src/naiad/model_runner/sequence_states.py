@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from naiad.outputs import Admission, StepBatch, StepRow
 from naiad.sampling.row_state import RowState
-from naiad.sampling.sampler import Sampler
+from naiad.sequence import SamplingParams
+
+
+class RowMaker(Protocol):
+    """Makes the sampling state of sequences, such as `Sampler`."""
+
+    def new_row(self, sequence_id: int, params: SamplingParams, num_prompt_tokens: int) -> RowState:
+        """Return the state of a sequence without known tokens."""
 
 
 class SequenceState:
@@ -60,7 +67,7 @@ class StateRow(NamedTuple):
 class SequenceStates:
     """The states of all sequences that have been admitted and have not ended."""
 
-    def __init__(self, sampler: Sampler, kv_groups: Sequence[int] = (0,)) -> None:
+    def __init__(self, sampler: RowMaker, kv_groups: Sequence[int] = (0,)) -> None:
         """Start without sequences.
 
         Args:

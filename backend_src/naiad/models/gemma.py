@@ -18,7 +18,6 @@ from naiad.models.attention import Attention, attend, load_attention
 from naiad.models.decoder import ForwardBatch
 from naiad.models.layers import Ropes, load_embedding_and_head, load_linear
 from naiad.models.weights import Weights
-from naiad_kernels.embedding import embedding
 from naiad_kernels.gelu_and_mul import gelu_and_mul
 from naiad_kernels.linear import LinearWeight, linear
 from naiad_kernels.rms_norm import add_rms_norm, rms_norm
@@ -67,7 +66,7 @@ class GemmaModel:
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """Run all layers, as `DecoderModel` describes."""
-        hidden = embedding(batch.token_ids, self._embedding, self._embedding_scale)
+        hidden = self._embedding.rows(batch.token_ids, self._embedding_scale)
         all_angles = self._ropes.angles(batch.positions, hidden.dtype)[: self.config.num_layers]
         eps = self.config.rms_norm_eps
         normed = rms_norm(hidden, self._layers[0].input_norm, eps)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
 from naiad.config import ModelConfig
 from naiad.config.attention import RopeConfig
+from naiad.models.split.checkpoint import SplitCheckpoint
 from naiad.models.weights import Checkpoint, Weights
+from naiad_kernels.embedding import embedding
 from naiad_kernels.linear import LinearWeight, LoadOptions, linear, prepare_linear
 from naiad_kernels.native.nibbles import NibbleWeight
 from naiad_kernels.native.panels import narrowed
@@ -48,25 +51,46 @@ def load_linear(
     return weights.prepared("+".join(names), prepare)
 
 
-def load_embedding_and_head(config: ModelConfig, weights: Weights) -> tuple[torch.Tensor, LinearWeight]:
-    """Load the embedding `[vocab_size, hidden_size]` and the head, which may share its weights."""
+class TokenEmbedding(Protocol):
+    """The embedding of a model's tokens."""
+
+    def rows(self, token_ids: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        """Look up a row for every token, times `factor`: `[num_tokens, hidden_size]`."""
+
+
+class WholeEmbedding:
+    """A `TokenEmbedding` in one table."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        """Look up rows of `[vocab_size, hidden_size]`."""
+        self._table = table
+
+    def rows(self, token_ids: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        """Look up a row for every token; see `TokenEmbedding`."""
+        return embedding(token_ids, self._table, factor)
+
+
+def load_embedding_and_head(config: ModelConfig, weights: Weights) -> tuple[TokenEmbedding, LinearWeight]:
+    """Load the embedding and the head, which may share its weights."""
     shape = (config.vocab_size, config.hidden_size)
 
     def read_embedding(checkpoint: Checkpoint) -> torch.Tensor:
-        embedding = checkpoint.take_matrix("model.embed_tokens.weight", shape)
+        matrix = checkpoint.take_matrix("model.embed_tokens.weight", shape)
         # Half as many bytes are read for the same numbers.
-        return narrowed(embedding) if checkpoint.options.native else embedding
+        return narrowed(matrix) if checkpoint.options.native else matrix
 
     def prepare_head(checkpoint: Checkpoint) -> LinearWeight:
         if config.tie_word_embeddings:
             checkpoint.drop("lm_head.weight")
-            head = embedding
+            head = table
         else:
             head = checkpoint.take_matrix("lm_head.weight", shape)
         return prepare_linear(head, options=_of_head(checkpoint.options))
 
-    embedding = weights.prepared("model.embed_tokens", read_embedding)
-    return embedding, weights.prepared("lm_head", prepare_head)
+    table = weights.prepared("model.embed_tokens", read_embedding)
+    is_split = isinstance(weights, SplitCheckpoint)
+    tokens = weights.embedding(table) if is_split else WholeEmbedding(table)
+    return tokens, weights.prepared("lm_head", prepare_head)
 
 
 def _joined(parts: Sequence[torch.Tensor | NibbleWeight], dtype: torch.dtype) -> torch.Tensor | NibbleWeight:

@@ -17,7 +17,6 @@ from naiad.models.attention import Attention, attend, load_attention
 from naiad.models.decoder import ForwardBatch
 from naiad.models.layers import Ropes, add_and_norm, load_embedding_and_head, load_linear
 from naiad.models.weights import Weights
-from naiad_kernels.embedding import embedding
 from naiad_kernels.linear import LinearWeight, linear
 from naiad_kernels.rms_norm import rms_norm
 from naiad_kernels.silu_and_mul import silu_and_mul
@@ -61,7 +60,7 @@ class LlamaModel:
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """Run all layers, as `DecoderModel` describes."""
-        hidden = embedding(batch.token_ids, self._embedding)
+        hidden = self._embedding.rows(batch.token_ids)
         all_angles = self._ropes.angles(batch.positions, hidden.dtype)[: self.config.num_layers]
         eps = self.config.rms_norm_eps
         normed = rms_norm(hidden, self._layers[0].input_norm, eps)

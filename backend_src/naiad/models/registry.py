@@ -16,6 +16,9 @@ from naiad.models.decoder import FamilyModel
 from naiad.models.gemma import GemmaModel
 from naiad.models.llama import LlamaModel
 from naiad.models.packed_weights import open_packed, packing
+from naiad.models.split.checkpoint import SplitCheckpoint
+from naiad.models.split.part import Part
+from naiad.models.split.rank_group import RankGroup
 from naiad.models.weights import Checkpoint, Weights
 from naiad_kernels.linear import LoadOptions
 
@@ -57,3 +60,23 @@ def load_model(
     except OSError as error:
         _LOG.warning("the weights are not kept for the next start: %s", error)
         return build(Checkpoint(directory, options, config))
+
+
+def load_part(
+    directory: str, config: ModelConfig, options: LoadOptions, part: Part, group: RankGroup
+) -> FamilyModel:
+    """Load one rank's part of a checkpoint.
+
+    Args:
+        directory: the checkpoint's directory.
+        config: the configuration of the whole model.
+        options: dtype, device, and how linear layers are laid out.
+        part: the part.
+        group: the ranks that have the parts.
+
+    Raises:
+        ModelError: as `load_model`.
+    """
+    return _MODELS[type(config)](
+        part.config(config), SplitCheckpoint(directory, options, config, part, group)
+    )

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from naiad.errors import InternalError, NaiadError
-from naiad.model_runner.executor.channel import Channel
+from naiad.model_runner.channel import Channel
 from naiad.model_runner.executor.messages import (
     Answer,
     ClearBlocks,

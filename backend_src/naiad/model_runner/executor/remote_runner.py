@@ -17,7 +17,7 @@ import torch
 from naiad.config import EngineConfig
 from naiad.errors import InternalError, StartupError, error_with_status
 from naiad.grammar import Grammars
-from naiad.model_runner.executor.channel import Channel
+from naiad.model_runner.channel import Channel
 from naiad.model_runner.executor.messages import (
     Answer,
     ClearBlocks,

@@ -1,0 +1,172 @@
+"""`Followers`: the other ranks of a split model, as the first one sees them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from naiad.config import EngineConfig, ModelConfig
+from naiad.errors import InternalError, StartupError
+from naiad.model_runner.channel import Channel
+from naiad.model_runner.ranks.messages import (
+    ComputeLogits,
+    Failed,
+    RankMessage,
+    StartRank,
+    answer_decoder,
+    encoder,
+)
+from naiad.models import DecoderModel, ForwardBatch
+from naiad.models.registry import load_part
+from naiad.models.split.part import Part
+from naiad.models.split.rank_group import RankGroup
+from naiad_kernels.linear import LoadOptions
+from naiad_kernels.store_kv import LayerCache
+
+_LOG = logging.getLogger(__name__)
+# That of an engine process that has failed.
+_EXIT_CODE = 4
+_END_S = 10.0
+
+
+class Followers:
+    """The processes of all ranks but the first; they are told what to compute.
+
+    The process ends as soon as one of them has ended: a model that lacks a part computes nothing, and the others
+    would wait for it forever.
+
+    Attributes:
+        group: what the ranks exchange tensors by.
+    """
+
+    def __init__(self, config: EngineConfig, part: Part, device: torch.device) -> None:
+        """Start the processes and meet them; all load their parts from now on.
+
+        Args:
+            config: the engine's configuration.
+            part: the first rank's.
+            device: the first rank's.
+        """
+        self._part = part
+        self._is_closing = False
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._channels: list[Channel] = []
+        with tempfile.TemporaryDirectory(prefix="naiad-ranks-") as directory:
+            store = Path(directory) / "store"
+            for rank in range(1, part.size):
+                self._start(StartRank(config, rank, str(store)))
+            self.group = RankGroup(part, store, device)
+
+    def _start(self, message: StartRank) -> None:
+        here, there = socket.socketpair()
+        with there:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "naiad.model_runner.ranks", str(there.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[there.fileno()],
+            )
+        self._processes.append(process)
+        self._channels.append(Channel(here))
+        threading.Thread(
+            target=self._watch, args=(process, message.rank), name=f"rank-{message.rank}-watch", daemon=True
+        ).start()
+        self._channels[-1].send(encoder.encode(message))
+
+    def _watch(self, process: subprocess.Popen[bytes], rank: int) -> None:
+        code = process.wait()
+        if not self._is_closing:
+            _LOG.error("rank %d has ended (exit status %d): the engine ends", rank, code)
+            os._exit(_EXIT_CODE)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids, by rank."""
+        return [process.pid for process in self._processes]
+
+    def load(self, directory: str, config: ModelConfig, options: LoadOptions) -> DecoderModel:
+        """Load the first rank's part, while the others load theirs.
+
+        Args:
+            directory: the checkpoint's directory.
+            config: the configuration of the whole model.
+            options: of the first rank.
+
+        Returns:
+            The part, joined with the others.
+
+        Raises:
+            StartupError: a rank could not load its part. All have ended.
+        """
+        try:
+            part = load_part(directory, config, options, self._part, self.group)
+            self._wait_until_loaded()
+        except BaseException:
+            self.close()
+            raise
+        return LeadModel(part, self)
+
+    def _wait_until_loaded(self) -> None:
+        for channel in self._channels:
+            answer = answer_decoder.decode(channel.receive())
+            if isinstance(answer, Failed):
+                raise StartupError(answer.message)
+
+    def tell(self, message: RankMessage) -> None:
+        """Send a message to every rank.
+
+        Raises:
+            InternalError: a rank is gone.
+        """
+        body = encoder.encode(message)
+        try:
+            for channel in self._channels:
+                channel.send(body)
+        except OSError as error:
+            raise InternalError("a rank of the model has ended") from error
+
+    def close(self) -> None:
+        """End the processes."""
+        self._is_closing = True
+        for channel in self._channels:
+            channel.close()
+        self.group.leave()
+        for process in self._processes:
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+class LeadModel:
+    """A `DecoderModel`: the first rank's part, whose logits are those of all parts."""
+
+    def __init__(self, part: DecoderModel, followers: Followers) -> None:
+        """Join a part with those of the followers."""
+        self._part = part
+        self._followers = followers
+
+    @property
+    def config(self) -> ModelConfig:
+        """The part's configuration."""
+        return self._part.config
+
+    def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
+        """Run all layers; the followers run theirs when they are told the step."""
+        return self._part.forward(batch, caches)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Compute the logits of the whole vocabulary."""
+        self._followers.tell(ComputeLogits(len(hidden)))
+        group = self._followers.group
+        own = self._part.logits(group.from_first(hidden.contiguous()))
+        return group.joined_at_first(own, self.config.vocab_size)

@@ -1,0 +1,83 @@
+"""`SplitSource`: reads one rank's part of a checkpoint's weights."""
+
+from __future__ import annotations
+
+import torch
+
+from naiad.config import ModelConfig
+from naiad.errors import ModelError
+from naiad.models.quantised import WeightRows
+from naiad.models.sources import WeightSource
+from naiad.models.split.part import Part
+
+# Projections whose inputs are split; what they give is summed over the ranks.
+SUMMED_PROJECTIONS = ("o_proj", "down_proj")
+
+
+class SplitSource:
+    """A `WeightSource` of a part; the shapes that it is asked for are those of the part.
+
+    Only the pages of a file that hold the part are read.
+    """
+
+    def __init__(self, whole: WeightSource, config: ModelConfig, part: Part) -> None:
+        """Read a part.
+
+        Args:
+            whole: reads the checkpoint.
+            config: the configuration of the whole model.
+            part: the part.
+        """
+        self._whole = whole
+        self._part = part
+        heads, kv_heads = (_features(each, config.head_dim) for each in part.heads(config))
+        inner, vocabulary = part.of(config.intermediate_size), part.of(config.vocab_size)
+        num_queries, num_keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        # The part of the outputs, or, if its sum is taken, of the inputs; and the number of all of them.
+        self._splits = {
+            "q_proj": (heads, num_queries),
+            "k_proj": (kv_heads, num_keys),
+            "v_proj": (kv_heads, num_keys),
+            "o_proj": (heads, num_queries),
+            "gate_proj": (inner, config.intermediate_size),
+            "up_proj": (inner, config.intermediate_size),
+            "down_proj": (inner, config.intermediate_size),
+            "embed_tokens": (vocabulary, config.vocab_size),
+            "lm_head": (vocabulary, config.vocab_size),
+        }
+
+    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | WeightRows:
+        """Read the part of a weight, whose shape is `shape`; see `WeightSource`."""
+        layer = name.split(".")[-2]
+        if layer not in self._splits:
+            if len(shape) > 1:
+                raise ModelError(
+                    f"tensor {name!r} can not be split over ranks: tensor_parallel_size must be 1"
+                )
+            return self._whole.read(name, shape)
+        own, count = self._splits[layer]
+        if layer in SUMMED_PROJECTIONS:
+            if len(shape) > 1:
+                return _narrowed(self._whole.read(name, (shape[0], count)), 1, own)
+            bias = self._whole.read(name, shape)
+            assert isinstance(bias, torch.Tensor)
+            # A sum has its bias once.
+            return bias if self._part.rank == 0 else torch.zeros_like(bias)
+        return _narrowed(self._whole.read(name, (count, *shape[1:])), 0, own)
+
+    def drop(self, name: str) -> None:
+        """Skip a weight; see `WeightSource`."""
+        self._whole.drop(name)
+
+    def finish(self) -> None:
+        """Close the files; see `WeightSource`."""
+        self._whole.finish()
+
+
+def _features(heads: range, head_dim: int) -> range:
+    return range(heads.start * head_dim, heads.stop * head_dim)
+
+
+def _narrowed(weight: torch.Tensor | WeightRows, dimension: int, own: range) -> torch.Tensor:
+    assert isinstance(weight, torch.Tensor), "quantised weights are refused"
+    return weight.narrow(dimension, own.start, len(own))
