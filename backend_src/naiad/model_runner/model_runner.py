@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -96,17 +96,12 @@ class ModelRunner(PagedModel):
                 config.quantization,
             )
             caches = [self._start_cache(config, each) for each, _ in checkpoints]
-            pairs = zip(checkpoints, caches, strict=True)
-            models: list[DecoderModel]
             self._followers: Followers | None = None
             if config.tensor_parallel_size > 1:
                 self._followers = Followers(config, self._part, self.device)
                 models = [self._followers.load(config.model_dir, target, options)]
             else:
-                loaded = [load_model(each, shape, options, cache) for (each, shape), cache in pairs]
-                if num_layers:
-                    loaded.append(loaded[0].first_layers(num_layers))
-                models = [*loaded]
+                models = _load_models(checkpoints, caches, options, num_layers)
             kv_cache_bytes = self._choose_kv_cache_bytes(config, models, target)
             pools = self._allocate_pools(config, models[: len(checkpoints)], kv_cache_bytes)
             if num_layers:
@@ -116,11 +111,7 @@ class ModelRunner(PagedModel):
                 models = [NativeModel(model, pool.layers, self.dtype, team) for model, pool in with_pools]
                 # Torch's own threads would spin on the cores that the team needs.
                 torch.set_num_threads(1)
-        limit = target.max_position_embeddings
-        longest = min(config.max_model_len or limit, limit)
-        for group in self.kv_groups:
-            if group.window is None:
-                longest = min(longest, group.num_blocks * config.block_size)
+        longest = self._longest_served(config, target)
         facts: Facts = {
             "dtype": str(self.dtype),
             "num_threads": num_threads,
@@ -181,6 +172,15 @@ class ModelRunner(PagedModel):
     def memory_use(self) -> MemoryUse:
         """Return the memory that the process holds now."""
         return memory_use(self.device)
+
+    def _longest_served(self, config: EngineConfig, target: ModelConfig) -> int:
+        """The maximum length of a sequence: all its blocks must fit in the pool."""
+        limit = target.max_position_embeddings
+        longest = min(config.max_model_len or limit, limit)
+        for group in self.kv_groups:
+            if group.window is None:
+                longest = min(longest, group.num_blocks * config.block_size)
+        return longest
 
     def _allocate_pools(
         self, config: EngineConfig, models: list[DecoderModel], kv_cache_bytes: int
@@ -286,3 +286,17 @@ class ModelRunner(PagedModel):
 
     def _start_cache(self, config: EngineConfig, model_dir: str) -> CheckpointCache | None:
         return CheckpointCache(model_dir) if config.start_cache and self.device.type == "cpu" else None
+
+
+def _load_models(
+    checkpoints: Sequence[tuple[str, ModelConfig]],
+    caches: Sequence[CheckpointCache | None],
+    options: LoadOptions,
+    num_draft_layers: int,
+) -> list[DecoderModel]:
+    """Load the checkpoints; with `num_draft_layers` the first one's first layers are one more model."""
+    pairs = zip(checkpoints, caches, strict=True)
+    loaded = [load_model(directory, shape, options, cache) for (directory, shape), cache in pairs]
+    if num_draft_layers:
+        loaded.append(loaded[0].first_layers(num_draft_layers))
+    return [*loaded]

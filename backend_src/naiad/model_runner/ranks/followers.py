@@ -41,8 +41,8 @@ _END_S = 10.0
 class Followers:
     """The processes of all ranks but the first; they are told what to compute.
 
-    The process ends as soon as one of them has ended: a model that lacks a part computes nothing, and the others
-    would wait for it forever.
+    This process ends as soon as one of them has ended: a model that lacks a part computes nothing, and the
+    others would wait for it forever.
 
     Attributes:
         group: what the ranks exchange tensors by.

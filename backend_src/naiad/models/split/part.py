@@ -24,7 +24,7 @@ class Part:
     size: int
 
     def of(self, count: int) -> range:
-        """This part of `count` things in a row. Parts differ by at most one; the first are the larger ones."""
+        """This part of `count` things in a row; parts differ by at most one, and the first are larger."""
         share, num_larger = divmod(count, self.size)
         start = self.rank * share + min(self.rank, num_larger)
         return range(start, start + share + (self.rank < num_larger))
