@@ -83,11 +83,10 @@ class ModelRunner(PagedModel):
             checkpoints.append((config.draft_model, draft))
         check_memory(checkpoints, self.dtype, self.device, config.tensor_parallel_size)
         with torch.inference_mode():
-            team = native_team(config, self.device, self.dtype, num_threads)
+            self._team = team = native_team(config, self.device, self.dtype, num_threads)
             self._codes = kv_cache_codes(config, self.dtype, self.device)
             self._is_native = team is not None
             self.drafter = chosen_drafter(config, self._is_native)
-            self._team = team
             options = LoadOptions(
                 self.dtype,
                 self.device,
@@ -102,8 +101,8 @@ class ModelRunner(PagedModel):
                 models = [self._followers.load(config.model_dir, target, options)]
             else:
                 models = _load_models(checkpoints, caches, options, num_layers)
-            kv_cache_bytes = self._choose_kv_cache_bytes(config, models, target)
-            pools = self._allocate_pools(config, models[: len(checkpoints)], kv_cache_bytes)
+            num_bytes = self._choose_kv_cache_bytes(config, models, target)
+            pools = self._allocate_pools(config, models[: len(checkpoints)], num_bytes)
             if num_layers:
                 pools.append(pools[0].first_layers(num_layers))
             if team is not None:
