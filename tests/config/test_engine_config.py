@@ -65,6 +65,30 @@ def test_an_unknown_dtype_of_the_kv_cache_is_refused() -> None:
         EngineConfig(model_dir="m", kv_cache_dtype="int4")
 
 
+@pytest.mark.parametrize("size", [0, -1, 65])
+def test_a_number_of_ranks_that_can_not_work_is_refused(size: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^tensor_parallel_size = {size}: expected 1 … 64"):
+        EngineConfig(model_dir="m", tensor_parallel_size=size)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cpu_kernels": "native"}, r"^cpu_kernels = 'native': expected auto or torch: with tensor_parallel"),
+        ({"quantization": "int8"}, r"^quantization = 'int8': expected none with tensor_parallel_size = 3"),
+        ({"cpu_affinity": "0-3"}, r"^cpu_affinity = '0-3': expected no cores with tensor_parallel_size = 3"),
+        ({"cpu_threads": 2}, r"^cpu_threads = 2: expected 0 or at least 3 with tensor_parallel_size = 3"),
+        ({"batch_invariant": True}, r"^batch_invariant = True: expected false with tensor_parallel_size = 3"),
+        ({"drafter": "self"}, r"^drafter = 'self': expected auto, none, ngram or suffix with tensor"),
+        ({"drafter": "draft_model", "draft_model": "d"}, r"^drafter = 'draft_model': expected auto, none"),
+    ],
+)
+def test_what_ranks_can_not_do_is_refused_by_name(settings: dict[str, object], message: str) -> None:
+    EngineConfig(model_dir="m", **settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(model_dir="m", tensor_parallel_size=3, **settings)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("text", [",", "0,", "a", "0-", "-1", "2-1", "0,0", "1-3,2", "0;1", "²"])
 def test_a_malformed_list_of_cores_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=rf"^cpu_affinity = '{text}': expected ids of cores such as 0,2-3"):
