@@ -246,7 +246,7 @@ def resident_kib(path: Path) -> int:
     """Kibibytes of this process's memory that are pages of the file."""
     lines = Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines()
     places = [place for place, line in enumerate(lines) if line.endswith(str(path))]
-    found = [line for place in places for line in lines[place + 1 : place + 4] if line.startswith("Rss:")]
+    found = [line for place in places for line in lines[place + 1 : place + 8] if line.startswith("Rss:")]
     return sum(int(line.split()[1]) for line in found)
 
 
@@ -259,4 +259,5 @@ def test_only_the_pages_of_a_part_are_read(tmp_path: Path) -> None:
     before = resident_kib(path)
     assert isinstance(table, torch.Tensor)
     assert table.sum().isfinite()
-    assert 0.08 * kib < resident_kib(path) - before < 0.2 * kib
+    # A part is an eighth of the file; the system reads some pages around it.
+    assert 0.1 * kib < resident_kib(path) - before < 0.3 * kib

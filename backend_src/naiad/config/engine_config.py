@@ -49,7 +49,7 @@ class EngineConfig:
             overlapped.
         cpu_threads: threads that compute a step on a CPU, at most as many as the process may use cores.
             0: one for each physical core, or for each core of cpu_affinity. The native kernels use fewer
-            for a while when other programs need the cores.
+            for a while when other programs need the cores. The ranks of `tensor_parallel_size` share them.
         cpu_affinity: cores that the native kernels' threads are pinned to, one each, such as "0,2-3"; at
             least cpu_threads. Empty: not pinned. Other than empty only where native kernels compute.
         max_num_seqs: maximum sequences that run at the same time.

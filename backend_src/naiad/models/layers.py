@@ -88,9 +88,10 @@ def load_embedding_and_head(config: ModelConfig, weights: Weights) -> tuple[Toke
         return prepare_linear(head, options=_of_head(checkpoint.options))
 
     table = weights.prepared("model.embed_tokens", read_embedding)
-    is_split = isinstance(weights, SplitCheckpoint)
-    tokens = weights.embedding(table) if is_split else WholeEmbedding(table)
-    return tokens, weights.prepared("lm_head", prepare_head)
+    head = weights.prepared("lm_head", prepare_head)
+    if isinstance(weights, SplitCheckpoint):
+        return weights.embedding(table), head
+    return WholeEmbedding(table), head
 
 
 def _joined(parts: Sequence[torch.Tensor | NibbleWeight], dtype: torch.dtype) -> torch.Tensor | NibbleWeight:

@@ -60,11 +60,15 @@ class Followers:
         self._is_closing = False
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
-        with tempfile.TemporaryDirectory(prefix="naiad-ranks-") as directory:
-            store = Path(directory) / "store"
-            for rank in range(1, part.size):
-                self._start(StartRank(config, rank, str(store)))
-            self.group = RankGroup(part, store, device)
+        try:
+            with tempfile.TemporaryDirectory(prefix="naiad-ranks-") as directory:
+                store = Path(directory) / "store"
+                for rank in range(1, part.size):
+                    self._start(StartRank(config, rank, str(store)))
+                self.group = RankGroup(part, store, device)
+        except BaseException:
+            self._end(0)
+            raise
 
     def _start(self, message: StartRank) -> None:
         here, there = socket.socketpair()
@@ -135,13 +139,16 @@ class Followers:
 
     def close(self) -> None:
         """End the processes."""
+        self._end(_END_S)
+        self.group.leave()
+
+    def _end(self, timeout_s: float) -> None:
         self._is_closing = True
         for channel in self._channels:
             channel.close()
-        self.group.leave()
         for process in self._processes:
             try:
-                process.wait(_END_S)
+                process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

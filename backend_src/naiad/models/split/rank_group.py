@@ -35,7 +35,7 @@ class RankGroup:
         os.environ.update(_ON_LOOPBACK)
         torch.distributed.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=torch.distributed.FileStore(str(store), part.size),
+            store=torch.distributed.FileStore(str(store), part.size),  # type: ignore[attr-defined]
             rank=part.rank,
             world_size=part.size,
         )

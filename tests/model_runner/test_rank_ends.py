@@ -1,0 +1,100 @@
+"""The ranks of a split model start together and end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.engine_harness import Recorder, has_ended, make_request, wait_until
+from helpers.tiny_models import make_tiny_model
+from helpers.tiny_repository import tiny_checkpoint
+from naiad.config import EngineConfig
+from naiad.engine_process import EngineClient
+from naiad.errors import ConfigError, ModelError
+from naiad.model_runner import ModelRunner
+
+NUM_TOKENS = 40
+
+
+def rank_pids(pid: int) -> list[int]:
+    """The rank processes below a process."""
+    children = psutil.Process(pid).children()
+    return [each.pid for each in children if "naiad.model_runner.ranks" in each.cmdline()]
+
+
+def make_config(folder: Path, size: int) -> EngineConfig:
+    return EngineConfig(
+        model_dir=str(folder),
+        dtype="float32",
+        max_num_batched_tokens=64,
+        kv_cache_bytes=1 << 24,
+        tensor_parallel_size=size,
+    )
+
+
+def test_a_start_that_fails_says_why_and_leaves_no_process(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path, num_hidden_layers=1)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    save_file({**tensors, name: torch.zeros(36, 50)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"tensor '{name}' has shape \(36, 50\)"):
+        ModelRunner(make_config(tmp_path, 2))
+    assert rank_pids(os.getpid()) == []
+
+
+def test_quantised_weights_are_refused_by_name(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path, num_hidden_layers=1)
+    config_path = tmp_path / "config.json"
+    text = config_path.read_text(encoding="utf-8").rstrip().removesuffix("}")
+    quantised = '"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}'
+    config_path.write_text(f"{text}, {quantised}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"^tensor_parallel_size = 2: expected 1: .* are quantised"):
+        ModelRunner(make_config(tmp_path, 2))
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[EngineClient, Recorder]]:
+    """An engine process with two more ranks."""
+    recorder = Recorder()
+    with tempfile.TemporaryDirectory(prefix="naiad-test-") as directory:
+        checkpoint = tiny_checkpoint(Path(directory) / "checkpoint")
+        config = make_config(checkpoint, 3)
+        socket_path = Path(directory) / "llm.engine"
+        client = EngineClient(config, socket_path, recorder.on_outputs, recorder.on_lost)
+        client.start()
+        yield client, recorder
+        client.close(timeout_s=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_busy", [False, True])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_death_of_a_rank_ends_all_and_the_engine_restarts(
+    served: tuple[EngineClient, Recorder], rank: int, is_busy: bool
+) -> None:
+    client, recorder = served
+    first_id, num_losses = 100 * (1 + 2 * rank + is_busy), recorder.num_losses
+    client.submit([make_request(first_id, 5, NUM_TOKENS)])
+    recorder.wait_finished(first_id)
+    engine = client.pid
+    assert engine is not None
+    pids = [engine, *rank_pids(engine)]
+    assert len(pids) == 3
+    if is_busy:
+        client.submit([make_request(first_id + 1, 5, 4000)])
+        recorder.wait_started(first_id + 1)
+    os.kill(pids[rank], signal.SIGKILL)
+    wait_until(lambda: all(map(has_ended, pids)))
+    recorder.wait_for(lambda: recorder.num_losses > num_losses)
+    wait_until(lambda: client.is_ready)
+    client.submit([make_request(first_id + 2, 5, NUM_TOKENS)])
+    recorder.wait_finished(first_id + 2)
+    assert recorder.token_ids(first_id + 2) == recorder.token_ids(first_id)
