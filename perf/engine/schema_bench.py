@@ -51,6 +51,8 @@ _MOST_TOKENS = 512
 _MOST_MASKS = 256
 _RANDOM_TOKENS = 32
 _NUMBER = re.compile(r"[_-]*\d+$")
+# How a refusal of this begins, from `naiad.grammar.json_schema`.
+_UNKNOWN_KEYWORD = "unknown keyword"
 
 Row = dict[str, Any]
 Words = npt.NDArray[np.int32]
@@ -95,6 +97,9 @@ class Figures:
             "library": library,
             "compiled": self.num_compiled,
             "refused": sum(self.refusals.values()),
+            "for an unknown keyword": sum(
+                count for reason, count in self.refusals.items() if _UNKNOWN_KEYWORD in reason
+            ),
             "past the limit": self.num_without_end,
             "first mask p50 ms": round(1e3 * percentile(first, 50), 2),
             "p99 ms": round(1e3 * percentile(first, 99), 2),
