@@ -42,6 +42,7 @@ from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import InvalidRequestError
 from naiad.grammar import Grammars
 from naiad.grammar.compiling import compile_text
+from naiad.grammar.json_schema import drop_unknown_keywords
 from naiad.sequence import EngineRequest, FinishReason, GrammarKind, GrammarSpec, SamplingParams
 from naiad.tokenization import Tokenizer
 from naiad.tokenization.text_decoder import decode
@@ -142,7 +143,7 @@ def main() -> int:
     cases = list(read_cases(args.data, args.per_group))
     if not cases:
         raise SystemExit(f"--data {args.data}: no *.json in it")
-    libraries: list[Library] = [_Naiad(model_dir)]
+    libraries: list[Library] = [_Naiad(model_dir), _Lenient(model_dir)]
     if importlib.util.find_spec("xgrammar") is None:
         print("without xgrammar, which is not installed")
     else:
@@ -283,6 +284,17 @@ class _Naiad:
                 return not matcher.error
 
         return Text()
+
+
+class _Lenient(_Naiad):
+    """The same for schemas whose unknown keywords are dropped, as `--openai-lenient` does."""
+
+    name = "naiad, lenient"
+
+    def compile(self, schema: str) -> Follower:
+        parsed = json.loads(schema)
+        drop_unknown_keywords(parsed)
+        return super().compile(json.dumps(parsed))
 
 
 class _XGrammar:

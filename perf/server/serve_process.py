@@ -72,5 +72,6 @@ def _wait_until_ready(process: subprocess.Popen[str]) -> Served:
     for line in process.stdout:
         last_lines.append(line)
         if match := _READY.search(line):
-            return Served(*match.groups(), pid=process.pid)
+            http, grpc, metrics, openai = match.groups()
+            return Served(http, grpc, metrics, openai, process.pid)
     raise RuntimeError("naiad serve ended before it was ready:\n" + "".join(last_lines))

@@ -106,7 +106,8 @@ def _cost(server: Served, ask: Door, prompts: Any, args: argparse.Namespace) -> 
     for _ in range(args.rounds):
         ask(prompts, args.tokens)
     spent = sum(processor_seconds(server.pid).values()) - before
-    return 1e6 * spent / (args.rounds * args.tokens * args.concurrency)
+    num_tokens: int = args.rounds * args.tokens * args.concurrency
+    return 1e6 * spent / num_tokens
 
 
 def _check(collector: SpanCollector, args: argparse.Namespace) -> None:
