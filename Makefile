@@ -9,6 +9,7 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.10,$(if $(shell python$(v) -c 'pri
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_APART := $(BIN)/python -m pytest --durations=20 -n $(WORKERS) --dist loadfile
+CORE_TESTS := $(addprefix tests/,config engine engine_process frontend kv_cache sampling scheduler speculation tokenization)
 TORCH_TESTS := $(addprefix tests/,engine engine_process kv_cache model_runner models sampling scheduler speculation)
 CPP := $(wildcard kernels/naiad_kernels/native/src/*.h kernels/naiad_kernels/native/src/*.cpp tests/native/driver/*.cpp perf/peers/*.c)
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
@@ -26,12 +27,14 @@ test: .venv/.installed
 	$(PYTEST_APART) -m "server and not slow and not gpu" $(ARGS)
 
 # What an engine computes is tested on the native kernels, and on torch's ops as where there is no compiler. The
-# fuzz of the engine has a runner that computes nothing, so it runs once.
+# fuzz of the engine has a runner that computes nothing, so it runs once. The core is also run as `python -O` would,
+# which leaves out the asserts of the product and keeps those of the tests.
 # Without a reorder the files with slow tests come first (tests/conftest.py).
 test-all: .venv/.installed sanitize
 	$(PYTEST_APART) --no-loadscope-reorder -m "not sanitizer and not gpu and not server" $(ARGS)
 	$(PYTEST_APART) -m "not gpu and not server" --cpu-kernels torch $(TORCH_TESTS) \
 		--ignore tests/engine/test_engine_fuzz.py $(ARGS)
+	PYTHONOPTIMIZE=1 $(PYTEST_APART) -m "not slow and not gpu and not server" $(CORE_TESTS) $(ARGS)
 	$(PYTEST_APART) --no-loadscope-reorder -m "server and not gpu" $(ARGS)
 
 # The kernel tests with addresses and undefined behaviour checked, then replayed tapes with threads checked.
