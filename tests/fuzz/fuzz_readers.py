@@ -4,7 +4,8 @@
 
 Each reader is fuzzed in a process of its own by atheris. Its corpus begins with its seeds and with what
 earlier runs have kept in tests/faults/corpus, and at the end the inputs that reach all its lines are kept
-there. An input that a reader neither reads nor refuses is written to build/fuzz and ends that reader's run.
+there. An input that a reader neither reads nor refuses is written to build/fuzz/NAME/failing and ends that
+reader's run.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _names() -> list[str]:
 def _fuzz(name: str, args: argparse.Namespace) -> dict[str, Any]:
     folder = BUILD / name
     found = folder / "found"
-    found.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / "failing", ignore_errors=True)
     for data in _kept(name):
         _write(found, data)
     begin = [sys.executable, __file__, "--child", name, f"-rss_limit_mb={MAX_MEMORY_MB}"]
@@ -134,6 +135,7 @@ def _keep(name: str, command: list[str], folder: Path) -> int:
 
 
 def _write(folder: Path, data: bytes) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / sha256(data).hexdigest()).write_bytes(data)
 
 
@@ -148,9 +150,18 @@ def _fuzz_in_this_process(name: str, options: list[str]) -> int:
     del gguf, torch, transformers
     with atheris.instrument_imports(include=["naiad", "naiad_client"]):
         from helpers.byte_readers import READERS
+    read = READERS[name].read
+
+    def read_or_keep(data: bytes) -> None:
+        try:
+            read(data)
+        except BaseException:
+            _write(BUILD / name / "failing", data)
+            raise
+
     # To merge, libFuzzer runs this again by a shell.
     again = f"{sys.executable} {__file__} --child {name}"
-    atheris.Setup([again, *options], READERS[name].read, enable_python_coverage=True)
+    atheris.Setup([again, *options], read_or_keep, enable_python_coverage=True)
     atheris.Fuzz()
     return 0
 
