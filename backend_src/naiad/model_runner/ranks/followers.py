@@ -91,11 +91,6 @@ class Followers:
             _LOG.error("rank %d has ended (exit status %d): the engine ends", rank, code)
             os._exit(_EXIT_CODE)
 
-    @property
-    def pids(self) -> list[int]:
-        """The process ids, by rank."""
-        return [process.pid for process in self._processes]
-
     def load(self, directory: str, config: ModelConfig, options: LoadOptions) -> DecoderModel:
         """Load the first rank's part, while the others load theirs.
 
