@@ -37,8 +37,8 @@ def make_request(
     )
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
+def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
+    deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.005)

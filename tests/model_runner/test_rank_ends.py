@@ -22,6 +22,8 @@ from naiad.errors import ConfigError, ModelError
 from naiad.model_runner import ModelRunner
 
 NUM_TOKENS = 40
+# Three processes import torch side by side.
+START_S = 300.0
 
 
 def rank_pids(pid: int) -> list[int]:
@@ -94,7 +96,7 @@ def test_the_death_of_a_rank_ends_all_and_the_engine_restarts(
     os.kill(pids[rank], signal.SIGKILL)
     wait_until(lambda: all(map(has_ended, pids)))
     recorder.wait_for(lambda: recorder.num_losses > num_losses)
-    wait_until(lambda: client.is_ready)
+    wait_until(lambda: client.is_ready, START_S)
     client.submit([make_request(first_id + 2, 5, NUM_TOKENS)])
     recorder.wait_finished(first_id + 2)
     assert recorder.token_ids(first_id + 2) == recorder.token_ids(first_id)
