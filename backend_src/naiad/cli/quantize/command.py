@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from naiad.cli.argument_types import at_least
 from naiad.cli.checkpoints.complete_directory import exclusive_lock, fill_directory
@@ -165,7 +166,7 @@ def _maker(args: argparse.Namespace, scheme: Scheme, source: Path) -> Callable[[
 
 def _report(args: argparse.Namespace, source: Path, target: Path, texts: Sequence[list[int]]) -> str:
     before, after = _weight_bytes(source), _weight_bytes(target)
-    report: dict[str, object] = {
+    report: dict[str, Any] = {
         "method": args.method,
         "bits": args.bits,
         "out": str(target),
