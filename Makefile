@@ -9,11 +9,12 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.10,$(if $(shell python$(v) -c 'pri
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_APART := $(BIN)/python -m pytest --durations=20 -n $(WORKERS) --dist loadfile
+CORE_TESTS := $(addprefix tests/,config engine engine_process frontend kv_cache sampling scheduler speculation tokenization)
 TORCH_TESTS := $(addprefix tests/,engine engine_process kv_cache model_runner models sampling scheduler speculation)
 CPP := $(wildcard kernels/naiad_kernels/native/src/*.h kernels/naiad_kernels/native/src/*.cpp tests/native/driver/*.cpp perf/peers/*.c)
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
-.PHONY: serve test test-all sanitize test-gpu memcheck-gpu test-clients fuzz bench-gpu bench-peers check generated install lock \
+.PHONY: serve test test-all sanitize test-gpu memcheck-gpu test-clients fuzz fuzz-readers audit bench-gpu bench-peers check generated install lock \
 	lock-peers lock-clients lock-quantize clean
 
 serve: .venv/.installed
@@ -26,12 +27,14 @@ test: .venv/.installed
 	$(PYTEST_APART) -m "server and not slow and not gpu" $(ARGS)
 
 # What an engine computes is tested on the native kernels, and on torch's ops as where there is no compiler. The
-# fuzz of the engine has a runner that computes nothing, so it runs once.
+# fuzz of the engine has a runner that computes nothing, so it runs once. The core is also run as `python -O` would,
+# which leaves out the asserts of the product and keeps those of the tests.
 # Without a reorder the files with slow tests come first (tests/conftest.py).
 test-all: .venv/.installed sanitize
 	$(PYTEST_APART) --no-loadscope-reorder -m "not sanitizer and not gpu and not server" $(ARGS)
 	$(PYTEST_APART) -m "not gpu and not server" --cpu-kernels torch $(TORCH_TESTS) \
 		--ignore tests/engine/test_engine_fuzz.py $(ARGS)
+	PYTHONOPTIMIZE=1 $(PYTEST_APART) -m "not slow and not gpu and not server" $(CORE_TESTS) $(ARGS)
 	$(PYTEST_APART) --no-loadscope-reorder -m "server and not gpu" $(ARGS)
 
 # The kernel tests with addresses and undefined behaviour checked, then replayed tapes with threads checked.
@@ -57,6 +60,19 @@ memcheck-gpu: .venv/.installed
 # goes on with others; a mix that fails is printed as short as it can be.
 fuzz: .venv/.installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist load tests/faults/test_mixes.py --mixes 10000 $(ARGS)
+
+# Every reader of bytes, guided by the lines that they reach; needs Python 3.11 or 3.12. ARGS="gguf --runs 5000000"
+# fuzzes one of them for longer.
+fuzz-readers: .venv/.installed
+	$(PIP) install -q --no-deps --require-hashes --upgrade --target build/fuzz/atheris -r requirements/fuzz.txt
+	PYTHONPATH=build/fuzz/atheris $(BIN)/python tests/fuzz/fuzz_readers.py $(ARGS)
+
+# Pins and hashes, licences, known vulnerabilities, for which it asks pypi.org.
+audit: .venv/.installed
+	test -x build/audit/bin/python || $(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip --disable-pip-version-check install -q --no-deps --require-hashes \
+		-r requirements/audit.txt
+	$(BIN)/python requirements/audit.py --pip-audit build/audit/bin/pip-audit
 
 # Foreign clients of the OpenAI API, each in an environment of its own below build/clients (5 GB with Node and
 # torch; vllm's is that of bench-peers). ARGS="-k litellm" runs one.
@@ -103,6 +119,8 @@ lock:
 	cd requirements && uv pip compile lock.in --universal --python-version 3.10 --generate-hashes \
 		--no-emit-package torch --no-emit-index-url --no-emit-find-links --no-annotate \
 		--custom-compile-command "make lock" -o lock.txt
+	cd requirements && uv pip compile audit.in --universal --python-version 3.10 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make lock" -o audit.txt
 
 lock-peers:
 	cd perf/peers/requirements && for peer in *.in; do uv pip compile $$peer --python-version 3.11 \

@@ -10,6 +10,9 @@ import pytest
 if TYPE_CHECKING:
     from perf.page.browser import Browser
 
+# So that asserts of helpers hold with python -O too, as those of tests do.
+pytest.register_assert_rewrite("helpers")
+
 # Before torch is imported: a server under test needs the same cores.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -42,7 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with slow tests first, so that no worker begins the longest one at the end."""
+    """Put files with slow tests first, so that no worker begins the longest one at the end.
+
+    What shows asserts of the product is skipped where Python leaves them out.
+    """
+    for item in items:
+        if not __debug__ and item.get_closest_marker("asserts"):
+            item.add_marker(pytest.mark.skip(reason="python -O leaves out asserts"))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -49,13 +49,18 @@ class HTTPDoor:
         except OSError as error:
             connection.close()
             raise ServerError(f"no server can be reached at {self.url}: {error}", "UNAVAILABLE") from None
-        return Generation(_answers(connection, self.url), lambda: _stop(connection))
+        return Generation(read_answers(connection, self.url), lambda: _stop(connection))
 
     def close(self) -> None:
         """Do nothing: each connection ends with its generation."""
 
 
-def _answers(connection: http.client.HTTPConnection, url: str) -> Iterator[Answer]:
+def read_answers(connection: http.client.HTTPConnection, url: str) -> Iterator[Answer]:
+    """Yield the events of a request that was sent.
+
+    Raises:
+        ServerError: the server refuses the request, ends it with an error, or answers in another way.
+    """
     try:
         with contextlib.closing(connection), connection.getresponse() as response:
             if response.status != http.HTTPStatus.OK:

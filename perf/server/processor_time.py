@@ -84,11 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def processor_seconds() -> dict[str, float]:
-    """CPU seconds that this process and its descendants have used so far, by kind of process."""
+def processor_seconds(pid: int | None = None) -> dict[str, float]:
+    """CPU seconds that a process, by default this one, and its descendants have used, by kind of process."""
     spent: dict[str, float] = defaultdict(float)
-    here = psutil.Process()
-    for process in [here, *here.children(recursive=True)]:
+    first, here = psutil.Process(pid), psutil.Process()
+    for process in [first, *first.children(recursive=True)]:
         try:
             kind = LOAD if process == here else kind_of(process.name(), process.cmdline())
             times = process.cpu_times()

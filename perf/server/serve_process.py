@@ -19,12 +19,13 @@ _STOP_TIMEOUT_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """HOST:PORT of a server's endpoints."""
+    """HOST:PORT of a server's endpoints, and the process id of `naiad serve`."""
 
     http: str
     grpc: str
     metrics: str
     openai: str = ""
+    pid: int = 0
 
 
 @contextmanager
@@ -71,5 +72,6 @@ def _wait_until_ready(process: subprocess.Popen[str]) -> Served:
     for line in process.stdout:
         last_lines.append(line)
         if match := _READY.search(line):
-            return Served(*match.groups())
+            http, grpc, metrics, openai = match.groups()
+            return Served(http, grpc, metrics, openai, process.pid)
     raise RuntimeError("naiad serve ended before it was ready:\n" + "".join(last_lines))

@@ -177,6 +177,7 @@ def test_store_kv_quantizes(codes: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "scales", [(None, torch.zeros(2, 1, 4)), (torch.zeros(2, 4), torch.zeros(2, 4)), (None, None)]
 )
+@pytest.mark.asserts
 def test_a_quantized_cache_without_its_scales_is_refused(
     scales: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> None:

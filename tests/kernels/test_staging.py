@@ -35,6 +35,7 @@ def test_the_same_lists_go_to_the_same_places() -> None:
     assert parts[0].tolist() == parts[1].tolist() == [3, 4]
 
 
+@pytest.mark.asserts
 def test_more_than_was_said_is_our_own_bug() -> None:
     staging = Staging(Staging.bytes_for([1], []), CPU)
     staging.put([1], torch.int64)

@@ -47,11 +47,13 @@ def test_free_block_can_be_taken_from_the_middle() -> None:
     assert pool.ref_count(2) == 1
 
 
+@pytest.mark.asserts
 def test_releasing_a_free_block_is_our_bug() -> None:
     with pytest.raises(AssertionError, match="free already"):
         BlockPool(2).release(1)
 
 
+@pytest.mark.asserts
 def test_allocating_from_a_full_pool_is_our_bug() -> None:
     pool = BlockPool(1)
     pool.allocate()

@@ -465,4 +465,4 @@ def test_a_killed_engine_ends_streams_in_their_own_words(api: Server) -> None:
     assert rest[-1].error.type == "api_error"
     status, headers, raw = post(api, MESSAGES, {**bodies[MESSAGES], "max_tokens": 1})
     assert (status, json.loads(raw)["error"]["type"]) == (529, "overloaded_error")
-    assert headers["retry-after"] == "1"
+    assert headers["retry-after"] in ("1", "2", "3")

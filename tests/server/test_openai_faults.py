@@ -5,7 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from helpers.server import Leaving, Server, eventually, gone, start_server, with
 MODEL = "checkpoint"  # the name of the directory, as no other name is given
 GREEDY = {"model": MODEL, "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
 ENDLESS = {**GREEDY, "max_tokens": 30_000, "stream": True}
+CROWD = 64
 TWO = text_inputs("Hello", 2, ignore_eos=True)
 
 
@@ -60,6 +64,38 @@ def test_a_killed_engine_ends_streams_with_an_error_event(lasting: Server) -> No
         assert (status, error["type"]) == (503, "service_unavailable_error")
     eventually(lambda: serves(lasting), 60)
     assert text(lasting) == expected
+
+
+def answer_in_the_end(server: Server, tokens: int) -> tuple[str, list[int]]:
+    """Ask until there is an answer, as clients do; return its text, and how long refusals asked to wait."""
+    body = {**GREEDY, "max_tokens": tokens}
+    pauses = []
+    while True:
+        try:
+            status, headers, raw = post(server, COMPLETIONS, body)
+        except OSError:
+            status, headers, raw = 503, {"retry-after": "1"}, "no connection"
+        if status == 200:
+            return json.loads(raw)["choices"][0]["text"], pauses
+        # 500: it was running when the engine ended.
+        assert status in (500, 503), raw
+        pauses.append(int(headers.get("retry-after", "1")))
+        time.sleep(pauses[-1])
+
+
+def test_a_crowd_comes_back_to_a_new_engine(lasting: Server) -> None:
+    lengths = [2 + number % 30 for number in range(CROWD)]
+    (longest,) = whole(lasting, COMPLETIONS, **GREEDY, max_tokens=max(lengths)).texts
+    with ThreadPoolExecutor(CROWD) as pool:
+        ends = [pool.submit(answer_in_the_end, lasting, tokens) for tokens in lengths]
+        with without_engine(lasting):
+            eventually(lambda: refused(lasting, COMPLETIONS, {**GREEDY, "max_tokens": 1})[0] == 503)
+        answers = [end.result() for end in ends]
+    assert all(longest.startswith(text) for text, _ in answers)
+    assert len({text for text, _ in answers}) > 1
+    pauses = Counter(pause for _, all_pauses in answers for pause in all_pauses)
+    assert len(pauses) > 1, "clients that were refused together all came back together"
+    eventually(lambda: lasting.used_blocks() == 0)
 
 
 def test_a_killed_openai_server_harms_nobody_and_comes_back(lasting: Server) -> None:

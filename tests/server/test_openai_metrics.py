@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from helpers.openai_api import COMPLETIONS, post, refused, streamed, whole
+from helpers.openai_api import COMPLETIONS, connect, post, refused, streamed, whole
 from helpers.prometheus import Scrape, read_page
 from helpers.raw_grpc import ask, llm_inputs
 from helpers.server import Leaving, Server, eventually, running
@@ -192,3 +192,18 @@ def test_the_page_is_there_while_triton_is_not(api: Server) -> None:
     whole(api, COMPLETIONS, prompt="a", max_tokens=1, ignore_eos=True)
     eventually(lambda: scraped(api).value("naiad_openai_triton_metrics_up") == 1, 60)
     assert scraped(api).value("vllm:request_success_total", **ended) > before
+
+
+def test_a_load_balancer_is_told_the_load(api: Server) -> None:
+    name = json.loads(post(api, "/v1/models", b"", "GET")[2])["data"][0]["id"]
+    body = {"model": name, "prompt": "Hello", "max_tokens": 2}
+    headers = {"Content-Type": "application/json", "endpoint-load-metrics-format": "json"}
+    connection = connect(api)
+    connection.request("POST", COMPLETIONS, json.dumps(body), headers)
+    answer = connection.getresponse()
+    assert answer.status == 200
+    kind, _, report = answer.headers["endpoint-load-metrics"].partition(" ")
+    assert kind == "JSON"
+    caches = [dict(labels) for _, labels in scraped(api).families["vllm:cache_config_info"].samples]
+    expected = sum(int(each["block_size"]) * int(each["num_gpu_blocks"]) for each in caches)
+    assert json.loads(report)["named_metrics"]["max_token_capacity"] == expected

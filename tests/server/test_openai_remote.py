@@ -329,7 +329,7 @@ def test_a_server_that_goes_is_found_again(api: Server, door: Server) -> None:
     assert rest == ""
     assert "connection" in json.loads(last.removeprefix("data: "))["error"]["message"]
     status, headers, raw = post(door, COMPLETIONS, {"model": "text", "prompt": "Hello", "max_tokens": 1})
-    assert (status, headers.get("retry-after")) == (503, "1"), raw
+    assert (status, headers.get("retry-after") in ("1", "2", "3")) == (503, True), raw
     eventually(lambda: post(door, "/health", b"", "GET")[0] == 503)
     eventually(lambda: all(serves(door, model) for model in MODELS), 120)
     assert whole(door, COMPLETIONS, **sent) == expected

@@ -168,6 +168,7 @@ def test_the_rate_tends_to_what_is_seen(rate: float, num_draft_tokens: int) -> N
     assert 0.999 < state.rate <= 1
 
 
+@pytest.mark.asserts
 @pytest.mark.parametrize(("num_draft", "num_accepted"), [(0, 0), (2, 3), (2, -1)])
 def test_an_impossible_window_is_our_bug(num_draft: int, num_accepted: int) -> None:
     with pytest.raises(AssertionError):

@@ -96,6 +96,17 @@ def test_tracing_is_given_back() -> None:
     assert sys.gettrace() is before
 
 
+# Jinja reads these, and makes code of them that Python does not.
+@pytest.mark.parametrize(
+    "source", ["{{ messages['role', :3] }}", "{{ f(x=1, x=2) }}", "{% macro f(a, a) %}{% endmacro %}"]
+)
+def test_a_template_that_python_does_not_compile_has_a_fault(source: str) -> None:
+    template = ChatTemplate(source, {})
+    assert template.fault
+    with pytest.raises(InvalidRequestError, match="chat template can not be used"):
+        template.render(MESSAGES)
+
+
 def test_a_template_that_does_not_compile_is_refused_when_used() -> None:
     template = ChatTemplate("{% for %}", {})
     with pytest.raises(InvalidRequestError, match="can not be used"):

@@ -1,4 +1,4 @@
-"""Refuses JSON schemas with keywords that would be ignored."""
+"""Finds keywords of JSON schemas that would be ignored."""
 
 from __future__ import annotations
 
@@ -59,21 +59,51 @@ def read_schema(source: str) -> Any:
     if isinstance(schema, dict) and isinstance(schema.get("id"), str):
         # Draft 4's `$id`. Further inside it would change what a `$ref` means.
         del schema["id"]
-    for keyword in _keywords(schema):
-        if keyword not in _KNOWN and (keyword == _OBEYED_EXTENSION or not keyword.startswith(_EXTENSION)):
-            raise ValueError(f"unknown keyword {keyword[:_MAX_SHOWN]!r}")
+    for each in _schemas(schema):
+        for keyword in each:
+            if not _is_known(keyword):
+                raise ValueError(f"unknown keyword {keyword[:_MAX_SHOWN]!r}")
     return schema
 
 
-def _keywords(schema: Any) -> Iterator[str]:
-    """Yield the keywords of a schema and of all schemas in it."""
+def drop_unknown_keywords(schema: Any) -> list[str]:
+    """Remove the keywords that JSON Schema does not have, which it calls annotations.
+
+    Args:
+        schema: parsed JSON, which is changed.
+
+    Returns:
+        The keywords, as often as they were there.
+    """
+    dropped = []
+    for each in _schemas(schema):
+        unknown = [
+            keyword for keyword in each if not _is_known(keyword) and not _is_older_id(keyword, each, schema)
+        ]
+        for keyword in unknown:
+            del each[keyword]
+        dropped += unknown
+    return dropped
+
+
+def _is_known(keyword: str) -> bool:
+    return keyword in _KNOWN or (keyword != _OBEYED_EXTENSION and keyword.startswith(_EXTENSION))
+
+
+def _is_older_id(keyword: str, each: dict[str, Any], schema: Any) -> bool:
+    """Whether it is draft 4's `$id`, which `read_schema` takes."""
+    return keyword == "id" and each is schema
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield a schema and all schemas in it."""
     left = [schema]
     while left:
         each = left.pop()
         if not isinstance(each, dict):
             continue
+        yield each
         for keyword, value in each.items():
-            yield keyword
             if keyword in _SCHEMA_MAPS and isinstance(value, dict):
                 left += value.values()
             elif keyword in _SCHEMA_LISTS and isinstance(value, list):

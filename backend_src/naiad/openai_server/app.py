@@ -27,6 +27,7 @@ from naiad.openai_server.fallbacks import Fallbacks
 from naiad.openai_server.generate import GenerateRoutes
 from naiad.openai_server.guard import Guard
 from naiad.openai_server.health_routes import HealthRoutes
+from naiad.openai_server.load_report import LoadReport
 from naiad.openai_server.metrics.triton_metrics import TritonMetrics
 from naiad.openai_server.metrics_routes import MetricsRoutes
 from naiad.openai_server.model_routes import ModelRoutes
@@ -121,6 +122,7 @@ def make_app(
         client_max_size=options.max_body_bytes,
     )
     app.on_response_prepare.append(guard.prepare)
+    app.on_response_prepare.append(LoadReport(models).prepare)
     tracer = None if spans is None else Tracer(spans)
     generate = GenerateRoutes(models, bodies, watch, tracer, options.fallbacks)
     others = ModelRoutes(models, bodies, pool)

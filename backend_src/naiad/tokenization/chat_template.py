@@ -42,6 +42,9 @@ class ChatOptions:
     speaks_tools: bool = False
 
 
+# What Python's compiler raises for the code that Jinja makes of some templates.
+_COMPILER_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
+
 PLAIN_CHAT = ChatOptions()
 
 
@@ -69,7 +72,7 @@ class ChatTemplate:
             takes_variable = "tools" in jinja2.meta.find_undeclared_variables(parsed)
             self._reads_tools_in_messages = not takes_variable and reads_tools_in_messages(source, parsed)
             self.takes_tools = takes_variable or self._reads_tools_in_messages
-        except (jinja2.TemplateError, RecursionError) as error:
+        except (jinja2.TemplateError, *_COMPILER_ERRORS) as error:
             self._fault = _shown(error)
             self._problem = f"messages: the checkpoint's chat template can not be used: {self._fault}"
 

@@ -112,7 +112,7 @@ def _read(path: Path, number: int, line: bytes) -> PlayedRequest:
         if isinstance(fields, dict) and fields.get("format") == FORMAT:
             return _of_record(number, msgspec.convert(fields, RequestRecord))
         traced = msgspec.convert(fields, _TraceLine)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise ConfigError("FILE", f"{path} line {number}", f"{_EXPECTED} ({error})") from None
     if traced.input_length < 1 or traced.output_length < 1:
         raise ConfigError("FILE", f"{path} line {number}", "input_length and output_length ≥ 1")

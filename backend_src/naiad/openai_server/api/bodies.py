@@ -18,6 +18,7 @@ from msgspec import Meta
 from naiad.frontend.field import shown
 from naiad.frontend.limits import MAX_TIMEOUT_US
 from naiad.openai_server.api.errors import APIError
+from naiad.openai_server.api.lenient_schemas import pass_over_keywords
 
 # Stands for every value.
 ANY = object()
@@ -202,10 +203,11 @@ def parse_body(raw: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Body,
     Args:
         raw: JSON.
         kind: its type.
-        is_lenient: pass over fields that neither the type has nor its lists of other fields.
+        is_lenient: pass over fields that neither the type has nor its lists of other fields, and keywords
+            of JSON schemas that JSON Schema does not have.
 
     Returns:
-        The body, and the names of the fields that were passed over.
+        The body, and the names of the fields and keywords that were passed over.
 
     Raises:
         APIError: the body is not JSON, or not of this type, or a field is unknown or not supported.
@@ -224,6 +226,8 @@ def parse_body(raw: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Body,
                 message = f"{name[:_MAX_UNKNOWN_SHOWN]}: this field is not known: do not send it."
                 raise APIError(400, message, param=name[:_MAX_UNKNOWN_SHOWN], code="unknown_parameter")
             passed_over.append(name)
+    if is_lenient:
+        passed_over += pass_over_keywords(served)
     try:
         return msgspec.convert(served, kind), passed_over
     except msgspec.ValidationError as error:

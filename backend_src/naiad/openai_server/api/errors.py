@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,8 +24,9 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 _STATUSES = {"INVALID_ARG": 400, "NOT_FOUND": 404, "UNAVAILABLE": 503, "CANCELLED": 499}
-# Seconds after which a client may try again when there is no capacity, or no engine.
-_RETRY_AFTER_S = 1
+# Seconds after which a client may try again when there is no capacity, or no engine. Drawn, so that clients
+# that were refused together do not come back together.
+RETRY_AFTER_S = range(1, 4)
 
 
 class ErrorDetails(msgspec.Struct, kw_only=True):
@@ -79,7 +81,7 @@ class APIError(Exception):
 def api_error_of(error: NaiadError) -> APIError:
     """Translate an error of the engine or of a field's check."""
     status = _STATUSES.get(error.status, 500)
-    headers = {"Retry-After": str(_RETRY_AFTER_S)} if status == 503 else {}
+    headers = {"Retry-After": str(random.choice(RETRY_AFTER_S))} if status == 503 else {}
     param = error.field_name if isinstance(error, FieldError) else None
     return APIError(status, str(error), param=param, headers=headers)
 

@@ -1,0 +1,79 @@
+"""Tells load balancers how busy the engines are, in a header of the answer, as ORCA defines it.
+
+A load balancer asks with the request's header `endpoint-load-metrics-format`, "text" or "json", as vLLM's and
+Triton's servers are asked. The names are those of both: `kv_cache_usage_perc` and `num_requests_waiting` are
+vLLM's, `kv_cache_utilization` and `max_token_capacity` Triton's. Source: the ORCA load report of
+https://github.com/cncf/xds (xds/data/orca/v3/orca_load_report.proto).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from naiad.openai_server.engines.interface import Models
+from naiad.outputs import EngineStats
+
+ASKED, ANSWERED = "endpoint-load-metrics-format", "endpoint-load-metrics"
+# An engine that does not answer between two steps within this time holds no answer up.
+PATIENCE_S = 0.25
+# Who was not let in learns nothing.
+_STRANGERS = (401, 403)
+
+
+class LoadReport:
+    """Adds the header to answers."""
+
+    def __init__(self, models: Models) -> None:
+        """Report the load of these models."""
+        self._models = models
+
+    async def prepare(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Add the header if the request asks for it and an engine answers; what is not known is left out."""
+        write = {"text": as_text, "json": as_json}.get(request.headers.get(ASKED, "").strip().lower())
+        if write is None or response.status in _STRANGERS:
+            return
+        found = await self._stats()
+        if found:
+            response.headers[ANSWERED] = write(found)
+
+    async def _stats(self) -> list[EngineStats]:
+        asked = [asyncio.ensure_future(model.snapshot()) for model in self._models.by_name().values()]
+        if not asked:
+            return []
+        done, late = await asyncio.wait(asked, timeout=PATIENCE_S)
+        for each in late:
+            each.cancel()
+        # What can not be asked now is left out; the answer is not held up or spoilt by it.
+        return [each.result().snapshot.stats for each in done if each.exception() is None]
+
+
+def named_metrics(stats: Sequence[EngineStats]) -> dict[str, float]:
+    """The metrics of all engines: waiting requests and tokens add up, the fullest cache counts."""
+    use = max(each.num_used_blocks / max(each.num_blocks, 1) for each in stats)
+    return {
+        "kv_cache_usage_perc": round(use, 4),
+        "num_requests_waiting": float(sum(each.num_waiting for each in stats)),
+        "kv_cache_utilization": round(use, 4),
+        "max_token_capacity": float(sum(each.num_blocks * each.block_size for each in stats)),
+    }
+
+
+def utilization(stats: Sequence[EngineStats]) -> float:
+    """How busy the busiest engine is: its sequences over those that may run; above 1 some wait."""
+    return round(max((each.num_running + each.num_waiting) / max(each.max_num_seqs, 1) for each in stats), 4)
+
+
+def as_text(stats: Sequence[EngineStats]) -> str:
+    """The header's value in the text format."""
+    named = ", ".join(f"named_metrics.{name}={value:g}" for name, value in named_metrics(stats).items())
+    return f"TEXT application_utilization={utilization(stats):g}, {named}"
+
+
+def as_json(stats: Sequence[EngineStats]) -> str:
+    """The header's value as JSON."""
+    report = {"application_utilization": utilization(stats), "named_metrics": named_metrics(stats)}
+    return f"JSON {json.dumps(report)}"

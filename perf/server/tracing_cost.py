@@ -1,0 +1,152 @@
+"""Measures what tracing every request costs, in the processor time of a streamed token.
+
+    python -m perf.server.tracing_cost
+
+Three servers whose engine only counts stream the same requests in turns: one without tracing, one that sends
+the spans of every request to a collector, and one whose collector is not there. Each turn goes through every
+model and the OpenAI API. Processor time is that of a server with all its processes; a ratio is the median of
+those of the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perf.common.report import print_rows, write_report
+from perf.common.word_prompts import single_token_words, word_prompts
+from perf.server.fast_repository import write_fast_repository
+from perf.server.load import llm_generate, openai_generate, text_generate
+from perf.server.processor_time import OPENAI, processor_seconds
+from perf.server.serve_process import Served, naiad_serve
+from perf.server.span_collector import SpanCollector, span_collector
+from transformers import AutoTokenizer
+
+from naiad.cli.argument_types import at_least
+from naiad.cli.bench.throughput import Work
+from naiad.cli.checkpoints.fetch import resolve_model
+
+OFF, TRACED, DEAD = "off", "traced", "no collector"
+# Nobody listens there.
+_NOBODY = "http://127.0.0.1:9"
+_MODELS = ("text", "ensemble", "llm", OPENAI)
+# A request has a span, and one for each of five phases.
+_SPANS_PER_REQUEST = 6
+
+# Prompts and a number of tokens → what was made of them.
+Door = Callable[[Any, int], object]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and write the results."""
+    args = _parse(argv)
+    model_dir = resolve_model(args.model)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    work = Work(args.concurrency, 16, args.tokens)
+    make_prompts = partial(word_prompts, work, tokenizer.encode(""), single_token_words(tokenizer))
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
+    with span_collector() as collector, _servers(model_dir, args.tokens_per_s, collector) as servers:
+        doors = {name: _doors(server, decode) for name, server in servers.items()}
+        for name in servers:
+            for model in _MODELS:
+                doors[name][model](make_prompts("warm up"), 8)
+        turns = [
+            {
+                (model, name): _cost(servers[name], doors[name][model], make_prompts(f"{model} {turn}"), args)
+                for model in _MODELS
+                for name in servers
+            }
+            for turn in range(args.turns)
+        ]
+        _check(collector, args)
+    rows = [_row(model, turns) for model in _MODELS]
+    print("microseconds of processor time for each token")
+    print_rows(rows)
+    settings = vars(args) | {"model": model_dir.name}
+    print("written:", write_report("tracing-cost", settings, rows))
+    return 0
+
+
+@contextlib.contextmanager
+def _servers(model_dir: Path, tokens_per_s: float, collector: SpanCollector) -> Iterator[dict[str, Served]]:
+    options = {
+        OFF: (),
+        TRACED: ("--otlp-endpoint", collector.url),
+        DEAD: ("--otlp-endpoint", _NOBODY),
+    }
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="naiad-perf-")))
+        repository = folder / "repository"
+        environment = write_fast_repository(repository, tokens_per_s)
+        common = ("--model", str(model_dir), "--model-repository", str(repository))
+        yield {
+            name: stack.enter_context(naiad_serve((*common, *own), environment))
+            for name, own in options.items()
+        }
+
+
+def _doors(server: Served, decode: Callable[[list[int]], str]) -> dict[str, Door]:
+    return {
+        "text": text_generate(server, "text", decode),
+        "ensemble": text_generate(server, "ensemble", decode),
+        "llm": llm_generate(server),
+        OPENAI: openai_generate(server, decode),
+    }
+
+
+def _cost(server: Served, ask: Door, prompts: Any, args: argparse.Namespace) -> float:
+    """Microseconds of the server's processor time for each token of these requests."""
+    before = sum(processor_seconds(server.pid).values())
+    for _ in range(args.rounds):
+        ask(prompts, args.tokens)
+    spent = sum(processor_seconds(server.pid).values()) - before
+    num_tokens: int = args.rounds * args.tokens * args.concurrency
+    return 1e6 * spent / num_tokens
+
+
+def _check(collector: SpanCollector, args: argparse.Namespace) -> None:
+    """See that the spans of every request have come.
+
+    Raises:
+        AssertionError: some have not.
+    """
+    num_requests = args.turns * args.rounds * args.concurrency * len(_MODELS)
+    collector.wait_for(num_requests * _SPANS_PER_REQUEST)
+
+
+def _row(model: str, turns: Sequence[Mapping[tuple[str, str], float]]) -> dict[str, Any]:
+    def middle(name: str) -> float:
+        return round(statistics.median(turn[model, name] for turn in turns), 1)
+
+    def ratios(name: str) -> list[float]:
+        return sorted(turn[model, name] / turn[model, OFF] for turn in turns)
+
+    row: dict[str, Any] = {"through": model} | {name: middle(name) for name in (OFF, TRACED, DEAD)}
+    for name in (TRACED, DEAD):
+        found = ratios(name)
+        row |= {f"{name}, ratio": round(statistics.median(found), 3)}
+        row |= {f"{name}, least and most": f"{found[0]:.3f}, {found[-1]:.3f}"}
+    return row
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
+    parser.add_argument("--tokens-per-s", type=float, default=1600, metavar="N", help="of the engine")
+    parser.add_argument("--concurrency", type=at_least(1), default=32, metavar="N")
+    parser.add_argument("--tokens", type=at_least(1), default=64, metavar="N", help="of each answer")
+    parser.add_argument("--rounds", type=at_least(1), default=2, metavar="N", help="of requests in a turn")
+    parser.add_argument("--turns", type=at_least(1), default=10, metavar="N")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

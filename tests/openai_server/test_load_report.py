@@ -1,0 +1,107 @@
+"""The header in which load balancers learn how busy the engines are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, web
+
+from naiad.errors import EngineAwayError
+from naiad.openai_server import load_report
+from naiad.openai_server.load_report import ANSWERED, ASKED, LoadReport
+from naiad.outputs import EngineStats
+
+BUSY = EngineStats(
+    num_running=6, num_waiting=4, num_blocks=100, num_used_blocks=75, block_size=16, max_num_seqs=8
+)
+IDLE = EngineStats(num_blocks=50, block_size=32, max_num_seqs=4)
+
+
+class FakeModel:
+    def __init__(self, answer: EngineStats | Exception | float) -> None:
+        self._answer = answer
+
+    async def snapshot(self) -> Any:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        if isinstance(self._answer, float):
+            await asyncio.sleep(self._answer)
+        return SimpleNamespace(snapshot=SimpleNamespace(stats=self._answer))
+
+
+def header(
+    *answers: EngineStats | Exception | float, asked: str | None = "json", status: int = 200
+) -> str | None:
+    """What one request is told of models that answer so."""
+
+    async def served() -> str | None:
+        models: Any = SimpleNamespace(
+            by_name=lambda: {str(place): FakeModel(each) for place, each in enumerate(answers)}
+        )
+
+        async def answer(_request: web.Request) -> web.Response:
+            return web.Response(status=status, text="whole")
+
+        app = web.Application()
+        app.on_response_prepare.append(LoadReport(models).prepare)
+        app.router.add_get("/", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0]
+        headers = {} if asked is None else {ASKED: asked}
+        async with ClientSession() as session, session.get(f"http://{host}:{port}/", headers=headers) as got:
+            assert (got.status, await got.text()) == (status, "whole")
+            told = got.headers.get(ANSWERED)
+        await runner.cleanup()
+        return told
+
+    return asyncio.run(served())
+
+
+def test_both_formats_say_the_same() -> None:
+    kind, _, report = (header(BUSY) or "").partition(" ")
+    named = {
+        "kv_cache_usage_perc": 0.75,
+        "num_requests_waiting": 4.0,
+        "kv_cache_utilization": 0.75,
+        "max_token_capacity": 1600.0,
+    }
+    assert kind == "JSON"
+    assert json.loads(report) == {"application_utilization": 1.25, "named_metrics": named}
+    text = header(BUSY, asked=" TEXT ") or ""
+    assert text.startswith("TEXT application_utilization=1.25, named_metrics.kv_cache_usage_perc=0.75, ")
+    pairs = dict(each.split("=") for each in text.removeprefix("TEXT ").split(", ")[1:])
+    assert {key: float(value) for key, value in pairs.items()} == {
+        f"named_metrics.{name}": value for name, value in named.items()
+    }
+
+
+def test_several_engines_are_one_load() -> None:
+    report = json.loads((header(IDLE, BUSY) or "").removeprefix("JSON "))
+    assert report["application_utilization"] == 1.25
+    assert report["named_metrics"]["kv_cache_usage_perc"] == 0.75
+    assert report["named_metrics"]["max_token_capacity"] == 3200.0
+
+
+@pytest.mark.parametrize("asked", [None, "", "xml"])
+def test_who_does_not_ask_for_a_known_format_is_told_nothing(asked: str | None) -> None:
+    assert header(BUSY, asked=asked) is None
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_strangers_are_told_nothing(status: int) -> None:
+    assert header(BUSY, status=status) is None
+    assert header(BUSY, status=503) is not None
+
+
+def test_an_engine_that_does_not_answer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_report, "PATIENCE_S", 0.01)
+    for other in (EngineAwayError("away"), RuntimeError("a bug"), 3600.0):
+        assert header(other) is None
+        assert header(other, IDLE) == header(IDLE)
+    assert header() is None
