@@ -15,7 +15,7 @@ CPP := $(wildcard kernels/naiad_kernels/native/src/*.h kernels/naiad_kernels/nat
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
 .PHONY: serve test test-all sanitize test-gpu memcheck-gpu test-clients fuzz fuzz-readers audit bench-gpu bench-peers check generated install lock \
-	lock-peers lock-clients clean
+	lock-peers lock-clients lock-quantize clean
 
 serve: .venv/.installed
 	exec $(BIN)/naiad serve $(ARGS)
@@ -133,6 +133,12 @@ lock-clients:
 		--no-emit-find-links --no-annotate --custom-compile-command "make lock-clients" -o $${client%.in}.txt || exit 1; done
 	cd tests/clients/requirements && for client in */; do npm --prefix $$client install --package-lock-only \
 		--ignore-scripts || exit 1; done
+
+# What `naiad quantize --method gptq` and `awq` install.
+lock-quantize:
+	cd backend_src/naiad/cli/quantize/llm_compressor && uv pip compile lock.in --universal --python-version 3.10 \
+		--generate-hashes --no-emit-package torch --no-emit-index-url --no-emit-find-links --no-annotate \
+		--custom-compile-command "make lock-quantize" -o lock.txt
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

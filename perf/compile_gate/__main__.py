@@ -24,11 +24,8 @@ quantized; FP8 needs sm_90. The shapes of Gemma compile attention for each windo
 An op has one row for each variant that its launches compile. The last column is the number of
 programs for which one multiprocessor has registers and shared memory.
 
-The engine does not call these ops yet:
-
-- `linear.quantised`, products with four-bit, int8 and FP8 weights: a loader of quantised checkpoints
-  will make such weights, and `linear` multiplies by them.
-- `lora_shrink` and `lora_expand`: the layers' products will call them for requests with an adapter.
+The engine does not call `lora_shrink` and `lora_expand` yet: the layers' products will call them for
+requests with an adapter.
 
 | shape | kernel | GPU | registers | spilled bytes | shared memory | warps | programs |
 |---|---|---|---|---|---|---|---|

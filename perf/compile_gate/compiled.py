@@ -26,7 +26,7 @@ OLDEST_TRITON = "3.6.0"
 
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
-_TENSOR_CORE = re.compile(r"\b(?:HGMMA|HMMA|QGMMA)\b")
+_TENSOR_CORE = re.compile(r"\b(?:HGMMA|HMMA|IGMMA|IMMA|QGMMA)\b")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,8 @@ transformers' distributions, and how often the most likely token is the same.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 import transformers
@@ -21,13 +19,10 @@ from perf.common.torch_threads import all_cores
 
 from naiad.cli.argument_types import at_least
 from naiad.cli.checkpoints.fetch import resolve_model
+from naiad.cli.quantize.command import TEXT
+from naiad.cli.quantize.quality import BLOCK_SIZE, Quality, logits_of_text
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
-from naiad.model_runner.lone_steps import LoneRow, lone_step
-from naiad.sequence import SamplingParams
-
-_TEXT = Path(__file__).parents[1] / "data" / "quality.txt"
-_BLOCK_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,46 +54,12 @@ _WAYS = (
 )
 
 
-@dataclass(slots=True)
-class Quality:
-    """Sums over the tokens of a text.
-
-    Attributes:
-        num_tokens: tokens that were predicted.
-        loss: negative log-likelihoods of the tokens that follow, in nats.
-        kl: Kullback-Leibler divergences from the expected distributions, in nats.
-        num_same: tokens after which the most likely next token is the expected one.
-    """
-
-    num_tokens: int = 0
-    loss: float = 0.0
-    kl: float = 0.0
-    num_same: int = 0
-
-    def add(self, logits: torch.Tensor, expected: torch.Tensor, following: torch.Tensor) -> None:
-        """Add some tokens: logits `[num_tokens, vocab_size]` float32, and the ids that follow."""
-        log_probs, wanted = logits.log_softmax(1), expected.log_softmax(1)
-        self.num_tokens += len(following)
-        self.loss -= log_probs.gather(1, following[:, None]).sum().item()
-        self.kl += (wanted.exp() * (wanted - log_probs)).sum().item()
-        self.num_same += int((logits.argmax(1) == expected.argmax(1)).sum())
-
-    def row(self, name: str) -> dict[str, str]:
-        """One line of the table."""
-        return {
-            "": name,
-            "perplexity": f"{math.exp(self.loss / self.num_tokens):.3f}",
-            "KL": f"{self.kl / self.num_tokens:.5f}",
-            "same token": f"{self.num_same / self.num_tokens:.2%}",
-        }
-
-
 def main() -> int:
     """Measure every way, print a table and write it."""
     args = _parse()
     model_dir = str(resolve_model(args.model))
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
-    ids = tokenizer(_TEXT.read_text(encoding="utf-8"))["input_ids"][: args.tokens]
+    ids = tokenizer(TEXT.read_text(encoding="utf-8"))["input_ids"][: args.tokens]
     texts = [ids[start : start + args.window] for start in range(0, len(ids), args.window)]
     texts = [text for text in texts if len(text) > 1]
     expected = _transformers_logits(model_dir, texts)
@@ -109,7 +70,7 @@ def main() -> int:
     reference = Quality()
     for text, logits in zip(texts, expected, strict=True):
         reference.add(logits[:-1], logits[:-1], torch.tensor(text[1:]))
-    rows = [reference.row("transformers, float32"), *(each.row(name) for name, each in found.items())]
+    rows = [_row("transformers, float32", reference), *(_row(*each) for each in found.items())]
     print(f"{args.model}: {reference.num_tokens} tokens in windows of {args.window}")
     print_rows(rows)
     settings = vars(args) | {"num_tokens": reference.num_tokens}
@@ -130,7 +91,7 @@ def _runner(model_dir: str, way: Way, window: int) -> ModelRunner:
         quantization=way.quantization,
         kv_cache_dtype=way.kv_cache_dtype,
         max_num_batched_tokens=max(window, 32),
-        block_size=_BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
         kv_cache_bytes=1 << 28,
     )
     return ModelRunner(config)
@@ -138,13 +99,19 @@ def _runner(model_dir: str, way: Way, window: int) -> ModelRunner:
 
 def _quality(runner: ModelRunner, texts: list[list[int]], expected: list[torch.Tensor]) -> Quality:
     quality = Quality()
-    params = SamplingParams(max_tokens=1, returns_context_logits=True)
     for text, wanted in zip(texts, expected, strict=True):
-        blocks = list(range(-(-len(text) // _BLOCK_SIZE) + 1))
-        output = runner.run(lone_step([LoneRow(0, text, 0, blocks, params)]))
-        logits = torch.frombuffer(bytearray(output.context_logits[0]), dtype=torch.float32)
-        quality.add(logits.view(wanted.shape)[:-1], wanted[:-1], torch.tensor(text[1:]))
+        quality.add(logits_of_text(runner, text)[:-1], wanted[:-1], torch.tensor(text[1:]))
     return quality
+
+
+def _row(name: str, quality: Quality) -> dict[str, str]:
+    """One line of the table."""
+    return {
+        "": name,
+        "perplexity": f"{quality.perplexity:.3f}",
+        "KL": f"{quality.mean_kl:.5f}",
+        "same token": f"{quality.same_fraction:.2%}",
+    }
 
 
 def _parse() -> argparse.Namespace:

@@ -13,10 +13,10 @@ from naiad_kernels.linear import LoadOptions, linear, prepare_linear
 from naiad_kernels.linear.quantised import (
     ByteWeight,
     W4Weight,
-    fp8_linear,
     quantize_tokens,
     reference,
     w4a16_linear,
+    w8a8_linear,
     w8a16_linear,
 )
 from naiad_kernels.linear.quantised.weights import SPAN, WORDS_PER_SPAN
@@ -40,6 +40,7 @@ def product_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         yield _fixed_order(shape, x, _random(sizes, device, num_out, num_in))
         yield _four_bits(shape, x, num_out, cublas)
         yield _eight_bits(shape, x, num_out, cublas)
+        yield _int8(shape, x, num_out, cublas)
         if has_fp8:
             yield _fp8(shape, x, num_out, "")
     if has_fp8:
@@ -115,6 +116,21 @@ def _eight_bits(shape: str, x: torch.Tensor, num_out: int, rivals: dict[str, Riv
     )
 
 
+def _int8(shape: str, x: torch.Tensor, num_out: int, rivals: dict[str, Rival]) -> Case:
+    values = torch.randint(-128, 128, (num_out, x.shape[1]), dtype=torch.int8, device=x.device)
+    weight = ByteWeight(values, torch.rand(num_out, device=x.device) / 100 + 0.001)
+    tokens = quantize_tokens(x, torch.int8)
+    return Case(
+        op="w8a8_linear, int8",
+        shape=shape,
+        run=lambda: w8a8_linear(tokens, weight, x.dtype),
+        check=equals("w8a8_linear", lambda: reference.w8a8_linear(tokens, weight, x.dtype)),
+        rivals=rivals,
+        num_bytes=num_bytes(tokens.values, values) + x.element_size() * len(x) * num_out,
+        flops=2 * x.numel() * num_out,
+    )
+
+
 def _fp8(shape: str, x: torch.Tensor, num_out: int, target: str) -> Case:
     values = torch.randn(num_out, x.shape[1], device=x.device).mul(50).clamp(-_LARGEST_FP8, _LARGEST_FP8)
     scales = torch.rand(num_out, device=x.device) / 50 + 0.001
@@ -132,10 +148,10 @@ def _fp8(shape: str, x: torch.Tensor, num_out: int, target: str) -> Case:
     if x.is_cuda and len(x) % 16 == 0:
         rivals["cuBLAS"] = Rival(scaled)
     return Case(
-        op="fp8_linear",
+        op="w8a8_linear, FP8",
         shape=shape,
-        run=lambda: fp8_linear(tokens, weight, x.dtype),
-        check=equals("fp8_linear", lambda: reference.fp8_linear(tokens, weight, x.dtype)),
+        run=lambda: w8a8_linear(tokens, weight, x.dtype),
+        check=equals("w8a8_linear", lambda: reference.w8a8_linear(tokens, weight, x.dtype)),
         rivals=rivals,
         num_bytes=num_bytes(tokens.values, weight.values) + x.element_size() * len(x) * num_out,
         flops=2 * x.numel() * num_out,

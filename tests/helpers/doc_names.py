@@ -65,6 +65,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
         for action in ("create", "add", "remove", "list", "check")
     },
     "fetch-model": ("naiad.cli.main", "fetch-model"),
+    "quantize": ("naiad.cli.main", "quantize"),
     "plan": ("naiad.cli.main", "plan"),
     "naiad replay": ("naiad.cli.main", "replay"),
     "naiad report": ("naiad.cli.main", "report"),
@@ -92,6 +93,7 @@ for name, (module, *words) in json.loads(sys.argv[1]).items():
 _COMMAND_OF_LINE = (
     (re.compile(r"\bnaiad serve\b|\bmake serve\b|\"naiad\", \"serve\""), "serve"),
     (re.compile(r"\bnaiad fetch-model\b"), "fetch-model"),
+    (re.compile(r"\bnaiad quantize\b"), "quantize"),
     (re.compile(r"\bnaiad plan\b"), "plan"),
     (re.compile(r"\bnaiad replay\b"), "naiad replay"),
     (re.compile(r"\bnaiad report\b"), "naiad report"),

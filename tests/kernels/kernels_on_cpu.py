@@ -11,6 +11,7 @@ from naiad.models import layers
 from naiad.sampling import sampler
 from naiad.sampling.draw import draw_on_device
 from naiad_kernels import gelu_and_mul, gumbel_argmax, kept_threshold, rms_norm, rotary_store_kv, silu_and_mul
+from naiad_kernels.linear.quantised import reference as quantised
 from naiad_kernels.paged_attention import AttentionPlan
 from naiad_kernels.paged_attention.device_step import plan_device_step
 from naiad_kernels.paged_attention.layout import CacheLayout
@@ -22,6 +23,7 @@ def kernels_on_cpu() -> Iterator[None]:
     """Replaces the CPU's code, in a process that interprets; for models in float32."""
     from naiad_kernels.gumbel_argmax import kernel as gumbel_kernel
     from naiad_kernels.kept_threshold import kernel as threshold_kernel
+    from naiad_kernels.linear.quantised import kernel as quantised_kernel
     from naiad_kernels.rms_norm import kernel as rms_norm_kernel
     from naiad_kernels.rotary_store_kv import kernel as rotary_kernel
     from naiad_kernels.silu_and_mul import kernel as gated_kernel
@@ -34,6 +36,10 @@ def kernels_on_cpu() -> Iterator[None]:
         (gelu_and_mul.cpu, "gelu_and_mul", lambda x, form: gated_kernel.activate_and_mul(x, f"gelu_{form}")),
         (gumbel_argmax.reference, "gumbel_argmax", gumbel_kernel.gumbel_argmax),
         (kept_threshold.reference, "kept_threshold", threshold_kernel.kept_threshold),
+        *(
+            (quantised, name, getattr(quantised_kernel, name))
+            for name in ("w4a16_linear", "w8a16_linear", "w8a8_linear", "quantize_tokens")
+        ),
         (layers, "product_adds", lambda device: False),
         (sampler, "draw", draw_on_device),
         (step_inputs, "is_staged", lambda layout: True),

@@ -17,7 +17,7 @@ from perf.compile_gate.served import (
     quantised_launch,
 )
 
-from naiad_kernels.linear.quantised import ByteWeight, FP8Tokens, kernel
+from naiad_kernels.linear.quantised import ByteTokens, ByteWeight, kernel
 
 BY_LABEL = {shape.label: shape for shape in SHAPES}
 SMALL = BY_LABEL["SmolLM2-135M float16 16"]
@@ -124,19 +124,20 @@ def test_numbers_of_tokens_compile_nothing_new() -> None:
         for each in compile_launches(quantised_launch(SMALL, num_tokens, [128]), 80)
     ]
     kernels = {each.kernel for each in compiled}
-    assert kernels == {"w4a16_kernel", "byte_kernel", "sum_slabs_kernel"}
-    # The sum of slabs applies no scales with four bits, but does with eight.
-    assert len({each.variant for each in compiled}) == len(kernels) + 1
+    assert kernels == {"w4a16_kernel", "byte_kernel", "sum_slabs_kernel", "quantize_tokens_kernel"}
+    # Bytes are multiplied by floats and by bytes. The sum of slabs applies no scales with four bits, those
+    # of outputs with eight, and those of tokens too if inputs are rounded.
+    assert len({each.variant for each in compiled}) == len(kernels) + 3
 
 
 def test_fp8_is_refused_before_hopper() -> None:
     x = torch.empty(1, 128, dtype=torch.float16)
     with pytest.raises(ValueError, match="quantize_tokens: this GPU is older than sm_90"):
         compile_launches(lambda: kernel.quantize_tokens(x), 80)
-    tokens = FP8Tokens(torch.empty(1, 128, dtype=torch.float8_e4m3fn), torch.empty(1))
+    tokens = ByteTokens(torch.empty(1, 128, dtype=torch.float8_e4m3fn), torch.empty(1))
     weight = ByteWeight(torch.empty(8, 128, dtype=torch.float8_e4m3fn), torch.empty(8))
-    with pytest.raises(ValueError, match="fp8_linear: this GPU is older than sm_90"):
-        compile_launches(lambda: kernel.fp8_linear(tokens, weight, torch.float16), 80)
+    with pytest.raises(ValueError, match="w8a8_linear: this GPU is older than sm_90"):
+        compile_launches(lambda: kernel.w8a8_linear(tokens, weight, torch.float16), 80)
 
 
 def test_help_writes_no_page(

@@ -3,17 +3,21 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from kernel_interpreter import Interpret
 from kernels_on_cpu import kernels_on_cpu
 
+from helpers.quantised_cases import CASES, SIZES
+from helpers.quantised_checkpoints import write_checkpoint
 from helpers.sequence_steps import SequenceRow, step_of
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
-from naiad.model_runner import ModelRunner
+from naiad.model_runner import ModelRunner, model_runner
 from naiad.sequence import SamplingParams, Sequence
+from naiad_kernels.linear import LoadOptions
 
 BLOCK = 16
 LENGTHS = [1, 7, 20]
@@ -98,3 +102,29 @@ def test_a_gpus_way_over_a_kv_cache_in_eight_bits_is_the_cpus(interpret: Interpr
     np.testing.assert_allclose(np.stack(logits), np.stack(expected_logits), atol=2e-4, rtol=0)
     _, unrounded = generate(tmp_path, False)
     assert np.abs(np.stack(unrounded) - np.stack(expected_logits)).max() > 2e-3
+
+
+def generate_packed(directory: Path, through_kernels: bool) -> tuple[list[list[int]], list[np.ndarray]]:
+    def packing(*settings: Any, **more: Any) -> LoadOptions:
+        return LoadOptions(*settings, **{**more, "packed": True})
+
+    with mock.patch.object(model_runner, "LoadOptions", packing):
+        return generate(directory, through_kernels)
+
+
+@pytest.mark.parametrize("case", ["packed old zero points", "w8a8"])
+def test_a_gpus_way_through_packed_layers_is_the_cpus(
+    interpret: Interpret, tmp_path: Path, case: str
+) -> None:
+    make_tiny_model(tmp_path / "plain", **SIZES)
+    writer, config = CASES[case]
+    directory = tmp_path / "quantised"
+    write_checkpoint(
+        tmp_path / "plain", directory, lambda layer: None if layer == "lm_head" else writer, config
+    )
+    expected_ids, expected_logits = generate_packed(directory, False)
+    ids, logits = interpret(generate_packed, directory, True)
+    assert ids == expected_ids
+    # An input that lies between two numbers of eight bits may be rounded to either.
+    atol = 0.1 if case == "w8a8" else 2e-4
+    np.testing.assert_allclose(np.stack(logits), np.stack(expected_logits), atol=atol, rtol=0)

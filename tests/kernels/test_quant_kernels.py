@@ -10,9 +10,19 @@ from kernel_interpreter import Interpret
 from quant_cases import fp8_layer, int4_layer, int8_layer
 
 from helpers.kernel_tolerances import assert_close_to_reference
-from naiad_kernels.linear.quantised import ByteWeight, FP8Tokens, W4Weight, kernel, reference, repack_gptq
+from naiad_kernels.linear.quantised import (
+    ByteTokens,
+    ByteWeight,
+    W4Weight,
+    kernel,
+    reference,
+    repack_gptq,
+    repack_nibbles,
+)
 from naiad_kernels.linear.quantised.kernel import w4
 from naiad_kernels.linear.quantised.kernel.plan import Plan, Tile, byte_tile, plan_product, w4_tile
+from naiad_kernels.linear.quantised.weights import DISTINCT_ROWS
+from naiad_kernels.native.nibbles import NibbleWeight
 
 DTYPES = [torch.float16, torch.float32]
 # Tokens, inputs, outputs: one of each, ragged tiles of each, two chunks, more rows than one tile.
@@ -28,7 +38,7 @@ def int4_weight(in_features: int, out_features: int, group_size: int, has_bias: 
     return repack_gptq(int4_layer(in_features, out_features, group_size, has_bias).as_gptq(), group_size)
 
 
-def fp8_tokens(num_tokens: int, dim: int) -> FP8Tokens:
+def fp8_tokens(num_tokens: int, dim: int) -> ByteTokens:
     return reference.quantize_tokens(torch.randn(num_tokens, dim))
 
 
@@ -62,6 +72,26 @@ def test_w4a16_with_act_order(interpret: Interpret) -> None:
     assert_close_to_reference(actual, x @ layer.matrix())
 
 
+@pytest.mark.parametrize(
+    ("in_features", "group_size", "found"),
+    [(416, 32, 32), (384, 64, 64), (384, 96, 32), (384, 128, 128), (416, 416, 512), (40, 40, 128)],
+)
+def test_w4a16_of_numbers_that_a_reader_has_kept(
+    interpret: Interpret, in_features: int, group_size: int, found: int
+) -> None:
+    """Groups that share scale and zero point are one; 33 outputs are no whole tile."""
+    numbers = torch.randint(0, 16, (33, in_features), dtype=torch.uint8)
+    shape = (33, in_features // group_size)
+    scales, zeros = (torch.rand(shape) + 0.125).half().float(), torch.randint(0, 17, shape).float()
+    kept = NibbleWeight.of_zero_points(numbers, scales, zeros)
+    assert kept is not None
+    weight = repack_nibbles(kept, None, torch.device("cpu"))
+    assert weight is not None
+    assert weight.group_size == found
+    x = torch.randn(3, in_features)
+    assert_close_to_reference(interpret(kernel.w4a16_linear, x, weight), x @ kept.matrix().T)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_w8a16(interpret: Interpret, sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
@@ -78,8 +108,30 @@ def test_fp8(interpret: Interpret, sizes: tuple[int, int, int], dtype: torch.dty
     tokens = fp8_tokens(num_tokens, in_features)
     weight = fp8_layer(in_features, out_features, has_bias=True)
     assert_close_to_reference(
-        interpret(kernel.fp8_linear, tokens, weight, dtype), reference.fp8_linear(tokens, weight, dtype)
+        interpret(kernel.w8a8_linear, tokens, weight, dtype), reference.w8a8_linear(tokens, weight, dtype)
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [*SIZES, (2, 77, 33)])
+def test_w8a8(interpret: Interpret, sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    num_tokens, in_features, out_features = sizes
+    tokens = reference.quantize_tokens(torch.randn(num_tokens, in_features), torch.int8)
+    weight = int8_layer(in_features, out_features, has_bias=True)
+    assert_close_to_reference(
+        interpret(kernel.w8a8_linear, tokens, weight, dtype), reference.w8a8_linear(tokens, weight, dtype)
+    )
+
+
+def test_sums_of_int8_are_exact(interpret: Interpret) -> None:
+    """Products of the largest numbers add up to more than a float32 holds."""
+    values = torch.full((2, 5000), -128, dtype=torch.int8)
+    values[1, ::7] = 127
+    tokens, weight = ByteTokens(values, torch.ones(2)), ByteWeight(values.clone(), torch.ones(2))
+    plan = Plan(byte_tile(2, 1, 90), 5120, 1, is_split=False)
+    wide = values.long()
+    exact = (wide @ wide.T).float()
+    assert torch.equal(interpret(kernel.w8a8_linear, tokens, weight, torch.float32, plan), exact)
 
 
 def test_no_tokens_no_rows(interpret: Interpret) -> None:
@@ -87,7 +139,7 @@ def test_no_tokens_no_rows(interpret: Interpret) -> None:
     assert interpret(kernel.w4a16_linear, x, int4_weight(128, 24, 64)).shape == (0, 24)
     assert interpret(kernel.w8a16_linear, x, int8_layer(128, 24)).shape == (0, 24)
     tokens = interpret(kernel.quantize_tokens, x)
-    assert interpret(kernel.fp8_linear, tokens, fp8_layer(128, 24), torch.float16).shape == (0, 24)
+    assert interpret(kernel.w8a8_linear, tokens, fp8_layer(128, 24), torch.float16).shape == (0, 24)
 
 
 def test_rows_of_a_wider_tensor(interpret: Interpret) -> None:
@@ -139,7 +191,12 @@ def test_splitting_changes_no_bit(interpret: Interpret, num_tokens: int) -> None
     assert torch.equal(whole, split)
     tokens, fp8 = fp8_tokens(num_tokens, in_features), fp8_layer(in_features, out_features, True)
     whole, split = in_both_ways(
-        lambda how: interpret(kernel.fp8_linear, tokens, fp8, torch.float16, how), plan
+        lambda how: interpret(kernel.w8a8_linear, tokens, fp8, torch.float16, how), plan
+    )
+    assert torch.equal(whole, split)
+    tokens = reference.quantize_tokens(x, torch.int8)
+    whole, split = in_both_ways(
+        lambda how: interpret(kernel.w8a8_linear, tokens, int8, torch.float16, how), plan
     )
     assert torch.equal(whole, split)
 
@@ -158,7 +215,10 @@ def test_a_nan_stays_in_its_own_row(interpret: Interpret) -> None:
     results = [
         interpret(kernel.w4a16_linear, x, int4_weight(256, 24, 128)),
         interpret(kernel.w8a16_linear, x, int8_layer(256, 24)),
-        interpret(kernel.fp8_linear, interpret(kernel.quantize_tokens, x), fp8_layer(256, 24), torch.float32),
+        *(
+            interpret(kernel.w8a8_linear, interpret(kernel.quantize_tokens, x, code), layer, torch.float32)
+            for code, layer in ((torch.float8_e4m3fn, fp8_layer(256, 24)), (torch.int8, int8_layer(256, 24)))
+        ),
     ]
     for result in results:
         assert result[2].isnan().all()
@@ -178,6 +238,19 @@ def test_quantized_tokens(interpret: Interpret, shape: tuple[int, int]) -> None:
     assert torch.equal(values[~carries], rounded[~carries])
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (2, 576), (2, 1030)])
+def test_tokens_in_int8(interpret: Interpret, shape: tuple[int, int]) -> None:
+    x = torch.randn(shape) * 100
+    actual, expected = (
+        interpret(kernel.quantize_tokens, x, torch.int8),
+        reference.quantize_tokens(x, torch.int8),
+    )
+    assert torch.equal(actual.values, expected.values)
+    torch.testing.assert_close(actual.scales, expected.scales)
+    assert (actual.values.float() * actual.scales[:, None] - x).abs().max() <= 0.51 * actual.scales.max()
+    assert bool((actual.values.abs().amax(1) == 127).all())
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_fp8_value_is_kept(interpret: Interpret, dtype: torch.dtype) -> None:
     codes = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn)
@@ -187,12 +260,13 @@ def test_every_fp8_value_is_kept(interpret: Interpret, dtype: torch.dtype) -> No
     assert actual.scales.item() == 1 / 1024
 
 
+@pytest.mark.parametrize("code", [torch.float8_e4m3fn, torch.int8])
 @pytest.mark.parametrize("value", [0.0, torch.inf, torch.nan, -torch.inf])
-def test_tokens_without_a_scale(interpret: Interpret, value: float) -> None:
+def test_tokens_without_a_scale(interpret: Interpret, value: float, code: torch.dtype) -> None:
     x = torch.stack([torch.randn(40), torch.full((40,), value)])
-    expected = reference.quantize_tokens(x).scales
+    expected = reference.quantize_tokens(x, code).scales
     assert expected[1].isnan() if value else expected[1] == 0
-    actual = interpret(kernel.quantize_tokens, x)
+    actual = interpret(kernel.quantize_tokens, x, code)
     torch.testing.assert_close(actual.scales, expected, equal_nan=True)
     if not value:
         assert not actual.values[1].float().any()
@@ -220,3 +294,20 @@ def test_one_token_of_a_large_layer_is_spread_over_programs() -> None:
 def test_weights_know_their_sizes() -> None:
     weights: list[W4Weight | ByteWeight] = [int4_weight(136, 40, 64), int8_layer(136, 40)]
     assert [(weight.in_features, weight.out_features) for weight in weights] == [(136, 40)] * 2
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("tile_of", [w4_tile, byte_tile])
+@pytest.mark.parametrize("element_bytes", [1, 2, 4])
+@pytest.mark.parametrize("most", [65, 300, 8192])
+def test_few_numbers_of_tokens_launch_every_variant(
+    tile_of: Callable[[int, int, int], Tile], element_bytes: int, capability: int, most: int
+) -> None:
+    for in_features, out_features in ((576, 960), (4096, 4096), (14336, 4096)):
+
+        def variant(rows: int, sizes: tuple[int, int] = (in_features, out_features)) -> tuple[Tile, bool]:
+            tile = tile_of(rows, element_bytes, capability)
+            return tile, plan_product(tile, rows, *sizes).is_split
+
+        launched = {variant(rows) for rows in (*DISTINCT_ROWS, most)}
+        assert {variant(rows) for rows in range(1, most + 1)} == launched

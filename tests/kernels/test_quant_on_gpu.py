@@ -10,14 +10,14 @@ from quant_cases import fp8_layer, int4_layer, int8_layer
 
 from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.linear.quantised import (
+    ByteTokens,
     ByteWeight,
-    FP8Tokens,
     W4Weight,
-    fp8_linear,
     quantize_tokens,
     reference,
     repack_gptq,
     w4a16_linear,
+    w8a8_linear,
     w8a16_linear,
 )
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 NUM_TOKENS = [1, 7, 16, 17, 50, 300]
 LAYERS = [(4096, 512), (1000, 136), (576, 1536)]
-Parts = TypeVar("Parts", W4Weight, ByteWeight, FP8Tokens)
+Parts = TypeVar("Parts", W4Weight, ByteWeight, ByteTokens)
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +60,21 @@ def test_w8a16(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> N
     assert_close_to_reference(w8a16_linear(x.to(GPU), on_gpu(weight)).cpu(), expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_w8a8(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> None:
+    weight = int8_layer(*layer, has_bias=True)
+    x = torch.randn(num_tokens, layer[0]).to(dtype)
+    tokens = reference.quantize_tokens(x, torch.int8)
+    expected = reference.w8a8_linear(tokens, weight, dtype)
+    assert_close_to_reference(w8a8_linear(on_gpu(tokens), on_gpu(weight), dtype).cpu(), expected)
+    found = quantize_tokens(x.to(GPU), torch.int8)
+    # A quotient that lies between two numbers may be rounded to either.
+    assert (found.values.cpu().int() - tokens.values.int()).abs().max() <= 1
+    torch.testing.assert_close(found.scales.cpu(), tokens.scales)
+
+
 @needs_float8
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
@@ -67,8 +82,8 @@ def test_w8a16(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> N
 def test_fp8(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> None:
     weight = fp8_layer(*layer, has_bias=True)
     tokens = reference.quantize_tokens(torch.randn(num_tokens, layer[0]))
-    expected = reference.fp8_linear(tokens, weight, dtype)
-    actual = fp8_linear(on_gpu(tokens), on_gpu(weight), dtype)
+    expected = reference.w8a8_linear(tokens, weight, dtype)
+    actual = w8a8_linear(on_gpu(tokens), on_gpu(weight), dtype)
     if dtype == torch.float32:
         # Hopper's matrix unit adds FP8 products with fewer bits than a float32 has.
         actual, expected = actual.half(), expected.half()
@@ -100,7 +115,7 @@ def test_a_captured_fp8_product_serves_other_activations() -> None:
     x, weight = torch.randn(4, 1024).bfloat16().to(GPU), on_gpu(fp8_layer(1024, 256))
 
     def product() -> torch.Tensor:
-        return fp8_linear(quantize_tokens(x), weight, torch.bfloat16)
+        return w8a8_linear(quantize_tokens(x), weight, torch.bfloat16)
 
     graph, out = captured(product)
     x.normal_()

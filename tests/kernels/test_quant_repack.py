@@ -7,7 +7,15 @@ import torch
 from quant_cases import Int4Layer, fp8_layer, int4_layer, int8_layer
 
 from naiad_kernels.linear import LinearWeight, linear
-from naiad_kernels.linear.quantised import Int4Tensors, W4Weight, repack_awq, repack_gptq, w4a16_linear
+from naiad_kernels.linear.quantised import (
+    Int4Tensors,
+    W4Weight,
+    repack_awq,
+    repack_gptq,
+    repack_nibbles,
+    w4a16_linear,
+)
+from naiad_kernels.native.nibbles import NibbleWeight
 
 SIZES = [(8, 8, -1), (64, 16, 32), (96, 8, 64), (128, 24, 128), (136, 8, 128), (576, 16, 64), (320, 8, -1)]
 
@@ -140,3 +148,14 @@ def test_quantised_weights_are_weights_of_linear(bits: str) -> None:
     torch.testing.assert_close(linear(x, weight, residual), expected, atol=tolerance, rtol=0)
     assert torch.equal(residual, before)
     assert (weight.in_features, weight.out_features) == (128, 24)
+
+
+def test_what_the_kernels_cannot_hold_is_not_repacked() -> None:
+    numbers, ones = torch.randint(0, 16, (8, 64), dtype=torch.uint8), torch.ones(8, 2)
+    for zero in (17.0, -1.0, 8.5):
+        kept = NibbleWeight.of_zero_points(numbers, ones, torch.full((8, 2), zero))
+        assert kept is not None
+        assert repack_nibbles(kept, None, torch.device("cpu")) is None
+    minimums = NibbleWeight.of_minimums(numbers, ones.half(), -ones.half())
+    assert minimums is not None
+    assert repack_nibbles(minimums, None, torch.device("cpu")) is None

@@ -17,6 +17,11 @@ from safetensors.torch import load_file
 from helpers.quantised_cases import CASES, SIZES
 from helpers.quantised_checkpoints import write_checkpoint
 from helpers.tiny_models import make_tiny_model
+from helpers.tiny_tokenizers import byte_level_tokenizer
+from naiad.cli.main import main
+from naiad.config import ModelConfig
+from naiad.models.weights import Checkpoint
+from naiad_kernels.linear import LoadOptions
 
 pytestmark = pytest.mark.slow
 
@@ -72,3 +77,21 @@ def test_compressed_tensors_reads_the_same(tmp_path: Path, environment: dict[str
     assert len(found) == 14
     for layer, weight in found.items():
         torch.testing.assert_close(weight, meant[f"{layer}.weight"], atol=0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", [(), ("--symmetric", "--group-size", "64"), ("--bits", "8")], ids=str)
+def test_compressed_tensors_reads_what_quantize_writes(
+    tmp_path: Path, environment: dict[str, str], options: tuple[str, ...]
+) -> None:
+    make_tiny_model(tmp_path / "plain", **SIZES)
+    byte_level_tokenizer().save(str(tmp_path / "plain" / "tokenizer.json"))
+    directory, out = tmp_path / "model", tmp_path / "found.safetensors"
+    words = ["quantize", str(tmp_path / "plain"), str(directory), "--text-tokens", "0", *options]
+    assert main(words) == 0
+    subprocess.run([sys.executable, str(PROGRAM), str(directory), str(out)], env=environment, check=True)
+    found = load_file(out)
+    assert len(found) == 14
+    checkpoint = Checkpoint(directory, LoadOptions(), ModelConfig.from_directory(directory))
+    for layer, weight in found.items():
+        ours = checkpoint.take(f"{layer}.weight", tuple(weight.shape))
+        torch.testing.assert_close(weight, ours, atol=0, rtol=1e-6)

@@ -19,6 +19,7 @@ _COMMANDS = {
     "openai": ("naiad.cli.openai", "serve the OpenAI API in front of a Triton server that runs elsewhere"),
     "repository": ("naiad.cli.repository.command", "make and check a model repository"),
     "fetch-model": ("naiad.cli.checkpoints.fetch", "download and convert the default model"),
+    "quantize": ("naiad.cli.quantize.command", "write a quantised copy of a checkpoint and measure it"),
     "key": ("naiad.cli.key", "make a key for the OpenAI API"),
     "doctor": ("naiad.cli.doctor.command", "print what this machine offers and what Naiad will use"),
     "plan": ("naiad.cli.plan.command", "predict replicas, latency and cost of a load"),

@@ -122,9 +122,12 @@ def check_memory(
 
 
 def _needed_bytes(model_dir: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+    stored_bytes = sum(path.stat().st_size for path in Path(model_dir).glob("*.safetensors"))
+    if config.quantised is not None and device.type == "cuda" and stored_bytes:
+        # Most of it stays packed; what does not is found out when it is loaded.
+        return int(stored_bytes * _LOADING_OVERHEAD)
     if config.quantised is not None:
         return int(_num_weights(config) * dtype.itemsize * _LOADING_OVERHEAD)
-    stored_bytes = sum(path.stat().st_size for path in Path(model_dir).glob("*.safetensors"))
     stored_item = 4 if config.dtype == "float32" else 2
     if device.type == "cpu" and dtype == torch.float32 and config.dtype == "bfloat16":
         # Linear weights stay in 16 bits; the embedding is widened.

@@ -43,6 +43,7 @@ from naiad.models.native_model import NativeModel
 from naiad.models.split.part import Part, check_can_split
 from naiad.outputs import MemoryUse
 from naiad_kernels.linear import LoadOptions
+from naiad_kernels.linear.quantised.weights import DISTINCT_ROWS
 from naiad_kernels.paged_attention.device_step import max_short_len
 from naiad_kernels.paged_attention.layout import CacheLayout
 
@@ -93,6 +94,7 @@ class ModelRunner(PagedModel):
                 config.batch_invariant,
                 self._is_native,
                 config.quantization,
+                packed=self.device.type == "cuda" and not config.batch_invariant,
             )
             caches = [self._start_cache(config, each) for each, _ in checkpoints]
             self._followers: Followers | None = None
@@ -254,7 +256,9 @@ class ModelRunner(PagedModel):
         for paged_model, model in zip(eager, models, strict=True):
             layout = self._cache_layout(config, model.config)
             longest = paged_model.max_model_len
-            for step in every_kind_of_step(layout, longest) + largest_steps(config, num_tokens, longest):
+            rows = () if model.config.quantised is None else DISTINCT_ROWS
+            steps = every_kind_of_step(layout, longest, rows)
+            for step in steps + largest_steps(config, num_tokens, longest):
                 paged_model.run(step)
         return graphed
 

@@ -5,6 +5,8 @@ All tokens of all their sequences are in block 0.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from naiad.config import EngineConfig
 from naiad.model_runner.lone_steps import LoneRow, lone_step
 from naiad.outputs import StepBatch
@@ -13,19 +15,23 @@ from naiad_kernels.paged_attention.device_step import distinct_query_lens
 from naiad_kernels.paged_attention.layout import CacheLayout
 
 
-def every_kind_of_step(layout: CacheLayout, max_model_len: int) -> list[StepBatch]:
+def every_kind_of_step(
+    layout: CacheLayout, max_model_len: int, product_rows: Iterable[int] = ()
+) -> list[StepBatch]:
     """Make steps that together launch every kernel variant that any step uses.
 
     Args:
         layout: the pool's layout.
         max_model_len: maximum length of a sequence.
+        product_rows: numbers of tokens that together launch every variant of the products; none if they are
+            a library's.
     """
     drawing = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
     # The context is as long as possible: one that is not split does not launch the merge of its parts.
     table = _in_block_0(max_model_len, layout.block_size)
     return [
         lone_step([LoneRow(0, [0] * max_model_len, max_model_len - length, table, drawing)])
-        for length in distinct_query_lens(layout)
+        for length in sorted({*distinct_query_lens(layout), *product_rows})
         if length <= max_model_len
     ]
 

@@ -46,7 +46,8 @@ def load_model(
     build = partial(_MODELS[type(config)], config)
     if config.quantised is not None and config.quantised.unrounded:
         what = ", ".join(config.quantised.unrounded)
-        _LOG.info("the checkpoint is made for rounding %s: they are computed without that rounding", what)
+        how = "inputs of layers in eight bits are rounded" if options.packed else "they are not rounded"
+        _LOG.info("the checkpoint is made for rounding %s: here %s", what, how)
     if cache is None or not options.native:
         return build(Checkpoint(directory, options, config))
     # Native kernels are invariant in any case.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -12,6 +13,8 @@ from naiad_kernels.linear.half_weight import HalfWeight
 from naiad_kernels.linear.onednn import OneDNNWeight
 from naiad_kernels.linear.options import LoadOptions
 from naiad_kernels.linear.plain import PlainWeight
+from naiad_kernels.linear.quantised.repack import repack_nibbles
+from naiad_kernels.linear.quantised.weights import ByteWeight, W4Weight, has_fp8
 from naiad_kernels.native.nibbles import NibbleWeight
 from naiad_kernels.native.panels import NativeWeight
 from naiad_kernels.recording import recordable
@@ -35,7 +38,7 @@ class LinearWeight(Protocol):
 
 
 def prepare_linear(
-    matrix: torch.Tensor | NibbleWeight,
+    matrix: torch.Tensor | NibbleWeight | ByteWeight,
     bias: torch.Tensor | None = None,
     options: LoadOptions | None = None,
 ) -> LinearWeight:
@@ -45,12 +48,19 @@ def prepare_linear(
 
     Args:
         matrix: `[out_features, in_features]`, floating dtype, on the device it will run on. Native kernels
-            that compute in float32 take bfloat16 too, and numbers of four bits.
+            that compute in float32 take bfloat16 too. Numbers of four bits, on the CPU, are for native
+            kernels and for options with `packed`, bytes only for these.
         bias: `[out_features]`, same dtype, or None.
         options: how the model is loaded; None: the defaults.
     """
-    if isinstance(matrix, NibbleWeight):
-        return NativeWeight.of_nibbles(matrix, bias)
+    if not isinstance(matrix, torch.Tensor):
+        if options is None or not options.packed:
+            assert isinstance(matrix, NibbleWeight), type(matrix)
+            return NativeWeight.of_nibbles(matrix, bias)
+        packed = _packed(matrix, bias, options.device)
+        if packed is not None:
+            return packed
+        matrix = matrix.matrix().to(options.device, options.dtype)
     assert bias is None or bias.shape == matrix.shape[:1], bias.shape
     if options is not None and options.native:
         if options.quantization != "none":
@@ -63,6 +73,17 @@ def prepare_linear(
     if onednn.can_pack(matrix):
         return OneDNNWeight.of(matrix, bias)
     return PlainWeight(matrix, bias)
+
+
+def _packed(
+    matrix: NibbleWeight | ByteWeight, bias: torch.Tensor | None, device: torch.device
+) -> W4Weight | ByteWeight | None:
+    """In the layout of the kernels for a GPU; None: they cannot multiply by it on this device."""
+    if isinstance(matrix, NibbleWeight):
+        return repack_nibbles(matrix, bias, device)
+    if matrix.values.dtype == torch.float8_e4m3fn and not has_fp8(device):
+        return None
+    return replace(matrix, values=matrix.values.to(device), scales=matrix.scales.to(device), bias=bias)
 
 
 def _rounded(matrix: torch.Tensor, bias: torch.Tensor | None, quantization: str) -> NativeWeight:

@@ -19,6 +19,8 @@ class LoadOptions:
         native: on a CPU, steps are recorded and run by the native kernels.
         quantization: with native kernels, how the weights of linear layers are rounded: "none", "int8" or
             "int4".
+        packed: weights that a checkpoint has quantised are multiplied in the form that is stored, as
+            the kernels for a GPU do.
     """
 
     dtype: torch.dtype = torch.float32
@@ -26,3 +28,4 @@ class LoadOptions:
     batch_invariant: bool = False
     native: bool = False
     quantization: str = "none"
+    packed: bool = False

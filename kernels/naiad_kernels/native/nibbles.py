@@ -127,6 +127,10 @@ class NibbleWeight:
             offsets.repeat_interleave(repeats, 1),
         )
 
+    def zero_points(self) -> torch.Tensor | None:
+        """The numbers that stand for 0, `[out_features, groups]` float32; None if there are minimums."""
+        return None if self.has_minimums else self.offsets.float() / _PER_UNIT + _MIDDLE
+
     def matrix(self) -> torch.Tensor:
         """The weight that it stands for, float32."""
         num_inputs = self.numbers.shape[1]

@@ -26,8 +26,10 @@ def quantised_launch(shape: ServedShape, num_tokens: int, group_sizes: Sequence[
         for weight in int4:
             quant_kernel.w4a16_linear(x, weight)
         quant_kernel.w8a16_linear(x, int8)
+        if not is_wide:
+            quant_kernel.w8a8_linear(quant_kernel.quantize_tokens(x, torch.int8), int8, shape.dtype)
         if quant_kernel.has_fp8() and not is_wide:
-            quant_kernel.fp8_linear(quant_kernel.quantize_tokens(x), fp8, shape.dtype)
+            quant_kernel.w8a8_linear(quant_kernel.quantize_tokens(x), fp8, shape.dtype)
 
     return launch
 

@@ -63,7 +63,7 @@ def exclusive_lock(directory: Path, say: Callable[[str], None]) -> Iterator[None
     """Hold a lock file next to `directory`; the kernel releases it if this process dies."""
     lock = FileLock(directory.parent / f".{directory.name}.lock")
     if not lock.try_take():
-        say(f"another process fetches {directory}: waiting for it")
+        say(f"another process makes {directory}: waiting for it")
         lock.take()
     try:
         yield

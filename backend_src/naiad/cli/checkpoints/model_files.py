@@ -12,7 +12,7 @@ from naiad.tokenization.checkpoint_tokenizer import CheckpointTokenizer
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 
 
 def check_model_directory(directory: Path) -> int:
@@ -52,7 +52,7 @@ def weight_files(directory: Path) -> list[Path]:
     Raises:
         ModelError: there are none, or one that the index names is missing.
     """
-    index = directory / _INDEX
+    index = directory / INDEX
     if index.is_file():
         names = sorted(set(_read_index(index).values()))
     else:
@@ -64,7 +64,7 @@ def weight_files(directory: Path) -> list[Path]:
         )
     for name in names:
         if not (directory / name).is_file():
-            raise ModelError(f"{directory / name} is missing, {_INDEX} names it: download the model again")
+            raise ModelError(f"{directory / name} is missing, {INDEX} names it: download the model again")
     return [directory / name for name in names]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from naiad.config.checkpoint_json import Json, is_int
 from naiad.config.quantised.keys import Keys
@@ -94,13 +94,19 @@ def _read_group(keys: Keys, default: str, unrounded: list[str]) -> list[tuple[st
         _check_target(f"{keys.path}.targets", each)
     allowed = _FORMATS if default == _MIXED else (*_FORMATS, default)
     form = keys.choice("format", allowed, None if default == _MIXED else default)
-    for key, what in (("input_activations", "inputs"), ("output_activations", "outputs")):
-        activations = keys.take(key)
+    inputs = keys.take("input_activations")
+    outputs = keys.take("output_activations")
+    for key, what, activations in (
+        ("input_activations", "inputs", inputs),
+        ("output_activations", "outputs", outputs),
+    ):
         if activations is not None:
             unrounded.append(f"{what} of linear layers ({_activations(keys, key, activations)})")
     weights = keys.take("weights")
     keys.finish()
     layer = None if weights is None else _read_weights(Keys(weights, f"{keys.path}.weights"), form)
+    if isinstance(layer, ScaledLayer) and inputs is not None:
+        layer = replace(layer, rounds_inputs=_are_rounded_alike(inputs, layer.is_float))
     return [(each, layer) for each in targets]
 
 
@@ -110,6 +116,14 @@ def _activations(keys: Keys, key: str, source: object) -> str:
     kind = more.choice("type", ("int", "float"), "int")
     strategy = more.choice("strategy", (*_STRATEGIES, "token", "tensor_group", "attn_head"), "tensor")
     return f"{kind}{bits} per {strategy}"
+
+
+def _are_rounded_alike(inputs: Json, is_float: bool) -> bool:
+    """Whether inputs are rounded as the weights are; whole numbers only with a scale for each token."""
+    if inputs.get("num_bits", 8) != 8 or inputs.get("type", "int") != ("float" if is_float else "int"):
+        return False
+    is_of_token = inputs.get("strategy") == "token" and inputs.get("dynamic") is True
+    return is_float or (is_of_token and inputs.get("symmetric", True) is True)
 
 
 def _read_weights(keys: Keys, form: str) -> LayerFormat:
@@ -149,6 +163,7 @@ def _scaled_layer(
         scales=scales,
         scale_name="weight_scale",
         may_be_plain=False,
+        rounds_inputs=False,
     )
 
 

@@ -59,6 +59,7 @@ def read(source: Json) -> FP8Weights:
         scales=Scales(strategy="block", block=block) if block else Scales(strategy="tensor"),
         scale_name="weight_scale_inv" if block else "weight_scale",
         may_be_plain=True,
+        rounds_inputs=True,
     )
     return FP8Weights(default, excluded, (f"inputs of linear layers ({scheme}, 8 bits)",))
 

@@ -79,6 +79,7 @@ class ScaledLayer:
         scales: which weights share a scale.
         scale_name: the last part of the scale's name.
         may_be_plain: the layer may be stored in full precision instead.
+        rounds_inputs: it is made for inputs that are rounded to the type of its numbers too.
     """
 
     is_float: bool
@@ -87,6 +88,7 @@ class ScaledLayer:
     scales: Scales
     scale_name: str
     may_be_plain: bool
+    rounds_inputs: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,8 +4,8 @@
     weight_scale       [1], [N, 1], [N, groups] or [⌈N / block⌉, ⌈K / block⌉]; weight_scale_inv in some files
     weight_zero_point  int8, shaped like the scales
 
-W = (number − zero point) · scale, also where the scale is called inv. What a file has for rounding
-activations is not used.
+W = (number − zero point) · scale, also where the scale is called inv. Static scales of activations are not
+used.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ import torch
 
 from naiad.config.quantised.layers import ScaledLayer
 from naiad.errors import ModelError
+from naiad.models.quantised.rows import WeightRows
 from naiad.models.quantised.stored import SCALE_DTYPES, LayerTensors
+from naiad_kernels.linear.quantised.weights import ByteWeight
 from naiad_kernels.native.nibbles import NibbleWeight
 
 _EXPONENTS = torch.float8_e8m0fnu
+# The only numbers that are not finite, with either sign.
+_FLOAT8_NAN = 0x7F
 _ACTIVATION_PARTS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 
 
@@ -32,6 +36,7 @@ class ScaledRows:
         numbers: `[out, in]`.
         scales, zeros: `[blocks of outputs, blocks of inputs]`, float32; zeros may be None.
         block: outputs and inputs that share a scale; the last ones of each may be fewer.
+        rounds_inputs: the layer is made for inputs that are rounded to the dtype of the numbers.
     """
 
     place: str
@@ -40,6 +45,7 @@ class ScaledRows:
     scales: torch.Tensor
     zeros: torch.Tensor | None
     block: tuple[int, int]
+    rounds_inputs: bool
 
     def rows(self, first: int, last: int) -> torch.Tensor:
         """Compute rows; see `WeightRows`."""
@@ -53,6 +59,29 @@ class ScaledRows:
     def nibbles(self) -> NibbleWeight | None:
         """None: bytes have more than four bits; see `WeightRows`."""
         return None
+
+    def octets(self) -> ByteWeight | None:
+        """A copy of what is stored, if the kernels for a GPU can multiply by it; else None."""
+        is_float = self.numbers.dtype == torch.float8_e4m3fn
+        scale_of_output = self.block[1] == self.shape[1] and self.block[0] in (1, self.shape[0])
+        if self.zeros is not None or not scale_of_output or (is_float and not self.rounds_inputs):
+            return None
+        scales = self.scales[:, 0].expand(self.shape[0]).clone()
+        return ByteWeight(self.numbers.clone(), scales, rounds_inputs=self.rounds_inputs)
+
+
+def kept_bytes(weight: WeightRows) -> ByteWeight | None:
+    """The bytes of a weight, if the kernels for a GPU can multiply by them; else None.
+
+    Raises:
+        ModelError: a weight is not finite; names file and tensor.
+    """
+    octets = weight.octets() if isinstance(weight, ScaledRows) else None
+    if octets is None or octets.values.dtype == torch.int8:
+        return octets
+    if bool((octets.values.view(torch.uint8) & _FLOAT8_NAN == _FLOAT8_NAN).any()):
+        raise ModelError(f"{weight.place}: a weight is not finite")
+    return octets
 
 
 def open_scaled(layer: ScaledLayer, stored: LayerTensors) -> ScaledRows:
@@ -70,7 +99,7 @@ def open_scaled(layer: ScaledLayer, stored: LayerTensors) -> ScaledRows:
     zeros = None
     if not layer.is_symmetric:
         zeros = stored.take("weight_zero_point", shapes, (torch.int8,)).float().reshape(grid)
-    rows = ScaledRows(stored.place, stored.shape, numbers, scales, zeros, block)
+    rows = ScaledRows(stored.place, stored.shape, numbers, scales, zeros, block, layer.rounds_inputs)
     stored.skip(_ACTIVATION_PARTS)
     return rows
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import torch
 
 from naiad_kernels.linear.quantised import reference
-from naiad_kernels.linear.quantised.repack import Int4Tensors, repack_awq, repack_gptq
-from naiad_kernels.linear.quantised.weights import ByteWeight, FP8Tokens, W4Weight
+from naiad_kernels.linear.quantised.repack import Int4Tensors, repack_awq, repack_gptq, repack_nibbles
+from naiad_kernels.linear.quantised.weights import ByteTokens, ByteWeight, W4Weight
 
 __all__ = [
+    "ByteTokens",
     "ByteWeight",
-    "FP8Tokens",
     "Int4Tensors",
     "W4Weight",
-    "fp8_linear",
     "quantize_tokens",
     "repack_awq",
     "repack_gptq",
+    "repack_nibbles",
     "w4a16_linear",
+    "w8a8_linear",
     "w8a16_linear",
 ]
 
@@ -60,45 +61,47 @@ def w8a16_linear(x: torch.Tensor, weight: ByteWeight) -> torch.Tensor:
     return reference.w8a16_linear(x, weight)
 
 
-def fp8_linear(tokens: FP8Tokens, weight: ByteWeight, dtype: torch.dtype) -> torch.Tensor:
-    """Multiply in FP8: (values · weight valuesᵀ) · output scales · token scales + bias.
+def w8a8_linear(tokens: ByteTokens, weight: ByteWeight, dtype: torch.dtype) -> torch.Tensor:
+    """Multiply eight bits by eight: (values · weight valuesᵀ) · output scales · token scales + bias.
 
     Args:
         tokens: from `quantize_tokens`, or from an op that quantizes its output in the same way.
-        weight: float8_e4m3fn, on the device of the tokens.
+        weight: int8 or float8_e4m3fn as the tokens are, on their device.
         dtype: the result's dtype: float16, bfloat16 or float32.
 
     Returns:
-        `[num_tokens, out_features]`, summed in float32, as `w4a16_linear`.
+        `[num_tokens, out_features]`. Chunks of inputs, as `w4a16_linear` has them, are summed in int32 or
+        float32, and added in float32.
 
     Raises:
-        ValueError: the GPU is older than Hopper (sm_90).
+        ValueError: FP8 on a GPU that is older than Hopper (sm_90).
     """
     assert tokens.values.shape[1:] == (weight.in_features,), (tokens.values.shape, weight.in_features)
     assert tokens.scales.shape == tokens.values.shape[:1], (tokens.scales.shape, tokens.values.shape)
-    assert tokens.values.dtype == weight.values.dtype == torch.float8_e4m3fn, weight.values.dtype
+    assert tokens.values.dtype == weight.values.dtype, (tokens.values.dtype, weight.values.dtype)
     if tokens.values.device.type == "cuda":
         from naiad_kernels.linear.quantised import kernel
 
-        return kernel.fp8_linear(tokens, weight, dtype)
-    return reference.fp8_linear(tokens, weight, dtype)
+        return kernel.w8a8_linear(tokens, weight, dtype)
+    return reference.w8a8_linear(tokens, weight, dtype)
 
 
-def quantize_tokens(x: torch.Tensor) -> FP8Tokens:
-    """Scale each token so that its largest magnitude is FP8's largest, 448, and round to FP8.
+def quantize_tokens(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> ByteTokens:
+    """Scale each token so that its largest magnitude is the dtype's largest number, and round.
 
     Args:
         x: `[num_tokens, dim]`, floating dtype.
+        dtype: int8, to ±127, or float8_e4m3fn, to ±448.
 
     Returns:
         Values and scales; a token of zeros has scale 0, one that is not finite has scale NaN.
 
     Raises:
-        ValueError: the GPU is older than Hopper (sm_90).
+        ValueError: FP8 on a GPU that is older than Hopper (sm_90).
     """
     assert x.dim() == 2, x.shape
     if x.device.type == "cuda":
         from naiad_kernels.linear.quantised import kernel
 
-        return kernel.quantize_tokens(x)
-    return reference.quantize_tokens(x)
+        return kernel.quantize_tokens(x, dtype)
+    return reference.quantize_tokens(x, dtype)

@@ -8,12 +8,12 @@ from naiad_kernels.linear.quantised.weights import (
     INPUTS_PER_STEP,
     SPAN,
     WORDS_PER_SPAN,
+    ByteTokens,
     ByteWeight,
-    FP8Tokens,
     W4Weight,
 )
 
-LARGEST_FP8 = 448.0
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 def w4a16_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
@@ -40,21 +40,26 @@ def w8a16_linear(x: torch.Tensor, weight: ByteWeight) -> torch.Tensor:
     return _with_bias(product, weight.bias, x.dtype)
 
 
-def fp8_linear(tokens: FP8Tokens, weight: ByteWeight, dtype: torch.dtype) -> torch.Tensor:
+def w8a8_linear(tokens: ByteTokens, weight: ByteWeight, dtype: torch.dtype) -> torch.Tensor:
     """Compute the public op."""
-    product = tokens.values.float() @ weight.values.float().T
+    # Sums of products of int8 are exact in float64, as the kernel's are within a chunk.
+    wide = torch.float64 if weight.values.dtype == torch.int8 else torch.float32
+    product = (tokens.values.to(wide) @ weight.values.to(wide).T).float()
     scaled = product * weight.scales.float() * tokens.scales[:, None]
     return _with_bias(scaled, weight.bias, dtype)
 
 
-def quantize_tokens(x: torch.Tensor) -> FP8Tokens:
+def quantize_tokens(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> ByteTokens:
     """Compute the public op."""
+    largest = LARGEST[dtype]
     wide = x.float()
     # 0 · x is NaN for NaN and infinity, else 0: so the scale and the output of such a token are NaN.
-    scales = wide.abs().amax(1) / LARGEST_FP8 + (wide * 0).sum(1)
+    scales = wide.abs().amax(1) / largest + (wide * 0).sum(1)
     divisors = torch.where(scales > 0, scales, 1.0)
-    values = (wide / divisors[:, None]).clamp(-LARGEST_FP8, LARGEST_FP8)
-    return FP8Tokens(values.to(torch.float8_e4m3fn), scales)
+    values = (wide / divisors[:, None]).clamp(-largest, largest)
+    if dtype == torch.int8:
+        values = torch.floor(values.nan_to_num() + 0.5)
+    return ByteTokens(values.to(dtype), scales)
 
 
 def _with_bias(product: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Converts four-bit tensors of GPTQ and AWQ checkpoints to the layout of `W4Weight`, once, at load."""
+"""Converts numbers of four bits to the layout of `W4Weight`, once, at load."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from naiad_kernels.linear.quantised.weights import INPUTS_PER_STEP, SPAN, WORDS_PER_SPAN, W4Weight
+from naiad_kernels.native.nibbles import GROUP_INPUTS, NibbleWeight
 
 _CODES_PER_WORD = 8
 _IN_ORDER = range(_CODES_PER_WORD)
 # Where AWQ keeps each of eight neighbouring columns in a word.
 _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
+_LARGEST_ZERO = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def repack_gptq(tensors: Int4Tensors, group_size: int, zero_offset: int = 1) -> 
     if order is not None:
         codes = codes[order]
     zeros = _nibbles(tensors.qzeros, _IN_ORDER, dim=2).flatten(1).to(torch.int16) + zero_offset
-    return _pack(codes, zeros, tensors, group_size, order)
+    return _pack(codes, zeros, tensors.scales, tensors.bias, group_size, order)
 
 
 def repack_awq(tensors: Int4Tensors, group_size: int) -> W4Weight:
@@ -77,7 +79,43 @@ def repack_awq(tensors: Int4Tensors, group_size: int) -> W4Weight:
     group_size = _whole_group(group_size, in_features)
     _check_groups(tensors, in_features, out_features, group_size)
     zeros = _nibbles(tensors.qzeros, _AWQ_NIBBLES, dim=2).flatten(1).to(torch.int16)
-    return _pack(codes, zeros, tensors, group_size, None)
+    return _pack(codes, zeros, tensors.scales, tensors.bias, group_size, None)
+
+
+def repack_nibbles(weight: NibbleWeight, bias: torch.Tensor | None, device: torch.device) -> W4Weight | None:
+    """Convert numbers that a checkpoint's reader has kept.
+
+    Args:
+        weight: on the CPU.
+        bias: `[out_features]` on `device`, or None.
+        device: where the result lies.
+
+    Returns:
+        None: the weight has minimums, or a zero point that is no whole number in 0 … 16.
+    """
+    zeros = weight.zero_points()
+    if zeros is None or bool(((zeros < 0) | (zeros > _LARGEST_ZERO) | (zeros != zeros.round())).any()):
+        return None
+    in_features = weight.numbers.shape[1]
+    per_group, group_size = _joined_groups(weight.scales, zeros, in_features)
+    scales, zeros = (each[:, ::per_group].T.contiguous().to(device) for each in (weight.scales, zeros))
+    codes = weight.numbers.to(device).T
+    return _pack(codes, zeros.to(torch.int16), scales, bias, group_size, None)
+
+
+def _joined_groups(
+    scales: torch.Tensor,  # [out_features, num_groups]
+    zeros: torch.Tensor,
+    in_features: int,
+) -> tuple[int, int]:
+    """How many groups of 32 inputs can be one, because they share scale and zero; and their inputs."""
+    places = torch.arange(scales.shape[1])
+    whole = _whole_group(-1, in_features)
+    for group_size in (whole, SPAN, SPAN // 2):
+        first = places - places % (group_size // GROUP_INPUTS)
+        if torch.equal(scales, scales[:, first]) and torch.equal(zeros, zeros[:, first]):
+            return group_size // GROUP_INPUTS, group_size
+    return 1, GROUP_INPUTS
 
 
 def _nibbles(words: torch.Tensor, positions: Sequence[int], dim: int) -> torch.Tensor:
@@ -88,7 +126,8 @@ def _nibbles(words: torch.Tensor, positions: Sequence[int], dim: int) -> torch.T
 def _pack(
     codes: torch.Tensor,  # [in_features, out_features] uint8
     zeros: torch.Tensor,  # [num_groups, out_features] int16
-    tensors: Int4Tensors,
+    scales: torch.Tensor,  # [num_groups, out_features]
+    bias: torch.Tensor | None,
     group_size: int,
     order: torch.Tensor | None,
 ) -> W4Weight:
@@ -102,12 +141,8 @@ def _pack(
         for half in range(2):
             words |= placed[:, step, :, half].to(torch.int32) << (4 * step + 16 * half)
     missing_groups = -(-num_spans * SPAN // group_size) - len(zeros)
-    scales, zeros = (
-        torch.nn.functional.pad(each, (0, 0, 0, missing_groups)) for each in (tensors.scales, zeros)
-    )
-    return W4Weight(
-        words.transpose(1, 2).contiguous(), scales, zeros, in_features, group_size, order, tensors.bias
-    )
+    scales, zeros = (torch.nn.functional.pad(each, (0, 0, 0, missing_groups)) for each in (scales, zeros))
+    return W4Weight(words.transpose(1, 2).contiguous(), scales, zeros, in_features, group_size, order, bias)
 
 
 def _whole_group(group_size: int, in_features: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,13 +12,16 @@ import torch
 SPAN = 128
 WORDS_PER_SPAN = 16
 INPUTS_PER_STEP = 32
+_FIRST_WITH_FP8 = (9, 0)
+# Numbers of tokens that together, and with the most that a step has, launch every variant of the kernels.
+DISTINCT_ROWS = (1, 17, 33, 65)
 
 
 @dataclass(frozen=True, slots=True)
 class W4Weight:
     """Four-bit codes in groups along the inputs: weight = (code − zero) · scale.
 
-    Made by `repack_gptq` and `repack_awq`. Inputs are padded with codes 0 to whole spans.
+    Made by `repack_gptq`, `repack_awq` and `repack_nibbles`. Inputs are padded with codes 0 to whole spans.
 
     Attributes:
         words: `[num_spans, out_features, 16]` int32, see `SPAN`.
@@ -57,11 +61,14 @@ class ByteWeight:
         values: `[out_features, in_features]` int8 or float8_e4m3fn, contiguous.
         scales: `[out_features]`, floating dtype.
         bias: `[out_features]`, floating dtype, or None.
+        rounds_inputs: `linear` rounds its inputs to the dtype of the values, with a scale for each token;
+            always so with FP8.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
     bias: torch.Tensor | None = None
+    rounds_inputs: bool = False
 
     def __post_init__(self) -> None:
         """Check shapes and dtypes."""
@@ -81,25 +88,44 @@ class ByteWeight:
         return self.values.shape[1]
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """Compute `linear` for this layout; with FP8 weights, tokens are quantized to FP8 first."""
-        from naiad_kernels.linear.quantised import fp8_linear, quantize_tokens, w8a16_linear
+        """Compute `linear` for this layout."""
+        from naiad_kernels.linear.quantised import quantize_tokens, w8a8_linear, w8a16_linear
 
-        if self.values.dtype == torch.int8:
+        if self.values.dtype == torch.int8 and not self.rounds_inputs:
             return _with_residual(w8a16_linear(x, self), residual)
-        return _with_residual(fp8_linear(quantize_tokens(x), self, x.dtype), residual)
+        tokens = quantize_tokens(x, self.values.dtype)
+        return _with_residual(w8a8_linear(tokens, self, x.dtype), residual)
+
+    @classmethod
+    def joined(cls, parts: Sequence[ByteWeight]) -> ByteWeight:
+        """One below the other, without biases; all have one dtype and round alike."""
+        values, scales = (
+            torch.cat([each.values for each in parts]),
+            torch.cat([each.scales for each in parts]),
+        )
+        return cls(values, scales, rounds_inputs=parts[0].rounds_inputs)
+
+    def matrix(self) -> torch.Tensor:
+        """The weight that it stands for, float32."""
+        return self.values.float() * self.scales.float()[:, None]
 
 
 @dataclass(frozen=True, slots=True)
-class FP8Tokens:
-    """Activations in FP8 with one scale for each token: x = value · scale.
+class ByteTokens:
+    """Activations in eight bits with one scale for each token: x = value · scale.
 
     Attributes:
-        values: `[num_tokens, dim]` float8_e4m3fn, contiguous.
+        values: `[num_tokens, dim]` int8 or float8_e4m3fn, contiguous.
         scales: `[num_tokens]` float32; NaN for a token with a value that is not finite.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether a device multiplies FP8: a GPU from sm_90 on, and a CPU, which converts it."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _FIRST_WITH_FP8
 
 
 def _with_residual(product: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:

@@ -10,7 +10,7 @@ from naiad_kernels.linear.quantised.kernel.plan import HOPPER, Plan, byte_tile, 
 from naiad_kernels.linear.quantised.kernel.tile import sum_slabs_kernel
 from naiad_kernels.linear.quantised.kernel.tokens import quantize_tokens_kernel
 from naiad_kernels.linear.quantised.kernel.w4 import w4a16_kernel
-from naiad_kernels.linear.quantised.weights import INPUTS_PER_STEP, SPAN, ByteWeight, FP8Tokens, W4Weight
+from naiad_kernels.linear.quantised.weights import INPUTS_PER_STEP, SPAN, ByteTokens, ByteWeight, W4Weight
 
 _SUM_COLUMNS = 256
 _MOST_REGISTERS = 255
@@ -48,20 +48,20 @@ def w8a16_linear(x: torch.Tensor, weight: ByteWeight, plan: Plan | None = None) 
     return _byte_linear(x, None, weight, x.dtype, plan)
 
 
-def fp8_linear(
-    tokens: FP8Tokens, weight: ByteWeight, dtype: torch.dtype, plan: Plan | None = None
+def w8a8_linear(
+    tokens: ByteTokens, weight: ByteWeight, dtype: torch.dtype, plan: Plan | None = None
 ) -> torch.Tensor:
     """Compute the public op; `plan` is for tests."""
-    _require_fp8("fp8_linear")
+    _require_fp8("w8a8_linear", weight.values.dtype)
     return _byte_linear(tokens.values, tokens.scales, weight, dtype, plan)
 
 
-def quantize_tokens(x: torch.Tensor) -> FP8Tokens:
+def quantize_tokens(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> ByteTokens:
     """Compute the public op."""
-    _require_fp8("quantize_tokens")
+    _require_fp8("quantize_tokens", dtype)
     x = _with_dense_rows(x)
     num_tokens, dim = x.shape
-    values = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    values = torch.empty(x.shape, dtype=dtype, device=x.device)
     scales = torch.empty(num_tokens, dtype=torch.float32, device=x.device)
     if num_tokens:
         tile_dim = triton.next_power_of_2(dim)
@@ -69,7 +69,7 @@ def quantize_tokens(x: torch.Tensor) -> FP8Tokens:
             values, scales, x, x.stride(0), DIM=dim, TILE_DIM=tile_dim,
             num_warps=max(1, min(_MAX_WARPS, tile_dim // _ELEMENTS_PER_WARP)), enable_fp_fusion=True,
         )  # fmt: skip
-    return FP8Tokens(values, scales)
+    return ByteTokens(values, scales)
 
 
 def has_fp8() -> bool:
@@ -147,6 +147,6 @@ def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def _require_fp8(op: str) -> None:
-    if not has_fp8():
-        raise ValueError(f"{op}: this GPU is older than sm_90; allowed: sm_90 or later, or w8a16_linear")
+def _require_fp8(op: str, dtype: torch.dtype) -> None:
+    if dtype == torch.float8_e4m3fn and not has_fp8():
+        raise ValueError(f"{op}: this GPU is older than sm_90; allowed: sm_90 or later, or int8")

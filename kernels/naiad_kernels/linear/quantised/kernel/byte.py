@@ -1,7 +1,7 @@
-"""The product with one-byte weights: int8 with floating-point activations, or FP8 for both."""
+"""The product with one-byte weights: int8 with floating-point or int8 activations, or FP8 for both."""
 
 # triton-lang functions: constants are upper case, and GPU values have no Python types.
-# ruff: noqa: N803
+# ruff: noqa: N803, N806
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
@@ -33,22 +33,29 @@ def chunk_sums(
     is_column = (columns < out_features)[None, :]
     x_rows = x_ptr + rows[:, None] * stride_x
     value_columns = values_ptr + columns.to(tl.int64)[None, :] * in_features
-    sums = tl.zeros([TILE_ROWS, TILE_COLUMNS], dtype=tl.float32)
+    IS_INT: tl.constexpr = x_ptr.dtype.element_ty.is_int8()
+    # A chunk's sum of products of int8 is exact: it would take 2¹⁷ inputs to overflow.
+    sums = tl.zeros([TILE_ROWS, TILE_COLUMNS], dtype=tl.int32 if IS_INT else tl.float32)
     for first in tl.range(begin, end, TILE_INPUTS):
         inputs = first + tl.arange(0, TILE_INPUTS)
         is_input = inputs < end
         x = tl.load(x_rows + inputs[None, :], mask=is_row & is_input[None, :], other=0.0)
         values = tl.load(value_columns + inputs[:, None], mask=is_column & is_input[:, None], other=0.0)
         # Hopper adds FP8 products with few bits, so the sum is moved to a float32 register after each tile.
-        sums = tl.dot(x, values.to(x.dtype), sums, input_precision="ieee", max_num_imprecise_acc=TILE_INPUTS)
-    return sums
+        if IS_INT:
+            sums = tl.dot(x, values, sums, out_dtype=tl.int32)
+        else:
+            sums = tl.dot(
+                x, values.to(x.dtype), sums, input_precision="ieee", max_num_imprecise_acc=TILE_INPUTS
+            )
+    return sums.to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def byte_kernel(
     out_ptr,  # [num_rows, out_features], unused if IS_SPLIT
     slabs_ptr,  # [num_chunks, num_rows, out_features] float32, written if IS_SPLIT
-    x_ptr,  # [num_rows, in_features], floating or FP8
+    x_ptr,  # [num_rows, in_features], floating, int8 or FP8
     values_ptr,  # [out_features, in_features] int8 or FP8
     column_scales_ptr,  # [out_features]
     row_scales_ptr,  # [num_rows] float32 or None

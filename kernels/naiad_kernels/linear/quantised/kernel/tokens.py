@@ -1,22 +1,24 @@
-"""Quantizes activations to FP8: a program scales one token's values to FP8's range."""
+"""Quantizes activations to eight bits: a program scales one token's values to the range of int8 or FP8."""
 
 # triton-lang functions: constants are upper case, and GPU values have no Python types.
-# ruff: noqa: N803
+# ruff: noqa: N803, N806
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 from naiad_kernels.linear.quantised import reference
 
-_LARGEST = tl.constexpr(reference.LARGEST_FP8)
+_LARGEST_INT8 = tl.constexpr(reference.LARGEST[torch.int8])
+_LARGEST_FP8 = tl.constexpr(reference.LARGEST[torch.float8_e4m3fn])
 
 
 @triton.jit
 def quantize_tokens_kernel(
-    values_ptr,  # [num_tokens, DIM] float8e4nv
+    values_ptr,  # [num_tokens, DIM] int8 or float8e4nv
     scales_ptr,  # [num_tokens] float32
     x_ptr,  # [num_tokens, DIM]
     stride_x: tl.int64,
@@ -24,12 +26,16 @@ def quantize_tokens_kernel(
     TILE_DIM: tl.constexpr,
 ):
     """Grid (num_tokens,)."""
+    CODE: tl.constexpr = values_ptr.dtype.element_ty
+    LARGEST: tl.constexpr = _LARGEST_INT8 if CODE.is_int8() else _LARGEST_FP8
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, TILE_DIM)
     mask = columns < DIM
     x = tl.load(x_ptr + token * stride_x + columns, mask=mask, other=0.0).to(tl.float32)
     # 0 · x is NaN for NaN and infinity; a maximum would ignore NaN.
-    scale = tl.max(tl.abs(x), axis=0) / _LARGEST + tl.sum(x * 0.0, axis=0)
-    values = tl.clamp(x / tl.where(scale > 0.0, scale, 1.0), -_LARGEST, _LARGEST)
-    tl.store(values_ptr + token * DIM + columns, values.to(tl.float8e4nv), mask=mask)
+    scale = tl.max(tl.abs(x), axis=0) / LARGEST + tl.sum(x * 0.0, axis=0)
+    values = tl.clamp(x / tl.where(scale > 0.0, scale, 1.0), -LARGEST, LARGEST)
+    if CODE.is_int8():
+        values = tl.floor(values + 0.5)
+    tl.store(values_ptr + token * DIM + columns, values.to(CODE), mask=mask)
     tl.store(scales_ptr + token, scale)

@@ -1,0 +1,1 @@
+"""`naiad quantize`: makes a quantised copy of a checkpoint and measures what it lost."""
