@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,51 +172,3 @@ def test_ranks_listen_on_loopback_only(runners: tuple[ModelRunner, ModelRunner])
         for connection in psutil.Process(pid).net_connections("inet")
     }
     assert addresses == {"127.0.0.1"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"kv_cache_dtype": "int8"}, {"dtype": "bfloat16"}], ids=str)
-def test_eight_and_sixteen_bits_stay_close(folder: Path, settings: dict[str, str]) -> None:
-    row = LoneRow(1, list(range(40)), 0, [0, 1, 2], PARAMS)
-    config = make_config(folder, 1)
-    expected = logits_after(ModelRunner(replace(config, **settings)), row)
-    runner = ModelRunner(replace(config, tensor_parallel_size=2, **settings))
-    try:
-        logits = logits_after(runner, row)
-    finally:
-        runner.close()
-    # Scales are those of whole heads, so codes are the same; sums of bfloat16 are rounded at each rank.
-    tolerance = 1e-3 if "kv_cache_dtype" in settings else 0.05 * float(expected.std())
-    torch.testing.assert_close(logits, expected, rtol=0, atol=tolerance)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_default_model_makes_the_same_tokens(default_model_dir: Path, size: int) -> None:
-    """Nine heads and three KV heads: two ranks have two KV heads and one."""
-    config = EngineConfig(
-        model_dir=str(default_model_dir),
-        dtype="float32",
-        cpu_kernels="torch",
-        max_num_batched_tokens=64,
-        kv_cache_bytes=1 << 26,
-        start_cache=False,
-    )
-
-    def generate(runner: ModelRunner) -> tuple[list[int], torch.Tensor]:
-        known, logits = list(range(100, 130)), []
-        for start in (0, *range(30, 50)):
-            row = LoneRow(1, list(known), start, [0], PARAMS)
-            output = runner.launch(lone_step([row]))()
-            known += output.sampled_token_ids[1]
-            logits.append(output.generation_logits[1][0])
-        return known, torch.frombuffer(bytearray(b"".join(logits)), dtype=torch.float32)
-
-    expected_ids, expected = generate(ModelRunner(config))
-    runner = ModelRunner(replace(config, tensor_parallel_size=size))
-    try:
-        token_ids, logits = generate(runner)
-    finally:
-        runner.close()
-    assert token_ids == expected_ids
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)

@@ -1,0 +1,83 @@
+"""Split models in other widths, and the default model.
+
+A process has one split model at a time, so these are not in the file that keeps one open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.tiny_models import make_tiny_model
+from naiad.config import EngineConfig
+from naiad.model_runner import ModelRunner
+from naiad.model_runner.lone_steps import LoneRow, lone_step
+from naiad.sequence import SamplingParams
+
+PARAMS = SamplingParams(max_tokens=4, returns_generation_logits=True)
+
+
+def logits_after(runner: ModelRunner, row: LoneRow) -> torch.Tensor:
+    output = runner.launch(lone_step([row]))()
+    return torch.frombuffer(bytearray(output.generation_logits[row.sequence_id][0]), dtype=torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"kv_cache_dtype": "int8"}, {"dtype": "bfloat16"}], ids=str)
+def test_eight_and_sixteen_bits_stay_as_close_as_in_one_process(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    make_tiny_model(tmp_path, num_attention_heads=9, num_key_value_heads=3)
+    row = LoneRow(1, list(range(40)), 0, [0, 1, 2], PARAMS)
+    exact = EngineConfig(
+        model_dir=str(tmp_path),
+        dtype="float32",
+        cpu_kernels="torch",
+        kv_cache_bytes=1 << 20,
+        start_cache=False,
+    )
+    expected = logits_after(ModelRunner(exact), row)
+    config = replace(exact, **settings)
+    alone = logits_after(ModelRunner(config), row)
+    runner = ModelRunner(replace(config, tensor_parallel_size=2))
+    try:
+        logits = logits_after(runner, row)
+    finally:
+        runner.close()
+    # Other sums are rounded in bfloat16, so single logits differ; the error as a whole does not grow.
+    assert (logits - expected).norm() <= 1.5 * (alone - expected).norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_default_model_makes_the_same_tokens(default_model_dir: Path, size: int) -> None:
+    """Nine heads and three KV heads: two ranks have two KV heads and one."""
+    config = EngineConfig(
+        model_dir=str(default_model_dir),
+        dtype="float32",
+        cpu_kernels="torch",
+        max_num_batched_tokens=64,
+        kv_cache_bytes=1 << 26,
+        start_cache=False,
+    )
+
+    def generate(runner: ModelRunner) -> tuple[list[int], torch.Tensor]:
+        known, logits = list(range(100, 130)), []
+        for start in (0, *range(30, 50)):
+            row = LoneRow(1, list(known), start, [0], PARAMS)
+            output = runner.launch(lone_step([row]))()
+            known += output.sampled_token_ids[1]
+            logits.append(output.generation_logits[1][0])
+        return known, torch.frombuffer(bytearray(b"".join(logits)), dtype=torch.float32)
+
+    expected_ids, expected = generate(ModelRunner(config))
+    runner = ModelRunner(replace(config, tensor_parallel_size=size))
+    try:
+        token_ids, logits = generate(runner)
+    finally:
+        runner.close()
+    assert token_ids == expected_ids
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
