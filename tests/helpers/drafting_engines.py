@@ -100,4 +100,4 @@ def break_token(model: DecoderModel, token_id: int) -> None:
     """Let a model of the Llama family compute NaN for a token; a start cache's weights cannot be changed."""
     whole: Any = model._model if isinstance(model, NativeModel) else model
     with torch.inference_mode():
-        whole._embedding[token_id] = torch.nan
+        whole._embedding.table[token_id] = torch.nan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -59,16 +59,19 @@ class TokenEmbedding(Protocol):
         """Look up a row for every token, times `factor`: `[num_tokens, hidden_size]`."""
 
 
+@dataclass(frozen=True, slots=True)
 class WholeEmbedding:
-    """A `TokenEmbedding` in one table."""
+    """A `TokenEmbedding` in one table.
 
-    def __init__(self, table: torch.Tensor) -> None:
-        """Look up rows of `[vocab_size, hidden_size]`."""
-        self._table = table
+    Attributes:
+        table: `[vocab_size, hidden_size]`.
+    """
+
+    table: torch.Tensor
 
     def rows(self, token_ids: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
         """Look up a row for every token; see `TokenEmbedding`."""
-        return embedding(token_ids, self._table, factor)
+        return embedding(token_ids, self.table, factor)
 
 
 def load_embedding_and_head(config: ModelConfig, weights: Weights) -> tuple[TokenEmbedding, LinearWeight]:
