@@ -19,6 +19,10 @@ _UNAVAILABLE = re.compile(
     r"|not started within|unavailable|not ready|unknown model|failed to (?:connect|start)|stub process"
 )
 _INVALID = re.compile(r"expected|at most|is not supported|is required|unknown parameter|no token is possible")
+# How gRPC's library tells, with another status than UNAVAILABLE, that a connection has ended.
+_CONNECTION_ENDED = re.compile(
+    r"stream removed|socket closed|connection reset|broken pipe|goaway|rst_stream|transport"
+)
 _MAX_CHARS = 2000
 # gRPC status → the kind of error; others are internal.
 _KINDS: dict[str, type[NaiadError]] = {
@@ -55,7 +59,7 @@ def error_of_call(status: str, details: str, *, has_begun: bool) -> NaiadError:
         return InvalidRequestError(details[:_MAX_CHARS])
     if has_begun:
         return InternalError("the connection to the Triton server ended while this request was running")
-    if kind is UnavailableError:
+    if kind is UnavailableError or _CONNECTION_ENDED.search(details.lower()):
         return server_away()
     return InternalError("the Triton server failed to answer")
 
