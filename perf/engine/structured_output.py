@@ -17,9 +17,11 @@ import random
 import statistics
 import sys
 import time
+from itertools import chain
 from typing import Any
 
 import jsonschema
+from perf.common.percentile import percentile
 from perf.common.report import print_rows, write_report
 
 from naiad.cli.bench.throughput import load_engine
@@ -77,15 +79,18 @@ class _Bench:
 
     def cost_of_steps(self, batch: int, num_turns: int, num_steps: int) -> Row:
         """Return the time of decode steps without and with a schema in each row."""
-        free, bound = [], []
+        free_turns, bound_turns = [], []
         for _ in range(num_turns):
-            free.append(self._step_s(batch, num_steps, False))
-            bound.append(self._step_s(batch, num_steps, True))
+            free_turns.append(self._steps_s(batch, num_steps, False))
+            bound_turns.append(self._steps_s(batch, num_steps, True))
+        free, bound = ([statistics.median(each) for each in turns] for turns in (free_turns, bound_turns))
         ratios = [with_it / without for with_it, without in zip(bound, free, strict=True)]
         return {
             "batch": batch,
             "free": round(1e3 * statistics.median(free), 3),
             "with schemas": round(1e3 * statistics.median(bound), 3),
+            "free, p99": round(1e3 * percentile([*chain(*free_turns)], 99), 3),
+            "with, p99": round(1e3 * percentile([*chain(*bound_turns)], 99), 3),
             "ratio": round(statistics.median(ratios), 3),
             "least": round(min(ratios), 3),
             "most": round(max(ratios), 3),
@@ -162,8 +167,8 @@ class _Bench:
         )
         return sequence_id
 
-    def _step_s(self, batch: int, num_steps: int, has_schemas: bool) -> float:
-        """Return the median seconds of a step that decodes one token of each row."""
+    def _steps_s(self, batch: int, num_steps: int, has_schemas: bool) -> list[float]:
+        """Return the seconds of each of some steps that decode one token of each row."""
         sequence_ids = [
             self._add(
                 SamplingParams(
@@ -191,7 +196,7 @@ class _Bench:
             self._engine.abort(sequence_id)
         while self._engine.has_work:
             self._engine.step()
-        return statistics.median(times)
+        return times
 
     def _tokens_per_s(self, params: SamplingParams) -> float:
         """Return the new tokens per second after the first one."""
