@@ -20,9 +20,15 @@ from naiad.sequence import SamplingParams
 PARAMS = SamplingParams(max_tokens=4, returns_generation_logits=True)
 
 
-def logits_after(runner: ModelRunner, row: LoneRow) -> torch.Tensor:
-    output = runner.launch(lone_step([row]))()
-    return torch.frombuffer(bytearray(output.generation_logits[row.sequence_id][0]), dtype=torch.float32)
+def logits_of_prompts(runner: ModelRunner) -> torch.Tensor:
+    """The logits after each of 32 prompts, one after another; those of one prompt alone differ by chance."""
+    logits = []
+    for number in range(32):
+        row = LoneRow(
+            1, [(7 * number + place * (number + 1)) % 90 for place in range(40)], 0, [0, 1, 2], PARAMS
+        )
+        logits.append(runner.launch(lone_step([row]))().generation_logits[1][0])
+    return torch.frombuffer(bytearray(b"".join(logits)), dtype=torch.float32)
 
 
 @pytest.mark.slow
@@ -31,7 +37,6 @@ def test_eight_and_sixteen_bits_stay_as_close_as_in_one_process(
     tmp_path: Path, settings: dict[str, str]
 ) -> None:
     make_tiny_model(tmp_path, num_attention_heads=9, num_key_value_heads=3)
-    row = LoneRow(1, list(range(40)), 0, [0, 1, 2], PARAMS)
     exact = EngineConfig(
         model_dir=str(tmp_path),
         dtype="float32",
@@ -39,16 +44,15 @@ def test_eight_and_sixteen_bits_stay_as_close_as_in_one_process(
         kv_cache_bytes=1 << 20,
         start_cache=False,
     )
-    expected = logits_after(ModelRunner(exact), row)
     config = replace(exact, **settings)
-    alone = logits_after(ModelRunner(config), row)
+    expected, alone = (logits_of_prompts(ModelRunner(each)) for each in (exact, config))
     runner = ModelRunner(replace(config, tensor_parallel_size=2))
     try:
-        logits = logits_after(runner, row)
+        made = logits_of_prompts(runner)
     finally:
         runner.close()
-    # Other sums are rounded in bfloat16, so single logits differ; the error as a whole does not grow.
-    assert (logits - expected).norm() <= 1.5 * (alone - expected).norm()
+    # Other sums are rounded, so single logits differ; the error as a whole is as large.
+    assert (made - expected).norm() <= 1.25 * (alone - expected).norm()
 
 
 @pytest.mark.slow
