@@ -49,8 +49,9 @@ def main() -> int:
 
 
 def requirement_files() -> list[Path]:
-    """Every file of requirements, those of peers and foreign clients included."""
-    return sorted({*(ROOT / "requirements").glob("*.txt"), *ROOT.glob("*/*/requirements/*.txt")})
+    """Every file of requirements, those of peers, foreign clients and `naiad quantize` included."""
+    others = (*ROOT.glob("*/*/requirements/*.txt"), *ROOT.glob("backend_src/naiad/cli/*/*/*.txt"))
+    return sorted({*(ROOT / "requirements").glob("*.txt"), *others})
 
 
 def pinned_here(path: Path) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from naiad.config import EngineConfig
@@ -75,12 +76,12 @@ def compared(source: Path, target: Path, texts: Sequence[list[int]]) -> tuple[Qu
     """
     before, after = Quality(), Quality()
     with tempfile.TemporaryDirectory(prefix="naiad-quality-") as folder:
-        kept = [Path(folder) / f"{number}.logits" for number in range(len(texts))]
+        kept = [Path(folder) / f"{number}.npy" for number in range(len(texts))]
         for path, text, logits in zip(kept, texts, _logits_of(source, texts), strict=True):
             before.add(logits[:-1], logits[:-1], torch.tensor(text[1:]))
-            torch.save(logits[:-1].clone(), path)
+            np.save(path, logits[:-1].numpy())
         for path, text, logits in zip(kept, texts, _logits_of(target, texts), strict=True):
-            after.add(logits[:-1], torch.load(path), torch.tensor(text[1:]))
+            after.add(logits[:-1], torch.from_numpy(np.load(path)), torch.tensor(text[1:]))
     return before, after
 
 
