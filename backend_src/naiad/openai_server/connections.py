@@ -1,29 +1,64 @@
-"""Closes connections that do not send the headers of a request in time."""
+"""Refuses connections for which there is no room, and closes those that do not send headers in time."""
 
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# For the sockets of engines, files of the page, and what Python opens.
+_KEPT_DESCRIPTORS = 256
+_BODY = b'{"error":{"message":"too many connections","type":"server_error","param":null,"code":null}}'
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
+)
+
+
+def room_for_connections() -> int:
+    """Raise the process' soft limit of descriptors to the hard one; return how many connections it allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard - min(_KEPT_DESCRIPTORS, hard // 2)
 
 
 class ConnectionWatch:
-    """Gives each connection a time for headers, from its start or from their first byte on.
+    """Admits connections, and gives each a time for headers, from its start or from their first byte on.
 
-    A connection that waits for its client's next request may stay.
+    A connection that waits for its client's next request may stay. Once as many as may be are open, a further
+    one gets status 503, so that the server keeps descriptors for its own work.
     """
 
-    def __init__(self, timeout_s: float) -> None:
-        """Set up; `timeout_s` is the time that headers may take."""
-        self._timeout_s = timeout_s
+    def __init__(self, timeout_s: float, max_connections: int) -> None:
+        """Set up.
+
+        Args:
+            timeout_s: the time that headers may take.
+            max_connections: how many may be open at the same time.
+        """
+        self.timeout_s = timeout_s
+        self._max_connections = max_connections
+        self._num_open = 0
 
     def around(self, make: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
         """Return what makes watched connections of those that `make` makes."""
-        return lambda: _Connection(make(), self._timeout_s)
+        return lambda: _Connection(self, make)
+
+    def admit(self) -> bool:
+        """Count a new connection, if there is room for it."""
+        if self._num_open >= self._max_connections:
+            return False
+        self._num_open += 1
+        return True
+
+    def forget(self) -> None:
+        """An admitted connection has ended."""
+        self._num_open -= 1
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -40,11 +75,12 @@ class ConnectionWatch:
 
 
 class _Connection(asyncio.Protocol):
-    """Passes everything on to aiohttp's protocol."""
+    """Passes everything on to aiohttp's protocol, which a refused connection never gets."""
 
-    def __init__(self, inner: Any, timeout_s: float) -> None:
-        self._inner = inner
-        self._timeout_s = timeout_s
+    def __init__(self, watch: ConnectionWatch, make: Callable[[], asyncio.Protocol]) -> None:
+        self._watch = watch
+        self._make = make
+        self._inner: Any = None
         self._has_request = False
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -60,25 +96,39 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
+        if not self._watch.admit():
+            transport.write(_REFUSAL)
+            transport.close()
+            return
         self._transport = transport
+        self._inner = self._make()
         self._start_timer()
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._inner is None:
+            return
         if not self._has_request:
             self._start_timer()
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
+        if self._inner is None:
+            return None
         return self._inner.eof_received()  # type: ignore[no-any-return]
 
     def pause_writing(self) -> None:
-        self._inner.pause_writing()
+        if self._inner is not None:
+            self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        self._inner.resume_writing()
+        if self._inner is not None:
+            self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._inner is None:
+            return
+        self._watch.forget()
         self._stop_timer()
         self._inner.connection_lost(exc)
 
@@ -86,7 +136,7 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._timeout_s, self._transport.abort)
+            self._timer = loop.call_later(self._watch.timeout_s, self._transport.abort)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -15,7 +15,7 @@ from naiad.errors import StartupError
 from naiad.log_lines import LineFormatter, LogFormat
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.app import ServerOptions, make_app
-from naiad.openai_server.connections import ConnectionWatch
+from naiad.openai_server.connections import ConnectionWatch, room_for_connections
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ async def serve(
         loop.add_signal_handler(signal.SIGHUP, _reload, gate)
     # The process above starts this one with the signal blocked, so that none comes too early.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-    connections = ConnectionWatch(options.header_timeout_s)
+    connections = ConnectionWatch(options.header_timeout_s, room_for_connections())
     runner = web.AppRunner(
         make_app(options, gate, connections),
         access_log=None,
