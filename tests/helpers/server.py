@@ -126,9 +126,10 @@ def start_server(model_dir: Path | str, *options: str, timeout_s: float = 120) -
     return start_repository("--model", str(model_dir), *budget, *options, timeout_s=timeout_s)
 
 
-def start_repository(*options: str, timeout_s: float = 120) -> Server:
-    """Start `naiad serve` and wait for its ready line."""
+def start_repository(*options: str, timeout_s: float = 120, around: Sequence[str] = ()) -> Server:
+    """Start `naiad serve`, by the command `around` if there is one, and wait for its ready line."""
     command = [
+        *around,
         *(sys.executable, "-m", "naiad.cli.main", "serve"),
         *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
         *(() if "--openai-port" in options else ("--openai-port", "off")),

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from naiad.errors import NaiadError
+from naiad.triton_server.responses.room import check_room
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -55,7 +56,12 @@ class TritonSender:
         self._is_finished = False
 
     def send(self, tensors: Tensors | None, *, final: bool) -> None:
-        """Send a response, or a bare FINAL when `tensors` is None."""
+        """Send a response, or a bare FINAL when `tensors` is None.
+
+        Raises:
+            UnavailableError: the response does not fit into the server's shared memory; an error would.
+        """
+        check_room(tensors or {})
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         with self._lock:
             self._is_finished = final

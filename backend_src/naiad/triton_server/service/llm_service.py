@@ -364,12 +364,15 @@ class LLMService:
         except Exception as error:  # noqa: BLE001 — only this stream ends
             self._log_error(f"naiad: sending a response failed with {type(error).__name__}: {error}")
             self._abort_rest(stream)
+            said = error
+            if not isinstance(said, NaiadError):
+                said = InternalError("internal error while answering the request")
             if stream.trace is not None:
-                stream.trace.fail(InternalError.status, type(error).__name__)
+                stream.trace.fail(said.status, type(error).__name__)
             stream.is_closed = True
             # Fails if FINAL has been sent already, or if nothing can be sent.
             with contextlib.suppress(Exception):
-                stream.sender.send_error(InternalError("internal error while answering the request"))
+                stream.sender.send_error(said)
         if stream.is_closed:
             self._forget(stream)
 
