@@ -164,6 +164,7 @@ class TextContext(msgspec.Struct, frozen=True, kw_only=True):
         prompt_tail_ids: the last ids of the prompt, with which decoding starts.
         num_prompt_chars: characters of the prompt's decoded text (for echoed prompts).
         includes_stop_string: the text includes the stop string that ended it.
+        received_s: when the tokenizer model got the request, on the monotonic clock; 0 = it did not.
     """
 
     stop_strings: tuple[str, ...] = ()
@@ -171,6 +172,7 @@ class TextContext(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tail_ids: tuple[int, ...] = ()
     num_prompt_chars: int = 0
     includes_stop_string: bool = False
+    received_s: float = 0.0
 
 
 class BeamParams(msgspec.Struct, frozen=True, kw_only=True):

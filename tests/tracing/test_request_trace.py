@@ -10,6 +10,7 @@ import pytest
 from naiad.frontend.request import GenerateRequest, RequestedOutputs, RequestRow
 from naiad.outputs import RequestOutput, Timings
 from naiad.sequence import FinishReason, SamplingParams
+from naiad.tracing.exporter import monotonic_to_unix_ns
 from naiad.tracing.request_trace import COMPLETION, RequestTrace, Tracer
 from naiad.tracing.span import Span
 from naiad.tracing.trace_context import NO_TRACE, TraceContext
@@ -173,3 +174,21 @@ def test_in_front_of_a_remote_server_no_phases_are_shown() -> None:
 def test_a_trace_that_nobody_records_is_not_recorded_here() -> None:
     spans: Any = Spans()
     assert Tracer(spans).begin(UNSAMPLED, 0.0) is None
+
+
+def test_a_request_begins_where_another_process_got_it() -> None:
+    spans, now_s = Spans(), time.monotonic()
+    trace = begin(spans, began_s=now_s)
+    trace.began_before(now_s - 3)
+    submit(trace)
+    trace.end()
+    assert round(seconds_of(spans)["read"], 1) == 3.0
+
+
+@pytest.mark.parametrize("claimed_s", [0.0, -1e300, 1e300, float("inf"), float("nan")])
+def test_times_that_cannot_be_true_change_nothing(claimed_s: float) -> None:
+    spans = Spans()
+    trace = begin(spans, began_s=1_000_000.0)
+    trace.began_before(claimed_s)
+    trace.end()
+    assert spans.added[0].begin_ns == pytest.approx(1e15 + monotonic_to_unix_ns(), abs=1e6)

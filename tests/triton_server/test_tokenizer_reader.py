@@ -55,6 +55,11 @@ def test_there_is_a_placeholder_for_encoder_decoder_models(reader: TokenizerRead
     assert outputs["REQUEST_DECODER_INPUT_LEN"].tolist() == [[1], [1]]
 
 
+def test_the_context_says_when_the_request_came(reader: TokenizerReader) -> None:
+    outputs = reader.read(source("a", "a longer text"), 12.5)
+    assert [context(outputs, row)["received_s"] for row in (0, 1)] == [12.5, 12.5]
+
+
 def test_rows_are_padded_to_the_longest(reader: TokenizerReader, tokenizer: Tokenizer) -> None:
     outputs = reader.read(source("a", "a longer text"))
     ids, lengths = outputs["INPUT_ID"], outputs["REQUEST_INPUT_LEN"]

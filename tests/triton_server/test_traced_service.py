@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 from perf.server.span_collector import SpanCollector, span_collector
 
 from helpers.triton_server_doubles import (
@@ -16,7 +17,7 @@ from helpers.triton_server_doubles import (
     llm_source,
 )
 from naiad.outputs import EngineStats, RequestOutput, Timings
-from naiad.sequence import FinishReason
+from naiad.sequence import FinishReason, TextContext
 from naiad.tracing.request_trace import Tracer
 from naiad.tracing.trace_context import TraceContext
 from naiad.triton_server.service.llm_service import LLMService, Telemetry, Tracing
@@ -54,6 +55,20 @@ def test_a_stream_has_its_phases() -> None:
     assert (root.trace_id, root.parent_id) == (PARENT[3:35], PARENT[36:52])
     assert root.attributes["gen_ai.usage.output_tokens"] == 2
     assert errors == []
+
+
+def test_in_an_ensemble_it_begins_with_the_tokenizer() -> None:
+    with span_collector() as collector:
+        service = traced_service(collector, [])
+        received_s = time.monotonic() - 5
+        text_context = msgspec.json.encode(TextContext(received_s=received_s))
+        service.accept(llm_source(text_context=text_context), FakeSender(), LIMITS)
+        service.take_outputs([RequestOutput(1, [6], finish_reason=FinishReason.STOP)], EngineStats())
+        let_senders_finish(service)
+        root, read, *_ = collector.wait_for(3)
+        service.close()
+    assert read.name == "read"
+    assert 5 <= read.seconds <= root.seconds
 
 
 def test_a_refused_request_has_its_error() -> None:

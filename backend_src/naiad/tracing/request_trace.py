@@ -13,6 +13,8 @@ from naiad.tracing.span import Span, SpanKind, Value, new_span_id, new_trace_id
 from naiad.tracing.trace_context import TraceContext
 
 PROVIDER = "naiad"
+# A tokenizer takes less for the longest prompt.
+_LONGEST_BEFORE_S = 60.0
 CHAT, COMPLETION = "chat", "text_completion"
 
 
@@ -119,6 +121,14 @@ class RequestTrace:
             self._attributes["gen_ai.request.model"] = model
         if answer_id:
             self._attributes["gen_ai.response.id"] = answer_id
+
+    def began_before(self, began_s: float) -> None:
+        """Say when another process of this machine got the request, before it came here.
+
+        Any client may claim a time, so one that is later, or much earlier, changes nothing.
+        """
+        if 0.0 <= self._moments.began_s - began_s <= _LONGEST_BEFORE_S:
+            self._moments.began_s = self._seen.began_s = began_s
 
     def submit(self, request: GenerateRequest, model: str) -> None:
         """Say that the request has been read and goes to the engine, or to another one after an error.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from naiad.config import ModelConfig
@@ -44,11 +45,12 @@ class TokenizerModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Tokenize each request, or answer it with its own error. Never raises."""
-        return [self._answer(request) for request in requests]
+        received_s = time.monotonic()
+        return [self._answer(request, received_s) for request in requests]
 
-    def _answer(self, request: Any) -> Any:
+    def _answer(self, request: Any, received_s: float) -> Any:
         try:
-            return pb.response(self._reader.read(TritonRequest(request)), self._output_order)
+            return pb.response(self._reader.read(TritonRequest(request), received_s), self._output_order)
         except NaiadError as error:
             return pb.error_response(error)
         except Exception as error:  # noqa: BLE001 — only this request fails

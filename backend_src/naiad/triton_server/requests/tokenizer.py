@@ -42,8 +42,12 @@ class TokenizerReader:
         self._encoder = encoder
         self._forwarded_headers = forwarded_headers
 
-    def read(self, source: RequestSource) -> Tensors:
+    def read(self, source: RequestSource, received_s: float = 0.0) -> Tensors:
         """Check and tokenize the rows of a request.
+
+        Args:
+            source: the request.
+            received_s: when it came, on the monotonic clock, for `llm` to know; 0 = unknown.
 
         Returns:
             The outputs of the `tokenizer` model; rows are padded to the longest one.
@@ -61,7 +65,7 @@ class TokenizerReader:
         written = [self._encoder.check(row) for row in rows]
         prompts = [self._encoder.encode(each) for each in written]
         tokenizer = self._encoder.tokenizer
-        return self._prompt_outputs(prompts) | {
+        return self._prompt_outputs(prompts, received_s) | {
             "REQUEST_OUTPUT_LEN": _column(max_tokens),
             "OUT_END_ID": self._id_column("end_id", rows, tokenizer.eos_id),
             "OUT_PAD_ID": self._id_column("pad_id", rows, tokenizer.pad_id),
@@ -70,13 +74,13 @@ class TokenizerReader:
             "EMBEDDING_BIAS": _dense(prompts, self._encoder.vocab_size),
         }
 
-    def _prompt_outputs(self, prompts: list[EncodedPrompt]) -> Tensors:
+    def _prompt_outputs(self, prompts: list[EncodedPrompt], received_s: float) -> Tensors:
         lengths = [len(prompt.token_ids) for prompt in prompts]
         pad_id = self._encoder.tokenizer.pad_id or 0
         input_ids = np.full((len(prompts), max(lengths)), pad_id, dtype=np.int32)
         for row, prompt in zip(input_ids, prompts, strict=True):
             row[: len(prompt.token_ids)] = prompt.token_ids
-        contexts = [[_encode_json(prompt.text)] for prompt in prompts]
+        contexts = [[_context(prompt, received_s)] for prompt in prompts]
         return {
             "INPUT_ID": input_ids,
             "REQUEST_INPUT_LEN": _column(lengths),
@@ -90,6 +94,11 @@ class TokenizerReader:
         """The ids that were sent, or else the tokenizer's own."""
         known = self._encoder.known_id(default)
         return _column([FIELD[name].check(row[name]) if name in row else known for row in rows])
+
+
+def _context(prompt: EncodedPrompt, received_s: float) -> bytes:
+    text = prompt.text and msgspec.structs.replace(prompt.text, received_s=received_s)
+    return _encode_json(text)
 
 
 def _column(values: list[int]) -> npt.NDArray[np.int32]:

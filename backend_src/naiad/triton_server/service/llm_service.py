@@ -321,6 +321,9 @@ class LLMService:
         has_detokenizer = self._shape.has_detokenizer and request.rows[0].text is not None
         stream = ResponseStream(request, sender, rows, has_detokenizer, trace)
         if trace is not None and self._tracing is not None:
+            text = request.rows[0].text
+            if text is not None:
+                trace.began_before(text.received_s)
             trace.submit(request, self._tracing.model())
         with self._lock:
             if not self._streams:
