@@ -26,7 +26,7 @@ def test_a_lock_has_one_holder_and_leaves_no_file(tmp_path: Path) -> None:
 def test_a_lock_outlives_nobody(tmp_path: Path) -> None:
     script = (
         "import os, sys; from pathlib import Path; from naiad.engine_process.file_lock import FileLock\n"
-        "lock = FileLock(Path(sys.argv[1])); assert lock.try_take(); os._exit(0)"
+        "lock = FileLock(Path(sys.argv[1])); os._exit(not lock.try_take())"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "lock")], check=True)
     assert (tmp_path / "lock").exists()

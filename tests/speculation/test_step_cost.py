@@ -11,6 +11,7 @@ def test_costs_are_straight_between_measurements_and_never_fall() -> None:
     assert cost(np.array([1, 2, 3, 4, 6, 8, 16])).tolist() == [1, 1, 1.5, 2, 2, 2, 4]
 
 
+@pytest.mark.asserts
 @pytest.mark.parametrize("measured", [[(2, 1.0), (1, 2.0)], [(1, 1.0), (1, 2.0)], [(0, 1.0)], [(1, 0.0)]])
 def test_measurements_that_can_not_be_are_our_bug(measured: list[tuple[int, float]]) -> None:
     with pytest.raises(AssertionError):

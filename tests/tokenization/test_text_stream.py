@@ -127,6 +127,7 @@ def test_a_replacement_character_at_the_end_can_match() -> None:
     assert (chunk.is_cut, chunk.num_chars) == (True, 1)
 
 
+@pytest.mark.asserts
 def test_nothing_may_follow_the_end() -> None:
     stream = stream_with("x")
     stream.push(list(b"x"), False)
