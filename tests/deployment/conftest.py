@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.replicas import Replicas
+from helpers.tiny_repository import create_repository, tiny_checkpoint
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose engine is full with four sequences, and then lets one wait."""
+    folder = tmp_path_factory.mktemp("replicas")
+    options = ("--max-num-seqs", "4", "--max-queued-requests", "4", "--kv-cache-bytes", "64000000")
+    create_repository(folder / "repository", tiny_checkpoint(folder / "checkpoint"), *options)
+    return folder / "repository"
+
+
+@pytest.fixture(scope="session")
+def replicas(repository: Path) -> Iterator[Replicas]:
+    """Three replicas, which all run when a test has ended."""
+    started = Replicas(repository)
+    yield started
+    started.stop()
