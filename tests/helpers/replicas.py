@@ -17,7 +17,7 @@ from deploy.proxy import Plan, Replica, start_command
 
 from helpers.openai_api import COMPLETIONS, post
 from helpers.ports import free_port
-from helpers.prometheus import read_page
+from helpers.prometheus import Scrape, read_page
 from helpers.server import Server, eventually, gone, start_repository
 
 NUM_REPLICAS = 3
@@ -93,7 +93,14 @@ class Replicas:
 
     def served(self) -> list[int]:
         """How many completions each has answered."""
-        return [_num_served(server) for server in self.servers]
+        return [
+            int(sum(_page(server).values("naiad_openai_requests_total", route=COMPLETIONS)))
+            for server in self.servers
+        ]
+
+    def running(self) -> list[int]:
+        """How many sequences run in each."""
+        return [int(_page(server).value("vllm:num_requests_running")) for server in self.servers]
 
 
 class Proxy:
@@ -129,10 +136,11 @@ class Proxy:
 
     def _lets_through(self) -> bool:
         assert self.process.poll() is None
-        with contextlib.suppress(OSError):
+        try:
             with urllib.request.urlopen(f"http://{self.address}/health", timeout=5) as answer:
                 return bool(answer.status == 200)
-        return False
+        except OSError:
+            return False
 
     def admin(self, path: str) -> str:
         """What it says of itself."""
@@ -155,8 +163,7 @@ def proxied(plan: Plan, folder: Path) -> Iterator[Proxy]:
         proxy.stop()
 
 
-def _num_served(server: Server) -> int:
+def _page(server: Server) -> Scrape:
     status, _, raw = post(server, "/metrics", b"", "GET")
     assert status == 200
-    page = read_page(raw.decode())
-    return int(sum(page.values("naiad_openai_requests_total", route=COMPLETIONS)))
+    return read_page(raw.decode())
