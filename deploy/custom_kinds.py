@@ -1,7 +1,7 @@
 """What custom resources have to look like: the fields of theirs that Naiad's manifests use.
 
-Names and types are those of the CRDs of Gateway API Inference Extension, KEDA, Prometheus Operator and KServe.
-Fields that are not listed are refused, so a new one has to be looked up first.
+Names and types are those of the CRDs of Gateway API Inference Extension, KEDA, Prometheus Operator and
+KServe. Fields that are not listed are refused, so a new one has to be looked up first.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from naiad.errors import StartupError
 from naiad.log_lines import LineFormatter, LogFormat
 from naiad.openai_server.access.gate import Gate
-from naiad.openai_server.app import ANNOUNCE_STOP, ServerOptions, make_app
+from naiad.openai_server.app import HEALTH, ServerOptions, make_app
 from naiad.openai_server.connections import ConnectionWatch
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ async def serve(
         loop.add_signal_handler(signal.SIGHUP, _reload, gate)
     connections = ConnectionWatch(options.header_timeout_s)
     app = make_app(options, gate, connections)
-    loop.add_signal_handler(signal.SIGUSR1, app[ANNOUNCE_STOP])
+    loop.add_signal_handler(signal.SIGUSR1, app[HEALTH].announce_stop)
     # The process above starts this one with the signals blocked, so that none comes too early.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGUSR1})
     runner = web.AppRunner(
