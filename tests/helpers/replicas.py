@@ -23,6 +23,8 @@ from helpers.server import Server, eventually, gone, start_repository
 NUM_REPLICAS = 3
 # Of each cycle in which a slow replica's engine is stopped and goes on.
 _STOPPED_S, _RUNNING_S = 0.2, 0.02
+# Others serve meanwhile, on the same cores.
+_START_S = 300
 
 
 class Replicas:
@@ -42,7 +44,7 @@ class Replicas:
 
     def _started(self, place: Replica) -> Server:
         ports = ("--openai-port", str(place.openai_port), "--grpc-port", str(place.grpc_port))
-        return start_repository(*self._options, *ports)
+        return start_repository(*self._options, *ports, timeout_s=_START_S)
 
     def restart(self, index: int) -> None:
         """Stop one as an operator would, and start it again."""
