@@ -23,8 +23,8 @@ from perf.common.report import ROOT
 from naiad.errors import NaiadError, StartupError
 
 CHART = ROOT / "deploy" / "helm" / "naiad"
-# The oldest version that the chart allows with schemas at hand, and a recent one.
-VERSIONS = ("1.34", "1.37")
+# The oldest version that the chart allows, and a recent one.
+VERSIONS = ("1.30", "1.37")
 _DEPLOY = ROOT / "deploy"
 
 
