@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from helpers.proxied import NUM_RUNNING, NUM_WAITING
 from helpers.replicas import Replicas
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose engine is full with four sequences, and then lets one wait."""
+    """A tiny model whose engine is soon full."""
     folder = tmp_path_factory.mktemp("replicas")
-    options = ("--max-num-seqs", "4", "--max-queued-requests", "4", "--kv-cache-bytes", "64000000")
+    limits = ("--max-num-seqs", str(NUM_RUNNING), "--max-queued-requests", str(NUM_WAITING))
+    options = (*limits, "--kv-cache-bytes", "64000000")
     create_repository(folder / "repository", tiny_checkpoint(folder / "checkpoint"), *options)
     return folder / "repository"
 
