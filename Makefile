@@ -14,16 +14,23 @@ TORCH_TESTS := $(addprefix tests/,engine engine_process kv_cache model_runner mo
 CPP := $(wildcard kernels/naiad_kernels/native/src/*.h kernels/naiad_kernels/native/src/*.cpp tests/native/driver/*.cpp perf/peers/*.c)
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
-.PHONY: serve test test-all sanitize test-gpu memcheck-gpu test-clients fuzz fuzz-readers audit bench-gpu bench-peers check generated install lock \
-	lock-peers lock-clients lock-quantize clean
+.PHONY: serve deploy-envoy deploy-haproxy test test-all test-deploy sanitize test-gpu memcheck-gpu test-clients fuzz fuzz-readers audit bench-gpu bench-peers check generated install lock \
+	lock-deploy lock-peers lock-clients lock-quantize clean
 
 serve: .venv/.installed
 	exec $(BIN)/naiad serve $(ARGS)
 
+# A proxy in front of replicas: ARGS="--replica HOST:OPENAI_PORT:GRPC_PORT --replica …"; docs/deployment.md.
+deploy-envoy: .venv/.installed
+	exec $(BIN)/python -m deploy.proxy envoy $(ARGS)
+
+deploy-haproxy: .venv/.installed
+	exec $(BIN)/python -m deploy.proxy haproxy $(ARGS)
+
 # Tests with a server come after the others, that many of them at most side by side: their servers wait for
 # things to happen in time.
 test: .venv/.installed
-	$(PYTEST_APART) -m "not slow and not sanitizer and not gpu and not server" $(ARGS)
+	$(PYTEST_APART) -m "not slow and not sanitizer and not gpu and not server and not deploy" $(ARGS)
 	$(PYTEST_APART) -m "server and not slow and not gpu" $(ARGS)
 
 # What an engine computes is tested on the native kernels, and on torch's ops as where there is no compiler. The
@@ -31,11 +38,17 @@ test: .venv/.installed
 # which leaves out the asserts of the product and keeps those of the tests.
 # Without a reorder the files with slow tests come first (tests/conftest.py).
 test-all: .venv/.installed sanitize
-	$(PYTEST_APART) --no-loadscope-reorder -m "not sanitizer and not gpu and not server" $(ARGS)
+	$(PYTEST_APART) --no-loadscope-reorder -m "not sanitizer and not gpu and not server and not deploy" $(ARGS)
 	$(PYTEST_APART) -m "not gpu and not server" --cpu-kernels torch $(TORCH_TESTS) \
 		--ignore tests/engine/test_engine_fuzz.py $(ARGS)
 	PYTHONOPTIMIZE=1 $(PYTEST_APART) -m "not slow and not gpu and not server" $(CORE_TESTS) $(ARGS)
 	$(PYTEST_APART) --no-loadscope-reorder -m "server and not gpu" $(ARGS)
+	$(MAKE) test-deploy
+
+# Replicas behind proxies, each with what the package index or the distribution has, and manifests without a
+# cluster. One file at a time: three servers need the cores.
+test-deploy: .venv/.installed
+	$(BIN)/python -m pytest --durations=20 -m deploy tests/deployment $(ARGS)
 
 # The kernel tests with addresses and undefined behaviour checked, then replayed tapes with threads checked.
 # Nothing needs a leak: Python frees little at its end.
@@ -121,6 +134,11 @@ lock:
 		--custom-compile-command "make lock" -o lock.txt
 	cd requirements && uv pip compile audit.in --universal --python-version 3.10 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make lock" -o audit.txt
+
+lock-deploy:
+	cd deploy/requirements && for each in *.in; do uv pip compile $$each --python-version 3.11 \
+		--python-platform x86_64-manylinux_2_31 --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-annotate --custom-compile-command "make lock-deploy" -o $${each%.in}.txt || exit 1; done
 
 lock-peers:
 	cd perf/peers/requirements && for peer in *.in; do uv pip compile $$peer --python-version 3.11 \

@@ -49,8 +49,12 @@ def main() -> int:
 
 
 def requirement_files() -> list[Path]:
-    """Every file of requirements, those of peers, foreign clients and `naiad quantize` included."""
-    others = (*ROOT.glob("*/*/requirements/*.txt"), *ROOT.glob("backend_src/naiad/cli/*/*/*.txt"))
+    """Every file of requirements, those of peers, foreign clients, proxies and `naiad quantize` included."""
+    others = [
+        *ROOT.glob("*/*/requirements/*.txt"),
+        *ROOT.glob("deploy/requirements/*.txt"),
+        *ROOT.glob("backend_src/naiad/cli/*/*/*.txt"),
+    ]
     return sorted({*(ROOT / "requirements").glob("*.txt"), *others})
 
 

@@ -160,7 +160,7 @@ def test_the_hint_names_the_first_model_whatever_the_names_are(
         assert main(["repository", action, *words]) == 0
     capsys.readouterr()
     first = served_models(read_repository(folder))[0]
-    _announce("127.0.0.1", {"http": 1, "grpc": 2, "metrics": 3}, None, first)
+    _announce("127.0.0.1", {"grpc": 2, "metrics": 3, "http": 1}, None, first)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "ready: http=127.0.0.1:1 grpc=127.0.0.1:2 metrics=127.0.0.1:3"
     assert "Ask chatty something:" in lines

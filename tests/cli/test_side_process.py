@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +16,7 @@ import pytest
 
 from helpers.engine_harness import Recorder, fake_command
 from helpers.ports import free_port
+from helpers.server import eventually
 from naiad.cli.serve import side_process
 from naiad.cli.serve.side_process import SidePlan, SideProcess
 from naiad.config import EngineConfig
@@ -78,7 +80,15 @@ def listed(port: int) -> list[str]:
         return [model["id"] for model in json.load(answer)["data"]]
 
 
-def test_it_is_ready_when_it_lists_a_model(
+def health(port: int) -> int:
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_it_is_ready_when_it_lists_a_model_until_it_is_to_stop(
     start: Start, port: int, directory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     recorder = Recorder()
@@ -91,7 +101,13 @@ def test_it_is_ready_when_it_lists_a_model(
     )
     try:
         engine.start()
-        start().wait_until_it_serves(go_on)
+        process = start()
+        process.wait_until_it_serves(go_on)
+        assert listed(port) == ["fake"]
+        assert health(port) == 200
+        process.announce_stop()
+        eventually(lambda: health(port) == 503)
+        # It still answers what it can.
         assert listed(port) == ["fake"]
     finally:
         engine.close(timeout_s=0)

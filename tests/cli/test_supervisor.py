@@ -96,6 +96,14 @@ def test_a_signal_drains_and_exits_with_0(start: Start, number: signal.Signals) 
     eventually(lambda: gone(processes))
 
 
+def test_what_runs_beside_the_server_is_told_before_the_drain(start: Start) -> None:
+    supervised = start("beside")
+    supervised.wait_for("ready")
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.wait() == 0
+    assert "beside: not ready" in supervised.lines
+
+
 def test_a_second_signal_does_not_cut_the_drain_short(start: Start) -> None:
     supervised = start("slow-exit")
     supervised.wait_for("ready")

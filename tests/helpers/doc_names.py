@@ -50,7 +50,7 @@ _LOAD_TOOLS = (
     *("triton_share", "processor_time", "perf_analyzer", "locust_run", "replay", "genai_perf"),
     *("openai", "spans", "dashboard"),
 )
-_MODULE = re.compile(r"(?<![\w./-])(?:naiad|naiad_kernels|naiad_client|perf)(?:\.[A-Za-z_]\w*)+")
+_MODULE = re.compile(r"(?<![\w./-])(?:naiad|naiad_kernels|naiad_client|perf|deploy)(?:\.[A-Za-z_]\w*)+")
 _PATH = re.compile(r"[\w.-]+(?:/[\w.*-]+)+/?|[\w-]+\.(?:py|md|toml)")
 _IDENTIFIER = re.compile(r"[A-Za-z]\w*")
 # `locust --help` answers before it has read the file.
@@ -76,6 +76,8 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "peers": ("perf.peers.bench",),
     "suites": ("perf.suites.run",),
     "schema_bench": ("perf.engine.schema_bench",),
+    "proxy": ("deploy.proxy",),
+    "manifests": ("deploy.manifests",),
 }
 # One process for all commands: most of its time is what they import.
 _PRINT_HELP = """
@@ -108,8 +110,11 @@ _COMMAND_OF_LINE = (
     (re.compile(r"\bmake bench-peers\b|-m perf\.peers\.bench\b"), "peers"),
     (re.compile(r"-m perf\.suites\.run\b"), "suites"),
     (re.compile(r"-m perf\.engine\.schema_bench\b"), "schema_bench"),
+    (re.compile(r"\bmake deploy-(?:envoy|haproxy)\b|-m deploy\.proxy\b"), "proxy"),
+    (re.compile(r"-m deploy\.manifests\b"), "manifests"),
 )
-_SOURCES = ("backend_src", "kernels", "client", "model_repository", "perf", "tests")
+_SOURCES = ("backend_src", "kernels", "client", "model_repository", "perf", "tests", "deploy")
+_WITH_NAMES = (".py", ".pbtxt", ".yaml", ".j2")
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,8 @@ def _path_exists(name: str, page: Page) -> bool:
     first = name.partition("/")[0]
     if "/" not in name:
         return (ROOT / name).exists() or (page.path.parent / name).exists() or bool(_source_files(name))
-    if not (ROOT / first).is_dir():
+    # What is built is not there on a clean checkout.
+    if first == "build" or not (ROOT / first).is_dir():
         return True
     return any(ROOT.glob(name.rstrip("/")))
 
@@ -219,7 +225,7 @@ def _make_targets() -> frozenset[str]:
 
 @functools.cache
 def _is_importable(name: str) -> bool:
-    if name.startswith("perf."):
+    if name.startswith(("perf.", "deploy.")):
         path = ROOT.joinpath(*name.split("."))
         return path.is_dir() or path.with_suffix(".py").is_file()
     parts = name.split(".")
@@ -246,6 +252,6 @@ def _source_words() -> frozenset[str]:
     words: set[str] = set()
     for folder in _SOURCES:
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in (".py", ".pbtxt") and path.name not in ("doc_names.py", "test_doc_names.py"):
+            if path.suffix in _WITH_NAMES and path.name not in ("doc_names.py", "test_doc_names.py"):
                 words |= set(re.findall(r"\w+", path.read_text()))
     return frozenset(words)

@@ -1,17 +1,20 @@
 """`supervise_fake.py HTTP_PORT RUNTIME_DIR BEHAVIOUR…`: runs the supervisor with the fake server.
 
 With the behaviour `short` or `busy-for-ever` requests get one second to finish. With `dead-model` every probe
-is answered with the error of a model whose process has died.
+is answered with the error of a model whose process has died. With `beside` a fake server with models runs
+beside it.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 
 from naiad.cli.serve import drain, start_watch, supervisor
 from naiad.cli.serve.probes import ProbeFailure
+from naiad.cli.serve.side_process import SidePlan
 from naiad.cli.serve.stop_signal import StopSignal
 from naiad.errors import StartupError
 
@@ -30,6 +33,7 @@ def main() -> int:
         start_timeout_s=3 if "starts-for-ever" in words else 600,
         exit_timeout_s=20 if {"busy-for-ever", "short"}.isdisjoint(words) else 1,
         is_verbose=False,
+        beside=[_beside()] if "beside" in words else [],
     )
     supervisor.SERVER_EXIT_TIMEOUT_S, supervisor._STOP_MARGIN_S, drain._END_MARGIN_S = 1, 1.0, 1.0
     start_watch.DEAD_STUB_S = 2.0
@@ -42,6 +46,20 @@ def main() -> int:
     except StartupError as error:
         print(f"naiad: error: {error}", flush=True)
         return 1
+
+
+def _beside() -> SidePlan:
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    return SidePlan(
+        name="the server beside it",
+        module="helpers.fake_side_server",
+        host="127.0.0.1",
+        port=port,
+        options=(str(port),),
+        has_models=True,
+    )
 
 
 if __name__ == "__main__":

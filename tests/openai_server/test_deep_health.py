@@ -119,6 +119,19 @@ def test_many_probes_at_once_and_soon_after_share_one_inference() -> None:
     run(test)
 
 
+def test_it_is_not_ready_once_it_is_to_stop() -> None:
+    async def test() -> None:
+        routes = routes_of(FakeModels("first"))
+        request = make_mocked_request("GET", "/health")
+        assert (await routes.health(request)).status == 200
+        routes.announce_stop()
+        with pytest.raises(APIError, match="shutting down") as refusal:
+            await routes.health(request)
+        assert (refusal.value.status, refusal.value.headers) == (503, {"Retry-After": "1"})
+
+    run(test)
+
+
 def test_a_result_is_not_kept_for_longer_than_asked() -> None:
     async def test() -> None:
         models = FakeModels("first")

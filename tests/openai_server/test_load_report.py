@@ -12,7 +12,7 @@ from aiohttp import ClientSession, web
 
 from naiad.errors import EngineAwayError
 from naiad.openai_server import load_report
-from naiad.openai_server.load_report import ANSWERED, ASKED, LoadReport
+from naiad.openai_server.load_report import ANSWERED, ASKED, LoadReport, Rate
 from naiad.outputs import EngineStats
 
 BUSY = EngineStats(
@@ -34,7 +34,10 @@ class FakeModel:
 
 
 def header(
-    *answers: EngineStats | Exception | float, asked: str | None = "json", status: int = 200
+    *answers: EngineStats | Exception | float,
+    asked: str | None = "json",
+    status: int = 200,
+    method: str = "GET",
 ) -> str | None:
     """What one request is told of models that answer so."""
 
@@ -48,13 +51,14 @@ def header(
 
         app = web.Application()
         app.on_response_prepare.append(LoadReport(models).prepare)
-        app.router.add_get("/", answer)
+        app.router.add_route("*", "/", answer)
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0]
         headers = {} if asked is None else {ASKED: asked}
-        async with ClientSession() as session, session.get(f"http://{host}:{port}/", headers=headers) as got:
+        url = f"http://{host}:{port}/"
+        async with ClientSession() as session, session.request(method, url, headers=headers) as got:
             assert (got.status, await got.text()) == (status, "whole")
             told = got.headers.get(ANSWERED)
         await runner.cleanup()
@@ -72,13 +76,32 @@ def test_both_formats_say_the_same() -> None:
         "max_token_capacity": 1600.0,
     }
     assert kind == "JSON"
-    assert json.loads(report) == {"application_utilization": 1.25, "named_metrics": named}
+    expected = {"application_utilization": 1.25, "rps_fractional": 0.0, "named_metrics": named}
+    assert json.loads(report) == expected
     text = header(BUSY, asked=" TEXT ") or ""
-    assert text.startswith("TEXT application_utilization=1.25, named_metrics.kv_cache_usage_perc=0.75, ")
-    pairs = dict(each.split("=") for each in text.removeprefix("TEXT ").split(", ")[1:])
+    assert text.startswith("TEXT application_utilization=1.25, rps_fractional=0, named_metrics.kv_cache_")
+    pairs = dict(each.split("=") for each in text.removeprefix("TEXT ").split(", ")[2:])
     assert {key: float(value) for key, value in pairs.items()} == {
         f"named_metrics.{name}": value for name, value in named.items()
     }
+
+
+def test_the_rate_is_that_of_the_requests_of_the_last_seconds() -> None:
+    rate = Rate()
+    assert rate.at(5.0) == 0
+    for place in range(400):
+        rate.add(100 + place / 4)
+    assert rate.at(200.0) == pytest.approx(4, rel=0.05)
+    assert rate.at(300.0) < 0.001
+
+
+def test_what_is_refused_does_not_count() -> None:
+    def told(**fields: Any) -> float:
+        return float(json.loads((header(BUSY, **fields) or "").removeprefix("JSON "))["rps_fractional"])
+
+    assert told(method="POST") == pytest.approx(0.1, rel=0.01)
+    assert told(method="POST", status=503) == 0
+    assert told(method="GET") == 0
 
 
 def test_several_engines_are_one_load() -> None:

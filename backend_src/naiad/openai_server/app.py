@@ -44,6 +44,8 @@ from naiad.tracing.span import process_attributes
 if TYPE_CHECKING:
     from naiad.openai_server.engines.remote.models import RemoteServer
 
+# What says whether the server is ready.
+HEALTH = web.AppKey("health", HealthRoutes)
 _NUM_THREADS = 4
 _AGAIN_S = 1.0
 
@@ -121,6 +123,7 @@ def make_app(
         middlewares=[*around, metrics.http.middleware, guard.middleware],
         client_max_size=options.max_body_bytes,
     )
+    app[HEALTH] = health
     app.on_response_prepare.append(guard.prepare)
     app.on_response_prepare.append(LoadReport(models).prepare)
     tracer = None if spans is None else Tracer(spans)

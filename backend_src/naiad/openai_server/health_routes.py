@@ -53,6 +53,7 @@ class HealthRoutes:
         self._timeout_s = timeout_s
         self._cache_s = cache_s
         self._probes: dict[str, asyncio.Task[_Probe]] = {}
+        self._is_stopping = False
 
     def routes(self) -> list[Route]:
         """The routes that these handlers answer."""
@@ -80,8 +81,14 @@ class HealthRoutes:
             ),
         ]
 
+    def announce_stop(self) -> None:
+        """Be not ready from now on: requests that run may finish, and new ones are refused."""
+        self._is_stopping = True
+
     async def health(self, _request: web.Request) -> web.Response:
-        """Answer `GET /health`: 200 while a model serves."""
+        """Answer `GET /health`: 200 while a model serves and takes requests."""
+        if self._is_stopping:
+            raise APIError(503, "The server is shutting down.", headers={"Retry-After": "1"})
         if not self._models.by_name():
             raise _nothing_serves()
         return web.Response()

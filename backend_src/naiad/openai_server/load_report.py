@@ -2,14 +2,17 @@
 
 A load balancer asks with the request's header `endpoint-load-metrics-format`, "text" or "json", as vLLM's and
 Triton's servers are asked. The names are those of both: `kv_cache_usage_perc` and `num_requests_waiting` are
-vLLM's, `kv_cache_utilization` and `max_token_capacity` Triton's. Source: the ORCA load report of
-https://github.com/cncf/xds (xds/data/orca/v3/orca_load_report.proto).
+vLLM's, `kv_cache_utilization` and `max_token_capacity` Triton's. Proxies that weigh replicas divide
+`rps_fractional` by `application_utilization`. Source: the ORCA load report of https://github.com/cncf/xds
+(xds/data/orca/v3/orca_load_report.proto).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -20,6 +23,8 @@ from naiad.outputs import EngineStats
 ASKED, ANSWERED = "endpoint-load-metrics-format", "endpoint-load-metrics"
 # An engine that does not answer between two steps within this time holds no answer up.
 PATIENCE_S = 0.25
+# Over how many seconds requests are counted.
+_SPAN_S = 10.0
 # Who was not let in learns nothing.
 _STRANGERS = (401, 403)
 
@@ -30,15 +35,18 @@ class LoadReport:
     def __init__(self, models: Models) -> None:
         """Report the load of these models."""
         self._models = models
+        self._requests = Rate()
 
     async def prepare(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Add the header if the request asks for it and an engine answers; what is not known is left out."""
+        if request.method == "POST" and response.status < 400:
+            self._requests.add(time.monotonic())
         write = {"text": as_text, "json": as_json}.get(request.headers.get(ASKED, "").strip().lower())
         if write is None or response.status in _STRANGERS:
             return
         found = await self._stats()
         if found:
-            response.headers[ANSWERED] = write(found)
+            response.headers[ANSWERED] = write(found, self._requests.at(time.monotonic()))
 
     async def _stats(self) -> list[EngineStats]:
         asked = [asyncio.ensure_future(model.snapshot()) for model in self._models.by_name().values()]
@@ -49,6 +57,22 @@ class LoadReport:
             each.cancel()
         # What can not be asked now is left out; the answer is not held up or spoilt by it.
         return [each.result().snapshot.stats for each in done if each.exception() is None]
+
+
+class Rate:
+    """Events per second, of which older ones count less and less."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._rate, self._at_s = 0.0, 0.0
+
+    def add(self, now_s: float) -> None:
+        """Count one; `now_s` never goes back."""
+        self._rate, self._at_s = self.at(now_s) + 1 / _SPAN_S, now_s
+
+    def at(self, now_s: float) -> float:
+        """The rate at this time."""
+        return self._rate * math.exp((self._at_s - now_s) / _SPAN_S)
 
 
 def named_metrics(stats: Sequence[EngineStats]) -> dict[str, float]:
@@ -67,13 +91,17 @@ def utilization(stats: Sequence[EngineStats]) -> float:
     return round(max((each.num_running + each.num_waiting) / max(each.max_num_seqs, 1) for each in stats), 4)
 
 
-def as_text(stats: Sequence[EngineStats]) -> str:
-    """The header's value in the text format."""
+def as_text(stats: Sequence[EngineStats], rate: float) -> str:
+    """The header's value in the text format; `rate` is in requests per second."""
     named = ", ".join(f"named_metrics.{name}={value:g}" for name, value in named_metrics(stats).items())
-    return f"TEXT application_utilization={utilization(stats):g}, {named}"
+    return f"TEXT application_utilization={utilization(stats):g}, rps_fractional={rate:.4g}, {named}"
 
 
-def as_json(stats: Sequence[EngineStats]) -> str:
-    """The header's value as JSON."""
-    report = {"application_utilization": utilization(stats), "named_metrics": named_metrics(stats)}
+def as_json(stats: Sequence[EngineStats], rate: float) -> str:
+    """The header's value as JSON; `rate` is in requests per second."""
+    report = {
+        "application_utilization": utilization(stats),
+        "rps_fractional": round(rate, 4),
+        "named_metrics": named_metrics(stats),
+    }
     return f"JSON {json.dumps(report)}"

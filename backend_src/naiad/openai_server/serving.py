@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from naiad.errors import StartupError
 from naiad.log_lines import LineFormatter, LogFormat
 from naiad.openai_server.access.gate import Gate
-from naiad.openai_server.app import ServerOptions, make_app
+from naiad.openai_server.app import HEALTH, ServerOptions, make_app
 from naiad.openai_server.connections import ConnectionWatch, room_for_connections
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ async def serve(
     shutdown_s: float = _SHUTDOWN_S,
     listens: Callable[[int], None] = lambda _port: None,
 ) -> None:
-    """Serve until one of the signals; read the keys again on SIGHUP.
+    """Serve until one of the signals; read the keys again on SIGHUP, and be not ready from SIGUSR1 on.
 
     Args:
         options: the server's settings.
@@ -57,11 +57,13 @@ async def serve(
         loop.add_signal_handler(each, stopped.set)
     if gate is not None:
         loop.add_signal_handler(signal.SIGHUP, _reload, gate)
-    # The process above starts this one with the signal blocked, so that none comes too early.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     connections = ConnectionWatch(options.header_timeout_s, room_for_connections())
+    app = make_app(options, gate, connections)
+    loop.add_signal_handler(signal.SIGUSR1, app[HEALTH].announce_stop)
+    # The process above starts this one with the signals blocked, so that none comes too early.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGUSR1})
     runner = web.AppRunner(
-        make_app(options, gate, connections),
+        app,
         access_log=None,
         # Compressed bodies are refused; until then nobody should unpack them.
         auto_decompress=False,

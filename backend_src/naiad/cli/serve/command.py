@@ -297,7 +297,7 @@ def _server_files(program: Path | None, runtime_dir: Path) -> ServerFiles:
 
 
 def _announce(host: str, ports: Mapping[str, int], openai: str | None, first: ServedModel) -> None:
-    addresses = {name: _address(host, port) for name, port in ports.items()}
+    addresses = {name: _address(host, ports[name]) for name in PORTS}
     shown = addresses if openai is None else {**addresses, "openai": f"http://{openai}/v1"}
     print("ready: " + " ".join(f"{name}={address}" for name, address in shown.items()))
     entry = first.entry_point

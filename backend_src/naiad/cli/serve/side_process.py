@@ -26,6 +26,8 @@ _POLL_S = 0.05
 _STOP_TIMEOUT_S = 5.0
 _BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _STABLE_S = 60.0
+# To read its keys again, and to say that it is not ready.
+_TOLD_BY = (signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +73,8 @@ class SideProcess:
         """Start it, without waiting."""
         self._started_s = time.monotonic()
         command = [sys.executable, "-m", self._plan.module, *self._plan.options]
-        # It would end by a SIGHUP that comes before its handler: the signal stays blocked until then.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        # It would end by a signal that comes before its handler: these stay blocked until then.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_BY)
         try:
             # Only the supervisor should get the terminal's Ctrl-C.
             self._process = subprocess.Popen(
@@ -83,12 +85,17 @@ class SideProcess:
                 start_new_session=True,
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD_BY)
 
     def reload(self) -> None:
         """Make it read its keys again; one that is not running reads them when it starts."""
         if self._process is not None:
             self._process.send_signal(signal.SIGHUP)
+
+    def announce_stop(self) -> None:
+        """Make it say that it is not ready, if it has models: new requests are refused from now on."""
+        if self._plan.has_models and self._process is not None:
+            self._process.send_signal(signal.SIGUSR1)
 
     def wait_until_it_serves(self, stop: Callable[[float], bool]) -> None:
         """Wait until it accepts connections and, if it has models and there are engines, lists the first.

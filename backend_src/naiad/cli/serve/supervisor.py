@@ -191,6 +191,8 @@ class Supervisor:
         The requests end first: a stopping server refuses the detokenizer's step, so the
         ensemble's requests would hang until its exit timeout (seen on 2.51).
         """
+        for process in self._beside:
+            process.announce_stop()
         return self._exit(
             server, have_ended=end_requests(server, self._plan.metrics_address, self._plan.exit_timeout_s)
         )

@@ -1,0 +1,1 @@
+"""Naiad behind proxies, routers and orchestrators; docs/deployment.md explains it."""
