@@ -107,7 +107,7 @@ class PrefixHash(Router):
     whose replica is alive and has at most `load_bound` times the mean number of open requests.
     """
 
-    num_prefix_tokens = 256
+    num_prefix_tokens = 128
     load_bound = 1.25
 
     def __init__(self, num_replicas: int, seed: int) -> None:
