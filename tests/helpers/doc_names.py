@@ -76,6 +76,8 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "peers": ("perf.peers.bench",),
     "suites": ("perf.suites.run",),
     "schema_bench": ("perf.engine.schema_bench",),
+    "cluster measure": ("perf.cluster.measure",),
+    "cluster": ("perf.cluster.simulate",),
 }
 # One process for all commands: most of its time is what they import.
 _PRINT_HELP = """
@@ -108,6 +110,8 @@ _COMMAND_OF_LINE = (
     (re.compile(r"\bmake bench-peers\b|-m perf\.peers\.bench\b"), "peers"),
     (re.compile(r"-m perf\.suites\.run\b"), "suites"),
     (re.compile(r"-m perf\.engine\.schema_bench\b"), "schema_bench"),
+    (re.compile(r"-m perf\.cluster\.measure\b"), "cluster measure"),
+    (re.compile(r"-m perf\.cluster\.simulate\b"), "cluster"),
 )
 _SOURCES = ("backend_src", "kernels", "client", "model_repository", "perf", "tests")
 
