@@ -202,7 +202,8 @@ class _Sender:
             socket.bind(endpoint)
         except self._zmq.ZMQError as error:
             self._context.destroy(0)
-            expected = f"an address of this machine with a free port ({error.strerror})"
+            reason = self._zmq.strerror(error.errno)
+            expected = f"an address of this machine with a free port ({reason})"
             raise ConfigError(key, endpoint, expected) from error
         if not is_loopback_endpoint(endpoint):
             content = "tokens of prompts and outputs" if self._settings.has_token_ids else "hashes of prompts"
