@@ -16,14 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from perf.cluster.arrivals import dense_arrivals
+from perf.cluster.arrivals import Lengths, Request, dense_requests
 from perf.cluster.replica_spec import ReplicaSpec, read_spec
 from perf.cluster.routers import POLICIES
 from perf.cluster.simulation import End, Failure, Simulation
 from perf.common.percentile import percentile
 from perf.common.plots import Panel, save_panels
 from perf.common.report import ROOT, print_rows, write_report
-from perf.server.open_loop import Arrival
 from perf.server.traces import read_trace
 
 from naiad.cli.argument_types import above_0, at_least
@@ -37,19 +36,15 @@ def main() -> int:
     args = _parse()
     spec = read_spec(args.costs)
     trace = read_trace(args.trace)
+    window_tokens = min(args.window_tokens, spec.max_model_len)
+    lengths = Lengths(args.prompt_scale, args.output_scale, window_tokens)
     rows = []
     for num_replicas in args.replicas:
         for load in args.loads:
-            arrivals = dense_arrivals(
-                trace,
-                load * args.rate * num_replicas,
-                args.duration_s,
-                prompt_scale=args.prompt_scale,
-                output_scale=args.output_scale,
-                window_tokens=min(args.window_tokens, spec.max_model_len),
-            )
+            per_s = load * args.rate * num_replicas
+            requests = dense_requests(trace, per_s, args.duration_s, lengths)
             for policy in args.policies:
-                rows.append(_row(policy, num_replicas, load, arrivals, spec, args))
+                rows.append(_row(policy, num_replicas, load, requests, spec, args))
                 print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     print_rows(rows)
     plot = save_panels("cluster", f"{args.trace.stem}, replicas as measured", _panels(rows, args))
@@ -62,12 +57,12 @@ def _row(
     policy: str,
     num_replicas: int,
     load: float,
-    arrivals: Sequence[Arrival],
+    requests: Sequence[Request],
     spec: ReplicaSpec,
     args: argparse.Namespace,
 ) -> dict[str, Any]:
     failures = [] if args.kill_at_s is None else [Failure(0, args.kill_at_s, args.down_s)]
-    simulation = Simulation(spec, POLICIES[policy](num_replicas, args.seed), arrivals, failures)
+    simulation = Simulation(spec, POLICIES[policy](num_replicas, args.seed), requests, failures)
     simulation.run()
     outcomes, totals = simulation.outcomes, simulation.totals
     served = [each for each in outcomes if each.end is End.SERVED]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
+from perf.cluster.arrivals import Request
 from perf.cluster.replica import Replica
 from perf.cluster.replica_spec import ReplicaSpec
 from perf.cluster.routers import Router
-from perf.server.open_loop import Arrival
 
 from naiad.outputs import RequestOutput
 from naiad.sequence import EngineRequest, SamplingParams
@@ -49,7 +49,7 @@ class Outcome:
     """A request.
 
     Attributes:
-        arrival: as it came.
+        request: as it came.
         first_s, last_s: when its first and last token came, in seconds since it was due.
         num_tokens: tokens that came.
         num_attempts: replicas that it was sent to.
@@ -57,7 +57,7 @@ class Outcome:
         replica: where it is or was last.
     """
 
-    arrival: Arrival
+    request: Request
     first_s: float = math.inf
     last_s: float = math.inf
     num_tokens: int = 0
@@ -102,13 +102,13 @@ class Totals:
 
 
 class Simulation:
-    """Serves arrivals with replicas behind a router.
+    """Serves requests with replicas behind a router.
 
     If a replica dies, requests that have got a token end as failed, because their streams have begun; the
     others are sent to another replica. So are those that a full queue refuses.
 
     Attributes:
-        outcomes: one for each arrival.
+        outcomes: one for each request.
         totals: complete after `run`.
         now_s: the simulated time.
     """
@@ -117,7 +117,7 @@ class Simulation:
         self,
         spec: ReplicaSpec,
         router: Router,
-        arrivals: Sequence[Arrival],
+        requests: Sequence[Request],
         failures: Sequence[Failure] = (),
     ) -> None:
         """Prepare; nothing happens before `run`.
@@ -125,10 +125,10 @@ class Simulation:
         Args:
             spec: of every replica.
             router: knows how many replicas there are.
-            arrivals: the requests.
+            requests: in any order.
             failures: which replicas die, and when.
         """
-        self.outcomes = [Outcome(each) for each in arrivals]
+        self.outcomes = [Outcome(each) for each in requests]
         self.totals = Totals()
         self.now_s = 0.0
         self._spec = spec
@@ -138,8 +138,8 @@ class Simulation:
         # Ordered by time, then by the order in which they were added.
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._num_events = 0
-        for number, arrival in enumerate(arrivals):
-            self._at(arrival.due_s, partial(self._send, number))
+        for number, request in enumerate(requests):
+            self._at(request.due_s, partial(self._send, number))
         for failure in failures:
             self._at(failure.at_s, partial(self._fail, failure))
 
@@ -165,13 +165,13 @@ class Simulation:
         outcome, router = self.outcomes[number], self._router
         while router.alive and outcome.num_attempts < _MAX_ATTEMPTS:
             outcome.num_attempts += 1
-            index = router.choose(outcome.arrival.prompt_token_ids)
+            index = router.choose(outcome.request.prompt)
             replica = self._replicas[index]
             if replica.has_room:
                 outcome.replica = index
                 router.send(index)
                 self._open[index].add(number)
-                replica.add(_request(number, outcome.arrival))
+                replica.add(_engine_request(number, outcome.request))
                 self._begin_step(index)
                 return
         self._end(outcome, End.REFUSED)
@@ -199,7 +199,7 @@ class Simulation:
     def _take(self, index: int, output: RequestOutput) -> None:
         outcome = self.outcomes[output.sequence_id]
         if output.token_ids:
-            seconds = self.now_s - outcome.arrival.due_s
+            seconds = self.now_s - outcome.request.due_s
             outcome.first_s = min(outcome.first_s, seconds)
             outcome.last_s = seconds
             outcome.num_tokens += len(output.token_ids)
@@ -232,7 +232,7 @@ class Simulation:
         for outcome in self.outcomes:
             if outcome.end is None:
                 raise RuntimeError("a request has not ended")
-            is_complete = outcome.num_tokens == outcome.arrival.num_tokens
+            is_complete = outcome.num_tokens == outcome.request.num_tokens
             if outcome.end is End.SERVED and not (is_complete and 0 < outcome.first_s <= outcome.last_s):
                 raise RuntimeError("a request was served without the tokens that it asked for")
             if outcome.end is End.REFUSED and outcome.num_tokens:
@@ -243,6 +243,6 @@ class Simulation:
             replica.check_empty()
 
 
-def _request(number: int, arrival: Arrival) -> EngineRequest:
-    params = SamplingParams(max_tokens=arrival.num_tokens)
-    return EngineRequest(sequence_id=number, prompt_token_ids=arrival.prompt_token_ids, params=params)
+def _engine_request(number: int, request: Request) -> EngineRequest:
+    params = SamplingParams(max_tokens=request.num_tokens)
+    return EngineRequest(sequence_id=number, prompt_token_ids=list(request.prompt), params=params)

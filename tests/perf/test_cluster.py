@@ -8,12 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from perf.cluster.arrivals import dense_arrivals
+from perf.cluster.arrivals import Lengths, Request, dense_requests
 from perf.cluster.replica_spec import ReplicaSpec, read_spec
 from perf.cluster.routers import POLICIES, CacheAware, PrefixHash, Router
 from perf.cluster.simulation import End, Failure, Simulation
 from perf.common.report import ROOT
-from perf.server.open_loop import Arrival
 from perf.server.traces import TraceRequest
 
 from naiad.errors import ConfigError
@@ -37,7 +36,7 @@ SPEC = ReplicaSpec(
 NUM_GROUPS = 6
 
 
-def chats(num_requests: int, per_s: float, seed: int = 1) -> list[Arrival]:
+def chats(num_requests: int, per_s: float, seed: int = 1) -> list[Request]:
     """Requests of a few groups, each of which shares the first 160 of 192 prompt tokens."""
     draw = random.Random(seed)
     shared = [[draw.randrange(1000) for _ in range(160)] for _ in range(NUM_GROUPS)]
@@ -45,12 +44,12 @@ def chats(num_requests: int, per_s: float, seed: int = 1) -> list[Arrival]:
     for _ in range(num_requests):
         due_s += draw.expovariate(per_s)
         own = [draw.randrange(1000) for _ in range(32)]
-        found.append(Arrival(due_s, draw.choice(shared) + own, draw.randint(1, 12)))
+        found.append(Request(due_s, draw.choice(shared) + own, draw.randint(1, 12)))
     return found
 
 
 def simulated(
-    policy: str, arrivals: list[Arrival], *failures: Failure, spec: ReplicaSpec = SPEC
+    policy: str, arrivals: list[Request], *failures: Failure, spec: ReplicaSpec = SPEC
 ) -> Simulation:
     simulation = Simulation(spec, router_of(policy), arrivals, failures)
     simulation.run()
@@ -68,7 +67,7 @@ def hit_rate(simulation: Simulation) -> float:
 
 
 def test_one_request_takes_the_time_of_its_steps() -> None:
-    simulation = simulated("round_robin", [Arrival(5.0, list(range(100)), 3)])
+    simulation = simulated("round_robin", [Request(5.0, list(range(100)), 3)])
     outcome = simulation.outcomes[0]
     # A step for the prompt, then two of one row each.
     assert outcome.first_s == pytest.approx(0.001 + 0.1)
@@ -81,7 +80,7 @@ def test_one_request_takes_the_time_of_its_steps() -> None:
 
 
 def test_what_comes_during_a_step_waits_for_its_end() -> None:
-    arrivals = [Arrival(0.0, list(range(100)), 1), Arrival(0.05, list(range(200, 250)), 1)]
+    arrivals = [Request(0.0, list(range(100)), 1), Request(0.05, list(range(200, 250)), 1)]
     simulation = Simulation(SPEC, POLICIES["round_robin"](1, 0), arrivals)
     simulation.run()
     assert simulation.outcomes[1].first_s == pytest.approx(0.101 - 0.05 + 0.001 + 0.05)
@@ -99,9 +98,9 @@ def test_every_request_ends_once_and_again_the_same(policy: str) -> None:
 
 
 def test_a_dead_replica_fails_what_has_begun_and_nothing_else() -> None:
-    arrivals = [Arrival(0.0, list(range(100)), 50) for _ in range(3)]
+    arrivals = [Request(0.0, list(range(100)), 50) for _ in range(3)]
     # It dies while it decodes, and has just got another prompt.
-    arrivals.append(Arrival(0.2, list(range(500, 700)), 2))
+    arrivals.append(Request(0.2, list(range(500, 700)), 2))
     simulation = simulated("round_robin", arrivals, Failure(0, 0.25, 1.0))
     ends = [each.end for each in simulation.outcomes]
     assert ends == [End.FAILED, End.SERVED, End.SERVED, End.SERVED]
@@ -113,7 +112,7 @@ def test_a_dead_replica_fails_what_has_begun_and_nothing_else() -> None:
 
 def test_without_a_replica_requests_are_refused() -> None:
     failures = [Failure(replica, 1.0, 2.0) for replica in range(3)]
-    arrivals = [Arrival(due_s, [1, 2, 3], 1) for due_s in (0.0, 2.0, 3.5)]
+    arrivals = [Request(due_s, [1, 2, 3], 1) for due_s in (0.0, 2.0, 3.5)]
     simulation = simulated("least_request", arrivals, *failures)
     assert [each.end for each in simulation.outcomes] == [End.SERVED, End.REFUSED, End.SERVED]
 
@@ -122,7 +121,7 @@ def test_a_full_queue_refuses_after_other_replicas_were_tried() -> None:
     spec = ReplicaSpec(
         **{**{name: getattr(SPEC, name) for name in SPEC.__struct_fields__}, "max_queued_requests": 0}
     )
-    arrivals = [Arrival(0.0, [number] * 20, 5) for number in range(14)]
+    arrivals = [Request(0.0, [number] * 20, 5) for number in range(14)]
     simulation = simulated("round_robin", arrivals, spec=spec)
     ends = Counter(each.end for each in simulation.outcomes)
     assert ends == {End.SERVED: 12, End.REFUSED: 2}
@@ -175,14 +174,13 @@ def test_hashing_is_bounded_by_the_load() -> None:
 
 def test_a_trace_is_made_dense_with_its_own_prefixes() -> None:
     trace = [TraceRequest(float(number), 1024, 10, (1, 100 + number)) for number in range(20)]
-    scales = {"prompt_scale": 0.125, "output_scale": 1.0, "window_tokens": 4096}
-    arrivals = dense_arrivals(trace, 5.0, 20.0, **scales)  # type: ignore[arg-type]
+    arrivals = dense_requests(trace, 5.0, 20.0, Lengths(0.125, 1.0, 4096))
     assert len(arrivals) == pytest.approx(100, abs=5)
     assert all(one.due_s <= two.due_s for one, two in itertools.pairwise(arrivals))
-    beginnings = Counter(tuple(each.prompt_token_ids[:64]) for each in arrivals)
+    beginnings = Counter(tuple(each.prompt[:64]) for each in arrivals)
     # Five copies, each with one shared beginning.
     assert len(beginnings) == 5
-    assert all(len(each.prompt_token_ids) == 128 and each.num_tokens == 10 for each in arrivals)
+    assert all(len(each.prompt) == 128 and each.num_tokens == 10 for each in arrivals)
 
 
 def test_measured_costs_are_read() -> None:
