@@ -7,7 +7,6 @@ import hashlib
 import random
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from naiad.kv_cache.cache_log import CacheChange, ChangeKind
 from naiad.kv_cache.prefix_cache import CachedBlock
@@ -27,17 +26,19 @@ class Router:
 
     wants_changes = False
 
-    def __init__(self, num_replicas: int, seed: int) -> None:
+    def __init__(self, num_replicas: int, seed: int, block_size: int) -> None:
         """Start with all replicas alive.
 
         Args:
             num_replicas: how many there are.
             seed: of random choices.
+            block_size: tokens of a replica's block.
         """
         self.alive = list(range(num_replicas))
         self.num_open = [0] * num_replicas
         self.total_open = 0
         self.draw = random.Random(seed)
+        self.block_size = block_size
 
     def choose(self, prompt: Sequence[int]) -> int:
         """Choose among the replicas that are alive; there is at least one."""
@@ -110,9 +111,9 @@ class PrefixHash(Router):
     num_prefix_tokens = 128
     load_bound = 1.25
 
-    def __init__(self, num_replicas: int, seed: int) -> None:
+    def __init__(self, num_replicas: int, seed: int, block_size: int) -> None:
         """Place the replicas."""
-        super().__init__(num_replicas, seed)
+        super().__init__(num_replicas, seed, block_size)
         places = [
             (_ring_hash(f"{replica} {node}".encode()), replica)
             for replica in range(num_replicas)
@@ -153,16 +154,9 @@ class CacheAware(Router):
     least_share = 0.1
     most_ahead = 8
 
-    def __init__(self, num_replicas: int, seed: int, block_size: int = 64) -> None:
-        """Start knowing nothing.
-
-        Args:
-            num_replicas: how many there are.
-            seed: of random choices.
-            block_size: tokens of a block.
-        """
-        super().__init__(num_replicas, seed)
-        self._block_size = block_size
+    def __init__(self, num_replicas: int, seed: int, block_size: int) -> None:
+        """Start knowing nothing."""
+        super().__init__(num_replicas, seed, block_size)
         self._holders: dict[bytes, set[int]] = {}
         self._keys: list[dict[CachedBlock, bytes]] = [{} for _ in range(num_replicas)]
 
@@ -170,7 +164,7 @@ class CacheAware(Router):
         """One with as much of the prompt as any, or a less busy one."""
         best, num_blocks = self._best(prompt)
         other = self.less_busy_of_two()
-        if not best or num_blocks * self._block_size < self.least_share * len(prompt):
+        if not best or num_blocks * self.block_size < self.least_share * len(prompt):
             return other
         replica = min(best, key=lambda each: (self.num_open[each], each))
         return other if self.num_open[replica] - self.num_open[other] > self.most_ahead else replica
@@ -201,8 +195,8 @@ class CacheAware(Router):
         """The replicas with the longest beginning of a prompt, and its length in blocks."""
         best: set[int] = set()
         key, num_blocks = b"", 0
-        for start in range(0, len(prompt) - self._block_size + 1, self._block_size):
-            key = _block_key(key, _token_bytes(prompt[start : start + self._block_size]))
+        for start in range(0, len(prompt) - self.block_size + 1, self.block_size):
+            key = _block_key(key, _token_bytes(prompt[start : start + self.block_size]))
             holders = self._holders.get(key, set())
             further = best & holders if num_blocks else holders
             if not further:
@@ -217,14 +211,7 @@ class CacheAware(Router):
             del self._holders[key]
 
 
-class MakeRouter(Protocol):
-    """A policy."""
-
-    def __call__(self, num_replicas: int, seed: int) -> Router:
-        """Make its router."""
-
-
-POLICIES: dict[str, MakeRouter] = {
+POLICIES: dict[str, type[Router]] = {
     "round_robin": RoundRobin,
     "random": RandomChoice,
     "least_request": LeastRequest,

@@ -62,7 +62,8 @@ def _row(
     args: argparse.Namespace,
 ) -> dict[str, Any]:
     failures = [] if args.kill_at_s is None else [Failure(0, args.kill_at_s, args.down_s)]
-    simulation = Simulation(spec, POLICIES[policy](num_replicas, args.seed), requests, failures)
+    router = POLICIES[policy](num_replicas, args.seed, spec.block_size)
+    simulation = Simulation(spec, router, requests, failures)
     simulation.run()
     outcomes, totals = simulation.outcomes, simulation.totals
     served = [each for each in outcomes if each.end is End.SERVED]
@@ -93,7 +94,7 @@ def _panels(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[Pa
     def lines(x: str, y: str, is_shown: Callable[[dict[str, Any]], bool]) -> Any:
         shown = [row for row in rows if is_shown(row)]
         return {
-            policy: zip(*((row[x], row[y]) for row in shown if row["policy"] == policy), strict=True)
+            policy: tuple(zip(*((row[x], row[y]) for row in shown if row["policy"] == policy), strict=True))
             for policy in args.policies
         }
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from perf.cluster import simulate
 from perf.cluster.arrivals import Lengths, Request, dense_requests
 from perf.cluster.replica_spec import ReplicaSpec, read_spec
 from perf.cluster.routers import POLICIES, CacheAware, PrefixHash, Router
 from perf.cluster.simulation import End, Failure, Simulation
+from perf.common.plots import Panel
 from perf.common.report import ROOT
 from perf.server.traces import TraceRequest
 
@@ -57,9 +61,7 @@ def simulated(
 
 
 def router_of(policy: str) -> Router:
-    if policy == "cache_aware":
-        return CacheAware(3, 0, SPEC.block_size)
-    return POLICIES[policy](3, 0)
+    return POLICIES[policy](3, 0, SPEC.block_size)
 
 
 def hit_rate(simulation: Simulation) -> float:
@@ -81,7 +83,7 @@ def test_one_request_takes_the_time_of_its_steps() -> None:
 
 def test_what_comes_during_a_step_waits_for_its_end() -> None:
     arrivals = [Request(0.0, list(range(100)), 1), Request(0.05, list(range(200, 250)), 1)]
-    simulation = Simulation(SPEC, POLICIES["round_robin"](1, 0), arrivals)
+    simulation = Simulation(SPEC, POLICIES["round_robin"](1, 0, SPEC.block_size), arrivals)
     simulation.run()
     assert simulation.outcomes[1].first_s == pytest.approx(0.101 - 0.05 + 0.001 + 0.05)
 
@@ -150,7 +152,7 @@ def test_the_router_knows_what_is_cached() -> None:
 
 
 def test_only_the_prompts_of_a_lost_replica_move() -> None:
-    router = PrefixHash(5, 0)
+    router = PrefixHash(5, 0, SPEC.block_size)
     prompts = [[number] * 40 for number in range(200)]
     before = [router.choose(prompt) for prompt in prompts]
     assert set(before) == set(range(5))
@@ -163,7 +165,7 @@ def test_only_the_prompts_of_a_lost_replica_move() -> None:
 
 
 def test_hashing_is_bounded_by_the_load() -> None:
-    router = PrefixHash(4, 0)
+    router = PrefixHash(4, 0, SPEC.block_size)
     counts = Counter[int]()
     for _ in range(80):
         chosen = router.choose([7] * 300)
@@ -195,3 +197,23 @@ def test_damaged_costs_are_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"^--costs = .*: expected a file of perf.cluster.measure"):
         read_spec(path)
+
+
+def test_the_command_prints_a_row_for_each_policy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written: list[dict[str, Any]] = []
+    panels: list[Panel] = []
+    monkeypatch.setattr(simulate, "write_report", lambda _, __, rows: written.extend(rows) or Path("x.json"))
+    monkeypatch.setattr(simulate, "save_panels", lambda _, __, made: panels.extend(made) or "x.png")
+    options = "--replicas 2,3 --loads 0.5 --duration-s 8 --kill-at-s 4 --policies round_robin,cache_aware"
+    monkeypatch.setattr(sys, "argv", ["simulate", *options.split()])
+    assert simulate.main() == 0
+    kinds = [(row["policy"], row["replicas"]) for row in written]
+    assert kinds == [("round_robin", 2), ("cache_aware", 2), ("round_robin", 3), ("cache_aware", 3)]
+    for row in written:
+        assert 0 <= row["good/s"] <= row["offered/s"]
+        assert 0 < row["busy"] < 1
+    assert [set(panel.lines) for panel in panels] == [{"round_robin", "cache_aware"}] * 3
+    assert panels[2].lines["round_robin"][0] == (2, 3)
+    assert "hit rate" in capsys.readouterr().out
