@@ -87,11 +87,16 @@ class Subscriber:
         numbers: the sequence numbers that came.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, topic: str = "") -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, topic: str = "", max_unread: int = 1000
+    ) -> None:
         self.router = Router()
         self.numbers: list[int] = []
         self.topic = topic
         self.socket = context.socket(zmq.SUB)
+        self.socket.setsockopt(zmq.RCVHWM, max_unread)
+        # So that the kernel keeps little for those who do not read.
+        self.socket.setsockopt(zmq.RCVBUF, 1 << 16)
         self.socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self.socket.connect(endpoint)
 

@@ -23,8 +23,6 @@ from naiad.engine_process.serving.kv_event_messages import (
 from naiad.errors import ConfigError, StartupError
 from naiad.kv_cache.cache_log import CacheChange, CacheLog, ChangeKind
 
-# Batches that one subscriber may be behind; ZeroMQ drops further ones, for that subscriber alone.
-_MAX_BEHIND = 10_000
 # What a peer sends is a subscription or a number.
 _MAX_RECEIVED_BYTES = 4096
 _NUMBER_BYTES = 8
@@ -41,11 +39,13 @@ class PublisherLimits:
 
     Attributes:
         max_pending: batches that wait for the publisher's thread; further ones are dropped.
+        max_behind: batches that ZeroMQ keeps for a subscriber; it drops further ones, for this one alone.
         max_replayed: batches that are kept for replays.
         max_replayed_bytes: their size.
     """
 
     max_pending: int = 10_000
+    max_behind: int = 10_000
     max_replayed: int = 10_000
     max_replayed_bytes: int = 64 << 20
 
@@ -166,7 +166,9 @@ class _Sender:
         self._encoder = msgspec.msgpack.Encoder()
         self._zmq = _import_zmq()
         self._context = self._zmq.Context()
-        self._subscribers = self._bind(self._zmq.PUB, "kv_events_endpoint", settings.endpoint, _MAX_BEHIND)
+        self._subscribers = self._bind(
+            self._zmq.PUB, "kv_events_endpoint", settings.endpoint, limits.max_behind
+        )
         self._replays = self._open_replays() if settings.replay_endpoint else None
         self._waker = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
