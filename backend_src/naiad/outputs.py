@@ -279,7 +279,8 @@ class EngineStats(msgspec.Struct, array_like=True):
     Names of totals begin with `total_`. Queried tokens were looked up in the prefix cache, hit tokens
     were found there. Accepted draft tokens are counted by their place in the draft. Paused sequences
     wait again after a preemption. Compiling sequences wait for their grammar; they are among those that wait,
-    but not in the engine yet. Late compiles are kernels that were compiled after startup.
+    but not in the engine yet. Late compiles are kernels that were compiled after startup. KV events are
+    changes of the prefix cache that were published; others were dropped because too many were pending.
     `num_context_tokens` counts the prompt tokens that the last step computed; `timestamp_s` is Unix
     time.
     """
@@ -308,3 +309,5 @@ class EngineStats(msgspec.Struct, array_like=True):
     timestamp_s: int = 0
     memory: MemoryUse = MemoryUse()
     num_compiling: int = 0
+    total_kv_events: int = 0
+    total_dropped_kv_events: int = 0

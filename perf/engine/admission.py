@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from perf.common.percentile import percentile
 from perf.common.plots import Panel, save_panels
@@ -41,6 +41,13 @@ _VOCAB_SIZE = 49152
 _BLOCK_SIZE = 64
 
 
+class StepCost(Protocol):
+    """What steps cost."""
+
+    def of(self, step: StepBatch) -> float:
+        """The step's seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
     """What a step costs.
@@ -54,6 +61,13 @@ class StepSeconds:
     constant_s: float
     prompt_token_s: float
     decode_row_s: float
+
+    def of(self, step: StepBatch) -> float:
+        """The step's seconds."""
+        lengths = [len(row.token_ids) for row in step.rows]
+        num_decoding = lengths.count(1)
+        num_prompt_tokens = sum(lengths) - num_decoding
+        return self.constant_s + num_decoding * self.decode_row_s + num_prompt_tokens * self.prompt_token_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +88,7 @@ class SimulatedRunner:
     model_config = SimulatedModel()
     num_late_compiles = 0
 
-    def __init__(self, cost: StepSeconds, max_model_len: int) -> None:
+    def __init__(self, cost: StepCost, max_model_len: int) -> None:
         """Begin at time 0."""
         self.now_s = 0.0
         self.max_model_len = max_model_len
@@ -82,11 +96,7 @@ class SimulatedRunner:
 
     def launch(self, step: StepBatch) -> Callable[[], ModelOutput]:
         """Let the step's time pass; each sampled token is 7."""
-        cost = self._cost
-        self.now_s += cost.constant_s
-        for row in step.rows:
-            num_tokens = len(row.token_ids)
-            self.now_s += cost.decode_row_s if num_tokens == 1 else num_tokens * cost.prompt_token_s
+        self.now_s += self._cost.of(step)
         return lambda: ModelOutput({row.sequence_id: [7] for row in step.rows if row.samples})
 
     def needs_ids(self, params: SamplingParams) -> bool:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import re
 
 import psutil
 import pytest
 
 from naiad.config import EngineConfig, cores
 from naiad.config.cores import core_ids, num_compute_threads
+from naiad.config.kv_events import KVEventSettings, is_loopback_endpoint, kv_event_settings
 from naiad.errors import ConfigError
 
 
@@ -184,3 +186,57 @@ def test_bad_parameter_is_named(parameters: dict[str, str], message: str) -> Non
 def test_what_drafts_fits_together(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(model_dir="m", **settings)  # type: ignore[arg-type]
+
+
+ENDPOINT = {"kv_events_endpoint": "5557"}
+
+
+@pytest.mark.parametrize(
+    ("values", "endpoint"),
+    [
+        ({"kv_events_endpoint": "5557"}, "tcp://127.0.0.1:5557"),
+        ({"kv_events_endpoint": "tcp://*:5557"}, "tcp://*:5557"),
+        ({"kv_events_endpoint": "tcp://[::1]:5557"}, "tcp://[::1]:5557"),
+        ({"kv_events_endpoint": "tcp://10.0.0.7:65535"}, "tcp://10.0.0.7:65535"),
+    ],
+)
+def test_an_endpoint_of_kv_events_is_completed(values: dict[str, str], endpoint: str) -> None:
+    settings = kv_event_settings(EngineConfig(model_dir="m", **values))  # type: ignore[arg-type]
+    assert settings == KVEventSettings(endpoint)
+    assert is_loopback_endpoint(endpoint) == ("127." in endpoint or "::1" in endpoint)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "others"),
+    [
+        ("kv_events_endpoint", "0", {}),
+        ("kv_events_endpoint", "65536", {}),
+        ("kv_events_endpoint", "localhost", {}),
+        ("kv_events_endpoint", "ipc:///tmp/events", {}),
+        ("kv_events_endpoint", "tcp://host", {}),
+        ("kv_events_endpoint", "tcp://a:b:5557", {}),
+        ("kv_events_endpoint", "tcp://a:5557\n", {}),
+        ("kv_events_endpoint", "5557", {"enable_prefix_caching": False}),
+        ("kv_events_replay_endpoint", "x", ENDPOINT),
+        ("kv_events_topic", "a\nb", ENDPOINT),
+        ("kv_events_replay_endpoint", "5558", {}),
+        ("kv_events_topic", "kv", {}),
+        ("kv_events_token_ids", True, {}),
+    ],
+)
+def test_settings_of_kv_events_that_do_not_fit_are_refused(
+    key: str, value: object, others: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'{key} = {value!r}: expected ')}"):
+        EngineConfig(model_dir="m", **{key: value}, **others)  # type: ignore[arg-type]
+
+
+def test_one_endpoint_is_not_used_twice() -> None:
+    with pytest.raises(ConfigError, match=r"^kv_events_replay_endpoint = .*: expected another than"):
+        EngineConfig(
+            model_dir="m", kv_events_endpoint="5557", kv_events_replay_endpoint="tcp://127.0.0.1:5557"
+        )
+
+
+def test_without_an_endpoint_no_kv_events_are_published() -> None:
+    assert kv_event_settings(EngineConfig(model_dir="m")) is None

@@ -13,6 +13,7 @@ _TELL_THE_TIME = {
     "cli/console.py",
     "cli/serve/supervisor.py",
     "engine/step_record.py",
+    "engine_process/serving/kv_event_publisher.py",
     "engine_process/serving/loop.py",
     "openai_server/api/engine_view.py",
     "openai_server/api/responses/writer.py",

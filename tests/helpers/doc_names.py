@@ -78,6 +78,8 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "schema_bench": ("perf.engine.schema_bench",),
     "proxy": ("deploy.proxy",),
     "manifests": ("deploy.manifests",),
+    "cluster measure": ("perf.cluster.measure",),
+    "cluster": ("perf.cluster.simulate",),
 }
 # One process for all commands: most of its time is what they import.
 _PRINT_HELP = """
@@ -112,6 +114,8 @@ _COMMAND_OF_LINE = (
     (re.compile(r"-m perf\.engine\.schema_bench\b"), "schema_bench"),
     (re.compile(r"\bmake deploy-(?:envoy|haproxy)\b|-m deploy\.proxy\b"), "proxy"),
     (re.compile(r"-m deploy\.manifests\b"), "manifests"),
+    (re.compile(r"-m perf\.cluster\.measure\b"), "cluster measure"),
+    (re.compile(r"-m perf\.cluster\.simulate\b"), "cluster"),
 )
 _SOURCES = ("backend_src", "kernels", "client", "model_repository", "perf", "tests", "deploy")
 _WITH_NAMES = (".py", ".pbtxt", ".yaml", ".j2")

@@ -149,6 +149,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
     )
     _add_queue(engine)
     _add_speculation(engine)
+    _add_kv_events(engine)
 
 
 def _add_queue(engine: argparse._ArgumentGroup) -> None:
@@ -212,4 +213,33 @@ def _add_speculation(engine: argparse._ArgumentGroup) -> None:
         type=at_least(0),
         metavar="K",
         help="maximum number of draft tokens of a sequence in a step, 1 … 16",
+    )
+
+
+def _add_kv_events(engine: argparse._ArgumentGroup) -> None:
+    add = engine.add_argument
+    add(
+        "--kv-events-endpoint",
+        type=some_text,
+        metavar="ENDPOINT",
+        help="where routers subscribe to the prefix cache's changes (ZeroMQ, vLLM's messages): a port of the "
+        "loopback address, or tcp://ADDRESS:PORT; anyone who can reach it can read them",
+    )
+    add(
+        "--kv-events-replay-endpoint",
+        type=some_text,
+        metavar="ENDPOINT",
+        help="with --kv-events-endpoint: where they ask for changes that they have missed",
+    )
+    add(
+        "--kv-events-topic",
+        type=some_text,
+        metavar="TEXT",
+        help="with --kv-events-endpoint: with which every message begins, such as kv@POD@MODEL",
+    )
+    add(
+        "--kv-events-token-ids",
+        choices=("true", "false"),
+        help="with --kv-events-endpoint: publish the tokens of prompts and outputs too, which most routers "
+        "need; blocks with a cache_salt are then left out",
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from naiad.config.cores import core_ids
+from naiad.config.kv_events import kv_event_settings
 from naiad.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float32", "float16")
@@ -89,6 +90,13 @@ class EngineConfig:
         num_draft_layers: for "self": the number of layers. 0: a quarter of them.
         num_speculative_tokens: maximum draft tokens of a sequence in a step, 1 … 16.
         usage_file: absolute path of the file that gets what each tenant uses, as lines of JSON. Empty: none.
+        kv_events_endpoint: where routers subscribe to what comes to the prefix cache and goes from it, in
+            vLLM's messages over ZeroMQ: tcp://ADDRESS:PORT, or a port of the loopback address. Empty:
+            nothing is published. Subscribers are not authenticated.
+        kv_events_replay_endpoint: where subscribers ask for events that they have missed. Empty: nowhere.
+        kv_events_topic: with which every message begins, such as kv@POD@MODEL for llm-d.
+        kv_events_token_ids: events contain the blocks' token ids, which is to say prompts and outputs; only
+            blocks of requests without a cache_salt are published then. False: events contain hashes alone.
     """
 
     model_dir: str
@@ -122,6 +130,10 @@ class EngineConfig:
     num_draft_layers: int = 0
     num_speculative_tokens: int = 8
     usage_file: str = ""
+    kv_events_endpoint: str = ""
+    kv_events_replay_endpoint: str = ""
+    kv_events_topic: str = ""
+    kv_events_token_ids: bool = False
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -151,6 +163,7 @@ class EngineConfig:
         self._check_ranks()
         if self.usage_file and not Path(self.usage_file).is_absolute():
             raise ConfigError("usage_file", self.usage_file, "an absolute path")
+        kv_event_settings(self)
 
     def _check_quantization(self) -> None:
         if self.quantization not in QUANTIZATIONS:

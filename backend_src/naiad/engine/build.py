@@ -10,7 +10,7 @@ from naiad.config import EngineConfig
 from naiad.engine.engine import Engine
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.kv_group import KVGroupSpec
-from naiad.kv_cache.prefix_cache import PrefixCache
+from naiad.kv_cache.prefix_cache import CacheObserver, PrefixCache
 from naiad.model_runner import ModelRunner
 from naiad.model_runner.executor import RemoteRunner
 from naiad.scheduler.policies import make_policy
@@ -32,8 +32,12 @@ from naiad.tokenization.token_table import TokenTable
 _FLAT_COSTS = [(1, 1.0), (1 << 16, 1.0)]
 
 
-def build_engine(config: EngineConfig) -> Engine:
+def build_engine(config: EngineConfig, cache_observer: CacheObserver | None = None) -> Engine:
     """Load the checkpoints and put the engine's parts together.
+
+    Args:
+        config: the engine's configuration.
+        cache_observer: is told of what comes to the prefix cache and goes from it.
 
     Raises:
         StartupError: the configuration, a checkpoint or the machine is not suitable; the message names the
@@ -49,7 +53,7 @@ def build_engine(config: EngineConfig) -> Engine:
     budget = model_runner.token_budget
     num_tokens = max(budget.num_tokens, config.max_num_seqs)
     limits = SchedulerLimits(config.max_num_seqs, num_tokens, budget.context_cost, budget.decode_cost)
-    kv_cache = make_kv_cache(config, model_runner.kv_groups, num_tokens)
+    kv_cache = make_kv_cache(config, model_runner.kv_groups, num_tokens, cache_observer)
     drafter = make_drafter(config, model_runner, kv_cache)
     speculator = Speculator(drafter, _draft_policy(drafter, model_runner), config.num_speculative_tokens)
     scheduler = Scheduler(kv_cache, limits, policy, speculator)
@@ -70,7 +74,10 @@ def build_engine(config: EngineConfig) -> Engine:
 
 
 def make_kv_cache(
-    config: EngineConfig, groups: Sequence[KVGroupSpec], max_step_tokens: int
+    config: EngineConfig,
+    groups: Sequence[KVGroupSpec],
+    max_step_tokens: int,
+    observer: CacheObserver | None = None,
 ) -> KVCacheManager:
     """Make the manager of the model runner's blocks.
 
@@ -78,9 +85,12 @@ def make_kv_cache(
         config: the engine's configuration.
         groups: the model runner's KV groups.
         max_step_tokens: maximum number of tokens in a step.
+        observer: is told of what comes to the prefix cache and goes from it.
     """
     windows = [group.window for group in groups]
-    prefix_cache = PrefixCache(config.block_size, windows=windows) if config.enable_prefix_caching else None
+    prefix_cache = None
+    if config.enable_prefix_caching:
+        prefix_cache = PrefixCache(config.block_size, windows=windows, observer=observer)
     return KVCacheManager(groups, config.block_size, prefix_cache, max_step_tokens=max_step_tokens)
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from naiad.config.engine_config import EngineConfig, field_names
+from naiad.config.kv_events import kv_event_settings
 from naiad.engine_process.protocol import Checkpoint
+from naiad.engine_process.serving.kv_event_publisher import KVEventPublisher
 from naiad.engine_process.serving.loop import ServedEngine, serve
 from naiad.engine_process.serving.queue_gate import QueueLimits
 from naiad.errors import ConfigError
@@ -45,15 +47,20 @@ def main() -> NoReturn:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE_ADJUSTMENT), encoding="ascii")
 
+    settings = kv_event_settings(config)
+    kv_events = None if settings is None else KVEventPublisher(settings, config.block_size)
+
     def build() -> ServedEngine:
+        if kv_events is not None:
+            kv_events.open()
         # torch takes seconds to import; the socket must exist before that.
         from naiad.engine import build_engine
 
-        return build_engine(config)
+        return build_engine(config, None if kv_events is None else kv_events.log)
 
     limits = QueueLimits(config.max_num_seqs, config.max_queued_requests, config.max_queued_tokens)
     usage_file = Path(config.usage_file) if config.usage_file else None
-    serve(build, socket_path, parent_pid, limits, Checkpoint.of(config), usage_file)
+    serve(build, socket_path, parent_pid, limits, Checkpoint.of(config), usage_file, kv_events)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -57,6 +58,16 @@ class CachedBlock:
         return self.num_children == 0 and max(self.block_ids) == NO_BLOCK
 
 
+class CacheObserver(Protocol):
+    """Is told of every entry, by the engine's thread; such as `CacheLog`."""
+
+    def stored(self, block: CachedBlock) -> None:
+        """An entry is new."""
+
+    def removed(self, block: CachedBlock) -> None:
+        """An entry was dropped."""
+
+
 class PrefixCache:
     """A hash table of full blocks, each linked to the one before it.
 
@@ -73,6 +84,7 @@ class PrefixCache:
         block_size: int,
         digest: Callable[[bytes, bytes], bytes] = sha256,
         windows: Sequence[int | None] = (None,),
+        observer: CacheObserver | None = None,
     ) -> None:
         """Start empty.
 
@@ -80,9 +92,11 @@ class PrefixCache:
             block_size: tokens in a block.
             digest: computes a block's digest from its parent's digest and the bytes of its tokens.
             windows: for each KV group, its window in tokens; None: full attention.
+            observer: is told of every entry that comes or goes.
         """
         self._block_size = block_size
         self._digest = digest
+        self._observer = observer
         self.windows = tuple(windows)
         self._windowed = [(group, window) for group, window in enumerate(windows) if window is not None]
         self._by_digest: dict[bytes, CachedBlock] = {}
@@ -178,6 +192,8 @@ class PrefixCache:
         for by_block_id, block_id in zip(self._by_block_id, block_ids, strict=True):
             if block_id != NO_BLOCK:
                 by_block_id[block_id] = block
+        if self._observer is not None:
+            self._observer.stored(block)
         return block
 
     def evict(self, block_id: int, group: int = 0) -> None:
@@ -193,6 +209,8 @@ class PrefixCache:
         block: CachedBlock | None = forgotten
         while block is not None and self._by_digest.get(block.digest) is block:
             del self._by_digest[block.digest]
+            if self._observer is not None:
+                self._observer.removed(block)
             for group, block_id in enumerate(block.block_ids):
                 if block_id != NO_BLOCK:
                     del self._by_block_id[group][block_id]

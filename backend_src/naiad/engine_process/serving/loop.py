@@ -92,6 +92,24 @@ class ServedEngine(Protocol):
         """What the engine is doing now."""
 
 
+class KVEvents(Protocol):
+    """Publishes changes of the prefix cache, such as `KVEventPublisher`."""
+
+    @property
+    def num_published(self) -> int:
+        """Number of changes that were published."""
+
+    @property
+    def num_dropped(self) -> int:
+        """Number of changes that were dropped."""
+
+    def flush(self) -> None:
+        """Publish the changes since the last call, without waiting for anything."""
+
+    def close(self) -> None:
+        """End with what is pending."""
+
+
 class EngineLoop:
     """Serves the sequences of all connections.
 
@@ -105,6 +123,7 @@ class EngineLoop:
         connections: Connections,
         checkpoint: Checkpoint,
         usage_file: Path | None = None,
+        kv_events: KVEvents | None = None,
     ) -> None:
         """Serve `connections` from `engine`, which has loaded `checkpoint`; a file gets what tenants use."""
         self._engine = engine
@@ -120,6 +139,7 @@ class EngineLoop:
         if engine.grammars is not None:
             self._compiling = CompilingRequests(engine.grammars, self._is_live, connections.inbox.wake)
         self._usage = UsageReports(engine.usages, checkpoint.served_name, usage_file)
+        self._kv_events = kv_events
         self._is_draining = False
         self._stop_timeout_s = 0.0
         self._stop_deadline_s = math.inf
@@ -139,6 +159,8 @@ class EngineLoop:
                 for output in self._engine.step():
                     self._route(output)
             self._connections.gate.arrived([], self._num_waiting_tokens)
+            if self._kv_events is not None:
+                self._kv_events.flush()
             self._publish(self._stats())
             usages = self._usage.take(self._engine.has_work)
             if usages is not None:
@@ -314,6 +336,9 @@ class EngineLoop:
 
     def _stats(self) -> EngineStats:
         stats = self._engine.stats()
+        if self._kv_events is not None:
+            stats.total_kv_events = self._kv_events.num_published
+            stats.total_dropped_kv_events = self._kv_events.num_dropped
         return stats if self._compiling is None else add_compiling_stats(stats, self._compiling)
 
     def _show(self) -> None:
@@ -349,6 +374,7 @@ def serve(
     limits: QueueLimits,
     checkpoint: Checkpoint,
     usage_file: Path | None = None,
+    kv_events: KVEvents | None = None,
 ) -> NoReturn:
     """Run the engine process: open the socket, build the engine, run the loop. Never returns.
 
@@ -362,6 +388,7 @@ def serve(
         limits: limits of the queue.
         checkpoint: what the engine serves.
         usage_file: gets what tenants use; None: nothing is written.
+        kv_events: publishes changes of the engine's prefix cache; None: nothing does.
     """
     # Ctrl-C reaches the terminal's whole process group; the process that drains the server ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -382,7 +409,7 @@ def serve(
     gc.freeze()
     gc.enable()
     gc.set_threshold(_GC_THRESHOLD)
-    loop = EngineLoop(engine, connections, checkpoint, usage_file)
+    loop = EngineLoop(engine, connections, checkpoint, usage_file, kv_events)
     exit_code = 0
     try:
         loop.run()
@@ -390,6 +417,8 @@ def serve(
         logger.exception("the engine loop failed")
         loop.fail_all()
         exit_code = EXIT_FAILED
+    if kv_events is not None:
+        kv_events.close()
     connections.flush(_FLUSH_S)
     connections.leave(exit_code)
 

@@ -74,6 +74,8 @@ COUNTERS: dict[str, Read] = {
     "vllm:spec_decode_num_accepted_tokens_total": lambda s: sum(s.total_accepted_tokens_at),
     "naiad_draft_failures_total": lambda s: s.total_draft_failures,
     "naiad_late_compiles_total": lambda s: s.total_late_compiles,
+    "naiad_kv_events_total": lambda s: s.total_kv_events,
+    "naiad_kv_events_dropped_total": lambda s: s.total_dropped_kv_events,
 }
 DESCRIPTIONS: dict[str, str] = {
     "nv_trt_llm_request_metrics": "Sequences by state, and the most that may run at once",
@@ -96,6 +98,8 @@ DESCRIPTIONS: dict[str, str] = {
     "vllm:spec_decode_num_accepted_tokens_total": "Draft tokens accepted",
     "naiad_draft_failures_total": "Failures of the draft model, each of which cost its step's drafts",
     "naiad_late_compiles_total": "Kernels compiled after the start, each while a request waited",
+    "naiad_kv_events_total": "Blocks stored in the prefix cache or removed from it that were published",
+    "naiad_kv_events_dropped_total": "The same that were not published, because too many were pending",
 }
 ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
