@@ -29,10 +29,12 @@ def test_a_server_of_the_wheels_files_answers(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "installed"))
     monkeypatch.chdir(tmp_path)
     server = start_server(tiny_checkpoint(tmp_path / "checkpoint"), "--dtype", "float32")
-    leaving.take(server)
-    outcome = ask(server.grpc, "ensemble", text_inputs("Hello", 4, ignore_eos=True))
-    assert not outcome.errors
-    assert outcome.num_finals == 1
-    engines = server.processes("naiad.engine_process")
-    assert engines
-    assert all(os.readlink(f"/proc/{each.pid}/cwd") != str(ROOT) for each in engines)
+    try:
+        outcome = ask(server.grpc, "ensemble", text_inputs("Hello", 4, ignore_eos=True))
+        assert not outcome.errors
+        assert outcome.num_finals == 1
+        engines = server.processes("naiad.engine_process")
+        assert engines
+        assert all(os.readlink(f"/proc/{each.pid}/cwd") != str(ROOT) for each in engines)
+    finally:
+        leaving.take(server)
