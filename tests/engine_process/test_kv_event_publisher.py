@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -23,7 +24,7 @@ from helpers.kv_subscriber import (
 from helpers.kv_traffic import KVTraffic
 from helpers.ports import free_port
 from naiad.config.kv_events import KVEventSettings
-from naiad.engine_process.serving.kv_event_publisher import KVEventPublisher, PublisherLimits
+from naiad.engine_process.serving.kv_event_publisher import KVEventPublisher, Pending, PublisherLimits
 from naiad.errors import ConfigError, StartupError
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache
@@ -102,7 +103,8 @@ def settle(publisher: KVEventPublisher) -> int:
     while sender.pending or last != sender._next_number - 1:
         assert time.monotonic() < deadline_s
         last = sender._next_number - 1
-        time.sleep(0.02)
+        # Longer than a batch takes that the thread has taken and not numbered yet.
+        time.sleep(0.1)
     return last
 
 
@@ -272,24 +274,28 @@ def test_a_subscriber_that_does_not_read_delays_nobody(
 
 
 def test_after_a_loss_subscribers_are_right_again(
-    make_publisher: MakePublisher, context: Context, endpoint: str
+    make_publisher: MakePublisher, context: Context, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = make_publisher(PublisherLimits(max_pending=3))
     subscriber = subscribed(context, publisher, endpoint)
     num_clears = subscriber.router.num_clears
     sender = publisher._sender
     assert sender is not None
-    # As if the thread got no time.
-    held, sender.pending = sender.pending, type(sender.pending)()
+    publish, may_go_on = sender._publish, threading.Event()
+
+    def held(pending: Pending) -> None:
+        assert may_go_on.wait(60)
+        publish(pending)
+
+    # The thread stands still with the first batch that it takes.
+    monkeypatch.setattr(sender, "_publish", held)
     cache = cache_of(publisher)
     traffic = KVTraffic(5, cache)
     for _ in range(60):
         traffic.operate()
         publisher.flush()
     assert publisher.num_dropped > 0
-    pending, sender.pending = sender.pending, held
-    sender.pending.extend(pending)
-    sender.wake()
+    may_go_on.set()
     settle(publisher)
     publisher.flush()
     wanted = hashes(publisher.log.findable())

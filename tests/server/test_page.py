@@ -40,6 +40,7 @@ def page(browser: Browser, api: Server) -> Iterator[Browser]:
     browser.wait("document.querySelector('#model').value === arguments[0]", MODEL)
     browser.click("#settings-button")
     browser.type("#set-temperature", "0")
+    browser.wait("document.querySelector('#set-temperature').value === '0'")
     yield browser
     browser.open("about:blank")
     eventually(lambda: num_running(api) == 0)
