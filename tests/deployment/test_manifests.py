@@ -15,6 +15,7 @@ from perf.common.report import ROOT
 
 from naiad.cli.serve.options import add_arguments
 from naiad.errors import StartupError
+from naiad.openai_server.access.key_file import read_key_file
 
 pytestmark = pytest.mark.deploy
 
@@ -236,11 +237,15 @@ def test_the_network_lets_in_whom_it_should() -> None:
     assert kinds == {"Deployment", "Service", "PodDisruptionBudget"}
 
 
-def test_keys_can_be_the_charts_own() -> None:
-    entries = [{"name": "alice", "sha256": "0" * 64}]
+def test_keys_can_be_the_charts_own(tmp_path: Path) -> None:
+    entries = [{"name": "alice", "sha256": "0" * 64, "tenant": "a", "role": "operator"}]
     documents = rendered(values={"keys": {"entries": entries}})
     secret = one(documents, "Secret")
-    assert json.loads(secret["stringData"]["keys.json"]) == {"keys": entries}
+    key_file = tmp_path / "keys.json"
+    key_file.write_text(secret["stringData"]["keys.json"], encoding="utf-8")
+    key_file.chmod(0o600)
+    (key,) = read_key_file(key_file)
+    assert (key.name, key.tenant, key.role) == ("alice", "a", "operator")
     volumes = {volume["name"]: volume for volume in pod_of(documents)["volumes"]}
     assert volumes["keys"]["secret"]["secretName"] == secret["metadata"]["name"]
 

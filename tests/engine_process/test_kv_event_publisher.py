@@ -194,7 +194,8 @@ def test_a_replay_has_what_was_missed_and_an_end(
     assert [number for number, _ in batches] == list(range(len(batches)))
     for _, payload in batches:
         router.take(payload)
-    assert router.num_clears == 1
+    # The start, and the first changes.
+    assert router.num_clears == 2
     assert router.blocks.keys() == hashes(publisher.log.findable())
     assert replay(context, replay_endpoint, len(batches) - 3) == batches[-3:]
     assert replay(context, replay_endpoint, len(batches) + 7) == []
@@ -304,6 +305,36 @@ def test_after_a_loss_subscribers_are_right_again(
     assert subscriber.router.num_clears == num_clears + 1
     assert subscriber.router.blocks.keys() == wanted
     assert subscriber.numbers == list(range(subscriber.numbers[0], subscriber.numbers[-1] + 1))
+
+
+def test_a_subscriber_that_stays_forgets_the_engine_before(
+    make_publisher: MakePublisher, context: Context, endpoint: str
+) -> None:
+    first = make_publisher()
+    subscriber = subscribed(context, first, endpoint)
+    fill(first, PrefixCache(BLOCK_SIZE, observer=first.log), [1] * BLOCK_SIZE)
+    catch_up(subscriber, first)
+    assert len(subscriber.router.blocks) == 1
+    monitor = subscriber.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    first.close()
+    second = make_publisher()
+    # It has sent its first message by then, to nobody.
+    settle(second)
+    assert monitor.poll(10_000), "the subscriber did not come back"
+    time.sleep(0.2)
+    num_received = len(subscriber.numbers)
+    fill(second, PrefixCache(BLOCK_SIZE, observer=second.log), [2] * 2 * BLOCK_SIZE)
+    subscriber.receive_until(lambda: len(subscriber.numbers) > num_received)
+    assert subscriber.router.blocks.keys() == hashes(second.log.findable())
+    assert len(subscriber.router.blocks) == 2
+
+
+def test_while_changes_are_dropped_the_engine_does_not_wait_for_long(make_publisher: MakePublisher) -> None:
+    publisher = make_publisher(PublisherLimits(max_pending=0))
+    assert publisher.wait_s() is None
+    fill(publisher, PrefixCache(BLOCK_SIZE, observer=publisher.log), [1] * BLOCK_SIZE)
+    assert publisher.num_dropped == 1
+    assert publisher.wait_s() is not None
 
 
 def test_the_first_message_says_that_the_cache_is_empty(

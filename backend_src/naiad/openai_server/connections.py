@@ -12,6 +12,8 @@ from aiohttp import web
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # For the sockets of engines, files of the page, and what Python opens.
 _KEPT_DESCRIPTORS = 256
+# Where there is no limit; memory is one.
+_ANY = 1 << 20
 _BODY = b'{"error":{"message":"too many connections","type":"server_error","param":null,"code":null}}'
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
@@ -22,6 +24,8 @@ _REFUSAL = (
 def room_for_connections() -> int:
     """Raise the process' soft limit of descriptors to the hard one; return how many connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        return _ANY
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard - min(_KEPT_DESCRIPTORS, hard // 2)

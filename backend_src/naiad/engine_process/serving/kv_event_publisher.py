@@ -29,6 +29,7 @@ _NUMBER_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 _LINGER_MS = 200
 _CLOSE_S = 1.0
+_CATCH_UP_S = 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,10 @@ class KVEventPublisher:
             self._hand_over(sender, Pending(time.time(), whole, is_whole=True), len(changes))
         elif changes:
             self._hand_over(sender, Pending(time.time(), changes), len(changes))
+
+    def wait_s(self) -> float | None:
+        """How long `flush` may be put off; None: until there are changes."""
+        return _CATCH_UP_S if self._is_behind else None
 
     def close(self) -> None:
         """Send what is pending, for a second at most, and close the sockets."""
@@ -229,10 +234,11 @@ class _Sender:
     def _publish(self, pending: Pending) -> None:
         has_token_ids = self._settings.has_token_ids
         events = events_of(pending.changes, self._block_size, has_token_ids=has_token_ids)
-        if pending.is_whole:
-            events.insert(0, AllBlocksCleared())
-        if not events:
+        if not events and not pending.is_whole:
             return
+        # Again with the first changes: subscribers are not back yet when an engine has just started again.
+        if pending.is_whole or self._next_number == 1:
+            events.insert(0, AllBlocksCleared())
         number = self._next_number.to_bytes(_NUMBER_BYTES, "big")
         batch = self._encoder.encode(KVEventBatch(pending.ts, events))
         self._next_number += 1

@@ -106,6 +106,9 @@ class KVEvents(Protocol):
     def flush(self) -> None:
         """Publish the changes since the last call, without waiting for anything."""
 
+    def wait_s(self) -> float | None:
+        """How long `flush` may be put off; None: until there are changes."""
+
     def close(self) -> None:
         """End with what is pending."""
 
@@ -171,7 +174,8 @@ class EngineLoop:
         """How long to wait for messages; None: until there is one."""
         if self._engine.has_work:
             return 0
-        waits = [self._usage.wait_s(), None if self._compiling is None else self._compiling.wait_s()]
+        parts = (self._usage, self._compiling, self._kv_events)
+        waits = [each.wait_s() for each in parts if each is not None]
         return min((each for each in waits if each is not None), default=None)
 
     def fail_all(self) -> None:

@@ -18,7 +18,7 @@ from naiad.errors import UnavailableError
 
 SHARED_MEMORY = Path("/dev/shm")
 # What is smaller fits into the 1 MiB with which a region begins, beside others that are on their way.
-_SMALL_BYTES = 128 << 10
+_SMALL_BYTES = 32 << 10
 # A region grows by 1 MiB, and so may that of another model at the same time.
 _SPARE_BYTES = 2 << 20
 

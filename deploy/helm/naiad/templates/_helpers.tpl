@@ -12,8 +12,8 @@
 {{- define "naiad.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: naiad
-app.kubernetes.io/instance: {{ $root.Release.Name }}
-naiad/model: {{ index . 1 }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
+naiad/model: {{ index . 1 | quote }}
 {{- end -}}
 
 {{- define "naiad.labels" -}}
