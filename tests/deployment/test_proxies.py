@@ -74,7 +74,8 @@ def test_envoy_weighs_replicas_by_what_they_report(replicas: Replicas, folder: P
     if name != "envoy":
         pytest.skip("only Envoy reads load reports")
     with proxied(Plan(proxy=name, replicas=replicas.places, policy="weighted"), folder) as proxy:
-        check_slow_replica_is_avoided(replicas, proxy)
+        # It believes reports after two seconds, and takes weights from them each second.
+        check_slow_replica_is_avoided(replicas, proxy, learns_for_s=6)
 
 
 def test_streams_of_grpc_are_spread(replicas: Replicas, proxy: Proxy) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import string
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -97,11 +98,12 @@ def _refuses(replica: str) -> bool:
     return answer.status == 503
 
 
-def check_slow_replica_is_avoided(replicas: Replicas, proxy: Proxy) -> None:
-    """A replica that takes far longer than others gets less to do."""
-    before = replicas.served()
+def check_slow_replica_is_avoided(replicas: Replicas, proxy: Proxy, learns_for_s: float = 0.0) -> None:
+    """A replica that takes far longer than others gets less to do, once the proxy knows it."""
     with replicas.slow(0), Load(proxy.address, NUM_CLIENTS, max_tokens=24) as load:
-        eventually(lambda: len(load.answers) >= 90, 180)
+        time.sleep(learns_for_s)
+        before, num_before = replicas.served(), len(load.answers)
+        eventually(lambda: len(load.answers) >= num_before + 90, 180)
     shares = gained(before, replicas.served())
     print(f"{proxy.plan.policy}, requests of each, the slow one first: {shares}")
     assert failed(load.answers) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from helpers.tiny_models import make_tiny_model
@@ -19,6 +20,15 @@ def tiny_checkpoint(folder: Path, seed: int = 0, num_layers: int = 3) -> Path:
     sizes = {"max_position_embeddings": 32_768, "num_hidden_layers": num_layers}
     make_tiny_model(folder, seed=seed, **sizes, **vocabulary)
     return write_tokenizer(folder, tokenizer)
+
+
+def endless_checkpoint(folder: Path) -> Path:
+    """Write a tiny random checkpoint whose texts end by their length only."""
+    tiny_checkpoint(folder)
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps(content | {"eos_token_id": None}), encoding="utf-8")
+    return folder
 
 
 def create_repository(folder: Path, checkpoint: Path, *options: str) -> None:

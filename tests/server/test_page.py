@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from perf.page.browser import ENTER, Browser
 
 from helpers.openai_api import MODEL, address
 from helpers.server import Leaving, Server, eventually, running
-from helpers.tiny_repository import create_repository
+from helpers.tiny_repository import create_repository, endless_checkpoint
 
 pytestmark = pytest.mark.browser
 
@@ -19,18 +18,17 @@ TEXT = "document.querySelector('.message.assistant > .markdown')?.innerText"
 
 
 @pytest.fixture(scope="module")
-def api(
-    browser: Browser, tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory, leaving: Leaving
-) -> Iterator[Server]:
-    repository = tmp_path_factory.mktemp("page") / "repository"
-    create_repository(repository, tiny_dir, "--kv-cache-bytes", "64000000")
+def api(browser: Browser, tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("page")
+    repository = folder / "repository"
+    create_repository(repository, endless_checkpoint(folder / "checkpoint"), "--kv-cache-bytes", "64000000")
     with running(leaving, repository, "--openai-port", "0") as server:
         yield server
 
 
 @pytest.fixture
 def page(browser: Browser, api: Server) -> Iterator[Browser]:
-    """The page as at a first visit; greedy, so that the tiny model does not end by itself."""
+    """The page as at a first visit; greedy."""
     browser.open(f"http://{address(api)}/")
     browser.run(
         "localStorage.clear(); sessionStorage.clear(); localStorage['naiad.settings'] = arguments[0]", "{}"
