@@ -12,7 +12,7 @@ from itertools import pairwise
 from helpers.openai_api import address
 from helpers.proxy_load import Answer, Load, complete, endless, failed
 from helpers.replicas import NUM_REPLICAS, Proxy, Replicas
-from helpers.server import eventually
+from helpers.server import Server, eventually
 
 NUM_CLIENTS = 6
 # A prompt's length in characters, which are tokens of the tiny model.
@@ -85,12 +85,18 @@ def hit_rate(proxy: Proxy, *, with_session: bool) -> float:
 def check_busy_replica_passes_on(replicas: Replicas, proxy: Proxy) -> None:
     """A request that a full replica refuses is answered by another one."""
     full = address(replicas.servers[0])
-    # Directly, so that the proxy knows nothing of them.
-    with endless(full, NUM_RUNNING + NUM_WAITING):
-        eventually(lambda: _refuses(full), 60)
+    # Directly, so that the proxy knows nothing of them; slowly, so that they do not end meanwhile.
+    with replicas.slow(0), endless(full, NUM_RUNNING + NUM_WAITING):
+        # A question that came before the last of them would take its place.
+        eventually(lambda: _num_requests(replicas.servers[0]) == NUM_RUNNING + NUM_WAITING, 60)
+        assert _refuses(full)
         answers = [complete(proxy.address, "Hello", max_tokens=1) for _ in range(9)]
         assert _refuses(full)
     assert failed(answers) == []
+
+
+def _num_requests(server: Server) -> float:
+    return server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting")
 
 
 def _refuses(replica: str) -> bool:
