@@ -101,7 +101,30 @@ def test_what_runs_beside_the_server_is_told_before_the_drain(start: Start) -> N
     supervised.wait_for("ready")
     supervised.process.send_signal(signal.SIGTERM)
     assert supervised.wait() == 0
-    assert "beside: not ready" in supervised.lines
+    # Two processes write to one pipe, so that a line of one may begin behind one of the other.
+    assert any("beside: not ready" in line for line in supervised.lines)
+
+
+def test_requests_are_taken_until_load_balancers_had_the_time_to_notice(start: Start) -> None:
+    supervised = start("beside", "delay")
+    supervised.wait_for("ready")
+    asked_s = time.monotonic()
+    supervised.process.send_signal(signal.SIGTERM)
+    supervised.wait_for("beside: not ready")
+    supervised.wait_for("new requests are refused")
+    assert time.monotonic() - asked_s >= 1
+    assert supervised.wait() == 0
+
+
+def test_a_server_that_ends_before_its_delay_is_over_is_not_waited_for(start: Start) -> None:
+    supervised = start("delay")
+    supervised.wait_for("ready")
+    program = str(SCRIPT.with_name("fake_tritonserver.py"))
+    server = next(each for each in supervised.descendants() if each.cmdline()[1:2] == [program])
+    supervised.process.send_signal(signal.SIGTERM)
+    supervised.wait_for("stopping in 1 s")
+    server.kill()
+    assert supervised.wait() == 0
 
 
 def test_a_second_signal_does_not_cut_the_drain_short(start: Start) -> None:

@@ -25,6 +25,8 @@ NUM_REPLICAS = 3
 _STOPPED_S, _RUNNING_S = 0.2, 0.02
 # Others serve meanwhile, on the same cores.
 _START_S = 300
+# Longer than a proxy takes to see what `/health` says: it asks each second.
+_SHUTDOWN_DELAY_S = 3
 
 
 class Replicas:
@@ -32,7 +34,8 @@ class Replicas:
 
     def __init__(self, repository: Path, *options: str) -> None:
         """Start them, one after the other."""
-        self._options = ("--model-repository", str(repository), "--cpu-threads", "1", *options)
+        delay = ("--shutdown-delay-s", str(_SHUTDOWN_DELAY_S))
+        self._options = ("--model-repository", str(repository), "--cpu-threads", "1", *delay, *options)
         self.places = [Replica("127.0.0.1", free_port(), free_port()) for _ in range(NUM_REPLICAS)]
         self.servers: list[Server] = []
         try:

@@ -1,8 +1,8 @@
 """`supervise_fake.py HTTP_PORT RUNTIME_DIR BEHAVIOUR…`: runs the supervisor with the fake server.
 
-With the behaviour `short` or `busy-for-ever` requests get one second to finish. With `dead-model` every probe
-is answered with the error of a model whose process has died. With `beside` a fake server with models runs
-beside it.
+With the behaviour `short` or `busy-for-ever` requests get one second to finish. With `delay` they are taken
+for a second more. With `dead-model` every probe is answered with the error of a model whose process has died.
+With `beside` a fake server with models runs beside it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def main() -> int:
         metrics_address=f"127.0.0.1:{port}",
         start_timeout_s=3 if "starts-for-ever" in words else 600,
         exit_timeout_s=20 if {"busy-for-ever", "short"}.isdisjoint(words) else 1,
+        shutdown_delay_s=1 if "delay" in words else 0,
         is_verbose=False,
         beside=[_beside()] if "beside" in words else [],
     )

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import make_mocked_request
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from naiad.engine_process.protocol import Checkpoint, Ready
 from naiad.errors import EngineAwayError, UnavailableError
 from naiad.openai_server.api.errors import APIError, unknown_model
 from naiad.openai_server.api.tally import SequenceDelta
+from naiad.openai_server.app import HEALTH, ServerOptions, make_app
 from naiad.openai_server.health_routes import HealthRoutes
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import FinishReason
@@ -128,6 +130,18 @@ def test_it_is_not_ready_once_it_is_to_stop() -> None:
         with pytest.raises(APIError, match="shutting down") as refusal:
             await routes.health(request)
         assert (refusal.value.status, refusal.value.headers) == (503, {"Retry-After": "1"})
+
+    run(test)
+
+
+def test_a_connection_ends_with_its_next_answer_once_the_server_is_to_stop() -> None:
+    async def test() -> None:
+        async with TestClient(TestServer(make_app(ServerOptions(server_pid=os.getpid())))) as client:
+            before = await client.get("/v1/models")
+            client.app[HEALTH].announce_stop()
+            after = await client.get("/v1/models")
+        assert (before.status, before.headers.get("Connection")) == (200, None)
+        assert (after.status, after.headers.get("Connection")) == (200, "close")
 
     run(test)
 

@@ -21,22 +21,27 @@ _MAX_BYTES_EACH = 64 * 1024
 _PATIENCE_S = 60
 _SERVER = """
 import asyncio, os, resource, signal
+from naiad.openai_server import connections
 from naiad.openai_server.app import ServerOptions
 from naiad.openai_server.serving import serve
 limit = int(os.environ["LIMIT"])
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+connections.MIN_IDLE_S = float(os.environ["MIN_IDLE"])
 options = ServerOptions(server_pid=os.getpid())
 asyncio.run(serve(options, None, "127.0.0.1", 0, listens=lambda port: print(port, flush=True)))
 """
 
 
 @contextlib.contextmanager
-def served(num_descriptors: int) -> Iterator[tuple[int, int]]:
-    """A server without a model, in a process that may have so many descriptors; its process id and port."""
+def served(num_descriptors: int, min_idle_s: float = 3600) -> Iterator[tuple[int, int]]:
+    """A server without a model, in a process that may have so many descriptors; its process id and port.
+
+    Connections that have waited for `min_idle_s` may be closed.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", _SERVER],
         stdout=subprocess.PIPE,
-        env=os.environ | {"LIMIT": str(num_descriptors)},
+        env=os.environ | {"LIMIT": str(num_descriptors), "MIN_IDLE": str(min_idle_s)},
     )
     try:
         assert process.stdout is not None
@@ -119,6 +124,24 @@ def test_beyond_the_descriptors_new_connections_are_refused_and_old_ones_served(
         assert len(os.listdir(f"/proc/{pid}/fd")) < 200
         old.pop().close()
         assert _asked_until_served(port) == 200
+
+
+def test_the_connection_that_has_waited_longest_makes_room() -> None:
+    with contextlib.ExitStack() as stack:
+        _, port = stack.enter_context(served(200, min_idle_s=0))
+        old = [stack.enter_context(connect(port)) for _ in range(100)]
+        # The first has asked most recently, and the second waits in the middle of its request's headers.
+        assert [ask(each) for each in old[1:]] == [200] * 99
+        assert ask(old[0]) == 200
+        old[1].sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n")
+        # Another's answer shows that the server has read this.
+        assert ask(old[99]) == 200
+        new = [stack.enter_context(connect(port)) for _ in range(50)]
+        assert [ask(each) for each in new] == [200] * 50
+        assert [each.recv(1) for each in old[2:52]] == [b""] * 50
+        old[1].sendall(b"\r\n")
+        assert read(old[1]) == 200
+        assert [ask(each) for each in (old[0], *old[52:], *new)] == [200] * 99
 
 
 def _asked_until_served(port: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from aiohttp import web
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # For the sockets of engines, files of the page, and what Python opens.
 _KEPT_DESCRIPTORS = 256
+# A connection that waits for its client's next request for longer may be closed to make room.
+MIN_IDLE_S = 5.0
 # Where there is no limit; memory is one.
 _ANY = 1 << 20
 _BODY = b'{"error":{"message":"too many connections","type":"server_error","param":null,"code":null}}'
@@ -34,7 +37,8 @@ def room_for_connections() -> int:
 class ConnectionWatch:
     """Admits connections, and gives each a time for headers, from its start or from their first byte on.
 
-    A connection that waits for its client's next request may stay. Once as many as may be are open, a further
+    A connection that waits for its client's next request may stay. Once as many as may be are open, the one
+    that has waited longest makes room for a further one. Where none has waited for `MIN_IDLE_S` the further
     one gets status 503, so that the server keeps descriptors for its own work.
     """
 
@@ -48,6 +52,8 @@ class ConnectionWatch:
         self.timeout_s = timeout_s
         self._max_connections = max_connections
         self._num_open = 0
+        # Since when connections wait, the longest first.
+        self._idle: dict[_Connection, float] = {}
 
     def around(self, make: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
         """Return what makes watched connections of those that `make` makes."""
@@ -55,14 +61,32 @@ class ConnectionWatch:
 
     def admit(self) -> bool:
         """Count a new connection, if there is room for it."""
-        if self._num_open >= self._max_connections:
+        if self._num_open >= self._max_connections and not self._make_room():
             return False
         self._num_open += 1
         return True
 
-    def forget(self) -> None:
+    def _make_room(self) -> bool:
+        """Close the connection that has waited longest, if that is long enough; return whether it is."""
+        longest = next(iter(self._idle), None)
+        if longest is None or time.monotonic() - self._idle[longest] < MIN_IDLE_S:
+            return False
+        self.is_busy(longest)
+        longest.close()
+        return True
+
+    def forget(self, connection: _Connection) -> None:
         """An admitted connection has ended."""
         self._num_open -= 1
+        self.is_busy(connection)
+
+    def is_idle(self, connection: _Connection) -> None:
+        """Take note that a connection waits for its client's next request from now on."""
+        self._idle[connection] = time.monotonic()
+
+    def is_busy(self, connection: _Connection) -> None:
+        """Take note that a connection does not wait any more."""
+        self._idle.pop(connection, None)
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -97,6 +121,12 @@ class _Connection(asyncio.Protocol):
     def end(self) -> None:
         """The request has been answered: what comes next are headers."""
         self._has_request = False
+        self._watch.is_idle(self)
+
+    def close(self) -> None:
+        """Close it once everything has been sent."""
+        assert self._transport is not None
+        self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -113,6 +143,7 @@ class _Connection(asyncio.Protocol):
         if self._inner is None:
             return
         if not self._has_request:
+            self._watch.is_busy(self)
             self._start_timer()
         self._inner.data_received(data)
 
@@ -132,7 +163,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._inner is None:
             return
-        self._watch.forget()
+        self._watch.forget(self)
         self._stop_timer()
         self._inner.connection_lost(exc)
 

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from naiad.errors import NaiadError, UnavailableError
 from naiad.openai_server.api.answers import DeepHealth, ModelHealth, encode
@@ -82,8 +82,14 @@ class HealthRoutes:
         ]
 
     def announce_stop(self) -> None:
-        """Be not ready from now on: requests that run may finish, and new ones are refused."""
+        """Be not ready from now on, and end each connection with its next answer."""
         self._is_stopping = True
+
+    async def prepare(self, _request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Tell a client whose server stops not to send its next request on the same connection."""
+        if self._is_stopping:
+            response.force_close()
+            response.headers[hdrs.CONNECTION] = "close"
 
     async def health(self, _request: web.Request) -> web.Response:
         """Answer `GET /health`: 200 while a model serves and takes requests."""

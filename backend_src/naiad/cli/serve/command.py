@@ -125,6 +125,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
             metrics_address=metrics_address,
             start_timeout_s=args.start_timeout_s,
             exit_timeout_s=args.exit_timeout_s,
+            shutdown_delay_s=args.shutdown_delay_s,
             is_verbose=args.log_verbose > 0,
             log_format=args.log_format,
             control_key=key,

@@ -167,6 +167,14 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         help="seconds that a start may be without any progress before it is given up (default: %(default)s)",
     )
     add(
+        "--shutdown-delay-s",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="seconds that requests are still taken after Ctrl-C or SIGTERM, while the OpenAI port's /health "
+        "is 503, so that load balancers notice first (default: %(default)s)",
+    )
+    add(
         "--exit-timeout-s",
         type=at_least(0),
         default=30,

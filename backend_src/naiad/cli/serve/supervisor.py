@@ -53,6 +53,7 @@ class ServerPlan:
         metrics_address: HOST:PORT of the metrics.
         start_timeout_s: time that a start may be without progress.
         exit_timeout_s: time that running requests get to finish.
+        shutdown_delay_s: time after a signal in which requests are still taken, while `/health` is 503.
         is_verbose: whether the server's output is shown while it starts.
         log_format: how the server's lines are written.
         control_key: the key of model control; None: clients can not load models.
@@ -68,6 +69,7 @@ class ServerPlan:
     metrics_address: str
     start_timeout_s: int
     exit_timeout_s: int
+    shutdown_delay_s: int = 0
     is_verbose: bool
     log_format: LogFormat = "text"
     control_key: str | None = None
@@ -193,9 +195,19 @@ class Supervisor:
         """
         for process in self._beside:
             process.announce_stop()
+        self._let_balancers_notice(server)
         return self._exit(
             server, have_ended=end_requests(server, self._plan.metrics_address, self._plan.exit_timeout_s)
         )
+
+    def _let_balancers_notice(self, server: ServerProcess) -> None:
+        """Go on serving until whoever asks for health has had the time to send new requests elsewhere."""
+        delay_s = self._plan.shutdown_delay_s
+        if delay_s:
+            say(f"stopping in {delay_s} s: until then requests are taken, and /health says that it stops")
+        end_s = time.monotonic() + delay_s
+        while server.poll() is None and time.monotonic() < end_s:
+            time.sleep(_POLL_S)
 
     def _stop_starting(self, server: ServerProcess) -> int:
         """Stop a server that may not serve yet; return the exit code.
