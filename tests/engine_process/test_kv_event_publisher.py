@@ -25,6 +25,7 @@ from helpers.kv_subscriber import (
 from helpers.kv_traffic import KVTraffic
 from helpers.ports import free_port
 from naiad.config.kv_events import KVEventSettings
+from naiad.engine_process.serving import kv_event_publisher
 from naiad.engine_process.serving.kv_event_publisher import KVEventPublisher, Pending, PublisherLimits
 from naiad.errors import ConfigError, StartupError
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
@@ -159,13 +160,16 @@ def test_a_message_is_what_vllm_documents(
     ts, events, rank = msgspec.msgpack.decode(payload)
     assert before_s <= ts <= time.time()
     assert rank == 0
-    (first, second), third = events[0][1], None
-    assert events == [["BlockStored", [first, second], None, [1, 2, 3, 4, 5, 6, 7, 8], 4, None, "GPU", None]]
+    stored = {"type": "BlockStored", "block_size": 4, "lora_id": None, "lora_name": None, "medium": "GPU"}
+    first, second = events[0]["block_hashes"]
+    told = {"block_hashes": [first, second], "parent_block_hash": None, "token_ids": [1, 2, 3, 4, 5, 6, 7, 8]}
+    assert events == [stored | told]
     _, events, _ = msgspec.msgpack.decode(subscriber.socket.recv_multipart()[2])
-    third = events[0][1][0]
-    assert events == [["BlockStored", [third], second, [70_000, 10, 11, 12], 4, None, "GPU", None]]
+    (third,) = events[0]["block_hashes"]
+    told = {"block_hashes": [third], "parent_block_hash": second, "token_ids": [70_000, 10, 11, 12]}
+    assert events == [stored | told]
     _, events, _ = msgspec.msgpack.decode(subscriber.socket.recv_multipart()[2])
-    assert events == [["BlockRemoved", [third, second, first], "GPU"]]
+    assert events == [{"type": "BlockRemoved", "block_hashes": [third, second, first], "medium": "GPU"}]
     assert all(0 <= each < 1 << 64 for each in (first, second, third))
 
 
@@ -258,16 +262,16 @@ def test_a_subscriber_that_does_not_read_delays_nobody(
     sleeper = Subscriber(context, endpoint, max_unread=1)
     reader = subscribed(context, publisher, endpoint)
     cache = PrefixCache(BLOCK_SIZE, observer=publisher.log)
-    num_sent = 0
-    # More than the kernel keeps for a connection: each message has 32,000 tokens.
+    # More than the kernel keeps for a connection: each text has 32,000 tokens.
     for index in range(24):
         fill(publisher, cache, [70_000 + index] * 32_000)
         catch_up(reader, publisher)
         for block_id in range(32_000 // BLOCK_SIZE):
             cache.evict(block_id)
         publisher.flush()
-        num_sent += 2
+    settle(publisher)
     assert publisher.num_dropped == 0
+    num_sent = reader.numbers[-1] - reader.numbers[0]
     num_read = 0
     while sleeper.socket.poll(200):
         sleeper.socket.recv_multipart()
@@ -326,6 +330,30 @@ def test_the_first_changes_say_again_that_the_cache_was_empty(
         [AllBlocksCleared],
         [AllBlocksCleared, BlockStored],
         [BlockStored],
+    ]
+
+
+def test_many_changes_are_several_messages_of_which_the_first_clears(
+    make_publisher: MakePublisher, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_event_publisher, "_MAX_CHANGES", 3)
+    replay_endpoint = local(free_port())
+    publisher = make_publisher(replay_endpoint=replay_endpoint)
+    cache = PrefixCache(BLOCK_SIZE, observer=publisher.log)
+    fill(publisher, cache, list(range(8 * BLOCK_SIZE)))
+    settle(publisher)
+    batches = [
+        msgspec.msgpack.decode(payload, type=EventBatch).events
+        for _, payload in replay(context, replay_endpoint, 1)
+    ]
+    clear, *stored = [event for events in batches for event in events]
+    assert clear == AllBlocksCleared()
+    assert [len(each.block_hashes) for each in stored] == [3, 3, 2]
+    assert [len(events) for events in batches] == [2, 1, 1]
+    assert [each.parent_block_hash for each in stored] == [
+        None,
+        stored[0].block_hashes[-1],
+        stored[1].block_hashes[-1],
     ]
 
 

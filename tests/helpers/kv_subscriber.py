@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import zmq
 
-# What vLLM documents: EventBatch and its events are arrays, each event beginning with the name of its class.
+# As vLLM 0.33 has them: EventBatch is an array, its events are maps with their class's name under "type".
 
 
-class BlockStored(msgspec.Struct, array_like=True, tag="BlockStored"):
+class BlockStored(msgspec.Struct, tag="BlockStored"):
     block_hashes: list[int | bytes]
     parent_block_hash: int | bytes | None
     token_ids: list[int]
@@ -24,12 +24,12 @@ class BlockStored(msgspec.Struct, array_like=True, tag="BlockStored"):
     extra_keys: list[Any] | None = None
 
 
-class BlockRemoved(msgspec.Struct, array_like=True, tag="BlockRemoved"):
+class BlockRemoved(msgspec.Struct, tag="BlockRemoved"):
     block_hashes: list[int | bytes]
     medium: str | None = None
 
 
-class AllBlocksCleared(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
+class AllBlocksCleared(msgspec.Struct, tag="AllBlocksCleared"):
     pass
 
 

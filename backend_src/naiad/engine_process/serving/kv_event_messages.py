@@ -1,7 +1,7 @@
 """Changes of the prefix cache as vLLM's KV events, in msgpack.
 
-Structs are arrays with a tag, as in vLLM's releases of 2025 and 2026 and in SGLang; routers read them by
-position. What Naiad has no value for is nil.
+A batch is an array and an event a map with its name under `type`, as vLLM has them since its pull request
+42892 (2026); earlier releases, and SGLang, write events as arrays. What Naiad has no value for is nil.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HASH_BYTES = 8
 _NO_SALT = PrefixIdentity()
 
 
-class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class BlockStored(msgspec.Struct, frozen=True, tag=True):
     """Consecutive blocks of a text are in the cache.
 
     Attributes:
@@ -42,14 +42,14 @@ class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
     lora_name: str | None
 
 
-class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class BlockRemoved(msgspec.Struct, frozen=True, tag=True):
     """Blocks are no longer in the cache."""
 
     block_hashes: list[int]
     medium: str
 
 
-class AllBlocksCleared(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
     """The cache is empty, or what it contains follows."""
 
 

@@ -17,12 +17,15 @@ import msgspec
 from naiad.config.kv_events import KVEventSettings, is_loopback_endpoint
 from naiad.engine_process.serving.kv_event_messages import (
     AllBlocksCleared,
+    KVEvent,
     KVEventBatch,
     events_of,
 )
 from naiad.errors import ConfigError, StartupError
 from naiad.kv_cache.cache_log import CacheChange, CacheLog, ChangeKind
 
+# Of a message: vllm-router refuses messages of more than 4,096 events or 16 MiB.
+_MAX_CHANGES = 2000
 # What a peer sends is a subscription or a number.
 _MAX_RECEIVED_BYTES = 4096
 _NUMBER_BYTES = 8
@@ -233,14 +236,18 @@ class _Sender:
 
     def _publish(self, pending: Pending) -> None:
         has_token_ids = self._settings.has_token_ids
-        events = events_of(pending.changes, self._block_size, has_token_ids=has_token_ids)
-        if not events and not pending.is_whole:
-            return
         # Again with the first changes: subscribers are not back yet when an engine has just started again.
-        if pending.is_whole or self._next_number == 1:
-            events.insert(0, AllBlocksCleared())
+        before: list[KVEvent] = [AllBlocksCleared()] if pending.is_whole or self._next_number == 1 else []
+        for begin in range(0, max(len(pending.changes), 1), _MAX_CHANGES):
+            changes = pending.changes[begin : begin + _MAX_CHANGES]
+            events = events_of(changes, self._block_size, has_token_ids=has_token_ids)
+            if events or (pending.is_whole and not begin):
+                self._send(KVEventBatch(pending.ts, before + events))
+                before = []
+
+    def _send(self, events: KVEventBatch) -> None:
         number = self._next_number.to_bytes(_NUMBER_BYTES, "big")
-        batch = self._encoder.encode(KVEventBatch(pending.ts, events))
+        batch = self._encoder.encode(events)
         self._next_number += 1
         self._subscribers.send_multipart((self._topic, number, batch))
         if self._replays is not None:
