@@ -14,7 +14,7 @@ TORCH_TESTS := $(addprefix tests/,engine engine_process kv_cache model_runner mo
 CPP := $(wildcard kernels/naiad_kernels/native/src/*.h kernels/naiad_kernels/native/src/*.cpp tests/native/driver/*.cpp perf/peers/*.c)
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
-.PHONY: serve deploy-envoy deploy-haproxy test test-all test-deploy sanitize test-gpu memcheck-gpu test-clients fuzz fuzz-readers audit bench-gpu bench-peers check generated install lock \
+.PHONY: serve deploy-envoy deploy-haproxy deploy-vllm-router deploy-sglang-router test test-all test-deploy sanitize test-gpu memcheck-gpu test-clients fuzz fuzz-readers audit bench-gpu bench-peers check generated install lock \
 	lock-deploy lock-peers lock-clients lock-quantize clean
 
 serve: .venv/.installed
@@ -26,6 +26,12 @@ deploy-envoy: .venv/.installed
 
 deploy-haproxy: .venv/.installed
 	exec $(BIN)/python -m deploy.proxy haproxy $(ARGS)
+
+deploy-vllm-router: .venv/.installed
+	exec $(BIN)/python -m deploy.proxy vllm-router $(ARGS)
+
+deploy-sglang-router: .venv/.installed
+	exec $(BIN)/python -m deploy.proxy sglang-router $(ARGS)
 
 # Tests with a server come after the others, that many of them at most side by side: their servers wait for
 # things to happen in time.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deploy.proxy import TEMPLATES, Plan, program_of
+from deploy.proxy import TEMPLATES, Plan
 
 from helpers.proxied import (
     check_busy_replica_passes_on,
@@ -18,8 +18,7 @@ from helpers.proxied import (
     hit_rate,
 )
 from helpers.raw_grpc import Stream, text_inputs
-from helpers.replicas import Proxy, Replicas, proxied
-from naiad.errors import StartupError
+from helpers.replicas import Proxy, Replicas, available, proxied
 
 pytestmark = pytest.mark.deploy
 
@@ -27,11 +26,7 @@ pytestmark = pytest.mark.deploy
 @pytest.fixture(scope="module", params=sorted(TEMPLATES))
 def name(request: pytest.FixtureRequest) -> str:
     """The proxy; where it can not be had its tests are skipped."""
-    try:
-        program_of(request.param)
-    except StartupError as error:
-        pytest.skip(str(error))
-    return str(request.param)
+    return available(str(request.param))
 
 
 @pytest.fixture(scope="module")

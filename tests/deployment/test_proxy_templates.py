@@ -7,7 +7,9 @@ import argparse
 import pytest
 import yaml
 from deploy.proxy import Plan, rendered, replica_of
+from deploy.routers import ROUTERS
 
+from naiad.config import EngineConfig
 from naiad.errors import StartupError
 
 PLACES = [replica_of("127.0.0.1:9000:8001"), replica_of("127.0.0.1:9010:8011")]
@@ -56,7 +58,25 @@ def test_grpc_is_left_out_where_no_replica_has_it(proxy: str) -> None:
     assert ("STRICT_DNS" in made) == (proxy == "envoy")
 
 
-@pytest.mark.parametrize("text", ["localhost", "a:0", "a:65536", "a:1:2:3", "[::1]:9000", "http://a:9000"])
+def test_routers_get_each_replica_and_its_events() -> None:
+    places = [replica_of("a:9000::5557"), replica_of("b:9010:8001:5567")]
+    command = ROUTERS["vllm-router"](Plan(proxy="vllm-router", replicas=places, policy="kv_aware"))
+    at = command.index("--worker-urls")
+    assert command[at + 1 : at + 3] == ["http://a:9000", "http://b:9010"]
+    sources = [command[i + 1] for i, word in enumerate(command) if word == "--kv-event-source"]
+    assert sources == ["http://a:9000=tcp://a:5557", "http://b:9010=tcp://b:5567"]
+    size = command[command.index("--kv-event-block-size") + 1]
+    assert size == str(EngineConfig(model_dir="").block_size)
+    plan = Plan(proxy="vllm-router", replicas=PLACES, policy="kv_aware")
+    with pytest.raises(StartupError, match="name the port of the KV events"):
+        ROUTERS["vllm-router"](plan)
+    with pytest.raises(StartupError, match="sglang-router has cache_aware, power_of_two, random"):
+        ROUTERS["sglang-router"](Plan(proxy="sglang-router", replicas=PLACES, policy="kv_aware"))
+
+
+@pytest.mark.parametrize(
+    "text", ["localhost", "a:0", "a:65536", "a:1:2:3:4", "a:1::", "[::1]:9000", "http://a:9000"]
+)
 def test_a_replica_is_a_host_with_its_ports(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected HOST:OPENAI_PORT"):
         replica_of(text)

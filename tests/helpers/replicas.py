@@ -13,12 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
-from deploy.proxy import Plan, Replica, start_command
+import pytest
+from deploy.proxy import Plan, Replica, program_of, start_command
 
 from helpers.openai_api import COMPLETIONS, post
 from helpers.ports import free_port
 from helpers.prometheus import Scrape, read_page
 from helpers.server import Server, eventually, gone, start_repository
+from naiad.errors import StartupError
 
 NUM_REPLICAS = 3
 # Of each cycle in which a slow replica's engine is stopped and goes on.
@@ -36,7 +38,9 @@ class Replicas:
         """Start them, one after the other."""
         delay = ("--shutdown-delay-s", str(_SHUTDOWN_DELAY_S))
         self._options = ("--model-repository", str(repository), "--cpu-threads", "1", *delay, *options)
-        self.places = [Replica("127.0.0.1", free_port(), free_port()) for _ in range(NUM_REPLICAS)]
+        self.places = [
+            Replica("127.0.0.1", free_port(), free_port(), free_port()) for _ in range(NUM_REPLICAS)
+        ]
         self.servers: list[Server] = []
         try:
             for place in self.places:
@@ -46,7 +50,10 @@ class Replicas:
             raise
 
     def _started(self, place: Replica) -> Server:
-        ports = ("--openai-port", str(place.openai_port), "--grpc-port", str(place.grpc_port))
+        ports = (
+            *("--openai-port", str(place.openai_port), "--grpc-port", str(place.grpc_port)),
+            *("--kv-events-endpoint", str(place.kv_events_port), "--kv-events-token-ids", "true"),
+        )
         return start_repository(*self._options, *ports, timeout_s=_START_S)
 
     def restart(self, index: int) -> None:
@@ -156,6 +163,15 @@ class Proxy:
         """End it."""
         self.process.terminate()
         self.process.wait(30)
+
+
+def available(name: str) -> str:
+    """Return a proxy's name, or skip the test if it can not be had."""
+    try:
+        program_of(name)
+    except StartupError as error:
+        pytest.skip(str(error))
+    return name
 
 
 @contextlib.contextmanager

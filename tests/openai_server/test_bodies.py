@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from naiad.openai_server.api.bodies import CompletionBody, parse_body
+from naiad.openai_server.api.bodies import ChatBody, CompletionBody, parse_body
 from naiad.openai_server.api.errors import APIError
 
 ASKED: dict[str, Any] = {"model": "first", "prompt": "Hello"}
@@ -59,3 +59,21 @@ def test_an_id_that_every_chunk_repeats_is_short() -> None:
     error = refusal_of(request_id="x" * 201)
     assert error.param == "request_id"
     assert len(error.message) < 200
+
+
+def test_a_chat_may_have_what_routers_add_and_no_other_values_of_it() -> None:
+    # As vllm-router 0.1.17 and sglang-router 0.3.2 write a chat.
+    added = {
+        "no_stop_trim": False,
+        "ignore_eos": False,
+        "continue_final_message": False,
+        "skip_special_tokens": True,
+        "separate_reasoning": True,
+        "stream_reasoning": True,
+        "return_hidden_states": False,
+    }
+    chat = {"model": "first", "messages": [{"role": "user", "content": "Hello"}]}
+    parse_body(msgspec.json.encode(chat | added), ChatBody, is_lenient=False)
+    for name in ("no_stop_trim", "separate_reasoning", "stream_reasoning", "return_hidden_states"):
+        with pytest.raises(APIError, match=f"{name} = .* is not supported"):
+            parse_body(msgspec.json.encode(chat | {name: not added[name]}), ChatBody, is_lenient=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +38,14 @@ def own_server(tiny_dir: Path, leaving: Leaving) -> Iterator[Server]:
 
 def serves(server: Server) -> bool:
     outcome = ask(server.grpc, "ensemble", TWO)
-    return not outcome.errors and not outcome.call_error and len(outcome.responses) > 0
+    if outcome.errors or outcome.call_error or not outcome.responses:
+        return False
+    # A server that starts opens its gRPC port before its HTTP port.
+    try:
+        with urllib.request.urlopen(f"http://{server.http}/v2/health/ready", timeout=10):
+            return True
+    except OSError:
+        return False
 
 
 def seeded_text(server: Server) -> str:
