@@ -35,7 +35,8 @@ def vllm_router_options(plan: Plan) -> list[str]:
         raise StartupError("--policy is kv_aware: name the port of the KV events of each --replica")
     for replica in plan.replicas:
         options += ["--kv-event-source", f"{_url(replica)}=tcp://{replica.host}:{replica.kv_events_port}"]
-    return [*options, "--kv-event-block-size", str(plan.block_size)]
+    # The router wants a name for what the replicas have in common.
+    return [*options, "--kv-event-block-size", str(plan.block_size), "--kv-event-model", "naiad"]
 
 
 def sglang_router_options(plan: Plan) -> list[str]:

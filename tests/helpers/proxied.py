@@ -58,7 +58,8 @@ def check_sessions_stay(replicas: Replicas, proxy: Proxy) -> None:
 
 def hit_rate(proxy: Proxy, *, with_session: bool) -> float:
     """The share of what turns of conversations repeat that comes from a cache."""
-    draw = random.Random(f"{proxy.plan.policy} {with_session}")
+    # Nobody has sent the same prompts before.
+    draw = random.Random(f"{proxy.plan.proxy} {proxy.plan.policy} {with_session}")
 
     def talk(number: int) -> list[Answer]:
         text, answers = "", []
