@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -12,8 +13,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
+
+from naiad.openai_server.connections import ConnectionWatch
 
 _MANY = 10_000
 # What a connection costs in the process that serves it.
@@ -142,6 +146,22 @@ def test_the_connection_that_has_waited_longest_makes_room() -> None:
         old[1].sendall(b"\r\n")
         assert read(old[1]) == 200
         assert [ask(each) for each in (old[0], *old[52:], *new)] == [200] * 99
+
+
+def test_a_connection_that_was_lost_before_its_answer_does_not_wait_for_its_client() -> None:
+    async def test() -> None:
+        watch = ConnectionWatch(timeout_s=60, max_connections=1)
+        connection = watch.around(asyncio.Protocol)()
+        transport = mock.create_autospec(asyncio.Transport, instance=True)
+        transport.is_closing.return_value = False
+        connection.connection_made(transport)
+        connection.begin()  # type: ignore[attr-defined]
+        transport.is_closing.return_value = True
+        connection.connection_lost(None)
+        connection.end()  # type: ignore[attr-defined]
+        assert (watch._num_open, watch._idle) == (0, {})
+
+    asyncio.run(test())
 
 
 def _asked_until_served(port: int) -> int:

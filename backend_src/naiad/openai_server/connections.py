@@ -121,7 +121,9 @@ class _Connection(asyncio.Protocol):
     def end(self) -> None:
         """The request has been answered: what comes next are headers."""
         self._has_request = False
-        self._watch.is_idle(self)
+        # A request whose client has left is answered after its connection was lost.
+        if self._transport is not None and not self._transport.is_closing():
+            self._watch.is_idle(self)
 
     def close(self) -> None:
         """Close it once everything has been sent."""

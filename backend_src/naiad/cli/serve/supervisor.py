@@ -204,7 +204,7 @@ class Supervisor:
         """Go on serving until whoever asks for health has had the time to send new requests elsewhere."""
         delay_s = self._plan.shutdown_delay_s
         if delay_s:
-            say(f"stopping in {delay_s} s: until then requests are taken, and /health says that it stops")
+            say(f"stopping in {delay_s} s: until then requests are taken")
         end_s = time.monotonic() + delay_s
         while server.poll() is None and time.monotonic() < end_s:
             time.sleep(_POLL_S)
