@@ -26,7 +26,7 @@ def vllm_router_options(plan: Plan) -> list[str]:
     """Return vllm-router's options.
 
     Raises:
-        StartupError: the policy needs the replicas' KV events, and one has none.
+        StartupError: a value is not allowed, or the policy needs the replicas' KV events, and one has none.
     """
     options = [*_common(plan), "--prometheus-port", str(plan.admin_port)]
     if plan.policy != "kv_aware":
@@ -40,12 +40,18 @@ def vllm_router_options(plan: Plan) -> list[str]:
 
 
 def sglang_router_options(plan: Plan) -> list[str]:
-    """Return sglang-router's options."""
+    """Return sglang-router's options.
+
+    Raises:
+        StartupError: a value is not allowed.
+    """
     metrics = ("--prometheus-host", "127.0.0.1", "--prometheus-port", str(plan.admin_port))
     return ["launch", *_common(plan), *metrics, "--worker-startup-check-interval", "1"]
 
 
 def _common(plan: Plan) -> list[str]:
+    if plan.session_header != type(plan).session_header:
+        raise StartupError(f"--session-header is {plan.session_header}: {plan.proxy} goes by prompts alone")
     listens = ("--host", plan.host, "--port", str(plan.port))
     policy = ("--policy", plan.chosen_policy)
     return [*listens, "--worker-urls", *map(_url, plan.replicas), *policy, *_HEALTH, "--log-level", "info"]

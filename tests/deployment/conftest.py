@@ -20,6 +20,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "repository"
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("proxies")
+
+
 @pytest.fixture(scope="session")
 def replicas(repository: Path) -> Iterator[Replicas]:
     """Three replicas, which all run when a test has ended."""

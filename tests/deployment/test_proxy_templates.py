@@ -72,6 +72,8 @@ def test_routers_get_each_replica_and_its_events() -> None:
         ROUTERS["vllm-router"](plan)
     with pytest.raises(StartupError, match="sglang-router has cache_aware, power_of_two, random"):
         ROUTERS["sglang-router"](Plan(proxy="sglang-router", replicas=PLACES, policy="kv_aware"))
+    with pytest.raises(StartupError, match="--session-header is x-mine"):
+        ROUTERS["sglang-router"](Plan(proxy="sglang-router", replicas=PLACES, session_header="x-mine"))
 
 
 @pytest.mark.parametrize(

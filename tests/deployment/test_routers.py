@@ -28,11 +28,6 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("routers")
-
-
-@pytest.fixture(scope="module")
 def router(name: str, replicas: Replicas, folder: Path) -> Iterator[Proxy]:
     with proxied(Plan(proxy=name, replicas=replicas.places), folder) as started:
         yield started
