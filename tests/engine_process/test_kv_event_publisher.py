@@ -256,9 +256,11 @@ def test_without_subscribers_nothing_piles_up(make_publisher: MakePublisher) -> 
 
 
 def test_a_subscriber_that_does_not_read_delays_nobody(
-    make_publisher: MakePublisher, context: Context, endpoint: str
+    make_publisher: MakePublisher, context: Context, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publisher = make_publisher(PublisherLimits(max_behind=5), has_token_ids=True)
+    # One message when a text comes and one when it goes; the reader is never further behind than that.
+    monkeypatch.setattr(kv_event_publisher, "_MAX_CHANGES", 8000)
+    publisher = make_publisher(PublisherLimits(max_behind=8), has_token_ids=True)
     sleeper = Subscriber(context, endpoint, max_unread=1)
     reader = subscribed(context, publisher, endpoint)
     cache = PrefixCache(BLOCK_SIZE, observer=publisher.log)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,10 +119,25 @@ def openai_stack(checkpoint: Path) -> Iterator[Stack]:
     text = TextService(checkpoint, directory / "llm.0.engine", config)
     try:
         with _app() as address:
+            _wait_for_model(address)
             yield Stack(address, text)
     finally:
         text.close()
         remove_runtime_directory(directory)
+
+
+def _wait_for_model(address: str) -> None:
+    """Wait until the server has connected to the engine, which it does in a thread of its own."""
+    end_s = time.monotonic() + _PATIENCE_S
+    while not _listed(address):
+        assert time.monotonic() < end_s, "the server does not list the model"
+        time.sleep(0.02)
+
+
+def _listed(address: str) -> list[Any]:
+    with urllib.request.urlopen(f"{address}/models", timeout=_PATIENCE_S) as answer:
+        models: list[Any] = json.load(answer)["data"]
+    return models
 
 
 @contextlib.contextmanager
