@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import msgspec
+import pytest
 from perf.server.span_collector import SpanCollector, span_collector
 
 from helpers.triton_server_doubles import (
@@ -16,10 +18,12 @@ from helpers.triton_server_doubles import (
     let_senders_finish,
     llm_source,
 )
+from naiad.engine_process import Ack
 from naiad.outputs import EngineStats, RequestOutput, Timings
 from naiad.sequence import FinishReason, TextContext
 from naiad.tracing.request_trace import Tracer
 from naiad.tracing.trace_context import TraceContext
+from naiad.triton_server.service import llm_service
 from naiad.triton_server.service.llm_service import LLMService, Telemetry, Tracing
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -65,10 +69,46 @@ def test_in_an_ensemble_it_begins_with_the_tokenizer() -> None:
         service.accept(llm_source(text_context=text_context), FakeSender(), LIMITS)
         service.take_outputs([RequestOutput(1, [6], finish_reason=FinishReason.STOP)], EngineStats())
         let_senders_finish(service)
+        service.take_acks([Ack(1, 1, False)])
         root, read, *_ = collector.wait_for(3)
         service.close()
     assert read.name == "read"
     assert 5 <= read.seconds <= root.seconds
+
+
+@pytest.fixture
+def ensemble() -> Iterator[tuple[LLMService, SpanCollector]]:
+    """A service that a detokenizer follows, whose only stream has sent its last chunk."""
+    with span_collector() as collector:
+        service = traced_service(collector, [])
+        service.accept(llm_source(text_context=msgspec.json.encode(TextContext())), FakeSender(), LIMITS)
+        service.take_outputs([RequestOutput(1, [6], finish_reason=FinishReason.STOP)], EngineStats())
+        let_senders_finish(service)
+        yield service, collector
+        service.close()
+
+
+def test_in_an_ensemble_it_ends_with_the_detokenizer(ensemble: tuple[LLMService, SpanCollector]) -> None:
+    service, collector = ensemble
+    assert service.open_streams() == []
+    time.sleep(0.3)
+    service.take_acks([Ack(1, 1, False)])
+    root = collector.wait_for(5)[0]
+    assert root.name == "text_completion served"
+    assert root.seconds >= 0.3
+    service.take_acks([Ack(1, 1, False)])
+
+
+def test_an_answer_whose_detokenizer_died_ended_when_it_was_sent(
+    ensemble: tuple[LLMService, SpanCollector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, collector = ensemble
+    service.housekeep()
+    assert collector.spans() == []
+    monkeypatch.setattr(llm_service, "DEAD_DETOKENIZER_S", 0.2)
+    time.sleep(0.3)
+    service.housekeep()
+    assert collector.wait_for(5)[0].seconds < 0.3
 
 
 def test_a_refused_request_has_its_error() -> None:

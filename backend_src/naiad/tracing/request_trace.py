@@ -182,12 +182,18 @@ class RequestTrace:
         """
         self._error = self._error or (kind, message)
 
-    def end(self) -> None:
-        """Say that the client has its answer or is gone, and hand over the spans; later calls do nothing."""
+    def end(self, ended_s: float | None = None) -> None:
+        """Say that the client has its answer or is gone, and hand over the spans; later calls do nothing.
+
+        Args:
+            ended_s: when, on the monotonic clock; None: now.
+        """
         if self._has_ended:
             return
         self._has_ended = True
-        ended_s, offset_ns = time.monotonic(), monotonic_to_unix_ns()
+        offset_ns = monotonic_to_unix_ns()
+        if ended_s is None:
+            ended_s = time.monotonic()
         spans = [
             Span(
                 name=self._name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -50,6 +51,7 @@ from naiad.triton_server.service.client_watch import (
     streams_to_poll,
     streams_to_probe,
 )
+from naiad.triton_server.service.handed_over import HandedOver
 from naiad.triton_server.service.lasting_stats import LastingStats, LastingUsage
 from naiad.triton_server.service.sender_pool import SenderPool
 
@@ -154,6 +156,7 @@ class LLMService:
         self._lock = threading.Lock()
         self._streams: dict[int, tuple[ResponseStream, StreamRow]] = {}
         self._has_news = threading.Event()
+        self._handed_over = HandedOver()
         self._senders = SenderPool(NUM_SENDERS, self._flush)
         self.observations = Observations()
         self.forwarded = ForwardedObservations()
@@ -222,9 +225,12 @@ class LLMService:
             with self._lock:
                 found = self._streams.get(ack.sequence_id)
             if found is None:
+                self._handed_over.acknowledge(ack.sequence_id, ack.num_chunks)
                 continue
             stream, row = found
             has_waited = stream.acknowledge(row, ack.num_chunks)
+            if stream.is_closed:
+                self._handed_over.acknowledged(stream)
             if ack.is_cancelled:
                 self._cancel(stream)
             if has_waited:
@@ -272,6 +278,7 @@ class LLMService:
             elif now_s - stream.last_sent_s > DEAD_DETOKENIZER_S and stream.is_waiting_for_acks:
                 stream.fail(UnavailableError("the detokenizer does not answer"))
                 self._abort_rest(stream)
+        self._handed_over.end_before(now_s - DEAD_DETOKENIZER_S)
         return ROUND_S if self._has_work else IDLE_ROUND_S
 
     def rest(self, seconds: float) -> bool:
@@ -297,6 +304,7 @@ class LLMService:
             stream.fail(UnavailableError("the server is stopping"))
             self._senders.schedule(stream)
         self._senders.close()
+        self._handed_over.end_before(math.inf)
         if self._tracing is not None:
             self._tracing.tracer.exporter.close()
         if self._recorder is not None:
@@ -372,6 +380,7 @@ class LLMService:
                 said = InternalError("internal error while answering the request")
             if stream.trace is not None:
                 stream.trace.fail(said.status, type(error).__name__)
+                stream.trace.end()
             stream.is_closed = True
             # Fails if FINAL has been sent already, or if nothing can be sent.
             with contextlib.suppress(Exception):
@@ -387,8 +396,8 @@ class LLMService:
         return error_with_status(output.error_status or "INTERNAL", output.error_message)
 
     def _forget(self, stream: ResponseStream) -> None:
-        if stream.trace is not None:
-            stream.trace.end()
+        # First, so that no acknowledgement finds the stream in neither place.
+        self._handed_over.end_trace(stream)
         with self._lock:
             for row in stream.rows:
                 for sequence_id in row.sequence_ids:
