@@ -20,6 +20,11 @@ _HEALTH = (
     *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "2"),
     *("--health-failure-threshold", "1", "--health-success-threshold", "1"),
 )
+# A request is tried again within milliseconds, and at the same replica as long as the router trusts it.
+_TRUST = (
+    *("--cb-failure-threshold", "2", "--cb-success-threshold", "1"),
+    *("--cb-timeout-duration-secs", "2"),
+)
 
 
 def vllm_router_options(plan: Plan) -> list[str]:
@@ -54,7 +59,8 @@ def _common(plan: Plan) -> list[str]:
         raise StartupError(f"--session-header is {plan.session_header}: {plan.proxy} goes by prompts alone")
     listens = ("--host", plan.host, "--port", str(plan.port))
     policy = ("--policy", plan.chosen_policy)
-    return [*listens, "--worker-urls", *map(_url, plan.replicas), *policy, *_HEALTH, "--log-level", "info"]
+    workers = ("--worker-urls", *map(_url, plan.replicas))
+    return [*listens, *workers, *policy, *_HEALTH, *_TRUST, "--log-level", "info"]
 
 
 def _url(replica: Replica) -> str:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 from helpers.openai_api import address
-from helpers.proxy_load import Answer, Load, complete, endless, failed
+from helpers.proxy_load import Answer, Load, complete, endless, failed, random_text
 from helpers.replicas import NUM_REPLICAS, Proxy, Replicas
 from helpers.server import Server, eventually
 
@@ -122,7 +122,8 @@ def check_lost_replica(replicas: Replicas, proxy: Proxy) -> None:
     long = {"max_tokens": _LONG_TOKENS, "stream": True}
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
         streams = [
-            pool.submit(complete, proxy.address, f"Story {number}", **long) for number in range(NUM_CLIENTS)
+            pool.submit(complete, proxy.address, random_text(f"story {number}", 40), **long)
+            for number in range(NUM_CLIENTS)
         ]
         eventually(lambda: sum(replicas.running()) == NUM_CLIENTS, 60)
         shares = replicas.running()

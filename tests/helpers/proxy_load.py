@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import random
+import string
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -40,6 +42,11 @@ class Answer:
     def cached(self) -> int:
         """Number of prompt tokens that came from the prefix cache."""
         return int((self.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+
+
+def random_text(seed: str, num_chars: int) -> str:
+    """A text that begins like no other one; routers send texts that begin alike to one replica."""
+    return "".join(random.Random(seed).choices(string.ascii_lowercase + " ", k=num_chars))
 
 
 def complete(address: str, prompt: str, *, session: str = "", **fields: Any) -> Answer:
@@ -119,7 +126,7 @@ class Load:
         while not self._over.is_set():
             turn += 1
             is_stream = self._only_streams or turn % 2 == 0
-            prompt = f"client {number}, turn {turn}"
+            prompt = random_text(f"client {number}, turn {turn}", 40)
             self.answers.append(complete(self._address, prompt, stream=is_stream, **self._fields))
 
     def __enter__(self) -> Load:
