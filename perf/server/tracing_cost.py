@@ -4,14 +4,15 @@
 
 Three servers whose engine only counts stream the same requests in turns: one without tracing, one that sends
 the spans of every request to a collector, and one whose collector is not there. Each turn goes through every
-model and the OpenAI API. Processor time is that of a server with all its processes; a ratio is the median of
-those of the turns.
+model and the OpenAI API, and begins with another server. Processor time is that of a server with all its
+processes; a ratio is the median of those of the turns, with its standard error.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             {
                 (model, name): _cost(servers[name], doors[name][model], make_prompts(f"{model} {turn}"), args)
                 for model in _MODELS
-                for name in servers
+                for name in _rotated(list(servers), turn)
             }
             for turn in range(args.turns)
         ]
@@ -89,6 +90,11 @@ def _servers(model_dir: Path, tokens_per_s: float, collector: SpanCollector) -> 
             name: stack.enter_context(naiad_serve((*common, *own), environment))
             for name, own in options.items()
         }
+
+
+def _rotated(names: list[str], turn: int) -> list[str]:
+    first = turn % len(names)
+    return names[first:] + names[:first]
 
 
 def _doors(server: Served, decode: Callable[[list[int]], str]) -> dict[str, Door]:
@@ -131,8 +137,15 @@ def _row(model: str, turns: Sequence[Mapping[tuple[str, str], float]]) -> dict[s
     for name in (TRACED, DEAD):
         found = ratios(name)
         row |= {f"{name}, ratio": round(statistics.median(found), 3)}
+        row |= {f"{name}, error": round(_median_error(found), 3)}
         row |= {f"{name}, least and most": f"{found[0]:.3f}, {found[-1]:.3f}"}
     return row
+
+
+def _median_error(values: Sequence[float]) -> float:
+    """The standard error of a median of values that are spread normally."""
+    spread = statistics.stdev(values) if len(values) > 1 else math.nan
+    return math.sqrt(math.pi / 2 / len(values)) * spread
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
