@@ -85,7 +85,7 @@ async def _most_per_s(server: Served, args: argparse.Namespace) -> float:
     """Chats a second that the first model ends while others wait."""
     async with _session() as session:
         await asyncio.gather(*(_chat(session, server, "warm up", args.output_tokens) for _ in range(4)))
-        num_chats = args.max_num_seqs + args.max_queued
+        num_chats: int = args.max_num_seqs + args.max_queued
         began_s = time.perf_counter()
         prompts = (f"most {number}" for number in range(num_chats))
         said = await asyncio.gather(*(_chat(session, server, each, args.output_tokens) for each in prompts))
