@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 from collections.abc import Awaitable, Callable, Coroutine
@@ -14,7 +15,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from naiad.engine_process.protocol import Checkpoint, Ready
-from naiad.errors import EngineAwayError, UnavailableError
+from naiad.errors import EngineAwayError, InternalError, UnavailableError
+from naiad.openai_server import health_routes
 from naiad.openai_server.api.errors import APIError, unknown_model
 from naiad.openai_server.api.tally import SequenceDelta
 from naiad.openai_server.app import HEALTH, ServerOptions, make_app
@@ -43,6 +45,11 @@ class FakeModel:
         self.error: Exception | None = None
         self.asked: list[Any] = []
         self.num_closed = 0
+        self.token_counts = itertools.repeat(0)
+
+    async def snapshot(self) -> Any:
+        stats = EngineStats(total_prompt_tokens=3, total_generation_tokens=next(self.token_counts))
+        return SimpleNamespace(snapshot=SimpleNamespace(stats=stats))
 
     async def loaded(self) -> Any:
         return SimpleNamespace(info=READY)
@@ -182,7 +189,11 @@ def test_a_client_that_leaves_does_not_end_what_others_wait_for() -> None:
         (lambda model: vars(model).update(reason=FinishReason.TIMEOUT), "its deadline passed"),
     ],
 )
-def test_a_model_that_makes_no_token_is_named(fail: Callable[[FakeModel], None], says: str) -> None:
+def test_a_model_that_makes_no_token_is_named(
+    fail: Callable[[FakeModel], None], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health_routes, "_PROGRESS_S", 0.3)
+
     async def test() -> None:
         models = FakeModels("first", "second")
         models.there["first"].go.set()
@@ -201,6 +212,42 @@ def test_a_model_that_makes_no_token_is_named(fail: Callable[[FakeModel], None],
         assert "`first`" not in answer["error"]["message"]
         assert answer["error"]["type"] == "service_unavailable_error"
         assert broken.num_closed == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("fail", "says"),
+    [
+        (lambda model: None, "it has made no token in 0.05 s"),
+        (lambda model: vars(model).update(error=UnavailableError("the queue is full")), "the queue is full"),
+        (lambda model: vars(model).update(reason=FinishReason.TIMEOUT), "its deadline passed"),
+    ],
+)
+def test_a_model_that_makes_tokens_for_others_is_busy(fail: Callable[[FakeModel], None], says: str) -> None:
+    async def test() -> None:
+        models = FakeModels("first")
+        model = models.there["first"]
+        model.token_counts = iter([7, 7, 8])
+        fail(model)
+        if model.error is not None or model.reason is FinishReason.TIMEOUT:
+            model.go.set()
+        status, answer = await ask(routes_of(models, timeout_s=0.05))
+        assert (status, answer["models"]["first"]["status"]) == (200, "busy")
+        assert says in answer["models"]["first"]["error"]
+        assert "error" not in answer
+
+    run(test)
+
+
+def test_a_model_that_fails_is_not_busy() -> None:
+    async def test() -> None:
+        models = FakeModels("first")
+        model = models.there["first"]
+        model.token_counts = itertools.count()
+        model.error = InternalError("the engine failed")
+        model.go.set()
+        assert (await ask(routes_of(models)))[0] == 503
 
     run(test)
 

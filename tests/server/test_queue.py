@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from helpers.openai_api import post
 from helpers.raw_grpc import ENDLESS, Stream, ask, llm_inputs, text_inputs
 from helpers.served import WAYS, ask_by, served
 from helpers.server import Leaving, Server, eventually, start_server
@@ -18,7 +20,7 @@ SLOTS, QUEUE = 2, 3
 
 @pytest.fixture(scope="module")
 def narrow(tiny_dir: Path, leaving: Leaving) -> Iterator[Server]:
-    options = ("--max-num-seqs", str(SLOTS), "--max-queued-requests", str(QUEUE))
+    options = ("--max-num-seqs", str(SLOTS), "--max-queued-requests", str(QUEUE), "--openai-port", "0")
     running = start_server(tiny_dir, "--dtype", "float32", *options)
     yield running
     leaving.take(running)
@@ -70,6 +72,16 @@ def test_exactly_the_requests_that_run_or_may_wait_are_served(narrow: Server, mo
         stream.cancel()
         assert stream.join().errors == []
     eventually(lambda: gauge(narrow, "active") == 0)
+
+
+def test_deep_health_calls_a_model_with_a_full_queue_busy(narrow: Server) -> None:
+    streams = fill_slots(narrow) + [ask_long(narrow) for _ in range(QUEUE)]
+    eventually(lambda: gauge(narrow, "active") == SLOTS + QUEUE)
+    status, _, raw = post(narrow, "/health/deep", b"", "GET")
+    (health,) = json.loads(raw)["models"].values()
+    assert (status, health["status"]) == (200, "busy")
+    assert "the queue is full" in health["error"]
+    end(narrow, streams)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from aiohttp import hdrs, web
 
@@ -16,11 +17,15 @@ from naiad.openai_server.api.bodies import CompletionBody, Prompt
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.tally import Tally
 from naiad.openai_server.engines.interface import Models
+from naiad.openai_server.engines.snapshot_desk import NamedSnapshot
 from naiad.openai_server.route import JSON, Route
 from naiad.sequence import FinishReason
 
 _MODEL = "model"
 _PROMPT = "Hello"
+# An engine that is well ends a step sooner.
+_PROGRESS_S = 3.0
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +35,21 @@ class _Probe:
     Attributes:
         seconds: how long it took.
         ended_s: when it ended, by the monotonic clock.
-        error: why it failed; None: it did not.
+        error: why no token came; None: one came.
+        is_busy: no token came, but the engine makes tokens for others.
     """
 
     seconds: float
     ended_s: float
     error: str | None
+    is_busy: bool = False
+
+    @property
+    def status(self) -> Literal["ok", "busy", "failed"]:
+        """The word for it."""
+        if self.error is None:
+            return "ok"
+        return "busy" if self.is_busy else "failed"
 
 
 class HealthRoutes:
@@ -74,7 +88,8 @@ class HealthRoutes:
                 method="GET",
                 path="/health/deep",
                 handler=self.deep_health,
-                summary="Succeeds if every model makes a token; a result is kept for a few seconds.",
+                summary="Succeeds if every model makes a token, or is busy with others' tokens; "
+                "a result is kept for a few seconds.",
                 query={_MODEL: "the one model to ask; without it all models are asked"},
                 answer=DeepHealth,
                 failures={503: DeepHealth},
@@ -100,7 +115,7 @@ class HealthRoutes:
         return web.Response()
 
     async def deep_health(self, request: web.Request) -> web.Response:
-        """Answer `GET /health/deep`: 200 if each model makes a token, 503 if one does not."""
+        """Answer `GET /health/deep`: 200 if each model makes a token, for the probe or for others."""
         unknown = next((name for name in request.query if name != _MODEL), None)
         if unknown is not None:
             message = f"{unknown[:80]}: this parameter is not known: expected {_MODEL}."
@@ -111,7 +126,7 @@ class HealthRoutes:
         answer = DeepHealth(
             models={
                 name: ModelHealth(
-                    status="failed" if probe.error else "ok",
+                    status=probe.status,
                     seconds=round(probe.seconds, 6),
                     age_seconds=round(now_s - probe.ended_s, 6),
                     error=probe.error,
@@ -119,7 +134,9 @@ class HealthRoutes:
                 for name, probe in zip(names, probes, strict=True)
             }
         )
-        failed = [f"`{name}`: {found.error}" for name, found in answer.models.items() if found.error]
+        failed = [
+            f"`{name}`: {found.error}" for name, found in answer.models.items() if found.status == "failed"
+        ]
         if not failed:
             return web.Response(body=encode(answer), content_type=JSON)
         error = APIError(503, f"No token came from {'; '.join(failed)}.", param=_MODEL)
@@ -163,15 +180,37 @@ class HealthRoutes:
 
     async def _infer(self, name: str) -> _Probe:
         begin_s = time.monotonic()
-        error = None
+        error, may_be_busy = None, False
         try:
             await asyncio.wait_for(self._make_token(name), self._timeout_s)
         except asyncio.TimeoutError:
-            error = f"it has made no token in {self._timeout_s:g} s"
+            error, may_be_busy = f"it has made no token in {self._timeout_s:g} s", True
         except (APIError, NaiadError) as problem:
             error = problem.message if isinstance(problem, APIError) else str(problem)
+            may_be_busy = isinstance(problem, UnavailableError)
+        is_busy = may_be_busy and await self._is_busy(name)
         ended_s = time.monotonic()
-        return _Probe(ended_s - begin_s, ended_s, error)
+        return _Probe(ended_s - begin_s, ended_s, error, is_busy)
+
+    async def _is_busy(self, name: str) -> bool:
+        """Whether the engine of a model that had no token for us computes tokens of others."""
+        try:
+            await asyncio.wait_for(self._progress(name), _PROGRESS_S)
+        except (APIError, NaiadError, asyncio.TimeoutError):
+            return False
+        return True
+
+    async def _progress(self, name: str) -> None:
+        """Return once the engine has computed tokens.
+
+        Raises:
+            APIError: it can not be asked.
+            NaiadError: it is away, or it can not be asked.
+        """
+        model = self._models.get(name)
+        before = _num_tokens(await model.snapshot())
+        while _num_tokens(await model.snapshot()) <= before:
+            await asyncio.sleep(_LOOK_S)
 
     async def _make_token(self, name: str) -> None:
         model = self._models.get(name)
@@ -192,6 +231,11 @@ class HealthRoutes:
                         raise UnavailableError("its deadline passed before it had made a token")
         finally:
             generation.close()
+
+
+def _num_tokens(taken: NamedSnapshot) -> int:
+    stats = taken.snapshot.stats
+    return stats.total_prompt_tokens + stats.total_generation_tokens
 
 
 def _nothing_serves() -> APIError:

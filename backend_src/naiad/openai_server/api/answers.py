@@ -256,9 +256,12 @@ class DetokenizeAnswer(msgspec.Struct):
 
 
 class ModelHealth(msgspec.Struct, kw_only=True):
-    """What the last inference of a model has shown; times in seconds."""
+    """What the last inference of a model has shown; times in seconds.
 
-    status: Literal["ok", "failed"]
+    Busy: the inference got no token, as the queue is full or long, but others get theirs.
+    """
+
+    status: Literal["ok", "busy", "failed"]
     seconds: float
     age_seconds: float
     error: str | None = None
