@@ -7,24 +7,28 @@ from naiad.cli.serve.start_watch import DEAD_STUB_S, StartSight, StartWatch
 
 def test_a_stub_that_ended_unnoticed_is_told_after_a_while_and_not_at_once() -> None:
     watch = StartWatch(600, 0.0)
-    dead = StartSight(dead_stubs=frozenset({7}))
+    dead = StartSight(dead_stubs={7: " by signal SIGKILL"})
     assert watch.take(dead, 1.0) is None
     assert watch.take(dead, DEAD_STUB_S) is None
-    assert "process (the Python backend's stub) ended" in (watch.take(dead, 1.0 + DEAD_STUB_S) or "")
+    assert watch.take(dead, 1.0 + DEAD_STUB_S) == (
+        "the process of a model (the Python backend's stub) ended by signal SIGKILL, "
+        "and the server still waits for it"
+    )
     assert DEAD_STUB_S < 18
 
 
 def test_a_stub_that_was_alive_and_is_gone_is_told() -> None:
     watch = StartWatch(600, 0.0)
-    assert watch.take(StartSight(stubs=frozenset({7, 8})), 1.0) is None
-    gone = StartSight(stubs=frozenset({8}))
+    assert watch.take(StartSight(stubs={7: "text", 8: "llm"}), 1.0) is None
+    gone = StartSight(stubs={8: "llm"})
     assert watch.take(gone, 2.0) is None
-    assert "ended" in (watch.take(gone, 2.0 + DEAD_STUB_S) or "")
+    said = watch.take(gone, 2.0 + DEAD_STUB_S) or ""
+    assert said.startswith("the process of model text (the Python backend's stub) ended, and")
 
 
 def test_a_start_in_which_nothing_happens_ends_after_the_timeout() -> None:
     watch = StartWatch(60, 0.0)
-    idle = StartSight(stubs=frozenset({7}), num_lines=3, cpu_s=2.0)
+    idle = StartSight(stubs={7: "llm"}, num_lines=3, cpu_s=2.0)
     assert [watch.take(idle, float(second)) for second in range(1, 61)] == [None] * 60
     assert watch.take(idle, 75.0) == (
         "it made no progress for 60 s: no output, no new process, no computing, no reading; "

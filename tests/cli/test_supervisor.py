@@ -233,14 +233,17 @@ def test_a_model_that_dies_before_the_first_probe_fails_the_start(start: Start) 
     assert line == "naiad: error: the server did not start: llm: Stub process 'llm_0_0' is not healthy."
 
 
-@pytest.mark.parametrize("behaviour", ["dead-stub", "gone-stub"])
+@pytest.mark.parametrize(
+    ("behaviour", "how"), [("dead-stub", "ended with exit status 0"), ("gone-stub", "ended")]
+)
 def test_a_stub_that_dies_while_the_server_waits_for_it_fails_the_start(
-    start: Start, tmp_path: Path, behaviour: str
+    start: Start, tmp_path: Path, behaviour: str, how: str
 ) -> None:
     supervised = start(behaviour, str(tmp_path))
     assert supervised.wait() == 1
     (line,) = supervised.lines
-    assert "the server did not start: a model's process (the Python backend's stub) ended" in line
+    said = f"the process of a model (the Python backend's stub) {how}, and the server still waits for it"
+    assert line == f"naiad: error: the server did not start: {said}"
 
 
 def test_a_start_without_progress_is_given_up(start: Start) -> None:

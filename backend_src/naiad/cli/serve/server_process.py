@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -87,20 +89,22 @@ class ServerProcess:
 
     def start_sight(self) -> StartSight:
         """What is seen of the server while it starts."""
-        stubs, dead, cpu_s, read_bytes = set(), set(), 0.0, 0
+        stubs: dict[int, str] = {}
+        dead: dict[int, str] = {}
+        cpu_s, read_bytes = 0.0, 0
         for process in self._descendants():
             with contextlib.suppress(psutil.Error):
                 name, is_dead = process.name(), process.status() == psutil.STATUS_ZOMBIE
                 if is_dead and name in (_SHOWN_STUB_NAME, *_SHELLS):
-                    dead.add(process.pid)
+                    dead[process.pid] = _ending(process.pid)
                 elif name == STUB_NAME:
-                    stubs.add(process.pid)
+                    stubs[process.pid] = _model_of(process.cmdline())
                 # The server itself is busy with our questions.
                 if not is_dead and process.ppid() != self._guard.pid:
                     times = process.cpu_times()
                     cpu_s += times.user + times.system
                     read_bytes += process.io_counters().read_bytes
-        return StartSight(frozenset(stubs), frozenset(dead), self._log.num_lines, cpu_s, read_bytes)
+        return StartSight(stubs, dead, self._log.num_lines, cpu_s, read_bytes)
 
     def runtime_directories(self) -> list[Path]:
         """The directories of its models' sockets: one directory, once the models have been loaded."""
@@ -125,3 +129,19 @@ class ServerProcess:
         assert self._guard.stdout is not None
         for line in self._guard.stdout:
             log.take(line.decode(errors="replace").rstrip("\n"))
+
+
+def _model_of(command: Sequence[str]) -> str:
+    """The model of a stub, whose first argument is MODEL/VERSION/model.py."""
+    return Path(command[1]).parent.parent.name if len(command) > 1 else ""
+
+
+def _ending(pid: int) -> str:
+    """How a process ended that its parent has not asked for yet, in words; empty: it cannot be told."""
+    with contextlib.suppress(OSError, ValueError):
+        # The last field of proc(5)'s stat is the status that waitpid() returns.
+        status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
+        if os.WIFSIGNALED(status):
+            return f" by signal {signal.Signals(os.WTERMSIG(status)).name}"
+        return f" with exit status {os.WEXITSTATUS(status)}"
+    return ""

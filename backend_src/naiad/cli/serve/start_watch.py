@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 # The server itself may report within this time why a stub has ended, and end.
 DEAD_STUB_S = 10.0
@@ -17,15 +18,15 @@ class StartSight:
     """What can be seen of a starting server from outside.
 
     Attributes:
-        stubs: ids of its live stubs.
-        dead_stubs: ids of stubs that have ended and that the server has not asked for.
+        stubs: process id → model, of its live stubs.
+        dead_stubs: process id → how it ended, of stubs that have ended and that the server has not asked for.
         num_lines: number of lines that it has printed.
         cpu_s: processor time that its stubs and engines have used.
         read_bytes: what they have read from disks.
     """
 
-    stubs: frozenset[int] = frozenset()
-    dead_stubs: frozenset[int] = frozenset()
+    stubs: Mapping[int, str] = field(default_factory=dict)
+    dead_stubs: Mapping[int, str] = field(default_factory=dict)
     num_lines: int = 0
     cpu_s: float = 0.0
     read_bytes: int = 0
@@ -39,13 +40,15 @@ class StartWatch:
         self._timeout_s = timeout_s
         self._progress_s = self._window_s = now_s
         self._last = self._window = StartSight()
-        self._seen_stubs: frozenset[int] = frozenset()
+        self._seen_stubs: dict[int, str] = {}
+        self._endings: dict[int, str] = {}
         self._gone_since_s: dict[int, float] = {}
 
     def take(self, sight: StartSight, now_s: float) -> str | None:
         """Take what is seen now; return why the start has failed, or None."""
-        if self._has_dead_stub(sight, now_s):
-            return "a model's process (the Python backend's stub) ended, and the server still waits for it"
+        dead = self._dead_stub(sight, now_s)
+        if dead is not None:
+            return f"{self._said_of(dead)}, and the server still waits for it"
         if self._moves(sight, now_s):
             self._progress_s = now_s
         self._last = sight
@@ -56,14 +59,22 @@ class StartWatch:
             )
         return None
 
-    def _has_dead_stub(self, sight: StartSight, now_s: float) -> bool:
+    def _dead_stub(self, sight: StartSight, now_s: float) -> int | None:
+        """The process id of a stub that has been dead for too long."""
         self._seen_stubs |= sight.stubs
-        gone = sight.dead_stubs | (self._seen_stubs - sight.stubs)
+        self._endings |= sight.dead_stubs
+        gone = sight.dead_stubs.keys() | (self._seen_stubs.keys() - sight.stubs.keys())
         self._gone_since_s = {pid: self._gone_since_s.get(pid, now_s) for pid in gone}
-        return any(now_s - since_s >= DEAD_STUB_S for since_s in self._gone_since_s.values())
+        late = (pid for pid, since_s in self._gone_since_s.items() if now_s - since_s >= DEAD_STUB_S)
+        return next(late, None)
+
+    def _said_of(self, pid: int) -> str:
+        model = self._seen_stubs.get(pid)
+        whose = f"model {model}" if model else "a model"
+        return f"the process of {whose} (the Python backend's stub) ended{self._endings.get(pid, '')}"
 
     def _moves(self, sight: StartSight, now_s: float) -> bool:
-        if (sight.num_lines, sight.stubs) != (self._last.num_lines, self._last.stubs):
+        if (sight.num_lines, sight.stubs.keys()) != (self._last.num_lines, self._last.stubs.keys()):
             return True
         if now_s - self._window_s < _WINDOW_S:
             return False
