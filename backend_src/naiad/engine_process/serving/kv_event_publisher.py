@@ -226,13 +226,14 @@ class _Sender:
         if self._replays is not None:
             poller.register(self._replays, self._zmq.POLLIN)
         while not self._is_closing or self.pending:
-            for source, _ in poller.poll():
-                if source == self._waker:
-                    os.eventfd_read(self._waker)
-                else:
-                    self._replay()
+            ready = {source for source, _ in poller.poll()}
+            if self._waker in ready:
+                os.eventfd_read(self._waker)
+            # Before a replay, which then has all that was handed over before it was asked for.
             while self.pending:
                 self._publish(self.pending.popleft())
+            if self._replays in ready:
+                self._replay()
 
     def _publish(self, pending: Pending) -> None:
         has_token_ids = self._settings.has_token_ids
