@@ -129,6 +129,16 @@ def test_options_are_those_of_naiad_serve() -> None:
     assert str(args.api_keys) == "/etc/naiad/keys/keys.json"
 
 
+def test_long_names_stay_different() -> None:
+    names = [f"{'m' * 30}-{letter}" for letter in "ab"]
+    given = {"image": IMAGE, "keys": KEYS, "models": dict.fromkeys(names, VOLUME)}
+    checked = render(json.dumps(given), name="r" * 53)
+    assert checked.problems == []
+    services = [each["metadata"]["name"] for each in checked.documents if each["kind"] == "Service"]
+    assert len(set(services)) == 2
+    assert all(len(each) <= 63 for each in services)
+
+
 def test_triton_stays_on_loopback_unless_asked() -> None:
     documents = rendered()
     assert parsed(args_of(documents)).host == "127.0.0.1"

@@ -4,9 +4,15 @@
 {{- toYaml (mergeOverwrite (deepCopy $root.Values.defaults) (deepCopy (index $root.Values.models (index . 1) | default dict))) -}}
 {{- end -}}
 
+{{/* The name of a model's objects; a long one ends with its hash, so that no two are the same. */}}
 {{- define "naiad.name" -}}
 {{- $root := index . 0 -}}
-{{- printf "%s-%s" $root.Release.Name (index . 1) | trunc 63 | trimSuffix "-" -}}
+{{- $name := printf "%s-%s" $root.Release.Name (index . 1) -}}
+{{- if le (len $name) 63 -}}
+{{- $name -}}
+{{- else -}}
+{{- printf "%s-%s" ($name | trunc 52 | trimSuffix "-") ($name | sha256sum | trunc 10) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "naiad.selector" -}}
