@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from helpers.raw_grpc import Outcome, ask, text_inputs
-from helpers.server import Leaving, Server, start_repository
+from helpers.server import Leaving, Server, eventually, start_repository
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
 # A shared memory of its own, as small as docker's.
@@ -89,3 +90,18 @@ def test_an_answer_that_needs_more_of_it_ends_with_an_error(server: Server) -> N
         assert not outcome.errors
         assert outcome.num_finals == 1
     assert server.used_blocks() == 0
+
+
+@pytest.mark.slow
+def test_many_small_answers_at_once_end_each(server: Server) -> None:
+    """Prompts and answers are together more than a region has, but it never holds all of them."""
+    inputs = text_inputs("a" * 28_000, 2, ignore_eos=True)
+    assert not ask(server.grpc, "text", inputs).errors
+    for model in ("text", "ensemble"):
+        with full(server), ThreadPoolExecutor(60) as pool:
+            asked = [pool.submit(ask, server.grpc, model, inputs) for _ in range(60)]
+            outcomes = [each.result(120) for each in asked]
+        assert [each.num_finals for each in outcomes] == [1] * 60
+        assert all("shared memory" in error for each in outcomes for error in each.errors)
+        assert any(not each.errors for each in outcomes)
+    eventually(lambda: server.used_blocks() == 0)
