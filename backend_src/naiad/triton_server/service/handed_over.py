@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from naiad.tracing.request_trace import RequestTrace
 from naiad.triton_server.responses.stream import ResponseStream, StreamRow
 
 
@@ -20,17 +21,15 @@ class HandedOver:
         self._lock = threading.Lock()
         self._streams: dict[int, tuple[ResponseStream, StreamRow]] = {}
 
-    def end_trace(self, stream: ResponseStream) -> None:
+    def end_trace(self, stream: ResponseStream, trace: RequestTrace) -> None:
         """End a closed stream's trace: now, or with the last acknowledgement that it waits for."""
-        if stream.trace is None:
-            return
         with self._lock:
             waits = stream.is_waiting_for_acks and stream.error is None and not stream.is_cancelling
             if waits:
                 for row in stream.rows:
                     self._streams.update(dict.fromkeys(row.sequence_ids, (stream, row)))
         if not waits:
-            stream.trace.end()
+            trace.end()
 
     def acknowledge(self, sequence_id: int, num_chunks: int) -> None:
         """Take an acknowledgement for a stream that may be kept here."""

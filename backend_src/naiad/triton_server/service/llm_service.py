@@ -229,7 +229,7 @@ class LLMService:
                 continue
             stream, row = found
             has_waited = stream.acknowledge(row, ack.num_chunks)
-            if stream.is_closed:
+            if stream.is_closed and stream.trace is not None:
                 self._handed_over.acknowledged(stream)
             if ack.is_cancelled:
                 self._cancel(stream)
@@ -396,8 +396,9 @@ class LLMService:
         return error_with_status(output.error_status or "INTERNAL", output.error_message)
 
     def _forget(self, stream: ResponseStream) -> None:
-        # First, so that no acknowledgement finds the stream in neither place.
-        self._handed_over.end_trace(stream)
+        if stream.trace is not None:
+            # First, so that no acknowledgement finds the stream in neither place.
+            self._handed_over.end_trace(stream, stream.trace)
         with self._lock:
             for row in stream.rows:
                 for sequence_id in row.sequence_ids:
