@@ -48,6 +48,10 @@ def test_few_tokens_are_one_batch_and_drafts_are_not_cut() -> None:
     assert sizes(micro_batches([state_row(1, 9, [1], (2,) * 40), state_row(2, 0, [3])], 2, 16)) == [[41], [1]]
 
 
+def tokens_of(rows: list[StepRow]) -> list[tuple[int, int]]:
+    return [(row.sequence_id, each) for row in rows for each in (*row.token_ids, *row.draft_token_ids)]
+
+
 def test_batches_have_every_token_once_in_the_step_s_order() -> None:
     rng = random.Random(0)
     for _ in range(200):

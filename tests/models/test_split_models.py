@@ -99,9 +99,8 @@ def split_logits(directory: Path, size: int) -> list[torch.Tensor]:
         own = group.of(rank)
         with torch.inference_mode():
             try:
-                part = load_part(
-                    str(directory), config, LoadOptions(), Place(Stage(0, 1), Part(rank, size)), own
-                )  # type: ignore[arg-type]
+                place = Place(Stage(0, 1), Part(rank, size))
+                part = load_part(str(directory), config, LoadOptions(), place, own)  # type: ignore[arg-type]
                 return logits_of(part, own.joined)
             except BaseException:
                 group.abort()
