@@ -98,7 +98,7 @@ def test_a_number_of_stages_that_can_not_work_is_refused() -> None:
     for stages, parts, expected in (
         (0, 1, "1 … 64"),
         (65, 1, "1 … 64"),
-        (22, 3, "1 … 21 with tensor_parall"),
+        (22, 3, "1 … 21 with tensor_p"),
     ):
         with pytest.raises(ConfigError, match=rf"^pipeline_parallel_size = {stages}: expected {expected}"):
             EngineConfig(model_dir="m", tensor_parallel_size=parts, pipeline_parallel_size=stages)
