@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ import torch
 from helpers.runner_traffic import make_engine, traffic
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
+from naiad.errors import ConfigError
 from naiad.model_runner import ModelRunner
+from naiad.model_runner.device import resolve_device
 from naiad.model_runner.ranks.micro_batches import micro_batches
 from naiad.model_runner.sequence_states import SequenceState, StateRow
 from naiad.outputs import RequestOutput, StepRow
@@ -80,6 +84,16 @@ def test_batches_have_every_token_once_in_the_step_s_order() -> None:
         assert [row.samples for row in pieces].count(True) == len(rows)
 
 
+def test_fewer_gpus_than_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
+    config = EngineConfig(model_dir="m", device="cuda", tensor_parallel_size=2, pipeline_parallel_size=3)
+    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size = 3: expected 1 … 2: there are 5 GPUs"):
+        resolve_device(config)
+    with pytest.raises(ConfigError, match=r"^tensor_parallel_size = 6: expected 1 … 5, the number of GPUs"):
+        resolve_device(replace(config, tensor_parallel_size=6))
+
+
 @pytest.fixture(scope="module", params=[(1, 2), (2, 2)], ids="{0[0]} x {0[1]}".format)
 def runners(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
@@ -121,7 +135,7 @@ def logits_of(outputs: list[RequestOutput]) -> torch.Tensor:
 
 
 def test_a_model_with_windows_makes_the_tokens_of_one_process(
-    runners: tuple[EngineConfig, ModelRunner, ModelRunner],
+    runners: tuple[EngineConfig, ModelRunner, ModelRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first stage has no layer of the group without a window; all stages have the same block ids."""
     config, here, there = runners
@@ -129,11 +143,24 @@ def test_a_model_with_windows_makes_the_tokens_of_one_process(
     assert [len(group.layers) for group in there.model_config.layer_groups] == [0, 3]
     engine = make_engine(config, here, overlaps=False)
     expected = traffic(engine, 0)
+    assert there._followers is not None
+    staged, num_batches = there._followers.staged, Counter[int]()
+    assert staged is not None
+    finish = staged.finish
+
+    def counted() -> list[torch.Tensor]:
+        results = finish()
+        num_batches[len(results)] += 1
+        return results
+
+    monkeypatch.setattr(staged, "finish", counted)
     made = traffic(make_engine(config, there, overlaps=False), 0)
     assert made.keys() == expected.keys()
     for sequence_id, outputs in made.items():
         assert token_ids(outputs) == token_ids(expected[sequence_id])
         torch.testing.assert_close(logits_of(outputs), logits_of(expected[sequence_id]), rtol=0, atol=1e-4)
+    assert num_batches.keys() == {1, 2}
+    assert num_batches[2] > 5
     stats = engine.stats()
     assert stats.total_hit_tokens > 0
     assert sum(stats.total_accepted_tokens_at) > 0
