@@ -89,6 +89,19 @@ def test_what_ranks_can_not_do_is_refused_by_name(settings: dict[str, object], m
     EngineConfig(model_dir="m", **settings)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message):
         EngineConfig(model_dir="m", tensor_parallel_size=3, **settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=message.replace("tensor", "pipeline")):
+        EngineConfig(model_dir="m", pipeline_parallel_size=3, **settings)  # type: ignore[arg-type]
+
+
+def test_a_number_of_stages_that_can_not_work_is_refused() -> None:
+    assert EngineConfig(model_dir="m", tensor_parallel_size=3, pipeline_parallel_size=21).num_ranks == 63
+    for stages, parts, expected in (
+        (0, 1, "1 … 64"),
+        (65, 1, "1 … 64"),
+        (22, 3, "1 … 21 with tensor_p"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^pipeline_parallel_size = {stages}: expected {expected}"):
+            EngineConfig(model_dir="m", tensor_parallel_size=parts, pipeline_parallel_size=stages)
 
 
 @pytest.mark.parametrize("text", [",", "0,", "a", "0-", "-1", "2-1", "0,0", "1-3,2", "0;1", "²"])

@@ -22,7 +22,7 @@ from naiad.errors import ConfigError, ModelError
 from naiad.model_runner import ModelRunner
 
 NUM_TOKENS = 40
-# Three processes import torch side by side.
+# Four processes import torch side by side.
 START_S = 300.0
 
 
@@ -32,13 +32,14 @@ def rank_pids(pid: int) -> list[int]:
     return [each.pid for each in children if "naiad.model_runner.ranks" in each.cmdline()]
 
 
-def make_config(folder: Path, size: int) -> EngineConfig:
+def make_config(folder: Path, size: int, stages: int = 1) -> EngineConfig:
     return EngineConfig(
         model_dir=str(folder),
         dtype="float32",
         max_num_batched_tokens=64,
         kv_cache_bytes=1 << 24,
         tensor_parallel_size=size,
+        pipeline_parallel_size=stages,
     )
 
 
@@ -64,11 +65,11 @@ def test_quantised_weights_are_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[EngineClient, Recorder]]:
-    """An engine process with two more ranks."""
+    """An engine process with three more ranks: two stages of two parts each."""
     recorder = Recorder()
     with tempfile.TemporaryDirectory(prefix="naiad-test-") as directory:
         checkpoint = tiny_checkpoint(Path(directory) / "checkpoint")
-        config = make_config(checkpoint, 3)
+        config = make_config(checkpoint, 2, 2)
         socket_path = Path(directory) / "llm.engine"
         client = EngineClient(config, socket_path, recorder.on_outputs, recorder.on_lost)
         client.start()
@@ -78,7 +79,7 @@ def served() -> Iterator[tuple[EngineClient, Recorder]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_busy", [False, True])
-@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_the_death_of_a_rank_ends_all_and_the_engine_restarts(
     served: tuple[EngineClient, Recorder], rank: int, is_busy: bool
 ) -> None:
@@ -89,7 +90,7 @@ def test_the_death_of_a_rank_ends_all_and_the_engine_restarts(
     engine = client.pid
     assert engine is not None
     pids = [engine, *rank_pids(engine)]
-    assert len(pids) == 3
+    assert len(pids) == 4
     if is_busy:
         client.submit([make_request(first_id + 1, 5, 4000)])
         recorder.wait_started(first_id + 1)

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_config(folder: Path, size: int, **settings: Any) -> EngineConfig:
+def make_config(folder: Path, size: int, stages: int = 1, **settings: Any) -> EngineConfig:
     return EngineConfig(
         model_dir=str(folder),
         dtype="float32",
@@ -50,15 +50,16 @@ def make_config(folder: Path, size: int, **settings: Any) -> EngineConfig:
         block_size=BLOCK,
         kv_cache_bytes=NUM_BLOCKS * block_bytes(folder),
         tensor_parallel_size=size,
+        pipeline_parallel_size=stages,
         **settings,
     )
 
 
 @contextmanager
-def split(folder: Path, size: int, **settings: Any) -> Iterator[ModelRunner]:
-    runner = ModelRunner(make_config(folder, size, **settings))
+def split(folder: Path, size: int, stages: int) -> Iterator[ModelRunner]:
+    runner = ModelRunner(make_config(folder, size, stages))
     pids = child_pids(os.getpid())
-    assert len(pids) == size - 1
+    assert len(pids) == size * stages - 1
     try:
         yield runner
     finally:
@@ -72,10 +73,10 @@ def child_pids(pid: int) -> list[int]:
     return [each.pid for each in children if "naiad.model_runner.ranks" in each.cmdline()]
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[(2, 1), (3, 1), (1, 2), (2, 2)], ids="{0[0]} x {0[1]}".format)
 def runners(folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[ModelRunner, ModelRunner]]:
     """The model in this process alone, and split over some."""
-    with split(folder, request.param) as there:
+    with split(folder, *request.param) as there:
         yield ModelRunner(make_config(folder, 1)), there
 
 

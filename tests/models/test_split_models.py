@@ -24,7 +24,9 @@ from naiad.models.registry import load_part
 from naiad.models.safetensors_files import SafetensorsFiles
 from naiad.models.sources import SafetensorsSource
 from naiad.models.split.part import Part, check_can_split
+from naiad.models.split.place import Place
 from naiad.models.split.source import SplitSource
+from naiad.models.split.stage import Stage
 from naiad.sampling.sampler import Sampler
 from naiad.sequence import SamplingParams
 from naiad_kernels.linear import LoadOptions
@@ -97,7 +99,8 @@ def split_logits(directory: Path, size: int) -> list[torch.Tensor]:
         own = group.of(rank)
         with torch.inference_mode():
             try:
-                part = load_part(str(directory), config, LoadOptions(), Part(rank, size), own)  # type: ignore[arg-type]
+                place = Place(Stage(0, 1), Part(rank, size))
+                part = load_part(str(directory), config, LoadOptions(), place, own)  # type: ignore[arg-type]
                 return logits_of(part, own.joined)
             except BaseException:
                 group.abort()

@@ -71,6 +71,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         help="number of processes that share the model, on CUDA each with a GPU of its own",
     )
     add(
+        "--pipeline-parallel-size",
+        type=at_least(1),
+        metavar="N",
+        help="number of stages that share the layers of the model; each is --tensor-parallel-size processes",
+    )
+    add(
         "--cpu-threads",
         type=at_least(0),
         metavar="N",

@@ -48,9 +48,12 @@ class EngineConfig:
             of the KV cache, on CUDA on a GPU of its own. At most the checkpoint's number of heads. With more
             than one, torch computes the steps on a CPU, and on CUDA steps are neither captured as graphs nor
             overlapped.
+        pipeline_parallel_size: number of stages that share the layers, one after another; each is
+            `tensor_parallel_size` processes. At most the checkpoint's number of layers. With more than one,
+            as with several processes in a stage.
         cpu_threads: threads that compute a step on a CPU, at most as many as the process may use cores.
             0: one for each physical core, or for each core of cpu_affinity. The native kernels use fewer
-            for a while when other programs need the cores. The ranks of `tensor_parallel_size` share them.
+            for a while when other programs need the cores. All processes of a split model share them.
         cpu_affinity: cores that the native kernels' threads are pinned to, one each, such as "0,2-3"; at
             least cpu_threads. Empty: not pinned. Other than empty only where native kernels compute.
         max_num_seqs: maximum sequences that run at the same time.
@@ -107,6 +110,7 @@ class EngineConfig:
     quantization: str = "none"
     start_cache: bool = True
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     cpu_threads: int = 0
     cpu_affinity: str = ""
     max_num_seqs: int = 32
@@ -234,11 +238,16 @@ class EngineConfig:
         size = self.tensor_parallel_size
         if not 1 <= size <= MAX_RANKS:
             raise ConfigError("tensor_parallel_size", size, f"1 … {MAX_RANKS}")
-        if size == 1:
+        stages = self.pipeline_parallel_size
+        if not 1 <= stages <= MAX_RANKS // size:
+            what = f"1 … {MAX_RANKS // size}" + (f" with tensor_parallel_size = {size}" if size > 1 else "")
+            raise ConfigError("pipeline_parallel_size", stages, what)
+        if self.num_ranks == 1:
             return
-        why = f"with tensor_parallel_size = {size}"
-        if 0 < self.cpu_threads < size:
-            raise ConfigError("cpu_threads", self.cpu_threads, f"0 or at least {size} {why}")
+        sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": stages}
+        why = "with " + " and ".join(f"{key} = {value}" for key, value in sizes.items() if value > 1)
+        if 0 < self.cpu_threads < self.num_ranks:
+            raise ConfigError("cpu_threads", self.cpu_threads, f"0 or at least {self.num_ranks} {why}")
         if self.cpu_kernels == "native":
             expected = f"auto or torch: {why} torch computes the steps on a CPU"
             raise ConfigError("cpu_kernels", self.cpu_kernels, expected)
@@ -247,9 +256,14 @@ class EngineConfig:
         if self.cpu_affinity:
             raise ConfigError("cpu_affinity", self.cpu_affinity, f"no cores {why}")
         if self.batch_invariant:
-            raise ConfigError("batch_invariant", True, f"false {why}: the order of the ranks' sums may vary")
+            raise ConfigError("batch_invariant", True, f"false {why}: the ranks' sums or batches may vary")
         if self.drafter in ("draft_model", "self"):
             raise ConfigError("drafter", self.drafter, f"auto, none, ngram or suffix {why}")
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that share the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> EngineConfig:

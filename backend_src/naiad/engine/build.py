@@ -59,7 +59,7 @@ def build_engine(config: EngineConfig, cache_observer: CacheObserver | None = No
     scheduler = Scheduler(kv_cache, limits, policy, speculator)
     # On a CPU the launching thread itself computes the step, so nothing can overlap. Ranks that do not sample
     # would not know the last step's ids.
-    is_split = config.tensor_parallel_size > 1
+    is_split = config.num_ranks > 1
     overlaps = config.overlap_steps and model_runner.device.type == "cuda" and not is_split
     model_runner.end_start()
     text_state = partial(TextStream, token_table)

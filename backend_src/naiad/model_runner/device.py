@@ -28,11 +28,14 @@ def resolve_device(config: EngineConfig, rank: int = 0) -> torch.device:
     """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "cuda", "cpu: PyTorch finds no CUDA device on this machine")
-    if config.device == "cpu" or config.tensor_parallel_size == 1:
+    if config.device == "cpu" or config.num_ranks == 1:
         return torch.device(config.device)
-    if torch.cuda.device_count() < config.tensor_parallel_size:
-        expected = f"1 … {torch.cuda.device_count()}, the number of GPUs"
-        raise ConfigError("tensor_parallel_size", config.tensor_parallel_size, expected)
+    num_gpus, size = torch.cuda.device_count(), config.tensor_parallel_size
+    if num_gpus < size:
+        raise ConfigError("tensor_parallel_size", size, f"1 … {num_gpus}, the number of GPUs")
+    if num_gpus < config.num_ranks:
+        expected = f"1 … {num_gpus // size}: there are {num_gpus} GPUs, and each stage needs {size}"
+        raise ConfigError("pipeline_parallel_size", config.pipeline_parallel_size, expected)
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     return device
@@ -45,7 +48,7 @@ def num_rank_threads(config: EngineConfig) -> int:
         ConfigError: this process may not use that many cores.
     """
     num_threads = num_compute_threads(config.cpu_threads, config.cpu_affinity)
-    return max(1, num_threads // config.tensor_parallel_size)
+    return max(1, num_threads // config.num_ranks)
 
 
 def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:

@@ -109,7 +109,8 @@ class KVPool:
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros; on a CPU in memory of its own, which the system provides in large pages as it is written."""
-    if device.type != "cpu":
+    # A stage of a model may have no layer of a group, and no memory is mapped for nothing.
+    if device.type != "cpu" or not math.prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without large pages

@@ -40,7 +40,8 @@ from naiad.model_runner.token_budget import (
 from naiad.models import DecoderModel, load_model
 from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.native_model import NativeModel
-from naiad.models.split.part import Part, check_can_split
+from naiad.models.split.part import check_can_split
+from naiad.models.split.place import Place
 from naiad.outputs import MemoryUse
 from naiad_kernels.linear import LoadOptions
 from naiad_kernels.linear.quantised.weights import DISTINCT_ROWS
@@ -72,7 +73,7 @@ class ModelRunner(PagedModel):
         """
         target = ModelConfig.from_directory(config.model_dir)
         check_can_split(config, target)
-        self._part = Part(0, config.tensor_parallel_size)
+        self._place = Place.of(0, config)
         draft = draft_model_config(config, target)
         num_layers = num_draft_layers(config, target)
         self.device = resolve_device(config)
@@ -82,7 +83,7 @@ class ModelRunner(PagedModel):
         checkpoints = [(config.model_dir, target)]
         if draft is not None:
             checkpoints.append((config.draft_model, draft))
-        check_memory(checkpoints, self.dtype, self.device, config.tensor_parallel_size)
+        check_memory(checkpoints, self.dtype, self.device, config.num_ranks)
         with torch.inference_mode():
             self._team = team = native_team(config, self.device, self.dtype, num_threads)
             self._codes = kv_cache_codes(config, self.dtype, self.device)
@@ -98,13 +99,13 @@ class ModelRunner(PagedModel):
             )
             caches = [self._start_cache(config, each) for each, _ in checkpoints]
             self._followers: Followers | None = None
-            if config.tensor_parallel_size > 1:
-                self._followers = Followers(config, self._part, self.device)
+            if config.num_ranks > 1:
+                self._followers = Followers(config, self._place, self.device)
                 models = [self._followers.load(config.model_dir, target, options)]
             else:
                 models = _load_models(checkpoints, caches, options, num_layers)
             num_bytes = self._choose_kv_cache_bytes(config, models, target)
-            pools = self._allocate_pools(config, models[: len(checkpoints)], num_bytes)
+            pools = self._allocate_pools(config, models[: len(checkpoints)], target, num_bytes)
             if num_layers:
                 pools.append(pools[0].first_layers(num_layers))
             if team is not None:
@@ -118,6 +119,7 @@ class ModelRunner(PagedModel):
             "num_threads": num_threads,
             "quantization": config.quantization,
             "num_ranks": config.tensor_parallel_size,
+            "num_stages": config.pipeline_parallel_size,
             "kv_cache_dtype": str(self._codes or self.dtype),
             "kernels": f"torch {torch.__version__}" if team is None else team.library.name,
         }
@@ -184,13 +186,22 @@ class ModelRunner(PagedModel):
         return longest
 
     def _allocate_pools(
-        self, config: EngineConfig, models: list[DecoderModel], kv_cache_bytes: int
+        self, config: EngineConfig, models: list[DecoderModel], target: ModelConfig, kv_cache_bytes: int
     ) -> list[KVPool]:
-        """Allocate a pool for each model. All layers of a draft model use blocks of the first KV group."""
+        """Allocate a pool for each model. All layers of a draft model use blocks of the first KV group.
+
+        Args:
+            config: the engine's configuration.
+            models: the served model, or this process's stage of it, and perhaps a draft model.
+            target: the configuration of the whole served model.
+            kv_cache_bytes: memory for all stages and models, of this process's part of every layer.
+        """
         shapes = [model.config for model in models]
         max_step_tokens = max(config.max_num_batched_tokens or MAX_BUDGET_TOKENS, config.max_num_seqs)
+        # All stages have the same block ids.
+        whole = [self._place.part.config(target), *shapes[1:]]
         self.kv_groups = kv_group_specs(
-            config, shapes, self.dtype, kv_cache_bytes, max_step_tokens, self._codes
+            config, whole, self.dtype, kv_cache_bytes, max_step_tokens, self._codes
         )
         counts = [group.num_blocks for group in self.kv_groups]
         if self._followers is not None:
@@ -217,15 +228,17 @@ class ModelRunner(PagedModel):
     def _choose_kv_cache_bytes(
         self, config: EngineConfig, models: list[DecoderModel], target: ModelConfig
     ) -> int:
-        """Choose the size of this process's part of the KV cache."""
+        """Choose the size of the KV cache of all stages, for this process's part of every layer."""
+        part, stage = self._place.part, self._place.stage
         if self.device.type == "cpu":
-            return self._part.kv_cache_bytes(target, config.kv_cache_bytes or default_cpu_bytes())
+            return part.kv_cache_bytes(target, config.kv_cache_bytes or default_cpu_bytes())
         rehearsal = partial(self._rehearse, config, models)
         try:
             if config.kv_cache_bytes:
                 rehearsal()
-                return self._part.kv_cache_bytes(target, config.kv_cache_bytes)
-            return measured_bytes(CudaMemory(self.device), config.kv_cache_memory_fraction, rehearsal)
+                return part.kv_cache_bytes(target, config.kv_cache_bytes)
+            own = measured_bytes(CudaMemory(self.device), config.kv_cache_memory_fraction, rehearsal)
+            return int(own / stage.largest_share(target))
         except torch.OutOfMemoryError as error:
             raise StartupError(
                 "the largest step does not fit in the GPU's memory together with the weights: lower "

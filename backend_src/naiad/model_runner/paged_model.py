@@ -28,6 +28,7 @@ from naiad.model_runner.ranks.messages import (
     ZeroBlocks,
     ZeroSlots,
 )
+from naiad.model_runner.ranks.micro_batches import forward_batches
 from naiad.model_runner.sequence_states import SequenceStates, StateRow
 from naiad.model_runner.step_costs import MeasuredCosts, measure_step_costs
 from naiad.model_runner.step_inputs import SampledIds, StepRows, build_step_inputs
@@ -200,6 +201,9 @@ class PagedModel:
         replayed = self._graphs.forward(rows, self._sampled) if self._graphs is not None else None
         if replayed is not None:
             return replayed
+        staged = self._followers.staged if self._followers is not None else None
+        if staged is not None:
+            return forward_batches(staged, rows, self._layouts, self._pool.layers)
         batch, inputs = build_step_inputs(rows, self._layouts, self._sampled)
         return inputs, self._model.forward(batch, self._pool.layers)
 

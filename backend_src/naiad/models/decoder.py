@@ -66,5 +66,22 @@ class DecoderModel(Protocol):
 class FamilyModel(DecoderModel, Protocol):
     """What a family computes with a checkpoint's weights."""
 
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Look up the embedding of every token: `[num_tokens, hidden_size]`."""
+
+    def run_layers(
+        self, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run all layers from given hidden states on; `forward` starts from the embedding.
+
+        Args:
+            hidden: `[num_tokens, hidden_size]`, not changed.
+            batch: the step; its token ids are not used.
+            caches: one for each layer.
+
+        Returns:
+            The hidden states after the last layer, with the final norm and without it.
+        """
+
     def first_layers(self, num_layers: int) -> FamilyModel:
         """A model that shares these weights but ends after `num_layers` layers, then final norm and head."""

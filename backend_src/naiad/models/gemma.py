@@ -66,7 +66,16 @@ class GemmaModel:
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """Run all layers, as `DecoderModel` describes."""
-        hidden = self._embedding.rows(batch.token_ids, self._embedding_scale)
+        return self.run_layers(self.embed(batch.token_ids), batch, caches)[0]
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Look up the embedding of every token, as `FamilyModel` describes."""
+        return self._embedding.rows(token_ids, self._embedding_scale)
+
+    def run_layers(
+        self, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run all layers from hidden states on, as `FamilyModel` describes."""
         all_angles = self._ropes.angles(batch.positions, hidden.dtype)[: self.config.num_layers]
         eps = self.config.rms_norm_eps
         normed = rms_norm(hidden, self._layers[0].input_norm, eps)
@@ -79,7 +88,7 @@ class GemmaModel:
             gated = gelu_and_mul(linear(normed, layer.gate_up), "tanh")
             fed_forward = rms_norm(linear(gated, layer.down), layer.post_feedforward_norm, eps)
             normed, hidden = add_rms_norm(fed_forward, hidden, next_norm, eps)
-        return normed
+        return normed, hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute the logits of hidden states, in float32."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ _NAMES = {
     "lm_head": "output",
 }
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_OWN_LAYER = re.compile(r"blk\.(\d+)\.")
+_OWN_ENDS = ("token_embd.", "output.")
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -138,6 +141,13 @@ class GGUFSource:
     def drop(self, name: str) -> None:
         """Skip a weight; see `WeightSource`."""
         self._left.pop(_own_name(name), None)
+
+    def leave(self, layers: Collection[int], ends: bool) -> None:
+        """Skip weights; see `WeightSource`."""
+        for own in list(self._left):
+            match = _OWN_LAYER.match(own)
+            if int(match[1]) in layers if match else ends and own.startswith(_OWN_ENDS):
+                del self._left[own]
 
     def finish(self) -> None:
         """Tell that all weights were read; see `WeightSource`."""

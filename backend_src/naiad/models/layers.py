@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 import torch
 
 from naiad.config import ModelConfig
 from naiad.config.attention import RopeConfig
-from naiad.models.split.checkpoint import SplitCheckpoint
+from naiad.models.split.checkpoint import AtFirstStage, SplitCheckpoint
+from naiad.models.token_embedding import TokenEmbedding, WholeEmbedding
 from naiad.models.weights import Checkpoint, Weights
-from naiad_kernels.embedding import embedding
 from naiad_kernels.linear import LinearWeight, LoadOptions, linear, prepare_linear
 from naiad_kernels.linear.quantised.weights import ByteWeight
 from naiad_kernels.native.nibbles import NibbleWeight
@@ -52,31 +51,11 @@ def load_linear(
     return weights.prepared("+".join(names), prepare)
 
 
-class TokenEmbedding(Protocol):
-    """The embedding of a model's tokens."""
-
-    def rows(self, token_ids: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-        """Look up a row for every token, times `factor`: `[num_tokens, hidden_size]`."""
-
-
-@dataclass(frozen=True, slots=True)
-class WholeEmbedding:
-    """A `TokenEmbedding` in one table.
-
-    Attributes:
-        table: `[vocab_size, hidden_size]`.
-    """
-
-    table: torch.Tensor
-
-    def rows(self, token_ids: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-        """Look up a row for every token; see `TokenEmbedding`."""
-        return embedding(token_ids, self.table, factor)
-
-
 def load_embedding_and_head(config: ModelConfig, weights: Weights) -> tuple[TokenEmbedding, LinearWeight]:
     """Load the embedding and the head, which may share its weights."""
     shape = (config.vocab_size, config.hidden_size)
+    if isinstance(weights, SplitCheckpoint) and not weights.has_ends:
+        return AtFirstStage(), AtFirstStage()
 
     def read_embedding(checkpoint: Checkpoint) -> torch.Tensor:
         matrix = checkpoint.take_matrix("model.embed_tokens.weight", shape)

@@ -17,7 +17,7 @@ from naiad.models.gemma import GemmaModel
 from naiad.models.llama import LlamaModel
 from naiad.models.packed_weights import open_packed, packing
 from naiad.models.split.checkpoint import SplitCheckpoint
-from naiad.models.split.part import Part
+from naiad.models.split.place import Place
 from naiad.models.split.rank_group import RankGroup
 from naiad.models.weights import Checkpoint, Weights
 from naiad_kernels.linear import LoadOptions
@@ -64,20 +64,20 @@ def load_model(
 
 
 def load_part(
-    directory: str, config: ModelConfig, options: LoadOptions, part: Part, group: RankGroup
+    directory: str, config: ModelConfig, options: LoadOptions, place: Place, group: RankGroup
 ) -> FamilyModel:
-    """Load one rank's part of a checkpoint.
+    """Load one rank's share of a checkpoint.
 
     Args:
         directory: the checkpoint's directory.
         config: the configuration of the whole model.
         options: dtype, device, and how linear layers are laid out.
-        part: the part.
-        group: the ranks that have the parts.
+        place: whose share.
+        group: the ranks that have the others.
 
     Raises:
         ModelError: as `load_model`.
     """
     return _MODELS[type(config)](
-        part.config(config), SplitCheckpoint(directory, options, config, part, group)
+        place.config(config), SplitCheckpoint(directory, options, config, place, group)
     )

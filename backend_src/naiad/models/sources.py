@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from typing import Protocol
 
 import torch
@@ -11,6 +13,8 @@ from naiad.errors import ModelError
 from naiad.models.quantised import WeightRows, open_layer
 from naiad.models.safetensors_files import SafetensorsFiles
 
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_ENDS = ("model.embed_tokens.", "lm_head.")
 # Old exporters stored the rotary frequencies, which the configuration determines.
 _IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 # Scales of a KV cache in eight bits; ours is kept as the configuration of the engine says.
@@ -42,6 +46,9 @@ class WeightSource(Protocol):
         Raises:
             ModelError: it does not, because it is quantised.
         """
+
+    def leave(self, layers: Collection[int], ends: bool) -> None:
+        """Skip all weights of these layers, and perhaps those of embedding and head, if there are any."""
 
     def finish(self) -> None:
         """Close the files.
@@ -94,6 +101,13 @@ class SafetensorsSource:
                     "that the head is the embedding, which is not quantised"
                 )
         self._files.drop(name)
+
+    def leave(self, layers: Collection[int], ends: bool) -> None:
+        """Skip weights; see `WeightSource`."""
+        for name in self._files.left():
+            match = _LAYER.match(name)
+            if int(match[1]) in layers if match else ends and name.startswith(_ENDS):
+                self._files.drop(name)
 
     def finish(self) -> None:
         """Close the files; see `WeightSource`."""

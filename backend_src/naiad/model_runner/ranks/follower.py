@@ -23,12 +23,14 @@ from naiad.model_runner.ranks.messages import (
     ZeroBlocks,
     ZeroSlots,
 )
+from naiad.model_runner.ranks.micro_batches import start_batches
 from naiad.model_runner.sequence_states import SequenceStates, StateRow
 from naiad.model_runner.step_inputs import build_step_inputs
-from naiad.models import DecoderModel
+from naiad.models import FamilyModel
 from naiad.models.registry import load_part
-from naiad.models.split.part import Part
+from naiad.models.split.place import Place
 from naiad.models.split.rank_group import RankGroup
+from naiad.models.split.staged_model import StagedModel
 from naiad.sampling.row_state import RowState, new_row
 from naiad.sequence import SamplingParams
 from naiad_kernels.linear import LoadOptions
@@ -38,7 +40,7 @@ class Follower:
     """A rank's part of the model and of the KV cache."""
 
     def __init__(
-        self, model: DecoderModel, config: EngineConfig, dtype: torch.dtype, group: RankGroup
+        self, model: FamilyModel, config: EngineConfig, dtype: torch.dtype, place: Place, group: RankGroup
     ) -> None:
         """Compute with `model`; there is no KV pool yet.
 
@@ -46,9 +48,11 @@ class Follower:
             model: the rank's part.
             config: the engine's configuration.
             dtype: the computation's dtype.
+            place: the rank's.
             group: the ranks.
         """
         self._model = model
+        self._staged = StagedModel(model, place, group, dtype) if place.stage.count > 1 else None
         self._config = config
         self._dtype = dtype
         self._group = group
@@ -68,14 +72,15 @@ class Follower:
             StartupError: the checkpoint or the machine is not suitable.
         """
         config = message.config
-        part = Part(message.rank, config.tensor_parallel_size)
+        place = Place.of(message.rank, config)
         device = resolve_device(config, message.rank)
         torch.set_num_threads(num_rank_threads(config))
-        group = RankGroup(part, Path(message.store), device)
+        group = RankGroup(place, Path(message.store), device)
         dtype = resolve_dtype(config, device)
         target = ModelConfig.from_directory(config.model_dir)
-        model = load_part(config.model_dir, target, LoadOptions(dtype, device), part, group)
-        return cls(model, config, dtype, group)
+        options = LoadOptions(dtype, device, packed=device.type == "cuda")
+        model = load_part(config.model_dir, target, options, place, group)
+        return cls(model, config, dtype, place, group)
 
     def handle(self, message: RankMessage) -> None:
         """Do what the first rank says."""
@@ -107,6 +112,10 @@ class Follower:
         return KVPool(self._model.config, num_blocks, block_size, self._dtype, self._device, codes=codes)
 
     def _forward(self, rows: Sequence[StateRow]) -> None:
+        if self._staged is not None:
+            start_batches(self._staged, rows, self._layouts, self._pool.layers)
+            self._staged.finish()
+            return
         batch, _ = build_step_inputs(rows, self._layouts)
         self._model.forward(batch, self._pool.layers)
 

@@ -25,10 +25,11 @@ from naiad.model_runner.ranks.messages import (
     answer_decoder,
     encoder,
 )
-from naiad.models import DecoderModel, ForwardBatch
+from naiad.models import DecoderModel, FamilyModel, ForwardBatch
 from naiad.models.registry import load_part
-from naiad.models.split.part import Part
+from naiad.models.split.place import Place
 from naiad.models.split.rank_group import RankGroup
+from naiad.models.split.staged_model import StagedModel
 from naiad_kernels.linear import LoadOptions
 from naiad_kernels.store_kv import LayerCache
 
@@ -46,26 +47,30 @@ class Followers:
 
     Attributes:
         group: what the ranks exchange tensors by.
+        num_parts: number of ranks of the first stage.
+        staged: this process's stage; None before `load`, and if there is one stage only.
     """
 
-    def __init__(self, config: EngineConfig, part: Part, device: torch.device) -> None:
+    def __init__(self, config: EngineConfig, place: Place, device: torch.device) -> None:
         """Start the processes and meet them; all load their parts from now on.
 
         Args:
             config: the engine's configuration.
-            part: the first rank's.
+            place: the first rank's.
             device: the first rank's.
         """
-        self._part = part
+        self.num_parts = place.part.size
+        self.staged: StagedModel | None = None
+        self._place = place
         self._is_closing = False
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
         try:
             with tempfile.TemporaryDirectory(prefix="naiad-ranks-") as directory:
                 store = Path(directory) / "store"
-                for rank in range(1, part.size):
+                for rank in range(1, place.num_ranks):
                     self._start(StartRank(config, rank, str(store)))
-                self.group = RankGroup(part, store, device)
+                self.group = RankGroup(place, store, device)
         except BaseException:
             self._end(0)
             raise
@@ -106,11 +111,13 @@ class Followers:
             StartupError: a rank could not load its part. All have ended.
         """
         try:
-            part = load_part(directory, config, options, self._part, self.group)
+            part = load_part(directory, config, options, self._place, self.group)
             self._wait_until_loaded()
         except BaseException:
             self.close()
             raise
+        if self._place.stage.count > 1:
+            self.staged = StagedModel(part, self._place, self.group, options.dtype)
         return LeadModel(part, self)
 
     def _wait_until_loaded(self) -> None:
@@ -120,14 +127,15 @@ class Followers:
                 raise StartupError(answer.message)
 
     def tell(self, message: RankMessage) -> None:
-        """Send a message to every rank.
+        """Send a message to every rank that has to do with it: those of later stages have no head.
 
         Raises:
             InternalError: a rank is gone.
         """
         body = encoder.encode(message)
+        num_told = self.num_parts - 1 if isinstance(message, ComputeLogits) else len(self._channels)
         try:
-            for channel in self._channels:
+            for channel in self._channels[:num_told]:
                 channel.send(body)
         except OSError as error:
             raise InternalError("a rank of the model has ended") from error
@@ -152,7 +160,7 @@ class Followers:
 class LeadModel:
     """A `DecoderModel`: the first rank's part, whose logits are those of all parts."""
 
-    def __init__(self, part: DecoderModel, followers: Followers) -> None:
+    def __init__(self, part: FamilyModel, followers: Followers) -> None:
         """Join a part with those of the followers."""
         self._part = part
         self._followers = followers
@@ -164,10 +172,13 @@ class LeadModel:
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """Run all layers; the followers run theirs when they are told the step."""
-        return self._part.forward(batch, caches)
+        model = self._followers.staged or self._part
+        return model.forward(batch, caches)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute the logits of the whole vocabulary."""
+        if self._followers.num_parts == 1:
+            return self._part.logits(hidden)
         self._followers.tell(ComputeLogits(len(hidden)))
         group = self._followers.group
         own = self._part.logits(group.from_first(hidden.contiguous()))

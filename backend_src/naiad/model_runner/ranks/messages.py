@@ -13,11 +13,11 @@ from naiad.outputs import StepBatch
 
 
 class StartRank(msgspec.Struct, tag="start", frozen=True):
-    """Meet the other ranks and load a part of the model; the answer is `Loaded` or `Failed`.
+    """Meet the other ranks and load a share of the model; the answer is `Loaded` or `Failed`.
 
     Attributes:
         config: the engine's configuration.
-        rank: which part.
+        rank: which of the ranks.
         store: the file by which the ranks find each other.
     """
 
@@ -45,7 +45,10 @@ class ComputeWithoutDrafts(msgspec.Struct, tag="without_drafts", frozen=True):
 
 
 class ComputeLogits(msgspec.Struct, tag="logits", frozen=True):
-    """Take so many hidden states from the first rank and compute their logits for this part's tokens."""
+    """Take so many hidden states from the first rank and compute their logits for this part's tokens.
+
+    Only ranks of the first stage are told.
+    """
 
     num_rows: int
 

@@ -1,4 +1,4 @@
-"""`SplitCheckpoint`: one rank's part of a checkpoint, and how it is computed with."""
+"""`SplitCheckpoint`: one rank's share of a checkpoint, and how it is computed with."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ from typing import cast
 import torch
 
 from naiad.config import ModelConfig
-from naiad.models.split.part import Part
+from naiad.models.split.place import Place
 from naiad.models.split.rank_group import RankGroup
 from naiad.models.split.source import SUMMED_PROJECTIONS, SplitSource
+from naiad.models.split.stage_source import StageSource
+from naiad.models.token_embedding import TokenEmbedding, WholeEmbedding
 from naiad.models.weights import Checkpoint, Prepared
 from naiad_kernels.embedding import embedding
 from naiad_kernels.linear import LinearWeight, LoadOptions
 
 
 class SplitCheckpoint(Checkpoint):
-    """A `Checkpoint` of one part, for a model with the part's configuration."""
+    """A `Checkpoint` of one place, for a model with the place's configuration.
+
+    Attributes:
+        has_ends: whether the embedding and the head are there.
+    """
 
     def __init__(
-        self, directory: str, options: LoadOptions, config: ModelConfig, part: Part, group: RankGroup
+        self, directory: str, options: LoadOptions, config: ModelConfig, place: Place, group: RankGroup
     ) -> None:
         """Open every weight file.
 
@@ -28,24 +34,31 @@ class SplitCheckpoint(Checkpoint):
             directory: as in `Checkpoint`.
             options: as in `Checkpoint`.
             config: the configuration of the whole model.
-            part: the part that is read.
-            group: the ranks that have the parts.
+            place: whose weights are read.
+            group: the ranks that have the others.
         """
         super().__init__(directory, options, config)
-        self._source = SplitSource(self._source, config, part)
-        self._vocabulary = part.of(config.vocab_size)
+        self.has_ends = place.stage.is_first
+        self._part = place.part
+        if place.stage.count > 1:
+            self._source = StageSource(self._source, config.num_layers, place.stage)
+        if place.part.size > 1:
+            self._source = SplitSource(self._source, config, place.part)
+        self._vocabulary = place.part.of(config.vocab_size)
         self._group = group
 
     def prepared(self, name: str, make: Callable[[Checkpoint], Prepared]) -> Prepared:
         """Make it; where a projection's inputs are split, its outputs are summed over the ranks."""
         made = super().prepared(name, make)
-        if name.endswith(SUMMED_PROJECTIONS):
+        if self._part.size > 1 and name.endswith(SUMMED_PROJECTIONS):
             assert not isinstance(made, torch.Tensor)
             return cast(Prepared, SummedWeight(made, self._group))
         return made
 
-    def embedding(self, table: torch.Tensor) -> SplitEmbedding:
+    def embedding(self, table: torch.Tensor) -> TokenEmbedding:
         """The embedding of the whole vocabulary, of which this rank has `table`."""
+        if self._part.size == 1:
+            return WholeEmbedding(table)
         return SplitEmbedding(table, self._vocabulary.start, self._group)
 
 
@@ -94,3 +107,18 @@ class SplitEmbedding:
         is_elsewhere = (places < 0) | (places >= len(self._table))
         rows = embedding(places.masked_fill(is_elsewhere, 0), self._table, factor)
         return self._group.sum(rows.masked_fill_(is_elsewhere.unsqueeze(1), 0))
+
+
+class AtFirstStage:
+    """In place of the embedding and the head at the later stages of a model, which use neither."""
+
+    in_features = 0
+    out_features = 0
+
+    def rows(self, token_ids: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        """Never called; see `TokenEmbedding`."""
+        raise AssertionError("the embedding is at the first stage")
+
+    def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """Never called; see `LinearWeight`."""
+        raise AssertionError("the head is at the first stage")

@@ -63,15 +63,20 @@ class Part:
 
 
 def check_can_split(engine_config: EngineConfig, config: ModelConfig) -> None:
-    """Refuse a model that `tensor_parallel_size` ranks can not share.
+    """Refuse a model that so many stages and parts can not share.
 
     Raises:
-        ConfigError: it has fewer heads than ranks, or quantised weights.
+        ConfigError: it has fewer heads than parts, or fewer layers than stages, or quantised weights of which
+            each part would need a piece.
     """
     size = engine_config.tensor_parallel_size
     if size > config.num_heads:
         expected = f"1 … {config.num_heads}, the number of heads of {engine_config.model_dir}"
         raise ConfigError("tensor_parallel_size", size, expected)
+    num_stages = engine_config.pipeline_parallel_size
+    if num_stages > config.num_layers:
+        expected = f"1 … {config.num_layers}, the number of layers of {engine_config.model_dir}"
+        raise ConfigError("pipeline_parallel_size", num_stages, expected)
     if size > 1 and config.quantised is not None:
         expected = (
             f"1: the weights of {engine_config.model_dir} are quantised, and such weights are not split"

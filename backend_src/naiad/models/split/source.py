@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from naiad.config import ModelConfig
@@ -68,6 +70,10 @@ class SplitSource:
     def drop(self, name: str) -> None:
         """Skip a weight; see `WeightSource`."""
         self._whole.drop(name)
+
+    def leave(self, layers: Collection[int], ends: bool) -> None:
+        """Skip weights; see `WeightSource`."""
+        self._whole.leave(layers, ends)
 
     def finish(self) -> None:
         """Close the files; see `WeightSource`."""
