@@ -265,7 +265,7 @@ def main() -> int:
         del engine
     print_rows(results)
     print("plotted:", save_panels("batching", "The same requests in five ways", _panels(runs)))
-    settings = {name: str(value) for name, value in vars(args).items()}
+    settings = {name: str(value) for name, value in vars(args).items()} | {"trace": args.trace.name}
     print("written:", write_report("batching", settings, results))
     return 0
 
