@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from helpers.runner_traffic import make_engine, traffic
+from helpers.split_outputs import logits_of, token_ids
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
 from naiad.errors import ConfigError
@@ -18,7 +19,7 @@ from naiad.model_runner import ModelRunner
 from naiad.model_runner.device import resolve_device
 from naiad.model_runner.ranks.micro_batches import micro_batches
 from naiad.model_runner.sequence_states import SequenceState, StateRow
-from naiad.outputs import RequestOutput, StepRow
+from naiad.outputs import StepRow
 from naiad.sampling.row_state import new_row
 from naiad.sequence import SamplingParams
 
@@ -122,16 +123,6 @@ def runners(
         yield config(1, 1), ModelRunner(config(1, 1)), there
     finally:
         there.close()
-
-
-def token_ids(outputs: list[RequestOutput]) -> list[int]:
-    return [each for output in outputs for each in output.token_ids]
-
-
-def logits_of(outputs: list[RequestOutput]) -> torch.Tensor:
-    parts = [output.context_logits for output in outputs]
-    parts += [each for output in outputs for each in output.generation_logits]
-    return torch.frombuffer(bytearray(b"".join(parts) or bytes(4)), dtype=torch.float32)
 
 
 def test_a_model_with_windows_makes_the_tokens_of_one_process(

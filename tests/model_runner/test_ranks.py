@@ -16,12 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from helpers.drafting_engines import BLOCK, block_bytes
 from helpers.runner_traffic import make_engine, traffic
+from helpers.split_outputs import logits_of, token_ids
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
 from naiad.errors import InternalError
 from naiad.model_runner import ModelRunner
 from naiad.model_runner.lone_steps import LoneRow, lone_step
-from naiad.outputs import ModelOutput, RequestOutput
+from naiad.outputs import ModelOutput
 from naiad.sequence import SamplingParams
 
 NUM_BLOCKS = 14
@@ -78,16 +79,6 @@ def runners(folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Mode
     """The model in this process alone, and split over some."""
     with split(folder, *request.param) as there:
         yield ModelRunner(make_config(folder, 1)), there
-
-
-def token_ids(outputs: list[RequestOutput]) -> list[int]:
-    return [each for output in outputs for each in output.token_ids]
-
-
-def logits_of(outputs: list[RequestOutput]) -> torch.Tensor:
-    parts = [output.context_logits for output in outputs]
-    parts += [each for output in outputs for each in output.generation_logits]
-    return torch.frombuffer(bytearray(b"".join(parts) or bytes(4)), dtype=torch.float32)
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram"])

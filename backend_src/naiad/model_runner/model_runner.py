@@ -118,7 +118,7 @@ class ModelRunner(PagedModel):
             "dtype": str(self.dtype),
             "num_threads": num_threads,
             "quantization": config.quantization,
-            "num_ranks": config.tensor_parallel_size,
+            "num_parts": config.tensor_parallel_size,
             "num_stages": config.pipeline_parallel_size,
             "kv_cache_dtype": str(self._codes or self.dtype),
             "kernels": f"torch {torch.__version__}" if team is None else team.library.name,
