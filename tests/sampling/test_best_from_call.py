@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from naiad.errors import InternalError
+from naiad.sampling.draw import draws_of
 from naiad.sampling.row_state import RowState
 from naiad.sampling.sampler import Picked, Sampler
 from naiad.sequence import SamplingParams
@@ -51,7 +52,7 @@ def test_tokens_drawn_are_used() -> None:
     logits = torch.zeros(2, VOCAB_SIZE)
     rows = [make_row(0), make_row(1, temperature=0.8)]
     sampler = Sampler(VOCAB_SIZE)
-    best, draws = best_tokens(logits), sampler.draws(rows)
+    best, draws = best_tokens(logits), draws_of(rows, VOCAB_SIZE)
     assert draws is not None
     draws.token_ids.copy_(torch.tensor([5, 17]))
     output = sampler.finish(sampler.start(logits, rows, Picked(best, draws)))
@@ -59,14 +60,13 @@ def test_tokens_drawn_are_used() -> None:
 
 
 def test_rows_that_take_their_best_token_draw_nothing() -> None:
-    sampler = Sampler(VOCAB_SIZE)
     rows = [
         make_row(0),
         make_row(1, temperature=0.8, top_k=1),
         make_row(2, temperature=1.0, num_candidates=4),
     ]
-    assert sampler.draws(rows) is None
-    draws = sampler.draws([*rows, make_row(3, temperature=0.8)])
+    assert draws_of(rows, VOCAB_SIZE) is None
+    draws = draws_of([*rows, make_row(3, temperature=0.8)], VOCAB_SIZE)
     assert draws is not None
     assert draws.filters.temperature.tolist() == [0.0, 0.0, 0.0, 0.8]
 

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from helpers.grammars import EOS_IDS, FIXED, PERSON, VOCAB_SIZE, regex, tiny_grammars
+from helpers.grammars import EOS_IDS, FIXED, PERSON, SPECS, VOCAB_SIZE, regex, tiny_grammars
 from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.errors import InvalidRequestError, NoTokenPossibleError
 from naiad.grammar import Grammars
 from naiad.sampling.row_state import RowState
-from naiad.sampling.sampler import Picked, Sampler
+from naiad.sampling.sampler import Sampler
 from naiad.sequence import GrammarSpec, SamplingParams
-from naiad_kernels.best_tokens import best_tokens
-from naiad_kernels.draw_tokens import draw_tokens
+from naiad_kernels.apply_bitmask import apply_bitmask
+from naiad_kernels.best_tokens import BestTokens, best_tokens
+from naiad_kernels.draw_tokens import Draws, draw_tokens
 
 PROMPT = [50, 51, 52]
 
@@ -147,52 +151,105 @@ def test_a_row_with_a_grammar_needs_its_tokens_on_the_host(sampler: Sampler) -> 
 
 def test_the_bitmask_of_a_batch_allows_free_rows_everything(sampler: Sampler, grammars: Grammars) -> None:
     rows = [new_row(sampler, 1, None), new_row(sampler, 2, regex("[ab]c?")), new_row(sampler, 3, None)]
-    allowed = sampler.allowed(rows)
+    mask = sampler._grammar_mask
+    allowed = mask.allowed(rows)
     assert allowed is not None
     bits = torch.from_numpy(np.unpackbits(allowed.numpy().view(np.uint8), axis=1, bitorder="little"))
     assert bits[[0, 2]].all()
     masked = set(bits[1].nonzero().flatten().tolist())
     assert masked == tokens(grammars, "a", "b", "ac", "bc")
     assert sampler.takes_best(rows)
-    assert sampler.allowed([rows[0], rows[2]]) is None
+    assert mask.allowed([rows[0], rows[2]]) is None
 
 
 def test_a_bitmask_has_nothing_of_an_earlier_one(sampler: Sampler, grammars: Grammars) -> None:
     rows = [new_row(sampler, place, regex("(?s:.*)" if place % 2 else "a")) for place in range(6)]
     broken = new_row(sampler, 9, regex("abc"))
     broken.advance(ids(grammars, "q"))
-    alone = sampler.allowed([rows[0]])
+    mask = sampler._grammar_mask
+    alone = mask.allowed([rows[0]])
     assert alone is not None
     expected = alone.clone()
-    sampler.allowed(rows)
-    again = sampler.allowed([broken, rows[0], new_row(sampler, 10, None)])
+    mask.allowed(rows)
+    again = mask.allowed([broken, rows[0], new_row(sampler, 10, None)])
     assert again is not None
     assert not again[0].any()
     assert torch.equal(again[1:2], expected)
     assert (again[2] == -1).all()
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 4, "top_p": 0.9}])
-def test_what_is_picked_with_the_bitmask_is_what_is_sampled(
-    sampler: Sampler, grammars: Grammars, params: dict[str, float]
-) -> None:
-    """Also where a row cannot go on: its grammar is named, and its neighbours notice nothing."""
-    rows = [new_row(sampler, 1, PERSON, **params), new_row(sampler, 2, None, **params)]
-    rows += [new_row(sampler, 3, regex("abc"), **params), new_row(sampler, 4, regex("abc"), **params)]
-    rows[3].advance(ids(grammars, "q"))
-    logits = torch.randn(4, VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
-    alone = sampler.sample(logits.clone(), rows)
-    allowed, draws = sampler.allowed(rows), sampler.draws(rows)
+def pick(logits: torch.Tensor, draws: Draws | None, allowed: torch.Tensor | None) -> BestTokens:
+    """What a native kernel does, as plain torch."""
     best = best_tokens(logits, allowed)
     if draws is not None:
         draw_tokens(logits, best, draws, allowed)
-    before = logits.clone()
-    output = sampler.finish(sampler.start(logits, rows, Picked(best, draws)))
-    assert output.sampled_token_ids == alone.sampled_token_ids
-    assert output.sampled_token_ids.keys() == {1, 2, 3}
-    assert str(output.errors[4]) == str(alone.errors[4])
-    assert "cannot follow the grammar" in str(output.errors[4])
-    assert torch.equal(logits, before)
+    return best
+
+
+def leaning_logits(sampler: Sampler, rows: list[RowState], generator: torch.Generator) -> torch.Tensor:
+    """Random logits, in most rows greater where the grammar allows the token; one that it excludes is NaN."""
+    mask = sampler._grammar_mask.allowed(rows)
+    assert mask is not None
+    logits = torch.randn(len(rows), VOCAB_SIZE, generator=generator)
+    only_allowed = logits.clone()
+    apply_bitmask(only_allowed, range(len(rows)), mask)
+    leans = torch.rand(len(rows), 1, generator=generator) < 0.8
+    excluded = (only_allowed == -torch.inf).nonzero()
+    logits += torch.where(leans & only_allowed.isfinite(), 5.0, 0.0)
+    row, token_id = excluded[int(torch.randint(len(excluded), (1,), generator=generator))].tolist()
+    logits[row, token_id] = torch.nan
+    return logits
+
+
+@pytest.mark.parametrize("min_tokens", [0, 4])
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"temperature": 0.9}, {"temperature": 0.9, "top_p": 0.9}], ids=str
+)
+def test_what_is_picked_is_what_is_sampled(
+    sampler: Sampler,
+    grammars: Grammars,
+    monkeypatch: pytest.MonkeyPatch,
+    params: dict[str, Any],
+    min_tokens: int,
+) -> None:
+    """Also where a row cannot go on: its grammar is named, and its neighbours notice nothing."""
+    monkeypatch.setattr(sampler, "_pick", pick)
+    again: list[int] = []
+    pick_again = Sampler._pick_again
+    monkeypatch.setattr(Sampler, "_pick_again", lambda *args: again.extend(args[-1]) or pick_again(*args))
+    generator = torch.Generator().manual_seed(3)
+    rows = [new_row(sampler, 0, None, seed=9, **params)]
+    for spec in SPECS:
+        rows.append(new_row(sampler, len(rows), spec, seed=len(rows), min_tokens=min_tokens, **params))
+    broken = new_row(sampler, 99, regex("abc"), **params)
+    broken.advance(ids(grammars, "q"))
+    num_picked = 0
+    while len(rows) > 3:
+        views = [*rows, broken, rows[1].at(-1, ids(grammars, "q")), rows[2].clone(98)]
+        logits = leaning_logits(sampler, views, generator)
+        expected = sampler.sample(logits.clone(), views)
+        compute = partial(with_picks, logits)
+        output = sampler.finish(sampler.pick(views, compute))
+        assert output.sampled_token_ids == expected.sampled_token_ids
+        assert {each: str(error) for each, error in output.errors.items()} == {
+            each: str(error) for each, error in expected.errors.items()
+        }
+        assert "cannot follow the grammar" in str(output.errors[99])
+        num_picked += len(views)
+        for row in rows:
+            row.advance([output.sampled_token_ids[row.sequence_id]])
+        rows = [row for row in rows if output.sampled_token_ids[row.sequence_id] not in EOS_IDS]
+    # Filters need every mask before.
+    assert len(again) == 0 if "top_p" in params else 20 < len(again) < num_picked - 50, (
+        len(again),
+        num_picked,
+    )
+
+
+def with_picks(
+    logits: torch.Tensor, draws: Draws | None, allowed: torch.Tensor | None
+) -> tuple[torch.Tensor, BestTokens]:
+    return logits, pick(logits, draws, allowed)
 
 
 def test_rows_with_a_grammar_that_ask_for_more_are_picked_later(sampler: Sampler) -> None:

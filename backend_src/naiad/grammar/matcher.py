@@ -49,6 +49,14 @@ class GrammarMatcher:
         """The tokens that a tokenizer makes of the text that must come next; often none."""
         return [] if self.error else self._matcher.compute_ff_tokens()
 
+    def surely_allows(self, token_id: int) -> bool:
+        """Whether a mask of this place would allow a token, told in a fraction of the time of filling one.
+
+        False: it may or may not. Where text is forced, a mask allows only the first token of `forced`.
+        """
+        forced = self.forced()
+        return forced[0] == token_id if forced else self.num_allowed([token_id]) == 1
+
     @property
     def has_worn_out(self) -> bool:
         """Whether a limit was exceeded; matchers of one grammar share what counts towards it."""

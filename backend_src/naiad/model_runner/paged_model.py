@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -37,7 +38,7 @@ from naiad.models import DecoderModel
 from naiad.models.native_model import NativeModel
 from naiad.outputs import ModelOutput, StepBatch
 from naiad.sampling.row_state import RowState
-from naiad.sampling.sampler import Picked, QueuedSample, Sampler
+from naiad.sampling.sampler import QueuedSample, Sampler
 from naiad.sampling.sampler_output import SamplerOutput
 from naiad.sampling.verification import sampled_views, verify
 from naiad.sequence import SamplingParams
@@ -172,9 +173,7 @@ class PagedModel:
         if len(views) < len(hidden):
             hidden = hidden.index_select(0, inputs.sampled_places)
         if self._native_model is not None and self._sampler.takes_best(views):
-            draws, allowed = self._sampler.draws(views), self._sampler.allowed(views)
-            logits, best = self._native_model.logits_and_best(hidden, draws, allowed)
-            sample = self._sampler.start(logits, views, Picked(best, draws))
+            sample = self._sampler.pick(views, partial(self._native_model.logits_and_best, hidden))
         else:
             sample = self._sampler.start(self._model.logits(hidden), views)
         sequence_ids = [view.sequence_id for view in views]

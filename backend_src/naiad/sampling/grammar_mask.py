@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import cast
@@ -13,6 +14,7 @@ from torch import Tensor
 from naiad.errors import InvalidRequestError
 from naiad.grammar import GrammarMatcher, Grammars, MaskFiller
 from naiad.grammar.matcher import Mask
+from naiad.sampling.draw import is_drawn, is_filtered
 from naiad.sampling.row_state import RowState
 from naiad.sequence import SamplingParams
 from naiad_kernels.apply_bitmask import apply_bitmask
@@ -94,7 +96,47 @@ class GrammarMask:
         It is `[len(rows), num_words]` int32, valid until the next call, and may have words for ids that the
         model lacks. A row without a grammar may get every token.
         """
-        states = [cast("GrammarState | None", row.states.get(self)) for row in rows]
+        return self._masks_of(rows, self._states_of(rows))
+
+    def allowed_where_filtered(self, rows: Sequence[RowState]) -> Tensor | None:
+        """Return `allowed`, but with every token for the rows of which `not_allowed` can tell later.
+
+        It cannot where filters apply: which tokens top-p keeps depends on which are allowed.
+        """
+        states = zip(rows, self._states_of(rows), strict=True)
+        return self._masks_of(rows, [state if _is_filtered(row) else None for row, state in states])
+
+    def not_allowed(self, rows: Sequence[RowState], token_ids: Tensor, best: Tensor) -> list[int]:
+        """Return the places of rows whose token may not be one that `allowed` allows.
+
+        The token that wins among all also wins among those that are allowed if it is one of them, so that
+        most masks need not be filled.
+
+        Args:
+            rows: the state of each row.
+            token_ids: `[len(rows)]` int64, picked with the mask of `allowed_where_filtered`.
+            best: `[len(rows)]` float32, each row's greatest logit. If it is not finite, it may be that of a
+                token that is not allowed.
+        """
+        found = zip(rows, self._states_of(rows), token_ids.tolist(), best.tolist(), strict=True)
+        return [
+            place
+            for place, (row, state, token_id, logit) in enumerate(found)
+            if not (state is None or _is_filtered(row))
+            and not (math.isfinite(logit) and self._surely_allows(row, state, token_id))
+        ]
+
+    def _surely_allows(self, row: RowState, state: GrammarState, token_id: int) -> bool:
+        if state.matcher is None or self._filler is None:
+            return False
+        # `_hold_back_ends` decides about these.
+        is_end = token_id in row.params.stop_token_ids or token_id in self._filler.end_token_ids
+        return not is_end and state.matcher.surely_allows(token_id)
+
+    def _states_of(self, rows: Sequence[RowState]) -> list[GrammarState | None]:
+        return [cast("GrammarState | None", row.states.get(self)) for row in rows]
+
+    def _masks_of(self, rows: Sequence[RowState], states: Sequence[GrammarState | None]) -> Tensor | None:
         if not any(states):
             return None
         masks = self._room_for(len(rows))
@@ -156,3 +198,7 @@ class GrammarMask:
                 words[token_id // 32] &= ~np.uint32(1 << token_id % 32)
         if kept.any():
             mask[: len(kept)] = kept
+
+
+def _is_filtered(row: RowState) -> bool:
+    return is_drawn(row.params) and is_filtered(row.params)

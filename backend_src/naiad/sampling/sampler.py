@@ -22,8 +22,10 @@ from naiad_kernels.best_tokens import BestTokens, best_tokens
 from naiad_kernels.draw_tokens import Draws
 from naiad_kernels.readback import Readback
 
-# Finds the best tokens of rows of logits, and draws where a row draws.
-Pick = Callable[[Tensor, Draws | None], BestTokens]
+# Finds the best tokens of rows of logits, and draws where a row draws; a bitmask says which are allowed.
+Pick = Callable[[Tensor, Draws | None, Tensor | None], BestTokens]
+# Computes logits, and does the same with them.
+Compute = Callable[[Draws | None, Tensor | None], tuple[Tensor, BestTokens]]
 
 
 @dataclass(slots=True, frozen=True)
@@ -37,6 +39,11 @@ class Picked:
 
     best: BestTokens
     draws: Draws | None
+
+    @property
+    def token_ids(self) -> Tensor:
+        """`[num_rows]` int64: each row's token; the best one where the row still has to draw."""
+        return self.best.token_ids if self.draws is None else self.draws.token_ids
 
 
 @dataclass(slots=True, frozen=True)
@@ -104,16 +111,38 @@ class Sampler:
         return self.finish(self.start(logits, rows)) if rows else SamplerOutput()
 
     def takes_best(self, rows: Iterable[RowState]) -> bool:
-        """Whether `start` can use what is picked from these rows' logits as `draws` and `allowed` say."""
+        """Whether `pick` can sample these rows."""
         return all(row.is_plain for row in rows)
 
-    def draws(self, rows: Sequence[RowState]) -> Draws | None:
-        """How these rows draw, for a kernel on a CPU; None: no row draws."""
-        return draws_of(rows, self._vocab_size)
+    def pick(self, rows: Sequence[RowState], compute: Compute) -> QueuedSample:
+        """Sample rows for which `takes_best` holds, in the call that computes their logits.
 
-    def allowed(self, rows: Sequence[RowState]) -> Tensor | None:
-        """Which tokens these rows may get, as a bitmask of `best_tokens`; None: no row has a grammar."""
-        return self._grammar_mask.allowed(rows)
+        Args:
+            rows: the state of each row, with distinct ids; at least one.
+            compute: computes the rows' logits, and picks from them.
+        """
+        draws = draws_of(rows, self._vocab_size)
+        if all(row.params.grammar is None for row in rows):
+            logits, best = compute(draws, None)
+            return self.start(logits, rows, Picked(best, draws))
+        logits, best = compute(draws, self._grammar_mask.allowed_where_filtered(rows))
+        picked = Picked(best, draws)
+        places = self._grammar_mask.not_allowed(rows, picked.token_ids, best.logits)
+        if places:
+            self._pick_again(logits, rows, picked, places)
+        return self.start(logits, rows, picked)
+
+    def _pick_again(
+        self, logits: Tensor, rows: Sequence[RowState], picked: Picked, places: list[int]
+    ) -> None:
+        """Pick for some rows among the tokens that their grammars allow."""
+        assert self._pick is not None
+        some, index = [rows[place] for place in places], torch.tensor(places)
+        draws = draws_of(some, self._vocab_size)
+        best = self._pick(logits[index], draws, self._grammar_mask.allowed(some))
+        picked.best.token_ids[index] = best.token_ids
+        picked.best.logits[index] = best.logits
+        picked.token_ids[index] = Picked(best, draws).token_ids
 
     def start(self, logits: Tensor, rows: Sequence[RowState], picked: Picked | None = None) -> QueuedSample:
         """Queue sampling of each row's next token.
@@ -158,8 +187,8 @@ class Sampler:
     def _picked(self, logits: Tensor, rows: Sequence[RowState]) -> Picked:
         if self._pick is None:
             return Picked(best_tokens(logits), None)
-        draws = self.draws(rows)
-        return Picked(self._pick(logits, draws), draws)
+        draws = draws_of(rows, self._vocab_size)
+        return Picked(self._pick(logits, draws, None), draws)
 
     def _output(self, rows: Sequence[RowState], best: list[float], token_ids: list[int]) -> SamplerOutput:
         output = SamplerOutput()
