@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import subprocess
 import sys
@@ -11,11 +12,14 @@ import pytest
 
 from helpers.blank_checkpoint import write_checkpoint
 from naiad import __version__
+from naiad.cli.console import say, say_error
 from naiad.cli.main import main
 from naiad.cli.repository.model_entries import read_repository
 from naiad.cli.repository.served_models import served_models
 from naiad.cli.serve.command import _announce
+from naiad.cli.serve.supervisor import _show
 from naiad.config.engine_config import field_names
+from naiad.errors import ConfigError
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,3 +170,34 @@ def test_the_hint_names_the_first_model_whatever_the_names_are(
     assert "Ask chatty something:" in lines
     assert any("/v2/models/ensemble/generate_stream" in line for line in lines)
     assert not any("another" in line for line in lines)
+
+
+class Pieces(io.StringIO):
+    """A stream that remembers what it was given at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.pieces.append(text)
+        return super().write(text)
+
+
+def test_no_line_of_the_server_can_come_into_the_middle_of_one(
+    monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path
+) -> None:
+    """With PYTHONUNBUFFERED each piece goes alone into the pipe that the server writes to as well."""
+    repository = tmp_path / "made"
+    assert main(["repository", "create", "--model", str(model), "--name", "chatty", str(repository)]) == 0
+    out, err = Pieces(), Pieces()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    first = served_models(read_repository(repository))[0]
+    _announce("127.0.0.1", {"grpc": 2, "metrics": 3, "http": 1}, "127.0.0.1:4", first)
+    say("a message")
+    say_error(ConfigError("--port", "0", "another"))
+    _show("a line of the server")
+    assert len(out.pieces) == 1
+    assert len(err.pieces) == 3
+    assert all(piece.endswith("\n") for piece in (*out.pieces, *err.pieces))

@@ -41,6 +41,7 @@ def test_a_token_that_is_surely_allowed_is_in_the_mask(tmp_path: Path, kind: str
                 assert sure <= allowed, (spec, sure - allowed)
                 assert allowed_ids(filler, before) == allowed, "asking has changed the matcher"
                 num_forced += bool(matcher.forced())
+                assert matcher.is_forced or not matcher.forced()
                 num_allowed += len(allowed - {*EOS_IDS})
                 num_sure += len(sure - {*EOS_IDS})
                 matcher.advance([rng.choice(sorted(allowed))])
@@ -58,3 +59,24 @@ def test_nothing_is_surely_allowed_after_a_token_that_was_not(tmp_path: Path) ->
         matcher.advance(grammars.tokenizer.tokenize_str("q"))
         assert matcher.error
         assert not any(matcher.surely_allows(each) for each in range(VOCAB_SIZE))
+
+
+def test_tokens_without_masks_wear_no_grammar_out(tmp_path: Path) -> None:
+    """Every token of this text costs a good part of what llguidance grants from one mask to the next."""
+    spec = regex("((a{1,10}){1,10}){1,10}b")
+    with closing(
+        Grammars(write_tokenizer(tmp_path, tiny_tokenizer("byte_level")), VOCAB_SIZE, EOS_IDS)
+    ) as grammars:
+        filler = grammars.mask_filler()
+        (token_id,) = grammars.tokenizer.tokenize_str("a")
+        texts = [grammars.get(spec).matcher() for _ in range(2)]
+        num_sure = 0
+        for _ in range(100):
+            for matcher in texts:
+                if not matcher.is_due and matcher.surely_allows(token_id):
+                    num_sure += 1
+                else:
+                    assert token_id in allowed_ids(filler, matcher), matcher.error
+                matcher.advance([token_id])
+                assert not matcher.error
+    assert num_sure >= 100

@@ -19,6 +19,8 @@ from naiad_kernels.best_tokens import BestTokens, best_tokens
 from naiad_kernels.draw_tokens import Draws, draw_tokens
 
 PROMPT = [50, 51, 52]
+# A letter that ends some texts.
+STOP_ID = 70
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +189,10 @@ def pick(logits: torch.Tensor, draws: Draws | None, allowed: torch.Tensor | None
 
 
 def leaning_logits(sampler: Sampler, rows: list[RowState], generator: torch.Generator) -> torch.Tensor:
-    """Random logits, in most rows greater where the grammar allows the token; one that it excludes is NaN."""
+    """Random logits, in most rows greater where the grammar allows the token; one that it excludes is NaN.
+
+    In some rows an end is the best token, allowed or not.
+    """
     mask = sampler._grammar_mask.allowed(rows)
     assert mask is not None
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=generator)
@@ -196,6 +201,9 @@ def leaning_logits(sampler: Sampler, rows: list[RowState], generator: torch.Gene
     leans = torch.rand(len(rows), 1, generator=generator) < 0.8
     excluded = (only_allowed == -torch.inf).nonzero()
     logits += torch.where(leans & only_allowed.isfinite(), 5.0, 0.0)
+    logits[:, [*EOS_IDS, STOP_ID]] += torch.where(
+        torch.rand(len(rows), 1, generator=generator) < 0.2, 20.0, 0.0
+    )
     row, token_id = excluded[int(torch.randint(len(excluded), (1,), generator=generator))].tolist()
     logits[row, token_id] = torch.nan
     return logits
@@ -219,11 +227,13 @@ def test_what_is_picked_is_what_is_sampled(
     monkeypatch.setattr(Sampler, "_pick_again", lambda *args: again.extend(args[-1]) or pick_again(*args))
     generator = torch.Generator().manual_seed(3)
     rows = [new_row(sampler, 0, None, seed=9, **params)]
-    for spec in SPECS:
-        rows.append(new_row(sampler, len(rows), spec, seed=len(rows), min_tokens=min_tokens, **params))
+    more: list[dict[str, Any]] = [{}, {"stop_token_ids": ()}, {"stop_token_ids": (STOP_ID, *EOS_IDS)}]
+    for spec in (*SPECS, *SPECS, *[regex("(?s:.*)")] * 3):
+        own = more[len(rows) % 3]
+        rows.append(new_row(sampler, len(rows), spec, seed=len(rows), min_tokens=min_tokens, **params, **own))
     broken = new_row(sampler, 99, regex("abc"), **params)
     broken.advance(ids(grammars, "q"))
-    num_picked = 0
+    num_picked = num_ends = 0
     while len(rows) > 3:
         views = [*rows, broken, rows[1].at(-1, ids(grammars, "q")), rows[2].clone(98)]
         logits = leaning_logits(sampler, views, generator)
@@ -238,7 +248,10 @@ def test_what_is_picked_is_what_is_sampled(
         num_picked += len(views)
         for row in rows:
             row.advance([output.sampled_token_ids[row.sequence_id]])
-        rows = [row for row in rows if output.sampled_token_ids[row.sequence_id] not in EOS_IDS]
+            if output.sampled_token_ids[row.sequence_id] in {*EOS_IDS, STOP_ID}:
+                num_ends += 1
+        rows = [row for row in rows if output.sampled_token_ids[row.sequence_id] not in {*EOS_IDS, STOP_ID}]
+    assert num_ends > 10
     # Filters need every mask before.
     assert len(again) == 0 if "top_p" in params else 20 < len(again) < num_picked - 50, (
         len(again),

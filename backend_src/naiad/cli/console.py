@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TextIO
 
 from naiad.log_lines import Level, LogFormat, log_line
 
@@ -22,7 +23,7 @@ def say(message: str, level: Level = "info") -> None:
         line = f"naiad: {'warning: ' if level == 'warning' else ''}{message}"
     else:
         line = log_line(_log_format, "naiad", level, message, now_s=time.time())
-    print(line, file=sys.stderr, flush=True)
+    write(f"{line}\n", sys.stderr)
 
 
 def say_error(error: Exception) -> None:
@@ -30,4 +31,14 @@ def say_error(error: Exception) -> None:
     if _log_format == "json":
         say(str(error), "error")
     else:
-        print(f"naiad: error: {error}", file=sys.stderr, flush=True)
+        write(f"naiad: error: {error}\n", sys.stderr)
+
+
+def write(text: str, stream: TextIO) -> None:
+    """Write lines at once and in one piece.
+
+    Where PYTHONUNBUFFERED is set, `print` writes the end of a line on its own. The server writes to the
+    same pipe, and its lines could come between.
+    """
+    stream.write(text)
+    stream.flush()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from naiad.cli.argument_types import at_least, port_number
+from naiad.cli.console import write
 from naiad.cli.control_key import grpc_metadata, read_control_key
 from naiad.cli.openai_options import add_openai_arguments
 from naiad.errors import ConfigError, StartupError
@@ -152,6 +153,6 @@ def _check(args: argparse.Namespace) -> None:
 
 def _announce(args: argparse.Namespace, port: int) -> None:
     host = f"[{args.host}]" if ":" in args.host else args.host
-    print(f"naiad: ready: openai=http://{host}:{port}/v1 in front of {args.url}", flush=True)
+    write(f"naiad: ready: openai=http://{host}:{port}/v1 in front of {args.url}\n", sys.stdout)
     if sys.stdout.isatty():
-        print(f"  open http://{host}:{port}/ in a browser", flush=True)
+        write(f"  open http://{host}:{port}/ in a browser\n", sys.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,18 @@ _MIN_PARALLEL = 4
 # llguidance's words for a token with which a text would leave its grammar.
 _NOT_ALLOWED = "doesn't satisfy the grammar"
 
+# llguidance limits the work of the lexer from one mask of a grammar to the next. What is enough for one
+# token is enough for some.
+_MOST_WITHOUT_MASK = 16
+
 Mask = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class _Usage:
+    """What all matchers of a grammar share: how many tokens were allowed since a mask was last filled."""
+
+    num_without_mask: int = 0
 
 
 class GrammarMatcher:
@@ -25,16 +37,17 @@ class GrammarMatcher:
         error: why it cannot go on, such as a limit that is exceeded; empty: it can.
     """
 
-    __slots__ = ("_matcher", "error")
+    __slots__ = ("_matcher", "_usage", "error")
 
-    def __init__(self, matcher: LLMatcher, error: str = "") -> None:
-        """Take over a matcher, which nobody else uses."""
+    def __init__(self, matcher: LLMatcher, error: str = "", usage: _Usage | None = None) -> None:
+        """Take over a matcher, which nobody else uses; `usage` None: it is the first of its grammar."""
         self._matcher = matcher
+        self._usage = usage or _Usage()
         self.error = error
 
     def clone(self) -> GrammarMatcher:
         """Return a matcher at the same place that advances on its own."""
-        return GrammarMatcher(self._matcher.deep_copy(), self.error)
+        return GrammarMatcher(self._matcher.deep_copy(), self.error, self._usage)
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Take in the next tokens; one that is not allowed is an error."""
@@ -49,13 +62,28 @@ class GrammarMatcher:
         """The tokens that a tokenizer makes of the text that must come next; often none."""
         return [] if self.error else self._matcher.compute_ff_tokens()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a mask has to be filled before `surely_allows` is asked again."""
+        return self._usage.num_without_mask >= _MOST_WITHOUT_MASK
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether some text must come next, so that a mask may allow only the first token of `forced`."""
+        return not self.error and bool(self._matcher.compute_ff_bytes())
+
     def surely_allows(self, token_id: int) -> bool:
         """Whether a mask of this place would allow a token, told in a fraction of the time of filling one.
 
-        False: it may or may not. Where text is forced, a mask allows only the first token of `forced`.
+        False: it may or may not.
         """
-        forced = self.forced()
-        return forced[0] == token_id if forced else self.num_allowed([token_id]) == 1
+        if self.num_allowed([token_id]) == 0:
+            return False
+        if self.is_forced:
+            forced = self.forced()
+            return not forced or forced[0] == token_id
+        self._usage.num_without_mask += 1
+        return True
 
     @property
     def has_worn_out(self) -> bool:
@@ -69,6 +97,9 @@ class GrammarMatcher:
 
     def take_error(self) -> bool:
         """Take notice that a mask of this place has been filled; return whether that, or the text, failed."""
+        if not self.is_forced:
+            # Otherwise the lexer had nothing to do.
+            self._usage.num_without_mask = 0
         if not self.error and self._matcher.is_error():
             self.error = readable(self._matcher.get_error())
         return bool(self.error)

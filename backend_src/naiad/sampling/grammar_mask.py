@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
@@ -22,6 +22,8 @@ from naiad_kernels.best_tokens import num_mask_words
 
 # A word of a mask.
 _EVERY_TOKEN = -1
+# So many misses in a row are counted: up to 15 tokens get their masks first.
+_MOST_MISSES = 5
 
 
 class GrammarState:
@@ -32,12 +34,13 @@ class GrammarState:
         error: why the row cannot go on; empty: it can.
     """
 
-    __slots__ = ("error_of_compiling", "matcher")
+    __slots__ = ("_num_masked", "_num_misses", "error_of_compiling", "matcher")
 
     def __init__(self, matcher: GrammarMatcher | None, error_of_compiling: str = "") -> None:
         """Start with a matcher that nobody else uses."""
         self.matcher = matcher
         self.error_of_compiling = error_of_compiling
+        self._num_misses = self._num_masked = 0
 
     @property
     def error(self) -> str:
@@ -52,7 +55,24 @@ class GrammarState:
     def clone(self) -> GrammarState:
         """Return an equal state that advances on its own."""
         matcher = None if self.matcher is None else self.matcher.clone()
-        return GrammarState(matcher, self.error_of_compiling)
+        clone = GrammarState(matcher, self.error_of_compiling)
+        clone._num_misses, clone._num_masked = self._num_misses, self._num_masked
+        return clone
+
+    def takes_mask_first(self) -> bool:
+        """Whether the next token is not worth, or not possible, to be picked without a mask."""
+        if self._num_masked > 0:
+            self._num_masked -= 1
+            return True
+        return self.matcher is None or bool(self.matcher.error) or self.matcher.is_due
+
+    def note_try(self, hit: bool) -> None:
+        """Record whether a token that was picked without a mask is allowed.
+
+        After the second miss in a row, and each further one, the mask comes first for a while.
+        """
+        self._num_misses = 0 if hit else min(self._num_misses + 1, _MOST_MISSES)
+        self._num_masked = 0 if hit else (1 << self._num_misses - 1) - 1
 
 
 class GrammarMask:
@@ -90,65 +110,78 @@ class GrammarMask:
         assert allowed is not None
         apply_bitmask(logits, list(rows), allowed)
 
-    def allowed(self, rows: Sequence[RowState]) -> Tensor | None:
-        """Return the bitmask of the tokens that each row may get; None: no row has a grammar.
+    def allowed(self, rows: Sequence[RowState], places: Collection[int] | None = None) -> Tensor | None:
+        """Return the bitmask of the tokens that each row may get; None: every row may get every token.
 
         It is `[len(rows), num_words]` int32, valid until the next call, and may have words for ids that the
         model lacks. A row without a grammar may get every token.
-        """
-        return self._masks_of(rows, self._states_of(rows))
-
-    def allowed_where_filtered(self, rows: Sequence[RowState]) -> Tensor | None:
-        """Return `allowed`, but with every token for the rows of which `not_allowed` can tell later.
-
-        It cannot where filters apply: which tokens top-p keeps depends on which are allowed.
-        """
-        states = zip(rows, self._states_of(rows), strict=True)
-        return self._masks_of(rows, [state if _is_filtered(row) else None for row, state in states])
-
-    def not_allowed(self, rows: Sequence[RowState], token_ids: Tensor, best: Tensor) -> list[int]:
-        """Return the places of rows whose token may not be one that `allowed` allows.
-
-        The token that wins among all also wins among those that are allowed if it is one of them, so that
-        most masks need not be filled.
 
         Args:
             rows: the state of each row.
-            token_ids: `[len(rows)]` int64, picked with the mask of `allowed_where_filtered`.
+            places: rows whose masks are filled; None: all. Other rows may get every token.
+        """
+        states = self._states_of(rows)
+        wanted = range(len(rows)) if places is None else places
+        if all(states[place] is None for place in wanted):
+            return None
+        masks = self._room_for(len(rows))
+        masks[:] = _EVERY_TOKEN
+        matchers: dict[int, GrammarMatcher] = {}
+        for place in wanted:
+            state = states[place]
+            if state is not None and state.matcher is not None:
+                matchers[place] = state.matcher
+            elif state is not None:
+                masks[place] = 0
+        if matchers:
+            self._fill(masks, matchers, rows)
+        return torch.from_numpy(masks)
+
+    def masked_first(self, rows: Sequence[RowState]) -> set[int]:
+        """Return the places of rows that need their masks before a token is picked; call it once a step.
+
+        Which tokens top-k, top-p and min-p keep depends on which are allowed. Of other rows `unsure` can tell
+        afterwards.
+        """
+        return {
+            place
+            for place, (row, state) in enumerate(zip(rows, self._states_of(rows), strict=True))
+            if state is not None and (self._filler is None or _is_filtered(row) or state.takes_mask_first())
+        }
+
+    def unsure(
+        self, rows: Sequence[RowState], masked: Collection[int], token_ids: Tensor, best: Tensor
+    ) -> list[int]:
+        """Return the places of rows that have to be picked again, with their masks.
+
+        The token that wins among all also wins among those that are allowed if it is one of them.
+
+        Args:
+            rows: the state of each row.
+            masked: those of `masked_first`.
+            token_ids: `[len(rows)]` int64, picked with the masks of these rows.
             best: `[len(rows)]` float32, each row's greatest logit. If it is not finite, it may be that of a
                 token that is not allowed.
         """
         found = zip(rows, self._states_of(rows), token_ids.tolist(), best.tolist(), strict=True)
-        return [
-            place
-            for place, (row, state, token_id, logit) in enumerate(found)
-            if not (state is None or _is_filtered(row))
-            and not (math.isfinite(logit) and self._surely_allows(row, state, token_id))
-        ]
+        places = []
+        for place, (row, state, token_id, logit) in enumerate(found):
+            if state is not None and place not in masked:
+                is_sure = math.isfinite(logit) and self._surely_allows(row, state, token_id)
+                state.note_try(is_sure)
+                if not is_sure:
+                    places.append(place)
+        return places
 
     def _surely_allows(self, row: RowState, state: GrammarState, token_id: int) -> bool:
-        if state.matcher is None or self._filler is None:
-            return False
+        assert self._filler is not None
+        assert state.matcher is not None
         # `_hold_back_ends` decides about these.
         is_end = token_id in row.params.stop_token_ids or token_id in self._filler.end_token_ids
         return not is_end and state.matcher.surely_allows(token_id)
 
     def _states_of(self, rows: Sequence[RowState]) -> list[GrammarState | None]:
         return [cast("GrammarState | None", row.states.get(self)) for row in rows]
-
-    def _masks_of(self, rows: Sequence[RowState], states: Sequence[GrammarState | None]) -> Tensor | None:
-        if not any(states):
-            return None
-        masks = self._room_for(len(rows))
-        matchers: dict[int, GrammarMatcher] = {}
-        for place, state in enumerate(states):
-            if state is not None and state.matcher is not None:
-                matchers[place] = state.matcher
-            else:
-                masks[place] = _EVERY_TOKEN if state is None else 0
-        if matchers:
-            self._fill(masks, matchers, rows)
-        return torch.from_numpy(masks)
 
     def _room_for(self, num_masks: int) -> Mask:
         """Return masks with any content; new memory for each step would cost more than some of the masks."""

@@ -125,9 +125,10 @@ class Sampler:
         if all(row.params.grammar is None for row in rows):
             logits, best = compute(draws, None)
             return self.start(logits, rows, Picked(best, draws))
-        logits, best = compute(draws, self._grammar_mask.allowed_where_filtered(rows))
+        masked = self._grammar_mask.masked_first(rows)
+        logits, best = compute(draws, self._grammar_mask.allowed(rows, masked))
         picked = Picked(best, draws)
-        places = self._grammar_mask.not_allowed(rows, picked.token_ids, best.logits)
+        places = self._grammar_mask.unsure(rows, masked, picked.token_ids, best.logits)
         if places:
             self._pick_again(logits, rows, picked, places)
         return self.start(logits, rows, picked)
@@ -138,9 +139,10 @@ class Sampler:
         """Pick for some rows among the tokens that their grammars allow."""
         assert self._pick is not None
         some, index = [rows[place] for place in places], torch.tensor(places)
+        if len(some) < len(rows):
+            logits = logits[index]
         draws = draws_of(some, self._vocab_size)
-        best = self._pick(logits[index], draws, self._grammar_mask.allowed(some))
-        picked.best.token_ids[index] = best.token_ids
+        best = self._pick(logits, draws, self._grammar_mask.allowed(some))
         picked.best.logits[index] = best.logits
         picked.token_ids[index] = Picked(best, draws).token_ids
 

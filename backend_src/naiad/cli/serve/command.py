@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from naiad.cli.checkpoints.fetch import resolve_model
-from naiad.cli.console import say, use_log_format
+from naiad.cli.console import say, use_log_format, write
 from naiad.cli.control_key import control_key, restrictions
 from naiad.cli.engine_options import chosen_parameters
 from naiad.cli.repository.check import check_repository, warnings_of, with_directories
@@ -300,19 +300,21 @@ def _server_files(program: Path | None, runtime_dir: Path) -> ServerFiles:
 def _announce(host: str, ports: Mapping[str, int], openai: str | None, first: ServedModel) -> None:
     addresses = {name: _address(host, ports[name]) for name in PORTS}
     shown = addresses if openai is None else {**addresses, "openai": f"http://{openai}/v1"}
-    print("ready: " + " ".join(f"{name}={address}" for name, address in shown.items()))
     entry = first.entry_point
     model = entry.name
-    print(f"\nAsk {_shown_name(first)} something:")
     client = f"{sys.executable} -m naiad_client" + ("" if model == "ensemble" else f" --model {model}")
+    lines = [
+        "ready: " + " ".join(f"{name}={address}" for name, address in shown.items()),
+        f"\nAsk {_shown_name(first)} something:",
+    ]
     if entry.config.max_batch_size:
         # The client sends batched requests, which this model accepts.
-        print(f'  {client} "What is the capital of France?" --chat --url {addresses["grpc"]}')
-    print(f"  curl -N {addresses['http']}/v2/models/{model}/generate_stream \\")
-    print("""    -d '{"text_input": "The capital of France is", "max_tokens": 32, "stream": true}'""")
+        lines.append(f'  {client} "What is the capital of France?" --chat --url {addresses["grpc"]}')
+    lines.append(f"  curl -N {addresses['http']}/v2/models/{model}/generate_stream \\")
+    lines.append("""    -d '{"text_input": "The capital of France is", "max_tokens": 32, "stream": true}'""")
     if openai is not None:
-        print(f"  or open http://{openai}/ in a browser")
-    print("\nCtrl-C stops it.", flush=True)
+        lines.append(f"  or open http://{openai}/ in a browser")
+    write("\n".join([*lines, "\nCtrl-C stops it.\n"]), sys.stdout)
 
 
 def _shown_name(model: ServedModel) -> str:

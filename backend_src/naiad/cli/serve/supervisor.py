@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from naiad.cli.console import say
+from naiad.cli.console import say, write
 from naiad.cli.control_key import grpc_metadata
 from naiad.cli.repository.model_entries import ModelEntry
 from naiad.cli.serve.drain import end_requests, num_active
@@ -274,7 +274,7 @@ def _ending(code: int, program: str, lines: Sequence[str]) -> str:
 
 
 def _show(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    write(f"{line}\n", sys.stderr)
 
 
 def _show_json(line: str) -> None:
