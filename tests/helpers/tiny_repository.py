@@ -9,6 +9,13 @@ from helpers.tiny_models import make_tiny_model
 from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.cli.main import main
 
+# What names the token that ends a text, in each of a checkpoint's files that may.
+_END_OF = {
+    "config.json": "eos_token_id",
+    "generation_config.json": "eos_token_id",
+    "tokenizer_config.json": "eos_token",
+}
+
 # Room for a request that fills the window.
 _BUDGET_BYTES = "20000000"
 
@@ -25,9 +32,9 @@ def tiny_checkpoint(folder: Path, seed: int = 0, num_layers: int = 3) -> Path:
 def endless_checkpoint(folder: Path) -> Path:
     """Write a tiny random checkpoint whose texts end by their length only."""
     tiny_checkpoint(folder)
-    for name in ("config.json", "generation_config.json"):
+    for name, key in _END_OF.items():
         content = json.loads((folder / name).read_text(encoding="utf-8"))
-        (folder / name).write_text(json.dumps(content | {"eos_token_id": None}), encoding="utf-8")
+        (folder / name).write_text(json.dumps(content | {key: None}), encoding="utf-8")
     return folder
 
 
