@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,9 +23,9 @@ from naiad.config import EngineConfig
 from naiad.config.engine_config import DTYPES, QUANTIZATIONS
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write."""
-    args = _parse()
+    args = _parse(argv)
     config = EngineConfig(
         model_dir=str(resolve_model(args.model)),
         dtype=args.dtype,
@@ -56,7 +57,7 @@ def main() -> int:
     return 0
 
 
-def _parse() -> argparse.Namespace:
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -68,7 +69,7 @@ def _parse() -> argparse.Namespace:
     add("--max-num-seqs", type=at_least(1), default=32, metavar="N")
     add("--kv-cache-bytes", type=at_least(0), default=1 << 30, metavar="N", help="0: as at a start")
     add("--overhead-ms", type=float, default=0.3, metavar="MS", help="of the engine around each step")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from perf.cluster.replica_spec import ReplicaSpec
 from perf.engine.admission import SimulatedRunner
 
 from naiad.engine import Engine
+from naiad.engine.step_runner import StepRunner
 from naiad.kv_cache.cache_log import CacheChange, CacheLog
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache
@@ -18,6 +19,23 @@ from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import EngineRequest
 
 _AGING_S = 10.0
+
+
+def make_engine(
+    spec: ReplicaSpec, runner: StepRunner, clock: Callable[[], float], log: CacheLog | None = None
+) -> tuple[Engine, KVCacheManager]:
+    """Make the engine of a replica, and its KV cache.
+
+    Args:
+        spec: its limits.
+        runner: computes the steps.
+        clock: returns the time in seconds.
+        log: gets what the prefix cache stores and removes.
+    """
+    cache = PrefixCache(spec.block_size, observer=log)
+    kv_cache = KVCacheManager(spec.num_blocks, spec.block_size, cache, max_step_tokens=spec.step_tokens)
+    limits = SchedulerLimits(spec.max_num_seqs, spec.step_tokens, spec.context_cost, spec.decode_cost)
+    return Engine(Scheduler(kv_cache, limits, PriorityFirst(_AGING_S)), runner, clock=clock), kv_cache
 
 
 class Replica:
@@ -38,14 +56,7 @@ class Replica:
         self.is_stepping = False
         self._log = CacheLog()
         self._runner = SimulatedRunner(spec, spec.max_model_len)
-        cache = PrefixCache(spec.block_size, observer=self._log)
-        self._kv_cache = KVCacheManager(
-            spec.num_blocks, spec.block_size, cache, max_step_tokens=spec.step_tokens
-        )
-        limits = SchedulerLimits(spec.max_num_seqs, spec.step_tokens, spec.context_cost, spec.decode_cost)
-        scheduler = Scheduler(self._kv_cache, limits, PriorityFirst(_AGING_S))
-        runner = self._runner
-        self._engine = Engine(scheduler, runner, clock=lambda: runner.now_s)
+        self._engine, self._kv_cache = make_engine(spec, self._runner, lambda: self._runner.now_s, self._log)
         self._max_open = spec.max_num_seqs + spec.max_queued_requests
         self._inbox: list[EngineRequest] = []
         self._num_open = 0

@@ -27,7 +27,7 @@ from perf.server.traces import read_trace
 
 from naiad.cli.argument_types import above_0, at_least
 
-_DATA = ROOT / "perf" / "data"
+DATA = ROOT / "perf" / "data"
 _NAN = float("nan")
 
 
@@ -123,20 +123,20 @@ def _parse() -> argparse.Namespace:
     add(
         "--costs",
         type=Path,
-        default=_DATA / "step_costs.json",
+        default=DATA / "step_costs.json",
         metavar="FILE",
         help="what perf.cluster.measure has written",
     )
     add(
         "--trace",
         type=Path,
-        default=_DATA / "mooncake_fast25_synthetic.jsonl",
+        default=DATA / "mooncake_fast25_synthetic.jsonl",
         metavar="FILE",
         help="Azure .csv, Mooncake .jsonl",
     )
-    add("--replicas", type=_counts, default=[1, 3], metavar="N,…")
+    add("--replicas", type=counts, default=[1, 3], metavar="N,…")
     add("--policies", type=_policies, default=list(POLICIES), metavar="NAME,…", help=", ".join(POLICIES))
-    add("--loads", type=_loads, default=[0.5, 0.75, 1.0, 1.25, 1.5], metavar="F,…")
+    add("--loads", type=loads, default=[0.5, 0.75, 1.0, 1.25, 1.5], metavar="F,…")
     add("--rate", type=above_0, default=1.0, metavar="R", help="requests/s for each replica at load 1")
     add("--duration-s", type=above_0, default=600.0, metavar="S", help="time over which requests come")
     add("--kill-at-s", type=above_0, metavar="S", help="replica 0 dies then (default: none does)")
@@ -150,11 +150,13 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _counts(text: str) -> list[int]:
+def counts(text: str) -> list[int]:
+    """Read an option that is a list of counts."""
     return [at_least(1)(part) for part in text.split(",")]
 
 
-def _loads(text: str) -> list[float]:
+def loads(text: str) -> list[float]:
+    """Read an option that is a list of loads."""
     return [above_0(part) for part in text.split(",")]
 
 

@@ -9,11 +9,13 @@ same slots. Tokens are forced to the recorded numbers, and prompts are random, s
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -32,6 +34,9 @@ from naiad.sequence import EngineRequest, SamplingParams
 
 _TRACE = Path(__file__).parents[1] / "data" / "azure_llm_2023_conversation_10min.csv"
 _IDLE_S = 0.001
+# Of the plot: points of a line, and seconds over which a mean is taken.
+_PLOTTED = 40
+_MEAN_S = 3.0
 
 Batching = Literal["static", "dynamic", "in flight"]
 
@@ -107,7 +112,7 @@ class Run:
             waited; and all slots in that time; in seconds.
         used_kv_s, reserved_kv_s: tokens in the KV cache, and tokens that there was room reserved for; each
             times seconds.
-        occupancy: moments, and how many requests were computed then.
+        occupancy: ends of steps, and how many requests were computed in each.
     """
 
     first_token_s: dict[int, float] = field(default_factory=dict)
@@ -309,20 +314,45 @@ def _panels(runs: dict[str, Run]) -> list[Panel]:
         Panel(
             "seconds to first token",
             "share of requests",
-            {
-                name: (times, [(index + 1) / len(times) for index in range(len(times))])
-                for name, times in waits.items()
-            },
+            {name: shares_below(times, _PLOTTED) for name, times in waits.items()},
         ),
         Panel(
             "seconds",
-            "requests that are computed",
-            {
-                name: ([at_s for at_s, _ in run.occupancy], [float(each) for _, each in run.occupancy])
-                for name, run in runs.items()
-            },
+            "requests that are computed, mean",
+            {name: mean_over(run.occupancy, _MEAN_S) for name, run in runs.items()},
         ),
     ]
+
+
+def shares_below(values: Sequence[float], num_points: int) -> tuple[list[float], list[float]]:
+    """The values, in order, at so many shares of all of them at most, and these shares."""
+    places = sorted({round(n * (len(values) - 1) / (num_points - 1)) for n in range(num_points)})
+    return [values[place] for place in places], [(place + 1) / len(values) for place in places]
+
+
+def mean_over(steps: Sequence[tuple[float, int]], window_s: float) -> tuple[list[float], list[float]]:
+    """Smooth a quantity that changes in steps: its mean over one window of time after another.
+
+    Args:
+        steps: (seconds, the value until then), in order; the first one begins at 0.
+        window_s: length of a window.
+
+    Returns:
+        The middle of each window, and the mean in it.
+    """
+    end_s = steps[-1][0]
+    sums = [0.0] * math.ceil(end_s / window_s)
+    for (begin_s, _), (until_s, value) in pairwise([(0.0, 0), *steps]):
+        first, last = int(begin_s // window_s), math.ceil(until_s / window_s)
+        for window in range(first, last):
+            part_s = min(until_s, (window + 1) * window_s) - max(begin_s, window * window_s)
+            sums[window] += value * part_s
+    middles, means = [], []
+    for window, total in enumerate(sums):
+        length_s = min(window_s, end_s - window * window_s)
+        middles.append(window * window_s + length_s / 2)
+        means.append(total / length_s)
+    return middles, means
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from perf.common.report import plot_path, write_report
 from naiad.cli.argument_types import at_least
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
-from naiad.config.engine_config import DEVICES, DRAFTERS
+from naiad.config.engine_config import DEVICES, DRAFT_QUANTIZATIONS, DRAFTERS
 from naiad.engine import Engine, build_engine
 from naiad.model_runner import ModelRunner
 from naiad.models.native_model import NativeModel
@@ -124,6 +124,9 @@ def _parse() -> argparse.Namespace:
         "--drafters", nargs="+", default=["ngram", "suffix"], choices=DRAFTERS[2:], metavar="D"
     )
     parser.add_argument("--draft-model", default="", metavar="DIR", help="for the drafter draft_model")
+    parser.add_argument(
+        "--draft-quantization", default="auto", choices=DRAFT_QUANTIZATIONS, help="of the draft model"
+    )
     parser.add_argument("--num-draft-layers", type=int, default=0, metavar="N", help="for the drafter self")
     parser.add_argument(
         "--num-speculative-tokens", nargs="+", type=int, default=[1, 2, 4, 8, 16], metavar="K"
@@ -169,6 +172,7 @@ def _config(
         kv_cache_bytes=1 << 30,
         drafter=drafter,
         draft_model=args.draft_model if drafter == "draft_model" else "",
+        draft_quantization=args.draft_quantization if drafter == "draft_model" else "auto",
         num_draft_layers=args.num_draft_layers if drafter == "self" else 0,
         num_speculative_tokens=num_tokens,
     )

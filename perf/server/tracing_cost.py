@@ -5,7 +5,8 @@
 Three servers whose engine only counts stream the same requests in turns: one without tracing, one that sends
 the spans of every request to a collector, and one whose collector is not there. Each turn goes through every
 model and the OpenAI API, and begins with another server. Processor time is that of a server with all its
-processes; a ratio is the median of those of the turns, with its standard error.
+processes; a ratio is the median of those of the turns, with its standard error. What the calls that trace a
+request take on their own, and the encoding of its spans, is measured first, in this process.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import contextlib
 import math
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from perf.common.report import print_rows, write_report
@@ -32,6 +35,12 @@ from transformers import AutoTokenizer
 from naiad.cli.argument_types import at_least
 from naiad.cli.bench.throughput import Work
 from naiad.cli.checkpoints.fetch import resolve_model
+from naiad.frontend.request import GenerateRequest, RequestedOutputs, RequestRow
+from naiad.outputs import RequestOutput
+from naiad.sequence import FinishReason, SamplingParams
+from naiad.tracing.request_trace import COMPLETION, Tracer
+from naiad.tracing.span import Span, encode_spans, process_attributes
+from naiad.tracing.trace_context import NO_TRACE
 
 OFF, TRACED, DEAD = "off", "traced", "no collector"
 # Nobody listens there.
@@ -39,6 +48,7 @@ _NOBODY = "http://127.0.0.1:9"
 _MODELS = ("text", "ensemble", "llm", OPENAI)
 # A request has a span, and one for each of five phases.
 _SPANS_PER_REQUEST = 6
+_OWN_REPEATS, _OWN_REQUESTS = 20, 64
 
 # Prompts and a number of tokens → what was made of them.
 Door = Callable[[Any, int], object]
@@ -55,18 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     with span_collector() as collector, _servers(model_dir, args.tokens_per_s, collector) as servers:
         doors = {name: _doors(server, decode) for name, server in servers.items()}
         for name in servers:
-            for model in _MODELS:
+            for model in args.through:
                 doors[name][model](make_prompts("warm up"), 8)
         turns = [
             {
                 (model, name): _cost(servers[name], doors[name][model], make_prompts(f"{model} {turn}"), args)
-                for model in _MODELS
+                for model in args.through
                 for name in _rotated(list(servers), turn)
             }
             for turn in range(args.turns)
         ]
         _check(collector, args)
-    rows = [_row(model, turns) for model in _MODELS]
+    own_us = _own_us(args.tokens)
+    rows = [_row(model, turns) | {"calls alone": round(own_us, 2)} for model in args.through]
     print("microseconds of processor time for each token")
     print_rows(rows)
     settings = vars(args) | {"model": model_dir.name}
@@ -116,13 +127,47 @@ def _cost(server: Served, ask: Door, prompts: Any, args: argparse.Namespace) -> 
     return 1e6 * spent / num_tokens
 
 
+def _own_us(num_tokens: int) -> float:
+    """Microseconds of processor time for each token of an answer that the calls take which trace it."""
+    spans: list[Span] = []
+    exporter: Any = SimpleNamespace(add=spans.extend)
+    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, seed=7)
+    row = RequestRow(prompt_token_ids=[1] * 16, params=params, text=None, cache_salt="")
+    request = GenerateRequest(
+        request_id="",
+        rows=[row],
+        timeout_s=None,
+        streaming=True,
+        exclude_input=True,
+        outputs=RequestedOutputs(),
+    )
+    outputs = [RequestOutput(1, [7]) for _ in range(num_tokens - 1)]
+    outputs.append(RequestOutput(1, [7], finish_reason=FinishReason.LENGTH))
+    resource = process_attributes("naiad")
+    best_s = math.inf
+    for _ in range(_OWN_REPEATS):
+        began_s = time.process_time()
+        for _ in range(_OWN_REQUESTS):
+            trace = Tracer(exporter).begin(NO_TRACE, time.monotonic())
+            assert trace is not None
+            trace.name(COMPLETION, "model", "cmpl-0123456789abcdef")
+            trace.submit(request, "model")
+            for output in outputs:
+                trace.take(0, output)
+            trace.end()
+        encode_spans(resource, spans)
+        best_s = min(best_s, time.process_time() - began_s)
+        spans.clear()
+    return 1e6 * best_s / _OWN_REQUESTS / num_tokens
+
+
 def _check(collector: SpanCollector, args: argparse.Namespace) -> None:
     """See that the spans of every request have come.
 
     Raises:
         AssertionError: some have not.
     """
-    num_requests = args.turns * args.rounds * args.concurrency * len(_MODELS)
+    num_requests = args.turns * args.rounds * args.concurrency * len(args.through)
     collector.wait_for(num_requests * _SPANS_PER_REQUEST)
 
 
@@ -153,6 +198,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
+    parser.add_argument(
+        "--through", nargs="+", choices=_MODELS, default=list(_MODELS), help="models, and the OpenAI API"
+    )
     parser.add_argument("--tokens-per-s", type=float, default=1600, metavar="N", help="of the engine")
     parser.add_argument("--concurrency", type=at_least(1), default=32, metavar="N")
     parser.add_argument("--tokens", type=at_least(1), default=64, metavar="N", help="of each answer")

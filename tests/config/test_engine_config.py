@@ -193,6 +193,20 @@ def test_bad_parameter_is_named(parameters: dict[str, str], message: str) -> Non
         ({"draft_model": "d"}, "^draft_model = 'd': expected none: drafter = 'auto'"),
         ({"drafter": "self", "draft_model": "d"}, "^draft_model = 'd': expected none: drafter = 'self'"),
         ({"num_draft_layers": 2}, "^num_draft_layers = 2: expected 0 "),
+        (
+            {"draft_quantization": "int3"},
+            "^draft_quantization = 'int3': expected one of auto, none, int8, int4$",
+        ),
+        ({"draft_quantization": "int8"}, "^draft_quantization = 'int8': expected auto: drafter = 'auto'"),
+        (
+            {
+                "drafter": "draft_model",
+                "draft_model": "d",
+                "draft_quantization": "int8",
+                "cpu_kernels": "torch",
+            },
+            "^draft_quantization = 'int8': expected auto: only the native kernels",
+        ),
         ({"drafter": "self", "num_draft_layers": -1}, "^num_draft_layers = -1: expected 0 "),
     ],
 )

@@ -105,6 +105,18 @@ def test_tokens_are_those_without_drafts(
     assert engine.stats().total_draft_failures == 0
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_rounded_copy_drafts_for_the_model_itself(folder: Path, quantization: str) -> None:
+    native = {"cpu_kernels": "native"}
+    expected = run(make_engine(folder, "none", **native), make_requests(8))
+    engine = make_engine(folder, "itself", 4, draft_quantization=quantization, **native)
+    assert run(engine, make_requests(8)) == expected
+    stats = engine.stats()
+    num_accepted = sum(stats.total_accepted_tokens_at)
+    # It agrees often, and if nothing were rounded it would agree always.
+    assert 0.3 * stats.total_draft_tokens < num_accepted < stats.total_draft_tokens
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_speculative_tokens", [1, 4, 16])
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -121,6 +121,18 @@ def test_the_second_start_probes_nothing(
     assert make_runner(model_dir, **settings, block_size=16).measure_step_costs() == COSTS
 
 
+def test_a_rounded_draft_model_has_measurements_of_its_own(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"cpu_kernels": "native", "drafter": "draft_model", "draft_model": str(model_dir)}
+    make_runner(model_dir, **settings).measure_step_costs()
+    monkeypatch.setattr(paged_model, "measure_step_costs", lambda *args, **kwargs: COSTS)
+    rounded = make_runner(model_dir, **settings, draft_quantization="int8")
+    assert rounded.draft_runner is not None
+    assert rounded.draft_runner.measure_step_costs() == COSTS
+    assert rounded.measure_step_costs() != COSTS
+
+
 def test_nothing_is_kept_if_it_is_turned_off(model_dir: Path) -> None:
     make_runner(model_dir, start_cache=False).measure_step_costs()
     assert not (model_dir / ".naiad").exists()

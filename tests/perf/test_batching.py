@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from perf.engine.batching import WAYS, Room, Run, Server, Way
+from perf.engine.batching import WAYS, Room, Run, Server, Way, mean_over, shares_below
 from perf.server.open_loop import Arrival
 
 from naiad.outputs import EngineStats, RequestOutput
@@ -84,3 +84,16 @@ def test_without_paging_each_slot_has_room_for_the_longest_sequence() -> None:
     assert paged.reserved_kv_s == 11.0
     assert whole.used_kv_s == paged.used_kv_s == 5.0
     assert whole.figures(WAYS[2])["kv_wasted"] == 0.875
+
+
+def test_a_plot_shows_means_over_windows_of_time() -> None:
+    middles, means = mean_over([(1.0, 4), (2.5, 0), (5.0, 2)], window_s=2.0)
+    assert middles == [1.0, 3.0, 4.5]
+    assert means == [2.0, 1.5, 2.0]
+
+
+def test_a_plot_shows_some_of_many_waits() -> None:
+    times, shares = shares_below([float(each) for each in range(1001)], num_points=5)
+    assert times == [0.0, 250.0, 500.0, 750.0, 1000.0]
+    assert shares == [(place + 1) / 1001 for place in (0, 250, 500, 750, 1000)]
+    assert shares_below([3.0], num_points=5) == ([3.0], [1.0])

@@ -8,6 +8,7 @@ from naiad.cli.argument_types import absolute_path, at_least, some_text
 from naiad.config.engine_config import (
     CPU_KERNELS,
     DEVICES,
+    DRAFT_QUANTIZATIONS,
     DRAFTERS,
     DTYPES,
     KV_CACHE_DTYPES,
@@ -207,6 +208,12 @@ def _add_speculation(engine: argparse._ArgumentGroup) -> None:
         type=some_text,
         metavar="NAME",
         help="for --drafter draft_model: a model with the same vocabulary, named as for --model",
+    )
+    add(
+        "--draft-quantization",
+        choices=DRAFT_QUANTIZATIONS,
+        help="for --drafter draft_model: how its weights are rounded at load, as by --quantization; auto: as "
+        "the target's",
     )
     add(
         "--num-draft-layers",

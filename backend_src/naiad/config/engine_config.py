@@ -16,6 +16,7 @@ DTYPES = ("auto", "bfloat16", "float32", "float16")
 DEVICES = ("cpu", "cuda")
 CPU_KERNELS = ("auto", "native", "torch")
 QUANTIZATIONS = ("none", "int8", "int4")
+DRAFT_QUANTIZATIONS = ("auto", *QUANTIZATIONS)
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
 SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
 DRAFTERS = ("auto", "none", "ngram", "suffix", "draft_model", "self")
@@ -90,6 +91,8 @@ class EngineConfig:
             layers), or "none". "auto": "suffix" where native kernels compute the steps, because drafts
             change no token there; else "none".
         draft_model: for "draft_model": directory of a checkpoint with the same vocabulary.
+        draft_quantization: for "draft_model": how its weights are rounded at load, as `quantization` has it.
+            "auto": as the target's.
         num_draft_layers: for "self": the number of layers. 0: a quarter of them.
         num_speculative_tokens: maximum draft tokens of a sequence in a step, 1 … 16.
         usage_file: absolute path of the file that gets what each tenant uses, as lines of JSON. Empty: none.
@@ -131,6 +134,7 @@ class EngineConfig:
     target_first_token_ms: int = 0
     drafter: str = "auto"
     draft_model: str = ""
+    draft_quantization: str = "auto"
     num_draft_layers: int = 0
     num_speculative_tokens: int = 8
     usage_file: str = ""
@@ -170,11 +174,14 @@ class EngineConfig:
         kv_event_settings(self)
 
     def _check_quantization(self) -> None:
-        if self.quantization not in QUANTIZATIONS:
-            raise ConfigError("quantization", self.quantization, f"one of {', '.join(QUANTIZATIONS)}")
-        if self.quantization != "none" and (self.device != "cpu" or self.cpu_kernels == "torch"):
-            expected = "none: only the native kernels of a CPU compute it"
-            raise ConfigError("quantization", self.quantization, expected)
+        kinds = {"quantization": QUANTIZATIONS, "draft_quantization": DRAFT_QUANTIZATIONS}
+        for key, allowed in kinds.items():
+            value = getattr(self, key)
+            if value not in allowed:
+                raise ConfigError(key, value, f"one of {', '.join(allowed)}")
+            if value not in ("none", "auto") and (self.device != "cpu" or self.cpu_kernels == "torch"):
+                expected = f"{allowed[0]}: only the native kernels of a CPU compute it"
+                raise ConfigError(key, value, expected)
 
     def _check_cores(self) -> None:
         if self.cpu_threads < 0:
@@ -227,6 +234,9 @@ class EngineConfig:
         if self.drafter != "draft_model" and self.draft_model:
             expected = f"none: drafter = {self.drafter!r} uses no draft model"
             raise ConfigError("draft_model", self.draft_model, expected)
+        if self.drafter != "draft_model" and self.draft_quantization != "auto":
+            expected = f"auto: drafter = {self.drafter!r} uses no draft model"
+            raise ConfigError("draft_quantization", self.draft_quantization, expected)
         if self.num_draft_layers < 0 or (self.num_draft_layers and self.drafter != "self"):
             expected = "0 (a quarter of the layers) or a number of layers, with drafter = 'self'"
             raise ConfigError("num_draft_layers", self.num_draft_layers, expected)

@@ -54,6 +54,15 @@ def draft_model_config(config: EngineConfig, target: ModelConfig) -> ModelConfig
     return draft
 
 
+def quantizations(config: EngineConfig) -> list[str]:
+    """Return how the served model's weights are rounded, and then those of a draft model if there is one."""
+    kinds = [config.quantization]
+    if config.drafter == "draft_model":
+        is_the_targets = config.draft_quantization == "auto"
+        kinds.append(config.quantization if is_the_targets else config.draft_quantization)
+    return kinds
+
+
 def num_draft_layers(config: EngineConfig, target: ModelConfig) -> int:
     """Return how many of the target's first layers draft; 0: none.
 

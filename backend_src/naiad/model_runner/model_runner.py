@@ -19,7 +19,12 @@ from naiad.model_runner.device import (
     resolve_device,
     resolve_dtype,
 )
-from naiad.model_runner.draft_choice import chosen_drafter, draft_model_config, num_draft_layers
+from naiad.model_runner.draft_choice import (
+    chosen_drafter,
+    draft_model_config,
+    num_draft_layers,
+    quantizations,
+)
 from naiad.model_runner.graph_buckets import Buckets
 from naiad.model_runner.graphed_model import cuda_capture
 from naiad.model_runner.kept_measurements import Facts, KeptMeasurements
@@ -89,19 +94,12 @@ class ModelRunner(PagedModel):
             self._codes = kv_cache_codes(config, self.dtype, self.device)
             self._is_native = team is not None
             self.drafter = chosen_drafter(config, self._is_native)
-            options = LoadOptions(
-                self.dtype,
-                self.device,
-                config.batch_invariant,
-                self._is_native,
-                config.quantization,
-                packed=self.device.type == "cuda" and not config.batch_invariant,
-            )
+            options = [self._load_options(config, kind) for kind in quantizations(config)]
             caches = [self._start_cache(config, each) for each, _ in checkpoints]
             self._followers: Followers | None = None
             if config.num_ranks > 1:
                 self._followers = Followers(config, self._place, self.device)
-                models = [self._followers.load(config.model_dir, target, options)]
+                models = [self._followers.load(config.model_dir, target, options[0])]
             else:
                 models = _load_models(checkpoints, caches, options, num_layers)
             num_bytes = self._choose_kv_cache_bytes(config, models, target)
@@ -117,13 +115,15 @@ class ModelRunner(PagedModel):
         facts: Facts = {
             "dtype": str(self.dtype),
             "num_threads": num_threads,
-            "quantization": config.quantization,
             "num_parts": config.tensor_parallel_size,
             "num_stages": config.pipeline_parallel_size,
             "kv_cache_dtype": str(self._codes or self.dtype),
             "kernels": f"torch {torch.__version__}" if team is None else team.library.name,
         }
-        measurements = [KeptMeasurements(cache, facts) for cache in caches]
+        measurements = [
+            KeptMeasurements(cache, {**facts, "quantization": own.quantization})
+            for cache, own in zip(caches, options, strict=True)
+        ]
         layout = self._cache_layout(config, models[0].config)
         self.grammars = Grammars(config.model_dir, target.vocab_size, target.eos_token_ids)
         super().__init__(
@@ -147,6 +147,16 @@ class ModelRunner(PagedModel):
         self._capture_graphs(config, self)
         self.token_budget = self._choose_budget(config)
         self._count_compiles: Callable[[], int] = lambda: 0
+
+    def _load_options(self, config: EngineConfig, quantization: str) -> LoadOptions:
+        return LoadOptions(
+            self.dtype,
+            self.device,
+            config.batch_invariant,
+            self._is_native,
+            quantization,
+            packed=self.device.type == "cuda" and not config.batch_invariant,
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -307,12 +317,14 @@ class ModelRunner(PagedModel):
 def _load_models(
     checkpoints: Sequence[tuple[str, ModelConfig]],
     caches: Sequence[CheckpointCache | None],
-    options: LoadOptions,
+    options: Sequence[LoadOptions],
     num_draft_layers: int,
 ) -> list[DecoderModel]:
     """Load the checkpoints; with `num_draft_layers` the first one's first layers are one more model."""
-    pairs = zip(checkpoints, caches, strict=True)
-    loaded = [load_model(directory, shape, options, cache) for (directory, shape), cache in pairs]
+    loaded = [
+        load_model(directory, shape, own, cache)
+        for (directory, shape), own, cache in zip(checkpoints, options, caches, strict=True)
+    ]
     if num_draft_layers:
         loaded.append(loaded[0].first_layers(num_draft_layers))
     return [*loaded]

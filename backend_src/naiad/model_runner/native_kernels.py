@@ -10,6 +10,7 @@ import torch
 from naiad.config import EngineConfig
 from naiad.config.cores import core_ids
 from naiad.errors import ConfigError
+from naiad.model_runner.draft_choice import quantizations
 from naiad_kernels.native.build import BuildError, load
 from naiad_kernels.native.library import Library, Team
 from naiad_kernels.native.variants import usable_variants
@@ -43,6 +44,9 @@ def native_team(
         if config.quantization != "none":
             expected = f"none: only native kernels compute it, and {error}"
             raise ConfigError("quantization", config.quantization, expected) from error
+        if quantizations(config)[-1] != "none":
+            expected = f"auto: only native kernels compute it, and {error}"
+            raise ConfigError("draft_quantization", config.draft_quantization, expected) from error
         if config.cpu_affinity:
             expected = f"no cores: torch computes the steps and does not pin its threads, and {error}"
             raise ConfigError("cpu_affinity", config.cpu_affinity, expected) from error

@@ -165,7 +165,8 @@ class RequestTrace:
             self._seen.first_token_s = self._seen.first_token_s or now_s
             self._seen.last_token_s = now_s
             totals.num_output_tokens += len(output.token_ids)
-        totals.num_cached[row] = max(totals.num_cached.get(row, 0), output.num_cached_tokens)
+        if output.num_cached_tokens:
+            totals.num_cached[row] = max(totals.num_cached.get(row, 0), output.num_cached_tokens)
         if output.timings is not None:
             self._moments.take(output.timings)
         if output.finish_reason is not None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import enum
 import os
-import secrets
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -26,8 +24,7 @@ class SpanKind(enum.IntEnum):
     SERVER = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(msgspec.Struct, frozen=True, kw_only=True):
     """One span that has ended.
 
     Attributes:
@@ -50,11 +47,11 @@ class Span:
     trace_state: str = ""
     begin_ns: int
     end_ns: int
-    attributes: Mapping[str, Value] = field(default_factory=dict)
+    attributes: Mapping[str, Value] = {}
     error: str = ""
 
 
-class _AnyValue(msgspec.Struct, rename="camel", omit_defaults=True):
+class _AnyValue(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
     string_value: str | None = None
     bool_value: bool | None = None
     # JSON's numbers are too small for 64 bits, so OTLP writes such integers as text.
@@ -63,21 +60,21 @@ class _AnyValue(msgspec.Struct, rename="camel", omit_defaults=True):
     array_value: _Array | None = None
 
 
-class _Array(msgspec.Struct):
+class _Array(msgspec.Struct, gc=False):
     values: list[_AnyValue]
 
 
-class _KeyValue(msgspec.Struct):
+class _KeyValue(msgspec.Struct, gc=False):
     key: str
     value: _AnyValue
 
 
-class _Status(msgspec.Struct, omit_defaults=True, frozen=True):
+class _Status(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
     code: int = 0
     message: str = ""
 
 
-class _Span(msgspec.Struct, rename="camel", omit_defaults=True):
+class _Span(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
     trace_id: str
     span_id: str
     name: str
@@ -115,12 +112,12 @@ class _Export(msgspec.Struct, rename="camel"):
 
 def new_trace_id() -> str:
     """Draw the id of a trace."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 def new_span_id() -> str:
     """Draw the id of a span."""
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 def process_attributes(service: str) -> dict[str, Value]:

@@ -1,0 +1,137 @@
+"""Serves mixed requests for hours, disturbs the server meanwhile, and sees what is wrong or grows.
+
+    python -m perf.server.soak --hours 1.5
+    python -m perf.server.soak --hours 1.5 --earlier perf/results/*-soak.json
+    python -m perf.server.soak --hours 0.3 --inject leak
+
+Requests come by every door: greedy and drawn, with JSON schemas and patterns, in one piece and streamed. Each
+was answered alone first, and every later answer must be the same, or its beginning if its client left or its
+deadline passed. In turns the engine, the OpenAI server, the gate and a model's process are killed and `llm`
+is reloaded, under load; only requests that a kill cuts off may fail. Before each the load stops: nothing may
+run or hold blocks then, and the server must have counted what its clients have heard. Memory is the anonymous
+memory of every process; its slope leaves out the first minutes of each. `--inject` gives the `llm` model a
+fault, which must be found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from perf.common.plots import Panel, save_panels
+from perf.common.report import print_rows, write_report
+from perf.server.serve_process import naiad_serve
+from perf.server.soak.faults import FAULTS, write_repository
+from perf.server.soak.memory import (
+    minutes_of,
+    slope_of,
+    slope_rows,
+    total_slope,
+)
+from perf.server.soak.pieces import Piece, read_piece
+from perf.server.soak.questions import Door
+from perf.server.soak.run import Soak
+
+from naiad.cli.argument_types import at_least
+from naiad.cli.checkpoints.fetch import resolve_model
+
+_MAX_TOLD = 20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Soak, print, plot and write; return 1 if something was wrong or memory surely grows."""
+    args = _parse(argv)
+    pieces = [read_piece(path) for path in args.earlier]
+    soak = _soaked(args)
+    piece = _piece_of(soak, args)
+    print("written:", write_report("soak", _settings(args), list(piece.rows())))
+    _plot(soak, args)
+    for each in pieces:
+        piece.add(each)
+    for fault in soak.judge.faults[:_MAX_TOLD]:
+        print("wrong:", fault)
+    slopes = {role: slope_of(lives) for role, lives in sorted(piece.minutes.items())}
+    print_rows(slope_rows(slopes))
+    print_rows([{"hours": round(piece.hours, 2), "disturbed": piece.disturbances.total(), **piece.num}])
+    grows = total_slope(slopes).lower > args.max_mb_per_h
+    is_wrong = piece.num_faults > 0 or grows
+    if args.inject:
+        print(f"the fault {args.inject} was {'found' if is_wrong else 'not found'}")
+        return 0 if is_wrong else 1
+    upper = total_slope(slopes).upper
+    told = "below" if upper < args.max_mb_per_h else "surely above" if grows else "not yet shown to be below"
+    print(f"{piece.num_faults} faults; memory grows by at most {upper:.2f} MB/h (95 %), {told} the limit")
+    return 1 if is_wrong else 0
+
+
+def _soaked(args: argparse.Namespace) -> Soak:
+    with tempfile.TemporaryDirectory(prefix="naiad-perf-") as name:
+        repository, key_file = Path(name) / "repository", Path(name) / "key"
+        own = [] if args.cpu_threads is None else ["--cpu-threads", str(args.cpu_threads)]
+        model = ["--model", str(resolve_model(args.model)), *own]
+        environment = write_repository(repository, model, args.inject)
+        options = ["--model-repository", str(repository), "--gate", "on"]
+        options += ["--model-control-mode", "explicit", "--model-control-key", str(key_file)]
+        with naiad_serve(options, environment) as server:
+            soak = Soak(server, repository, key_file.read_text(encoding="ascii").strip(), args)
+            asyncio.run(soak.run())
+    return soak
+
+
+def _piece_of(soak: Soak, args: argparse.Namespace) -> Piece:
+    kinds = Counter(each.kind for each in soak.disturbances)
+    minutes = minutes_of(soak.samples, 60 * args.warm_up_min)
+    return Piece(soak.now_s / 3600, soak.judge.num, len(soak.judge.faults), minutes, kinds)
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    left_out = {"earlier": [path.name for path in args.earlier], "model": resolve_model(args.model).name}
+    return vars(args) | left_out
+
+
+def _plot(soak: Soak, args: argparse.Namespace) -> None:
+    roles = sorted({each.role for each in soak.samples})
+    panels = []
+    for label, value in (("anonymous memory, MB", "anonymous_mb"), ("descriptors", "num_descriptors")):
+        lines = {
+            role: (
+                [each.at_s / 3600 for each in soak.samples if each.role == role],
+                [float(getattr(each, value)) for each in soak.samples if each.role == role],
+            )
+            for role in roles
+        }
+        panels.append(Panel("hours", label, lines))
+    shared = {"/dev/shm": ([at for at, _ in soak.shared_mb], [mb for _, mb in soak.shared_mb])}
+    panels.append(Panel("hours", "shared memory, MB", shared))
+    title = f"{soak.judge.num['requests']} requests, {len(soak.disturbances)} kills and reloads"
+    print("plotted:", save_panels("soak" if not args.inject else f"soak-{args.inject}", title, panels))
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", default="default", help="default, DIR or org/name[@revision]")
+    add("--hours", type=float, default=1.5, metavar="H", help="length of the run")
+    add("--rate", type=float, default=3.0, metavar="N", help="requests a second")
+    add("--questions", type=at_least(len(Door)), default=240, metavar="N", help="different requests")
+    add("--every-min", type=float, default=15.0, metavar="M", help="minutes between kills and reloads")
+    add("--undisturbed", action="store_true", help="kill and reload nothing")
+    add("--warm-up-min", type=float, default=5.0, metavar="M", help="of each process, not in the slope")
+    add("--max-mb-per-h", type=float, default=1.0, metavar="MB", help="limit of the slope")
+    add("--cpu-threads", type=at_least(1), metavar="N", help="of the engine (default: as it chooses)")
+    add("--seed", type=int, default=1, metavar="N", help="of the load")
+    add("--earlier", type=Path, nargs="*", default=[], metavar="FILE", help="reports of earlier runs to add")
+    add("--inject", choices=FAULTS, help="give the model a fault, and return 0 if it was found")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
