@@ -80,6 +80,8 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "manifests": ("deploy.manifests",),
     "cluster measure": ("perf.cluster.measure",),
     "cluster": ("perf.cluster.simulate",),
+    "cluster check": ("perf.cluster.check",),
+    "soak": ("perf.server.soak",),
 }
 # One process for all commands: most of its time is what they import.
 _PRINT_HELP = """
@@ -116,6 +118,8 @@ _COMMAND_OF_LINE = (
     (re.compile(r"-m deploy\.manifests\b"), "manifests"),
     (re.compile(r"-m perf\.cluster\.measure\b"), "cluster measure"),
     (re.compile(r"-m perf\.cluster\.simulate\b"), "cluster"),
+    (re.compile(r"-m perf\.cluster\.check\b"), "cluster check"),
+    (re.compile(r"-m perf\.server\.soak\b"), "soak"),
 )
 _SOURCES = ("backend_src", "kernels", "client", "model_repository", "perf", "tests", "deploy")
 _WITH_NAMES = (".py", ".pbtxt", ".yaml", ".j2")

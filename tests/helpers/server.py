@@ -54,11 +54,14 @@ class Server:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
+    def metrics_text(self) -> str:
+        """Everything on the metrics port."""
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+
     def metric(self, name: str, **labels: str) -> float:
         """The value of a metric on the metrics port."""
-        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        for line in text.splitlines():
+        for line in self.metrics_text().splitlines():
             if line.startswith(name + "{") and all(
                 f'{key}="{value}"' in line for key, value in labels.items()
             ):

@@ -8,7 +8,6 @@ import re
 import shutil
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,15 +91,11 @@ class Controlled:
 
     def labels(self) -> set[str]:
         """The label sets of the engines' counters."""
-        lines = re.findall(r"^vllm:generation_tokens_total\{(.*)\}", self.metrics_text(), re.MULTILINE)
+        lines = re.findall(r"^vllm:generation_tokens_total\{(.*)\}", self.server.metrics_text(), re.MULTILINE)
         return {label for line in lines for label in line.split(",")}
 
     def generated(self, version: str) -> float:
         return self.server.settled("vllm:generation_tokens_total", model="llm", version=version)
-
-    def metrics_text(self) -> str:
-        with urllib.request.urlopen(f"http://{self.server.metrics}/metrics", timeout=10) as answer:
-            return str(answer.read().decode())
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +129,7 @@ def test_unloading_gives_everything_back_and_loading_serves_again(controlled: Co
         eventually(lambda: controlled.stubs() == controlled.engines() == [], 30)
         assert controlled.sockets() == set()
         eventually(functools.partial(are_unmapped, held))
-        assert "nv_trt_llm_request_metrics{" not in controlled.metrics_text()
+        assert "nv_trt_llm_request_metrics{" not in controlled.server.metrics_text()
         assert NOT_LOADED.search(controlled.sentence().errors[0])
         controlled.load()
         assert controlled.sentence().text == text
@@ -168,7 +163,7 @@ def test_a_reload_takes_new_settings_and_lets_streams_of_the_old_end(controlled:
     # The text model has found the new engine.
     assert controlled.sentence("text").text == text
     most = re.compile(r'^nv_trt_llm_request_metrics\{.*request_type="max".*\} 5$', re.MULTILINE)
-    eventually(lambda: most.search(controlled.metrics_text()) is not None, 10)
+    eventually(lambda: most.search(controlled.server.metrics_text()) is not None, 10)
     of_the_text_model = len({"number", "metrics"})
     num_sockets = len({"acks", "engine", "number", "metrics"}) + of_the_text_model
     eventually(lambda: len(controlled.sockets()) == num_sockets)
