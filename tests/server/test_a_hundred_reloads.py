@@ -23,8 +23,6 @@ MOST_DESCRIPTORS = 30
 NO_BLOCK_IS_USED = re.compile(
     r'^nv_trt_llm_kv_cache_block_metrics\{.*kv_cache_block_type="used".*\} 0$', re.M
 )
-    r'^nv_trt_llm_kv_cache_block_metrics\{.*kv_cache_block_type="used".*\} 0$', re.M
-)
 INPUTS = text_inputs("Story", 40, ignore_eos=True)
 
 
