@@ -13,6 +13,8 @@ from perf.server.traces import TraceRequest
 
 _FIRST_ID, _NUM_IDS = 1000, 48_000
 _TRACE_BLOCK_TOKENS = 512
+# Without a common divisor with their number.
+_TURN_STEP = 7919
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,19 @@ def dense_requests(
                 prompt = _prompt(request, f"{copy} {number}", copy, num_prompt, lengths.prompt_scale)
                 made.append(Request(due_s, prompt, num_output))
     return sorted(made, key=lambda each: each.due_s)
+
+
+def with_other_tokens(requests: Sequence[Request], turn: int) -> list[Request]:
+    """Exchange all tokens of all prompts, so that no cache knows them from an earlier turn.
+
+    Prefixes that were shared are shared.
+    """
+    step = turn * _TURN_STEP
+
+    def exchanged(prompt: Sequence[int]) -> array[int]:
+        return array("I", [(each - _FIRST_ID + step) % _NUM_IDS + _FIRST_ID for each in prompt])
+
+    return [Request(each.due_s, exchanged(each.prompt), each.num_tokens) for each in requests]
 
 
 def _prompt(request: TraceRequest, name: str, copy: int, num_tokens: int, scale: float) -> array[int]:

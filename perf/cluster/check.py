@@ -25,7 +25,7 @@ from typing import Any
 
 import tritonclient.grpc.aio as triton
 from perf.cluster import measure
-from perf.cluster.arrivals import Lengths, Request, dense_requests
+from perf.cluster.arrivals import Lengths, Request, dense_requests, with_other_tokens
 from perf.cluster.replica_spec import ReplicaSpec, read_spec
 from perf.cluster.routers import POLICIES, Router
 from perf.cluster.simulate import DATA, counts, loads
@@ -62,14 +62,17 @@ def main() -> int:
             with _servers(num_replicas, Path(name), costs, spec, args) as servers:
                 for load in args.loads:
                     per_s = load * args.rate * num_replicas
-                    requests = dense_requests(trace, per_s, args.duration_s, lengths)
+                    dense = dense_requests(trace, per_s, args.duration_s, lengths)
                     for policy in args.policies:
                         row = {"replicas": num_replicas, "computes": num_replicas <= args.computing}
                         row |= {"policy": policy, "load": load}
+                        requests = with_other_tokens(dense, len(rows))
                         rows.append(row | _compared(policy, servers, requests, spec, args))
                         print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     print_rows(rows)
-    settings = vars(args) | {"trace": args.trace.name, "replica": spec.measured}
+    settings = {name: str(value) for name, value in vars(args).items()}
+    settings |= {"trace": args.trace.name, "costs": "" if args.costs is None else args.costs.name}
+    settings |= {"model": resolve_model(args.model).name, "replica": spec.measured}
     print("written:", write_report("cluster-check", settings, rows))
     off = max(abs(row["goodput, ratio"] - 1) for row in rows)
     print(f"goodput is at most {100 * off:.0f} % off")

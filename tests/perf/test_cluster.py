@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+from array import array
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from perf.cluster import simulate
-from perf.cluster.arrivals import Lengths, Request, dense_requests
+from perf.cluster.arrivals import Lengths, Request, dense_requests, with_other_tokens
 from perf.cluster.replica_spec import ReplicaSpec, read_spec
 from perf.cluster.routers import POLICIES, CacheAware, PrefixHash, Router
 from perf.cluster.simulation import End, Failure, Simulation
@@ -217,3 +218,11 @@ def test_the_command_prints_a_row_for_each_policy(
     assert [set(panel.lines) for panel in panels] == [{"round_robin", "cache_aware"}] * 3
     assert panels[2].lines["round_robin"][0] == (2, 3)
     assert "hit rate" in capsys.readouterr().out
+
+
+def test_other_tokens_share_what_the_first_shared() -> None:
+    requests = [Request(0.5, array("I", [1000, 48_999, 1007]), 3), Request(1.0, array("I", [1000, 5000]), 4)]
+    first, second = with_other_tokens(requests, 1), with_other_tokens(requests, 2)
+    assert [(each.due_s, each.num_tokens) for each in first] == [(0.5, 3), (1.0, 4)]
+    assert first[0].prompt[0] == first[1].prompt[0] != second[0].prompt[0] == second[1].prompt[0]
+    assert all(1000 <= token < 49_000 for each in (*first, *second) for token in each.prompt)
