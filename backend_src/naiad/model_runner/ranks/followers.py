@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -85,13 +86,10 @@ class Followers:
             )
         self._processes.append(process)
         self._channels.append(Channel(here))
-        threading.Thread(
-            target=self._watch, args=(process, message.rank), name=f"rank-{message.rank}-watch", daemon=True
-        ).start()
+        call_at_end(process, partial(self._rank_has_ended, message.rank))
         self._channels[-1].send(encoder.encode(message))
 
-    def _watch(self, process: subprocess.Popen[bytes], rank: int) -> None:
-        code = process.wait()
+    def _rank_has_ended(self, rank: int, code: int) -> None:
         if not self._is_closing:
             _LOG.error("rank %d has ended (exit status %d): the engine ends", rank, code)
             os._exit(_EXIT_CODE)
@@ -155,6 +153,11 @@ class Followers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def call_at_end(process: subprocess.Popen[bytes], call: Callable[[int], None]) -> None:
+    """Call a function with the exit status of a process as soon as it has ended, in a thread of its own."""
+    threading.Thread(target=lambda: call(process.wait()), name="rank-watch", daemon=True).start()
 
 
 class LeadModel:
