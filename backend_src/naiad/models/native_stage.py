@@ -63,7 +63,8 @@ class NativeStage:
         assert caches is self._caches, "the stage was recorded over other caches"
         tables = [group.attention.tables for group in batch.groups]
         assert all(each is not None for each in tables), "the step is not laid out for the native kernels"
-        token_ids, inputs = (batch.token_ids, []) if hidden is None else (None, [hidden])
+        token_ids = batch.token_ids if hidden is None else None
+        inputs = [] if hidden is None else [hidden]
         num_tokens = len(batch.positions)
         made = self._layers.run(num_tokens, token_ids, batch.positions, cast(Any, tables), inputs)
         # The next batch is computed while this one is still being sent.
