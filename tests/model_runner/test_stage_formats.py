@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from helpers.quantised_cases import CASES, SIZES
 from helpers.quantised_checkpoints import write_checkpoint
@@ -26,6 +27,8 @@ from naiad.model_runner.lone_steps import LoneRow, lone_step
 from naiad.sequence import SamplingParams
 from naiad_kernels.native.variants import best_variant
 
+# A token whose embedding is not finite.
+BAD_ID = 90
 PARAMS = SamplingParams(max_tokens=4, returns_generation_logits=True)
 
 
@@ -64,6 +67,9 @@ def test_native_stages_have_the_bits_of_one_process(
 ) -> None:
     """In random traffic: rows are computed alone, so neither pieces nor stages change a bit."""
     make_tiny_model(tmp_path, num_attention_heads=9, num_key_value_heads=3)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.embed_tokens.weight"][BAD_ID] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     # 14 blocks of 16 tokens: keys and values of three heads in three layers.
     num_bytes = 14 * 16 * 2 * 3 * 3 * vector_bytes
     config = make_config(tmp_path, cpu_kernels="native", kv_cache_bytes=num_bytes, **settings)
@@ -80,8 +86,28 @@ def test_native_stages_have_the_bits_of_one_process(
                 assert torch.equal(logits_of(outputs), logits_of(expected[sequence_id]))
             stats = engine.stats()
             totals += Counter(preempted=stats.total_preemptions, drafted=stats.total_draft_tokens)
+        check_bad_draft(here, there)
     assert totals["preempted"] > 0
     assert totals["drafted"] > 0
+
+
+def check_bad_draft(*runners: ModelRunner) -> None:
+    """A row is computed again without a draft that is not finite, and what that leaves is cleared."""
+    bad = [
+        LoneRow(1, [1, 2, 3], 0, [0], PARAMS, draft_token_ids=(4, BAD_ID)),
+        LoneRow(2, [5, BAD_ID], 0, [1], PARAMS),
+    ]
+    next_row = LoneRow(1, [1, 2, 3, 4], 3, [0], PARAMS)
+    made = []
+    for runner in runners:
+        output = runner.launch(lone_step(bad))()
+        assert output.sampled_token_ids.keys() == {1}
+        assert output.errors.keys() == {2}
+        runner.clear_blocks([[1]])
+        again = runner.launch(lone_step([next_row]))()
+        assert again.errors == {}
+        made.append((output.sampled_token_ids, again.sampled_token_ids, again.generation_logits))
+    assert made[0] == made[1]
 
 
 def logits_of_prompts(runner: ModelRunner) -> torch.Tensor:
