@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -23,11 +24,26 @@ def end_with_parent(before_exit: Callable[[], None]) -> None:
     parent_pid = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent_pid:
-            time.sleep(_CHECK_S)
+        _wait_for_end(parent_pid)
         try:
             before_exit()
         finally:
             os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def _wait_for_end(parent_pid: int) -> None:
+    """Return when the parent has ended; the kernel says so, or is asked where it can not."""
+    try:
+        parent = os.pidfd_open(parent_pid)
+    except OSError:
+        # A sandbox may have no such descriptors; or the parent is gone, or outside the PID namespace.
+        while os.getppid() == parent_pid:
+            time.sleep(_CHECK_S)
+        return
+    # If it ended before, another process may have its id by now.
+    if os.getppid() == parent_pid:
+        end = select.poll()
+        end.register(parent, select.POLLIN)
+        end.poll()

@@ -2,9 +2,9 @@
 
     python -m perf.engine.parallel --splits 2x1,3x1,1x2
 
-A split is TENSORxPIPELINE: 2x1 halves every matrix, 1x2 halves the layers. Ranks on a CPU compute with
-torch, as does the one process here; each process has one thread. All get the same prompts in turns. In
-float32 the greedy ids must be those of the one process, or no speed is reported.
+A split is TENSORxPIPELINE: 2x1 halves every matrix, 1x2 halves the layers. Parts of a matrix are multiplied
+by torch, so torch computes everything here; each process has one thread. All get the same prompts in
+turns. In float32 the greedy ids must be those of the one process, or no speed is reported.
 """
 
 from __future__ import annotations

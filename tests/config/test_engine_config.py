@@ -76,8 +76,6 @@ def test_a_number_of_ranks_that_can_not_work_is_refused(size: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"cpu_kernels": "native"}, r"^cpu_kernels = 'native': expected auto or torch: with tensor_parallel"),
-        ({"quantization": "int8"}, r"^quantization = 'int8': expected none with tensor_parallel_size = 3"),
         ({"cpu_affinity": "0-3"}, r"^cpu_affinity = '0-3': expected no cores with tensor_parallel_size = 3"),
         ({"cpu_threads": 2}, r"^cpu_threads = 2: expected 0 or at least 3 with tensor_parallel_size = 3"),
         ({"batch_invariant": True}, r"^batch_invariant = True: expected false with tensor_parallel_size = 3"),
@@ -91,6 +89,23 @@ def test_what_ranks_can_not_do_is_refused_by_name(settings: dict[str, object], m
         EngineConfig(model_dir="m", tensor_parallel_size=3, **settings)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message.replace("tensor", "pipeline")):
         EngineConfig(model_dir="m", pipeline_parallel_size=3, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cpu_kernels": "native"}, r"^cpu_kernels = 'native': expected auto or torch: with tensor_parallel"),
+        ({"quantization": "int8"}, r"^quantization = 'int8': expected none with tensor_parallel_size = 2"),
+        ({"quantization": "int4"}, r"^quantization = 'int4': expected none with tensor_parallel_size = 2"),
+    ],
+)
+@pytest.mark.parametrize("stages", [1, 3])
+def test_what_stages_can_do_and_parts_of_a_matrix_can_not(
+    settings: dict[str, object], message: str, stages: int
+) -> None:
+    EngineConfig(model_dir="m", pipeline_parallel_size=3, **settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(model_dir="m", tensor_parallel_size=2, pipeline_parallel_size=stages, **settings)  # type: ignore[arg-type]
 
 
 def test_a_number_of_stages_that_can_not_work_is_refused() -> None:

@@ -43,6 +43,10 @@ def rendered(version: str = VERSIONS[-1], values: dict[str, Any] | None = None, 
     return checked.documents
 
 
+def models(**settings: Any) -> dict[str, Any]:
+    return {"models": {"m": VOLUME | settings}}
+
+
 def one(documents: Documents, kind: str) -> dict[str, Any]:
     (found,) = (each for each in documents if each["kind"] == kind)
     return found
@@ -57,6 +61,12 @@ def args_of(documents: Documents) -> list[str]:
     (container,) = pod_of(documents)["containers"]
     assert container["command"] == ["naiad", "serve"]
     return [str(word) for word in container["args"]]
+
+
+def limits_of(documents: Documents) -> dict[str, Any]:
+    (container,) = pod_of(documents)["containers"]
+    limits: dict[str, Any] = container["resources"]["limits"]
+    return limits
 
 
 def parsed(words: list[str]) -> argparse.Namespace:
@@ -80,6 +90,8 @@ def test_everything_at_once_is_valid(version: str) -> None:
                 | {
                     "device": "cuda",
                     "gpus": 4,
+                    "tensorParallelSize": 2,
+                    "pipelineParallelSize": 2,
                     "autoscaling": {"kind": "hpa"},
                     "deepHealth": True,
                     "exposeTriton": True,
@@ -108,7 +120,8 @@ def test_options_are_those_of_naiad_serve() -> None:
         rendered(
             **HUB,
             device="cuda",
-            gpus=2,
+            tensorParallelSize=2,
+            pipelineParallelSize=3,
             servedName="chat",
             exposeTriton=True,
             otlpEndpoint="http://collector:4318",
@@ -118,7 +131,8 @@ def test_options_are_those_of_naiad_serve() -> None:
     )
     args = parsed(words)
     assert args.model == "/models/m"
-    assert (args.device, args.tensor_parallel_size, args.served_name) == ("cuda", 2, "chat")
+    assert (args.device, args.served_name) == ("cuda", "chat")
+    assert (args.tensor_parallel_size, args.pipeline_parallel_size) == (2, 3)
     assert (args.openai_host, args.openai_port, args.host, args.expose_triton) == (
         *("0.0.0.0", 9000, "0.0.0.0"),
         True,
@@ -205,11 +219,35 @@ def test_a_model_comes_from_a_volume_or_the_hub() -> None:
     assert fetch["env"][1]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "token"}
 
 
-def test_gpus_are_limits() -> None:
-    (cpu,) = pod_of(rendered())["containers"]
-    assert "nvidia.com/gpu" not in cpu["resources"]["limits"]
-    (gpu,) = pod_of(rendered(device="cuda", gpus=2))["containers"]
-    assert gpu["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": 2}
+def test_every_process_of_a_model_gets_a_gpu() -> None:
+    split = {"tensorParallelSize": 2, "pipelineParallelSize": 3}
+    for settings, num_gpus in (
+        ({"device": "cuda"}, 1),
+        ({"device": "cuda", **split}, 6),
+        ({"device": "cuda", **split, "gpus": 6}, 6),
+        ({"device": "cuda", **split, "resources": {"limits": {"nvidia.com/gpu": 6}}}, 6),
+        (split, None),
+    ):
+        documents = rendered(**settings)
+        args, limits = parsed(args_of(documents)), limits_of(documents)
+        assert limits.pop("nvidia.com/gpu", None) == num_gpus
+        assert limits == {"memory": "8Gi"}
+        sizes = args.tensor_parallel_size, args.pipeline_parallel_size
+        # An option that has its default is left out.
+        assert sizes == ((2, 3) if "tensorParallelSize" in settings else (None, None))
+
+
+def test_a_split_changes_nothing_else_of_a_pod() -> None:
+    whole = pod_of(rendered(device="cuda"))
+    parts = pod_of(rendered(device="cuda", tensorParallelSize=2, pipelineParallelSize=2))
+    for pod in (whole, parts):
+        pod["containers"][0].pop("resources")
+    added = ["--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"]
+    words = parts["containers"][0]["args"]
+    place = words.index(added[0])
+    assert words[place : place + 4] == added
+    del words[place : place + 4]
+    assert parts == whole
 
 
 def test_replicas_follow_the_queue_and_the_cache() -> None:
@@ -303,6 +341,33 @@ def test_a_setting_can_be_turned_off_for_a_model() -> None:
         (
             {"models": {"m": VOLUME | {"autoscaling": {"kind": "hpa", "minReplicas": 9}}}},
             "minReplicas is above maxReplicas",
+        ),
+        (
+            models(device="cuda", gpus=2),
+            "models.m.gpus = 2: expected 1, which is tensorParallelSize = 1 times pipelineParallelSize = 1",
+        ),
+        (
+            models(device="cuda", gpus=5, tensorParallelSize=2, pipelineParallelSize=3),
+            "models.m.gpus = 5: expected 6, which is tensorParallelSize = 2 times pipelineParallelSize = 3",
+        ),
+        (
+            models(device="cuda", tensorParallelSize=2, resources={"limits": {"nvidia.com/gpu": 4}}),
+            "models.m.resources.limits.nvidia.com/gpu = 4: expected 2, which is tensorParallelSize = 2",
+        ),
+        (models(gpus=1), "models.m.gpus = 1: expected 0 with device cpu"),
+        (
+            models(tensorParallelSize=3, pipelineParallelSize=22),
+            "models.m.pipelineParallelSize = 22: expected 1 to 21 with tensorParallelSize = 3",
+        ),
+        (models(tensorParallelSize=0), "tensorParallelSize"),
+        (models(pipelineParallelSize=65), "pipelineParallelSize"),
+        (
+            models(args=["--pipeline-parallel-size", "2"]),
+            "models.m.args has --pipeline-parallel-size: expected the value pipelineParallelSize instead",
+        ),
+        (
+            models(args=["--tensor-parallel-size=2"]),
+            "models.m.args has --tensor-parallel-size=2: expected the value tensorParallelSize instead",
         ),
     ],
 )

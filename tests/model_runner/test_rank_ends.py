@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers.engine_harness import Recorder, has_ended, make_request, wait_until
+from helpers.engine_harness import WAIT_S, Recorder, has_ended, make_request, wait_until
 from helpers.tiny_models import make_tiny_model
 from helpers.tiny_repository import tiny_checkpoint
 from naiad.config import EngineConfig
 from naiad.engine_process import EngineClient
 from naiad.errors import ConfigError, ModelError
 from naiad.model_runner import ModelRunner
+from naiad.model_runner.ranks.followers import call_at_end
 
 NUM_TOKENS = 40
 # Four processes import torch side by side.
@@ -63,34 +66,75 @@ def test_quantised_weights_are_refused_by_name(tmp_path: Path) -> None:
         ModelRunner(make_config(tmp_path, 2))
 
 
+class NotedWaits(subprocess.Popen[bytes]):
+    """A process that notes how its end is waited for."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.time_limits: list[float | None] = []
+        super().__init__(command, stdin=subprocess.PIPE)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.time_limits.append(timeout)
+        return super().wait(timeout)
+
+    def poll(self) -> int | None:
+        raise AssertionError("the process is asked for again and again")
+
+
+def test_the_kernel_tells_the_first_rank_that_another_has_ended() -> None:
+    """The one wait for a rank has no time limit, so nothing but the rank's end ends it."""
+    codes: queue.Queue[int] = queue.Queue()
+    with NotedWaits(["cat"]) as rank:
+        call_at_end(rank, codes.put)
+        wait_until(lambda: bool(rank.time_limits))
+        assert codes.empty()
+        os.kill(rank.pid, signal.SIGKILL)
+        assert codes.get(timeout=WAIT_S) == -signal.SIGKILL
+        assert rank.time_limits == [None]
+
+
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[EngineClient, Recorder]]:
-    """An engine process with three more ranks: two stages of two parts each."""
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[EngineConfig, EngineClient, Recorder]]:
+    """An engine process with more ranks: two stages of two parts each, or three stages."""
     recorder = Recorder()
     with tempfile.TemporaryDirectory(prefix="naiad-test-") as directory:
         checkpoint = tiny_checkpoint(Path(directory) / "checkpoint")
-        config = make_config(checkpoint, 2, 2)
+        config = make_config(checkpoint, *request.param)
         socket_path = Path(directory) / "llm.engine"
         client = EngineClient(config, socket_path, recorder.on_outputs, recorder.on_lost)
         client.start()
-        yield client, recorder
+        yield config, client, recorder
         client.close(timeout_s=0)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("served", [(2, 2)], ids=["2 x 2"], indirect=True)
 @pytest.mark.parametrize("is_busy", [False, True])
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_the_death_of_a_rank_ends_all_and_the_engine_restarts(
-    served: tuple[EngineClient, Recorder], rank: int, is_busy: bool
+    served: tuple[EngineConfig, EngineClient, Recorder], rank: int, is_busy: bool
 ) -> None:
-    client, recorder = served
+    kill_rank(served, rank, is_busy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("served", [(1, 3)], ids=["1 x 3"], indirect=True)
+def test_the_death_of_a_stage_between_others_ends_all_too(
+    served: tuple[EngineConfig, EngineClient, Recorder],
+) -> None:
+    """One neighbour sends to it and the other waits for it."""
+    kill_rank(served, 1, is_busy=True)
+
+
+def kill_rank(served: tuple[EngineConfig, EngineClient, Recorder], rank: int, is_busy: bool) -> None:
+    config, client, recorder = served
     first_id, num_losses = 100 * (1 + 2 * rank + is_busy), recorder.num_losses
     client.submit([make_request(first_id, 5, NUM_TOKENS)])
     recorder.wait_finished(first_id)
     engine = client.pid
     assert engine is not None
     pids = [engine, *rank_pids(engine)]
-    assert len(pids) == 4
+    assert len(pids) == config.num_ranks
     if is_busy:
         client.submit([make_request(first_id + 1, 5, 4000)])
         recorder.wait_started(first_id + 1)

@@ -1,4 +1,4 @@
-"""Split models in other widths, and the default model.
+"""Parts of a model in other widths, and the default model in parts and in stages.
 
 A process has one split model at a time, so these are not in the file that keeps one open.
 """
@@ -56,9 +56,9 @@ def test_eight_and_sixteen_bits_stay_as_close_as_in_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_default_model_makes_the_same_tokens(default_model_dir: Path, size: int) -> None:
-    """Nine heads and three KV heads: two ranks have two KV heads and one."""
+@pytest.mark.parametrize(("size", "stages"), [(2, 1), (3, 1), (1, 3)])
+def test_the_default_model_makes_the_same_tokens(default_model_dir: Path, size: int, stages: int) -> None:
+    """Of its three KV heads two ranks have two and one; of its 30 layers each of three stages has ten."""
     config = EngineConfig(
         model_dir=str(default_model_dir),
         dtype="float32",
@@ -78,7 +78,7 @@ def test_the_default_model_makes_the_same_tokens(default_model_dir: Path, size: 
         return known, torch.frombuffer(bytearray(b"".join(logits)), dtype=torch.float32)
 
     expected_ids, expected = generate(ModelRunner(config))
-    runner = ModelRunner(replace(config, tensor_parallel_size=size))
+    runner = ModelRunner(replace(config, tensor_parallel_size=size, pipeline_parallel_size=stages))
     try:
         token_ids, logits = generate(runner)
     finally:

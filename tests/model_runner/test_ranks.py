@@ -74,7 +74,7 @@ def child_pids(pid: int) -> list[int]:
     return [each.pid for each in children if "naiad.model_runner.ranks" in each.cmdline()]
 
 
-@pytest.fixture(scope="module", params=[(2, 1), (3, 1), (1, 2), (2, 2)], ids="{0[0]} x {0[1]}".format)
+@pytest.fixture(scope="module", params=[(2, 1), (3, 1), (1, 2), (1, 3), (2, 2)], ids="{0[0]} x {0[1]}".format)
 def runners(folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[ModelRunner, ModelRunner]]:
     """The model in this process alone, and split over some."""
     with split(folder, *request.param) as there:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.gguf_files import write_gguf
+from helpers.quantised_cases import CASES, SIZES
+from helpers.quantised_checkpoints import write_checkpoint
 from helpers.tiny_models import ARCHITECTURES, make_tiny_model
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError, ModelError
@@ -60,27 +63,55 @@ def logits_through(models: Sequence[FamilyModel]) -> torch.Tensor:
     return models[0].logits(normed)
 
 
+def check_stages(path: Path, count: int) -> None:
+    with torch.inference_mode():
+        whole = load_model(str(path), ModelConfig.from_directory(path), LoadOptions())
+        expected = logits_through([whole])
+        assert expected.std() > 0.1
+        assert torch.equal(logits_through(load_stages(path, count)), expected)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_stages_of_every_architecture_give_its_logits(
     tmp_path: Path, architecture: str, count: int
 ) -> None:
     make_tiny_model(tmp_path, architecture)
-    with torch.inference_mode():
-        whole = load_model(str(tmp_path), ModelConfig.from_directory(tmp_path), LoadOptions())
-        expected = logits_through([whole])
-        assert expected.std() > 0.1
-        assert torch.equal(logits_through(load_stages(tmp_path, count)), expected)
+    check_stages(tmp_path, count)
 
 
-def test_a_quantised_file_is_read_in_stages(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "case", ["gptq by activation", "awq", "packed asymmetric", "w8a8", "fp8 blocks, ragged", "mxfp4"]
+)
+def test_quantised_weights_are_read_in_stages(tmp_path: Path, case: str) -> None:
     """Stages cut no matrix, so whatever is stored can be read."""
+    writer, form = CASES[case]
+    make_tiny_model(tmp_path / "plain", **{**SIZES, "num_hidden_layers": 3})
+    path = tmp_path / "quantised"
+    write_checkpoint(tmp_path / "plain", path, lambda name: None if name == "lm_head" else writer, form)
+    check_stages(path, 3)
+
+
+def test_a_layer_is_quantised_as_its_name_in_the_whole_model_says(tmp_path: Path) -> None:
+    """The stages' layers have other numbers than in the checkpoint, and these name what is quantised."""
+    writer, form = CASES["gptq"]
+    make_tiny_model(tmp_path / "plain", **{**SIZES, "num_hidden_layers": 3})
+    path = tmp_path / "quantised"
+    is_plain = re.compile(r"lm_head|model\.layers\.0\..*")
+    write_checkpoint(
+        tmp_path / "plain",
+        path,
+        lambda name: None if is_plain.fullmatch(name) else writer,
+        {**form, "dynamic": {r"-:.*\.0\..*": {}}},
+    )
+    check_stages(path, 3)
+
+
+def test_a_gguf_file_is_read_in_stages(tmp_path: Path) -> None:
     sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
     path = tmp_path / "model.gguf"
     write_gguf(path, make_tiny_model(tmp_path, head_dim=16, **sizes), "Q8_0")
-    with torch.inference_mode():
-        whole = load_model(str(path), ModelConfig.from_directory(path), LoadOptions())
-        assert torch.equal(logits_through(load_stages(path, 2)), logits_through([whole]))
+    check_stages(path, 2)
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 7, 32])

@@ -51,7 +51,8 @@ class EngineConfig:
             overlapped.
         pipeline_parallel_size: number of stages that share the layers, one after another; each is
             `tensor_parallel_size` processes. At most the checkpoint's number of layers. With more than one,
-            as with several processes in a stage.
+            steps on CUDA are neither captured as graphs nor overlapped. Stages of one process are computed
+            on a CPU as the whole model is.
         cpu_threads: threads that compute a step on a CPU, at most as many as the process may use cores.
             0: one for each physical core, or for each core of cpu_affinity. The native kernels use fewer
             for a while when other programs need the cores. All processes of a split model share them.
@@ -258,11 +259,11 @@ class EngineConfig:
         why = "with " + " and ".join(f"{key} = {value}" for key, value in sizes.items() if value > 1)
         if 0 < self.cpu_threads < self.num_ranks:
             raise ConfigError("cpu_threads", self.cpu_threads, f"0 or at least {self.num_ranks} {why}")
-        if self.cpu_kernels == "native":
+        if size > 1 and self.cpu_kernels == "native":
             expected = f"auto or torch: {why} torch computes the steps on a CPU"
             raise ConfigError("cpu_kernels", self.cpu_kernels, expected)
-        if self.quantization != "none":
-            raise ConfigError("quantization", self.quantization, f"none {why}")
+        if size > 1 and self.quantization != "none":
+            raise ConfigError("quantization", self.quantization, f"none {why}: rounded weights are not split")
         if self.cpu_affinity:
             raise ConfigError("cpu_affinity", self.cpu_affinity, f"no cores {why}")
         if self.batch_invariant:

@@ -33,7 +33,7 @@ from naiad.model_runner.native_kernels import native_team
 from naiad.model_runner.paged_model import PagedModel
 from naiad.model_runner.pool_size import CudaMemory, default_cpu_bytes, measured_bytes
 from naiad.model_runner.ranks.followers import Followers
-from naiad.model_runner.ranks.messages import AllocatePool
+from naiad.model_runner.ranks.messages import AllocatePool, EndStart
 from naiad.model_runner.rehearsal import every_kind_of_step, largest_steps
 from naiad.model_runner.token_budget import (
     CUDA_BUDGET,
@@ -50,6 +50,7 @@ from naiad.models.split.place import Place
 from naiad.outputs import MemoryUse
 from naiad_kernels.linear import LoadOptions
 from naiad_kernels.linear.quantised.weights import DISTINCT_ROWS
+from naiad_kernels.native.library import Team
 from naiad_kernels.paged_attention.device_step import max_short_len
 from naiad_kernels.paged_attention.layout import CacheLayout
 
@@ -98,7 +99,7 @@ class ModelRunner(PagedModel):
             caches = [self._start_cache(config, each) for each, _ in checkpoints]
             self._followers: Followers | None = None
             if config.num_ranks > 1:
-                self._followers = Followers(config, self._place, self.device)
+                self._followers = Followers(config, self._place, self.device, self._is_native)
                 models = [self._followers.load(config.model_dir, target, options[0])]
             else:
                 models = _load_models(checkpoints, caches, options, num_layers)
@@ -107,10 +108,7 @@ class ModelRunner(PagedModel):
             if num_layers:
                 pools.append(pools[0].first_layers(num_layers))
             if team is not None:
-                with_pools = zip(models, pools, strict=True)
-                models = [NativeModel(model, pool.layers, self.dtype, team) for model, pool in with_pools]
-                # Torch's own threads would spin on the cores that the team needs.
-                torch.set_num_threads(1)
+                models = self._recorded(models, pools, team)
         longest = self._longest_served(config, target)
         facts: Facts = {
             "dtype": str(self.dtype),
@@ -170,6 +168,8 @@ class ModelRunner(PagedModel):
         """
         if self._team is not None:
             self._team.adapt(True)
+            if self._followers is not None:
+                self._followers.tell(EndStart())
         self._count_compiles = compile_count(self.device)
 
     @property
@@ -234,6 +234,16 @@ class ModelRunner(PagedModel):
             raise ConfigError(
                 "kv_cache_bytes", kv_cache_bytes, f"a size that fits in memory ({error})"
             ) from error
+
+    def _recorded(self, models: list[DecoderModel], pools: list[KVPool], team: Team) -> list[DecoderModel]:
+        """Record the models, or this process's stage of one, over their pools."""
+        # Torch's own threads would spin on the cores that the team needs.
+        torch.set_num_threads(1)
+        if self._followers is not None:
+            self._followers.record(pools[0].layers, self.dtype, team)
+            return models
+        with_pools = zip(models, pools, strict=True)
+        return [NativeModel(model, pool.layers, self.dtype, team) for model, pool in with_pools]
 
     def _choose_kv_cache_bytes(
         self, config: EngineConfig, models: list[DecoderModel], target: ModelConfig

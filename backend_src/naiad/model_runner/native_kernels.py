@@ -60,8 +60,10 @@ def native_team(
 def _load(config: EngineConfig, dtype: torch.dtype) -> Library:
     if config.cpu_kernels == "torch":
         raise BuildError("cpu_kernels is torch")
-    if config.num_ranks > 1:
-        raise BuildError(f"they are for one process, and {config.num_ranks} share the model")
+    if config.tensor_parallel_size > 1:
+        raise BuildError(
+            f"they are for whole matrices, and {config.tensor_parallel_size} processes share each"
+        )
     if dtype not in _DTYPES:
         raise BuildError(f"they compute in float32 and bfloat16, not in {dtype}")
     if config.kv_cache_dtype == "fp8":

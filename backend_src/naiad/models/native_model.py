@@ -46,12 +46,7 @@ class NativeModel:
         self._model = model
         self._caches = caches
         recorder = TapeRecorder(dtype)
-        batch = ForwardBatch(
-            cast(Any, recorder.token_ids()),
-            cast(Any, recorder.positions()),
-            [_traced(index, group.window or 0) for index, group in enumerate(model.config.layer_groups)],
-        )
-        hidden = cast(Any, model.forward(batch, caches))
+        hidden = cast(Any, model.forward(traced_batch(recorder, model.config), caches))
         self._forward = Tape(recorder.finish(hidden), team)
         recorder = TapeRecorder()
         logits = cast(Any, model.logits(cast(Any, recorder.rows(model.config.hidden_size))))
@@ -96,6 +91,15 @@ class NativeModel:
         with self._forward.profiled() as forward, self._logits.profiled() as logits:
             yield found
         found.update(forward + logits)
+
+
+def traced_batch(recorder: TapeRecorder, config: ModelConfig) -> ForwardBatch:
+    """Stand in for a step of a model with this configuration, to be written down by a recorder."""
+    return ForwardBatch(
+        cast(Any, recorder.token_ids()),
+        cast(Any, recorder.positions()),
+        [_traced(index, group.window or 0) for index, group in enumerate(config.layer_groups)],
+    )
 
 
 def _traced(index: int, window: int) -> GroupInputs:

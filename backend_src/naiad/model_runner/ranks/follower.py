@@ -10,13 +10,16 @@ import msgspec
 import torch
 
 from naiad.config import EngineConfig, ModelConfig
+from naiad.errors import StartupError
 from naiad.model_runner.device import kv_cache_codes, num_rank_threads, resolve_device, resolve_dtype
 from naiad.model_runner.kv_pool import KVPool, cache_layout
+from naiad.model_runner.native_kernels import native_team
 from naiad.model_runner.ranks.messages import (
     AllocatePool,
     ComputeLogits,
     ComputeStep,
     ComputeWithoutDrafts,
+    EndStart,
     ForgetSequences,
     RankMessage,
     StartRank,
@@ -27,22 +30,30 @@ from naiad.model_runner.ranks.micro_batches import start_batches
 from naiad.model_runner.sequence_states import SequenceStates, StateRow
 from naiad.model_runner.step_inputs import build_step_inputs
 from naiad.models import FamilyModel
+from naiad.models.native_stage import NativeStage
 from naiad.models.registry import load_part
 from naiad.models.split.place import Place
 from naiad.models.split.rank_group import RankGroup
-from naiad.models.split.staged_model import StagedModel
+from naiad.models.split.staged_model import StagedModel, StageLayers, TorchStage
 from naiad.sampling.row_state import RowState, new_row
 from naiad.sequence import SamplingParams
 from naiad_kernels.linear import LoadOptions
+from naiad_kernels.native.library import Team
 
 
 class Follower:
     """A rank's part of the model and of the KV cache."""
 
     def __init__(
-        self, model: FamilyModel, config: EngineConfig, dtype: torch.dtype, place: Place, group: RankGroup
+        self,
+        model: FamilyModel,
+        config: EngineConfig,
+        dtype: torch.dtype,
+        place: Place,
+        group: RankGroup,
+        team: Team | None,
     ) -> None:
-        """Compute with `model`; there is no KV pool yet.
+        """Compute with `model`; the KV pool has one block.
 
         Args:
             model: the rank's part.
@@ -50,19 +61,21 @@ class Follower:
             dtype: the computation's dtype.
             place: the rank's.
             group: the ranks.
+            team: computes the steps; None: torch's ops do.
         """
         self._model = model
-        self._staged = StagedModel(model, place, group, dtype) if place.stage.count > 1 else None
         self._config = config
         self._dtype = dtype
+        self._place = place
         self._group = group
+        self._team = team
         self._device = group.device
         groups = model.config.layer_groups
-        layout = cache_layout(config, model.config, dtype, self._device)
+        layout = cache_layout(config, model.config, dtype, self._device, team is not None)
         self._layouts = [replace(layout, window=each.window) for each in groups]
         self._states = SequenceStates(_NothingSampled(), range(len(groups)))
-        self._pool = self._allocated([1] * len(groups))
         self._rows: dict[int, StateRow] = {}
+        self._allocate([1] * len(groups))
 
     @classmethod
     def start(cls, message: StartRank) -> Follower:
@@ -74,16 +87,45 @@ class Follower:
         config = message.config
         place = Place.of(message.rank, config)
         device = resolve_device(config, message.rank)
-        torch.set_num_threads(num_rank_threads(config))
+        num_threads = num_rank_threads(config)
+        torch.set_num_threads(num_threads)
         group = RankGroup(place, Path(message.store), device)
         dtype = resolve_dtype(config, device)
+        team = _native_team(config, device, dtype, num_threads) if message.is_native else None
         target = ModelConfig.from_directory(config.model_dir)
-        options = LoadOptions(dtype, device, packed=device.type == "cuda")
+        options = LoadOptions(
+            dtype,
+            device,
+            native=team is not None,
+            quantization=config.quantization,
+            packed=device.type == "cuda",
+        )
         model = load_part(config.model_dir, target, options, place, group)
-        return cls(model, config, dtype, place, group)
+        if team is not None:
+            # Torch's own threads would spin on the cores that the team needs.
+            torch.set_num_threads(1)
+        return cls(model, config, dtype, place, group, team)
 
     def handle(self, message: RankMessage) -> None:
         """Do what the first rank says."""
+        match message:
+            case ComputeStep() | ComputeWithoutDrafts() | ComputeLogits():
+                self._compute(message)
+            case ZeroBlocks(block_ids):
+                self._pool.zero(block_ids)
+            case ZeroSlots(slots):
+                self._pool.zero_slots(slots)
+            case ForgetSequences():
+                self._states.clear()
+            case AllocatePool(num_blocks):
+                self._allocate(num_blocks)
+            case EndStart():
+                if self._team is not None:
+                    self._team.adapt(True)
+            case StartRank():
+                raise AssertionError("the rank has started already")
+
+    def _compute(self, message: ComputeStep | ComputeWithoutDrafts | ComputeLogits) -> None:
         match message:
             case ComputeStep(step):
                 if step.block_copies:
@@ -95,21 +137,21 @@ class Follower:
                 self._forward([_without_drafts(self._rows[each]) for each in sequence_ids])
             case ComputeLogits(num_rows):
                 self._compute_logits(num_rows)
-            case ZeroBlocks(block_ids):
-                self._pool.zero(block_ids)
-            case ZeroSlots(slots):
-                self._pool.zero_slots(slots)
-            case ForgetSequences():
-                self._states.clear()
-            case AllocatePool(num_blocks):
-                self._pool = self._allocated(num_blocks)
-            case StartRank():
-                raise AssertionError("the rank has started already")
 
-    def _allocated(self, num_blocks: Sequence[int]) -> KVPool:
+    def _allocate(self, num_blocks: Sequence[int]) -> None:
+        """Make the KV pool, and the stage that computes with it."""
         codes = kv_cache_codes(self._config, self._dtype, self._device)
-        block_size = self._config.block_size
-        return KVPool(self._model.config, num_blocks, block_size, self._dtype, self._device, codes=codes)
+        model, dtype, stage = self._model, self._dtype, self._place.stage
+        is_native = self._team is not None
+        self._pool = KVPool(
+            model.config, num_blocks, self._config.block_size, dtype, self._device, is_native, codes
+        )
+        self._staged: StagedModel | None = None
+        if stage.count > 1:
+            layers: StageLayers = TorchStage(model, stage, dtype)
+            if self._team is not None:
+                layers = NativeStage(model, stage, self._pool.layers, dtype, self._team)
+            self._staged = StagedModel(layers, self._place, self._group)
 
     def _forward(self, rows: Sequence[StateRow]) -> None:
         if self._staged is not None:
@@ -132,6 +174,14 @@ class _NothingSampled:
     def new_row(self, sequence_id: int, params: SamplingParams, num_prompt_tokens: int) -> RowState:
         """Make a state that only counts tokens."""
         return new_row((), sequence_id, params, num_prompt_tokens)
+
+
+def _native_team(config: EngineConfig, device: torch.device, dtype: torch.dtype, num_threads: int) -> Team:
+    """The threads that compute this rank's steps natively, as the first rank's do."""
+    team = native_team(config, device, dtype, num_threads)
+    if team is None:
+        raise StartupError("a rank has no native kernels, which compute the first rank's steps")
+    return team
 
 
 def _without_drafts(row: StateRow) -> StateRow:

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,11 +27,13 @@ from naiad.model_runner.ranks.messages import (
     encoder,
 )
 from naiad.models import DecoderModel, FamilyModel, ForwardBatch
+from naiad.models.native_stage import NativeStage
 from naiad.models.registry import load_part
 from naiad.models.split.place import Place
 from naiad.models.split.rank_group import RankGroup
-from naiad.models.split.staged_model import StagedModel
+from naiad.models.split.staged_model import StagedModel, TorchStage
 from naiad_kernels.linear import LoadOptions
+from naiad_kernels.native.library import Team
 from naiad_kernels.store_kv import LayerCache
 
 _LOG = logging.getLogger(__name__)
@@ -51,17 +54,19 @@ class Followers:
         staged: this process's stage; None before `load`, and if there is one stage only.
     """
 
-    def __init__(self, config: EngineConfig, place: Place, device: torch.device) -> None:
+    def __init__(self, config: EngineConfig, place: Place, device: torch.device, is_native: bool) -> None:
         """Start the processes and meet them; all load their parts from now on.
 
         Args:
             config: the engine's configuration.
             place: the first rank's.
             device: the first rank's.
+            is_native: native kernels compute the steps.
         """
         self.num_parts = place.part.size
         self.staged: StagedModel | None = None
         self._place = place
+        self._part: FamilyModel | None = None
         self._is_closing = False
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
@@ -69,7 +74,7 @@ class Followers:
             with tempfile.TemporaryDirectory(prefix="naiad-ranks-") as directory:
                 store = Path(directory) / "store"
                 for rank in range(1, place.num_ranks):
-                    self._start(StartRank(config, rank, str(store)))
+                    self._start(StartRank(config, rank, str(store), is_native))
                 self.group = RankGroup(place, store, device)
         except BaseException:
             self._end(0)
@@ -85,13 +90,10 @@ class Followers:
             )
         self._processes.append(process)
         self._channels.append(Channel(here))
-        threading.Thread(
-            target=self._watch, args=(process, message.rank), name=f"rank-{message.rank}-watch", daemon=True
-        ).start()
+        call_at_end(process, partial(self._rank_has_ended, message.rank))
         self._channels[-1].send(encoder.encode(message))
 
-    def _watch(self, process: subprocess.Popen[bytes], rank: int) -> None:
-        code = process.wait()
+    def _rank_has_ended(self, rank: int, code: int) -> None:
         if not self._is_closing:
             _LOG.error("rank %d has ended (exit status %d): the engine ends", rank, code)
             os._exit(_EXIT_CODE)
@@ -117,8 +119,22 @@ class Followers:
             self.close()
             raise
         if self._place.stage.count > 1:
-            self.staged = StagedModel(part, self._place, self.group, options.dtype)
+            layers = TorchStage(part, self._place.stage, options.dtype)
+            self.staged = StagedModel(layers, self._place, self.group)
+        self._part = part
         return LeadModel(part, self)
+
+    def record(self, caches: Sequence[LayerCache], dtype: torch.dtype, team: Team) -> None:
+        """Let native kernels compute the first rank's stage from now on; the other ranks record theirs.
+
+        Args:
+            caches: of the stage's layers; no others can be used later.
+            dtype: in which the model computes.
+            team: computes the steps.
+        """
+        assert self._part is not None, "the part is not loaded yet"
+        layers = NativeStage(self._part, self._place.stage, caches, dtype, team)
+        self.staged = StagedModel(layers, self._place, self.group)
 
     def _wait_until_loaded(self) -> None:
         for channel in self._channels:
@@ -157,6 +173,11 @@ class Followers:
                 process.wait()
 
 
+def call_at_end(process: subprocess.Popen[bytes], call: Callable[[int], None]) -> None:
+    """Call a function with the exit status of a process as soon as it has ended, in a thread of its own."""
+    threading.Thread(target=lambda: call(process.wait()), name="rank-watch", daemon=True).start()
+
+
 class LeadModel:
     """A `DecoderModel`: the first rank's part, whose logits are those of all parts."""
 
@@ -178,7 +199,8 @@ class LeadModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute the logits of the whole vocabulary."""
         if self._followers.num_parts == 1:
-            return self._part.logits(hidden)
+            assert self._followers.staged is not None, "there are stages or parts"
+            return self._followers.staged.logits(hidden)
         self._followers.tell(ComputeLogits(len(hidden)))
         group = self._followers.group
         own = self._part.logits(group.from_first(hidden.contiguous()))

@@ -19,11 +19,13 @@ class StartRank(msgspec.Struct, tag="start", frozen=True):
         config: the engine's configuration.
         rank: which of the ranks.
         store: the file by which the ranks find each other.
+        is_native: native kernels compute the steps.
     """
 
     config: EngineConfig
     rank: int
     store: str
+    is_native: bool
 
 
 class AllocatePool(msgspec.Struct, tag="allocate", frozen=True):
@@ -69,6 +71,10 @@ class ForgetSequences(msgspec.Struct, tag="forget", frozen=True):
     """Drop the state of all sequences."""
 
 
+class EndStart(msgspec.Struct, tag="end_start", frozen=True):
+    """Nothing is measured any more: threads make room for other programs."""
+
+
 RankMessage = (
     StartRank
     | AllocatePool
@@ -78,6 +84,7 @@ RankMessage = (
     | ZeroBlocks
     | ZeroSlots
     | ForgetSequences
+    | EndStart
 )
 
 

@@ -58,6 +58,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- if and $model.source.claim (not $model.source.path) -}}
 {{- fail (printf "models.%s.source.path is empty: name the checkpoint's folder in the claim" $name) -}}
 {{- end -}}
+{{- include "naiad.checkSplit" (list $name $model) -}}
 {{- if and $model.deepHealth (not $keys.operatorSecret) -}}
 {{- fail (printf "models.%s.deepHealth needs keys.operatorSecret: only operators may ask for it" $name) -}}
 {{- end -}}
@@ -72,5 +73,40 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- end -}}
 {{- if gt (int $model.autoscaling.minReplicas) (int $model.autoscaling.maxReplicas) -}}
 {{- fail (printf "models.%s.autoscaling: minReplicas is above maxReplicas" $name) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* How many processes share a model, which is how many GPUs it has with cuda. Called with its settings. */}}
+{{- define "naiad.numRanks" -}}
+{{- mul .tensorParallelSize .pipelineParallelSize -}}
+{{- end -}}
+
+{{/* Whether a model is split over the GPUs that it gets. Called with its name and its settings. */}}
+{{- define "naiad.checkSplit" -}}
+{{- $name := index . 0 -}}
+{{- $model := index . 1 -}}
+{{- $parts := int $model.tensorParallelSize -}}
+{{- $stages := int $model.pipelineParallelSize -}}
+{{- $ranks := include "naiad.numRanks" $model | int -}}
+{{- $expected := printf "%d, which is tensorParallelSize = %d times pipelineParallelSize = %d" $ranks $parts $stages -}}
+{{- if gt $ranks 64 -}}
+{{- fail (printf "models.%s.pipelineParallelSize = %d: expected 1 to %d with tensorParallelSize = %d" $name $stages (div 64 $parts) $parts) -}}
+{{- end -}}
+{{- if and $model.gpus (eq $model.device "cpu") -}}
+{{- fail (printf "models.%s.gpus = %d: expected 0 with device cpu" $name (int $model.gpus)) -}}
+{{- end -}}
+{{- if and $model.gpus (ne (int $model.gpus) $ranks) -}}
+{{- fail (printf "models.%s.gpus = %d: expected %s, or 0 for that number" $name (int $model.gpus) $expected) -}}
+{{- end -}}
+{{- $limit := index ($model.resources.limits | default dict) "nvidia.com/gpu" -}}
+{{- if and (eq $model.device "cuda") $limit (ne (toString $limit) (toString $ranks)) -}}
+{{- fail (printf "models.%s.resources.limits.nvidia.com/gpu = %v: expected %s, or no such limit" $name $limit $expected) -}}
+{{- end -}}
+{{- range $option, $value := dict "--tensor-parallel-size" "tensorParallelSize" "--pipeline-parallel-size" "pipelineParallelSize" -}}
+{{- range $model.args -}}
+{{- if eq (splitList "=" . | first) $option -}}
+{{- fail (printf "models.%s.args has %s: expected the value %s instead, by which GPUs are counted" $name . $value) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
