@@ -167,9 +167,10 @@ class GRPCUpstream(asyncio.BufferedProtocol):
         """End a call; what still comes of it is dropped."""
         if self._open.pop(call.upstream_id, None) is not None:
             self.write(http2.rst_stream(call.upstream_id, http2.CANCEL))
+            self.window_opened()
 
     def window_opened(self) -> None:
-        """The client takes more: pass on what has waited for that."""
+        """The client takes more, or something that waited for it is dropped: go on with what waits."""
         if self._is_stalled:
             self._walk()
             if not self._is_stalled and not self._is_paused:
