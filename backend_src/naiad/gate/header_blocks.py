@@ -92,8 +92,8 @@ class BlockDecoder:
         """
         try:
             decoded = self._decoder.decode(encoded, raw=True)
-        except HPACKError as error:
-            raise ConnectionFaultError(COMPRESSION_ERROR, f"a header block: {error}") from None
+        except HPACKError:
+            raise ConnectionFaultError(COMPRESSION_ERROR, "a header block is malformed or too large") from None
         return tuple((bytes(name), bytes(value)) for name, value in decoded)
 
 
