@@ -57,9 +57,9 @@ class AnswerWindow:
         self.server += owed
         return owed
 
-    def waited_s(self, now_s: float) -> float:
+    def waited_s(self, now_s: float, *, is_used: bool = True) -> float:
         """Return for how long something has been waiting for a client that does not read."""
-        if self.client > 0 and not self.reserved:
+        if not is_used or (self.client > 0 and not self.reserved):
             self._waits_since_s = None
             return 0.0
         if self._waits_since_s is None or self._num_granted - self._num_granted_then >= READING_BYTES:

@@ -16,6 +16,7 @@ class Call:
 
     Attributes:
         id: number of the client's stream.
+        begun_s: when it began.
         upstream_id: number of the server's stream; 0: it has none yet.
         head: its head.
         request: its messages that are coming.
@@ -36,6 +37,7 @@ class Call:
     """
 
     __slots__ = (
+        "begun_s",
         "boundary",
         "has_answer_head",
         "has_client_ended",
@@ -56,9 +58,12 @@ class Call:
         "window",
     )
 
-    def __init__(self, stream_id: int, head: GRPCHead, limits: Limits, answer_window: int) -> None:
+    def __init__(
+        self, stream_id: int, head: GRPCHead, limits: Limits, answer_window: int, now_s: float
+    ) -> None:
         """Set up; `answer_window`: what the client takes of each answer at first."""
         self.id = stream_id
+        self.begun_s = now_s
         self.upstream_id = 0
         self.head = head
         self.request = MessageReader(head.encoding, limits.max_body_bytes)
@@ -77,6 +82,13 @@ class Call:
     def is_stream(self) -> bool:
         """Whether the request may have any number of messages, each of them checked."""
         return self.head.kind == "stream"
+
+    @property
+    def waits_since_s(self) -> float | None:
+        """Since when a message has been coming; None: none is."""
+        if self.is_stream:
+            return self.request.since_s if self.pending is None else None
+        return None if self.has_request_ended else self.begun_s
 
     @property
     def num_bytes(self) -> int:

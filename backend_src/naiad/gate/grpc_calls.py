@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -105,8 +106,7 @@ class Calls:
             self._peer.note_fruitless()
             self._write_end(stream_id, refusal.status, str(refusal), has_head=False, has_client_ended=ends)
             return
-        call = Call(stream_id, head, self._limits, self._peer.initial_window)
-        call.request.since_s = None if call.is_stream else self._loop.time()
+        call = Call(stream_id, head, self._limits, self._peer.initial_window, self._loop.time())
         self._open[stream_id] = call
         if call.is_stream:
             self._start(call)
@@ -189,7 +189,7 @@ class Calls:
                 self._door.num_slow_readers += 1
                 text = f"the client has read nothing for {self._limits.slow_reader_s:g} s"
                 self._end(call, Status.CANCELLED, text)
-            elif call.request.since_s is not None and now_s - call.request.since_s > self._limits.body_s:
+            elif call.waits_since_s is not None and now_s - call.waits_since_s > self._limits.body_s:
                 text = f"the message did not come within {self._limits.body_s:g} s"
                 self._refuse(call, GRPCRefusedError(Status.DEADLINE_EXCEEDED, text))
         self.flush()
@@ -259,7 +259,15 @@ class Calls:
             upstream.close()
             return
         self._upstream = upstream
-        self._start_waiting()
+        self.start_waiting()
+
+    def start_waiting(self) -> None:
+        """See `grpc_upstream.Calls`."""
+        upstream = self._upstream
+        if upstream is None or self._has_server_left or self._is_closed:
+            return
+        while self._waiting and upstream.has_room:
+            upstream.open(self._waiting.pop(next(iter(self._waiting))))
 
     def upstream_lost(self, upstream: GRPCUpstream) -> None:
         """See `grpc_upstream.Calls`."""
@@ -275,7 +283,7 @@ class Calls:
         self._peer.window.reserved -= call.window.reserved
         self._door.hold(-call.num_held)
         self._door.call_ended()
-        self._start_waiting()
+        self.start_waiting()
         if not self._open:
             self._peer.calls_ended()
 
@@ -345,7 +353,6 @@ class Calls:
             except RefusedError as refusal:
                 raise GRPCRefusedError(Status.INVALID_ARGUMENT, str(refusal)) from None
         call.unsent += framed(message)
-        call.request.since_s = None
         call.has_request_ended = True
         self._start(call)
 
@@ -382,23 +389,17 @@ class Calls:
         self._waiting[call.id] = call
         if self._upstream is None and self._connecting is None:
             self._connecting = self._loop.create_task(self._connect())
-        self._start_waiting()
-
-    def _start_waiting(self) -> None:
-        upstream = self._upstream
-        while self._waiting and upstream is not None and upstream.has_room and not self._is_closed:
-            upstream.open(self._waiting.pop(next(iter(self._waiting))))
+        self.start_waiting()
 
     async def _connect(self) -> None:
         def make() -> GRPCUpstream:
             return GRPCUpstream(self._peer, self, self._door.server_address)
 
-        try:
+        with contextlib.suppress(OSError):
             await self._loop.create_connection(make, *self._door.server)
-        except OSError:
+        self._connecting = None
+        if self._upstream is None:
             self._end_without_server()
-        finally:
-            self._connecting = None
 
     def _end_without_server(self) -> None:
         """End the calls whose answers do not come any more."""

@@ -45,8 +45,6 @@ _MAX_DRAINED_BYTES = 16 << 20
 class Door(grpc_calls.Door, Protocol):
     """The port that connections come through; see `GRPCDoor`."""
 
-    is_stopping: bool
-
     def admit(self, connection: GRPCConnection) -> bool:
         """Take a new connection, if there is room."""
 
@@ -238,7 +236,7 @@ class GRPCConnection(asyncio.Protocol):
                 self._note_progress(num_unsent)
             elif now_s - self._paused_since_s > self._limits.slow_reader_s:
                 return True
-        return self.window.waited_s(now_s) > self._limits.slow_reader_s and self.has_calls
+        return self.window.waited_s(now_s, is_used=self.has_calls) > self._limits.slow_reader_s
 
     def _end_with(self, fault: ConnectionFaultError) -> None:
         """End the connection: what comes behind a fault is not trusted."""

@@ -32,6 +32,7 @@ class MessageReader:
             max_bytes: largest message, before and after inflation.
         """
         self.since_s: float | None = None
+        self._last_s = 0.0
         self._encoding = encoding
         self._max_bytes = max_bytes
         self._received = bytearray()
@@ -45,6 +46,7 @@ class MessageReader:
         """Take what has come."""
         if self.since_s is None:
             self.since_s = now_s
+        self._last_s = now_s
         self._received += data
 
     def next(self) -> bytes | None:
@@ -66,8 +68,7 @@ class MessageReader:
             return None
         message = bytes(self._received[PREFIX.size : end])
         del self._received[:end]
-        if not self._received:
-            self.since_s = None
+        self.since_s = self._last_s if self._received else None
         return self._inflated(message) if flag else message
 
     def check_end(self) -> None:

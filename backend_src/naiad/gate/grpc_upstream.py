@@ -66,6 +66,9 @@ class Calls(Protocol):
     def upstream_made(self, upstream: GRPCUpstream) -> None:
         """The connection stands."""
 
+    def start_waiting(self) -> None:
+        """There may be room for more calls."""
+
     def upstream_lost(self, upstream: GRPCUpstream) -> None:
         """The connection has ended."""
 
@@ -321,7 +324,7 @@ class GRPCUpstream(asyncio.BufferedProtocol):
             call.boundary.follow(part, 0, size)
         if ends and left is None:
             self._end(call)
-        elif call.pending is not None:
+        elif left is None and call.pending is not None:
             self._calls.has_answered(call)
         return left
 
@@ -383,6 +386,7 @@ class GRPCUpstream(asyncio.BufferedProtocol):
         for call in [*self._open.values()]:
             call.send_window += change
             self.send(call)
+        self._calls.start_waiting()
 
     def _take_window_update(self, each: Frame) -> None:
         num_bytes = http2.read_word(each)

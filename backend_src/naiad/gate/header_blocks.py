@@ -93,7 +93,8 @@ class BlockDecoder:
         try:
             decoded = self._decoder.decode(encoded, raw=True)
         except HPACKError:
-            raise ConnectionFaultError(COMPRESSION_ERROR, "a header block is malformed or too large") from None
+            text = "a header block is malformed or too large"
+            raise ConnectionFaultError(COMPRESSION_ERROR, text) from None
         return tuple((bytes(name), bytes(value)) for name, value in decoded)
 
 
