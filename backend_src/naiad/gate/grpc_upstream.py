@@ -23,7 +23,10 @@ class Client(Protocol):
     """Who gets the answers."""
 
     window: AnswerWindow
-    settings: Mapping[int, int]
+
+    @property
+    def settings(self) -> Mapping[int, int]:
+        """The client's settings that the server gets as well."""
 
     @property
     def initial_window(self) -> int:
