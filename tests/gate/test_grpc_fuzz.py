@@ -61,11 +61,11 @@ class CheckingServer:
     def __init__(self) -> None:
         self.num_calls = 0
         self.paths: set[str] = set()
+        self.tasks: list[asyncio.Task[None]] = []
 
     async def serve(self, setting: FrameSetting) -> None:
-        tasks = set()
         while True:
-            tasks.add(asyncio.create_task(self._serve(await setting.server())))
+            self.tasks.append(asyncio.create_task(self._serve(await setting.server())))
 
     async def _serve(self, wire: Wire) -> None:
         readers: dict[int, tuple[str, MessageReader]] = {}
@@ -128,7 +128,8 @@ def test_mutated_frames_harm_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
                 await asyncio.sleep(0.01)
             assert setting.door.num_refused > NUM_CASES / 4
             serving.cancel()
+            await asyncio.gather(*server.tasks)
 
     asyncio.run(inside())
-    assert server.num_calls > NUM_CASES / 4
+    assert server.num_calls > NUM_CASES / 8
     assert server.paths == {STREAM, INFER, LIVE}

@@ -79,6 +79,9 @@ class Calls:
         self._open: dict[int, Call] = {}
         # For a connection to the server, or for room on it.
         self._waiting: dict[int, Call] = {}
+        # Refusals of heads, told when something follows them, or soon: grpc's own client takes an end that
+        # overtakes its first message for a fault.
+        self._refused: dict[int, GRPCRefusedError] = {}
         self._upstream: GRPCUpstream | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._has_server_left = self._is_closed = False
@@ -104,7 +107,9 @@ class Calls:
         except GRPCRefusedError as refusal:
             self._door.num_refused += 1
             self._peer.note_fruitless()
-            self._write_end(stream_id, refusal.status, str(refusal), has_head=False, has_client_ended=ends)
+            self._refused[stream_id] = refusal
+            if ends:
+                self._tell_refusal(stream_id, has_client_ended=True)
             return
         call = Call(stream_id, head, self._limits, self._peer.initial_window, self._loop.time())
         self._open[stream_id] = call
@@ -123,6 +128,7 @@ class Calls:
         call = self._open.get(stream_id)
         if call is None:
             # The call has been ended meanwhile.
+            self._tell_refusal(stream_id, has_client_ended=ends)
             return
         if call.has_client_ended:
             raise http2.ConnectionFaultError(http2.STREAM_CLOSED, "DATA behind the end of a stream")
@@ -137,6 +143,8 @@ class Calls:
 
     def reset(self, stream_id: int) -> None:
         """The client has ended a call."""
+        self._peer.note_fruitless()
+        self._refused.pop(stream_id, None)
         call = self._open.get(stream_id)
         if call is not None:
             if self._upstream is not None:
@@ -184,6 +192,8 @@ class Calls:
 
     def look(self, now_s: float) -> None:
         """End the calls whose client takes too long; called every second or so."""
+        for stream_id in [*self._refused]:
+            self._tell_refusal(stream_id, has_client_ended=False)
         for call in [*self._open.values()]:
             if call.window.waited_s(now_s) > self._limits.slow_reader_s:
                 self._door.num_slow_readers += 1
@@ -412,6 +422,14 @@ class Calls:
         self._door.num_refused += 1
         self._peer.note_fruitless()
         self._end(call, refusal.status, str(refusal))
+
+    def _tell_refusal(self, stream_id: int, *, has_client_ended: bool) -> None:
+        refusal = self._refused.pop(stream_id, None)
+        if refusal is not None:
+            text = str(refusal)
+            self._write_end(
+                stream_id, refusal.status, text, has_head=False, has_client_ended=has_client_ended
+            )
 
     def _reset(self, stream_id: int, code: int) -> None:
         self._peer.note_fruitless()

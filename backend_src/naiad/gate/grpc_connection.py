@@ -306,7 +306,6 @@ class GRPCConnection(asyncio.Protocol):
     def _take_rst_stream(self, each: Frame) -> None:
         self._check_known(each)
         http2.read_word(each)
-        self.note_fruitless()
         self._calls.reset(each.stream_id)
 
     def _take_settings(self, each: Frame) -> None:

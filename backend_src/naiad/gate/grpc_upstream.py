@@ -236,7 +236,10 @@ class GRPCUpstream(asyncio.BufferedProtocol):
             high, low, kind, flags, stream_id = unpack(data, at)
             size = high << 8 | low
             end = at + head_size + size
-            if end > len(data) and size <= http2.MAX_FRAME_BYTES:
+            if size > http2.MAX_FRAME_BYTES:
+                self._transport.abort()
+                return
+            if end > len(data):
                 break
             if kind == http2.DATA and not flags and self._can_pass(stream_id, size, data, at):
                 at = end
@@ -262,7 +265,6 @@ class GRPCUpstream(asyncio.BufferedProtocol):
             or call.pending is not None
             or size > window.client
             or size > call.window.client
-            or size > http2.MAX_FRAME_BYTES
         ):
             return False
         http2.WORD.pack_into(data, at + _ID_OFFSET, call.id)
@@ -283,8 +285,6 @@ class GRPCUpstream(asyncio.BufferedProtocol):
             end: where it ends in what has come.
         """
         try:
-            if len(each.payload) > http2.MAX_FRAME_BYTES:
-                raise ConnectionFaultError(http2.FRAME_SIZE_ERROR, "a frame is too large")
             take = _TAKERS.get(each.kind)
             left = None if take is None else take(self, each)
         except ConnectionFaultError:
