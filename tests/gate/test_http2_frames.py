@@ -198,7 +198,7 @@ def test_compressed_messages_are_inflated_up_to_the_limit(
     else:
         with pytest.raises(GRPCRefusedError) as refusal:
             reader.next()
-        assert refusal.value.status == expected
+        assert refusal.value.grpc_status == expected
 
 
 @pytest.mark.parametrize("raw", [PREFIX.pack(2, 0), PREFIX.pack(0, 101)])

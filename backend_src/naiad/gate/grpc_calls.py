@@ -421,14 +421,14 @@ class Calls:
     def _refuse(self, call: Call, refusal: GRPCRefusedError) -> None:
         self._door.num_refused += 1
         self._peer.note_fruitless()
-        self._end(call, refusal.status, str(refusal))
+        self._end(call, refusal.grpc_status, str(refusal))
 
     def _tell_refusal(self, stream_id: int, *, has_client_ended: bool) -> None:
         refusal = self._refused.pop(stream_id, None)
         if refusal is not None:
             text = str(refusal)
             self._write_end(
-                stream_id, refusal.status, text, has_head=False, has_client_ended=has_client_ended
+                stream_id, refusal.grpc_status, text, has_head=False, has_client_ended=has_client_ended
             )
 
     def _reset(self, stream_id: int, code: int) -> None:

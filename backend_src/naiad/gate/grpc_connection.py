@@ -81,7 +81,8 @@ class GRPCConnection(asyncio.Protocol):
         self._num_unsent = 0
         self._paused_since_s = 0.0
         self._num_frames = self._num_frames_then = 0
-        self._enter("hello")
+        self._state: State = "hello"
+        self._since_s = self._idle_since_s = self._loop.time()
 
     @property
     def initial_window(self) -> int:
@@ -222,7 +223,7 @@ class GRPCConnection(asyncio.Protocol):
         self._transport.close()
 
     def _enter(self, state: State) -> None:
-        self._state: State = state
+        self._state = state
         self._since_s = self._idle_since_s = self._loop.time()
 
     def _note_progress(self, num_unsent: int) -> None:

@@ -29,13 +29,13 @@ class GRPCRefusedError(NaiadError):
     """A call does not pass, or has to end.
 
     Attributes:
-        status: its status.
+        grpc_status: its status.
     """
 
     def __init__(self, status: Status, message: str) -> None:
         """Set up."""
         super().__init__(message)
-        self.status = status
+        self.grpc_status = status
 
 
 ANSWER_HEAD: Fields = (

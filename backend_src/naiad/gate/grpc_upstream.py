@@ -260,12 +260,7 @@ class GRPCUpstream(asyncio.BufferedProtocol):
     def _can_pass(self, stream_id: int, size: int, data: bytearray, at: int) -> bool:
         """Count a frame of an answer and give it its client's number; False: it needs a closer look."""
         call, window = self._open.get(stream_id), self._client.window
-        if (
-            call is None
-            or call.pending is not None
-            or size > window.client
-            or size > call.window.client
-        ):
+        if call is None or call.pending is not None or size > window.client or size > call.window.client:
             return False
         http2.WORD.pack_into(data, at + _ID_OFFSET, call.id)
         call.window.client -= size
@@ -395,10 +390,11 @@ class GRPCUpstream(asyncio.BufferedProtocol):
         num_bytes = http2.read_word(each)
         if each.stream_id == 0:
             self._window += num_bytes
-            for call in [*self._open.values()]:
-                if call.unsent:
-                    self.send(call)
-        elif (call := self._open.get(each.stream_id)) is not None:
+            for waiting in [call for call in self._open.values() if call.unsent]:
+                self.send(waiting)
+            return
+        call = self._open.get(each.stream_id)
+        if call is not None:
             call.send_window += num_bytes
             self.send(call)
 
