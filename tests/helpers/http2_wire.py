@@ -65,6 +65,11 @@ class Wire:
     def send(self, *parts: bytes) -> None:
         self.writer.write(b"".join(parts))
 
+    async def greet(self, settings: dict[int, int] | None = None) -> None:
+        """As a server, hear and say hello."""
+        assert await self.reader.readexactly(len(PREFACE)) == PREFACE
+        self.send(http2.settings(settings or {}))
+
     async def any_frame(self) -> Frame:
         """The next frame, whatever it is; raises IncompleteReadError at the end of the connection."""
         head = await asyncio.wait_for(self.reader.readexactly(HEAD.size), PATIENCE_S)
@@ -97,7 +102,7 @@ class Wire:
     async def end(self) -> list[Frame]:
         """What still comes until the connection ends."""
         rest = []
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionResetError):
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 rest.append(await self.any_frame())
         return rest
@@ -127,8 +132,7 @@ class FrameSetting:
     async def server(self, settings: dict[int, int] | None = None) -> Wire:
         """The server's end of the next connection to it, which has said hello."""
         wire = await asyncio.wait_for(self.accepted.get(), PATIENCE_S)
-        assert await wire.reader.readexactly(len(PREFACE)) == PREFACE
-        wire.send(http2.settings(settings or {}))
+        await wire.greet(settings)
         return wire
 
 
