@@ -663,12 +663,12 @@ def test_who_is_late_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
             statuses.append((each.stream_id, slow.decoded(each)["grpc-status"]))
         assert sorted(statuses) == [(1, "4"), (3, "4")]
         slow.send(headers(5, head_fields(STREAM)))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.5)
         slow.send(http2.rst_stream(5, http2.CANCEL))
         # It has nothing more to ask.
         assert await slow.goaway_code() == http2.NO_ERROR
 
-    run(work, Limits(head_s=0.1, body_s=0.1))
+    run(work, Limits(head_s=0.3, body_s=0.3))
 
 
 @pytest.mark.parametrize("window", [0, 10])
