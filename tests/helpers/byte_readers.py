@@ -38,7 +38,13 @@ from naiad.engine_process.protocol import (
 )
 from naiad.errors import ConfigError, InvalidRequestError, ModelError
 from naiad.frames import FrameBuffer
+from naiad.gate import http2_frames as http2
+from naiad.gate.grpc_framing import MessageReader, framed
+from naiad.gate.grpc_head import MalformedError, read_grpc_head
 from naiad.gate.grpc_messages import check_infer_request
+from naiad.gate.grpc_methods import INFERENCE
+from naiad.gate.grpc_status import GRPCRefusedError
+from naiad.gate.header_blocks import BlockDecoder, begun, encode
 from naiad.gate.json_body import checked_inference, checked_json
 from naiad.gate.limits import Limits
 from naiad.gate.refusal import RefusedError
@@ -303,6 +309,52 @@ def _grpc_seeds() -> list[bytes]:
     return [request.SerializeToString()]
 
 
+def _read_http2(data: bytes) -> None:
+    whole, cut = (_http2_events([data]), _http2_events([data[at : at + 1] for at in range(len(data))]))
+    assert whole == cut
+
+
+def _http2_events(pieces: Sequence[bytes]) -> list[object]:
+    """What a client's bytes come to: frames and what is in them, up to the fault that ends the connection."""
+    reader, decoder = http2.FrameReader(), BlockDecoder()
+    events: list[object] = [*reader.frames(http2.PREFACE)]
+    try:
+        for piece in pieces:
+            for each in reader.frames(piece):
+                events += (each, _http2_content(each, decoder))
+    except http2.ConnectionFaultError as fault:
+        events.append((fault.code, str(fault)))
+    return events
+
+
+def _http2_content(each: http2.Frame, decoder: BlockDecoder) -> object:
+    if each.kind == http2.SETTINGS:
+        return http2.read_settings(each.payload)
+    try:
+        if each.kind == http2.HEADERS:
+            return read_grpc_head(decoder.decode(begun(each).encoded), INFERENCE)
+        if each.kind == http2.DATA:
+            messages = MessageReader("gzip", _LIMITS.max_body_bytes)
+            messages.add(http2.content(each), 0.0)
+            return messages.next()
+    except (MalformedError, GRPCRefusedError) as refusal:
+        return str(refusal)
+    return None
+
+
+def _http2_seeds() -> list[bytes]:
+    fields = {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": b"/inference.GRPCInferenceService/ModelInfer",
+        b"content-type": b"application/grpc",
+        b"grpc-timeout": b"3S",
+    }
+    head = http2.header_frames(1, encode(fields.items()), ends=False)
+    first = http2.settings({http2.INITIAL_WINDOW_SIZE: 9})
+    return [first + head + http2.frame(http2.DATA, http2.END_STREAM, 1, framed(b"abc"))]
+
+
 def _read_word_list(data: bytes) -> None:
     packed = np.frombuffer(data[: len(data) // 8 * 8], np.int32).reshape(2, -1)
     with contextlib.suppress(InvalidRequestError):
@@ -421,6 +473,7 @@ READERS = {
     "gate_request": ByteReader(_read_gate_request, _gate_request_seeds),
     "gguf": ByteReader(_read_gguf, _gguf_seeds),
     "grpc_message": ByteReader(_read_grpc_message, _grpc_seeds),
+    "http2_frames": ByteReader(_read_http2, _http2_seeds),
     "json_schema": ByteReader(
         _read_schema,
         lambda: _json({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$id": "x"}),

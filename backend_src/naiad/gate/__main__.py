@@ -9,8 +9,6 @@ import signal
 import sys
 from collections.abc import Sequence
 
-import grpc.aio
-
 from naiad.gate.limits import Limits
 from naiad.gate.serving import GateOptions, Ports, serve
 from naiad.log_lines import LOG_FORMATS, LineFormatter, LogFormat
@@ -65,7 +63,6 @@ def main() -> int:
     options, log_format = parse(sys.argv[1:])
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(log_format, "naiad gate"))
-    handler.addFilter(_is_worth_a_line)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     end_with_parent(lambda: None)
     # Ctrl-C reaches the terminal's whole process group; the process above stops this one.
@@ -76,11 +73,6 @@ def main() -> int:
         logger.error("%s can not be listened on: %s", options.host, error.strerror)
         return 1
     return 0
-
-
-def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether a record is not about a client that has gone, with which it could fill the log."""
-    return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
 if __name__ == "__main__":

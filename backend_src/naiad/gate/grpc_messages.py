@@ -48,6 +48,7 @@ def error_in_stream(raw: bytes, message: str) -> bytes:
     answer = service_pb2.ModelStreamInferResponse(error_message=message)
     with contextlib.suppress(DecodeError):
         request = service_pb2.ModelInferRequest.FromString(raw)
-        answer.infer_response.id, answer.infer_response.model_name = request.id, request.model_name
+        answer.infer_response.id = request.id[:_MAX_NAME]
+        answer.infer_response.model_name = request.model_name[:_MAX_NAME]
     answer.infer_response.parameters["triton_final_response"].bool_param = True
     return bytes(answer.SerializeToString())

@@ -11,15 +11,15 @@ class Limits:
 
     Attributes:
         max_body_bytes: largest body of a request, and largest gRPC message.
-        max_bodies_bytes: bodies that are being received, of all connections together.
+        max_bodies_bytes: bodies that are being received, of all connections of a door together; gRPC too.
         max_head_bytes: request line and headers; also what a client may send ahead of its next request.
         max_headers: number of headers.
         max_chunks: number of chunks of a body.
         max_depth: nesting of JSON.
         max_tensors: inputs, and outputs, of a request; gRPC too.
-        max_connections: HTTP connections of a port, and gRPC calls, at the same time.
-        head_s: how long request line and headers may take.
-        body_s: how long a body may take.
+        max_connections: connections of a port, and gRPC calls, at the same time.
+        head_s: how long request line and headers may take, and a gRPC client's first and every other frame.
+        body_s: how long a body may take, and a gRPC message.
         idle_s: how long a connection may be without a request.
         slow_reader_s: a client that takes no part of its answer for so long is gone; gRPC too.
     """

@@ -1,0 +1,433 @@
+"""A connection to the server's gRPC port, for the calls of one client's connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from naiad.gate import http2_frames as http2
+from naiad.gate.answer_window import AnswerWindow
+from naiad.gate.grpc_call import Call
+from naiad.gate.header_blocks import NO_TABLE, Block, BlockDecoder, begun, encode
+from naiad.gate.http2_frames import ConnectionFaultError, Frame
+
+# What has been read is copied before the next connection reads, so one buffer is enough.
+_buffer = memoryview(bytearray(64 * 1024))
+_ID_OFFSET = 5
+# Not in the trailers behind a head that the gate has sent.
+_OF_A_HEAD = (b":status", b"content-type", b"grpc-accept-encoding", b"grpc-encoding")
+
+
+class Client(Protocol):
+    """Who gets the answers."""
+
+    window: AnswerWindow
+
+    @property
+    def settings(self) -> Mapping[int, int]:
+        """The client's settings that the server gets as well."""
+
+    @property
+    def initial_window(self) -> int:
+        """What the client takes of each answer at first."""
+
+    def write(self, data: bytes | bytearray) -> None:
+        """Send what the gate itself says, with the next `flush`."""
+
+    def pass_on(self, data: bytes | bytearray) -> None:
+        """Send a part of answers, with the next `flush`."""
+
+    def flush(self) -> None:
+        """Send it."""
+
+    def pause(self) -> None:
+        """Take nothing more from the client until `resume`."""
+
+    def resume(self) -> None:
+        """Take what the client sends."""
+
+
+class Calls(Protocol):
+    """The client's calls."""
+
+    def has_answered(self, call: Call) -> None:
+        """A part of a call's answer has been passed on, and something waits for its end."""
+
+    def has_sent(self, call: Call) -> None:
+        """More of a call's request has reached the server."""
+
+    def ended_by_server(self, call: Call) -> None:
+        """The answer of a call is complete."""
+
+    def forget(self, call: Call) -> None:
+        """A call is over, and its client knows."""
+
+    def server_leaves(self) -> None:
+        """The server takes no more calls by this connection."""
+
+    def upstream_made(self, upstream: GRPCUpstream) -> None:
+        """The connection stands."""
+
+    def start_waiting(self) -> None:
+        """There may be room for more calls."""
+
+    def upstream_lost(self, upstream: GRPCUpstream) -> None:
+        """The connection has ended."""
+
+
+class GRPCUpstream(asyncio.BufferedProtocol):
+    """Passes frames of answers on as they come, under the number of the client's stream.
+
+    The server is told to use no table for its headers, so that each block of them stands for itself.
+    """
+
+    def __init__(self, client: Client, calls: Calls, authority: str) -> None:
+        """Set up for this client; `authority` is HOST:PORT of the server."""
+        self._client = client
+        self._calls = calls
+        self._authority = authority
+        self._transport: Any = None
+        self._unread = bytearray()
+        self._unsent: list[bytes] = []
+        self._open: dict[int, Call] = {}
+        self._next_id = 1
+        self._window = self._initial_window = http2.DEFAULT_WINDOW
+        self._max_streams = http2.MAX_WINDOW
+        self._block: Block | None = None
+        # A part of an answer waits here, and everything behind it, until the client takes it.
+        self._is_stalled = self._is_paused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The server has taken the connection."""
+        self._transport = transport
+        first = {http2.HEADER_TABLE_SIZE: 0, http2.ENABLE_PUSH: 0, **self._client.settings}
+        self.write(http2.PREFACE + http2.settings(first))
+        self._client.window.server = http2.DEFAULT_WINDOW
+        self.grant_all()
+        self._calls.upstream_made(self)
+        self.flush()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server is there."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the server takes one more call now."""
+        return len(self._open) < self._max_streams
+
+    def write(self, data: bytes) -> None:
+        """Send this to the server, with the next `flush`."""
+        self._unsent.append(data)
+
+    def flush(self) -> None:
+        """Send what has been written."""
+        if self._unsent and self.is_open:
+            self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
+
+    def open(self, call: Call) -> None:
+        """Begin a call."""
+        call.upstream_id = self._next_id
+        self._next_id += 2
+        self._open[call.upstream_id] = call
+        call.send_window = self._initial_window
+        call.window.server = self._client.initial_window
+        block = encode(call.head.fields(self._authority))
+        self.write(http2.header_frames(call.upstream_id, block, ends=False))
+        self.grant(call)
+        self.send(call)
+
+    def send(self, call: Call) -> None:
+        """Send of a call's request what the server takes now."""
+        unsent = call.unsent
+        while unsent:
+            size = min(len(unsent), self._window, call.send_window, http2.MAX_FRAME_BYTES)
+            if size <= 0:
+                break
+            part = bytes(unsent[:size])
+            del unsent[:size]
+            self._window -= size
+            call.send_window -= size
+            call.has_sent_all = call.has_request_ended and not unsent
+            flags = http2.END_STREAM if call.has_sent_all else 0
+            self.write(http2.frame(http2.DATA, flags, call.upstream_id, part))
+        if call.has_request_ended and not unsent and not call.has_sent_all:
+            call.has_sent_all = True
+            self.write(http2.frame(http2.DATA, http2.END_STREAM, call.upstream_id))
+        self._calls.has_sent(call)
+
+    def grant(self, call: Call) -> None:
+        """Tell the server what else the client takes of a call's answer."""
+        if owed := call.window.take_owed():
+            self.write(http2.window_update(call.upstream_id, owed))
+
+    def grant_all(self) -> None:
+        """Tell the server what else the client takes of all answers together."""
+        if owed := self._client.window.take_owed():
+            self.write(http2.window_update(0, owed))
+
+    def cancel(self, call: Call) -> None:
+        """End a call; what still comes of it is dropped."""
+        if self._open.pop(call.upstream_id, None) is not None:
+            self.write(http2.rst_stream(call.upstream_id, http2.CANCEL))
+            self.window_opened()
+
+    def window_opened(self) -> None:
+        """The client takes more, or something that waited for it is dropped: go on with what waits."""
+        if self._is_stalled:
+            self._walk()
+            if not self._is_stalled and not self._is_paused:
+                self._transport.resume_reading()
+
+    def pause(self) -> None:
+        """Read no more until `resume`."""
+        self._is_paused = True
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        self._is_paused = False
+        if not self._is_stalled and self.is_open:
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close at once; the server ends the calls when it notices."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_writing(self) -> None:
+        """The server does not take what the client sends."""
+        self._client.pause()
+
+    def resume_writing(self) -> None:
+        """The server takes more."""
+        self._client.resume()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next part is read to."""
+        return _buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass the next part on."""
+        self._unread += _buffer[:nbytes]
+        if not self._is_stalled:
+            self._walk()
+        self._client.flush()
+        self.flush()
+
+    def eof_received(self) -> None:
+        """The server has closed the connection."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._unsent.clear()
+        self._client.resume()
+        self._calls.upstream_lost(self)
+
+    def _walk(self) -> None:
+        """Go through the frames that have come; answers' are passed on, several at once where they follow."""
+        self._is_stalled = False
+        data, unpack, head_size = self._unread, http2.HEAD.unpack_from, http2.HEAD.size
+        at = begin = 0
+        while len(data) - at >= head_size:
+            high, low, kind, flags, stream_id = unpack(data, at)
+            size = high << 8 | low
+            end = at + head_size + size
+            if size > http2.MAX_FRAME_BYTES:
+                self._transport.abort()
+                return
+            if end > len(data):
+                break
+            if kind == http2.DATA and not flags and self._can_pass(stream_id, size, data, at):
+                at = end
+                continue
+            if at > begin:
+                self._client.pass_on(data[begin:at])
+            begin = at = end
+            if not self._take(Frame(kind, flags, stream_id, bytes(data[end - size : end])), end):
+                return
+        if begin == 0 and at == len(data):
+            passed, self._unread = data, bytearray()
+        else:
+            passed = data[begin:at]
+            del data[:at]
+        if passed:
+            self._client.pass_on(passed)
+
+    def _can_pass(self, stream_id: int, size: int, data: bytearray, at: int) -> bool:
+        """Count a frame of an answer and give it its client's number; False: it needs a closer look."""
+        call, window = self._open.get(stream_id), self._client.window
+        if call is None or call.pending is not None or size > window.client or size > call.window.client:
+            return False
+        http2.WORD.pack_into(data, at + _ID_OFFSET, call.id)
+        call.window.client -= size
+        call.window.server -= size
+        window.client -= size
+        window.server -= size
+        if call.is_stream:
+            at += http2.HEAD.size
+            call.boundary.follow(data, at, at + size)
+        return True
+
+    def _take(self, each: Frame, end: int) -> bool:
+        """Take a frame that is not simply passed on; False: nothing behind it can be taken now.
+
+        Args:
+            each: the frame.
+            end: where it ends in what has come.
+        """
+        try:
+            take = _TAKERS.get(each.kind)
+            left = None if take is None else take(self, each)
+        except ConnectionFaultError:
+            # What the server says is no HTTP/2, so nothing else that it says can be believed.
+            self._transport.abort()
+            return False
+        if left is not None:
+            self._is_stalled = True
+            self._transport.pause_reading()
+            self._unread[:end] = left
+            return False
+        return self.is_open
+
+    def _take_data(self, each: Frame) -> bytes | None:
+        """Pass on as much as the client takes; return the rest as a frame."""
+        call = self._open.get(each.stream_id)
+        window = self._client.window
+        if call is None:
+            # Of a call that the gate has ended: it uses up nothing of the client's window.
+            window.server -= len(each.payload)
+            self.grant_all()
+            return None
+        payload = http2.content(each)
+        num_padding = len(each.payload) - len(payload)
+        _count(call, window, 0, num_padding)
+        size = max(0, min(len(payload), window.client, call.window.client))
+        ends = each.flags & http2.END_STREAM
+        if size < len(payload):
+            part, rest = payload[:size], payload[size:]
+            left = http2.frame(http2.DATA, ends, each.stream_id, rest)
+        else:
+            part, left = payload, None
+        if part or left is None:
+            self._client.pass_on(http2.frame(http2.DATA, 0 if left else ends, call.id, part))
+        _count(call, window, size, size)
+        if num_padding:
+            self.grant(call)
+            self.grant_all()
+        if call.is_stream:
+            call.boundary.follow(part, 0, size)
+        if ends and left is None:
+            self._end(call)
+        elif left is None and call.pending is not None:
+            self._calls.has_answered(call)
+        return left
+
+    def _take_rst_stream(self, each: Frame) -> None:
+        code = http2.read_word(each)
+        call = self._open.pop(each.stream_id, None)
+        if call is not None:
+            self._client.write(http2.rst_stream(call.id, code))
+            self._calls.forget(call)
+
+    def _take_ping(self, each: Frame) -> None:
+        if not each.flags & http2.ACK:
+            self.write(http2.frame(http2.PING, http2.ACK, 0, each.payload))
+
+    def _refuse_push(self, each: Frame) -> None:
+        raise ConnectionFaultError(http2.PROTOCOL_ERROR, "a push, which the gate has turned off")
+
+    def _take_headers(self, each: Frame) -> None:
+        if self._block is None:
+            self._block = begun(each)
+        else:
+            self._block.add(each)
+        if self._block.is_complete:
+            block, self._block = self._block, None
+            call = self._open.get(block.stream_id)
+            if call is not None:
+                self._take_block(call, block)
+
+    def _take_block(self, call: Call, block: Block) -> None:
+        encoded = block.encoded
+        is_first, call.has_server_answered = not call.has_server_answered, True
+        if is_first and call.has_answer_head:
+            if not block.ends_stream:
+                return
+            fields = BlockDecoder().decode(encoded)
+            encoded = encode((name, value) for name, value in fields if name not in _OF_A_HEAD)
+        elif not encoded.startswith(NO_TABLE):
+            encoded = NO_TABLE + encoded
+        call.has_answer_head = True
+        self._client.pass_on(http2.header_frames(call.id, encoded, ends=block.ends_stream))
+        if block.ends_stream:
+            self._end(call)
+
+    def _end(self, call: Call) -> None:
+        """The server has ended a call."""
+        self._open.pop(call.upstream_id, None)
+        if not call.has_sent_all:
+            self.write(http2.rst_stream(call.upstream_id, http2.CANCEL))
+        self._calls.ended_by_server(call)
+
+    def _take_settings(self, each: Frame) -> None:
+        if each.flags & http2.ACK:
+            return
+        values = http2.read_settings(each.payload)
+        self._max_streams = values.get(http2.MAX_CONCURRENT_STREAMS, self._max_streams)
+        initial = values.get(http2.INITIAL_WINDOW_SIZE, self._initial_window)
+        change, self._initial_window = initial - self._initial_window, initial
+        self.write(http2.frame(http2.SETTINGS, http2.ACK, 0))
+        for call in [*self._open.values()]:
+            call.send_window += change
+            self.send(call)
+        self._calls.start_waiting()
+
+    def _take_window_update(self, each: Frame) -> None:
+        num_bytes = http2.read_word(each)
+        if each.stream_id == 0:
+            self._window += num_bytes
+            for waiting in [call for call in self._open.values() if call.unsent]:
+                self.send(waiting)
+            return
+        call = self._open.get(each.stream_id)
+        if call is not None:
+            call.send_window += num_bytes
+            self.send(call)
+
+    def _take_goaway(self, each: Frame) -> None:
+        if len(each.payload) < 8:
+            raise ConnectionFaultError(http2.FRAME_SIZE_ERROR, "GOAWAY is cut off")
+        last = http2.WORD.unpack_from(each.payload)[0]
+        self._calls.server_leaves()
+        for upstream_id, call in [*self._open.items()]:
+            if upstream_id > last:
+                # It has not seen them, so that clients may try again.
+                del self._open[upstream_id]
+                self._client.write(http2.rst_stream(call.id, http2.REFUSED_STREAM))
+                self._calls.forget(call)
+
+
+def _count(call: Call, window: AnswerWindow, num_sent: int, num_received: int) -> None:
+    """Count a part of an answer: what the client gets of it, and what the server has sent."""
+    call.window.client -= num_sent
+    call.window.server -= num_received
+    window.client -= num_sent
+    window.server -= num_received
+
+
+# What is not here says nothing to a client.
+_TAKERS: Mapping[int, Callable[[GRPCUpstream, Frame], bytes | None]] = {
+    http2.DATA: GRPCUpstream._take_data,
+    http2.HEADERS: GRPCUpstream._take_headers,
+    http2.RST_STREAM: GRPCUpstream._take_rst_stream,
+    http2.SETTINGS: GRPCUpstream._take_settings,
+    http2.PUSH_PROMISE: GRPCUpstream._refuse_push,
+    http2.PING: GRPCUpstream._take_ping,
+    http2.GOAWAY: GRPCUpstream._take_goaway,
+    http2.WINDOW_UPDATE: GRPCUpstream._take_window_update,
+    http2.CONTINUATION: GRPCUpstream._take_headers,
+}
