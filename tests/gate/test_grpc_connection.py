@@ -424,6 +424,86 @@ def test_what_is_against_http2_or_floods_ends_the_connection(raw: bytes, code: i
     run(work)
 
 
+@pytest.mark.parametrize("raw", [PING * 400, http2.settings({http2.INITIAL_WINDOW_SIZE: 70_000}) * 20])
+def test_a_flood_ends_the_connection_while_an_answer_comes_too(raw: bytes) -> None:
+    async def work(setting: FrameSetting) -> None:
+        client = await setting.connect()
+        client.send(call(1, STREAM, GOOD, ends=False))
+        server = await setting.server()
+        server.send(headers(1, ANSWER_HEAD))
+        await client.fields(1)
+
+        async def answer() -> None:
+            while True:
+                server.send(data(1, framed(b"token")))
+                client.send(raw)
+                await asyncio.sleep(0.005)
+
+        answering = asyncio.create_task(answer())
+        assert await client.goaway_code() == http2.ENHANCE_YOUR_CALM
+        answering.cancel()
+
+    run(work)
+
+
+def test_a_client_may_acknowledge_every_part_of_an_answer() -> None:
+    async def work(setting: FrameSetting) -> None:
+        client = await setting.connect()
+        client.send(call(1, STREAM, GOOD, ends=False))
+        server = await setting.server()
+        server.send(headers(1, ANSWER_HEAD))
+        await client.fields(1)
+        for _ in range(3000):
+            server.send(data(1, framed(b"token")))
+            assert (await client.frame()).kind == http2.DATA
+            client.send(http2.window_update(0, 10), http2.window_update(1, 10))
+        server.send(headers(1, OK, ends=True))
+        assert (await client.fields(1))["grpc-status"] == "0"
+
+    run(work)
+
+
+def test_a_client_that_reads_gets_what_is_left_when_the_connection_closes() -> None:
+    class Transport:
+        unsent, is_aborted = 400_000, False
+
+        def get_write_buffer_size(self) -> int:
+            return self.unsent
+
+        def close(self) -> None: ...
+
+        def abort(self) -> None:
+            self.is_aborted = True
+
+    async def work(setting: FrameSetting) -> None:
+        await setting.connect()
+        (connection,) = setting.door._connections
+        real, connection._transport = connection._transport, Transport()
+        connection.close()
+        now_s = asyncio.get_running_loop().time()
+        for _ in range(10):
+            now_s += 4.0
+            connection._transport.unsent -= 20_000
+            connection._loop = FixedTime(now_s)
+            connection.look(now_s)
+            assert not connection._transport.is_aborted
+        connection.look(now_s + 6.0)
+        assert connection._transport.is_aborted
+        real.abort()
+
+    run(work)
+
+
+class FixedTime:
+    """A loop whose time stands still."""
+
+    def __init__(self, now_s: float) -> None:
+        self._now_s = now_s
+
+    def time(self) -> float:
+        return self._now_s
+
+
 def test_what_does_not_begin_as_http2_is_ended() -> None:
     async def work(setting: FrameSetting) -> None:
         for raw, code in (

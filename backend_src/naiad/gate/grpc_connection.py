@@ -33,12 +33,17 @@ _WRITE_BUFFER_BYTES = 64 * 1024
 _SEND_BUFFER_BYTES = 128 * 1024
 # What the gate itself has said and a client has not read.
 _MAX_UNREAD_BYTES = 1 << 20
-# Frames that ask for nothing: since the last part of an answer, or in a second.
+# Frames that ask for nothing, in a second. With each part of an answer some more are excused, because clients
+# acknowledge it: two, and one for so many bytes.
 _MAX_IDLE_FRAMES = 2000
+_IDLE_FRAMES_OF_A_PART, _BYTES_OF_AN_IDLE_FRAME = 2, 16
+# Settings that change something concern each call.
+_IDLE_FRAMES_OF_SETTINGS = 20
 # Calls that are opened to be refused or cancelled at once: in a second.
 _MAX_FRUITLESS = 1000
 _IDLE_S = 300.0
-_LAST_S = 5.0
+# What is left when a connection closes: a client that takes less of it in so many seconds is gone.
+_LAST_S, _LAST_READ_BYTES = 5.0, 16 << 10
 _MAX_DRAINED_BYTES = 16 << 20
 
 
@@ -151,7 +156,8 @@ class GRPCConnection(asyncio.Protocol):
 
     def pass_on(self, data: bytes | bytearray) -> None:
         """Send a part of answers, with the next `flush`."""
-        self._num_idle_frames = 0
+        excused = _IDLE_FRAMES_OF_A_PART + len(data) // _BYTES_OF_AN_IDLE_FRAME
+        self._num_idle_frames = max(0, self._num_idle_frames - excused)
         self._unsent.append(data)
 
     def flush(self) -> None:
@@ -173,6 +179,9 @@ class GRPCConnection(asyncio.Protocol):
         """End the connection, or calls of it, if the client takes too long; called every second or so."""
         self._num_idle_frames = self._num_fruitless = 0
         waited_s = now_s - self._since_s
+        if self._state == "closed":
+            self._note_reading(_LAST_READ_BYTES)
+            waited_s = now_s - self._paused_since_s
         if self._state in ("draining", "closed"):
             if waited_s > _LAST_S:
                 self._transport.abort()
@@ -220,6 +229,7 @@ class GRPCConnection(asyncio.Protocol):
         """Close when everything is sent."""
         self.flush()
         self._enter("closed")
+        self._note_progress(self._transport.get_write_buffer_size())
         self._transport.close()
 
     def _enter(self, state: State) -> None:
@@ -229,13 +239,17 @@ class GRPCConnection(asyncio.Protocol):
     def _note_progress(self, num_unsent: int) -> None:
         self._num_unsent, self._paused_since_s = num_unsent, self._loop.time()
 
+    def _note_reading(self, num_bytes: int) -> None:
+        """See whether the client has taken so much since its last progress."""
+        num_unsent = self._transport.get_write_buffer_size()
+        if num_unsent <= self._num_unsent - num_bytes:
+            self._note_progress(num_unsent)
+
     def _is_slow(self, now_s: float) -> bool:
         """Whether the client takes nothing, of whichever call."""
         if self._is_paused:
-            num_unsent = self._transport.get_write_buffer_size()
-            if num_unsent <= self._num_unsent - READING_BYTES:
-                self._note_progress(num_unsent)
-            elif now_s - self._paused_since_s > self._limits.slow_reader_s:
+            self._note_reading(READING_BYTES)
+            if now_s - self._paused_since_s > self._limits.slow_reader_s:
                 return True
         return self.window.waited_s(now_s, is_used=self.has_calls) > self._limits.slow_reader_s
 
@@ -262,14 +276,14 @@ class GRPCConnection(asyncio.Protocol):
             raise ConnectionFaultError(http2.PROTOCOL_ERROR, "expected CONTINUATION")
         take = _TAKERS.get(each.kind)
         if take is None or take[1]:
-            self._note_idle_frame()
+            self._note_idle_frames()
         if take is not None:
             take[0](self, each)
         if self._num_fruitless > _MAX_FRUITLESS:
             raise ConnectionFaultError(http2.ENHANCE_YOUR_CALM, "calls that are ended at once")
 
-    def _note_idle_frame(self) -> None:
-        self._num_idle_frames += 1
+    def _note_idle_frames(self, num_frames: int = 1) -> None:
+        self._num_idle_frames += num_frames
         if self._num_idle_frames > _MAX_IDLE_FRAMES:
             raise ConnectionFaultError(http2.ENHANCE_YOUR_CALM, "frames that ask for nothing")
 
@@ -278,7 +292,7 @@ class GRPCConnection(asyncio.Protocol):
         data, size = http2.content(each), len(each.payload)
         ends = bool(each.flags & http2.END_STREAM)
         if not data and not ends:
-            self._note_idle_frame()
+            self._note_idle_frames()
         self._receive_window -= size
         if self._receive_window < 0:
             raise ConnectionFaultError(http2.FLOW_CONTROL_ERROR, "more DATA than the connection's window")
@@ -321,6 +335,7 @@ class GRPCConnection(asyncio.Protocol):
         self.settings.update(changed)
         self.write(http2.frame(http2.SETTINGS, http2.ACK, 0))
         if changed:
+            self._note_idle_frames(_IDLE_FRAMES_OF_SETTINGS)
             self._calls.settings_changed(self.initial_window - before)
 
     def _take_ping(self, each: Frame) -> None:
