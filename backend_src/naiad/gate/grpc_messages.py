@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
@@ -13,6 +14,11 @@ from naiad.gate.refusal import RefusedError
 
 _MAX_DIMENSIONS = 8
 _MAX_NAME = 1024
+# Inputs, their contents, outputs and parameters: each is a field of the message.
+_MAX_FIELDS = 1024
+_MAX_VARINT_BYTES = 10
+_VARINT, _FIXED_64, _SIZED, _FIXED_32 = 0, 1, 2, 5
+_NO_REQUEST = "the message is no ModelInferRequest"
 
 
 def check_infer_request(raw: bytes, limits: Limits) -> None:
@@ -21,10 +27,7 @@ def check_infer_request(raw: bytes, limits: Limits) -> None:
     Raises:
         RefusedError: it does not pass.
     """
-    try:
-        request = service_pb2.ModelInferRequest.FromString(raw)
-    except DecodeError:
-        raise RefusedError(400, "the message is no ModelInferRequest") from None
+    request = _parsed(raw)
     check_request_parameters(request.parameters)
     for kind, tensors in (("inputs", request.inputs), ("outputs", request.outputs)):
         if len(tensors) > limits.max_tensors:
@@ -43,11 +46,60 @@ def check_infer_request(raw: bytes, limits: Limits) -> None:
         check_output_parameters(tensor.parameters)
 
 
+def _parsed(raw: bytes) -> Any:
+    """Parse a `ModelInferRequest`.
+
+    Raises:
+        RefusedError: it is none, or it has too many fields.
+    """
+    _check_num_fields(raw)
+    try:
+        return service_pb2.ModelInferRequest.FromString(raw)
+    except DecodeError:
+        raise RefusedError(400, _NO_REQUEST) from None
+
+
+def _check_num_fields(raw: bytes) -> None:
+    """Check how many fields a message has before objects are made of them: two bytes are enough for one.
+
+    Raises:
+        RefusedError: there are too many, or it is no message.
+    """
+    at = num_fields = 0
+    while at < len(raw):
+        num_fields += 1
+        if num_fields > _MAX_FIELDS:
+            raise RefusedError(400, f"the message has more than {_MAX_FIELDS} fields")
+        tag, at = _varint(raw, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            _, at = _varint(raw, at)
+        elif kind == _SIZED:
+            size, at = _varint(raw, at)
+            at += size
+        elif kind in (_FIXED_64, _FIXED_32):
+            at += 8 if kind == _FIXED_64 else 4
+        else:
+            raise RefusedError(400, _NO_REQUEST)
+    if at > len(raw):
+        raise RefusedError(400, _NO_REQUEST)
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """Read a number of protobuf; return it and where it ends."""
+    value = 0
+    for index, byte in enumerate(raw[at : at + _MAX_VARINT_BYTES]):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, at + index + 1
+    raise RefusedError(400, _NO_REQUEST)
+
+
 def error_in_stream(raw: bytes, message: str) -> bytes:
     """Return the message of a stream that refuses one of its requests, as Triton writes it."""
     answer = service_pb2.ModelStreamInferResponse(error_message=message)
-    with contextlib.suppress(DecodeError):
-        request = service_pb2.ModelInferRequest.FromString(raw)
+    with contextlib.suppress(RefusedError):
+        request = _parsed(raw)
         answer.infer_response.id = request.id[:_MAX_NAME]
         answer.infer_response.model_name = request.model_name[:_MAX_NAME]
     answer.infer_response.parameters["triton_final_response"].bool_param = True
