@@ -25,7 +25,7 @@ from helpers.http2_wire import (
     head_fields,
     headers,
 )
-from naiad.gate import grpc_connection, grpc_door
+from naiad.gate import grpc_call, grpc_connection, grpc_door
 from naiad.gate import http2_frames as http2
 from naiad.gate.grpc_framing import PREFIX, framed
 from naiad.gate.grpc_status import Status
@@ -490,6 +490,71 @@ def test_a_client_that_reads_gets_what_is_left_when_the_connection_closes() -> N
         connection.look(now_s + 6.0)
         assert connection._transport.is_aborted
         real.abort()
+
+    run(work)
+
+
+def test_a_call_that_is_not_read_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_door, "_LOOK_S", 0.02)
+
+    async def work(setting: FrameSetting) -> None:
+        client = await setting.connect({http2.INITIAL_WINDOW_SIZE: 0})
+        client.send(headers(1, head_fields(STREAM)), headers(3, head_fields(STREAM)))
+        client.send(http2.window_update(3, 1 << 20))
+        server = await setting.server()
+        server.send(headers(1, ANSWER_HEAD), headers(3, ANSWER_HEAD))
+        client.send(data(1, framed(BAD)))
+        has_ended, num_tokens = False, 0
+        while not has_ended or num_tokens < 200:
+            server.send(data(3, framed(b"token")))
+            each = await client.frame()
+            num_tokens += each.kind == http2.DATA and each.stream_id == 3
+            has_ended |= (
+                each.kind == http2.HEADERS and each.stream_id == 1 and bool(each.flags & http2.END_STREAM)
+            )
+            if each.kind == http2.DATA:
+                client.send(http2.window_update(0, 10))
+        assert setting.door.num_slow_readers == 1
+
+    run(work, Limits(slow_reader_s=0.2))
+
+
+def test_a_client_is_not_late_while_the_server_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_door, "_LOOK_S", 0.02)
+
+    async def work(setting: FrameSetting) -> None:
+        client = await setting.connect()
+        client.send(headers(1, head_fields(STREAM)))
+        server = await setting.server({http2.INITIAL_WINDOW_SIZE: 0})
+        large = service_pb2.ModelInferRequest(raw_input_contents=[bytes(100_000)]).SerializeToString()
+        sent = framed(large) * 2
+        room = grpc_call.REQUEST_WINDOW
+        client.send(*(data(1, sent[at : at + 16_000]) for at in range(0, 128_000, 16_000)))
+        client.send(data(1, sent[128_000:room]))
+        await asyncio.sleep(1.0)
+        server.send(http2.window_update(0, 1 << 20), http2.window_update(1, 1 << 20))
+        client.send(*(data(1, sent[at : at + 16_000]) for at in range(room, len(sent), 16_000)))
+        received = b""
+        while len(received) < len(sent):
+            received += (await server.frame(http2.DATA)).payload
+        assert received == sent
+
+    run(work, Limits(body_s=0.3))
+
+
+def test_a_server_that_comes_while_the_client_does_not_read_is_not_read() -> None:
+    async def work(setting: FrameSetting) -> None:
+        client = await setting.connect()
+        (connection,) = setting.door._connections
+        connection.pause_writing()
+        client.send(call(1, STREAM, GOOD, ends=False))
+        server = await setting.server()
+        upstream = connection._calls._upstream
+        assert upstream is not None
+        assert not upstream._transport.is_reading()
+        connection.resume_writing()
+        server.send(headers(1, (*ANSWER_HEAD, *OK), ends=True))
+        assert (await client.fields(1))["grpc-status"] == "0"
 
     run(work)
 

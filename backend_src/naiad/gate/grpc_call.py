@@ -90,6 +90,12 @@ class Call:
             return self.request.since_s if self.pending is None else None
         return None if self.has_request_ended else self.begun_s
 
+    def restart_clock(self, now_s: float) -> None:
+        """Count the time that a message takes from now on."""
+        self.begun_s = now_s
+        if self.request.since_s is not None:
+            self.request.since_s = now_s
+
     @property
     def num_bytes(self) -> int:
         """Bytes of the request that are held."""

@@ -84,7 +84,7 @@ class Calls:
         self._refused: dict[int, GRPCRefusedError] = {}
         self._upstream: GRPCUpstream | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._has_server_left = self._is_closed = False
+        self._has_server_left = self._is_closed = self._is_paused = False
 
     def __len__(self) -> int:
         """Return how many are open."""
@@ -199,6 +199,9 @@ class Calls:
                 self._door.num_slow_readers += 1
                 text = f"the client has read nothing for {self._limits.slow_reader_s:g} s"
                 self._end(call, Status.CANCELLED, text)
+            elif call.num_taken >= _TAKEN_BYTES:
+                # The client has to wait for the server, which takes no more.
+                call.restart_clock(now_s)
             elif call.waits_since_s is not None and now_s - call.waits_since_s > self._limits.body_s:
                 text = f"the message did not come within {self._limits.body_s:g} s"
                 self._refuse(call, GRPCRefusedError(Status.DEADLINE_EXCEEDED, text))
@@ -211,11 +214,13 @@ class Calls:
 
     def pause(self) -> None:
         """The client does not read as fast as answers come."""
+        self._is_paused = True
         if self._upstream is not None:
             self._upstream.pause()
 
     def resume(self) -> None:
         """The client reads again."""
+        self._is_paused = False
         if self._upstream is not None:
             self._upstream.resume()
 
@@ -269,6 +274,8 @@ class Calls:
             upstream.close()
             return
         self._upstream = upstream
+        if self._is_paused:
+            upstream.pause()
         self.start_waiting()
 
     def start_waiting(self) -> None:

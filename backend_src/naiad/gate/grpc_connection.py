@@ -82,7 +82,8 @@ class GRPCConnection(asyncio.Protocol):
         self._receive_window = _RECEIVE_WINDOW
         self._num_taken = 0
         self._num_idle_frames = self._num_fruitless = self._num_drained_bytes = 0
-        self._is_paused = False
+        # Whether the client does not read, and whether nothing is read from it.
+        self._is_paused = self._is_held = False
         self._num_unsent = 0
         self._paused_since_s = 0.0
         self._num_frames = self._num_frames_then = 0
@@ -169,10 +170,12 @@ class GRPCConnection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Take nothing more from the client until `resume`."""
+        self._is_held = True
         self._transport.pause_reading()
 
     def resume(self) -> None:
         """Take what the client sends."""
+        self._is_held = False
         self._transport.resume_reading()
 
     def look(self, now_s: float) -> None:
@@ -187,7 +190,7 @@ class GRPCConnection(asyncio.Protocol):
                 self._transport.abort()
             return
         has_begun = self._state == "hello" or self._block is not None or self._reader.is_within_frame
-        if not has_begun or self._num_frames != self._num_frames_then:
+        if not has_begun or self._is_held or self._num_frames != self._num_frames_then:
             self._since_s, self._num_frames_then = now_s, self._num_frames
         elif waited_s > self._limits.head_s:
             self._transport.abort()
@@ -251,7 +254,9 @@ class GRPCConnection(asyncio.Protocol):
             self._note_reading(READING_BYTES)
             if now_s - self._paused_since_s > self._limits.slow_reader_s:
                 return True
-        return self.window.waited_s(now_s, is_used=self.has_calls) > self._limits.slow_reader_s
+        # An error that waits within one call is that call's own matter.
+        is_full = self.has_calls and self.window.client <= 0
+        return self.window.waited_s(now_s, is_used=is_full) > self._limits.slow_reader_s
 
     def _end_with(self, fault: ConnectionFaultError) -> None:
         """End the connection: what comes behind a fault is not trusted."""
