@@ -188,6 +188,8 @@ def test_the_page_is_there_while_triton_is_not(api: Server) -> None:
     page = scraped(api)
     assert page.value("vllm:request_success_total", **ended) == before
     assert page.value("naiad_openai_open_streams") == 0
+    # The old engine may answer for a moment yet.
+    eventually(lambda: scraped(api).value("naiad_openai_triton_metrics_up") == 1, 120)
     eventually(lambda: deep_health(api)[0] == 200, 120)
     whole(api, COMPLETIONS, prompt="a", max_tokens=1, ignore_eos=True)
     eventually(lambda: scraped(api).value("naiad_openai_triton_metrics_up") == 1, 60)
