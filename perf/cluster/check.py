@@ -20,6 +20,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +54,18 @@ _HITS = re.compile(r"^vllm:prefix_cache_(queries|hits)_total\{.*\} (\S+)$", re.M
 def main() -> int:
     """Measure, serve, simulate, print and write; return 1 if a prediction is too far off."""
     args = _parse()
-    trace = read_trace(args.trace)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="naiad-perf-") as name:
         spec, costs = _measured(Path(name) / "costs.json", args)
-        lengths = Lengths(args.prompt_scale, args.output_scale, min(args.window_tokens, spec.max_model_len))
         for num_replicas in args.replicas:
             with _servers(num_replicas, Path(name), costs, spec, args) as servers:
-                for load in args.loads:
-                    per_s = load * args.rate * num_replicas
-                    dense = dense_requests(trace, per_s, args.duration_s, lengths)
-                    for policy in args.policies:
-                        row = {"replicas": num_replicas, "computes": num_replicas <= args.computing}
-                        row |= {"policy": policy, "load": load}
-                        requests = with_other_tokens(dense, len(rows))
-                        rows.append(row | _compared(policy, servers, requests, spec, args))
-                        print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+                for load, policy in product(args.loads, args.policies):
+                    # No cache knows the prompts of an earlier turn.
+                    requests = with_other_tokens(_requests(load, num_replicas, spec, args), len(rows))
+                    row = {"replicas": num_replicas, "computes": num_replicas <= args.computing}
+                    row |= {"policy": policy, "load": load}
+                    rows.append(row | _compared(policy, servers, requests, spec, args))
+                    print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     print_rows(rows)
     settings = {name: str(value) for name, value in vars(args).items()}
     settings |= {"trace": args.trace.name, "costs": "" if args.costs is None else args.costs.name}
@@ -77,6 +74,11 @@ def main() -> int:
     off = max(abs(row["goodput, ratio"] - 1) for row in rows)
     print(f"goodput is at most {100 * off:.0f} % off")
     return int(off > args.most_off)
+
+
+def _requests(load: float, num_replicas: int, spec: ReplicaSpec, args: argparse.Namespace) -> list[Request]:
+    lengths = Lengths(args.prompt_scale, args.output_scale, min(args.window_tokens, spec.max_model_len))
+    return dense_requests(read_trace(args.trace), load * args.rate * num_replicas, args.duration_s, lengths)
 
 
 def _measured(path: Path, args: argparse.Namespace) -> tuple[ReplicaSpec, Path]:

@@ -15,10 +15,6 @@ _PASSED = {
 }
 
 
-def passed_headers(sent: Iterable[tuple[str, str | bytes]]) -> tuple[tuple[str, str], ...]:
+def passed_headers(sent: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """Return the headers, or the metadata, to send on; names are in small letters."""
-    return tuple(
-        (name, value)
-        for name, value in sent
-        if name in _PASSED and isinstance(value, str) and _PASSED[name].fullmatch(value)
-    )
+    return tuple((name, value) for name, value in sent if name in _PASSED and _PASSED[name].fullmatch(value))

@@ -146,16 +146,6 @@ class ModelRunner(PagedModel):
         self.token_budget = self._choose_budget(config)
         self._count_compiles: Callable[[], int] = lambda: 0
 
-    def _load_options(self, config: EngineConfig, quantization: str) -> LoadOptions:
-        return LoadOptions(
-            self.dtype,
-            self.device,
-            config.batch_invariant,
-            self._is_native,
-            quantization,
-            packed=self.device.type == "cuda" and not config.batch_invariant,
-        )
-
     @property
     def num_blocks(self) -> int:
         """Number of blocks of the first KV group."""
@@ -185,6 +175,16 @@ class ModelRunner(PagedModel):
     def memory_use(self) -> MemoryUse:
         """Return the memory that the process holds now."""
         return memory_use(self.device)
+
+    def _load_options(self, config: EngineConfig, quantization: str) -> LoadOptions:
+        return LoadOptions(
+            self.dtype,
+            self.device,
+            config.batch_invariant,
+            self._is_native,
+            quantization,
+            packed=self.device.type == "cuda" and not config.batch_invariant,
+        )
 
     def _longest_served(self, config: EngineConfig, target: ModelConfig) -> int:
         """The maximum length of a sequence: all its blocks must fit in the pool."""
