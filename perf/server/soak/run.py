@@ -89,6 +89,8 @@ class Soak:
                 if self.now_s < end_s and not self._args.undisturbed:
                     await self._disturb(DISTURBANCES[turn % len(DISTURBANCES)])
                     turn += 1
+            if watching.done():
+                watching.result()  # raises why nothing was seen since then
             watching.cancel()
 
     async def _ask_alone(self) -> None:
