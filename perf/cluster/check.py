@@ -5,7 +5,8 @@
 First the steps of one engine are measured, as by `perf.cluster.measure`. Then the same requests go to servers
 and to the simulation, both by the simulation's own routers. Up to --computing replicas compute. More do not
 fit on a small machine: those servers are real but for the model, whose steps sleep for as long as they were
-measured to take.
+measured to take. A machine's speed changes, and servers and client share its processors: so a replica that
+computes is measured again through its server, before and after each row, and its simulation gets the mean.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from perf.cluster import measure
 from perf.cluster.arrivals import Lengths, Request, dense_requests, with_other_tokens
 from perf.cluster.replica_spec import ReplicaSpec, read_spec
 from perf.cluster.routers import POLICIES, Router
+from perf.cluster.served_costs import mean_costs, served_costs
 from perf.cluster.simulate import DATA, counts, loads
 from perf.cluster.simulation import End, Simulation
 from perf.common.percentile import percentile
@@ -64,7 +66,7 @@ def main() -> int:
                     requests = with_other_tokens(_requests(load, num_replicas, spec, args), len(rows))
                     row = {"replicas": num_replicas, "computes": num_replicas <= args.computing}
                     row |= {"policy": policy, "load": load}
-                    rows.append(row | _compared(policy, servers, requests, spec, args))
+                    rows.append(row | _compared(policy, servers, requests, spec, args, len(rows)))
                     print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     print_rows(rows)
     settings = {name: str(value) for name, value in vars(args).items()}
@@ -114,13 +116,18 @@ def _compared(
     requests: Sequence[Request],
     spec: ReplicaSpec,
     args: argparse.Namespace,
+    turn: int,
 ) -> dict[str, Any]:
+    computes = len(servers) <= args.computing
+    before_costs = served_costs(servers[0], spec, 2 * turn) if computes else spec
     before = _cache_counts(servers)
     router = _router(policy, servers, spec, args)
     answers = asyncio.run(_served(servers, router, requests))
     seen = _figures([(each.first_s or 0.0, each.inter_token_s or 0.0) for each in answers], args)
     hits, queries = (now - then for now, then in zip(_cache_counts(servers), before, strict=True))
     seen["hit rate"] = hits / max(1.0, queries)
+    if computes:
+        spec = mean_costs(before_costs, served_costs(servers[0], spec, 2 * turn + 1))
     simulation = Simulation(spec, _router(policy, servers, spec, args), requests)
     simulation.run()
     ended = [each for each in simulation.outcomes if each.end is End.SERVED]
@@ -128,6 +135,8 @@ def _compared(
     totals = simulation.totals
     said["hit rate"] = totals.num_hit_tokens / max(1, totals.num_queried_tokens)
     row: dict[str, Any] = {"offered/s": round(len(requests) / args.duration_s, 2)}
+    row |= {"step of 8 ms": round(1e3 * spec.costs.decode_s(8, 0), 1)}
+    row |= {"prompt token ms": round(1e3 * spec.prompt_token_s, 3)}
     for name, value in seen.items():
         row |= {f"{name}, seen": round(value, 3), f"{name}, predicted": round(said[name], 3)}
         row[f"{name}, ratio"] = round(said[name] / value, 3) if value else 1.0

@@ -10,11 +10,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from perf.cluster import simulate
 from perf.cluster.arrivals import Lengths, Request, dense_requests, with_other_tokens
 from perf.cluster.replica_spec import ReplicaSpec, read_spec
 from perf.cluster.routers import POLICIES, CacheAware, PrefixHash, Router
+from perf.cluster.served_costs import mean_costs, prompt_costs, step_s
 from perf.cluster.simulation import End, Failure, Simulation
 from perf.common.plots import Panel
 from perf.common.report import ROOT
@@ -226,3 +228,23 @@ def test_other_tokens_share_what_the_first_shared() -> None:
     assert [(each.due_s, each.num_tokens) for each in first] == [(0.5, 3), (1.0, 4)]
     assert first[0].prompt[0] == first[1].prompt[0] != second[0].prompt[0] == second[1].prompt[0]
     assert all(1000 <= token < 49_000 for each in (*first, *second) for token in each.prompt)
+
+
+def test_a_step_is_timed_while_all_streams_get_tokens() -> None:
+    # The second stream begins later, and two of its tokens come in one message.
+    first = [(0.1 * number, 1) for number in range(1, 21)]
+    second = [(1.0, 1), (1.1, 1), (1.3, 2), (1.4, 1), (1.5, 1)]
+    assert step_s([first, second]) == pytest.approx(0.1)
+
+
+def test_costs_of_prompts_are_found_in_their_first_tokens() -> None:
+    first_s = {num: 0.5e-3 * num + 2e-7 * num * num / 2 for num in (256, 1024, 3072)}
+    assert prompt_costs(first_s) == pytest.approx((0.5e-3, 2e-7))
+    assert prompt_costs({256: 0.3, 1024: 1.0, 3072: 2.5})[1] == 0.0
+
+
+def test_the_mean_of_two_measurements_is_half_way() -> None:
+    slower = msgspec.structs.replace(SPEC, decode=((1, 0.02), (4, 0.018)), prompt_token_s=0.003)
+    mean = mean_costs(SPEC, slower)
+    assert mean.decode == (pytest.approx((1, 0.015)), pytest.approx((4, 0.017)))
+    assert (mean.prompt_token_s, mean.num_blocks) == (pytest.approx(0.002), SPEC.num_blocks)

@@ -42,6 +42,7 @@ class LocalModel:
         engine: str,
         loop: asyncio.AbstractEventLoop,
         pool: Executor,
+        loader: Executor,
         families: FamilyChoices,
         make_recorder: MakeRecorder | None = None,
     ) -> None:
@@ -52,6 +53,7 @@ class LocalModel:
             engine: the name of the `llm` model.
             loop: the event loop that reads generations.
             pool: runs what would hold up the event loop.
+            loader: reads checkpoints.
             families: how the families are chosen that say how the model writes.
             make_recorder: makes what records requests; None: they are not recorded.
         """
@@ -62,6 +64,7 @@ class LocalModel:
         self.observations = Observations()
         self._loop = loop
         self._pool = pool
+        self._loader = loader
         self._lock = threading.Lock()  # guards the live generations and the ids
         self._live: dict[int, LocalGeneration] = {}
         self._ids = itertools.count(1)
@@ -99,7 +102,7 @@ class LocalModel:
                     f"the model {self.engine} does not serve now; try again in a few seconds"
                 )
             if self._loaded is None or self._loaded.info is not info:
-                self._loaded = await self._loop.run_in_executor(self._pool, _load, info, self._families)
+                self._loaded = await self._loop.run_in_executor(self._loader, _load, info, self._families)
             return self._loaded
 
     async def snapshot(self) -> NamedSnapshot:

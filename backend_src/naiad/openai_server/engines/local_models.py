@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 from naiad.engine_process.instance import claimed_names, engine_names
@@ -43,6 +43,9 @@ class LocalModels:
         self._families = families
         self._server_pid = server_pid
         self._pool = pool
+        # The C library keeps what a thread has freed for that thread. A tokenizer takes tens of megabytes, so
+        # all are read by one thread, which has room for the next where an earlier one was.
+        self._loader = ThreadPoolExecutor(1, "openai-load")
         self._models: dict[_Key, LocalModel] = {}
         self._served_as: dict[_Key, str] = {}
         self._names = ModelNames()
@@ -59,7 +62,8 @@ class LocalModels:
         loop = asyncio.get_running_loop()
         found, claimed = await loop.run_in_executor(self._pool, self._engines)
         for key in found - self._models.keys():
-            self._models[key] = LocalModel(*key, loop, self._pool, self._families, self._make_recorder)
+            pools = (self._pool, self._loader)
+            self._models[key] = LocalModel(*key, loop, *pools, self._families, self._make_recorder)
         directories = {directory for directory, _ in found | claimed}
         for key in [
             key for key in self._models if key[0] not in directories and self._models[key].info is None
@@ -111,6 +115,7 @@ class LocalModels:
         for model in self._models.values():
             with contextlib.suppress(OSError):
                 await loop.run_in_executor(self._pool, model.close)
+        self._loader.shutdown(wait=False)
 
     def _engines(self) -> tuple[set[_Key], set[_Key]]:
         """The engines that have a socket, and the models that are loaded."""
