@@ -25,7 +25,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import tritonclient.grpc.aio as triton
+import grpc
 from perf.cluster import measure
 from perf.cluster.arrivals import Lengths, Request, dense_requests, with_other_tokens
 from perf.cluster.replica_spec import ReplicaSpec, read_spec
@@ -36,7 +36,7 @@ from perf.cluster.simulation import End, Simulation
 from perf.common.percentile import percentile
 from perf.common.report import ROOT, print_rows, write_report
 from perf.common.token_times import TokenTimes
-from perf.server.load import llm_inputs, responses
+from perf.server.load import arrays, llm_inputs, stream_messages
 from perf.server.serve_process import Served, naiad_serve
 from perf.server.traces import read_trace
 
@@ -161,34 +161,43 @@ def _figures(served: Sequence[tuple[float, float]], args: argparse.Namespace) ->
 
 async def _served(servers: Sequence[Served], router: Router, requests: Sequence[Request]) -> list[TokenTimes]:
     """Send every request when it is due to the server that the router chooses; times of those served."""
-    clients = [triton.InferenceServerClient(server.grpc) for server in servers]
+    channels = [grpc.aio.insecure_channel(server.grpc) for server in servers]
     began_s = time.perf_counter()
 
-    async def one(request: Request) -> TokenTimes | None:
+    async def one(request: Request) -> list[tuple[float, bytes]]:
         await asyncio.sleep(max(0.0, began_s + request.due_s - time.perf_counter()))
-        times, index = TokenTimes(), router.choose(request.prompt)
+        index = router.choose(request.prompt)
         router.send(index)
         try:
             inputs = llm_inputs(list(request.prompt), request.num_tokens)
-            async for result in responses(clients[index], "llm", inputs):
-                now_s = time.perf_counter() - began_s - request.due_s
-                times.take(result.as_numpy("output_ids").size, now_s)
-        except InternalError as error:
-            if "queue is full" in str(error):
-                return None
-            raise
+            return await stream_messages(channels[index], "llm", inputs, began_s + request.due_s)
         finally:
             router.end(index)
-        if times.num_tokens != request.num_tokens:
-            raise InternalError(f"{times.num_tokens} tokens instead of {request.num_tokens}")
-        return times
 
     try:
         answers = await asyncio.gather(*(one(each) for each in requests))
-        return [each for each in answers if each is not None]
     finally:
-        for client in clients:
-            await client.close()
+        for channel in channels:
+            await channel.close()
+    # Read only now: a client that works takes processor time from the servers.
+    times = [_times(messages, each) for messages, each in zip(answers, requests, strict=True)]
+    return [each for each in times if each is not None]
+
+
+def _times(messages: Sequence[tuple[float, bytes]], request: Request) -> TokenTimes | None:
+    """The times of a request's tokens; None if it was refused because the queue was full."""
+    times = TokenTimes()
+    try:
+        for at_s, message in messages:
+            for ids in arrays([message], "output_ids"):
+                times.take(ids.size, at_s)
+    except InternalError as error:
+        if "queue is full" in str(error):
+            return None
+        raise
+    if times.num_tokens != request.num_tokens:
+        raise InternalError(f"{times.num_tokens} tokens instead of {request.num_tokens}")
+    return times
 
 
 def _cache_counts(servers: Sequence[Served]) -> tuple[float, float]:

@@ -3,14 +3,16 @@
     python -m perf.engine.parallel --splits 2x1,3x1,1x2
 
 A split is TENSORxPIPELINE: 2x1 halves every matrix, 1x2 halves the layers. Parts of a matrix are multiplied
-by torch, so torch computes everything here; each process has one thread. All get the same prompts in
-turns. In float32 the greedy ids must be those of the one process, or no speed is reported.
+by torch, so torch computes everything here; each process has one thread. More processes than cores share
+these. All get the same prompts in turns. In float32 the greedy ids must be those of the one process, or no
+speed is reported.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -77,11 +79,12 @@ def main() -> int:
 def _engine(one: EngineConfig, split: str) -> Iterator[tuple[Generate, int]]:
     """An engine in a process of its own, which can be a rank of one split only, and its vocabulary's size."""
     tensor, pipeline = (int(part) for part in split.split("x"))
+    num_ranks = tensor * pipeline
     config = replace(
         one,
         tensor_parallel_size=tensor,
         pipeline_parallel_size=pipeline,
-        cpu_threads=tensor * pipeline,
+        cpu_threads=num_ranks if num_ranks <= len(os.sched_getaffinity(0)) else 0,  # 0: at least one each
     )
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()

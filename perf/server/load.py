@@ -235,16 +235,29 @@ def timed_messages(url: str, model: str, asked: Sequence[Inputs]) -> list[list[t
 
     async def run() -> list[list[tuple[float, bytes]]]:
         async with grpc.aio.insecure_channel(url) as channel:
-            call = channel.stream_stream(_STREAM, service_pb2.ModelInferRequest.SerializeToString)
-            return await asyncio.gather(*(stream(call, _request(model, inputs)) for inputs in asked))
-
-    async def stream(call: Any, request: Any) -> list[tuple[float, bytes]]:
-        return [(time.perf_counter() - began_s, message) async for message in call(iter([request]))]
+            streams = (stream_messages(channel, model, inputs, began_s) for inputs in asked)
+            return await asyncio.gather(*streams)
 
     try:
         return asyncio.run(run())
     except grpc.RpcError as error:
         raise InternalError(str(error)) from error
+
+
+async def stream_messages(
+    channel: Any, model: str, inputs: Inputs, began_s: float
+) -> list[tuple[float, bytes]]:
+    """Send one request as a stream; return its messages, each with the seconds since `began_s`.
+
+    Args:
+        channel: of `grpc.aio`.
+        model: the model's name.
+        inputs: name → `[1, …]`.
+        began_s: a time of `time.perf_counter`.
+    """
+    call = channel.stream_stream(_STREAM, service_pb2.ModelInferRequest.SerializeToString)
+    answers = call(iter([_request(model, inputs)]))
+    return [(time.perf_counter() - began_s, message) async for message in answers]
 
 
 def _request(model: str, inputs: Inputs) -> Any:
