@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,7 +21,8 @@ from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_d
 from naiad.errors import EngineAwayError
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.parsing.families import FamilyChoices
-from naiad.openai_server.engines import model_names
+from naiad.openai_server.engines import local_model, model_names
+from naiad.openai_server.engines.interface import LoadedCheckpoint
 from naiad.openai_server.engines.local_models import LocalModels
 
 
@@ -70,3 +74,48 @@ def test_a_loaded_model_is_expected_back_however_long_its_engine_takes(
     finally:
         engine.close(timeout_s=0)
         number_lock.release()
+
+
+def test_one_thread_reads_every_checkpoint(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The C library keeps what a thread frees for that thread, so four that read take four times the memory."""
+    readers: list[str] = []
+
+    def load(info: Any, _families: FamilyChoices) -> LoadedCheckpoint:
+        readers.append(threading.current_thread().name)
+        return LoadedCheckpoint(info, Mock(), Mock(), Mock())
+
+    monkeypatch.setattr(local_model, "_load", load)
+    instance, number_lock = claim_instance(os.getpid(), "llm")
+
+    async def served_once(models: LocalModels) -> None:
+        recorder = Recorder()
+        engine = EngineClient(
+            EngineConfig(model_dir=str(directory)),
+            instance.engine_socket,
+            recorder.on_outputs,
+            recorder.on_lost,
+            command=fake_command("good"),
+        )
+        engine.start()
+        try:
+            while not models.by_name():
+                await models.look()
+            await models.get("fake").loaded()
+        finally:
+            engine.close(timeout_s=0)
+        while models.by_name():
+            await asyncio.sleep(0.01)
+
+    async def test() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            models = LocalModels(os.getpid(), pool, FamilyChoices())
+            for _ in range(3):
+                await served_once(models)
+            await models.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(test(), 60))
+    finally:
+        number_lock.release()
+    # Threads of the pool are called ThreadPoolExecutor-….
+    assert readers == ["openai-load_0"] * 3
