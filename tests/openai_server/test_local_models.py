@@ -77,7 +77,7 @@ def test_a_loaded_model_is_expected_back_however_long_its_engine_takes(
 
 
 def test_one_thread_reads_every_checkpoint(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The C library keeps what a thread frees for that thread, so four that read take four times the memory."""
+    """The C library keeps what a thread frees for it, so four that read take four times the memory."""
     readers: list[str] = []
 
     def load(info: Any, _families: FamilyChoices) -> LoadedCheckpoint:
