@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -167,6 +168,19 @@ def test_a_reload_takes_new_settings_and_lets_streams_of_the_old_end(controlled:
     of_the_text_model = len({"number", "metrics"})
     num_sockets = len({"acks", "engine", "number", "metrics"}) + of_the_text_model
     eventually(lambda: len(controlled.sockets()) == num_sockets)
+
+
+def test_the_new_process_of_a_model_has_none_of_the_servers_sockets(controlled: Controlled) -> None:
+    """A client sees the end of its connection although that was open when the process began."""
+    host, _, port = controlled.server.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as client:
+        client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+        controlled.reload()
+        client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert client.makefile("rb").read().startswith(b"HTTP/1.1 200")
+    # Files, pipes, and what it has opened itself: the engine's listener and its connections.
+    assert all(len(stub.net_connections("inet")) == 0 for stub in controlled.stubs())
 
 
 def test_a_failed_reload_leaves_the_old_one_serving(controlled: Controlled) -> None:

@@ -19,6 +19,7 @@ from naiad.engine_process import (
 )
 from naiad.errors import NaiadError
 from naiad.frontend.limits import ModelLimits
+from naiad.inherited_sockets import close_inherited_sockets
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.parent_watch import end_with_parent
 from naiad.triton_server.metrics.engine_metrics import Metrics
@@ -70,6 +71,7 @@ class LLMModel:
             self._instance.directory.rmdir()
 
     def _start(self, args: dict[str, str]) -> None:
+        close_inherited_sockets()
         parameters = pb.model_parameters(args)
         refuse_unknown_keys(parameters, (*field_names(), *_KEYS))
         config = _engine_config(parameters)
