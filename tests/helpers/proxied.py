@@ -114,7 +114,8 @@ def check_slow_replica_is_avoided(replicas: Replicas, proxy: Proxy, learns_for_s
     shares = gained(before, replicas.served())
     print(f"{proxy.plan.policy}, requests of each, the slow one first: {shares}")
     assert failed(load.answers) == []
-    assert shares[0] < 0.7 * min(shares[1:])
+    # The others need not get equal shares: weights follow their own load.
+    assert shares[0] < 0.5 * statistics.mean(shares[1:])
 
 
 def check_lost_replica(replicas: Replicas, proxy: Proxy) -> None:
