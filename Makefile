@@ -49,6 +49,7 @@ test-all: .venv/.installed sanitize
 		--ignore tests/engine/test_engine_fuzz.py $(ARGS)
 	PYTHONOPTIMIZE=1 $(PYTEST_APART) -m "not slow and not gpu and not server" $(CORE_TESTS) $(ARGS)
 	$(PYTEST_APART) --no-loadscope-reorder -m "server and not gpu" $(ARGS)
+	$(BIN)/python -m pytest --durations=20 -m deploy tests/deployment $(ARGS)
 
 # Replicas behind proxies, each with what the package index or the distribution has, and manifests without a
 # cluster. One file at a time: three servers need the cores.
