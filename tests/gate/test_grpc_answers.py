@@ -10,6 +10,7 @@ from tritonclient.grpc import service_pb2
 
 from helpers.http2_wire import (
     ANSWER_HEAD,
+    HOUSEKEEPING,
     OK,
     STREAM,
     FrameSetting,
@@ -118,6 +119,32 @@ def test_what_waits_of_one_answer_takes_nothing_of_the_connections_window() -> N
     run(work)
 
 
+def test_nothing_is_read_from_the_server_while_the_client_takes_nothing() -> None:
+    async def work(setting: FrameSetting) -> None:
+        client = await setting.connect({http2.INITIAL_WINDOW_SIZE: PLENTY})
+        client.send(call(1, STREAM, BAD, ends=False), call(3, STREAM, GOOD, ends=False))
+        await client.fields(1)
+        num_error = len((await client.frame()).payload)
+        server = await setting.server()
+        upstream = next(iter(setting.door._connections))._calls._upstream
+        assert upstream is not None
+        server.send(headers(3, ANSWER_HEAD))
+        await client.fields(3)
+        window = http2.DEFAULT_WINDOW
+        message = framed(bytes(window - PREFIX.size))
+        server.send(*(data(3, message[at : at + 16_000]) for at in range(0, window, 16_000)))
+        await data_of(client, 3, window - num_error)
+        while upstream._transport.is_reading():
+            await asyncio.sleep(0)
+        client.send(http2.window_update(0, PLENTY))
+        await data_of(client, 3, num_error)
+        assert upstream._transport.is_reading()
+        server.send(headers(3, OK, ends=True))
+        assert (await client.status(3))[0] == 0
+
+    run(work)
+
+
 def test_a_stream_of_which_too_much_waits_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_calls, "_MAX_KEPT_BYTES", 1000)
 
@@ -220,12 +247,14 @@ def test_an_error_that_waits_comes_before_the_servers_end(has_head: bool) -> Non
             server.send(headers(1, ANSWER_HEAD), headers(1, (*OK, (b"why", b"so")), ends=True))
         else:
             server.send(headers(1, (*ANSWER_HEAD, *OK, (b"why", b"so")), ends=True))
-        await pinged(server)
-        client.send(http2.window_update(1, PLENTY))
+        assert (await server.frame())[:3] == (http2.RST_STREAM, 0, 1)
+        client.send(data(1, framed(GOOD)), http2.window_update(1, PLENTY))
         assert (await client.fields(1))[":status"] == "200"
         assert "triton_x" in error_in((await client.frame()).payload)
         assert await client.fields(1) == {"grpc-status": "0", "why": "so"}
         assert (await client.frame())[:3] == (http2.RST_STREAM, 0, 1)
+        client.writer.close()
+        assert all(each.kind in HOUSEKEEPING for each in await server.end()), "it had ended"
 
     run(work)
 

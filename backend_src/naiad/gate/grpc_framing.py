@@ -63,7 +63,7 @@ class MessageReader:
         if len(self._received) < PREFIX.size:
             return False
         flag, size = PREFIX.unpack_from(self._received)
-        return flag > 1 or size > self._max_bytes or len(self._received) >= PREFIX.size + size
+        return bool(flag > 1 or size > self._max_bytes or len(self._received) >= PREFIX.size + size)
 
     def next(self) -> Message | None:
         """Return the next message, which `inflated` makes readable; None: it has not come yet.
