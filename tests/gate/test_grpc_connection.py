@@ -234,7 +234,7 @@ def test_the_gates_own_data_is_counted_in_the_clients_windows(stream_window: int
         await client.frame(http2.PING)
         # What the gate has used is not granted to the server, which has used all that it knows of.
         grant = num_injected + 100
-        client.send(http2.window_update(0, grant), http2.window_update(1, grant))
+        client.send(http2.window_update(1, grant), http2.window_update(0, grant))
         rest = 0
         while rest < num_injected:
             rest += len((await client.frame()).payload)

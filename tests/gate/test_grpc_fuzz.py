@@ -99,8 +99,8 @@ class CheckingServer:
         reader.add(each.payload, 0.0)
         while (message := reader.next()) is not None:
             if path in (STREAM, INFER):
-                check_infer_request(message, LIMITS)
-            wire.send(data(each.stream_id, framed(message)[:100]))
+                check_infer_request(message.content, LIMITS)
+            wire.send(data(each.stream_id, framed(message.content)[:100]))
         if each.flags & http2.END_STREAM:
             reader.check_end()
             wire.send(headers(each.stream_id, OK, ends=True))

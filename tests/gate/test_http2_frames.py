@@ -132,15 +132,20 @@ def test_a_status_message_is_quoted() -> None:
 
 def test_a_window_keeps_from_the_server_what_the_gate_has_used() -> None:
     window = AnswerWindow(100, 100)
-    window.reserved = 30
-    window.grant(20)
-    assert window.take_owed() == 0
-    window.reserved = 0
     window.client -= 30
-    window.grant(5)
+    window.grant(25)
     assert (window.client, window.server, window.take_owed()) == (95, 100, 0)
     window.grant(10)
     assert (window.take_owed(), window.take_owed(), window.server) == (5, 0, 105)
+
+
+def test_a_window_keeps_from_the_server_what_it_has_sent_already() -> None:
+    window = AnswerWindow(100, 60)
+    assert (window.take_owed(50), window.take_owed(30), window.server) == (0, 10, 70)
+
+
+def test_a_window_has_a_largest_size() -> None:
+    window = AnswerWindow(1, 1)
     with pytest.raises(ConnectionFaultError):
         window.grant(http2.MAX_WINDOW)
 
@@ -171,7 +176,7 @@ def test_messages_are_collected_however_they_are_cut(step: int) -> None:
     for at in range(0, len(raw), step):
         reader.add(raw[at : at + step], 1.0)
         while (message := reader.next()) is not None:
-            found.append(message)
+            found.append(reader.inflated(message))
     assert (found, reader.num_bytes, reader.since_s) == (messages, 0, None)
     reader.check_end()
 
@@ -193,11 +198,14 @@ def test_compressed_messages_are_inflated_up_to_the_limit(
 ) -> None:
     reader = MessageReader(encoding, 100)
     reader.add(PREFIX.pack(1, len(raw)) + raw, 0.0)
+    message = reader.next()
+    assert message is not None
+    assert message == (raw, True)
     if isinstance(expected, bytes):
-        assert reader.next() == expected
+        assert reader.inflated(message) == expected
     else:
         with pytest.raises(GRPCRefusedError) as refusal:
-            reader.next()
+            reader.inflated(message)
         assert refusal.value.grpc_status == expected
 
 

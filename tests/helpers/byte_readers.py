@@ -336,7 +336,8 @@ def _http2_content(each: http2.Frame, decoder: BlockDecoder) -> object:
         if each.kind == http2.DATA:
             messages = MessageReader("gzip", _LIMITS.max_body_bytes)
             messages.add(http2.content(each), 0.0)
-            return messages.next()
+            message = messages.next()
+            return None if message is None else messages.inflated(message)
     except (MalformedError, GRPCRefusedError) as refusal:
         return str(refusal)
     return None

@@ -17,16 +17,14 @@ class AnswerWindow:
     Attributes:
         client: bytes that the client still takes; negative after it has made its window smaller.
         server: bytes that the server believes the client takes.
-        reserved: bytes that the gate itself waits to send; the server is not granted them.
     """
 
-    __slots__ = ("_num_granted", "_num_granted_then", "_waits_since_s", "client", "reserved", "server")
+    __slots__ = ("_num_granted", "_num_granted_then", "_waits_since_s", "client", "server")
 
     def __init__(self, client: int, server: int) -> None:
         """Set up."""
         self.client = client
         self.server = server
-        self.reserved = 0
         self._num_granted = self._num_granted_then = 0
         self._waits_since_s: float | None = None
 
@@ -49,9 +47,13 @@ class AnswerWindow:
         if self.client > MAX_WINDOW:
             raise ConnectionFaultError(FLOW_CONTROL_ERROR, f"a window: expected at most {MAX_WINDOW} bytes")
 
-    def take_owed(self) -> int:
-        """Return how much the server is to be granted now, and count it as granted; 0: nothing."""
-        owed = self.client - self.server - self.reserved
+    def take_owed(self, num_kept: int = 0) -> int:
+        """Return how much the server is to be granted now, and count it as granted; 0: nothing.
+
+        Args:
+            num_kept: bytes that the server has sent already and that still wait for the client.
+        """
+        owed = self.client - self.server - num_kept
         if owed <= 0:
             return 0
         self.server += owed
@@ -59,7 +61,7 @@ class AnswerWindow:
 
     def waited_s(self, now_s: float, *, is_used: bool = True) -> float:
         """Return for how long something has been waiting for a client that does not read."""
-        if not is_used or (self.client > 0 and not self.reserved):
+        if not is_used or self.client > 0:
             self._waits_since_s = None
             return 0.0
         if self._waits_since_s is None or self._num_granted - self._num_granted_then >= READING_BYTES:

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+from naiad.gate import grpc_requests
 from naiad.gate import http2_frames as http2
+from naiad.gate.grpc_answers import Answers
 from naiad.gate.grpc_call import Call
-from naiad.gate.grpc_framing import framed
 from naiad.gate.grpc_head import MalformedError, read_grpc_head
-from naiad.gate.grpc_messages import check_infer_request, error_in_stream
 from naiad.gate.grpc_methods import MethodKind
+from naiad.gate.grpc_requests import MAX_WAITING_BYTES, Requests
 from naiad.gate.grpc_status import ANSWER_HEAD, GRPCRefusedError, Status, trailers
 from naiad.gate.grpc_upstream import Client, GRPCUpstream
 from naiad.gate.header_blocks import Fields, encode
-from naiad.gate.limits import Limits
-from naiad.gate.refusal import RefusedError
 
 MAX_CALLS = 256
-# A client is told to go on when so much has been taken, and when no more than that waits for the server.
+# A client is told to go on when so much has been taken.
 _TAKEN_BYTES = 32 << 10
-_MAX_WAITING_BYTES = 64 << 10
+# What may wait of one answer for a client that does not read it.
+_MAX_KEPT_BYTES = 256 << 10
 _AWAY = "the server is not there; it may be restarting"
+_NO_ROOM = "too many large requests come at the same time"
 
 
-class Door(Protocol):
+class Door(grpc_requests.Door, Protocol):
     """The port that connections come through; see `GRPCDoor`."""
 
     methods: Mapping[str, MethodKind]
-    limits: Limits
     server_address: str
-    num_refused: int
     num_slow_readers: int
 
     @property
@@ -45,8 +44,8 @@ class Door(Protocol):
     def call_ended(self) -> None:
         """A call that was counted is over."""
 
-    def hold(self, num_bytes: int) -> bool:
-        """Count bytes of requests that are held, if there is room; fewer of them with a negative number."""
+    def hold(self, num_bytes: int, num_inflated: int) -> bool:
+        """Count bytes that are held of calls, if there is room; fewer of them with negative numbers."""
 
 
 class Peer(Client, Protocol):
@@ -82,6 +81,8 @@ class Calls:
         # Refusals of heads, told when something follows them, or soon: grpc's own client takes an end that
         # overtakes its first message for a fault.
         self._refused: dict[int, GRPCRefusedError] = {}
+        self._answers = Answers(peer, self)
+        self._requests = Requests(door, self._answers, self._go_on)
         self._upstream: GRPCUpstream | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._has_server_left = self._is_closed = self._is_paused = False
@@ -166,45 +167,56 @@ class Calls:
             return
         call.window.grant(num_bytes)
         self._use_window(call)
-        self._window_opened()
 
     def grant_all(self) -> None:
         """The connection's window has been made larger."""
-        for call in [each for each in self._open.values() if each.pending is not None]:
-            self.has_answered(call)
+        self._answers.go_on_with_all()
         if self._upstream is not None:
             self._upstream.grant_all()
-        self._window_opened()
 
     def settings_changed(self, initial_window_change: int) -> None:
         """Tell the server what the client takes of an answer from now on.
 
         Raises:
-            ConnectionFaultError: a window is too large.
+            ConnectionFaultError: a window is too large; nothing has been sent then.
         """
+        calls = [*self._open.values()]
+        for call in calls:
+            call.window.change(initial_window_change)
+            call.window.server += initial_window_change
         if self._upstream is not None:
             self._upstream.write(http2.settings(self._peer.settings))
-        for call in [*self._open.values()]:
-            call.window.server += initial_window_change
-            call.window.change(initial_window_change)
+        for call in calls:
             self._use_window(call)
-        self._window_opened()
 
     def look(self, now_s: float) -> None:
         """End the calls whose client takes too long; called every second or so."""
         for stream_id in [*self._refused]:
             self._tell_refusal(stream_id, has_client_ended=False)
         for call in [*self._open.values()]:
+            call.note_parts(now_s)
             if call.window.waited_s(now_s) > self._limits.slow_reader_s:
-                self._door.num_slow_readers += 1
-                text = f"the client has read nothing for {self._limits.slow_reader_s:g} s"
-                self._end(call, Status.CANCELLED, text)
-            elif call.num_taken >= _TAKEN_BYTES:
-                # The client has to wait for the server, which takes no more.
+                self._end_unread(call, f"the client has read nothing for {self._limits.slow_reader_s:g} s")
+            elif call.num_taken >= _TAKEN_BYTES or call.request.is_ready:
+                # The client has to wait for the server, which takes no more, or for its turn.
                 call.restart_clock(now_s)
             elif call.waits_since_s is not None and now_s - call.waits_since_s > self._limits.body_s:
                 text = f"the message did not come within {self._limits.body_s:g} s"
                 self._refuse(call, GRPCRefusedError(Status.DEADLINE_EXCEEDED, text))
+        self.flush()
+
+    def quiet_calls(self, now_s: float) -> Iterator[Call]:
+        """Yield the calls that are quiet for longer than they may be when room is short."""
+        for call in self._open.values():
+            may_last_s = call.quiet_s(self._limits)
+            if may_last_s is not None and now_s - call.quiet_since_s > may_last_s:
+                yield call
+
+    def end_quiet(self, call: Call) -> None:
+        """End a call to make room."""
+        self._door.num_refused += 1
+        text = "the gate has hardly room for further calls, and this one brings nothing"
+        self._end(call, Status.RESOURCE_EXHAUSTED, text)
         self.flush()
 
     def flush(self) -> None:
@@ -240,22 +252,33 @@ class Calls:
         for call in [*self._open.values()]:
             self._end(call, Status.UNAVAILABLE, message)
 
-    def has_answered(self, call: Call) -> None:
-        """See `grpc_upstream.Calls`."""
-        if self._send_pending(call):
-            self._advance(call)
+    def error_sent(self, call: Call) -> None:
+        """See `grpc_answers.Calls`."""
+        self._advance(call)
+
+    def note_kept(self, call: Call) -> None:
+        """See `grpc_answers.Calls`."""
+        if call.id not in self._open:
+            return
+        if call.num_kept > _MAX_KEPT_BYTES:
+            self._end_unread(call, f"the client does not read: {call.num_kept} bytes wait for it")
+        elif not self._hold(call):
+            self._refuse(call, GRPCRefusedError(Status.RESOURCE_EXHAUSTED, _NO_ROOM))
 
     def has_sent(self, call: Call) -> None:
         """See `grpc_upstream.Calls`."""
         self._hold(call)
-        is_taken = call.num_taken >= _TAKEN_BYTES and call.pending is None
-        if is_taken and not call.has_client_ended and len(call.unsent) <= _MAX_WAITING_BYTES:
+        if self._requests.goes_on(call):
+            self._requests.postpone(call)
+            return
+        may_send = not (call.has_client_ended or call.has_server_ended or call.error)
+        if may_send and call.num_taken >= _TAKEN_BYTES and len(call.unsent) <= MAX_WAITING_BYTES:
             call.receive_window += call.num_taken
             self._peer.write(http2.window_update(call.id, call.num_taken))
             call.num_taken = 0
 
-    def ended_by_server(self, call: Call) -> None:
-        """See `grpc_upstream.Calls`."""
+    def answer_ended(self, call: Call) -> None:
+        """See `grpc_answers.Calls`."""
         if not call.has_client_ended:
             self._peer.write(http2.rst_stream(call.id, http2.NO_ERROR))
         self.forget(call)
@@ -297,104 +320,51 @@ class Calls:
         if self._open.pop(call.id, None) is None:
             return
         self._waiting.pop(call.id, None)
-        self._peer.window.reserved -= call.window.reserved
-        self._door.hold(-call.num_held)
+        self._requests.drop(call)
+        self._answers.drop(call)
+        self._door.hold(-call.num_held, -call.num_held_inflated)
         self._door.call_ended()
+        if self._upstream is not None:
+            self._upstream.regulate()
         self.start_waiting()
         if not self._open:
             self._peer.calls_ended()
 
     def _use_window(self, call: Call) -> None:
-        if call.pending is not None:
-            self.has_answered(call)
-        if call.upstream_id and self._upstream is not None:
+        if call.error or call.kept:
+            self._answers.go_on(call)
+        if self._upstream is not None:
             self._upstream.grant(call)
 
-    def _window_opened(self) -> None:
-        if self._upstream is not None:
-            self._upstream.window_opened()
+    def _go_on(self, call: Call) -> None:
+        """Take what waited for another turn of the loop."""
+        self._advance(call)
+        self.flush()
+        self._peer.flush()
 
     def _advance(self, call: Call) -> None:
         """Take from what has come of a request as much as can be taken now."""
         if call.id not in self._open:
             return
         try:
-            self._take_messages(call)
-            if call.id in self._open and not self._hold(call):
-                text = "too many large requests come at the same time"
-                raise GRPCRefusedError(Status.RESOURCE_EXHAUSTED, text)
+            self._requests.take(call, self._loop.time())
+            if not self._hold(call):
+                raise GRPCRefusedError(Status.RESOURCE_EXHAUSTED, _NO_ROOM)
         except GRPCRefusedError as refusal:
             self._refuse(call, refusal)
             return
-        if call.id not in self._open:
-            return
-        if call.upstream_id and self._upstream is not None:
+        if call.has_request_ended and not call.upstream_id and call.id not in self._waiting:
+            self._start(call)
+        elif call.upstream_id and self._upstream is not None:
             self._upstream.send(call)
         else:
             self.has_sent(call)
 
-    def _take_messages(self, call: Call) -> None:
-        while call.pending is None and (message := call.request.next()) is not None:
-            if call.is_stream:
-                self._pass_message(call, message)
-            elif call.message is None:
-                call.message = message
-            else:
-                raise GRPCRefusedError(Status.UNIMPLEMENTED, "expected one message, got more")
-        if call.has_client_ended and call.pending is None and not call.has_request_ended:
-            call.request.check_end()
-            if not call.is_stream:
-                self._pass_only_message(call)
-            call.has_request_ended = True
-
-    def _pass_message(self, call: Call, message: bytes) -> None:
-        """Take a message of a stream: one that does not pass is refused, and the others go on."""
-        try:
-            check_infer_request(message, self._limits)
-        except RefusedError as refusal:
-            self._door.num_refused += 1
-            call.pending = framed(error_in_stream(message, str(refusal)))
-            call.window.reserved += len(call.pending)
-            self._peer.window.reserved += len(call.pending)
-            self._send_pending(call)
-        else:
-            call.unsent += framed(message)
-
-    def _pass_only_message(self, call: Call) -> None:
-        message, call.message = call.message, None
-        if message is None:
-            raise GRPCRefusedError(Status.UNIMPLEMENTED, "expected one message, got none")
-        if call.head.kind == "infer":
-            try:
-                check_infer_request(message, self._limits)
-            except RefusedError as refusal:
-                raise GRPCRefusedError(Status.INVALID_ARGUMENT, str(refusal)) from None
-        call.unsent += framed(message)
-        call.has_request_ended = True
-        self._start(call)
-
-    def _send_pending(self, call: Call) -> bool:
-        """Send the error that waits in a stream, if there is room for it; return whether it is gone."""
-        pending, window = call.pending, self._peer.window
-        if pending is None or not call.boundary.is_here:
-            return False
-        if len(pending) > min(call.window.client, window.client):
-            return False
-        if not call.has_answer_head:
-            call.has_answer_head = True
-            self._peer.write(http2.header_frames(call.id, encode(ANSWER_HEAD), ends=False))
-        self._peer.write(http2.data_frames(call.id, pending))
-        call.pending = None
-        for each in (call.window, window):
-            each.client -= len(pending)
-            each.reserved -= len(pending)
-        return True
-
     def _hold(self, call: Call) -> bool:
-        num_bytes = call.num_bytes
-        if not self._door.hold(num_bytes - call.num_held):
+        num_bytes, num_inflated = call.num_bytes, call.num_inflated
+        if not self._door.hold(num_bytes - call.num_held, num_inflated - call.num_held_inflated):
             return False
-        call.num_held = num_bytes
+        call.num_held, call.num_held_inflated = num_bytes, num_inflated
         return True
 
     def _start(self, call: Call) -> None:
@@ -410,7 +380,7 @@ class Calls:
 
     async def _connect(self) -> None:
         def make() -> GRPCUpstream:
-            return GRPCUpstream(self._peer, self, self._door.server_address)
+            return GRPCUpstream(self._peer, self, self._answers, self._door.server_address)
 
         with contextlib.suppress(OSError):
             await self._loop.create_connection(make, *self._door.server)
@@ -421,9 +391,13 @@ class Calls:
     def _end_without_server(self) -> None:
         """End the calls whose answers do not come any more."""
         for call in [*self._open.values()]:
-            if call.upstream_id or call.id in self._waiting:
+            if call.id in self._waiting or (call.upstream_id and not call.has_server_ended):
                 self._end(call, Status.UNAVAILABLE, _AWAY)
         self._peer.flush()
+
+    def _end_unread(self, call: Call, text: str) -> None:
+        self._door.num_slow_readers += 1
+        self._end(call, Status.CANCELLED, text)
 
     def _refuse(self, call: Call, refusal: GRPCRefusedError) -> None:
         self._door.num_refused += 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Protocol
 
 from naiad.gate import grpc_calls
 from naiad.gate import http2_frames as http2
 from naiad.gate.answer_window import READING_BYTES, AnswerWindow
-from naiad.gate.grpc_call import REQUEST_WINDOW
+from naiad.gate.grpc_call import REQUEST_WINDOW, Call
 from naiad.gate.grpc_calls import MAX_CALLS, Calls
 from naiad.gate.grpc_head import MAX_METADATA_BYTES
 from naiad.gate.header_blocks import Block, BlockDecoder, begun
@@ -204,6 +204,15 @@ class GRPCConnection(asyncio.Protocol):
             self.leave()
         self.flush()
 
+    def quiet_calls(self, now_s: float) -> Iterator[Call]:
+        """Yield the calls that are quiet for longer than they may be when room is short."""
+        return self._calls.quiet_calls(now_s)
+
+    def end_quiet(self, call: Call) -> None:
+        """End a call to make room."""
+        self._calls.end_quiet(call)
+        self.flush()
+
     def leave(self) -> None:
         """Take no new calls, and close when the last one has ended."""
         if self._state in ("hello", "open") and not self._calls.is_leaving:
@@ -254,7 +263,6 @@ class GRPCConnection(asyncio.Protocol):
             self._note_reading(READING_BYTES)
             if now_s - self._paused_since_s > self._limits.slow_reader_s:
                 return True
-        # An error that waits within one call is that call's own matter.
         is_full = self.has_calls and self.window.client <= 0
         return self.window.waited_s(now_s, is_used=is_full) > self._limits.slow_reader_s
 
@@ -338,10 +346,10 @@ class GRPCConnection(asyncio.Protocol):
         before = self.initial_window
         changed = {key: values[key] for key in _SENT_ON if key in values}
         self.settings.update(changed)
-        self.write(http2.frame(http2.SETTINGS, http2.ACK, 0))
         if changed:
             self._note_idle_frames(_IDLE_FRAMES_OF_SETTINGS)
             self._calls.settings_changed(self.initial_window - before)
+        self.write(http2.frame(http2.SETTINGS, http2.ACK, 0))
 
     def _take_ping(self, each: Frame) -> None:
         self._check_connection(each)

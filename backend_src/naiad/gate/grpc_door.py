@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from naiad.gate.grpc_connection import GRPCConnection
 from naiad.gate.grpc_methods import MethodKind
 from naiad.gate.limits import Limits
+from naiad.gate.turns import Turns
 
 _LOOK_S = 1.0
+# Beyond this share of all calls, those that bring nothing have to make room.
+_FULL_SHARE = 7 / 8
 _BACKLOG = 512
 
 
@@ -19,6 +22,7 @@ class GRPCDoor:
     Attributes:
         methods: path of a method → how it passes.
         limits: the limits.
+        turns: the work on messages, of all connections.
         server_address: HOST:PORT of the server behind it.
         is_stopping: whether new calls are refused.
         num_refused: number of requests that did not pass.
@@ -35,11 +39,12 @@ class GRPCDoor:
         """
         self.methods = methods
         self.limits = limits
+        self.turns = Turns()
         self.server_address = server
         self.is_stopping = False
         self.num_refused = self.num_slow_readers = 0
         self._connections: set[GRPCConnection] = set()
-        self._num_calls = self._num_held_bytes = 0
+        self._num_calls = self._num_held_bytes = self._num_inflated_bytes = 0
         self._listener: asyncio.Server | None = None
 
     @property
@@ -67,6 +72,7 @@ class GRPCDoor:
             now_s = asyncio.get_running_loop().time()
             for connection in [*self._connections]:
                 connection.look(now_s)
+            self._make_room(now_s)
 
     async def close(self, patience_s: float) -> None:
         """Accept nothing more, give running calls some seconds, and close all connections."""
@@ -104,9 +110,31 @@ class GRPCDoor:
         """A call that was counted is over."""
         self._num_calls -= 1
 
-    def hold(self, num_bytes: int) -> bool:
-        """Count bytes of requests that are held, if there is room; fewer of them with a negative number."""
-        if num_bytes > 0 and self._num_held_bytes + num_bytes > self.limits.max_bodies_bytes:
+    def hold(self, num_bytes: int, num_inflated: int) -> bool:
+        """Count bytes that are held of calls, if there is room; fewer of them with negative numbers.
+
+        Args:
+            num_bytes: all of them.
+            num_inflated: those of requests that came compressed.
+        """
+        limits = self.limits
+        if num_bytes > 0 and self._num_held_bytes + num_bytes > limits.max_bodies_bytes:
+            return False
+        if num_inflated > 0 and self._num_inflated_bytes + num_inflated > limits.max_inflated_bytes:
             return False
         self._num_held_bytes += num_bytes
+        self._num_inflated_bytes += num_inflated
         return True
+
+    def _make_room(self, now_s: float) -> None:
+        """End calls that bring nothing while nearly no room is left, first those that were quiet longest."""
+        num_surplus = self._num_calls - int(self.limits.max_connections * _FULL_SHARE)
+        if num_surplus <= 0:
+            return
+        quiet = [
+            (call.quiet_since_s, connection, call)
+            for connection in self._connections
+            for call in connection.quiet_calls(now_s)
+        ]
+        for _, connection, call in sorted(quiet, key=lambda each: each[0])[:num_surplus]:
+            connection.end_quiet(call)

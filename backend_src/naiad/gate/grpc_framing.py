@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from typing import NamedTuple
 
 from naiad.gate.grpc_status import GRPCRefusedError, Status
 
@@ -15,6 +16,13 @@ ENCODINGS = ("identity", *sorted(_WINDOW_BITS))
 def framed(message: bytes) -> bytes:
     """Return a message as it stands in a stream."""
     return PREFIX.pack(0, len(message)) + message
+
+
+class Message(NamedTuple):
+    """A message as it came."""
+
+    content: bytes
+    is_compressed: bool
 
 
 class MessageReader:
@@ -49,13 +57,21 @@ class MessageReader:
         self._last_s = now_s
         self._received += data
 
-    def next(self) -> bytes | None:
-        """Return the next message, inflated; None: it has not come yet.
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next message has come, or so much of it that it is refused."""
+        if len(self._received) < PREFIX.size:
+            return False
+        flag, size = PREFIX.unpack_from(self._received)
+        return bool(flag > 1 or size > self._max_bytes or len(self._received) >= PREFIX.size + size)
+
+    def next(self) -> Message | None:
+        """Return the next message, which `inflated` makes readable; None: it has not come yet.
 
         Raises:
             GRPCRefusedError: it is too large or malformed.
         """
-        if len(self._received) < PREFIX.size:
+        if not self.is_ready:
             return None
         flag, size = PREFIX.unpack_from(self._received)
         if size > self._max_bytes:
@@ -64,12 +80,10 @@ class MessageReader:
         if flag > 1:
             raise GRPCRefusedError(Status.INTERNAL, f"a message begins with {flag}: expected 0 or 1")
         end = PREFIX.size + size
-        if len(self._received) < end:
-            return None
-        message = bytes(self._received[PREFIX.size : end])
+        content = bytes(self._received[PREFIX.size : end])
         del self._received[:end]
         self.since_s = self._last_s if self._received else None
-        return self._inflated(message) if flag else message
+        return Message(content, bool(flag))
 
     def check_end(self) -> None:
         """Check that the request does not end within a message.
@@ -80,13 +94,20 @@ class MessageReader:
         if self._received:
             raise GRPCRefusedError(Status.INTERNAL, "the request ends within a message")
 
-    def _inflated(self, message: bytes) -> bytes:
+    def inflated(self, message: Message) -> bytes:
+        """Return what a message says.
+
+        Raises:
+            GRPCRefusedError: it is too large, or not compressed as the request's head says.
+        """
+        if not message.is_compressed:
+            return message.content
         bits = _WINDOW_BITS.get(self._encoding)
         if bits is None:
             raise GRPCRefusedError(Status.INTERNAL, "a message is compressed, but grpc-encoding names no way")
         inflater = zlib.decompressobj(bits)
         try:
-            inflated = inflater.decompress(message, self._max_bytes + 1)
+            inflated = inflater.decompress(message.content, self._max_bytes + 1)
         except zlib.error:
             raise GRPCRefusedError(
                 Status.INTERNAL, f"a message can not be inflated as {self._encoding}"

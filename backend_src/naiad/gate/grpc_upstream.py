@@ -6,23 +6,20 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from naiad.gate import grpc_answers
 from naiad.gate import http2_frames as http2
-from naiad.gate.answer_window import AnswerWindow
+from naiad.gate.grpc_answers import Answers
 from naiad.gate.grpc_call import Call
-from naiad.gate.header_blocks import NO_TABLE, Block, BlockDecoder, begun, encode
+from naiad.gate.header_blocks import Block, begun, encode
 from naiad.gate.http2_frames import ConnectionFaultError, Frame
 
 # What has been read is copied before the next connection reads, so one buffer is enough.
 _buffer = memoryview(bytearray(64 * 1024))
 _ID_OFFSET = 5
-# Not in the trailers behind a head that the gate has sent.
-_OF_A_HEAD = (b":status", b"content-type", b"grpc-accept-encoding", b"grpc-encoding")
 
 
-class Client(Protocol):
+class Client(grpc_answers.Client, Protocol):
     """Who gets the answers."""
-
-    window: AnswerWindow
 
     @property
     def settings(self) -> Mapping[int, int]:
@@ -32,14 +29,8 @@ class Client(Protocol):
     def initial_window(self) -> int:
         """What the client takes of each answer at first."""
 
-    def write(self, data: bytes | bytearray) -> None:
-        """Send what the gate itself says, with the next `flush`."""
-
-    def pass_on(self, data: bytes | bytearray) -> None:
-        """Send a part of answers, with the next `flush`."""
-
     def flush(self) -> None:
-        """Send it."""
+        """Send what has been written and passed on."""
 
     def pause(self) -> None:
         """Take nothing more from the client until `resume`."""
@@ -51,14 +42,8 @@ class Client(Protocol):
 class Calls(Protocol):
     """The client's calls."""
 
-    def has_answered(self, call: Call) -> None:
-        """A part of a call's answer has been passed on, and something waits for its end."""
-
     def has_sent(self, call: Call) -> None:
         """More of a call's request has reached the server."""
-
-    def ended_by_server(self, call: Call) -> None:
-        """The answer of a call is complete."""
 
     def forget(self, call: Call) -> None:
         """A call is over, and its client knows."""
@@ -82,10 +67,11 @@ class GRPCUpstream(asyncio.BufferedProtocol):
     The server is told to use no table for its headers, so that each block of them stands for itself.
     """
 
-    def __init__(self, client: Client, calls: Calls, authority: str) -> None:
+    def __init__(self, client: Client, calls: Calls, answers: Answers, authority: str) -> None:
         """Set up for this client; `authority` is HOST:PORT of the server."""
         self._client = client
         self._calls = calls
+        self._answers = answers
         self._authority = authority
         self._transport: Any = None
         self._unread = bytearray()
@@ -95,8 +81,7 @@ class GRPCUpstream(asyncio.BufferedProtocol):
         self._window = self._initial_window = http2.DEFAULT_WINDOW
         self._max_streams = http2.MAX_WINDOW
         self._block: Block | None = None
-        # A part of an answer waits here, and everything behind it, until the client takes it.
-        self._is_stalled = self._is_paused = False
+        self._is_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The server has taken the connection."""
@@ -142,6 +127,8 @@ class GRPCUpstream(asyncio.BufferedProtocol):
 
     def send(self, call: Call) -> None:
         """Send of a call's request what the server takes now."""
+        if call.upstream_id not in self._open:
+            return
         unsent = call.unsent
         while unsent:
             size = min(len(unsent), self._window, call.send_window, http2.MAX_FRAME_BYTES)
@@ -161,37 +148,37 @@ class GRPCUpstream(asyncio.BufferedProtocol):
 
     def grant(self, call: Call) -> None:
         """Tell the server what else the client takes of a call's answer."""
-        if owed := call.window.take_owed():
+        if call.upstream_id in self._open and (owed := call.window.take_owed(call.num_kept)):
             self.write(http2.window_update(call.upstream_id, owed))
+        self.regulate()
 
     def grant_all(self) -> None:
         """Tell the server what else the client takes of all answers together."""
         if owed := self._client.window.take_owed():
             self.write(http2.window_update(0, owed))
+        self.regulate()
 
     def cancel(self, call: Call) -> None:
         """End a call; what still comes of it is dropped."""
         if self._open.pop(call.upstream_id, None) is not None:
             self.write(http2.rst_stream(call.upstream_id, http2.CANCEL))
-            self.window_opened()
 
-    def window_opened(self) -> None:
-        """The client takes more, or something that waited for it is dropped: go on with what waits."""
-        if self._is_stalled:
-            self._walk()
-            if not self._is_stalled and not self._is_paused:
-                self._transport.resume_reading()
+    def regulate(self) -> None:
+        """Read from the server while its answers go anywhere."""
+        if self._is_paused or self._answers.is_full:
+            self._transport.pause_reading()
+        elif self.is_open:
+            self._transport.resume_reading()
 
     def pause(self) -> None:
         """Read no more until `resume`."""
         self._is_paused = True
-        self._transport.pause_reading()
+        self.regulate()
 
     def resume(self) -> None:
         """Read again."""
         self._is_paused = False
-        if not self._is_stalled and self.is_open:
-            self._transport.resume_reading()
+        self.regulate()
 
     def close(self) -> None:
         """Close at once; the server ends the calls when it notices."""
@@ -213,8 +200,8 @@ class GRPCUpstream(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Pass the next part on."""
         self._unread += _buffer[:nbytes]
-        if not self._is_stalled:
-            self._walk()
+        self._walk()
+        self.regulate()
         self._client.flush()
         self.flush()
 
@@ -229,7 +216,6 @@ class GRPCUpstream(asyncio.BufferedProtocol):
 
     def _walk(self) -> None:
         """Go through the frames that have come; answers' are passed on, several at once where they follow."""
-        self._is_stalled = False
         data, unpack, head_size = self._unread, http2.HEAD.unpack_from, http2.HEAD.size
         at = begin = 0
         while len(data) - at >= head_size:
@@ -247,7 +233,7 @@ class GRPCUpstream(asyncio.BufferedProtocol):
             if at > begin:
                 self._client.pass_on(data[begin:at])
             begin = at = end
-            if not self._take(Frame(kind, flags, stream_id, bytes(data[end - size : end])), end):
+            if not self._take(Frame(kind, flags, stream_id, bytes(data[end - size : end]))):
                 return
         if begin == 0 and at == len(data):
             passed, self._unread = data, bytearray()
@@ -260,7 +246,7 @@ class GRPCUpstream(asyncio.BufferedProtocol):
     def _can_pass(self, stream_id: int, size: int, data: bytearray, at: int) -> bool:
         """Count a frame of an answer and give it its client's number; False: it needs a closer look."""
         call, window = self._open.get(stream_id), self._client.window
-        if call is None or call.pending is not None or size > window.client or size > call.window.client:
+        if call is None or call.error or call.kept or size > window.client or size > call.window.client:
             return False
         http2.WORD.pack_into(data, at + _ID_OFFSET, call.id)
         call.window.client -= size
@@ -269,69 +255,42 @@ class GRPCUpstream(asyncio.BufferedProtocol):
         window.server -= size
         if call.is_stream:
             at += http2.HEAD.size
+            call.num_parts += 1
             call.boundary.follow(data, at, at + size)
         return True
 
-    def _take(self, each: Frame, end: int) -> bool:
-        """Take a frame that is not simply passed on; False: nothing behind it can be taken now.
-
-        Args:
-            each: the frame.
-            end: where it ends in what has come.
-        """
+    def _take(self, each: Frame) -> bool:
+        """Take a frame that is not simply passed on; False: nothing behind it can be taken."""
+        take = _TAKERS.get(each.kind)
         try:
-            take = _TAKERS.get(each.kind)
-            left = None if take is None else take(self, each)
+            if take is not None:
+                take(self, each)
         except ConnectionFaultError:
             # What the server says is no HTTP/2, so nothing else that it says can be believed.
             self._transport.abort()
-            return False
-        if left is not None:
-            self._is_stalled = True
-            self._transport.pause_reading()
-            self._unread[:end] = left
-            return False
         return self.is_open
 
-    def _take_data(self, each: Frame) -> bytes | None:
-        """Pass on as much as the client takes; return the rest as a frame."""
-        call = self._open.get(each.stream_id)
-        window = self._client.window
-        if call is None:
-            # Of a call that the gate has ended: it uses up nothing of the client's window.
-            window.server -= len(each.payload)
-            self.grant_all()
-            return None
-        payload = http2.content(each)
-        num_padding = len(each.payload) - len(payload)
-        _count(call, window, 0, num_padding)
-        size = max(0, min(len(payload), window.client, call.window.client))
-        ends = each.flags & http2.END_STREAM
-        if size < len(payload):
-            part, rest = payload[:size], payload[size:]
-            left = http2.frame(http2.DATA, ends, each.stream_id, rest)
-        else:
-            part, left = payload, None
-        if part or left is None:
-            self._client.pass_on(http2.frame(http2.DATA, 0 if left else ends, call.id, part))
-        _count(call, window, size, size)
-        if num_padding:
+    def _take_data(self, each: Frame) -> None:
+        call, window = self._open.get(each.stream_id), self._client.window
+        window.server -= len(each.payload)
+        if call is not None:
+            call.window.server -= len(each.payload)
+            payload = http2.content(each)
+            ends = each.flags & http2.END_STREAM
+            if ends:
+                self._end(call)
+            self._answers.take(call, Frame(http2.DATA, ends, call.id, payload))
             self.grant(call)
-            self.grant_all()
-        if call.is_stream:
-            call.boundary.follow(part, 0, size)
-        if ends and left is None:
-            self._end(call)
-        elif left is None and call.pending is not None:
-            self._calls.has_answered(call)
-        return left
+        # Padding, what is kept, and what comes of a call that has ended use nothing of the client's window.
+        self.grant_all()
 
     def _take_rst_stream(self, each: Frame) -> None:
-        code = http2.read_word(each)
-        call = self._open.pop(each.stream_id, None)
+        http2.read_word(each)
+        call = self._open.get(each.stream_id)
         if call is not None:
-            self._client.write(http2.rst_stream(call.id, code))
-            self._calls.forget(call)
+            call.has_sent_all = True
+            self._end(call)
+            self._answers.take(call, each)
 
     def _take_ping(self, each: Frame) -> None:
         if not each.flags & http2.ACK:
@@ -349,29 +308,18 @@ class GRPCUpstream(asyncio.BufferedProtocol):
             block, self._block = self._block, None
             call = self._open.get(block.stream_id)
             if call is not None:
-                self._take_block(call, block)
-
-    def _take_block(self, call: Call, block: Block) -> None:
-        encoded = block.encoded
-        is_first, call.has_server_answered = not call.has_server_answered, True
-        if is_first and call.has_answer_head:
-            if not block.ends_stream:
-                return
-            fields = BlockDecoder().decode(encoded)
-            encoded = encode((name, value) for name, value in fields if name not in _OF_A_HEAD)
-        elif not encoded.startswith(NO_TABLE):
-            encoded = NO_TABLE + encoded
-        call.has_answer_head = True
-        self._client.pass_on(http2.header_frames(call.id, encoded, ends=block.ends_stream))
-        if block.ends_stream:
-            self._end(call)
+                if block.ends_stream:
+                    self._end(call)
+                flags = http2.END_STREAM if block.ends_stream else 0
+                self._answers.take(call, Frame(http2.HEADERS, flags, call.id, block.encoded))
 
     def _end(self, call: Call) -> None:
-        """The server has ended a call."""
-        self._open.pop(call.upstream_id, None)
+        """The server has said everything of a call."""
+        del self._open[call.upstream_id]
+        call.has_server_ended = True
+        call.unsent.clear()
         if not call.has_sent_all:
             self.write(http2.rst_stream(call.upstream_id, http2.CANCEL))
-        self._calls.ended_by_server(call)
 
     def _take_settings(self, each: Frame) -> None:
         if each.flags & http2.ACK:
@@ -411,16 +359,8 @@ class GRPCUpstream(asyncio.BufferedProtocol):
                 self._calls.forget(call)
 
 
-def _count(call: Call, window: AnswerWindow, num_sent: int, num_received: int) -> None:
-    """Count a part of an answer: what the client gets of it, and what the server has sent."""
-    call.window.client -= num_sent
-    call.window.server -= num_received
-    window.client -= num_sent
-    window.server -= num_received
-
-
 # What is not here says nothing to a client.
-_TAKERS: Mapping[int, Callable[[GRPCUpstream, Frame], bytes | None]] = {
+_TAKERS: Mapping[int, Callable[[GRPCUpstream, Frame], None]] = {
     http2.DATA: GRPCUpstream._take_data,
     http2.HEADERS: GRPCUpstream._take_headers,
     http2.RST_STREAM: GRPCUpstream._take_rst_stream,
