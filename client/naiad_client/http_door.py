@@ -68,7 +68,7 @@ def read_answers(connection: http.client.HTTPConnection, url: str) -> Iterator[A
             for line in response:
                 if line.startswith(_DATA):
                     yield _chunk(json.loads(line.removeprefix(_DATA))), False
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException, OverflowError, ValueError) as error:
         words = str(error) or type(error).__name__
         raise ServerError(f"{url} does not answer as Triton's HTTP endpoint does: {words}") from None
 

@@ -103,6 +103,7 @@ def test_no_use_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (b'{"tenant": "a", "begin_s": 0, "end_s": 1, "model": "m", "step_s": -1}\n', "step_s"),
         (b'{"tenant": "a", "begin_s": 0, "end_s": 1, "model": "m", "steps": 1}\n', "steps"),
         (b"\xff\n", "line 1"),
+        (b'{"tenant": "\xff"}\n', "line 1"),
     ],
 )
 def test_lines_that_are_none_are_named(

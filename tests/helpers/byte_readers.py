@@ -374,7 +374,7 @@ def _read_frames(data: bytes) -> None:
     for body in bodies or ():
         for decoder in (client_message_decoder, engine_message_decoder):
             # What the reader of a socket takes for a broken peer.
-            with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
+            with contextlib.suppress(ValueError, msgspec.DecodeError):
                 decoder.decode(body)
 
 
@@ -427,7 +427,8 @@ def _event_seeds() -> list[bytes]:
     event = b'data: {"text_output":"a","finish_reason":"stop","num_output_tokens":1}\n\n'
     chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(event), event)
     error = b'HTTP/1.1 400 Bad Request\r\nContent-Length: 13\r\n\r\n{"error":"x"}'
-    return [head + b"\r\n" + event * 2, head + chunked, error]
+    endless = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % (1 << 64) + event
+    return [head + b"\r\n" + event * 2, head + chunked, head + endless, error]
 
 
 def _read_calls(data: bytes) -> None:

@@ -86,6 +86,12 @@ def test_a_damaged_file_is_measured_anew(model_dir: Path, old: str, new: str) ->
     assert [get(model_dir), get(model_dir)] == [1, 0]
 
 
+def test_a_file_that_is_not_utf_8_is_measured_anew(model_dir: Path) -> None:
+    get(model_dir)
+    file_of(model_dir).write_bytes(file_of(model_dir).read_bytes().replace(b'"', b'"\xff', 1))
+    assert [get(model_dir), get(model_dir)] == [1, 0]
+
+
 def test_the_oldest_measurements_are_dropped(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_measurements, "_MAX_KEPT", 3)
     for num in range(5):

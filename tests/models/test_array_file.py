@@ -57,6 +57,14 @@ def test_a_flipped_bit_in_the_header_is_seen(tmp_path: Path, place: int) -> None
         ArrayFile(tmp_path / "file")
 
 
+def test_a_table_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "file")
+    content = (tmp_path / "file").read_bytes()
+    (tmp_path / "file").write_bytes(content.replace(b'"three"', b'"thre\xff"'))
+    with pytest.raises(ArrayFileError, match="damaged"):
+        ArrayFile(tmp_path / "file")
+
+
 @pytest.mark.parametrize("num_bytes", [0, 1, 63, PAGE_BYTES, -1])
 def test_a_cut_file_is_refused(tmp_path: Path, num_bytes: int) -> None:
     write(tmp_path / "file")

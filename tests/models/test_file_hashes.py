@@ -76,7 +76,7 @@ def test_any_change_is_seen_whatever_the_time_of_modification_says(
     assert hashes.sha256(path) == digest(changed)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"file+0": 3}', b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b"{", b'{"file+0": 3}', b"\xff\xfe", b'{"\xff": 1}'])
 def test_a_damaged_memory_is_an_empty_one(path: Path, content: bytes) -> None:
     memory = path.with_name("memory")
     memory.write_bytes(content)

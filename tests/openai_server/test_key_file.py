@@ -128,6 +128,13 @@ def test_a_file_of_something_else(tmp_path: Path, content: Any, words: str) -> N
         read_key_file(written(tmp_path, content))
 
 
+def test_a_file_that_is_not_utf_8(tmp_path: Path) -> None:
+    path = written(tmp_path, {"keys": [ALICE]})
+    path.write_bytes(path.read_bytes().replace(b'"keys"', b'"keys\xff"'))
+    with pytest.raises(StartupError, match="is not JSON"):
+        read_key_file(path)
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"none.json: it can not be read: No such file"):
         read_key_file(tmp_path / "none.json")

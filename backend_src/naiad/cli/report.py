@@ -114,7 +114,7 @@ def _read(path: Path) -> Iterator[UsageLine]:
             for number, text in enumerate(opened, 1):
                 try:
                     yield decoder.decode(text)
-                except msgspec.MsgspecError as error:
+                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                     raise StartupError(f"{path}: line {number} is not one of a usage file: {error}") from None
     except OSError as error:
         raise StartupError(f"{path} cannot be read: {error.strerror}") from None

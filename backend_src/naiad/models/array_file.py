@@ -179,7 +179,7 @@ class ArrayFile:
 def _decode_table(content: bytes) -> _Table:
     try:
         return msgspec.json.decode(content, type=_Table)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ArrayFileError(f"its table is damaged: {error}") from error
 
 

@@ -54,7 +54,7 @@ class FileHashes:
         """
         self._known: dict[str, _Hash] = {}
         self._is_changed = False
-        with contextlib.suppress(OSError, msgspec.DecodeError):
+        with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
             if memory is not None:
                 self._known = msgspec.json.decode(memory.read_bytes(), type=dict[str, _Hash])
 

@@ -148,7 +148,7 @@ def _json(path: Path, file: str) -> Any:
         )
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StartupError(f"{file}: it is not JSON: {error}") from None
 
 
