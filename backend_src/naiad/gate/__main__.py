@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import signal
 import sys
 from collections.abc import Sequence
 
+from naiad.gate.event_loop import run
 from naiad.gate.limits import Limits
 from naiad.gate.serving import GateOptions, Ports, serve
 from naiad.log_lines import LOG_FORMATS, LineFormatter, LogFormat
@@ -68,7 +68,7 @@ def main() -> int:
     # Ctrl-C reaches the terminal's whole process group; the process above stops this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        asyncio.run(serve(options))
+        run(serve(options))
     except OSError as error:
         logger.error("%s can not be listened on: %s", options.host, error.strerror)
         return 1

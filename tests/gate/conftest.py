@@ -1,0 +1,24 @@
+"""What runs on an event loop here runs on each one that the gate may run on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import uvloop
+
+POLICIES = {"asyncio": asyncio.DefaultEventLoopPolicy, "uvloop": uvloop.EventLoopPolicy}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if hasattr(metafunc.module, "asyncio") and metafunc.definition.path.name != "test_event_loop.py":
+        metafunc.fixturenames.append("each_loop")
+        metafunc.parametrize("each_loop", POLICIES, indirect=True)
+
+
+@pytest.fixture
+def each_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    asyncio.set_event_loop_policy(POLICIES[request.param]())
+    yield
+    asyncio.set_event_loop_policy(None)
