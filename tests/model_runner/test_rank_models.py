@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.quantised_cases import CASES, SIZES
+from helpers.quantised_checkpoints import write_checkpoint
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
@@ -53,6 +55,28 @@ def test_eight_and_sixteen_bits_stay_as_close_as_in_one_process(
         runner.close()
     # Other sums are rounded, so single logits differ; the error as a whole is as large.
     assert (made - expected).norm() <= 1.25 * (alone - expected).norm()
+
+
+@pytest.mark.parametrize("case", ["gptq by activation", "float8 block"])
+def test_quantised_weights_in_two_processes_give_the_logits_of_one(tmp_path: Path, case: str) -> None:
+    writer, form = CASES[case]
+    make_tiny_model(tmp_path / "plain", **SIZES)
+    path = tmp_path / "quantised"
+    write_checkpoint(tmp_path / "plain", path, lambda name: None if name == "lm_head" else writer, form)
+    config = EngineConfig(
+        model_dir=str(path),
+        dtype="float32",
+        cpu_kernels="torch",
+        kv_cache_bytes=1 << 20,
+        start_cache=False,
+    )
+    expected = logits_of_prompts(ModelRunner(config))
+    runner = ModelRunner(replace(config, tensor_parallel_size=2))
+    try:
+        made = logits_of_prompts(runner)
+    finally:
+        runner.close()
+    torch.testing.assert_close(made, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow

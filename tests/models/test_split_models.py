@@ -12,24 +12,31 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers.gguf_files import write_gguf
+from helpers.quantised_cases import CASES, SIZES
+from helpers.quantised_checkpoints import write_checkpoint
 from helpers.tiny_models import ARCHITECTURES, make_tiny_model
 from naiad.config import EngineConfig, ModelConfig
+from naiad.config.quantised.layers import BlocksOfFile
 from naiad.errors import ConfigError, ModelError
 from naiad.model_runner.kv_pool import KVPool, cache_layout
 from naiad.model_runner.lone_steps import LoneRow, lone_step
 from naiad.model_runner.sequence_states import SequenceStates
 from naiad.model_runner.step_inputs import build_step_inputs
 from naiad.models import DecoderModel, load_model
+from naiad.models.quantised import kept_bytes, kept_nibbles
 from naiad.models.registry import load_part
 from naiad.models.safetensors_files import SafetensorsFiles
 from naiad.models.sources import SafetensorsSource
 from naiad.models.split.part import Part, check_can_split
 from naiad.models.split.place import Place
+from naiad.models.split.rows import RowsPart
 from naiad.models.split.source import SplitSource
 from naiad.models.split.stage import Stage
 from naiad.sampling.sampler import Sampler
 from naiad.sequence import SamplingParams
 from naiad_kernels.linear import LoadOptions
+from naiad_kernels.native.nibbles import NibbleWeight
 
 PROMPTS = [[1, 2, 3, 40, 96, 7, 8], [50] * 30, [0]]
 BLOCK = 16
@@ -145,6 +152,81 @@ def test_heads_that_do_not_divide_are_split_unevenly(
         num_hidden_layers=2,
     )
     check_split(tmp_path, size)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_parts_of_quantised_weights_give_the_logits_of_the_whole(tmp_path: Path, case: str) -> None:
+    """Also where a part has neither whole groups nor whole words, or its inputs are in any group."""
+    check_split(quantised_checkpoint(tmp_path, case), 3)
+
+
+def quantised_checkpoint(folder: Path, case: str) -> Path:
+    writer, form = CASES[case]
+    make_tiny_model(folder / "plain", **SIZES)
+    path = folder / "quantised"
+    write_checkpoint(folder / "plain", path, lambda name: None if name == "lm_head" else writer, form)
+    return path
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
+def test_the_parts_of_a_gguf_file_give_the_logits_of_the_whole(tmp_path: Path, architecture: str) -> None:
+    """Its embedding and head are quantised too; biases are rows; llama's queries have another order."""
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    path = tmp_path / "model.gguf"
+    write_gguf(path, make_tiny_model(tmp_path, architecture, head_dim=16, **sizes), "Q8_0")
+    check_split(path, 2)
+
+
+def test_parts_of_an_mlp_are_whole_groups_where_its_weights_are_quantised(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path, intermediate_size=640, num_hidden_layers=1)
+    plain = ModelConfig.from_directory(tmp_path)
+    quantised = replace(plain, quantised=BlocksOfFile())
+
+    def widths(config: ModelConfig, size: int) -> list[int]:
+        return [len(Part(rank, size).features(config)) for rank in range(size)]
+
+    assert widths(plain, 3) == [214, 213, 213]
+    assert widths(quantised, 3) == [256, 256, 128]
+    assert widths(quantised, 7) == [128, 128, 128, 64, 64, 64, 64]
+    # 648 features are no whole groups of 32.
+    assert widths(replace(quantised, intermediate_size=648), 3) == [216, 216, 216]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_numbers_of_few_bits_stay_such_where_no_group_is_cut(tmp_path: Path, rank: int) -> None:
+    part = down_projection(quantised_checkpoint(tmp_path, "packed 4 bits"), rank)
+    nibbles = kept_nibbles(part)
+    assert nibbles is not None
+    torch.testing.assert_close(nibbles.matrix(), part.rows(0, 64), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_bytes_stay_such(tmp_path: Path, rank: int) -> None:
+    part = down_projection(quantised_checkpoint(tmp_path, "w8a8"), rank)
+    octets = kept_bytes(part)
+    assert octets is not None
+    torch.testing.assert_close(octets.values * octets.scales[:, None], part.rows(0, 64), rtol=1e-6, atol=0)
+
+
+def down_projection(directory: Path, rank: int) -> RowsPart:
+    """Half of a layer's down projection."""
+    config = ModelConfig.from_directory(directory)
+    whole = SafetensorsSource(SafetensorsFiles(directory), config.quantised)
+    source = SplitSource(whole, config, Part(rank, 2))
+    shape = (config.hidden_size, len(Part(rank, 2).features(config)))
+    part = source.read("model.layers.0.mlp.down_proj.weight", shape)
+    assert isinstance(part, RowsPart)
+    assert part.shape == shape
+    return part
+
+
+def test_a_group_that_is_cut_at_its_beginning_is_not_kept() -> None:
+    weight = NibbleWeight.rounded(torch.randn(8, 96, generator=torch.Generator().manual_seed(0)))
+    assert weight is not None
+    part = weight.part(range(2, 5), range(32, 80))
+    assert part is not None
+    assert torch.equal(part.matrix(), weight.matrix()[2:5, 32:80])
+    assert weight.part(range(8), range(80, 96)) is None
 
 
 def test_a_tied_head_is_split_with_the_embedding(tmp_path: Path) -> None:

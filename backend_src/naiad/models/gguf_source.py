@@ -18,6 +18,7 @@ from naiad.errors import ModelError
 from naiad.gguf import GGUFFile, GGUFTensor
 from naiad.gguf.model_keys import ROPE_FACTORS
 from naiad.models.quantised import WeightRows
+from naiad_kernels.linear.quantised.weights import ByteWeight
 from naiad_kernels.native.nibbles import NibbleWeight
 
 _NAMES = {
@@ -90,6 +91,10 @@ class GGUFRows:
         if num_halves == 2:
             return NibbleWeight.of_minimums(numbers, scales, halves[:, :, 1].contiguous())
         return NibbleWeight.of_zero_points(numbers, scales.float(), torch.full(scales.shape, 8.0))
+
+    def octets(self) -> ByteWeight | None:
+        """None: every block has a scale of its own; see `WeightRows`."""
+        return None
 
     def _stored(self, first: int, last: int) -> npt.NDArray[np.uint8]:
         """The blocks of some outputs: `[outputs, bytes]`."""

@@ -131,7 +131,8 @@ class Checkpoint:
         self, weight: torch.Tensor | WeightRows, shape: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor:
         if not isinstance(weight, torch.Tensor):
-            return materialised(weight, dtype).view(shape).to(self.options.device)
+            matrix = materialised(weight, dtype).to(self.options.device)
+            return matrix if len(shape) > 1 else matrix.flatten()
         # Always copy: the file's memory mapping must not outlive loading.
         return weight.to(self.options.device, dtype, copy=True)
 

@@ -112,6 +112,18 @@ class NibbleWeight:
             torch.cat([each.offsets for each in parts]),
         )
 
+    def part(self, outputs: range, inputs: range) -> NibbleWeight | None:
+        """Some outputs and inputs of the weight; None: a group would be cut at its beginning."""
+        if inputs.start % GROUP_INPUTS:
+            return None
+        groups = slice(inputs.start // GROUP_INPUTS, -(-inputs.stop // GROUP_INPUTS))
+        rows = slice(outputs.start, outputs.stop)
+        return NibbleWeight(
+            self.numbers[rows, inputs.start : inputs.stop].contiguous(),
+            self.scales[rows, groups].contiguous(),
+            self.offsets[rows, groups].contiguous(),
+        )
+
     @classmethod
     def _of_groups(
         cls, numbers: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor

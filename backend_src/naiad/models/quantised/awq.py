@@ -17,6 +17,7 @@ from naiad.config.quantised.layers import AWQLayer
 from naiad.errors import ModelError
 from naiad.models.quantised.bits import unpack
 from naiad.models.quantised.stored import LayerTensors
+from naiad_kernels.linear.quantised.weights import ByteWeight
 from naiad_kernels.native.nibbles import NibbleWeight
 
 _BITS = 4
@@ -57,6 +58,10 @@ class AWQRows:
     def nibbles(self) -> NibbleWeight | None:
         """Keep the numbers; see `WeightRows`."""
         return NibbleWeight.of_zero_points(_in_order(self.words).T, self.scales.T, self.zeros.T)
+
+    def octets(self) -> ByteWeight | None:
+        """None: no number is a byte of its own; see `WeightRows`."""
+        return None
 
 
 def open_awq(layer: AWQLayer, stored: LayerTensors) -> AWQRows:

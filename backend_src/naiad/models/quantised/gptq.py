@@ -20,6 +20,7 @@ from naiad.errors import ModelError
 from naiad.models.quantised.bits import num_words, unpack
 from naiad.models.quantised.rows import in_order
 from naiad.models.quantised.stored import LayerTensors
+from naiad_kernels.linear.quantised.weights import ByteWeight
 from naiad_kernels.native.nibbles import NibbleWeight
 
 _LOG = logging.getLogger(__name__)
@@ -57,6 +58,10 @@ class GPTQRows:
             return None
         numbers = unpack(self.words.T, self.bits, self.shape[1])
         return NibbleWeight.of_zero_points(numbers, self.scales.T, self.zeros.T)
+
+    def octets(self) -> ByteWeight | None:
+        """None: no number is a byte of its own; see `WeightRows`."""
+        return None
 
 
 def open_gptq(layer: GPTQLayer, stored: LayerTensors) -> GPTQRows:

@@ -15,6 +15,7 @@ import torch
 
 from naiad.errors import ModelError
 from naiad.models.quantised.stored import LayerTensors
+from naiad_kernels.linear.quantised.weights import ByteWeight
 from naiad_kernels.native.nibbles import NibbleWeight
 
 _GROUP = 32
@@ -49,6 +50,10 @@ class MXFP4Rows:
 
     def nibbles(self) -> NibbleWeight | None:
         """None: floats are not evenly spaced; see `WeightRows`."""
+        return None
+
+    def octets(self) -> ByteWeight | None:
+        """None: two numbers are in a byte; see `WeightRows`."""
         return None
 
 

@@ -21,6 +21,7 @@ from naiad.errors import ModelError
 from naiad.models.quantised.bits import WORD_BITS, num_padded_words, num_words, unpack, unpack_padded
 from naiad.models.quantised.rows import in_order
 from naiad.models.quantised.stored import LayerTensors
+from naiad_kernels.linear.quantised.weights import ByteWeight
 from naiad_kernels.native.nibbles import NibbleWeight
 
 
@@ -59,6 +60,10 @@ class PackedRows:
         if self.bits != 4 or not in_order(self.group_ids, self.scales.shape[1]):
             return None
         return NibbleWeight.of_zero_points(unpack(self.words, 4, self.shape[1]), self.scales, self.zeros)
+
+    def octets(self) -> ByteWeight | None:
+        """None: no number is a byte of its own; see `WeightRows`."""
+        return None
 
 
 def open_packed(layer: PackedLayer, stored: LayerTensors) -> PackedRows:

@@ -61,7 +61,7 @@ class ScaledRows:
         return None
 
     def octets(self) -> ByteWeight | None:
-        """A copy of what is stored, if the kernels for a GPU can multiply by it; else None."""
+        """Copy the bytes; see `WeightRows`."""
         is_float = self.numbers.dtype == torch.float8_e4m3fn
         scale_of_output = self.block[1] == self.shape[1] and self.block[0] in (1, self.shape[0])
         if self.zeros is not None or not scale_of_output or (is_float and not self.rounds_inputs):
@@ -76,7 +76,7 @@ def kept_bytes(weight: WeightRows) -> ByteWeight | None:
     Raises:
         ModelError: a weight is not finite; names file and tensor.
     """
-    octets = weight.octets() if isinstance(weight, ScaledRows) else None
+    octets = weight.octets()
     if octets is None or octets.values.dtype == torch.int8:
         return octets
     if bool((octets.values.view(torch.uint8) & _FLOAT8_NAN == _FLOAT8_NAN).any()):

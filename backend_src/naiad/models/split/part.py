@@ -8,6 +8,8 @@ from typing import TypeVar
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
 
+# Numbers of features that are not cut, if that leaves something for each part: the usual sizes of groups.
+_UNITS = (128, 64, 32)
 _Config = TypeVar("_Config", bound=ModelConfig)
 
 
@@ -28,6 +30,18 @@ class Part:
         share, num_larger = divmod(count, self.size)
         start = self.rank * share + min(self.rank, num_larger)
         return range(start, start + share + (self.rank < num_larger))
+
+    def features(self, config: ModelConfig) -> range:
+        """The MLP's features of this part.
+
+        Those of a quantised checkpoint come in groups that share a scale, which should not be cut.
+        """
+        count = config.intermediate_size
+        if config.quantised is None:
+            return self.of(count)
+        unit = next((each for each in _UNITS if not count % each and count // each >= self.size), 1)
+        units = self.of(count // unit)
+        return range(units.start * unit, units.stop * unit)
 
     def heads(self, config: ModelConfig) -> tuple[range, range]:
         """The query heads and the KV heads of this part; every query head is with its KV head.
@@ -52,7 +66,7 @@ class Part:
             config,
             num_heads=len(heads),
             num_kv_heads=len(kv_heads),
-            intermediate_size=len(self.of(config.intermediate_size)),
+            intermediate_size=len(self.features(config)),
         )
 
     def kv_cache_bytes(self, config: ModelConfig, num_bytes: int) -> int:
@@ -66,8 +80,7 @@ def check_can_split(engine_config: EngineConfig, config: ModelConfig) -> None:
     """Refuse a model that so many stages and parts can not share.
 
     Raises:
-        ConfigError: it has fewer heads than parts, or fewer layers than stages, or quantised weights of which
-            each part would need a piece.
+        ConfigError: it has fewer heads than parts, or fewer layers than stages.
     """
     size = engine_config.tensor_parallel_size
     if size > config.num_heads:
@@ -77,8 +90,3 @@ def check_can_split(engine_config: EngineConfig, config: ModelConfig) -> None:
     if num_stages > config.num_layers:
         expected = f"1 … {config.num_layers}, the number of layers of {engine_config.model_dir}"
         raise ConfigError("pipeline_parallel_size", num_stages, expected)
-    if size > 1 and config.quantised is not None:
-        expected = (
-            f"1: the weights of {engine_config.model_dir} are quantised, and such weights are not split"
-        )
-        raise ConfigError("tensor_parallel_size", size, expected)

@@ -11,6 +11,7 @@ from naiad.errors import ModelError
 from naiad.models.quantised import WeightRows
 from naiad.models.sources import WeightSource
 from naiad.models.split.part import Part
+from naiad.models.split.rows import RowsPart
 
 # Projections whose inputs are split; what they give is summed over the ranks.
 SUMMED_PROJECTIONS = ("o_proj", "down_proj")
@@ -33,7 +34,7 @@ class SplitSource:
         self._whole = whole
         self._part = part
         heads, kv_heads = (_features(each, config.head_dim) for each in part.heads(config))
-        inner, vocabulary = part.of(config.intermediate_size), part.of(config.vocab_size)
+        inner, vocabulary = part.features(config), part.of(config.vocab_size)
         num_queries, num_keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         # The part of the outputs, or, if its sum is taken, of the inputs; and the number of all of them.
         self._splits = {
@@ -62,9 +63,8 @@ class SplitSource:
             if len(shape) > 1:
                 return _narrowed(self._whole.read(name, (shape[0], count)), 1, own)
             bias = self._whole.read(name, shape)
-            assert isinstance(bias, torch.Tensor)
             # A sum has its bias once.
-            return bias if self._part.rank == 0 else torch.zeros_like(bias)
+            return bias if self._part.rank == 0 else torch.zeros(shape)
         return _narrowed(self._whole.read(name, (count, *shape[1:])), 0, own)
 
     def drop(self, name: str) -> None:
@@ -84,6 +84,10 @@ def _features(heads: range, head_dim: int) -> range:
     return range(heads.start * head_dim, heads.stop * head_dim)
 
 
-def _narrowed(weight: torch.Tensor | WeightRows, dimension: int, own: range) -> torch.Tensor:
-    assert isinstance(weight, torch.Tensor), "quantised weights are refused"
-    return weight.narrow(dimension, own.start, len(own))
+def _narrowed(weight: torch.Tensor | WeightRows, dimension: int, own: range) -> torch.Tensor | WeightRows:
+    if isinstance(weight, torch.Tensor):
+        return weight.narrow(dimension, own.start, len(own))
+    outputs, inputs = map(range, weight.shape)
+    # A weight of one dimension may be one row.
+    is_of_inputs = dimension == 1 or len(outputs) == 1
+    return RowsPart(weight, outputs, own) if is_of_inputs else RowsPart(weight, own, inputs)

@@ -77,6 +77,13 @@ class ByteWeight:
         assert self.scales.shape == self.values.shape[:1], (self.scales.shape, self.values.shape)
         assert self.bias is None or self.bias.shape == self.scales.shape, self.bias.shape
 
+    def part(self, outputs: range, inputs: range) -> ByteWeight:
+        """Some outputs and inputs of a weight that has no bias yet."""
+        assert self.bias is None, "the bias of a part depends on which inputs it has"
+        rows = slice(outputs.start, outputs.stop)
+        values = self.values[rows, inputs.start : inputs.stop].contiguous()
+        return ByteWeight(values, self.scales[rows].clone(), rounds_inputs=self.rounds_inputs)
+
     @property
     def out_features(self) -> int:
         """Number of output features."""
