@@ -14,6 +14,7 @@ from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
 from naiad.model_runner.graph_buckets import Buckets
+from naiad.model_runner.paged_model import PagedModel
 from naiad.sequence import SamplingParams, Sequence
 
 BLOCK = 16
@@ -54,31 +55,36 @@ def generate(
     )
     runner = ModelRunner(config)
     with kernels_on_cpu():
-        if recorder is not None:
-            runner.capture_graphs(Buckets((1, 3), (1, 3), (30, 64)), recorder.capture)
-        sequences = [
-            Sequence(
-                sequence_id=index,
-                token_ids=[(7 * index + 3 * n) % 90 for n in range(length)],
-                num_prompt_tokens=length,
-                params=SamplingParams(max_tokens=20, temperature=0.7, seed=index),
-                arrival_s=0.0,
-                block_table=[9 - index, 3 + index, index],
-            )
-            for index, length in enumerate((40, 3, 22))
-        ]
-        for nums in STEPS:
-            rows = [row(each, num) for each, num in zip(sequences, nums, strict=True) if num]
-            output = runner.run(step_of(rows))
-            assert output.errors == {}
-            for each in rows:
-                sequence = each.sequence
-                sampled = output.sampled_token_ids.get(sequence.sequence_id, [])
-                known = sequence.num_tokens - sequence.num_computed_tokens
-                sequence.num_computed_tokens += min(known, each.num_scheduled_tokens)
-                sequence.num_computed_tokens += max(0, len(sampled) - 1)
-                sequence.token_ids += sampled
-    return [each.output_token_ids for each in sequences], runner._pool._tensors[0], recorder
+        return run_steps(runner, recorder), runner._pool._tensors[0], recorder
+
+
+def run_steps(runner: PagedModel, recorder: Recorder | None) -> list[list[int]]:
+    """The ids of three sequences."""
+    if recorder is not None:
+        runner.capture_graphs(Buckets((1, 3), (1, 3), (30, 64)), recorder.capture)
+    sequences = [
+        Sequence(
+            sequence_id=index,
+            token_ids=[(7 * index + 3 * n) % 90 for n in range(length)],
+            num_prompt_tokens=length,
+            params=SamplingParams(max_tokens=20, temperature=0.7, seed=index),
+            arrival_s=0.0,
+            block_table=[9 - index, 3 + index, index],
+        )
+        for index, length in enumerate((40, 3, 22))
+    ]
+    for nums in STEPS:
+        rows = [row(each, num) for each, num in zip(sequences, nums, strict=True) if num]
+        output = runner.run(step_of(rows))
+        assert output.errors == {}
+        for each in rows:
+            sequence = each.sequence
+            sampled = output.sampled_token_ids.get(sequence.sequence_id, [])
+            known = sequence.num_tokens - sequence.num_computed_tokens
+            sequence.num_computed_tokens += min(known, each.num_scheduled_tokens)
+            sequence.num_computed_tokens += max(0, len(sampled) - 1)
+            sequence.token_ids += sampled
+    return [each.output_token_ids for each in sequences]
 
 
 def row(sequence: Sequence, num_tokens: int) -> SequenceRow:

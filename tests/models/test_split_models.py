@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from helpers.gguf_files import write_gguf
 from helpers.quantised_cases import CASES, SIZES
 from helpers.quantised_checkpoints import write_checkpoint
+from helpers.thread_ranks import ThreadGroup
 from helpers.tiny_models import ARCHITECTURES, make_tiny_model
 from naiad.config import EngineConfig, ModelConfig
 from naiad.config.quantised.layers import BlocksOfFile
@@ -40,40 +40,6 @@ from naiad_kernels.native.nibbles import NibbleWeight
 
 PROMPTS = [[1, 2, 3, 40, 96, 7, 8], [50] * 30, [0]]
 BLOCK = 16
-
-
-class ThreadGroup:
-    """Ranks that are threads of this process, with the methods of `RankGroup`."""
-
-    def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size)
-        self._given: list[torch.Tensor] = [torch.empty(0)] * size
-        self._size = size
-
-    def of(self, rank: int) -> RankOfThread:
-        return RankOfThread(self, rank)
-
-    def exchange(self, rank: int, x: torch.Tensor) -> list[torch.Tensor]:
-        self._given[rank] = x.clone()
-        self._barrier.wait(60)
-        given = list(self._given)
-        self._barrier.wait(60)
-        return given
-
-    def abort(self) -> None:
-        self._barrier.abort()
-
-
-class RankOfThread:
-    def __init__(self, group: ThreadGroup, rank: int) -> None:
-        self._group = group
-        self._rank = rank
-
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        return x.copy_(torch.stack(self._group.exchange(self._rank, x)).sum(dim=0))
-
-    def joined(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self._group.exchange(self._rank, x), dim=1)
 
 
 def logits_of(model: DecoderModel, joined: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

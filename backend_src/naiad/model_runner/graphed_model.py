@@ -25,13 +25,19 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 _PADDING_SLOT = -1
 
 
-def cuda_capture() -> Capture:
-    """Return a function that captures CUDA graphs; the graphs share the memory of intermediate results."""
+def cuda_capture(has_ranks: bool = False) -> Capture:
+    """Return a function that captures CUDA graphs; the graphs share the memory of intermediate results.
+
+    Args:
+        has_ranks: the computation exchanges tensors with other ranks. NCCL's own thread asks for its events
+            meanwhile, which is no fault of the computation.
+    """
+    error_mode = "thread_local" if has_ranks else "global"
     pool = torch.cuda.graph_pool_handle()
 
     def capture(compute: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode=error_mode):
             compute()
         replay: Callable[[], None] = graph.replay
         return replay

@@ -296,13 +296,16 @@ class ModelRunner(PagedModel):
         return graphed
 
     def _capture_graphs(self, config: EngineConfig, paged_model: PagedModel) -> None:
-        # No graph with the ranks' exchanges inside has been tried.
-        if self.device.type == "cuda" and config.cuda_graphs and self._followers is None:
+        has_ranks = self._followers is not None
+        # A step passes through stages in pieces, whose sends wait for each other.
+        is_whole = self._followers is None or self._followers.staged is None
+        if self.device.type == "cuda" and config.cuda_graphs and is_whole:
             num_drafts = config.num_speculative_tokens if self.drafter != "none" else 0
             longest = paged_model.max_model_len
             layout = self._cache_layout(config, paged_model.model_config)
             query_len = min(1 + num_drafts, longest, max_short_len(layout))
-            paged_model.capture_graphs(Buckets.of(config.max_num_seqs, query_len, longest), cuda_capture())
+            buckets = Buckets.of(config.max_num_seqs, query_len, longest)
+            paged_model.capture_graphs(buckets, cuda_capture(has_ranks))
 
     def _cache_layout(self, config: EngineConfig, model_config: ModelConfig) -> CacheLayout:
         return cache_layout(config, model_config, self.dtype, self.device, self._is_native)

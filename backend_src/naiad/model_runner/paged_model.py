@@ -22,6 +22,7 @@ from naiad.model_runner.kv_pool import KVPool
 from naiad.model_runner.prompt_details import PromptDetails, prompt_details
 from naiad.model_runner.ranks.followers import Followers
 from naiad.model_runner.ranks.messages import (
+    CaptureGraphs,
     ComputeStep,
     ComputeWithoutDrafts,
     ForgetSequences,
@@ -120,7 +121,8 @@ class PagedModel:
 
     @torch.inference_mode()
     def capture_graphs(self, buckets: Buckets, capture: Capture) -> None:
-        """Capture graphs; steps that fit a bucket are replayed from now on."""
+        """Capture graphs, at all ranks; steps that fit a bucket are replayed from now on."""
+        self._tell(CaptureGraphs(buckets))
         self._graphs = GraphedModel(self._model, self._pool.layers, self._layouts, buckets, capture)
 
     def needs_ids(self, params: SamplingParams) -> bool:
@@ -146,7 +148,7 @@ class PagedModel:
             no token is possible; other rows are not affected, and drafts never make a row fail. It also
             has the log-probabilities and logits that sequences ask for.
         """
-        self._tell(ComputeStep(step))
+        self._tell(ComputeStep(step, self._graphs is not None))
         if step.block_copies:
             self._pool.copy(step.block_copies)
         return self._launch_rows(self._states.take(step))
@@ -218,7 +220,8 @@ class PagedModel:
             self._zero_slots([slots_of(table, row.known_end, row.end, size) for table in tables])
             known_rows.append(StateRow(msgspec.structs.replace(row, draft_token_ids=()), state))
             del result.errors[row.sequence_id]
-        self._tell(ComputeWithoutDrafts([row.sequence_id for row, _ in known_rows]))
+        sequence_ids = [row.sequence_id for row, _ in known_rows]
+        self._tell(ComputeWithoutDrafts(sequence_ids, self._graphs is not None))
         again = self._launch_rows(known_rows)()
         for field in msgspec.structs.fields(ModelOutput):
             getattr(result, field.name).update(getattr(again, field.name))

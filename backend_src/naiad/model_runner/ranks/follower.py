@@ -12,10 +12,12 @@ import torch
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import StartupError
 from naiad.model_runner.device import kv_cache_codes, num_rank_threads, resolve_device, resolve_dtype
+from naiad.model_runner.graphed_model import Capture, GraphedModel, cuda_capture
 from naiad.model_runner.kv_pool import KVPool, cache_layout
 from naiad.model_runner.native_kernels import native_team
 from naiad.model_runner.ranks.messages import (
     AllocatePool,
+    CaptureGraphs,
     ComputeLogits,
     ComputeStep,
     ComputeWithoutDrafts,
@@ -52,6 +54,7 @@ class Follower:
         place: Place,
         group: RankGroup,
         team: Team | None,
+        capture: Capture | None = None,
     ) -> None:
         """Compute with `model`; the KV pool has one block.
 
@@ -62,8 +65,10 @@ class Follower:
             place: the rank's.
             group: the ranks.
             team: computes the steps; None: torch's ops do.
+            capture: captures a graph; None: a CUDA graph.
         """
         self._model = model
+        self._capture = capture
         self._config = config
         self._dtype = dtype
         self._place = place
@@ -119,6 +124,9 @@ class Follower:
                 self._states.clear()
             case AllocatePool(num_blocks):
                 self._allocate(num_blocks)
+            case CaptureGraphs(buckets):
+                capture = self._capture or cuda_capture(has_ranks=True)
+                self._graphs = GraphedModel(self._model, self._pool.layers, self._layouts, buckets, capture)
             case EndStart():
                 if self._team is not None:
                     self._team.adapt(True)
@@ -127,19 +135,20 @@ class Follower:
 
     def _compute(self, message: ComputeStep | ComputeWithoutDrafts | ComputeLogits) -> None:
         match message:
-            case ComputeStep(step):
+            case ComputeStep(step, replays):
                 if step.block_copies:
                     self._pool.copy(step.block_copies)
                 rows = self._states.take(step)
                 self._rows = {each.row.sequence_id: each for each in rows}
-                self._forward(rows)
-            case ComputeWithoutDrafts(sequence_ids):
-                self._forward([_without_drafts(self._rows[each]) for each in sequence_ids])
+                self._forward(rows, replays)
+            case ComputeWithoutDrafts(sequence_ids, replays):
+                self._forward([_without_drafts(self._rows[each]) for each in sequence_ids], replays)
             case ComputeLogits(num_rows):
                 self._compute_logits(num_rows)
 
     def _allocate(self, num_blocks: Sequence[int]) -> None:
         """Make the KV pool, and the stage that computes with it."""
+        self._graphs: GraphedModel | None = None
         codes = kv_cache_codes(self._config, self._dtype, self._device)
         model, dtype, stage = self._model, self._dtype, self._place.stage
         is_native = self._team is not None
@@ -153,7 +162,9 @@ class Follower:
                 layers = NativeStage(model, stage, self._pool.layers, dtype, self._team)
             self._staged = StagedModel(layers, self._place, self._group)
 
-    def _forward(self, rows: Sequence[StateRow]) -> None:
+    def _forward(self, rows: list[StateRow], replays: bool) -> None:
+        if replays and self._graphs is not None and self._graphs.forward(rows) is not None:
+            return
         if self._staged is not None:
             start_batches(self._staged, rows, self._layouts, self._pool.layers)
             self._staged.finish()

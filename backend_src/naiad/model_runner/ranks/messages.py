@@ -9,6 +9,7 @@ import msgspec
 
 from naiad.config import EngineConfig
 from naiad.errors import Status
+from naiad.model_runner.graph_buckets import Buckets
 from naiad.outputs import StepBatch
 
 
@@ -34,16 +35,38 @@ class AllocatePool(msgspec.Struct, tag="allocate", frozen=True):
     num_blocks: list[int]
 
 
+class CaptureGraphs(msgspec.Struct, tag="capture", frozen=True):
+    """Capture graphs over the KV pool, whose exchanges are those of the first rank's; a new pool ends them.
+
+    Attributes:
+        buckets: the sizes to capture, in this order.
+    """
+
+    buckets: Buckets
+
+
 class ComputeStep(msgspec.Struct, tag="step", frozen=True):
-    """Compute a step up to its hidden states."""
+    """Compute a step up to its hidden states.
+
+    Attributes:
+        step: the step.
+        replays: whether the first rank replays a graph if the step fits one.
+    """
 
     step: StepBatch
+    replays: bool
 
 
 class ComputeWithoutDrafts(msgspec.Struct, tag="without_drafts", frozen=True):
-    """Compute rows of the last step again, without their drafts."""
+    """Compute rows of the last step again, without their drafts.
+
+    Attributes:
+        sequence_ids: the rows.
+        replays: as in `ComputeStep`.
+    """
 
     sequence_ids: list[int]
+    replays: bool
 
 
 class ComputeLogits(msgspec.Struct, tag="logits", frozen=True):
@@ -78,6 +101,7 @@ class EndStart(msgspec.Struct, tag="end_start", frozen=True):
 RankMessage = (
     StartRank
     | AllocatePool
+    | CaptureGraphs
     | ComputeStep
     | ComputeWithoutDrafts
     | ComputeLogits
