@@ -20,7 +20,7 @@ from helpers.tiny_models import make_tiny_model
 from helpers.tiny_repository import tiny_checkpoint
 from naiad.config import EngineConfig
 from naiad.engine_process import EngineClient
-from naiad.errors import ConfigError, ModelError
+from naiad.errors import ModelError
 from naiad.model_runner import ModelRunner
 from naiad.model_runner.ranks.followers import call_at_end
 
@@ -54,16 +54,6 @@ def test_a_start_that_fails_says_why_and_leaves_no_process(tmp_path: Path) -> No
     with pytest.raises(ModelError, match=rf"tensor '{name}' has shape \(36, 50\)"):
         ModelRunner(make_config(tmp_path, 2))
     assert rank_pids(os.getpid()) == []
-
-
-def test_quantised_weights_are_refused_by_name(tmp_path: Path) -> None:
-    make_tiny_model(tmp_path, num_hidden_layers=1)
-    config_path = tmp_path / "config.json"
-    text = config_path.read_text(encoding="utf-8").rstrip().removesuffix("}")
-    quantised = '"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}'
-    config_path.write_text(f"{text}, {quantised}", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"^tensor_parallel_size = 2: expected 1: .* are quantised"):
-        ModelRunner(make_config(tmp_path, 2))
 
 
 class NotedWaits(subprocess.Popen[bytes]):

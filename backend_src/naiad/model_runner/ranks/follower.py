@@ -80,6 +80,7 @@ class Follower:
         self._layouts = [replace(layout, window=each.window) for each in groups]
         self._states = SequenceStates(_NothingSampled(), range(len(groups)))
         self._rows: dict[int, StateRow] = {}
+        self._graphs: GraphedModel | None = None
         self._allocate([1] * len(groups))
 
     @classmethod
@@ -148,11 +149,11 @@ class Follower:
 
     def _allocate(self, num_blocks: Sequence[int]) -> None:
         """Make the KV pool, and the stage that computes with it."""
-        self._graphs: GraphedModel | None = None
+        self._graphs = None
         codes = kv_cache_codes(self._config, self._dtype, self._device)
         model, dtype, stage = self._model, self._dtype, self._place.stage
         is_native = self._team is not None
-        self._pool = KVPool(
+        self._pool: KVPool = KVPool(
             model.config, num_blocks, self._config.block_size, dtype, self._device, is_native, codes
         )
         self._staged: StagedModel | None = None
