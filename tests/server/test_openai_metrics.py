@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -99,7 +100,7 @@ def test_each_request_is_counted_once_on_either_port(api: Server) -> None:
 def test_both_ports_have_the_same_families_and_gauges(api: Server) -> None:
     here, there = scraped(api), on_tritons_port(api)
     own = {name for name in here.families if name.startswith("naiad_openai_")}
-    shown = here.families.keys() - own - {"vllm:cache_config_info"}
+    shown = here.families.keys() - own - {"vllm:cache_config_info", "vllm:lora_requests_info"}
     assert shown == {name for name, family in there.families.items() if family.samples}
     assert own >= {"naiad_openai_requests_total", "naiad_openai_open_streams"}
     assert shown > {"nv_trt_llm_request_metrics", "vllm:num_requests_running", "naiad_late_compiles_total"}
@@ -118,6 +119,13 @@ def test_gateways_learn_the_size_of_each_kv_cache(api: Server) -> None:
         )
         labels = {"model_name": name, "block_size": size, "num_gpu_blocks": num_blocks}
         assert page.value("vllm:cache_config_info", model=model, **labels) == 1
+
+
+def test_gateways_learn_that_there_are_no_adapters(api: Server) -> None:
+    now_s, page = time.time(), scraped(api)
+    none = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    for name, model in (("first", "llm"), ("second", "second_llm")):
+        assert page.value("vllm:lora_requests_info", model=model, model_name=name, **none) >= now_s
 
 
 def test_requests_streams_and_unknown_fields_are_counted(api: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
@@ -18,6 +19,8 @@ from naiad.openai_server.metrics.triton_metrics import PREFIXES, TritonMetrics
 from naiad.openai_server.route import Route
 from naiad.openai_server.streams import StreamWatch
 
+# vLLM's labels.
+_NO_ADAPTERS = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
 _COLLECT_S = 1.0
 # Triton's port shows this server's requests too, a moment later and without the gaps between tokens.
 _OWN = f'{DOOR}="{OPENAI_DOOR}"'
@@ -115,7 +118,15 @@ class MetricsRoutes:
         )
         for name, count in self._bodies.passed_over.items():
             fields.set({"field": name}, count)
-        return [self._cache_config(), streams, triton, fields, *self._families, *map(_counted, self._fates)]
+        return [
+            self._cache_config(),
+            self._adapters(),
+            streams,
+            triton,
+            fields,
+            *self._families,
+            *map(_counted, self._fates),
+        ]
 
     def _cache_config(self) -> Values:
         """The family by which gateways learn the size of each KV cache; its value is always 1."""
@@ -129,6 +140,15 @@ class MetricsRoutes:
                     "num_gpu_blocks": str(info.stats.num_blocks),
                 }
                 family.set(labels, 1)
+        return family
+
+    def _adapters(self) -> Values:
+        """The family by which gateways learn of a model's adapters: there are none. Its value is the time."""
+        family = Values("vllm:lora_requests_info", "Adapters of requests: Naiad has none", "gauge")
+        for name, model in self._models.by_name().items():
+            if model.info is not None:
+                labels = {"model": model.engine, "model_name": name, **_NO_ADAPTERS}
+                family.set(labels, time.time())
         return family
 
 
