@@ -220,6 +220,9 @@ CHUNKED = f"POST {GENERATE} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: ch
         (b"GET /v2 HTTP/2.0\r\nHost: localhost\r\n\r\n", 400),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
         (post(STREAM, b"{}").replace(b"HTTP/1.1", b"HTTP/1.0"), 505),
+        (post(GENERATE, b"{}").replace(b"HTTP/1.1", b"HTTP/1.0"), 505),
+        (post(GENERATE, b""), 400),
+        (post(STREAM, b"  "), 400),
         (b"\x16\x03\x01" + b"\r\n\r\n", 400),
     ],
 )

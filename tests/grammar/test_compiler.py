@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from llguidance import LLTokenizer
 
@@ -195,6 +197,36 @@ def test_a_helper_that_has_ended_is_started_again(folder: Path) -> None:
     for number in range(2):
         grammars.get(GrammarSpec(kind=JSON, source=json.dumps({"const": number})))
         grammars.close()
+
+
+def test_a_helper_that_was_killed_is_no_fault_of_the_next_grammar(folder: Path) -> None:
+    grammars = Grammars(folder, VOCAB_SIZE, EOS_IDS)
+    with closing(grammars):
+        for number in range(2):
+            grammars.get(GrammarSpec(kind=JSON, source=json.dumps({"const": number})))
+            (helper,) = [
+                each
+                for each in psutil.Process().children(recursive=True)
+                if "naiad.grammar.helper" in each.cmdline()
+            ]
+            helper.kill()
+            # The grammar's process is ours to wait for, so it is still listed until then.
+            eventually_ended(helper)
+
+
+def eventually_ended(process: psutil.Process) -> None:
+    while process.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+
+
+def test_a_grammar_that_makes_the_compiler_panic_is_refused_in_a_line(grammars: Grammars) -> None:
+    choices = [
+        {"anyOf": [{"type": "object", "properties": {f"a{j}_{i}": {"type": "integer"}}} for i in range(9)]}
+        for j in range(4)
+    ]
+    with pytest.raises(InvalidRequestError, match="it is too large") as refused:
+        grammars.get(GrammarSpec(kind=JSON, source=json.dumps({"allOf": choices})))
+    assert "backtrace" not in str(refused.value)
 
 
 def test_too_large_a_source_is_refused_unread(grammars: Grammars) -> None:

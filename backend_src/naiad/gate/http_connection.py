@@ -265,6 +265,8 @@ class ClientConnection(asyncio.Protocol):
             body, length = checked_inference(body, None if text is None else int(text), self._limits)
         elif self._route.body == "json":
             body = checked_json(body, self._limits)
+        elif self._route.body == "json or none":
+            body = checked_json(body, self._limits) if body.strip() else b""
         elif body:
             raise RefusedError(400, f"{self._head.target[:200]}: expected no body")
         lines = [f"{self._head.method} {self._head.target} HTTP/1.1", f"Host: {self._door.server_address}"]

@@ -142,6 +142,6 @@ class HTTPDoor:
             raise RefusedError(415, "Content-Encoding: expected a body that is not compressed")
         if headers.get("expect", "100-continue").lower() != "100-continue":
             raise RefusedError(417, "Expect: expected 100-continue")
-        if head.is_http_10 and head.target.endswith("/generate_stream"):
-            raise RefusedError(505, "a stream needs HTTP/1.1")
+        if head.is_http_10 and head.target.endswith(("/generate", "/generate_stream")):
+            raise RefusedError(505, "an answer of unknown length needs HTTP/1.1")
         return route

@@ -15,14 +15,14 @@ _BINARY_SIZE = "binary_data_size"
 
 
 def checked_json(body: bytes, limits: Limits) -> bytes:
-    """Return an object of JSON, written anew; an empty body stays one.
+    """Return an object of JSON, written anew.
 
     Of keys that come twice the last one counts, for us and for the server.
 
     Raises:
         RefusedError: it is none, or nested too deep.
     """
-    return _written(_read(body, limits)) if body.strip() else b""
+    return _written(_read(body, limits))
 
 
 def checked_inference(body: bytes, json_length: int | None, limits: Limits) -> tuple[bytes, int | None]:

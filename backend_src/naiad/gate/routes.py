@@ -10,8 +10,9 @@ from typing import Literal
 from naiad.gate.refusal import RefusedError
 from naiad.gate.request_head import RequestHead
 
-# none: there may be no body; json: any object; infer: a request of the inference protocol.
-BodyKind = Literal["none", "json", "infer"]
+# none: there may be no body; json: any object; json or none: that, or no body; infer: a request of the
+# inference protocol.
+BodyKind = Literal["none", "json", "json or none", "infer"]
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _MODEL = rf"/v2/models/{_NAME}(?:/versions/[0-9]{{1,10}})?"
@@ -44,8 +45,8 @@ INFERENCE = (
     Route("POST", f"{_MODEL}/generate_stream", "json"),
 )
 MODEL_CONTROL = (
-    Route("POST", "/v2/repository/index", "json"),
-    Route("POST", f"/v2/repository/models/{_NAME}/(?:load|unload)", "json"),
+    Route("POST", "/v2/repository/index", "json or none"),
+    Route("POST", f"/v2/repository/models/{_NAME}/(?:load|unload)", "json or none"),
 )
 METRICS = (Route("GET", "/metrics"),)
 # What Triton has, and whoever can reach the gate does not need to have.

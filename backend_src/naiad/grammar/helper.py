@@ -66,6 +66,9 @@ class Helper:
             ValueError: the grammar is refused; the message says why.
         """
         with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                # It has ended by itself since the last grammar, of which this one knows nothing.
+                self._end()
             try:
                 answer = self._answer(frame(msgspec.json.encode(spec)))
             except TimeoutError:

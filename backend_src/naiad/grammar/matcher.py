@@ -154,4 +154,6 @@ _MAX_MESSAGE = 300
 
 def readable(message: str) -> str:
     """Shorten one of llguidance's messages to a line."""
+    if message.startswith("panic:"):
+        return "it is too large"
     return " ".join(message.replace("<non-verbose/>", "").split())[:_MAX_MESSAGE]

@@ -12,12 +12,13 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
 from msgspec.structs import replace
 
+from naiad.engine_process.serving.turns import Turns
 from naiad.errors import InternalError, NaiadError
 from naiad.grammar import CompiledGrammar, Grammars
 from naiad.grammar.limits import MAX_SMALL_SOURCE_BYTES
@@ -98,8 +99,8 @@ class CompilingRequests:
         # Threads that compile append to it.
         self._done: deque[int] = deque()
         self._deadlines: list[tuple[float, int]] = []
-        self._small = ThreadPoolExecutor(_NUM_THREADS, "grammar", initializer=_be_nice)
-        self._large = ThreadPoolExecutor(_NUM_THREADS_FOR_LARGE, "large-grammar", initializer=_be_nice)
+        self._small = Turns[CompiledGrammar | None](_NUM_THREADS, "grammar", _be_nice)
+        self._large = Turns[CompiledGrammar | None](_NUM_THREADS_FOR_LARGE, "large-grammar", _be_nice)
 
     def find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         """Return a grammar that is compiled; None if it is not."""
@@ -110,7 +111,8 @@ class CompilingRequests:
         spec = request.params.grammar
         assert spec is not None
         is_small = len(spec.source) <= MAX_SMALL_SOURCE_BYTES
-        future = (self._small if is_small else self._large).submit(self._compile, request, spec)
+        turns = self._small if is_small else self._large
+        future = turns.submit(_label(request), partial(self._compile, request, spec))
         entry = _Entry(request, self._clock(), future)
         self._entries[request.sequence_id] = entry
         self._waiting.update(dict.fromkeys(request.sequence_ids, entry))
