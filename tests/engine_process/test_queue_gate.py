@@ -46,7 +46,7 @@ def test_a_request_comes_in_whole_or_not_at_all() -> None:
 def test_requests_that_never_fit_are_refused_as_invalid() -> None:
     gate = QueueGate(QueueLimits(max_num_seqs=8, max_queued_requests=16))
     message = (
-        "the request asks for 32 sequences at once, its prompts times num_return_sequences or beam_width: "
+        "the request asks for 32 sequences at once, its prompts times n, num_return_sequences or beam_width: "
         r"expected at most 24 \(max_num_seqs = 8 and max_queued_requests = 16\)"
     )
     with pytest.raises(InvalidRequestError, match=message):

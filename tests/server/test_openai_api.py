@@ -99,6 +99,8 @@ def test_a_message_can_be_continued(api: Server) -> None:
 
 
 def test_prompts_as_text_ids_and_lists_of_both(api: Server) -> None:
+    status, _, raw = post(api, "/tokenize", {"prompt": ""})
+    assert (status, json.loads(raw)["error"]["param"]) == (400, "prompt")
     _, _, raw = post(api, "/tokenize", {"prompt": "Hello world"})
     ids = json.loads(raw)["tokens"]
     greedy = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}

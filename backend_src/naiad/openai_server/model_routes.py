@@ -163,6 +163,8 @@ class ModelRoutes:
 def _token_ids(body: TokenizeBody, loaded: LoadedCheckpoint) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise APIError(400, "expected either prompt or messages.", param="prompt")
+    if body.prompt == "":
+        raise APIError(400, "prompt is empty: expected at least one character.", param="prompt")
     encoder = loaded.reader.encoder
     if body.messages is not None:
         return loaded.reader.chat_token_ids(body, body.messages)

@@ -99,7 +99,7 @@ class QueueGate:
         if num_sequences > limits.max_inside:
             raise InvalidRequestError(
                 f"the request asks for {num_sequences} sequences at once, its prompts times "
-                f"num_return_sequences or beam_width: expected at most {limits.max_inside} "
+                f"n, num_return_sequences or beam_width: expected at most {limits.max_inside} "
                 f"(max_num_seqs = {limits.max_num_seqs} and "
                 f"max_queued_requests = {limits.max_queued_requests})"
             )
