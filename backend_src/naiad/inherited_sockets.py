@@ -10,7 +10,7 @@ _FIRST_OF_ITS_OWN = 3  # after standard input, output and error
 
 
 def close_inherited_sockets() -> None:
-    """Close every socket that was open when this process began; call it before it opens any by other means.
+    """Close every socket that a child of this process would get; call it before any library opens sockets.
 
     tritonserver does not mark its sockets close-on-exec. The process of a model that is loaded later has them
     all: listening ones, which keep their ports in use after the server has ended, and those of HTTP clients,

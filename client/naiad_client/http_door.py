@@ -7,7 +7,7 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from naiad_client.errors import ServerError
@@ -15,6 +15,8 @@ from naiad_client.generation import Answer, Chunk, Generation
 from naiad_client.wire import TensorValue, checked_values
 
 _DATA = b"data:"
+
+_Value = TypeVar("_Value", str, int)
 
 
 class HTTPDoor:
@@ -73,15 +75,33 @@ def read_answers(connection: http.client.HTTPConnection, url: str) -> Iterator[A
         raise ServerError(f"{url} does not answer as Triton's HTTP endpoint does: {words}") from None
 
 
-def _chunk(event: dict[str, Any]) -> Chunk:
+def _chunk(event: Any) -> Chunk:
+    """Read an event.
+
+    Raises:
+        ServerError: it tells of an error.
+        ValueError: it is none of Triton's.
+    """
+    if not isinstance(event, dict):
+        raise ValueError("an event is no JSON object")
     if "error" in event:
         raise ServerError(str(event["error"]))
     return Chunk(
-        text=event.get("text_output") or "",
-        finish_reason=event.get("finish_reason") or None,
-        num_output_tokens=event.get("num_output_tokens") or 0,
-        num_input_tokens=event.get("num_input_tokens") or 0,
+        text=_value(event, "text_output", ""),
+        finish_reason=_value(event, "finish_reason", "") or None,
+        num_output_tokens=_value(event, "num_output_tokens", 0),
+        num_input_tokens=_value(event, "num_input_tokens", 0),
     )
+
+
+def _value(event: dict[str, Any], name: str, default: _Value) -> _Value:
+    """A field of an event, or the default if it is missing or null."""
+    value = event.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, type(default)):
+        raise ValueError(f"{name} is a JSON {type(value).__name__}")
+    return value
 
 
 def _message(body: bytes, otherwise: str) -> str:

@@ -221,7 +221,13 @@ def _parse() -> argparse.Namespace:
     trace = DATA / "mooncake_fast25_synthetic.jsonl"
     add("--trace", type=Path, default=trace, metavar="FILE", help="Azure .csv, Mooncake .jsonl")
     add("--replicas", type=counts, default=[1, 3], metavar="N,…")
-    add("--computing", type=at_least(0), default=1, metavar="N", help="up to so many replicas compute")
+    add(
+        "--computing",
+        type=at_least(0),
+        default=1,
+        metavar="N",
+        help="up to so many replicas compute; the steps of the first stand for all",
+    )
     add("--policies", nargs="+", choices=_POLICIES, default=["round_robin", "prefix_hash"])
     add("--loads", type=loads, default=[0.6, 1.0, 1.4], metavar="F,…")
     add("--rate", type=above_0, default=1.0, metavar="R", help="requests/s for each replica at load 1")

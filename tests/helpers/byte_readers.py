@@ -428,7 +428,9 @@ def _event_seeds() -> list[bytes]:
     chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(event), event)
     error = b'HTTP/1.1 400 Bad Request\r\nContent-Length: 13\r\n\r\n{"error":"x"}'
     endless = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % (1 << 64) + event
-    return [head + b"\r\n" + event * 2, head + chunked, head + endless, error]
+    others = b"data: 200\n\n", b'data: {"text_output": 3}\n\n', b'data: {"num_output_tokens": "3"}\n\n'
+    seeds = [head + b"\r\n" + event * 2, head + chunked, head + endless, error]
+    return [*seeds, *(head + b"\r\n" + each for each in others)]
 
 
 def _read_calls(data: bytes) -> None:

@@ -28,7 +28,7 @@ from naiad.models.quantised import kept_bytes, kept_nibbles
 from naiad.models.registry import load_part
 from naiad.models.safetensors_files import SafetensorsFiles
 from naiad.models.sources import SafetensorsSource
-from naiad.models.split.part import Part, check_can_split
+from naiad.models.split.part import Part, check_can_split, part_configs
 from naiad.models.split.place import Place
 from naiad.models.split.rows import RowsPart
 from naiad.models.split.source import SplitSource
@@ -232,6 +232,14 @@ def test_every_query_head_is_at_one_rank_with_its_kv_head(
             group = num_heads // num_kv_heads
             for place, head in enumerate(heads):
                 assert kv_heads[place // queries] == head // group
+
+
+def test_more_ranks_than_kv_heads_have_different_numbers_of_query_heads(tmp_path: Path) -> None:
+    make_tiny_model(
+        tmp_path, num_attention_heads=16, num_key_value_heads=2, hidden_size=64, num_hidden_layers=1
+    )
+    parts = part_configs(ModelConfig.from_directory(tmp_path), 3)
+    assert [each.num_heads // each.num_kv_heads for each in parts] == [4, 4, 8]
 
 
 def test_parts_of_a_kv_cache_have_the_same_number_of_blocks(tmp_path: Path) -> None:

@@ -47,8 +47,7 @@ class EngineConfig:
             user's cache if that is read-only.
         tensor_parallel_size: number of processes that share the model; each has its part of every matrix and
             of the KV cache, on CUDA on a GPU of its own. At most the checkpoint's number of heads. With more
-            than one, torch computes the steps on a CPU, and on CUDA steps are neither captured as graphs nor
-            overlapped.
+            than one, torch computes the steps on a CPU, and on CUDA steps are not overlapped.
         pipeline_parallel_size: number of stages that share the layers, one after another; each is
             `tensor_parallel_size` processes. At most the checkpoint's number of layers. With more than one,
             steps on CUDA are neither captured as graphs nor overlapped. Stages of one process are computed

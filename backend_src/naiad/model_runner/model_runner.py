@@ -45,7 +45,7 @@ from naiad.model_runner.token_budget import (
 from naiad.models import DecoderModel, load_model
 from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.native_model import NativeModel
-from naiad.models.split.part import check_can_split
+from naiad.models.split.part import check_can_split, part_configs
 from naiad.models.split.place import Place
 from naiad.outputs import MemoryUse
 from naiad_kernels.linear import LoadOptions
@@ -79,6 +79,7 @@ class ModelRunner(PagedModel):
         """
         target = ModelConfig.from_directory(config.model_dir)
         check_can_split(config, target)
+        self._target = target
         self._place = Place.of(0, config)
         draft = draft_model_config(config, target)
         num_layers = num_draft_layers(config, target)
@@ -170,6 +171,8 @@ class ModelRunner(PagedModel):
     def close(self) -> None:
         """End the other ranks of a split model; the runner computes nothing afterwards."""
         if self._followers is not None:
+            # NCCL ends only when no graph has its exchanges inside.
+            self._graphs = None
             self._followers.close()
 
     def memory_use(self) -> MemoryUse:
@@ -302,8 +305,12 @@ class ModelRunner(PagedModel):
         if self.device.type == "cuda" and config.cuda_graphs and is_whole:
             num_drafts = config.num_speculative_tokens if self.drafter != "none" else 0
             longest = paged_model.max_model_len
-            layout = self._cache_layout(config, paged_model.model_config)
-            query_len = min(1 + num_drafts, longest, max_short_len(layout))
+            # Every rank captures the same sizes, and one may have more query heads for a KV head than others.
+            configs = (
+                part_configs(self._target, self._place.part.size) if has_ranks else [paged_model.model_config]
+            )
+            short_lens = [max_short_len(self._cache_layout(config, each)) for each in configs]
+            query_len = min(1 + num_drafts, longest, *short_lens)
             buckets = Buckets.of(config.max_num_seqs, query_len, longest)
             paged_model.capture_graphs(buckets, cuda_capture(has_ranks))
 

@@ -164,8 +164,10 @@ class Follower:
             self._staged = StagedModel(layers, self._place, self._group)
 
     def _forward(self, rows: list[StateRow], replays: bool) -> None:
-        if replays and self._graphs is not None and self._graphs.forward(rows) is not None:
-            return
+        if replays:
+            assert self._graphs is not None, "the first rank has captured graphs"
+            if self._graphs.forward(rows) is not None:
+                return
         if self._staged is not None:
             start_batches(self._staged, rows, self._layouts, self._pool.layers)
             self._staged.finish()

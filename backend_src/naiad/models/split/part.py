@@ -76,6 +76,11 @@ class Part:
         return num_bytes * len(self.heads(config)[1]) // num_kv_heads
 
 
+def part_configs(config: _Config, size: int) -> list[_Config]:
+    """The configurations of all parts of a model."""
+    return [Part(rank, size).config(config) for rank in range(size)]
+
+
 def check_can_split(engine_config: EngineConfig, config: ModelConfig) -> None:
     """Refuse a model that so many stages and parts can not share.
 

@@ -20,7 +20,8 @@ SUMMED_PROJECTIONS = ("o_proj", "down_proj")
 class SplitSource:
     """A `WeightSource` of a part; the shapes that it is asked for are those of the part.
 
-    Only the pages of a file that hold the part are read.
+    Only the pages of a file that hold the part are read; of quantised weights, all that a part of the inputs
+    needs is computed from whole rows.
     """
 
     def __init__(self, whole: WeightSource, config: ModelConfig, part: Part) -> None:

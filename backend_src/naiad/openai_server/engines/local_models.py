@@ -115,7 +115,7 @@ class LocalModels:
         for model in self._models.values():
             with contextlib.suppress(OSError):
                 await loop.run_in_executor(self._pool, model.close)
-        self._loader.shutdown(wait=False)
+        self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _engines(self) -> tuple[set[_Key], set[_Key]]:
         """The engines that have a socket, and the models that are loaded."""
