@@ -19,6 +19,7 @@ _TELL_THE_TIME = {
     "openai_server/api/responses/writer.py",
     "openai_server/api/writers.py",
     "openai_server/engines/remote/models.py",
+    "openai_server/metrics_routes.py",
     "recording/recorder.py",
     "tracing/exporter.py",
     # A chat template may ask for the date.

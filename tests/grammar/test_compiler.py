@@ -204,19 +204,12 @@ def test_a_helper_that_was_killed_is_no_fault_of_the_next_grammar(folder: Path) 
     with closing(grammars):
         for number in range(2):
             grammars.get(GrammarSpec(kind=JSON, source=json.dumps({"const": number})))
-            (helper,) = [
-                each
-                for each in psutil.Process().children(recursive=True)
-                if "naiad.grammar.helper" in each.cmdline()
-            ]
-            helper.kill()
-            # The grammar's process is ours to wait for, so it is still listed until then.
-            eventually_ended(helper)
-
-
-def eventually_ended(process: psutil.Process) -> None:
-    while process.status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
+            process = grammars._small_helper._process
+            assert process is not None
+            process.kill()
+            # It is the helper's to wait for, so it is still listed until then.
+            while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
 
 
 def test_a_grammar_that_makes_the_compiler_panic_is_refused_in_a_line(grammars: Grammars) -> None:
