@@ -12,7 +12,7 @@ _Result = TypeVar("_Result")
 
 
 class Turns(Generic[_Result]):
-    """Does jobs in threads: those of one tenant in order, and of each tenant one in turn."""
+    """Begins jobs in threads: those of one tenant in order, and of each tenant one in turn."""
 
     def __init__(self, num_threads: int, name: str, initializer: Callable[[], None]) -> None:
         """Start without threads; see `ThreadPoolExecutor`."""

@@ -16,7 +16,7 @@ class RowsPart:
     """A `WeightRows` of some outputs and inputs of another.
 
     Its weights are exactly those of the whole, whatever groups of inputs they are stored in. Numbers of four
-    bits stay such only where no group is cut.
+    bits stay such only where the part begins with a group of 32 inputs.
 
     Attributes:
         whole: the whole weight.
