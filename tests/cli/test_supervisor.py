@@ -18,6 +18,9 @@ import pytest
 from helpers.ports import free_port
 from helpers.server import eventually, gone
 from naiad.cli.serve.runtime_folder import region_prefix
+from naiad.cli.serve.server_files import STUB_NAME
+from naiad.cli.serve.server_log import ServerLog, find_cause
+from naiad.cli.serve.server_process import ServerProcess
 from naiad.engine_process.protocol import StopServing, client_message_decoder
 from naiad.frames import FrameBuffer
 
@@ -261,13 +264,28 @@ def test_a_program_that_ends_in_silence_is_named(start: Start) -> None:
 
 
 def test_a_program_that_can_not_be_run_is_a_failed_start(tmp_path: Path, runtime_dir: Path) -> None:
-    from naiad.cli.serve.server_log import ServerLog, find_cause
-    from naiad.cli.serve.server_process import ServerProcess
-
     log = ServerLog(print, hold=True)
     server = ServerProcess([str(tmp_path / "nothing")], dict(os.environ), runtime_dir, log)
     eventually(lambda: server.poll() is not None)
     assert "nothing can not be run" in (find_cause(log.held()) or "")
+
+
+def test_a_process_that_a_stub_forks_is_no_stub(tmp_path: Path, runtime_dir: Path) -> None:
+    """Between fork and exec it looks like one, and a start would be given up because it ended."""
+    stub, child, fifo = (tmp_path / name for name in (STUB_NAME, "child", "fifo"))
+    stub.symlink_to("/bin/bash")
+    os.mkfifo(fifo)
+    script = f"(echo $BASHPID > '{child}'; read < '{fifo}') & wait"
+    server = ServerProcess(
+        [str(stub), "-c", script], dict(os.environ), runtime_dir, ServerLog(print, hold=True)
+    )
+    try:
+        eventually(lambda: child.exists() and child.read_text().endswith("\n"))
+        forked = psutil.Process(int(child.read_text()))
+        assert Path(forked.cmdline()[0]).name == STUB_NAME
+        assert list(server.start_sight().stubs) == [forked.ppid()]
+    finally:
+        server.kill(10)
 
 
 def test_a_server_that_ends_by_itself_is_restarted(start: Start, tmp_path: Path) -> None:

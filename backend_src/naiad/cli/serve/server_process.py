@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import psutil
@@ -91,10 +92,12 @@ class ServerProcess:
         """What is seen of the server while it starts."""
         stubs: dict[int, str] = {}
         dead: dict[int, str] = {}
+        parents: dict[int, int] = {}
         cpu_s, read_bytes = 0.0, 0
         for process in self._descendants():
             with contextlib.suppress(psutil.Error):
                 name, is_dead = process.name(), process.status() == psutil.STATUS_ZOMBIE
+                parents[process.pid] = process.ppid()
                 if is_dead and name in (_SHOWN_STUB_NAME, *_SHELLS):
                     dead[process.pid] = _ending(process.pid)
                 elif name == STUB_NAME:
@@ -104,6 +107,9 @@ class ServerProcess:
                     times = process.cpu_times()
                     cpu_s += times.user + times.system
                     read_bytes += process.io_counters().read_bytes
+        # A stub's child looks like the stub between fork and exec.
+        forked = {pid for pid, parent in parents.items() if parent in stubs}
+        stubs, dead = _without(stubs, forked), _without(dead, forked)
         return StartSight(stubs, dead, self._log.num_lines, cpu_s, read_bytes)
 
     def runtime_directories(self) -> list[Path]:
@@ -129,6 +135,10 @@ class ServerProcess:
         assert self._guard.stdout is not None
         for line in self._guard.stdout:
             log.take(line.decode(errors="replace").rstrip("\n"))
+
+
+def _without(processes: Mapping[int, str], pids: AbstractSet[int]) -> dict[int, str]:
+    return {pid: text for pid, text in processes.items() if pid not in pids}
 
 
 def _model_of(command: Sequence[str]) -> str:
