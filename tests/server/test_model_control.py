@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from helpers.model_control import control_client
 from helpers.raw_grpc import Outcome, Stream, ask, llm_inputs, text_inputs
-from helpers.server import Server, eventually, start_repository
+from helpers.server import Server, eventually, settled, start_repository
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 from naiad.cli.serve.shared_memory import mapped_regions
 from naiad.engine_process import runtime_path
@@ -193,7 +193,8 @@ def test_a_new_version_serves_beside_the_old(controlled: Controlled) -> None:
     controlled.client.load_model("llm")
     assert controlled.versions("llm") == {"1": "READY", "2": "READY"}
     eventually(lambda: len(controlled.engines()) == 2, 30)
-    eventually(lambda: {'version="1"', 'version="2"'} <= controlled.labels(), 10)
+    # The old instance of version 1 deletes its metrics; the new one writes its own after that.
+    eventually(lambda: settled(lambda: {'version="1"', 'version="2"'} <= controlled.labels()), 10)
     before = [controlled.generated(version) for version in ("1", "2")]
     inputs = llm_inputs([5, 6, 7], 9, ignore_eos=True)
     one, two = (ask(server.grpc, "llm", inputs, model_version=version) for version in ("1", "2"))
