@@ -154,7 +154,8 @@ class Arena:
 
     def _prepare(self, each: Contestant) -> None:
         if each.is_peer:
-            prepare(self._model_dir, each.model_format, install(each.environment, self._pip_args))
+            install(each.environment, self._pip_args)
+        prepare(self._model_dir, each.model_format, self._pip_args)
 
     def _start(self, each: Contestant) -> None:
         process = self._open(each)
@@ -184,9 +185,8 @@ class Arena:
         return AdapterProcess([str(python), str(script)], variables(each.environment, self._threads), log)
 
     def _task(self, each: Contestant) -> Mapping[str, Any]:
-        python = BUILD / each.environment / "bin" / "python"
         return {
-            "model": str(prepare(self._model_dir, each.model_format, python)),
+            "model": str(prepare(self._model_dir, each.model_format, self._pip_args)),
             "threads": self._threads,
             "max_batch": max(shape.batch for shape in self._shapes),
             "max_length": self.max_length,

@@ -21,7 +21,7 @@ from perf.common.report import ROOT, print_rows, write_report
 from perf.peers import markdown
 from perf.peers.arena import Arena, Prompts
 from perf.peers.bounds import BoundMeter, bound_meter
-from perf.peers.contestants import REFERENCE, Contestant, naiad, peers
+from perf.peers.contestants import REFERENCE, Contestant, formats, naiad, peers
 from perf.peers.plots import save_plots
 from perf.peers.shapes import LONG, QUICK, REHEARSAL, Shape, need, weight_bytes
 from perf.peers.summary import Row, Turn, summarize
@@ -71,7 +71,8 @@ def main() -> int:
     # Paused processes would stay for ever if this one ended without closing them.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        who = chosen([*map(naiad, args.naiad), *peers(cpu_flags())], args.contestants)
+        everyone = formats(cpu_flags()) if args.formats else [*map(naiad, args.naiad), *peers(cpu_flags())]
+        who = chosen(everyone, args.contestants)
         kinds = chosen_kinds(args.kinds, args.quick)
         model_dir = resolve_model(args.model)
     except StartupError as error:
@@ -91,7 +92,7 @@ def main() -> int:
         return 1
     _print_all(results, who, arena)
     if not args.rehearse:
-        plots = save_plots(results.rows, shapes)
+        plots = save_plots(results.rows, shapes, "formats" if args.formats else "peers")
         print("plots:", *plots, "written:", _write(results, arena, model_dir, args))
     return 0
 
@@ -163,7 +164,7 @@ def _write(results: Results, arena: Arena, model_dir: Path, args: argparse.Names
         "trace": results.trace,
         "left_out": arena.failures,
     }
-    return write_report("peers", settings, results.rows)
+    return write_report("formats" if args.formats else "peers", settings, results.rows)
 
 
 def chosen_kinds(names: str, is_quick: bool) -> list[str]:
@@ -228,6 +229,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes; no report is written")
     parser.add_argument("--install-only", action="store_true", help="install and convert, measure nothing")
     parser.add_argument("--contestants", default="", metavar="NAME,…", help="beginnings of names")
+    parser.add_argument(
+        "--formats",
+        action="store_true",
+        help="compare engines that load the same quantised model",
+    )
     parser.add_argument("--kinds", default="", metavar="KIND,…", help=f"some of {', '.join(KINDS)}")
     parser.add_argument(
         "--naiad",

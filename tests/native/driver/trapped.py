@@ -8,10 +8,12 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from helpers.attention_cases import AttentionCase
+from helpers.native_nibbles import four_bits, four_bits_and_minimums
 from helpers.native_tapes import native_cache, positions_of, run_records, tables_of
 from naiad_kernels.linear import linear
 from naiad_kernels.native.build import load
@@ -79,6 +81,8 @@ def main() -> None:
     for scale in (1.0, 2.0**-63):
         compare(lambda matrix: NativeWeight.of(matrix.bfloat16(), None), scale)
         compare(lambda matrix: NativeWeight.quantised(matrix, None), scale)
+    for in_four_bits in (four_bits, four_bits_and_minimums):
+        compare(partial(in_four_bits, bias=None), 1.0)
     compare_attention()
     assert traps.amx_traps_products() > 1000
     print(traps.amx_traps_shaped(), traps.amx_traps_released())

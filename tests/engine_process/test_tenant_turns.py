@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from naiad.engine_process.serving.turns import Turns
+from naiad.engine_process.serving.tenant_turns import TenantTurns
 
 
 def test_a_tenant_with_many_jobs_waits_for_one_with_few() -> None:
-    turns = Turns[str](1, "turns", lambda: None)
+    turns = TenantTurns[str](1, "turns", lambda: None)
     begun, may_go_on = threading.Event(), threading.Event()
     done: list[str] = []
 
@@ -29,7 +29,7 @@ def test_a_tenant_with_many_jobs_waits_for_one_with_few() -> None:
 
 
 def test_a_job_that_raises_is_no_others_matter() -> None:
-    turns = Turns[int](1, "turns", lambda: None)
+    turns = TenantTurns[int](1, "turns", lambda: None)
     failing, other = turns.submit("a", lambda: 1 // 0), turns.submit("a", lambda: 2)
     assert other.result(60) == 2
     with pytest.raises(ZeroDivisionError):
