@@ -93,14 +93,23 @@ class Arena:
 
         return made[0] if self._survives(each, start_and_run) else None
 
-    def check(self, who: Sequence[Contestant], prompts: Prompts, expected: Prompts) -> dict[str, float]:
-        """Compare greedy tokens; return each contestant's share of agreement. Too low a share fails."""
+    def check(
+        self, who: Sequence[Contestant], prompts: Prompts, expected: Mapping[str, Prompts]
+    ) -> dict[str, float]:
+        """Compare greedy tokens; return each contestant's share of agreement. Too low a share fails.
+
+        Args:
+            who: the contestants.
+            prompts: what they continue.
+            expected: model format → the tokens in float32.
+        """
         shares: dict[str, float] = {}
         for each in who:
-            tokens = self.generate(each, prompts, len(expected[0]))
+            theirs = expected[each.model_format]
+            tokens = self.generate(each, prompts, len(theirs[0]))
             if tokens is None:
                 continue
-            shares[each.name] = round(agreement(tokens, expected), 3)
+            shares[each.name] = round(agreement(tokens, theirs), 3)
             print(f"{each.name}: {shares[each.name]:.0%} of the first tokens are float32's", flush=True)
             if shares[each.name] < each.least_agreement:
                 self._drop(each, f"{shares[each.name]:.0%} of its first tokens are float32's, too few")

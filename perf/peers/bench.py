@@ -21,7 +21,7 @@ from perf.common.report import ROOT, print_rows, write_report
 from perf.peers import markdown
 from perf.peers.arena import Arena, Prompts
 from perf.peers.bounds import BoundMeter, bound_meter
-from perf.peers.contestants import REFERENCE, Contestant, formats, naiad, peers
+from perf.peers.contestants import REFERENCE, Contestant, exact, formats, naiad, peers
 from perf.peers.plots import save_plots
 from perf.peers.shapes import LONG, QUICK, REHEARSAL, Shape, need, weight_bytes
 from perf.peers.summary import Row, Turn, summarize
@@ -82,11 +82,14 @@ def main() -> int:
     if args.quick or args.rehearse:
         who = [each for each in who if not each.group.endswith("u8 KV") or args.contestants]
     arena = Arena(model_dir, args.threads, shapes, args.pip_args)
-    who = arena.install([REFERENCE, *who])[1:] if REFERENCE.name not in arena.failures else []
+    references = _references(who, args)
+    arena.install([*references.values(), *who])
+    who = [each for each in who if each.name not in arena.failures]
     if args.install_only or not who:
         _print_failures(arena)
         return 1 if arena.failures and not who else 0
-    results = _measure(arena, who, [each for each in shapes if each.kind in kinds], kinds, model_dir, args)
+    measured = [each for each in shapes if each.kind in kinds]
+    results = _measure(arena, who, references, measured, kinds, model_dir, args)
     if results is None or not (results.rows or results.trace):
         _print_failures(arena)
         return 1
@@ -100,16 +103,21 @@ def main() -> int:
 def _measure(
     arena: Arena,
     who: list[Contestant],
+    references: Mapping[str, Contestant],
     shapes: Sequence[Shape],
     kinds: Sequence[str],
     model_dir: Path,
     args: argparse.Namespace,
 ) -> Results | None:
     prompts = checked_prompts(model_dir)
-    expected = arena.generate(REFERENCE, prompts, _NUM_CHECKED_TOKENS)
-    if expected is None:
-        print("error: without transformers' tokens in float32 no speed is reported", file=sys.stderr)
-        return None
+    tokens: dict[Contestant, Prompts] = {}
+    for reference in dict.fromkeys(references.values()):
+        made = arena.generate(reference, prompts, _NUM_CHECKED_TOKENS)
+        if made is None:
+            print(f"error: without the tokens of {reference.name} no speed is reported", file=sys.stderr)
+            return None
+        tokens[reference] = made
+    expected = {model_format: tokens[reference] for model_format, reference in references.items()}
     shares = arena.check(who, prompts, expected)
     footprints = {each: weight_bytes(arena.config, each) for each in who}
     try:
@@ -165,6 +173,11 @@ def _write(results: Results, arena: Arena, model_dir: Path, args: argparse.Names
         "left_out": arena.failures,
     }
     return write_report("formats" if args.formats else "peers", settings, results.rows)
+
+
+def _references(who: Sequence[Contestant], args: argparse.Namespace) -> dict[str, Contestant]:
+    """Who generates the expected tokens of each model format: with quantised weights, or the checkpoint's."""
+    return {each.model_format: exact(each.model_format) if args.formats else REFERENCE for each in who}
 
 
 def chosen_kinds(names: str, is_quick: bool) -> list[str]:

@@ -128,6 +128,12 @@ def formats(cpu_flags: Collection[str]) -> list[Contestant]:
     return found
 
 
+def exact(model_format: str) -> Contestant:
+    """Naiad in float32 with exactly the weights that a quantised model stores."""
+    options = {"dtype": "float32", "quantization": "none"}
+    return Contestant(f"naiad f32 {model_format}", "", "naiad", model_format, "", 4, 4, options)
+
+
 REFERENCE = Contestant(
     *("transformers f32", "transformers", "transformers", "checkpoint", "16-bit", 4, 4), {"dtype": "float32"}
 )

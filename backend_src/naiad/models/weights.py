@@ -111,6 +111,18 @@ class Checkpoint:
                 kept = kept_bytes(weight)
         return self._matrix(weight, shape) if kept is None else kept
 
+    def take_with_nibbles(
+        self, name: str, shape: tuple[int, int]
+    ) -> tuple[torch.Tensor, NibbleWeight | None]:
+        """Read a weight as `take_matrix` does, and its numbers if it has four bits.
+
+        Raises:
+            ModelError: as `take`.
+        """
+        weight = self._source.read(name, shape)
+        kept = None if isinstance(weight, torch.Tensor) else kept_nibbles(weight)
+        return self._matrix(weight, shape), kept
+
     def prepared(self, name: str, make: Callable[[Checkpoint], Prepared]) -> Prepared:
         """Make it; see `Weights.prepared`."""
         return make(self)

@@ -28,11 +28,18 @@ class AcceptanceState:
             window counts its accepted tokens and the first rejected one. It starts at two.
         num_accepted: how many of them were accepted, with the same weights.
         credit_s: seconds of step time that may be spent on a probe.
+        first_rate: what the estimate was at first, and becomes again if nothing is judged.
     """
 
     num_judged: float = 2.0
     num_accepted: float = 1.0
     credit_s: float = 0.0
+    first_rate: float = 0.5
+
+    @classmethod
+    def starting_at(cls, rate: float) -> AcceptanceState:
+        """The record of a sequence of which nothing is known, when others had this rate."""
+        return cls(num_accepted=2.0 * rate, first_rate=rate)
 
     @property
     def rate(self) -> float:
@@ -49,7 +56,8 @@ class AcceptanceState:
     def fade(self) -> None:
         """Give the record a little less weight; to be called for a step without draft tokens."""
         self.num_judged = 2.0 + (self.num_judged - 2.0) * _FADING
-        self.num_accepted = 1.0 + (self.num_accepted - 1.0) * _FADING
+        first = 2.0 * self.first_rate
+        self.num_accepted = first + (self.num_accepted - first) * _FADING
 
 
 class DraftRow(NamedTuple):
