@@ -86,7 +86,8 @@ def test_a_head_keeps_its_own_four_bits_or_eight(
     assert head.product == product
     if best_variant() is not None and kind != "Q8_0":
         found = logits_of(path, quantization="int4", cpu_kernels="native")
-        assert (found - exact).abs().max() / exact.abs().max() < MAX_DEVIATION / 7
+        # Weights that are rounded again deviate by more than a third.
+        assert (found - exact).square().mean() < 0.1**2 * exact.square().mean()
 
 
 @pytest.mark.skipif(best_variant() is None, reason="this CPU has no AVX2")
