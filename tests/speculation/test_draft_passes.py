@@ -91,7 +91,7 @@ def test_a_text_is_read_where_that_is_paid_back() -> None:
 
 
 def test_reading_must_pay_for_itself_even_if_the_model_is_nearly_always_right() -> None:
-    """With a pass for half of a step, drafts of the best length save a third of the time; reading takes 100."""
+    """A pass costs half of a step: the best drafts save a third of the time, and reading takes 100."""
     policy = SpeculationPolicy(FLAT, probe_share=0.0, pass_cost=StepCost([(1, 0.5), (2000, 100.0)]))
     assert policy.plan([costly(state_with(0.95), 4, num_unread=2000, num_left=150)], 1) == [0]
     assert policy.plan([costly(state_with(0.95), 4, num_unread=2000, num_left=1000)], 1)[0] > 0
