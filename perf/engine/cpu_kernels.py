@@ -37,7 +37,7 @@ from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
 from naiad.config.engine_config import QUANTIZATIONS
 from naiad.engine import Engine
-from naiad.model_runner import ModelRunner
+from naiad.model_runner import ModelRunner, kept_measurements
 from naiad.models.native_model import NativeModel
 from naiad.sequence import EngineRequest, SamplingParams
 from naiad_kernels.native import variants
@@ -101,7 +101,8 @@ def _use_only_avx2() -> None:
         os.execve(sys.executable, command, dict(os.environ) | _ONLY_AVX2)
     hidden = {flag for flag in variants.cpu_flags() if flag.startswith(("avx512", "amx", "avx_vnni"))}
     kept = variants.cpu_flags() - hidden
-    patch.object(variants, "cpu_flags", return_value=kept).start()
+    for user in (variants, kept_measurements):
+        patch.object(user, "cpu_flags", return_value=kept).start()
 
 
 def print_profile(engine: Engine, prompts: Prompts) -> None:

@@ -180,7 +180,8 @@ def _naiad_format(name: str, model_format: str, group: str, quantization: str) -
         weight_bytes=_INT4_BYTES.get(model_format, 1),
         kv_bytes=2,
         options={"dtype": "bfloat16", "quantization": quantization},
-        head_bytes=1,
+        # A head that has four bits in the file keeps them.
+        head_bytes=None if model_format.startswith("gguf-Q4") else 1,
     )
 
 

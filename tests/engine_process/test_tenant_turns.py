@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import CancelledError
+from concurrent.futures.thread import BrokenThreadPool
 
 import pytest
 
@@ -34,3 +36,24 @@ def test_a_job_that_raises_is_no_others_matter() -> None:
     assert other.result(60) == 2
     with pytest.raises(ZeroDivisionError):
         failing.result(60)
+
+
+def test_a_future_that_is_cancelled_before_its_turn_costs_no_thread() -> None:
+    turns, may_end = TenantTurns[str](1, "turns", lambda: None), threading.Event()
+    first = turns.submit("a", lambda: str(may_end.wait(30)))
+    second, third = turns.submit("a", lambda: "second"), turns.submit("a", lambda: "third")
+    assert second.cancel()
+    may_end.set()
+    assert (first.result(30), third.result(30)) == ("True", "third")
+    with pytest.raises(CancelledError):
+        second.result(30)
+
+
+def test_jobs_of_a_pool_that_has_broken_end_with_its_error() -> None:
+    def fail() -> None:
+        raise OSError("no thread can begin")
+
+    turns = TenantTurns[str](1, "turns", fail)
+    for _ in range(3):
+        with pytest.raises(BrokenThreadPool):
+            turns.submit("a", lambda: "done").result(30)

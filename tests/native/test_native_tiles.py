@@ -161,6 +161,15 @@ def test_whole_numbers_have_the_bits_of_vectors(
     assert torch.equal(*made)
 
 
+@pytest.mark.parametrize("weights", list(LAY_OUT))
+def test_a_narrow_layer_of_very_many_rows(twin: Library, weights: str) -> None:
+    """There are more tiles of rows than lines to read ahead, so some have none to read."""
+    x, weight = torch.randn(1100, 64), LAY_OUT[weights](torch.randn(80, 64))
+    made = run_records(twin.new_team(2), lambda _, x: linear(x, weight), x)
+    assert torch.equal(made[:7], run_records(twin.new_team(1), lambda _, x: linear(x, weight), x[:7]))
+    assert torch.equal(made[-7:], run_records(twin.new_team(1), lambda _, x: linear(x, weight), x[-7:]))
+
+
 def layer(x: TracedRows, gate: str, up: NativeWeight, down: NativeWeight) -> TracedRows:
     whole = linear(x, up)
     return linear(silu_and_mul(whole) if gate == "silu" else gelu_and_mul(whole, gate), down, x)

@@ -268,7 +268,7 @@ def test_a_step_reads_all_weights_and_the_cache(config: ModelConfig) -> None:
 
 
 def test_a_head_may_have_other_bits_than_the_layers(config: ModelConfig) -> None:
-    small = next(each for each in formats(set()) if each.name == "naiad q4_0")
+    small = next(each for each in formats(set()) if each.name == "naiad w4")
     assert weight_bytes(config, small) == int(LAYERS * 4.75 / 8 + HEAD)
 
 

@@ -57,12 +57,16 @@ def load_embedding_and_head(config: ModelConfig, weights: Weights) -> tuple[Toke
     if isinstance(weights, SplitCheckpoint) and not weights.has_ends:
         return AtFirstStage(), AtFirstStage()
 
-    # Of the embedding, for a head that is the same.
+    # Of the embedding, for a head that is the same: both are prepared anew, or neither.
     nibbles: NibbleWeight | None = None
 
     def read_embedding(checkpoint: Checkpoint) -> torch.Tensor:
         nonlocal nibbles
-        matrix, nibbles = checkpoint.take_with_nibbles("model.embed_tokens.weight", shape)
+        name = "model.embed_tokens.weight"
+        if config.tie_word_embeddings:
+            matrix, nibbles = checkpoint.take_with_nibbles(name, shape)
+        else:
+            matrix = checkpoint.take_matrix(name, shape)
         # Half as many bytes are read for the same numbers.
         return narrowed(matrix) if checkpoint.options.native else matrix
 

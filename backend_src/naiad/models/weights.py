@@ -114,13 +114,15 @@ class Checkpoint:
     def take_with_nibbles(
         self, name: str, shape: tuple[int, int]
     ) -> tuple[torch.Tensor, NibbleWeight | None]:
-        """Read a weight as `take_matrix` does, and its numbers if it has four bits.
+        """Read a weight as `take_matrix` does, and its numbers if it has four bits that the options keep.
 
         Raises:
             ModelError: as `take`.
         """
         weight = self._source.read(name, shape)
-        kept = None if isinstance(weight, torch.Tensor) else kept_nibbles(weight)
+        kept: NibbleWeight | None = None
+        if self.options.quantization == "int4" and not isinstance(weight, torch.Tensor):
+            kept = kept_nibbles(weight)
         return self._matrix(weight, shape), kept
 
     def prepared(self, name: str, make: Callable[[Checkpoint], Prepared]) -> Prepared:

@@ -38,7 +38,7 @@ class AcceptanceState:
 
     @classmethod
     def starting_at(cls, rate: float) -> AcceptanceState:
-        """The record of a sequence of which nothing is known, when others had this rate."""
+        """The record of a sequence of which nothing is known, when those of others have this rate."""
         return cls(num_accepted=2.0 * rate, first_rate=rate)
 
     @property
@@ -151,7 +151,7 @@ class SpeculationPolicy:
         rates = np.array([row.state.rate for row in rows])
         most = np.array([row.num_most for row in rows])
         num_left = np.array([row.num_left for row in rows])
-        saved_s = self._saved_s(rows, rates, plain_s, windows_s, num_step_tokens)
+        saved_s = self._saved_s(rows, rates, most, plain_s, windows_s, num_step_tokens)
         most[(reading_s > 0) & (reading_s > num_left * saved_s)] = 0
         is_usable = (places <= most[:, None]).ravel()
         gains = (rates[:, None] ** places).ravel()[is_usable]
@@ -175,23 +175,26 @@ class SpeculationPolicy:
         self,
         rows: list[DraftRow],
         rates: npt.NDArray[np.float64],
+        most: npt.NDArray[np.int64],
         plain_s: float,
         windows_s: npt.NDArray[np.float64],  # [rows, 1 + places]
         num_step_tokens: int,
     ) -> npt.NDArray[np.float64]:
         """Seconds that a draft model's drafts of the best length would save each row with every token.
 
-        Each row is taken to bear its share of the step and of the passes.
+        Each row is taken to bear its share of the step, and of passes for all rows that need one.
         """
         if self._pass_cost is None:
             return np.zeros(len(rows))
         places = np.arange(1, windows_s.shape[1])
         added_s = self._step_cost(num_step_tokens + places) - self._step_cost(np.array(num_step_tokens))
-        passes_s = float(self._pass_s(len(rows))[-1]) / len(rows) + self._attending_s(rows)
+        num_sharing = max(1, sum(row.num_unread >= 0 for row in rows))
+        passes_s = float(self._pass_s(num_sharing)[-1]) / num_sharing + self._attending_s(rows)
         row_s = plain_s / len(rows)
         windows_s = row_s + added_s + places * passes_s[:, None] + windows_s[:, 1:] - windows_s[:, :1]
         num_tokens = 1 + np.cumsum(rates[:, None] ** places, axis=1)
-        saved_s: npt.NDArray[np.float64] = row_s - (windows_s / num_tokens).min(axis=1)
+        per_token_s = np.where(places <= most[:, None], windows_s / num_tokens, row_s)
+        saved_s: npt.NDArray[np.float64] = row_s - per_token_s.min(axis=1)
         return saved_s
 
     def _reading_s(self, rows: list[DraftRow]) -> npt.NDArray[np.float64]:

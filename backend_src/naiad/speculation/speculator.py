@@ -13,8 +13,8 @@ from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolic
 # their drafts pays, the drafter is skipped in the next `_REST` steps, and in twice as many each time that
 # this happens again, up to `_LONGEST_REST`.
 _CROWD, _REST, _LONGEST_REST = 8, 7, 63
-# The record of a draft model before its first window: three of four tokens were accepted. Only who expects
-# that of a model lets it draft, and with less it would never be asked where its passes are dear.
+# The record of a draft model before its first window: three of four tokens were accepted. Only users who
+# expect this configure one, and with less it would never be asked where its passes are dear.
 _MODEL = (20.0, 15.0)
 # One of so many sequences begins with that record whatever the model has been worth since.
 _HOPEFUL = 32
@@ -57,8 +57,9 @@ class Speculator:
         # Guesses at forced text are judged apart from others: they are nearly always right.
         self._forced_states: dict[int, AcceptanceState] = {}
         self._has_forced: set[int] = set()
-        # Of all sequences together.
+        # Of all sequences together; and the sequences that have drafts of the model now.
         self._of_model = AcceptanceState(*_MODEL)
+        self._from_model: set[int] = set()
         self._num_begun = 0
         self._guides = GrammarGuides()
         # In this many further steps with at least `_crowd` sequences a free drafter is skipped.
@@ -94,7 +95,8 @@ class Speculator:
         without = [index for index, draft in enumerate(drafts) if wanted[index] > 0 and not draft]
         drafter = self._drafter
         is_free = drafter is None or drafter.is_free
-        if drafter is not None and is_free and not self._rests(len(sequences)):
+        is_asked = drafter is not None and is_free and not self._rests(len(sequences))
+        if drafter is not None and is_asked:
             self._propose(drafter, sequences, wanted, without, drafts)
         if is_free and not any(drafts):
             return drafts
@@ -109,7 +111,8 @@ class Speculator:
         ]
         if drafter is None or is_free:
             counts = self._policy.plan(rows, num_step_tokens, num_room)
-            self._note_crowd(len(sequences), any(counts))
+            if is_asked:
+                self._note_crowd(len(sequences), any(counts))
         else:
             for index in without:
                 num_unread = drafter.num_unread(sequences[index])
@@ -118,7 +121,9 @@ class Speculator:
                         num_most=wanted[index], num_unread=num_unread, num_left=num_left[index]
                     )
             counts = self._policy.plan(rows, num_step_tokens, num_room)
-            self._propose(drafter, sequences, counts, [index for index in without if counts[index]], drafts)
+            asked = [index for index in without if counts[index]]
+            self._from_model = {sequences[index].sequence_id for index in asked}
+            self._propose(drafter, sequences, counts, asked, drafts)
         return [draft[:count] for draft, count in zip(drafts, counts, strict=True)]
 
     def _rests(self, num_sequences: int) -> bool:
@@ -140,7 +145,7 @@ class Speculator:
     def judged(self, sequence: Sequence, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Record how many of a row's drafts the target accepted."""
         self._state_of(sequence).update(num_draft_tokens, num_accepted_tokens)
-        if sequence.sequence_id not in self._has_forced:
+        if sequence.sequence_id in self._from_model:
             self._of_model.update(num_draft_tokens, num_accepted_tokens)
         sequence.num_draft_tokens += num_draft_tokens
         sequence.num_accepted_tokens += num_accepted_tokens

@@ -36,8 +36,12 @@ class TenantTurns(Generic[_Result]):
         while (taken := self._take()) is not None:
             future, job = taken
             if future.set_running_or_notify_cancel():
-                self._pool.submit(job).add_done_callback(partial(self._end, future))
-                return
+                try:
+                    self._pool.submit(job).add_done_callback(partial(self._end, future))
+                except RuntimeError as error:  # the pool is broken or the interpreter ends
+                    future.set_exception(error)
+                else:
+                    return
             self._release()
 
     def _take(self) -> tuple[Future[_Result], Callable[[], _Result]] | None:
@@ -57,10 +61,10 @@ class TenantTurns(Generic[_Result]):
             self._num_free += 1
 
     def _end(self, future: Future[_Result], done: Future[_Result]) -> None:
-        self._release()
-        self._begin()
         error = done.exception()
         if error is None:
             future.set_result(done.result())
         else:
             future.set_exception(error)
+        self._release()
+        self._begin()

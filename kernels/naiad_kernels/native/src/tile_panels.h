@@ -289,7 +289,7 @@ class TileRange {
     const int64_t ahead_bytes = std::min(kAheadBytes, panel_bytes_),
                   turn = (panel_bytes_ - ahead_bytes) / Product::kPanelBytesPerStep;
     ReadLines<PANELS, false> ahead;
-    ahead.lines = Product::kPanelBytesPerStep / kLineBytes;
+    ahead.lines = (Product::kPanelBytesPerStep + kLineBytes - 1) / kLineBytes;
     for (int p = 0; p < PANELS; p++) ahead.next[p] = panels[p] + ahead_bytes;
     multiply_steps(inputs, panels, 0, turn, ahead, sums);
     for (int p = 0; p < PANELS; p++) ahead.next[p] += (UNITS - 1) * panel_bytes_;
@@ -303,7 +303,7 @@ class TileRange {
     const int64_t num_lines = panel_bytes_ / kLineBytes, first = num_lines * tile / num_tiles_;
     const int64_t count = num_lines * (tile + TILES) / num_tiles_ - first;
     ReadLines<PANELS, true> ahead;
-    ahead.lines = (count + num_steps_ - 1) / num_steps_;
+    ahead.lines = std::max<int64_t>(1, (count + num_steps_ - 1) / num_steps_);  // the first tile may have none
     for (int p = 0; p < PANELS; p++) ahead.next[p] = panels[p] + UNITS * panel_bytes_ + first * kLineBytes;
     const int64_t turn = (count + ahead.lines - 1) / ahead.lines;
     multiply_steps(inputs, panels, 0, turn, ahead, sums);
