@@ -4,16 +4,18 @@
 
 Both get the same prompts and generate the same number of tokens. In float32 the greedy ids must be equal, or
 no speed is reported; `--quantization int8` rounds the native engine's weights. `--profile` prints what the
-prompts and a decode step of the native kernels spend where.
+prompts and a decode step of the native kernels spend where. `--avx2` keeps both from using more than AVX2.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections import Counter
 from functools import partial
+from unittest.mock import patch
 
 from perf.common.report import print_table, write_results
 from perf.common.torch_threads import all_cores
@@ -35,17 +37,22 @@ from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
 from naiad.config.engine_config import QUANTIZATIONS
 from naiad.engine import Engine
-from naiad.model_runner import ModelRunner
+from naiad.model_runner import ModelRunner, kept_measurements
 from naiad.models.native_model import NativeModel
 from naiad.sequence import EngineRequest, SamplingParams
+from naiad_kernels.native import variants
 from naiad_kernels.native.library import Kind
 
 _NUM_PROFILED_STEPS = 40
+# Torch's own kernels and its two libraries.
+_ONLY_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 
 def main() -> int:
     """Measure, print and write the results; return 1 if the tokens differ."""
     args = _parse()
+    if args.avx2:
+        _use_only_avx2()
     model_dir = resolve_model(args.model)
     batches = [int(part) for part in args.batch.split(",")]
     # Torch first: the native engine leaves it one thread.
@@ -85,6 +92,17 @@ def main() -> int:
     settings = vars(args) | {"model": model_dir.name, "dtype": dtype}
     print("written:", write_results("cpu-kernels", settings, timings))
     return 0
+
+
+def _use_only_avx2() -> None:
+    """Begin again with torch's variables, which count from its import on; then hide what else the CPU has."""
+    if not _ONLY_AVX2.items() <= os.environ.items():
+        command = [sys.executable, "-m", "perf.engine.cpu_kernels", *sys.argv[1:]]
+        os.execve(sys.executable, command, dict(os.environ) | _ONLY_AVX2)
+    hidden = {flag for flag in variants.cpu_flags() if flag.startswith(("avx512", "amx", "avx_vnni"))}
+    kept = variants.cpu_flags() - hidden
+    for user in (variants, kept_measurements):
+        patch.object(user, "cpu_flags", return_value=kept).start()
 
 
 def print_profile(engine: Engine, prompts: Prompts) -> None:
@@ -147,6 +165,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--output-tokens", type=at_least(2), default=128, metavar="N")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="the median is reported")
+    parser.add_argument("--avx2", action="store_true", help="use AVX2 and nothing newer")
     parser.add_argument("--profile", action="store_true", help="print where the native kernels' time goes")
     return parser.parse_args()
 

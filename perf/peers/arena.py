@@ -93,14 +93,23 @@ class Arena:
 
         return made[0] if self._survives(each, start_and_run) else None
 
-    def check(self, who: Sequence[Contestant], prompts: Prompts, expected: Prompts) -> dict[str, float]:
-        """Compare greedy tokens; return each contestant's share of agreement. Too low a share fails."""
+    def check(
+        self, who: Sequence[Contestant], prompts: Prompts, expected: Mapping[str, Prompts]
+    ) -> dict[str, float]:
+        """Compare greedy tokens; return each contestant's share of agreement. Too low a share fails.
+
+        Args:
+            who: the contestants.
+            prompts: what they continue.
+            expected: model format → the tokens in float32.
+        """
         shares: dict[str, float] = {}
         for each in who:
-            tokens = self.generate(each, prompts, len(expected[0]))
+            theirs = expected[each.model_format]
+            tokens = self.generate(each, prompts, len(theirs[0]))
             if tokens is None:
                 continue
-            shares[each.name] = round(agreement(tokens, expected), 3)
+            shares[each.name] = round(agreement(tokens, theirs), 3)
             print(f"{each.name}: {shares[each.name]:.0%} of the first tokens are float32's", flush=True)
             if shares[each.name] < each.least_agreement:
                 self._drop(each, f"{shares[each.name]:.0%} of its first tokens are float32's, too few")
@@ -154,7 +163,8 @@ class Arena:
 
     def _prepare(self, each: Contestant) -> None:
         if each.is_peer:
-            prepare(self._model_dir, each.model_format, install(each.environment, self._pip_args))
+            install(each.environment, self._pip_args)
+        prepare(self._model_dir, each.model_format, self._pip_args)
 
     def _start(self, each: Contestant) -> None:
         process = self._open(each)
@@ -184,9 +194,8 @@ class Arena:
         return AdapterProcess([str(python), str(script)], variables(each.environment, self._threads), log)
 
     def _task(self, each: Contestant) -> Mapping[str, Any]:
-        python = BUILD / each.environment / "bin" / "python"
         return {
-            "model": str(prepare(self._model_dir, each.model_format, python)),
+            "model": str(prepare(self._model_dir, each.model_format, self._pip_args)),
             "threads": self._threads,
             "max_batch": max(shape.batch for shape in self._shapes),
             "max_length": self.max_length,

@@ -21,7 +21,7 @@ from perf.common.report import ROOT, print_rows, write_report
 from perf.peers import markdown
 from perf.peers.arena import Arena, Prompts
 from perf.peers.bounds import BoundMeter, bound_meter
-from perf.peers.contestants import REFERENCE, Contestant, naiad, peers
+from perf.peers.contestants import REFERENCE, Contestant, exact, formats, naiad, peers
 from perf.peers.plots import save_plots
 from perf.peers.shapes import LONG, QUICK, REHEARSAL, Shape, need, weight_bytes
 from perf.peers.summary import Row, Turn, summarize
@@ -71,7 +71,8 @@ def main() -> int:
     # Paused processes would stay for ever if this one ended without closing them.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        who = chosen([*map(naiad, args.naiad), *peers(cpu_flags())], args.contestants)
+        everyone = formats(cpu_flags()) if args.formats else [*map(naiad, args.naiad), *peers(cpu_flags())]
+        who = chosen(everyone, args.contestants)
         kinds = chosen_kinds(args.kinds, args.quick)
         model_dir = resolve_model(args.model)
     except StartupError as error:
@@ -81,17 +82,20 @@ def main() -> int:
     if args.quick or args.rehearse:
         who = [each for each in who if not each.group.endswith("u8 KV") or args.contestants]
     arena = Arena(model_dir, args.threads, shapes, args.pip_args)
-    who = arena.install([REFERENCE, *who])[1:] if REFERENCE.name not in arena.failures else []
+    references = _references(who, args)
+    arena.install([*references.values(), *who])
+    who = [each for each in who if each.name not in arena.failures]
     if args.install_only or not who:
         _print_failures(arena)
         return 1 if arena.failures and not who else 0
-    results = _measure(arena, who, [each for each in shapes if each.kind in kinds], kinds, model_dir, args)
+    measured = [each for each in shapes if each.kind in kinds]
+    results = _measure(arena, who, references, measured, kinds, model_dir, args)
     if results is None or not (results.rows or results.trace):
         _print_failures(arena)
         return 1
     _print_all(results, who, arena)
     if not args.rehearse:
-        plots = save_plots(results.rows, shapes)
+        plots = save_plots(results.rows, shapes, "formats" if args.formats else "peers")
         print("plots:", *plots, "written:", _write(results, arena, model_dir, args))
     return 0
 
@@ -99,16 +103,21 @@ def main() -> int:
 def _measure(
     arena: Arena,
     who: list[Contestant],
+    references: Mapping[str, Contestant],
     shapes: Sequence[Shape],
     kinds: Sequence[str],
     model_dir: Path,
     args: argparse.Namespace,
 ) -> Results | None:
     prompts = checked_prompts(model_dir)
-    expected = arena.generate(REFERENCE, prompts, _NUM_CHECKED_TOKENS)
-    if expected is None:
-        print("error: without transformers' tokens in float32 no speed is reported", file=sys.stderr)
-        return None
+    tokens: dict[Contestant, Prompts] = {}
+    for reference in dict.fromkeys(references.values()):
+        made = arena.generate(reference, prompts, _NUM_CHECKED_TOKENS)
+        if made is None:
+            print(f"error: without the tokens of {reference.name} no speed is reported", file=sys.stderr)
+            return None
+        tokens[reference] = made
+    expected = {model_format: tokens[reference] for model_format, reference in references.items()}
     shares = arena.check(who, prompts, expected)
     footprints = {each: weight_bytes(arena.config, each) for each in who}
     try:
@@ -163,7 +172,12 @@ def _write(results: Results, arena: Arena, model_dir: Path, args: argparse.Names
         "trace": results.trace,
         "left_out": arena.failures,
     }
-    return write_report("peers", settings, results.rows)
+    return write_report("formats" if args.formats else "peers", settings, results.rows)
+
+
+def _references(who: Sequence[Contestant], args: argparse.Namespace) -> dict[str, Contestant]:
+    """Who generates the expected tokens of each model format: with quantised weights, or the checkpoint's."""
+    return {each.model_format: exact(each.model_format) if args.formats else REFERENCE for each in who}
 
 
 def chosen_kinds(names: str, is_quick: bool) -> list[str]:
@@ -228,6 +242,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes; no report is written")
     parser.add_argument("--install-only", action="store_true", help="install and convert, measure nothing")
     parser.add_argument("--contestants", default="", metavar="NAME,…", help="beginnings of names")
+    parser.add_argument(
+        "--formats",
+        action="store_true",
+        help="compare engines that load the same quantised model",
+    )
     parser.add_argument("--kinds", default="", metavar="KIND,…", help=f"some of {', '.join(KINDS)}")
     parser.add_argument(
         "--naiad",

@@ -11,6 +11,10 @@ from naiad.errors import StartupError
 # Their Python bindings can add a request to running ones.
 _SERVING_ADAPTERS = ("naiad", "vllm", "openvino")
 _KV_BYTES = {"float32": 4.0, "bfloat16": 2.0}
+# Blocks of 32 weights.
+_GGUF_BYTES = {"BF16": 2.0, "Q4_0": 18 / 32, "Q4_1": 20 / 32, "Q8_0": 34 / 32}
+# Naiad's groups of 32: with a zero point in eight bits, or a minimum in 16.
+_INT4_BYTES = {"gguf-Q4_0": 4.75 / 8, "gguf-Q4_1": 5 / 8, "compressed-4": 4.75 / 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +26,11 @@ class Contestant:
         environment: a key of `environments.ENVIRONMENTS`; "": this interpreter's.
         adapter: the file `adapters/run_ADAPTER.py`.
         model_format: a format of `models.prepare`.
-        group: contestants of the same group are compared: "16-bit" (float32 too), "8-bit" or "8-bit, u8 KV".
+        group: contestants of the same group are compared: "16-bit" (float32 too), "8-bit" or "8-bit, u8 KV";
+            of `formats`, what they all load.
         weight_bytes, kv_bytes: of one weight and one number of the KV cache, as the engine keeps them.
         options: of the adapter.
+        head_bytes: of one weight of the head; None: `weight_bytes`.
     """
 
     name: str
@@ -35,6 +41,7 @@ class Contestant:
     weight_bytes: float
     kv_bytes: float
     options: Mapping[str, Any] = field(hash=False)
+    head_bytes: float | None = None
 
     @property
     def is_peer(self) -> bool:
@@ -87,6 +94,46 @@ def peers(cpu_flags: Collection[str]) -> list[Contestant]:
     ]
 
 
+def formats(cpu_flags: Collection[str]) -> list[Contestant]:
+    """Engines that load the same quantised file or checkpoint; `cpu_flags` as for `peers`.
+
+    llama.cpp takes part twice where it has buffers in another order of a type: with and without them.
+    """
+    extra = "amx_tile" not in cpu_flags
+    found: list[Contestant] = []
+    for kind in ("Q4_0", "Q4_1", "Q8_0"):
+        name, model_format = kind.lower(), f"gguf-{kind}"
+        found.append(_naiad_format(name, model_format, kind, "int8" if kind == "Q8_0" else "int4"))
+        found.append(_llama(f"llama.cpp {name}", model_format, kind, "f16", extra=False))
+        if extra:
+            found.append(_llama(f"llama.cpp {name} reordered", model_format, kind, "f16", extra))
+    for bits, group in ((4, "compressed-tensors W4A16"), (8, "compressed-tensors W8A8")):
+        model_format = f"compressed-{bits}"
+        found.append(_naiad_format(f"w{bits}", model_format, group, f"int{bits}"))
+        for is_eager in (True, False):
+            found.append(
+                Contestant(
+                    name=f"vllm w{bits} {'eager' if is_eager else 'compiled'}",
+                    environment="vllm",
+                    adapter="vllm",
+                    model_format=model_format,
+                    group=group,
+                    # Groups of 32 with a scale in 16 bits and a zero point of four.
+                    weight_bytes=1 if bits == 8 else (4 + 20 / 32) / 8,
+                    kv_bytes=2,
+                    options={"eager": is_eager},
+                    head_bytes=2,
+                )
+            )
+    return found
+
+
+def exact(model_format: str) -> Contestant:
+    """Naiad in float32 with exactly the weights that a quantised model stores."""
+    options = {"dtype": "float32", "quantization": "none"}
+    return Contestant(f"naiad f32 {model_format}", "", "naiad", model_format, "", 4, 4, options)
+
+
 REFERENCE = Contestant(
     *("transformers f32", "transformers", "transformers", "checkpoint", "16-bit", 4, 4), {"dtype": "float32"}
 )
@@ -123,12 +170,24 @@ def _value(text: str) -> bool | int | str:
     return int(text) if text.isdecimal() else text
 
 
-def _llama(name: str, model_format: str, group: str, kv: str, extra: bool) -> Contestant:
-    # A block of 32 weights in Q8_0 has 34 bytes.
-    weight_bytes, kv_bytes = (
-        (2 if model_format.endswith("BF16") else 34 / 32),
-        (34 / 32 if kv == "q8_0" else 2),
+def _naiad_format(name: str, model_format: str, group: str, quantization: str) -> Contestant:
+    return Contestant(
+        name=f"naiad {name}",
+        environment="",
+        adapter="naiad",
+        model_format=model_format,
+        group=group,
+        weight_bytes=_INT4_BYTES.get(model_format, 1),
+        kv_bytes=2,
+        options={"dtype": "bfloat16", "quantization": quantization},
+        # A head that has four bits in the file keeps them.
+        head_bytes=None if model_format.startswith("gguf-Q4") else 1,
     )
+
+
+def _llama(name: str, model_format: str, group: str, kv: str, extra: bool) -> Contestant:
+    weight_bytes = _GGUF_BYTES[model_format.removeprefix("gguf-")]
+    kv_bytes = _GGUF_BYTES["Q8_0"] if kv == "q8_0" else 2
     options = {"kv": kv, "extra_buffers": extra}
     return Contestant(name, "llama_cpp", "llama_cpp", model_format, group, weight_bytes, kv_bytes, options)
 

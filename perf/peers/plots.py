@@ -11,12 +11,13 @@ from perf.peers.summary import Row
 _BOUND = ("bound", 1.0)
 
 
-def save_plots(rows: Sequence[Row], shapes: Sequence[Shape]) -> list[str]:
+def save_plots(rows: Sequence[Row], shapes: Sequence[Shape], name: str) -> list[str]:
     """Plot what was measured; return the files' names.
 
     Args:
         rows: of `summary.summarize`.
         shapes: all that have rows.
+        name: the measurement's name.
     """
     batches = {shape.name: shape.batch for shape in shapes if shape.kind == "decode"}
     lengths = {shape.name: shape.prompt_tokens for shape in shapes if shape.kind == "prefill"}
@@ -30,10 +31,10 @@ def save_plots(rows: Sequence[Row], shapes: Sequence[Shape]) -> list[str]:
         label = f"{group}: prefill, of the compute bound"
         shares += _panel(mine, lengths, "prompt tokens", "of_compute_bound", label, _BOUND)
     plots = [
-        ("peers", "Prompts of 128 tokens, 128 new ones", speed),
-        ("peers-bounds", "Shares of the bounds", shares),
+        (name, "Prompts of 128 tokens, 128 new ones", speed),
+        (f"{name}-bounds", "Shares of the bounds", shares),
     ]
-    return [save_panels(name, title, panels) for name, title, panels in plots if panels]
+    return [save_panels(file, title, panels) for file, title, panels in plots if panels]
 
 
 def _panel(

@@ -58,7 +58,8 @@ def kv_tokens(shapes: Sequence[Shape]) -> int:
 
 def weight_bytes(config: ModelConfig, contestant: Contestant) -> int:
     """Bytes of all weights that a decode step reads, the head included."""
-    return int((_layer_weights(config) + _head_weights(config)) * contestant.weight_bytes)
+    head = _head_weights(config) * (contestant.head_bytes or contestant.weight_bytes)
+    return int(_layer_weights(config) * contestant.weight_bytes + head)
 
 
 def kv_token_bytes(config: ModelConfig, contestant: Contestant) -> int:

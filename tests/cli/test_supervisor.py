@@ -284,6 +284,7 @@ def test_a_process_that_a_stub_forks_is_no_stub(tmp_path: Path, runtime_dir: Pat
         forked = psutil.Process(int(child.read_text()))
         assert Path(forked.cmdline()[0]).name == STUB_NAME
         assert list(server.start_sight().stubs) == [forked.ppid()]
+        assert server.num_stubs() == 1
     finally:
         server.kill(10)
 

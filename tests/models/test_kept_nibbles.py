@@ -12,9 +12,12 @@ from helpers.quantised_cases import CASES, SIZES, expected_logits, logits_of
 from helpers.quantised_checkpoints import write_checkpoint
 from helpers.tiny_models import make_tiny_model
 from naiad.config import ModelConfig
+from naiad.models.layers import load_embedding_and_head
 from naiad.models.weights import Checkpoint
 from naiad_kernels.linear import LoadOptions
+from naiad_kernels.native.library import Product
 from naiad_kernels.native.nibbles import NibbleWeight
+from naiad_kernels.native.panels import NativeWeight
 from naiad_kernels.native.variants import best_variant
 
 KEPT = ("gptq", "gptq v2", "gptq v1 called v2", "awq", "packed 4 bits", "packed old zero points")
@@ -60,6 +63,37 @@ def test_blocks_of_a_gguf_file_are_kept(tmp_path: Path, kind: str) -> None:
         found = checkpoint.take_projection(name, (meant[name].shape[0], meant[name].shape[1]))
         assert isinstance(found, NibbleWeight)
         assert torch.equal(found.matrix(), meant[name]), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "product"),
+    [
+        ("Q4_0", Product.INT4_BY_INT8),
+        ("Q4_1", Product.INT4_AND_MINIMUM_BY_INT8),
+        ("Q8_0", Product.INT8_BY_INT8),
+    ],
+)
+@pytest.mark.parametrize("is_tied", [False, True], ids=["own", "tied"])
+def test_a_head_keeps_its_own_four_bits_or_eight(
+    tmp_path: Path, is_tied: bool, kind: str, product: Product
+) -> None:
+    model = make_tiny_model(tmp_path / "model", **SIZES, tie_word_embeddings=is_tied)
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model, kind)
+    config = ModelConfig.from_directory(path)
+    _, head = load_embedding_and_head(config, Checkpoint(path, OPTIONS, config))
+    assert isinstance(head, NativeWeight)
+    assert head.product == product
+
+
+@pytest.mark.skipif(best_variant() is None, reason="this CPU has no AVX2")
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_logits_of_a_tied_head_in_four_bits(tmp_path: Path, kind: str) -> None:
+    """Weights that are rounded again deviate by more than a third."""
+    model = make_tiny_model(tmp_path / "model", **SIZES, tie_word_embeddings=True)
+    exact = expected_logits(model, write_gguf(tmp_path / "model.gguf", model, kind))
+    found = logits_of(tmp_path / "model.gguf", quantization="int4", cpu_kernels="native")
+    assert (found - exact).square().mean() < 0.1**2 * exact.square().mean()
 
 
 @pytest.mark.skipif(best_variant() is None, reason="this CPU has no AVX2")

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from helpers.native_compiler import knows
+from helpers.native_nibbles import four_bits, four_bits_and_minimums
 from helpers.native_tapes import native_cache, run_records, tables_of
 from naiad_kernels.gelu_and_mul import gelu_and_mul
 from naiad_kernels.linear import linear
@@ -30,6 +31,8 @@ AMX = VARIANTS[0]
 LAY_OUT: dict[str, Callable[[torch.Tensor], NativeWeight]] = {
     "bfloat16": lambda matrix: NativeWeight.of(matrix.bfloat16(), None),
     "int8": lambda matrix: NativeWeight.quantised(matrix, None),
+    "int4": lambda matrix: four_bits(matrix, None),
+    "int4_and_minimum": lambda matrix: four_bits_and_minimums(matrix, None),
 }
 DRIVER = Path(__file__).parent / "driver"
 _SMALLEST = Fraction(1, 2**126)
@@ -146,13 +149,25 @@ def test_scores_have_the_documented_order(twin: Library) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 15, 16, 17, 33, 40])
 @pytest.mark.parametrize("shape", [(37, 51), (200, 130), (16, 640), (1, 1)], ids=str)
-def test_eight_bits_have_the_bits_of_vectors(twin: Library, shape: tuple[int, int], num_rows: int) -> None:
-    x, weight = torch.randn(num_rows, shape[1]), LAY_OUT["int8"](torch.randn(shape))
+@pytest.mark.parametrize("weights", ["int8", "int4", "int4_and_minimum"])
+def test_whole_numbers_have_the_bits_of_vectors(
+    twin: Library, weights: str, shape: tuple[int, int], num_rows: int
+) -> None:
+    x, weight = torch.randn(num_rows, shape[1]), LAY_OUT[weights](torch.randn(shape))
     made = [
         run_records(library.new_team(2), lambda _, x: linear(x, weight), x)
         for library in (twin, load(PORTABLE))
     ]
     assert torch.equal(*made)
+
+
+@pytest.mark.parametrize("weights", list(LAY_OUT))
+def test_a_narrow_layer_of_very_many_rows(twin: Library, weights: str) -> None:
+    """There are more tiles of rows than lines to read ahead, so some have none to read."""
+    x, weight = torch.randn(1100, 64), LAY_OUT[weights](torch.randn(80, 64))
+    made = run_records(twin.new_team(2), lambda _, x: linear(x, weight), x)
+    assert torch.equal(made[:7], run_records(twin.new_team(1), lambda _, x: linear(x, weight), x[:7]))
+    assert torch.equal(made[-7:], run_records(twin.new_team(1), lambda _, x: linear(x, weight), x[-7:]))
 
 
 def layer(x: TracedRows, gate: str, up: NativeWeight, down: NativeWeight) -> TracedRows:

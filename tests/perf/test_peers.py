@@ -11,7 +11,7 @@ import pytest
 from perf.peers.adapter_process import AdapterProcess, Served
 from perf.peers.bench import chosen, chosen_kinds
 from perf.peers.bounds import Bounds, Need
-from perf.peers.contestants import Contestant, naiad, peers
+from perf.peers.contestants import Contestant, formats, naiad, peers
 from perf.peers.shapes import QUICK, Shape, kv_tokens, need, weight_bytes
 from perf.peers.summary import Turn, agreement, spread, summarize, tokens_per_s
 from perf.server.open_loop import Arrival
@@ -193,6 +193,20 @@ def test_a_contestant_of_naiad_has_fields_of_the_engines_configuration() -> None
     assert (small.group, small.weight_bytes, small.kv_bytes) == ("8-bit", 1, 2)
 
 
+@pytest.mark.parametrize("flags", [set(), {"amx_tile"}], ids=["vectors", "amx"])
+def test_each_format_has_naiad_and_a_peer_that_load_the_same(flags: set[str]) -> None:
+    who = formats(flags)
+    assert len({each.name for each in who}) == len(who)
+    groups = {each.group for each in who}
+    assert {"Q4_0", "Q8_0", "compressed-tensors W4A16"} <= groups
+    for group in groups:
+        mine = [each for each in who if each.group == group]
+        assert {each.is_peer for each in mine} == {True, False}
+        assert len({each.model_format for each in mine}) == 1
+    # Its buffers for AMX have crashed.
+    assert any(each.options.get("extra_buffers") for each in who) == (not flags)
+
+
 @pytest.mark.parametrize("text", [":dtype=bfloat16", "x:dtype", "x:=bfloat16"])
 def test_a_contestant_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(StartupError, match="expected NAME:field=value"):
@@ -251,6 +265,11 @@ def test_a_step_reads_all_weights_and_the_cache(config: ModelConfig) -> None:
     assert step.num_bytes == 2 * (LAYERS + HEAD) + 3 * 20 * 2 * 2 * 2 * 16 * 2
     # Each query is multiplied with a key and a value of each of 20 tokens, in two layers of four heads of 16.
     assert step.operations == 2 * 3 * (LAYERS + HEAD + 20 * 2 * 2 * 4 * 16)
+
+
+def test_a_head_may_have_other_bits_than_the_layers(config: ModelConfig) -> None:
+    small = next(each for each in formats(set()) if each.name == "naiad w4")
+    assert weight_bytes(config, small) == int(LAYERS * 4.75 / 8 + HEAD)
 
 
 def test_a_prefill_computes_every_token_and_the_head_once(config: ModelConfig) -> None:

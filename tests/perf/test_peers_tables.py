@@ -53,7 +53,7 @@ def test_the_trace_names_those_that_cannot_serve_it() -> None:
 
 def test_plots_are_of_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common_plots, "plot_path", lambda name: tmp_path / f"{name}.png")
-    assert save_plots(ROWS, SHAPES) == ["peers.png", "peers-bounds.png"]
+    assert save_plots(ROWS, SHAPES, "peers") == ["peers.png", "peers-bounds.png"]
     assert all((tmp_path / name).stat().st_size for name in ("peers.png", "peers-bounds.png"))
     prefill_only = [row for row in ROWS if str(row["shape"]).startswith("prefill")]
-    assert save_plots(prefill_only, SHAPES) == ["peers-bounds.png"]
+    assert save_plots(prefill_only, SHAPES, "peers") == ["peers-bounds.png"]

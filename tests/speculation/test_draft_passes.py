@@ -90,6 +90,13 @@ def test_a_text_is_read_where_that_is_paid_back() -> None:
     assert policy.plan([costly(state, 4, 2000, 5), costly(state, 4)], 2)[1] > 0
 
 
+def test_reading_must_pay_for_itself_even_if_the_model_is_nearly_always_right() -> None:
+    """A pass costs half of a step: the best drafts save a third of the time, and reading takes 100."""
+    policy = SpeculationPolicy(FLAT, probe_share=0.0, pass_cost=StepCost([(1, 0.5), (2000, 100.0)]))
+    assert policy.plan([costly(state_with(0.95), 4, num_unread=2000, num_left=150)], 1) == [0]
+    assert policy.plan([costly(state_with(0.95), 4, num_unread=2000, num_left=1000)], 1)[0] > 0
+
+
 @pytest.mark.parametrize("num_rows", [1, 8, 32])
 def test_a_draft_model_that_is_always_wrong_costs_four_percent_at_most(num_rows: int) -> None:
     """Over 512 steps; the model has to read only the new tokens of its sequences."""

@@ -42,8 +42,23 @@ def times_asked(cost: StepCost, crowds: list[int]) -> list[int]:
     return asked
 
 
-def test_in_a_crowd_where_nothing_pays_the_drafter_rests() -> None:
-    assert times_asked(PROPORTIONAL, [16] * 17) == [16, *[0] * 7] * 2 + [16]
+def test_in_a_crowd_where_nothing_pays_the_drafter_rests_ever_longer() -> None:
+    asked = times_asked(PROPORTIONAL, [16] * 200)
+    assert [step for step, num in enumerate(asked) if num] == [0, 8, 24, 56, 120, 184]
+    assert set(asked) == {0, 16}
+
+
+def test_a_guess_of_a_client_that_does_not_pay_lets_nobody_rest_longer() -> None:
+    drafter = CountingDrafter()
+    speculator = Speculator(drafter, SpeculationPolicy(PROPORTIONAL, probe_share=0.0), 4)
+    crowd = [draft_sequence([1, 2], [3]) for _ in range(16)]
+    asked = []
+    for _ in range(9):
+        crowd[0].offered_token_ids = (3, 4, 5)
+        before = drafter.num_asked
+        speculator.drafts(crowd, [9] * 16, 1000, 16)
+        asked.append(drafter.num_asked > before)
+    assert asked == [True, *[False] * 7, True]
 
 
 def test_a_smaller_crowd_is_asked_at_once_and_a_larger_one_not() -> None:
@@ -65,3 +80,37 @@ def test_a_sequence_that_asks_for_no_drafts_gets_no_plan() -> None:
     assert speculator.may_draft(sequence)
     sequence.params = msgspec.structs.replace(sequence.params, num_draft_tokens=0)
     assert not speculator.may_draft(sequence)
+
+
+class ModelLikeDrafter(CountingDrafter):
+    """Costs passes, as a draft model does."""
+
+    is_free = False
+
+
+def begun_with_drafts(
+    speculator: Speculator, num_sequences: int, *, are_right: bool, num_windows: int = 2
+) -> list[bool]:
+    """Whether the first steps of new sequences, one after the other, have drafts."""
+    begun = []
+    for _ in range(num_sequences):
+        sequence = draft_sequence([1, 2], [3])
+        (draft,) = speculator.drafts([sequence], [1000], 1000, 1)
+        begun.append(bool(draft))
+        for _ in range(num_windows):
+            speculator.judged(sequence, 2, 2 * are_right)
+        speculator.forget(sequence)
+    return begun
+
+
+def test_a_draft_model_is_trusted_until_it_has_been_wrong_and_tried_again_now_and_then() -> None:
+    """A pass costs half of a step here, so at least one token of two must be right."""
+    policy = SpeculationPolicy(FLAT, probe_share=0.0, pass_cost=StepCost([(1, 0.5), (100_000, 0.5)]))
+    speculator = Speculator(ModelLikeDrafter(), policy, 2)
+    begun = begun_with_drafts(speculator, 97, are_right=False)
+    assert begun[0]
+    assert [number for number, has in enumerate(begun) if has and number > 16] == [32, 64, 96]
+    # Only what the model has drafted counts.
+    assert not any(begun_with_drafts(speculator, 10, are_right=True, num_windows=60))
+    assert any(begun_with_drafts(speculator, 32, are_right=True, num_windows=60))
+    assert all(begun_with_drafts(speculator, 10, are_right=True))

@@ -56,18 +56,24 @@ def load_embedding_and_head(config: ModelConfig, weights: Weights) -> tuple[Toke
     if isinstance(weights, SplitCheckpoint) and not weights.has_ends:
         return AtFirstStage(), AtFirstStage()
 
+    # Of the embedding, for a head that is the same: both are prepared anew, or neither.
+    nibbles: NibbleWeight | None = None
+
     def read_embedding(checkpoint: Checkpoint) -> torch.Tensor:
-        matrix = checkpoint.take_matrix("model.embed_tokens.weight", shape)
+        nonlocal nibbles
+        name = "model.embed_tokens.weight"
+        if config.tie_word_embeddings:
+            matrix, nibbles = checkpoint.take_with_nibbles(name, shape)
+        else:
+            matrix = checkpoint.take_matrix(name, shape)
         # Half as many bytes are read for the same numbers.
         return narrowed(matrix) if checkpoint.options.native else matrix
 
     def prepare_head(checkpoint: Checkpoint) -> LinearWeight:
-        if config.tie_word_embeddings:
-            checkpoint.drop("lm_head.weight")
-            head = table
-        else:
-            head = checkpoint.take_matrix("lm_head.weight", shape)
-        return prepare_linear(head, options=_of_head(checkpoint.options))
+        if not config.tie_word_embeddings:
+            return _prepare_head(*checkpoint.take_with_nibbles("lm_head.weight", shape), checkpoint.options)
+        checkpoint.drop("lm_head.weight")
+        return _prepare_head(table, nibbles, checkpoint.options)
 
     table = weights.prepared("model.embed_tokens", read_embedding)
     head = weights.prepared("lm_head", prepare_head)
@@ -86,9 +92,14 @@ def _joined(parts: Sequence[torch.Tensor | KeptWeight], dtype: torch.dtype) -> t
     return torch.cat(plain)
 
 
-def _of_head(options: LoadOptions) -> LoadOptions:
-    """The head decides between tokens and would lose most by four bits: it keeps eight."""
-    return replace(options, quantization="int8") if options.quantization == "int4" else options
+def _prepare_head(matrix: torch.Tensor, nibbles: NibbleWeight | None, options: LoadOptions) -> LinearWeight:
+    """The head decides between tokens and would lose most by four bits: it keeps eight, or its own four."""
+    if options.quantization != "int4":
+        return prepare_linear(matrix, options=options)
+    kept = nibbles or NibbleWeight.aligned(matrix)
+    if kept is not None:
+        return prepare_linear(kept, options=options)
+    return prepare_linear(matrix, options=replace(options, quantization="int8"))
 
 
 def add_and_norm(

@@ -110,6 +110,20 @@ class Checkpoint:
                 kept = kept_for_gpu(weight)
         return self._matrix(weight, shape) if kept is None else kept
 
+    def take_with_nibbles(
+        self, name: str, shape: tuple[int, int]
+    ) -> tuple[torch.Tensor, NibbleWeight | None]:
+        """Read a weight as `take_matrix` does, and its numbers if it has four bits that the options keep.
+
+        Raises:
+            ModelError: as `take`.
+        """
+        weight = self._source.read(name, shape)
+        kept: NibbleWeight | None = None
+        if self.options.quantization == "int4" and not isinstance(weight, torch.Tensor):
+            kept = kept_nibbles(weight)
+        return self._matrix(weight, shape), kept
+
     def prepared(self, name: str, make: Callable[[Checkpoint], Prepared]) -> Prepared:
         """Make it; see `Weights.prepared`."""
         return make(self)

@@ -28,11 +28,18 @@ class AcceptanceState:
             window counts its accepted tokens and the first rejected one. It starts at two.
         num_accepted: how many of them were accepted, with the same weights.
         credit_s: seconds of step time that may be spent on a probe.
+        first_rate: what the estimate was at first, and becomes again if nothing is judged.
     """
 
     num_judged: float = 2.0
     num_accepted: float = 1.0
     credit_s: float = 0.0
+    first_rate: float = 0.5
+
+    @classmethod
+    def starting_at(cls, rate: float) -> AcceptanceState:
+        """The record of a sequence of which nothing is known, when those of others have this rate."""
+        return cls(num_accepted=2.0 * rate, first_rate=rate)
 
     @property
     def rate(self) -> float:
@@ -49,7 +56,8 @@ class AcceptanceState:
     def fade(self) -> None:
         """Give the record a little less weight; to be called for a step without draft tokens."""
         self.num_judged = 2.0 + (self.num_judged - 2.0) * _FADING
-        self.num_accepted = 1.0 + (self.num_accepted - 1.0) * _FADING
+        first = 2.0 * self.first_rate
+        self.num_accepted = first + (self.num_accepted - first) * _FADING
 
 
 class DraftRow(NamedTuple):
@@ -143,7 +151,8 @@ class SpeculationPolicy:
         rates = np.array([row.state.rate for row in rows])
         most = np.array([row.num_most for row in rows])
         num_left = np.array([row.num_left for row in rows])
-        most[reading_s * (1 - rates) > num_left * rates * plain_s / len(rows)] = 0
+        saved_s = self._saved_s(rows, rates, most, plain_s, windows_s, num_step_tokens)
+        most[(reading_s > 0) & (reading_s > num_left * saved_s)] = 0
         is_usable = (places <= most[:, None]).ravel()
         gains = (rates[:, None] ** places).ravel()[is_usable]
         row_numbers = np.repeat(np.arange(len(rows)), num_places)[is_usable]
@@ -161,6 +170,32 @@ class SpeculationPolicy:
         probing_s = reading_s + self._attending_s(rows) + windows_s[:, 1] - windows_s[:, 0]
         self._probe(rows, counts, costs, plain_s, probing_s, num_room)
         return counts
+
+    def _saved_s(
+        self,
+        rows: list[DraftRow],
+        rates: npt.NDArray[np.float64],
+        most: npt.NDArray[np.int64],
+        plain_s: float,
+        windows_s: npt.NDArray[np.float64],  # [rows, 1 + places]
+        num_step_tokens: int,
+    ) -> npt.NDArray[np.float64]:
+        """Seconds that a draft model's drafts of the best length would save each row with every token.
+
+        Each row is taken to bear its share of the step, and of passes for all rows that need one.
+        """
+        if self._pass_cost is None:
+            return np.zeros(len(rows))
+        places = np.arange(1, windows_s.shape[1])
+        added_s = self._step_cost(num_step_tokens + places) - self._step_cost(np.array(num_step_tokens))
+        num_sharing = max(1, sum(row.num_unread >= 0 for row in rows))
+        passes_s = float(self._pass_s(num_sharing)[-1]) / num_sharing + self._attending_s(rows)
+        row_s = plain_s / len(rows)
+        windows_s = row_s + added_s + places * passes_s[:, None] + windows_s[:, 1:] - windows_s[:, :1]
+        num_tokens = 1 + np.cumsum(rates[:, None] ** places, axis=1)
+        per_token_s = np.where(places <= most[:, None], windows_s / num_tokens, row_s)
+        saved_s: npt.NDArray[np.float64] = row_s - per_token_s.min(axis=1)
+        return saved_s
 
     def _reading_s(self, rows: list[DraftRow]) -> npt.NDArray[np.float64]:
         """Seconds that the draft model needs to read each row's unread tokens."""

@@ -10,8 +10,14 @@ from naiad.speculation.grammar_guides import GrammarGuides
 from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolicy
 
 # Free drafters take some time for each sequence. If a step has at least `_CROWD` sequences and none of
-# their drafts pays, the drafter is skipped in the next `_REST` steps.
-_CROWD, _REST = 8, 7
+# their drafts pays, the drafter is skipped in the next `_REST` steps, and in twice as many each time that
+# this happens again, up to `_LONGEST_REST`.
+_CROWD, _REST, _LONGEST_REST = 8, 7, 63
+# The record of a draft model before its first window: three of four tokens were accepted. Only users who
+# expect this configure one, and with less it would never be asked where its passes are dear.
+_MODEL = (20.0, 15.0)
+# One of so many sequences begins with that record whatever the model has been worth since.
+_HOPEFUL = 32
 # The record of forced drafts before the first one: as if 19 of 20 tokens had been accepted.
 _FORCED = (20.0, 19.0)
 
@@ -51,9 +57,13 @@ class Speculator:
         # Guesses at forced text are judged apart from others: they are nearly always right.
         self._forced_states: dict[int, AcceptanceState] = {}
         self._has_forced: set[int] = set()
+        # Of all sequences together; and the sequences that have drafts of the model now.
+        self._of_model = AcceptanceState(*_MODEL)
+        self._from_model: set[int] = set()
+        self._num_begun = 0
         self._guides = GrammarGuides()
         # In this many further steps with at least `_crowd` sequences a free drafter is skipped.
-        self._num_resting, self._crowd = 0, 0
+        self._num_resting, self._crowd, self._next_rest = 0, 0, _REST
         self.totals = DraftTotals(accepted_at=[0] * num_speculative_tokens)
 
     @property
@@ -84,8 +94,12 @@ class Speculator:
         drafts = [self._given(sequence, num) for sequence, num in zip(sequences, wanted, strict=True)]
         without = [index for index, draft in enumerate(drafts) if wanted[index] > 0 and not draft]
         drafter = self._drafter
-        if drafter is not None and drafter.is_free and not self._rests(len(sequences)):
+        is_free = drafter is None or drafter.is_free
+        is_asked = drafter is not None and is_free and not self._rests(len(sequences))
+        if drafter is not None and is_asked:
             self._propose(drafter, sequences, wanted, without, drafts)
+        if is_free and not any(drafts):
+            return drafts
         rows = [
             DraftRow(
                 self._state_of(sequence),
@@ -95,10 +109,10 @@ class Speculator:
             )
             for sequence, draft in zip(sequences, drafts, strict=True)
         ]
-        if drafter is None or drafter.is_free:
+        if drafter is None or is_free:
             counts = self._policy.plan(rows, num_step_tokens, num_room)
-            if any(drafts) and not any(counts) and len(sequences) >= _CROWD:
-                self._num_resting, self._crowd = _REST, len(sequences)
+            if is_asked:
+                self._note_crowd(len(sequences), any(counts))
         else:
             for index in without:
                 num_unread = drafter.num_unread(sequences[index])
@@ -107,7 +121,9 @@ class Speculator:
                         num_most=wanted[index], num_unread=num_unread, num_left=num_left[index]
                     )
             counts = self._policy.plan(rows, num_step_tokens, num_room)
-            self._propose(drafter, sequences, counts, [index for index in without if counts[index]], drafts)
+            asked = [index for index in without if counts[index]]
+            self._from_model = {sequences[index].sequence_id for index in asked}
+            self._propose(drafter, sequences, counts, asked, drafts)
         return [draft[:count] for draft, count in zip(drafts, counts, strict=True)]
 
     def _rests(self, num_sequences: int) -> bool:
@@ -118,9 +134,19 @@ class Speculator:
         self._num_resting -= 1
         return True
 
+    def _note_crowd(self, num_sequences: int, has_paid: bool) -> None:
+        """Let the drafter rest if none of the drafts of many sequences pays."""
+        if has_paid:
+            self._next_rest = _REST
+        elif num_sequences >= _CROWD:
+            self._num_resting, self._crowd = self._next_rest, num_sequences
+            self._next_rest = min(2 * self._next_rest + 1, _LONGEST_REST)
+
     def judged(self, sequence: Sequence, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Record how many of a row's drafts the target accepted."""
         self._state_of(sequence).update(num_draft_tokens, num_accepted_tokens)
+        if sequence.sequence_id in self._from_model:
+            self._of_model.update(num_draft_tokens, num_accepted_tokens)
         sequence.num_draft_tokens += num_draft_tokens
         sequence.num_accepted_tokens += num_accepted_tokens
         self.totals.num_drafts += 1
@@ -160,7 +186,19 @@ class Speculator:
         sequence_id = sequence.sequence_id
         if sequence_id in self._has_forced:
             return self._forced_states.setdefault(sequence_id, AcceptanceState(*_FORCED))
-        return self._states.setdefault(sequence_id, AcceptanceState())
+        state = self._states.get(sequence_id)
+        if state is None:
+            state = self._states[sequence_id] = self._new_state()
+        return state
+
+    def _new_state(self) -> AcceptanceState:
+        if self._drafter is None or self._drafter.is_free:
+            return AcceptanceState()
+        rate, hope = self._of_model.rate, AcceptanceState(*_MODEL).rate
+        if self._num_begun % _HOPEFUL == 0:
+            rate = max(rate, hope)
+        self._num_begun += 1
+        return AcceptanceState.starting_at(rate)
 
     def _propose(
         self,

@@ -1,6 +1,6 @@
-"""Writes a Llama checkpoint of the Hugging Face format as GGUF, without a tokenizer.
+"""Writes a Llama checkpoint of the Hugging Face format as GGUF.
 
-    python write_gguf.py DIR OUT.gguf {BF16,Q8_0}
+    python write_gguf.py DIR OUT.gguf {BF16,Q4_0,Q4_1,Q8_0}
 
 Matrices are written in the named type and vectors in float32, as llama.cpp's own converter does it.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -42,6 +43,7 @@ def main(folder: Path, out: Path, type_name: str) -> None:
     kind = gguf.GGMLQuantizationType[type_name]
     writer = gguf.GGUFWriter(out, "llama")
     _write_settings(writer, config)
+    _write_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()), config["vocab_size"])
     for name, array in read_safetensors(folder / "model.safetensors"):
         part = gguf_name(name)
         short = part.split(".")[-2]
@@ -105,7 +107,22 @@ def _write_settings(writer: gguf.GGUFWriter, config: dict[str, object]) -> None:
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
+
+
+def _write_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], vocab_size: int) -> None:
+    """Write byte-level BPE that is cut as SmolLM's; nothing but token ids is measured."""
+    tokens = [f"[PAD{number}]" for number in range(vocab_size)]
+    kinds = [gguf.TokenType.UNUSED] * vocab_size
+    for token, number in tokenizer["model"]["vocab"].items():
+        tokens[number], kinds[number] = token, gguf.TokenType.NORMAL
+    for added in tokenizer["added_tokens"]:
+        tokens[added["id"]], kinds[added["id"]] = added["content"], gguf.TokenType.CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    merges = tokenizer["model"]["merges"]
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
 
 
 if __name__ == "__main__":

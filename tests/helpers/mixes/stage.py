@@ -33,7 +33,7 @@ from naiad.engine_process.protocol import (
     encode_frame,
     engine_message_decoder,
 )
-from naiad.engine_process.serving import turns
+from naiad.engine_process.serving import tenant_turns
 from naiad.engine_process.serving.connections import ConnectionEvent, Connections, Inbox
 from naiad.engine_process.serving.loop import EngineLoop
 from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
@@ -250,7 +250,7 @@ class Stage:
         self._connections = _Connections(_Rounds(self._happen), gate)
         self._tasks = asyncio.new_event_loop()
         self._tasks.set_default_executor(_Inline(1))
-        with patch.object(turns, "ThreadPoolExecutor", _Inline):
+        with patch.object(tenant_turns, "ThreadPoolExecutor", _Inline):
             self._loop = EngineLoop(self.engine, self._connections, Checkpoint("", "first"))
         self._doors = self._make_doors(bench)
 

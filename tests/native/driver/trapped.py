@@ -8,10 +8,12 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from helpers.attention_cases import AttentionCase
+from helpers.native_nibbles import four_bits, four_bits_and_minimums
 from helpers.native_tapes import native_cache, positions_of, run_records, tables_of
 from naiad_kernels.linear import linear
 from naiad_kernels.native.build import load
@@ -35,7 +37,7 @@ def compare(lay_out: Callable[[torch.Tensor], NativeWeight], scale: float) -> No
     """For steps of one tile, of full tiles, and of tiles with rows in common."""
     real, twin = load(VARIANTS[0]), load(PORTABLE_AMX).new_team(1)
     up, down = lay_out(torch.randn(352, 70) * scale), lay_out(torch.randn(70, 176))
-    for num_rows, num_threads in ((1, 1), (5, 3), (16, 2), (17, 1), (33, 2), (40, 3)):
+    for num_rows, num_threads in ((1, 1), (5, 3), (8, 1), (9, 1), (16, 2), (17, 1), (33, 2), (40, 3)):
         x = torch.randn(num_rows, 70) * scale
         made = outputs(real.new_team(num_threads), x, up, down)
         for ours, expected in zip(made, outputs(twin, x, up, down), strict=True):
@@ -79,6 +81,10 @@ def main() -> None:
     for scale in (1.0, 2.0**-63):
         compare(lambda matrix: NativeWeight.of(matrix.bfloat16(), None), scale)
         compare(lambda matrix: NativeWeight.quantised(matrix, None), scale)
+    for in_four_bits in (four_bits, four_bits_and_minimums):
+        num_before = traps.amx_traps_products()
+        compare(partial(in_four_bits, bias=None), 1.0)
+        assert traps.amx_traps_products() > num_before + 100
     compare_attention()
     assert traps.amx_traps_products() > 1000
     print(traps.amx_traps_shaped(), traps.amx_traps_released())

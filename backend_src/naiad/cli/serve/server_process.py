@@ -81,12 +81,14 @@ class ServerProcess:
 
     def num_stubs(self) -> int:
         """Number of live stubs: there is one for each Python model."""
-        count = 0
+        parents: dict[int, int] = {}
         for process in self._descendants():
             with contextlib.suppress(psutil.NoSuchProcess):
                 words = process.cmdline()
-                count += bool(words) and Path(words[0]).name == STUB_NAME
-        return count
+                if words and Path(words[0]).name == STUB_NAME:
+                    parents[process.pid] = process.ppid()
+        # A stub's child looks like the stub between fork and exec.
+        return sum(parent not in parents for parent in parents.values())
 
     def start_sight(self) -> StartSight:
         """What is seen of the server while it starts."""

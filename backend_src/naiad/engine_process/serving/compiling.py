@@ -18,7 +18,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from naiad.engine_process.serving.turns import Turns
+from naiad.engine_process.serving.tenant_turns import TenantTurns
 from naiad.errors import InternalError, NaiadError
 from naiad.grammar import CompiledGrammar, Grammars
 from naiad.grammar.limits import MAX_SMALL_SOURCE_BYTES
@@ -99,8 +99,8 @@ class CompilingRequests:
         # Threads that compile append to it.
         self._done: deque[int] = deque()
         self._deadlines: list[tuple[float, int]] = []
-        self._small = Turns[CompiledGrammar | None](_NUM_THREADS, "grammar", _be_nice)
-        self._large = Turns[CompiledGrammar | None](_NUM_THREADS_FOR_LARGE, "large-grammar", _be_nice)
+        self._small = TenantTurns[CompiledGrammar | None](_NUM_THREADS, "grammar", _be_nice)
+        self._large = TenantTurns[CompiledGrammar | None](_NUM_THREADS_FOR_LARGE, "large-grammar", _be_nice)
 
     def find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         """Return a grammar that is compiled; None if it is not."""

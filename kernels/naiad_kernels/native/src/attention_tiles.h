@@ -121,7 +121,7 @@ class TileStrips {
     for (int64_t step = 0; step < query_stride(head_dim_) / kFeaturesPerStep; step++) {
       if (strip.is_first)
         for (int g = 0; g < GROUPS; g++) read_tile(next[g] + step * kTileBytes, values[g] + step * kTileBytes);
-      add_tile_products<Bf16Tiles>(inputs, panels, step);
+      add_tile_products<Bf16Tiles>(inputs, tiles_of_step(panels, step).data, step);
     }
     for_each<GROUPS>([&](auto tile) {
       constexpr int TILE = decltype(tile)::value;

@@ -290,6 +290,17 @@ void compute_panels(const NaiadRecord& record, const Run& run, const Rows<Produc
   }
 }
 
+// Few rows in four bits are multiplied as fast as their weights are read without tiles. Both forms give the same bits.
+constexpr int64_t kMostInt4RowsWithoutTiles = 8;
+
+template <class Offsets>
+void compute_int4_panels(const NaiadRecord& record, const Run& run, const Rows<RoundedByInt8>& rows, Member& member) {
+  if constexpr (kHasTiles)
+    if (run.step->num_tokens > kMostInt4RowsWithoutTiles)
+      return compute_panels<Int4Tiles<Offsets>>(record, run, {rows.data, rows.stride}, member);
+  compute_panels<Int4ByInt8<Offsets>>(record, run, {rows.data, rows.stride}, member);
+}
+
 // ---------------------------------------------------------------- inputs
 // Up to this many rows every member rounds all inputs for itself instead of waiting for the others.
 constexpr int64_t kRowsRoundedAlone = 2;
@@ -330,12 +341,11 @@ int64_t linear_shared_bytes(const NaiadRecord& record, const NaiadStep& step) {
 
 bool linear_takes_tiles(const NaiadRecord& record) {
   const int32_t product = record.matrix.product;
-  return kHasTiles && (product == NAIAD_BF16_BY_BF16 || product == NAIAD_INT8_BY_INT8);
+  const bool has_floats = product == NAIAD_FLOAT_BY_FLOAT || product == NAIAD_FLOAT_BY_BF16;
+  return kHasTiles && !has_floats && product != NAIAD_FLOAT_BY_F16;
 }
 
 void linear(const NaiadRecord& record, const Run& run, Member& member) {
-  using ByInt4 = Int4ByInt8<ZeroPoints>;
-  using ByInt4AndMinimum = Int4ByInt8<Minimums>;
   const NaiadBuffer& in = run.buffers[record.in];
   switch (record.matrix.product) {
     case NAIAD_FLOAT_BY_FLOAT: return compute_panels<FloatByFloat>(record, run, {in.data, in.stride}, member);
@@ -344,9 +354,9 @@ void linear(const NaiadRecord& record, const Run& run, Member& member) {
     case NAIAD_BF16_BY_BF16:
       return compute_panels<RoundedByBf16>(record, run, rounded_rows<RoundedByBf16>(record, run, member), member);
     case NAIAD_INT4_BY_INT8:
-      return compute_panels<ByInt4>(record, run, rounded_rows<ByInt4>(record, run, member), member);
+      return compute_int4_panels<ZeroPoints>(record, run, rounded_rows<RoundedByInt8>(record, run, member), member);
     case NAIAD_INT4_AND_MINIMUM_BY_INT8:
-      return compute_panels<ByInt4AndMinimum>(record, run, rounded_rows<ByInt4AndMinimum>(record, run, member), member);
+      return compute_int4_panels<Minimums>(record, run, rounded_rows<RoundedByInt8>(record, run, member), member);
     default:
       return compute_panels<RoundedByInt8>(record, run, rounded_rows<RoundedByInt8>(record, run, member), member);
   }

@@ -23,6 +23,7 @@ NAIAD_INLINE void load_nibbles(const char* p, Fours& lower, Fours& upper) {
   lower.v = _mm512_and_si512(both, mask);
   upper.v = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
 }
+NAIAD_INLINE void store_bytes(char* p, Fours fours) { _mm512_storeu_si512(p, fours.v); }
 struct GroupSums {
   __m512i v;
 };
@@ -53,6 +54,10 @@ NAIAD_INLINE void load_nibbles(const char* p, Fours& lower, Fours& upper) {
   lower = {_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)};
   upper = {_mm256_and_si256(_mm256_srli_epi16(a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(b, 4), mask)};
 }
+NAIAD_INLINE void store_bytes(char* p, const Fours& fours) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), fours.a);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), fours.b);
+}
 struct GroupSums {
   __m256i a, b;
 };
@@ -81,6 +86,7 @@ NAIAD_INLINE void load_nibbles(const char* p, Fours& lower, Fours& upper) {
     upper.v[i] = both >> 4;
   }
 }
+NAIAD_INLINE void store_bytes(char* p, const Fours& fours) { std::memcpy(p, fours.v, sizeof fours.v); }
 struct GroupSums {
   int32_t v[kLanes];
 };
@@ -119,15 +125,28 @@ struct Minimums {
   }
 };
 
+// A step of a panel.
+template <class Offsets>
+struct NibbleStep {
+  static constexpr int64_t kScalesAt = kGroupsPerStep * kNibbleBytesPerGroup;
+  static constexpr int64_t kOffsetsAt = kScalesAt + kGroupsPerStep * kScaleBytesPerGroup;
+  static constexpr int64_t kBytes = kOffsetsAt + kGroupsPerStep * Offsets::kBytesPerGroup;
+
+  NAIAD_INLINE Floats load_scales(const char* step, int64_t group) {
+    return load_f16(reinterpret_cast<const uint16_t*>(step + kScalesAt + group * kScaleBytesPerGroup));
+  }
+  NAIAD_INLINE Floats load_offsets(const char* step, int64_t group) {
+    return Offsets::load_offsets(step + kOffsetsAt + group * Offsets::kBytesPerGroup);
+  }
+};
+
 // Both groups of a step are added as floats, one after the other.
 template <class Offsets>
 struct Int4ByInt8 {
   using Input = RoundedInputs;
   static constexpr bool kTakesTiles = false;
   static constexpr int64_t kInputsPerStep = kInputsPerScale, kWidth = 1;
-  static constexpr int64_t kScalesAt = kGroupsPerStep * kNibbleBytesPerGroup;
-  static constexpr int64_t kOffsetsAt = kScalesAt + kGroupsPerStep * kScaleBytesPerGroup;
-  static constexpr int64_t kPanelBytesPerStep = kOffsetsAt + kGroupsPerStep * Offsets::kBytesPerGroup;
+  static constexpr int64_t kPanelBytesPerStep = NibbleStep<Offsets>::kBytes;
   static constexpr int kMostRows = kRegisters >= 32 ? 6 : kRegisters >= 8 ? 3 : 2, kMostPanels = 2, kPanelsAtOnce = 2;
 
   template <int ROWS, int PANELS, class Ahead>
@@ -157,7 +176,7 @@ struct Int4ByInt8 {
     }
     // Scales and offsets take two more lines, or nearly.
     for (int64_t line = 0; line < 2; line++) {
-      for (int p = 0; p < PANELS; p++) at[p] = panels[p] + kScalesAt + line * 64;
+      for (int p = 0; p < PANELS; p++) at[p] = panels[p] + NibbleStep<Offsets>::kScalesAt + line * 64;
       ahead.read(at);
     }
   }
@@ -167,9 +186,8 @@ struct Int4ByInt8 {
   NAIAD_INLINE void add_group(const Input* x, int64_t stride, const char* const panels[PANELS], int64_t group,
                               const GroupSums whole[ROWS][PANELS], Floats sums[ROWS][PANELS]) {
     for (int p = 0; p < PANELS; p++) {
-      const char* scales = panels[p] + kScalesAt + group * kScaleBytesPerGroup;
-      const Floats scale = load_f16(reinterpret_cast<const uint16_t*>(scales));
-      const Floats offset = Offsets::load_offsets(panels[p] + kOffsetsAt + group * Offsets::kBytesPerGroup);
+      const Floats scale = NibbleStep<Offsets>::load_scales(panels[p], group);
+      const Floats offset = NibbleStep<Offsets>::load_offsets(panels[p], group);
       for (int r = 0; r < ROWS; r++) {
         const Input& inputs = x[r * stride];
         const float sum = static_cast<float>(inputs.group_sums[group]);

@@ -1,8 +1,7 @@
 // All rows of a step by a range of panels, with tiles.
 //
-// A step of a panel is one tile of weights as it lies in memory: 16 pairs, or fours, of inputs for 16 outputs. Every
-// number of rows is multiplied by tiles, so that each row has one order of sums: a row's result does not depend on its
-// tile.
+// A step of a panel is one tile of weights as it lies in memory: 16 pairs, or fours, of inputs for 16 outputs. In four
+// bits it is unpacked to two. Every number of rows has one order of sums: a row's result does not depend on its tile.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 
 #include "epilogue.h"
 #include "inputs.h"
+#include "nibbles.h"
 #include "read_ahead.h"
 #include "tiles.h"
 
@@ -51,21 +51,33 @@ struct ReadLines {
   int64_t lines;
 };
 
-// A tile of sums for each of the tiles of inputs and each of the panels: one step's products are added.
+// A tile of sums for each of the tiles of inputs and each of the tiles of weights: one step's products are added.
 template <class Product, int TILES, int PANELS, class Input>
-NAIAD_INLINE void add_tile_products(const TileRows<Input> (&inputs)[TILES], const char* const (&panels)[PANELS],
+NAIAD_INLINE void add_tile_products(const TileRows<Input> (&inputs)[TILES], const char* const (&weights)[PANELS],
                                     int64_t step) {
   for_each<TILES>([&](auto tile) {
     load_tile<kInputTiles + decltype(tile)::value>(inputs[tile].data + step * Product::kWidth, inputs[tile].row_bytes);
   });
   for_each<PANELS>([&](auto panel) {
     constexpr int PANEL = decltype(panel)::value, WEIGHTS = kWeightTiles + PANEL % (kNumTiles - kWeightTiles);
-    load_tile<WEIGHTS>(panels[PANEL] + step * kTileBytes, kTileRowBytes);
+    load_tile<WEIGHTS>(weights[PANEL], kTileRowBytes);
     for_each<TILES>([&](auto tile) {
       constexpr int TILE = decltype(tile)::value;
       Product::template multiply<kSumTiles + TILE * PANELS + PANEL, kInputTiles + TILE, WEIGHTS>();
     });
   });
+}
+
+// Where a step's tile of each panel lies.
+template <int PANELS>
+struct WeightTiles {
+  const char* data[PANELS];
+};
+template <int PANELS>
+NAIAD_INLINE WeightTiles<PANELS> tiles_of_step(const char* const (&panels)[PANELS], int64_t step) {
+  WeightTiles<PANELS> tiles;
+  for (int p = 0; p < PANELS; p++) tiles.data[p] = panels[p] + step * kTileBytes;
+  return tiles;
 }
 
 template <int COUNT>
@@ -82,7 +94,7 @@ NAIAD_INLINE void store_sum_tiles(T (*sums)[kTileRows * kLanes]) {
 struct Bf16Tiles {
   using Input = uint16_t;
   static constexpr bool kTakesTiles = true;
-  static constexpr int64_t kInputsPerStep = 32, kWidth = 32;
+  static constexpr int64_t kInputsPerStep = 32, kWidth = 32, kPanelBytesPerStep = kTileBytes;
 
   template <int SUMS, int INPUTS, int WEIGHTS>
   NAIAD_INLINE void multiply() {
@@ -97,7 +109,7 @@ struct Bf16Tiles {
   template <int TILES, int PANELS>
   NAIAD_INLINE void add_step(const TileRows<Input> (&inputs)[TILES], const char* const (&panels)[PANELS], int64_t step,
                              float (*)[kTileRows * kLanes]) {
-    add_tile_products<Bf16Tiles>(inputs, panels, step);
+    add_tile_products<Bf16Tiles>(inputs, tiles_of_step(panels, step).data, step);
   }
 
   template <int COUNT>
@@ -106,12 +118,12 @@ struct Bf16Tiles {
   }
 };
 
-// A step is one group of inputs: whole numbers in tiles, which are then scaled and added as floats.
-struct Int8Tiles {
+// Sums of floats in memory, to which the whole numbers of a step's tiles are added.
+struct WholeTiles {
   using Input = RoundedInputs;
   static constexpr bool kTakesTiles = true;
   static constexpr int64_t kInputsPerStep = kInputsPerScale, kWidth = 1;
-  static_assert(kInputsPerScale == kTileRowBytes, "a group's values are a row of a tile");
+  static_assert(kInputsPerScale == kTileRowBytes, "a step's values are a row of a tile");
 
   template <int SUMS, int INPUTS, int WEIGHTS>
   NAIAD_INLINE void multiply() {
@@ -124,28 +136,88 @@ struct Int8Tiles {
       for (int64_t i = 0; i < kTileRows * kLanes; i += kLanes) store(sums[tile] + i, fill(0.0f));
   }
 
-  template <int TILES, int PANELS>
-  NAIAD_INLINE void add_step(const TileRows<Input> (&inputs)[TILES], const char* const (&panels)[PANELS], int64_t step,
-                             float (*sums)[kTileRows * kLanes]) {
+  template <int COUNT>
+  NAIAD_INLINE void end(float (*)[kTileRows * kLanes]) {}
+
+  // Multiplies, and calls add(panel, inputs, products, sum) for each panel and row of the tiles of inputs.
+  template <int TILES, int PANELS, class Add>
+  NAIAD_INLINE void add_products(const TileRows<Input> (&inputs)[TILES], const char* const (&weights)[PANELS],
+                                 int64_t step, float (*sums)[kTileRows * kLanes], const Add& add) {
     alignas(64) int32_t whole[TILES * PANELS][kTileRows * kLanes];
     zero_sum_tiles<TILES * PANELS>();
-    add_tile_products<Int8Tiles>(inputs, panels, step);
+    add_tile_products<WholeTiles>(inputs, weights, step);
     store_sum_tiles<TILES * PANELS>(whole);
     for (int tile = 0; tile < TILES; tile++)
       for (int64_t row = 0; row < inputs[tile].rows; row++) {
         const char* at = reinterpret_cast<const char*>(inputs[tile].data + step) + row * inputs[tile].row_bytes;
         const RoundedInputs& x = *reinterpret_cast<const RoundedInputs*>(at);
-        // What the 128 more of each weight add. All three are whole numbers that floats hold exactly.
-        const Floats excess = fill(static_cast<float>(128 * x.sum())), scale = fill(x.scale);
         for (int p = 0; p < PANELS; p++) {
           float* sum = sums[tile * PANELS + p] + row * kLanes;
-          store(sum, fma(load_whole(whole[tile * PANELS + p] + row * kLanes) - excess, scale, load(sum)));
+          store(sum, add(p, x, load_whole(whole[tile * PANELS + p] + row * kLanes), load(sum)));
         }
       }
   }
+};
 
-  template <int COUNT>
-  NAIAD_INLINE void end(float (*)[kTileRows * kLanes]) {}
+// A step is one group of inputs.
+struct Int8Tiles : WholeTiles {
+  static constexpr int64_t kPanelBytesPerStep = kTileBytes;
+
+  template <int TILES, int PANELS>
+  NAIAD_INLINE void add_step(const TileRows<Input> (&inputs)[TILES], const char* const (&panels)[PANELS], int64_t step,
+                             float (*sums)[kTileRows * kLanes]) {
+    // What the 128 more of each weight add is taken back: whole numbers that floats hold exactly.
+    const auto add = [](int, const RoundedInputs& x, Floats products, Floats sum) {
+      return fma(products - fill(static_cast<float>(128 * x.sum())), fill(x.scale), sum);
+    };
+    add_products(inputs, tiles_of_step(panels, step).data, step, sums, add);
+  }
+};
+
+// A step is two groups with scales of their own. Each is unpacked to half of a tile whose other half is zero.
+template <class Offsets>
+struct Int4Tiles : WholeTiles {
+  using Layout = NibbleStep<Offsets>;
+  static constexpr int64_t kPanelBytesPerStep = Layout::kBytes;
+
+  template <int TILES, int PANELS>
+  NAIAD_INLINE void add_step(const TileRows<Input> (&inputs)[TILES], const char* const (&panels)[PANELS], int64_t step,
+                             float (*sums)[kTileRows * kLanes]) {
+    alignas(64) char unpacked[PANELS][2 * kTileBytes];
+    const char* steps[PANELS];
+    for (int p = 0; p < PANELS; p++) unpack(steps[p] = panels[p] + step * kPanelBytesPerStep, unpacked[p]);
+    for (int64_t group = 0; group < kGroupsPerStep; group++) {
+      const char* weights[PANELS];
+      Floats scales[PANELS], offsets[PANELS];
+      for (int p = 0; p < PANELS; p++) {
+        weights[p] = unpacked[p] + (1 + group) * kHalfBytes;
+        scales[p] = Layout::load_scales(steps[p], group);
+        offsets[p] = Layout::load_offsets(steps[p], group);
+      }
+      const auto add = [&](int p, const RoundedInputs& x, Floats whole, Floats sum) {
+        const float inputs_sum = static_cast<float>(x.group_sums[group]);
+        return fma(Offsets::products(whole, inputs_sum, scales[p], offsets[p]), fill(x.scale), sum);
+      };
+      add_products(inputs, weights, step, sums, add);
+    }
+  }
+
+ private:
+  static constexpr int64_t kHalfBytes = kTileBytes / 2;
+
+  // Zeros, the first group, zeros, the second group: a tile begins with the first group or ends with the second.
+  NAIAD_INLINE void unpack(const char* step, char* out) {
+    for (int64_t group = 0; group < kGroupsPerStep; group++) {
+      char* zeros = out + 2 * group * kHalfBytes;
+      std::memset(zeros, 0, kHalfBytes);
+      for (int64_t line = 0; line < kNibbleBytesPerGroup / 64; line++) {
+        Fours lower, upper;
+        load_nibbles(step + group * kNibbleBytesPerGroup + line * 64, lower, upper);
+        store_bytes(zeros + kHalfBytes + line * 64, lower);
+        store_bytes(zeros + kHalfBytes + kHalfBytes / 2 + line * 64, upper);
+      }
+    }
+  }
 };
 
 // A gate multiplies two matrices, one below the other: then every unit is a panel of the first half with its
@@ -160,7 +232,7 @@ class TileRange {
         num_tiles_(num_row_tiles(num_rows)),
         rows_of_tile_(rows_of_tile(num_rows)),
         num_steps_(record.matrix.in_features / Product::kInputsPerStep),
-        panel_bytes_(num_steps_ * kTileBytes),
+        panel_bytes_(num_steps_ * Product::kPanelBytesPerStep),
         partner_(record.matrix.num_panels / 2),
         panels_(static_cast<const char*>(record.matrix.panels)) {}
 
@@ -214,9 +286,10 @@ class TileRange {
   template <int UNITS, int TILES, int PANELS, class Inputs>
   NAIAD_METHOD void multiply_alone(const Inputs (&inputs)[TILES], const char* const (&panels)[PANELS],
                                    float (*sums)[kTileRows * kLanes]) const {
-    const int64_t ahead_bytes = std::min(kAheadBytes, panel_bytes_), turn = (panel_bytes_ - ahead_bytes) / kTileBytes;
+    const int64_t ahead_bytes = std::min(kAheadBytes, panel_bytes_),
+                  turn = (panel_bytes_ - ahead_bytes) / Product::kPanelBytesPerStep;
     ReadLines<PANELS, false> ahead;
-    ahead.lines = kTileBytes / kLineBytes;
+    ahead.lines = (Product::kPanelBytesPerStep + kLineBytes - 1) / kLineBytes;
     for (int p = 0; p < PANELS; p++) ahead.next[p] = panels[p] + ahead_bytes;
     multiply_steps(inputs, panels, 0, turn, ahead, sums);
     for (int p = 0; p < PANELS; p++) ahead.next[p] += (UNITS - 1) * panel_bytes_;
@@ -230,7 +303,7 @@ class TileRange {
     const int64_t num_lines = panel_bytes_ / kLineBytes, first = num_lines * tile / num_tiles_;
     const int64_t count = num_lines * (tile + TILES) / num_tiles_ - first;
     ReadLines<PANELS, true> ahead;
-    ahead.lines = (count + num_steps_ - 1) / num_steps_;
+    ahead.lines = std::max<int64_t>(1, (count + num_steps_ - 1) / num_steps_);  // the first tile may have none
     for (int p = 0; p < PANELS; p++) ahead.next[p] = panels[p] + UNITS * panel_bytes_ + first * kLineBytes;
     const int64_t turn = (count + ahead.lines - 1) / ahead.lines;
     multiply_steps(inputs, panels, 0, turn, ahead, sums);
