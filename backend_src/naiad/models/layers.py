@@ -15,6 +15,7 @@ from naiad.models.token_embedding import TokenEmbedding, WholeEmbedding
 from naiad.models.weights import Checkpoint, Weights
 from naiad_kernels.linear import LinearWeight, LoadOptions, linear, prepare_linear
 from naiad_kernels.linear.quantised.kept import KeptWeight, joined_kept
+from naiad_kernels.native.nibbles import NibbleWeight
 from naiad_kernels.native.panels import narrowed
 from naiad_kernels.rms_norm import add_rms_norm, rms_norm
 from naiad_kernels.rotary import rotary_angles

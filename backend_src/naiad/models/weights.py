@@ -15,6 +15,7 @@ from naiad.models.safetensors_files import SafetensorsFiles
 from naiad.models.sources import SafetensorsSource, WeightSource
 from naiad_kernels.linear import LinearWeight, LoadOptions
 from naiad_kernels.linear.quantised.kept import KeptWeight
+from naiad_kernels.native.nibbles import NibbleWeight
 
 Prepared = TypeVar("Prepared", bound="torch.Tensor | LinearWeight")
 
