@@ -106,7 +106,7 @@ class SpeculationPolicy:
     a small share of its step time and gets one draft token when the savings pay for it. Where speculation
     does not pay, at most this share is lost, besides the loss before the first windows have shown it.
     Where a draft model would have to read everything since it was last asked, no share is enough. There
-    the sequence's record fades instead, until the sequence is tried again like a new one.
+    the sequence's record fades instead, towards where it began.
 
     The policy is deterministic: nothing is random, and no clock is read.
     """
