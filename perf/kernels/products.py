@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from perf.kernels.cases import Case, Rival, equals, num_bytes
@@ -12,13 +13,16 @@ from torch.nn import functional as F
 from naiad_kernels.linear import LoadOptions, linear, prepare_linear
 from naiad_kernels.linear.quantised import (
     ByteWeight,
+    MXFP4Weight,
     W4Weight,
     quantize_tokens,
     reference,
+    repack_mxfp4,
     w4a16_linear,
     w8a8_linear,
     w8a16_linear,
 )
+from naiad_kernels.linear.quantised.kept import EXPONENT_INPUTS
 from naiad_kernels.linear.quantised.weights import SPAN, WORDS_PER_SPAN
 from naiad_kernels.lora import lora_expand, lora_shrink, plan_lora
 from naiad_kernels.lora import reference as lora_reference
@@ -39,10 +43,12 @@ def product_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         shape = f"{name} {num_tokens} × {num_in} × {num_out}"
         yield _fixed_order(shape, x, _random(sizes, device, num_out, num_in))
         yield _four_bits(shape, x, num_out, cublas)
+        yield _mxfp4(shape, x, num_out, cublas)
         yield _eight_bits(shape, x, num_out, cublas)
         yield _int8(shape, x, num_out, cublas)
         if has_fp8:
             yield _fp8(shape, x, num_out, "")
+            yield _fp8_in_groups(shape, x, num_out)
     if has_fp8:
         side = sizes.product_side
         square = _random(sizes, device, side, side)
@@ -78,12 +84,13 @@ def _four_bits(shape: str, x: torch.Tensor, num_out: int, rivals: dict[str, Riva
     num_in, device = x.shape[1], x.device
     num_spans = -(-num_in // SPAN)
     groups = (num_spans * SPAN // _GROUP_SIZE, num_out)
+    zeros = torch.randint(0, 16, groups, dtype=torch.int16, device=device)
     weight = W4Weight(
         words=torch.randint(
             -(2**31), 2**31, (num_spans, num_out, WORDS_PER_SPAN), dtype=torch.int32, device=device
         ),
         scales=(torch.rand(groups, device=device) / 100 + 0.001).half(),
-        zeros=torch.randint(0, 16, groups, dtype=torch.int16, device=device),
+        zeros=zeros,
         in_features=num_in,
         group_size=_GROUP_SIZE,
         input_order=None,
@@ -95,10 +102,27 @@ def _four_bits(shape: str, x: torch.Tensor, num_out: int, rivals: dict[str, Riva
         run=lambda: w4a16_linear(x, weight),
         check=equals("w4a16_linear", lambda: reference.w4a16_linear(x, weight)),
         rivals=rivals,
-        num_bytes=num_bytes(x, weight.words, weight.scales, weight.zeros)
-        + x.element_size() * len(x) * num_out,
+        num_bytes=num_bytes(x, weight.words, weight.scales, zeros) + x.element_size() * len(x) * num_out,
         flops=2 * x.numel() * num_out,
         target="four-bit weights" if len(x) == 1 else "",
+    )
+
+
+def _mxfp4(shape: str, x: torch.Tensor, num_out: int, rivals: dict[str, Rival]) -> Case:
+    num_groups = -(-x.shape[1] // EXPONENT_INPUTS)
+    stored = MXFP4Weight(
+        torch.randint(0, 256, (num_out, num_groups * EXPONENT_INPUTS // 2), dtype=torch.uint8),
+        torch.randint(119, 125, (num_out, num_groups), dtype=torch.uint8),
+    )
+    weight = replace(repack_mxfp4(stored, None, x.device), in_features=x.shape[1])
+    return Case(
+        op="w4a16_linear, MXFP4",
+        shape=shape,
+        run=lambda: w4a16_linear(x, weight),
+        check=equals("w4a16_linear", lambda: reference.w4a16_linear(x, weight)),
+        rivals=rivals,
+        num_bytes=num_bytes(x, weight.words, weight.scales) + x.element_size() * len(x) * num_out,
+        flops=2 * x.numel() * num_out,
     )
 
 
@@ -156,6 +180,21 @@ def _fp8(shape: str, x: torch.Tensor, num_out: int, target: str) -> Case:
         num_bytes=num_bytes(tokens.values, weight.values) + x.element_size() * len(x) * num_out,
         flops=2 * x.numel() * num_out,
         target=target,
+    )
+
+
+def _fp8_in_groups(shape: str, x: torch.Tensor, num_out: int) -> Case:
+    values = torch.randn(num_out, x.shape[1], device=x.device).mul(50).clamp(-_LARGEST_FP8, _LARGEST_FP8)
+    scales = torch.rand(-(-x.shape[1] // SPAN), num_out, device=x.device) / 50 + 0.001
+    weight = ByteWeight(values.to(torch.float8_e4m3fn), scales, group_size=SPAN)
+    tokens = quantize_tokens(x, by_span=True)
+    return Case(
+        op="w8a8_linear, FP8 in groups",
+        shape=shape,
+        run=lambda: w8a8_linear(tokens, weight, x.dtype),
+        check=equals("w8a8_linear", lambda: reference.w8a8_linear(tokens, weight, x.dtype)),
+        num_bytes=num_bytes(tokens.values, weight.values, scales) + x.element_size() * len(x) * num_out,
+        flops=2 * x.numel() * num_out,
     )
 
 

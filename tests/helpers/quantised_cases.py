@@ -67,6 +67,10 @@ CASES: dict[str, tuple[Writer, dict[str, Any]]] = {
         write.gptq(4, 16, sym=False, order="shuffled"),
         {**GPTQ, "group_size": 16, "sym": False, "desc_act": True},
     ),
+    "gptq by activation, groups of 32": (
+        write.gptq(4, 32, sym=False, order="shuffled"),
+        {**GPTQ, "sym": False, "desc_act": True},
+    ),
     "gptq ragged group": (write.gptq(4, 48, sym=True), {**GPTQ, "group_size": 48}),
     "gptq without g_idx": (write.gptq(4, 32, sym=True, order="missing"), GPTQ),
     "awq": (write.awq(32), AWQ),
@@ -94,6 +98,10 @@ CASES: dict[str, tuple[Writer, dict[str, Any]]] = {
     "packed by activation": (
         write.packed(4, 16, True, g_idx=True),
         tensors("pack-quantized", group_of(4, 16, actorder="group")),
+    ),
+    "packed by activation, groups of 32": (
+        write.packed(4, 32, True, g_idx=True),
+        tensors("pack-quantized", group_of(4, 32, actorder="group")),
     ),
     "w8a8": (
         write.int8(),

@@ -1,4 +1,4 @@
-"""Four-bit layers in the formats of GPTQ and AWQ, packed here bit by bit, and eight-bit ones."""
+"""Four-bit layers in the formats of GPTQ, AWQ and MXFP4, packed here bit by bit, and eight-bit ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from naiad_kernels.linear.quantised import ByteWeight, Int4Tensors
+from naiad_kernels.linear.quantised import ByteWeight, Int4Tensors, MXFP4Weight
 
 # AutoAWQ's order: nibble i of a word holds the i-th of these of eight neighbouring columns.
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -73,6 +73,30 @@ def fp8_layer(in_features: int, out_features: int, has_bias: bool = False) -> By
     values = torch.randn(out_features, in_features).mul(50).clamp(-448, 448).to(torch.float8_e4m3fn)
     bias = torch.randn(out_features).half() if has_bias else None
     return ByteWeight(values, torch.rand(out_features) / 50 + 0.001, bias)
+
+
+def fp8_groups_layer(
+    in_features: int, out_features: int, has_bias: bool = False, group_size: int = 128
+) -> ByteWeight:
+    """Scales that differ between groups of inputs by up to a thousand."""
+    plain = fp8_layer(in_features, out_features, has_bias)
+    scales = 10 ** (torch.rand(-(-in_features // group_size), out_features) * 3 - 4)
+    return replace(plain, scales=scales, group_size=group_size)
+
+
+def mxfp4_layer(in_features: int, out_features: int, exponents: range = range(119, 131)) -> MXFP4Weight:
+    shape = (out_features, in_features // 2)
+    return MXFP4Weight(
+        torch.randint(0, 256, shape, dtype=torch.uint8),
+        torch.randint(exponents.start, exponents.stop, (out_features, in_features // 32), dtype=torch.uint8),
+    )
+
+
+def e2m1(code: int) -> float:
+    """The float of a code: a sign, two bits of an exponent, and one of a mantissa."""
+    sign, exponent, mantissa = code >> 3, code >> 1 & 3, code & 1
+    magnitude = mantissa / 2 if exponent == 0 else (1 + mantissa / 2) * 2 ** (exponent - 1)
+    return -magnitude if sign else magnitude
 
 
 def pack_columns(codes: torch.Tensor, columns: range | tuple[int, ...]) -> torch.Tensor:

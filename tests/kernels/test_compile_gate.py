@@ -125,9 +125,10 @@ def test_numbers_of_tokens_compile_nothing_new() -> None:
     ]
     kernels = {each.kernel for each in compiled}
     assert kernels == {"w4a16_kernel", "byte_kernel", "sum_slabs_kernel", "quantize_tokens_kernel"}
-    # Bytes are multiplied by floats and by bytes. The sum of slabs applies no scales with four bits, those
-    # of outputs with eight, and those of tokens too if inputs are rounded.
-    assert len({each.variant for each in compiled}) == len(kernels) + 3
+    # Four bits are whole numbers and floats; bytes are multiplied by floats and by bytes. The sum of slabs
+    # applies no scales with four bits, those of outputs with eight, and those of tokens too if inputs are
+    # rounded.
+    assert len({each.variant for each in compiled}) == len(kernels) + 4
 
 
 def test_fp8_is_refused_before_hopper() -> None:

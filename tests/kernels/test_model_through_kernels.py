@@ -112,7 +112,9 @@ def generate_packed(directory: Path, through_kernels: bool) -> tuple[list[list[i
         return generate(directory, through_kernels)
 
 
-@pytest.mark.parametrize("case", ["packed old zero points", "w8a8"])
+@pytest.mark.parametrize(
+    "case", ["packed old zero points", "w8a8", "mxfp4", "gptq by activation, groups of 32"]
+)
 def test_a_gpus_way_through_packed_layers_is_the_cpus(
     interpret: Interpret, tmp_path: Path, case: str
 ) -> None:

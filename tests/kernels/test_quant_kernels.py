@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from kernel_interpreter import Interpret
-from quant_cases import fp8_layer, int4_layer, int8_layer
+from quant_cases import e2m1, fp8_groups_layer, fp8_layer, int4_layer, int8_layer, mxfp4_layer
 
 from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.linear.quantised import (
@@ -17,6 +18,7 @@ from naiad_kernels.linear.quantised import (
     kernel,
     reference,
     repack_gptq,
+    repack_mxfp4,
     repack_nibbles,
 )
 from naiad_kernels.linear.quantised.kernel import w4
@@ -38,8 +40,13 @@ def int4_weight(in_features: int, out_features: int, group_size: int, has_bias: 
     return repack_gptq(int4_layer(in_features, out_features, group_size, has_bias).as_gptq(), group_size)
 
 
-def fp8_tokens(num_tokens: int, dim: int) -> ByteTokens:
-    return reference.quantize_tokens(torch.randn(num_tokens, dim))
+def mxfp4_weight(in_features: int, out_features: int, exponents: range = range(119, 131)) -> W4Weight:
+    bias = torch.randn(out_features).half()
+    return repack_mxfp4(mxfp4_layer(in_features, out_features, exponents), bias, torch.device("cpu"))
+
+
+def fp8_tokens(num_tokens: int, dim: int, by_span: bool = False) -> ByteTokens:
+    return reference.quantize_tokens(torch.randn(num_tokens, dim), by_span=by_span)
 
 
 def in_both_ways(launch: Callable[..., Any], plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,6 +100,29 @@ def test_w4a16_of_numbers_that_a_reader_has_kept(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(1, 32, 8), (1, 576, 136), (5, 160, 200), (17, 256, 128), (70, 96, 72)])
+def test_mxfp4(interpret: Interpret, sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    num_tokens, in_features, out_features = sizes
+    x, weight = torch.randn(num_tokens, in_features).to(dtype), mxfp4_weight(in_features, out_features)
+    assert_close_to_reference(interpret(kernel.w4a16_linear, x, weight), reference.w4a16_linear(x, weight))
+
+
+def test_mxfp4_beyond_what_a_float16_holds(interpret: Interpret) -> None:
+    """Weights of up to 6 · 2²⁰ multiply small inputs of 16 bits."""
+    x, weight = (torch.randn(3, 256) / 2**13).half(), mxfp4_weight(256, 40, range(140, 148))
+    assert_close_to_reference(interpret(kernel.w4a16_linear, x, weight), reference.w4a16_linear(x, weight))
+
+
+@pytest.mark.parametrize(("exponent", "size"), [(0, 2.0**110), (1, 2.0**110), (252, 2.0**-120)])
+def test_mxfp4_with_the_least_and_the_greatest_exponents(
+    interpret: Interpret, exponent: int, size: float
+) -> None:
+    x, weight = torch.randn(3, 64) * size, mxfp4_weight(64, 24, range(exponent, exponent + 1))
+    weight = replace(weight, bias=None)
+    assert_close_to_reference(interpret(kernel.w4a16_linear, x, weight), reference.w4a16_linear(x, weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_w8a16(interpret: Interpret, sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     num_tokens, in_features, out_features = sizes
@@ -107,6 +137,20 @@ def test_fp8(interpret: Interpret, sizes: tuple[int, int, int], dtype: torch.dty
     num_tokens, in_features, out_features = sizes
     tokens = fp8_tokens(num_tokens, in_features)
     weight = fp8_layer(in_features, out_features, has_bias=True)
+    assert_close_to_reference(
+        interpret(kernel.w8a8_linear, tokens, weight, dtype), reference.w8a8_linear(tokens, weight, dtype)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group_size", [128, 256])
+@pytest.mark.parametrize("sizes", [*SIZES, (2, 77, 33), (3, 700, 24)])
+def test_fp8_in_groups(
+    interpret: Interpret, sizes: tuple[int, int, int], group_size: int, dtype: torch.dtype
+) -> None:
+    num_tokens, in_features, out_features = sizes
+    tokens = fp8_tokens(num_tokens, in_features, by_span=True)
+    weight = fp8_groups_layer(in_features, out_features, True, group_size)
     assert_close_to_reference(
         interpret(kernel.w8a8_linear, tokens, weight, dtype), reference.w8a8_linear(tokens, weight, dtype)
     )
@@ -140,6 +184,8 @@ def test_no_tokens_no_rows(interpret: Interpret) -> None:
     assert interpret(kernel.w8a16_linear, x, int8_layer(128, 24)).shape == (0, 24)
     tokens = interpret(kernel.quantize_tokens, x)
     assert interpret(kernel.w8a8_linear, tokens, fp8_layer(128, 24), torch.float16).shape == (0, 24)
+    tokens = interpret(kernel.quantize_tokens, x, torch.float8_e4m3fn, True)
+    assert interpret(kernel.w8a8_linear, tokens, fp8_groups_layer(128, 24), torch.float16).shape == (0, 24)
 
 
 def test_rows_of_a_wider_tensor(interpret: Interpret) -> None:
@@ -176,6 +222,21 @@ def test_floats_around_codes_differ_exactly(dtype: torch.dtype, bits: int) -> No
     assert torch.equal(difference.float(), (codes - zeros).float())
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shift", "factor"),
+    [
+        (torch.bfloat16, w4._BFLOAT16_SHIFT, w4._BFLOAT16_FACTOR),
+        (torch.float16, w4._FLOAT16_SHIFT, w4._FLOAT16_FACTOR),
+    ],
+)
+def test_floats_of_four_bits_are_converted_exactly(dtype: torch.dtype, shift: Any, factor: Any) -> None:
+    """As above; the factor is a float of the dtype."""
+    codes = torch.arange(16, dtype=torch.int32)
+    bits = (codes & 8) << 12 | (codes & 7) << shift.value
+    floats = bits.to(torch.int16).view(dtype) * torch.tensor(factor.value, dtype=dtype)
+    assert floats.tolist() == [e2m1(code) for code in range(16)]
+
+
 @pytest.mark.parametrize("num_tokens", [1, 19])
 def test_splitting_changes_no_bit(interpret: Interpret, num_tokens: int) -> None:
     """Slabs hold NaN at first, so the test also shows that each is written completely before it is read."""
@@ -201,6 +262,20 @@ def test_splitting_changes_no_bit(interpret: Interpret, num_tokens: int) -> None
     assert torch.equal(whole, split)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 19])
+def test_splitting_groups_changes_no_bit(interpret: Interpret, num_tokens: int) -> None:
+    tokens, fp8 = fp8_tokens(num_tokens, 1090, by_span=True), fp8_groups_layer(1090, 72, True)
+    plan = plan_product(byte_tile(num_tokens, 1, 90, has_groups=True), num_tokens, 1090, 72)
+    whole, split = in_both_ways(
+        lambda how: interpret(kernel.w8a8_linear, tokens, fp8, torch.float16, how), plan
+    )
+    assert torch.equal(whole, split)
+    x, mxfp4 = torch.randn(num_tokens, 1088).half(), mxfp4_weight(1088, 72)
+    plan = plan_product(w4_tile(num_tokens, 2, 90), num_tokens, 1088, 72)
+    whole, split = in_both_ways(lambda how: interpret(kernel.w4a16_linear, x, mxfp4, how), plan)
+    assert torch.equal(whole, split)
+
+
 def test_tiles_in_groups_cover_the_output(interpret: Interpret) -> None:
     """Nine tiles of rows are one more than a group of programs has."""
     x, weight = torch.randn(16 * 8 + 3, 32).half(), int8_layer(32, 40)
@@ -214,7 +289,14 @@ def test_a_nan_stays_in_its_own_row(interpret: Interpret) -> None:
     x[2, 100] = torch.nan
     results = [
         interpret(kernel.w4a16_linear, x, int4_weight(256, 24, 128)),
+        interpret(kernel.w4a16_linear, x, mxfp4_weight(256, 24)),
         interpret(kernel.w8a16_linear, x, int8_layer(256, 24)),
+        interpret(
+            kernel.w8a8_linear,
+            interpret(kernel.quantize_tokens, x, torch.float8_e4m3fn, True),
+            fp8_groups_layer(256, 24),
+            torch.float32,
+        ),
         *(
             interpret(kernel.w8a8_linear, interpret(kernel.quantize_tokens, x, code), layer, torch.float32)
             for code, layer in ((torch.float8_e4m3fn, fp8_layer(256, 24)), (torch.int8, int8_layer(256, 24)))
@@ -225,14 +307,17 @@ def test_a_nan_stays_in_its_own_row(interpret: Interpret) -> None:
         assert result[[0, 1, 3, 4]].isfinite().all()
 
 
+@pytest.mark.parametrize("by_span", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 100), (2, 576), (2, 1030)])
-def test_quantized_tokens(interpret: Interpret, shape: tuple[int, int]) -> None:
+def test_quantized_tokens(interpret: Interpret, shape: tuple[int, int], by_span: bool) -> None:
     x = torch.randn(shape) * 100
-    actual, expected = interpret(kernel.quantize_tokens, x), reference.quantize_tokens(x)
+    actual = interpret(kernel.quantize_tokens, x, torch.float8_e4m3fn, by_span)
+    expected = reference.quantize_tokens(x, by_span=by_span)
     torch.testing.assert_close(actual.scales, expected.scales)
     values, rounded = actual.values.float(), expected.values.float()
     # The interpreter loses the carry when a value is rounded up to the next power of two.
-    exact = x.float() / expected.scales[:, None]
+    scales = expected.scales if by_span else expected.scales[None]
+    exact = x.float() / scales.T.repeat_interleave(128 if by_span else shape[1], 1)[:, : shape[1]]
     carries = rounded.frexp().exponent != exact.frexp().exponent
     assert carries.float().mean() < 0.1
     assert torch.equal(values[~carries], rounded[~carries])
@@ -260,6 +345,22 @@ def test_every_fp8_value_is_kept(interpret: Interpret, dtype: torch.dtype) -> No
     assert actual.scales.item() == 1 / 1024
 
 
+def test_spans_of_a_token_have_scales_of_their_own(interpret: Interpret) -> None:
+    x = torch.randn(2, 300)
+    x[0, :128] *= 1e6
+    x[1, 128:256] = 0
+    x[1, 299] = torch.inf
+    for tokens in (
+        reference.quantize_tokens(x, by_span=True),
+        interpret(kernel.quantize_tokens, x, torch.float8_e4m3fn, True),
+    ):
+        assert tokens.scales.shape == (3, 2)
+        assert tokens.scales[1, 1] == 0
+        assert tokens.scales[2].isnan().tolist() == [False, True]
+        largest = torch.stack([part.abs().max() for part in x[0].split(128)])
+        torch.testing.assert_close(tokens.scales[:, 0], largest / 448)
+
+
 @pytest.mark.parametrize("code", [torch.float8_e4m3fn, torch.int8])
 @pytest.mark.parametrize("value", [0.0, torch.inf, torch.nan, -torch.inf])
 def test_tokens_without_a_scale(interpret: Interpret, value: float, code: torch.dtype) -> None:
@@ -277,7 +378,7 @@ def test_a_layer_is_cut_alike_for_any_tokens(layer: tuple[int, int]) -> None:
     plans = [
         plan_product(tile, num_rows, *layer)
         for num_rows in (1, 16, 17, 64, 100, 5000)
-        for tile in (w4_tile(num_rows, 2, 90), byte_tile(num_rows, 1, 90))
+        for tile in (w4_tile(num_rows, 2, 90), *(byte_tile(num_rows, 1, 90, each) for each in (False, True)))
     ]
     assert len({(plan.chunk_size, plan.num_chunks) for plan in plans}) == 1
     assert all(plan.chunk_size % 128 == 0 for plan in plans)
@@ -297,7 +398,7 @@ def test_weights_know_their_sizes() -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("tile_of", [w4_tile, byte_tile])
+@pytest.mark.parametrize("tile_of", [w4_tile, byte_tile, partial(byte_tile, has_groups=True)])
 @pytest.mark.parametrize("element_bytes", [1, 2, 4])
 @pytest.mark.parametrize("most", [65, 300, 8192])
 def test_few_numbers_of_tokens_launch_every_variant(

@@ -6,7 +6,7 @@ from typing import TypeVar
 import pytest
 import torch
 from gpu_cases import DTYPES, GPU, captured, needs_float8
-from quant_cases import fp8_layer, int4_layer, int8_layer
+from quant_cases import fp8_groups_layer, fp8_layer, int4_layer, int8_layer, mxfp4_layer
 
 from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.linear.quantised import (
@@ -16,6 +16,7 @@ from naiad_kernels.linear.quantised import (
     quantize_tokens,
     reference,
     repack_gptq,
+    repack_mxfp4,
     w4a16_linear,
     w8a8_linear,
     w8a16_linear,
@@ -48,6 +49,24 @@ def test_w4a16(layer: tuple[int, int], group_size: int, num_tokens: int, dtype: 
     x = torch.randn(num_tokens, layer[0]).to(dtype)
     expected = reference.w4a16_linear(x, weight)
     assert_close_to_reference(w4a16_linear(x.to(GPU), on_gpu(weight)).cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("layer", [(4096, 512), (992, 136), (576, 1536)])
+def test_mxfp4(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> None:
+    weight = repack_mxfp4(mxfp4_layer(*layer), torch.randn(layer[1]), torch.device("cpu"))
+    x = torch.randn(num_tokens, layer[0]).to(dtype)
+    expected = reference.w4a16_linear(x, weight)
+    assert_close_to_reference(w4a16_linear(x.to(GPU), on_gpu(weight)).cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_float_of_four_bits_is_converted_exactly(dtype: torch.dtype) -> None:
+    """The conversion goes through subnormal numbers, which must not be flushed."""
+    weight = repack_mxfp4(mxfp4_layer(128, 64, range(127, 128)), None, torch.device("cpu"))
+    x = torch.eye(128).to(dtype)
+    assert torch.equal(w4a16_linear(x.to(GPU), on_gpu(weight)).cpu(), reference.w4a16_linear(x, weight))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -93,9 +112,26 @@ def test_fp8(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> Non
 @needs_float8
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
-def test_quantized_tokens(num_tokens: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("layer", LAYERS)
+def test_fp8_in_groups(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> None:
+    weight = fp8_groups_layer(*layer, has_bias=True)
+    tokens = reference.quantize_tokens(torch.randn(num_tokens, layer[0]), by_span=True)
+    expected = reference.w8a8_linear(tokens, weight, dtype)
+    actual = w8a8_linear(on_gpu(tokens), on_gpu(weight), dtype)
+    if dtype == torch.float32:
+        # As in `test_fp8`.
+        actual, expected = actual.half(), expected.half()
+    assert_close_to_reference(actual.cpu(), expected)
+
+
+@needs_float8
+@pytest.mark.parametrize("by_span", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_quantized_tokens(num_tokens: int, dtype: torch.dtype, by_span: bool) -> None:
     x = (torch.randn(num_tokens, 4096) * 100).to(dtype)
-    actual, expected = quantize_tokens(x.to(GPU)), reference.quantize_tokens(x)
+    actual = quantize_tokens(x.to(GPU), by_span=by_span)
+    expected = reference.quantize_tokens(x, by_span=by_span)
     torch.testing.assert_close(actual.scales.cpu(), expected.scales)
     # A division may differ in its last bit, so a value halfway between two codes may be rounded to either.
     differ = actual.values.cpu().float() != expected.values.float()

@@ -22,11 +22,14 @@ from naiad_kernels.linear import LoadOptions, linear, prepare_linear
 from naiad_kernels.linear.quantised import ByteWeight, W4Weight, reference
 
 OPTIONS = LoadOptions(packed=True)
-FOUR_BITS = ("gptq", "gptq v2", "gptq v1 called v2", "awq", "packed 4 bits", "packed old zero points")
-ROUNDING = ("w8a8", "float8 tensor", "fp8 tensor")
+FOUR_BITS = (
+    *("gptq", "gptq v2", "gptq v1 called v2", "awq", "packed 4 bits", "packed old zero points", "mxfp4"),
+    *("gptq by activation, groups of 32", "packed by activation, groups of 32"),
+)
+ROUNDING = ("w8a8", "float8 tensor", "fp8 tensor", "fp8 blocks, ragged", "fp8 exponents")
 NOT_KEPT = (
-    *("gptq by activation", "gptq ragged group", "packed 3 bits dense", "mxfp4", "w8a8 static asymmetric"),
-    *("float8 channel", "float8 block", "fp8 blocks, ragged"),
+    *("gptq by activation", "gptq ragged group", "packed 3 bits dense", "w8a8 static asymmetric"),
+    *("float8 channel", "float8 block", "fp8 small blocks"),
 )
 
 
@@ -68,10 +71,11 @@ def test_numbers_of_four_bits_stay_as_they_are(tmp_path: Path, case: str) -> Non
         assert torch.equal(linear(torch.eye(weight.in_features), weight).T, meant[name]), name
 
 
-def test_q4_0_of_a_gguf_file_stays_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["Q4_0", "MXFP4"])
+def test_four_bits_of_a_gguf_file_stay_as_they_are(tmp_path: Path, kind: str) -> None:
     model = make_tiny_model(tmp_path / "model", **SIZES)
     path = tmp_path / "model.gguf"
-    meant = write_gguf(path, model, "Q4_0")
+    meant = write_gguf(path, model, kind)
     for name, weight in layers(path, meant).items():
         assert isinstance(weight, W4Weight), name
         assert torch.equal(linear(torch.eye(weight.in_features), weight).T, meant[name]), name
@@ -111,7 +115,16 @@ def test_minimums_are_computed_from(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("case", ["gptq", "awq", "packed 4 bits"])
+def test_blocks_of_fp8_are_groups_of_inputs(tmp_path: Path) -> None:
+    """192 inputs are a group and a half; fewer than a group share a scale of each output."""
+    meant = made(tmp_path, "fp8 blocks, ragged")
+    for name, weight in layers(tmp_path / "quantised", meant).items():
+        assert weight.group_size == (128 if weight.in_features == 192 else None), name
+
+
+@pytest.mark.parametrize(
+    "case", ["gptq", "awq", "packed 4 bits", "mxfp4", "gptq by activation, groups of 32"]
+)
 def test_a_model_of_packed_layers(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     meant = made(tmp_path, case)
     model = make_tiny_model(tmp_path / "same", **SIZES)
@@ -131,6 +144,28 @@ def test_a_model_whose_inputs_are_rounded(tmp_path: Path, monkeypatch: pytest.Mo
     found = logits_of(tmp_path / "quantised", cpu_kernels="torch")
     exact = expected_logits(model, meant)
     assert 1e-3 < (found - exact).abs().max() < 0.6
+
+
+def test_a_model_whose_inputs_are_rounded_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meant = made(tmp_path, "fp8 blocks, ragged")
+    model = make_tiny_model(tmp_path / "same", **SIZES)
+    monkeypatch.setattr(model_runner, "LoadOptions", packing)
+    found = logits_of(tmp_path / "quantised", cpu_kernels="torch")
+    unrounded = expected_logits(model, meant)
+    for name, module in model.named_modules():
+        if name.endswith("_proj"):
+            module.register_forward_pre_hook(lambda _, inputs: (rounded_in_groups(inputs[0]),))
+    # An input that lies between two numbers of eight bits may be rounded to either.
+    torch.testing.assert_close(found, expected_logits(model, meant), atol=0.1, rtol=0)
+    assert (found - unrounded).abs().max() > 0.2
+
+
+def rounded_in_groups(x: torch.Tensor) -> torch.Tensor:
+    parts = []
+    for part in x.split(128, dim=-1):
+        scale = part.abs().amax(-1, keepdim=True) / 448
+        parts.append((part / scale).to(torch.float8_e4m3fn).float() * scale)
+    return torch.cat(parts, -1)
 
 
 def test_parts_of_different_kinds_are_computed_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +191,18 @@ def test_a_float8_that_is_no_number(tmp_path: Path) -> None:
     tensors = load_file(path)
     name = "model.layers.1.mlp.down_proj.weight"
     tensors[name].view(torch.uint8)[3, 3] = 0xFF
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.down_proj'?: a weight is not finite"):
+        layers(tmp_path / "quantised", meant)
+
+
+def test_an_exponent_beyond_what_float32_holds(tmp_path: Path) -> None:
+    meant = made(tmp_path, "mxfp4")
+    path = tmp_path / "quantised" / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.1.mlp.down_proj"
+    tensors[f"{name}.weight_scale"][3, 3] = 254
+    tensors[f"{name}.weight_packed"][3, 48] = 0x77
     save_file(tensors, path)
     with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.down_proj'?: a weight is not finite"):
         layers(tmp_path / "quantised", meant)

@@ -24,7 +24,7 @@ from naiad.model_runner.lone_steps import LoneRow, lone_step
 from naiad.model_runner.sequence_states import SequenceStates
 from naiad.model_runner.step_inputs import build_step_inputs
 from naiad.models import DecoderModel, load_model
-from naiad.models.quantised import kept_bytes, kept_nibbles
+from naiad.models.quantised import kept_for_gpu, kept_nibbles
 from naiad.models.registry import load_part
 from naiad.models.safetensors_files import SafetensorsFiles
 from naiad.models.sources import SafetensorsSource
@@ -167,11 +167,12 @@ def test_numbers_of_few_bits_stay_such_where_no_group_is_cut(tmp_path: Path, ran
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_bytes_stay_such(tmp_path: Path, rank: int) -> None:
-    part = down_projection(quantised_checkpoint(tmp_path, "w8a8"), rank)
-    octets = kept_bytes(part)
-    assert octets is not None
-    torch.testing.assert_close(octets.values * octets.scales[:, None], part.rows(0, 64), rtol=1e-6, atol=0)
+@pytest.mark.parametrize("case", ["w8a8", "fp8 blocks, ragged", "mxfp4"])
+def test_what_a_gpu_multiplies_by_stays_such(tmp_path: Path, case: str, rank: int) -> None:
+    part = down_projection(quantised_checkpoint(tmp_path, case), rank)
+    form = kept_for_gpu(part)
+    assert form is not None
+    torch.testing.assert_close(form.matrix(), part.rows(0, 64), rtol=1e-6, atol=0)
 
 
 def down_projection(directory: Path, rank: int) -> RowsPart:

@@ -18,7 +18,7 @@ from naiad.errors import ModelError
 from naiad.gguf import GGUFFile, GGUFTensor
 from naiad.gguf.model_keys import ROPE_FACTORS
 from naiad.models.quantised import WeightRows
-from naiad_kernels.linear.quantised.weights import ByteWeight
+from naiad_kernels.linear.quantised.kept import GPUForm, MXFP4Weight
 from naiad_kernels.native.nibbles import NibbleWeight
 
 _NAMES = {
@@ -75,26 +75,38 @@ class GGUFRows:
     def nibbles(self) -> NibbleWeight | None:
         """Keep the numbers of Q4_0 and Q4_1; see `WeightRows`.
 
-        A block is a scale and, in Q4_1, a minimum, both float16, then 16 bytes. Each has an input in its
-        lower half and the one that comes 16 inputs later in its upper half.
+        A block is a scale and, in Q4_1, a minimum, both float16, then the numbers.
         """
         num_halves = _HALVES.get(self.tensor.kind)
         if num_halves is None:
             return None
-        blocks = torch.from_numpy(self._stored(0, self.shape[0]).copy()).view(
-            self.shape[0], -1, 2 * num_halves + 16
-        )
-        halves = blocks[:, :, : 2 * num_halves].contiguous().view(torch.float16)
-        both = blocks[:, :, 2 * num_halves :]
-        numbers = torch.cat((both & 15, both >> 4), 2).flatten(1)
+        begins, numbers = self._begins_and_numbers(2 * num_halves)
+        halves = begins.view(torch.float16)
         scales = halves[:, :, 0].contiguous()
         if num_halves == 2:
             return NibbleWeight.of_minimums(numbers, scales, halves[:, :, 1].contiguous())
         return NibbleWeight.of_zero_points(numbers, scales.float(), torch.full(scales.shape, 8.0))
 
-    def octets(self) -> ByteWeight | None:
-        """None: every block has a scale of its own; see `WeightRows`."""
-        return None
+    def gpu_form(self) -> GPUForm | None:
+        """Keep the floats of MXFP4; see `WeightRows`. A block is an exponent, then the floats."""
+        if self.tensor.kind != GGMLQuantizationType.MXFP4:
+            return None
+        exponents, codes = self._begins_and_numbers(1)
+        return MXFP4Weight.of_codes(codes, exponents.flatten(1))
+
+    def _begins_and_numbers(self, num_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Unpack blocks of 32 inputs that begin with so many bytes.
+
+        16 bytes follow. Each has an input in its lower half and the one that comes 16 inputs later in its
+        upper half.
+
+        Returns:
+            `[out, blocks, num_bytes]`, and `[out, in]`: both uint8.
+        """
+        stored = torch.from_numpy(self._stored(0, self.shape[0]).copy())
+        blocks = stored.view(self.shape[0], -1, num_bytes + 16)
+        both = blocks[:, :, num_bytes:]
+        return blocks[:, :, :num_bytes].contiguous(), torch.cat((both & 15, both >> 4), 2).flatten(1)
 
     def _stored(self, first: int, last: int) -> npt.NDArray[np.uint8]:
         """The blocks of some outputs: `[outputs, bytes]`."""

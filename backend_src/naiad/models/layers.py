@@ -14,7 +14,7 @@ from naiad.models.split.checkpoint import AtFirstStage, SplitCheckpoint
 from naiad.models.token_embedding import TokenEmbedding, WholeEmbedding
 from naiad.models.weights import Checkpoint, Weights
 from naiad_kernels.linear import LinearWeight, LoadOptions, linear, prepare_linear
-from naiad_kernels.linear.quantised.weights import ByteWeight
+from naiad_kernels.linear.quantised.kept import KeptWeight, joined_kept
 from naiad_kernels.native.nibbles import NibbleWeight
 from naiad_kernels.native.panels import narrowed
 from naiad_kernels.rms_norm import add_rms_norm, rms_norm
@@ -83,18 +83,11 @@ def load_embedding_and_head(config: ModelConfig, weights: Weights) -> tuple[Toke
     return WholeEmbedding(table), head
 
 
-def _joined(
-    parts: Sequence[torch.Tensor | NibbleWeight | ByteWeight], dtype: torch.dtype
-) -> torch.Tensor | NibbleWeight | ByteWeight:
+def _joined(parts: Sequence[torch.Tensor | KeptWeight], dtype: torch.dtype) -> torch.Tensor | KeptWeight:
     """One below the other. Numbers of few bits are kept if all parts have such, of one kind."""
-    if len(parts) == 1:
-        return parts[0]
-    nibbles = [each for each in parts if isinstance(each, NibbleWeight)]
-    if len(nibbles) == len(parts) and len({each.has_minimums for each in nibbles}) == 1:
-        return NibbleWeight.joined(nibbles)
-    octets = [each for each in parts if isinstance(each, ByteWeight)]
-    if len(octets) == len(parts) and len({(each.values.dtype, each.rounds_inputs) for each in octets}) == 1:
-        return ByteWeight.joined(octets)
+    kept = parts[0] if len(parts) == 1 else joined_kept(parts)
+    if kept is not None:
+        return kept
     device = next((each.device for each in parts if isinstance(each, torch.Tensor)), None)
     plain = [each if isinstance(each, torch.Tensor) else each.matrix().to(device, dtype) for each in parts]
     return torch.cat(plain)

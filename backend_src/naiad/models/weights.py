@@ -10,11 +10,11 @@ import torch
 
 from naiad.config import ModelConfig
 from naiad.models.gguf_source import GGUFSource
-from naiad.models.quantised import WeightRows, kept_bytes, kept_nibbles, materialised
+from naiad.models.quantised import WeightRows, kept_for_gpu, kept_nibbles, materialised
 from naiad.models.safetensors_files import SafetensorsFiles
 from naiad.models.sources import SafetensorsSource, WeightSource
 from naiad_kernels.linear import LinearWeight, LoadOptions
-from naiad_kernels.linear.quantised.weights import ByteWeight
+from naiad_kernels.linear.quantised.kept import KeptWeight
 from naiad_kernels.native.nibbles import NibbleWeight
 
 Prepared = TypeVar("Prepared", bound="torch.Tensor | LinearWeight")
@@ -94,7 +94,7 @@ class Checkpoint:
         is_kept = self.options.native and isinstance(weight, torch.Tensor) and weight.dtype == torch.bfloat16
         return self._copy(weight, shape, torch.bfloat16 if is_kept else self.options.dtype)
 
-    def take_projection(self, name: str, shape: tuple[int, int]) -> torch.Tensor | NibbleWeight | ByteWeight:
+    def take_projection(self, name: str, shape: tuple[int, int]) -> torch.Tensor | KeptWeight:
         """Read a weight as `take_matrix` does, or keep its numbers of few bits if the options ask for such.
 
         Kept numbers are on the CPU.
@@ -103,12 +103,12 @@ class Checkpoint:
             ModelError: as `take`.
         """
         weight = self._source.read(name, shape)
-        kept: NibbleWeight | ByteWeight | None = None
+        kept: KeptWeight | None = None
         if not isinstance(weight, torch.Tensor):
             if self.options.packed or self.options.quantization == "int4":
                 kept = kept_nibbles(weight)
             if self.options.packed and kept is None:
-                kept = kept_bytes(weight)
+                kept = kept_for_gpu(weight)
         return self._matrix(weight, shape) if kept is None else kept
 
     def take_with_nibbles(

@@ -13,7 +13,8 @@ from naiad_kernels.linear.half_weight import HalfWeight
 from naiad_kernels.linear.onednn import OneDNNWeight
 from naiad_kernels.linear.options import LoadOptions
 from naiad_kernels.linear.plain import PlainWeight
-from naiad_kernels.linear.quantised.repack import repack_nibbles
+from naiad_kernels.linear.quantised.kept import KeptWeight, MXFP4Weight, ReorderedNibbles
+from naiad_kernels.linear.quantised.repack import repack_mxfp4, repack_nibbles, repack_reordered
 from naiad_kernels.linear.quantised.weights import ByteWeight, W4Weight, has_fp8
 from naiad_kernels.native.nibbles import NibbleWeight
 from naiad_kernels.native.panels import NativeWeight
@@ -38,7 +39,7 @@ class LinearWeight(Protocol):
 
 
 def prepare_linear(
-    matrix: torch.Tensor | NibbleWeight | ByteWeight,
+    matrix: torch.Tensor | KeptWeight,
     bias: torch.Tensor | None = None,
     options: LoadOptions | None = None,
 ) -> LinearWeight:
@@ -49,7 +50,7 @@ def prepare_linear(
     Args:
         matrix: `[out_features, in_features]`, floating dtype, on the device it will run on. Native kernels
             that compute in float32 take bfloat16 too. Numbers of four bits, on the CPU, are for native
-            kernels and for options with `packed`, bytes only for these.
+            kernels and for options with `packed`, what else a checkpoint's reader keeps only for these.
         bias: `[out_features]`, same dtype, or None.
         options: how the model is loaded; None: the defaults.
     """
@@ -76,11 +77,15 @@ def prepare_linear(
 
 
 def _packed(
-    matrix: NibbleWeight | ByteWeight, bias: torch.Tensor | None, device: torch.device
+    matrix: KeptWeight, bias: torch.Tensor | None, device: torch.device
 ) -> W4Weight | ByteWeight | None:
     """In the layout of the kernels for a GPU; None: they cannot multiply by it on this device."""
     if isinstance(matrix, NibbleWeight):
         return repack_nibbles(matrix, bias, device)
+    if isinstance(matrix, ReorderedNibbles):
+        return repack_reordered(matrix, bias, device)
+    if isinstance(matrix, MXFP4Weight):
+        return repack_mxfp4(matrix, bias, device)
     if matrix.values.dtype == torch.float8_e4m3fn and not has_fp8(device):
         return None
     return replace(matrix, values=matrix.values.to(device), scales=matrix.scales.to(device), bias=bias)

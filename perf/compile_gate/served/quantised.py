@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from perf.compile_gate.served.shapes import ServedShape
 
 from naiad_kernels.linear.quantised import ByteWeight, W4Weight
 from naiad_kernels.linear.quantised import kernel as quant_kernel
+from naiad_kernels.linear.quantised.kept import EXPONENT_INPUTS
 from naiad_kernels.linear.quantised.weights import SPAN, WORDS_PER_SPAN
 
 
@@ -17,19 +19,23 @@ def quantised_launch(shape: ServedShape, num_tokens: int, group_sizes: Sequence[
     dim, is_wide = shape.hidden_size, shape.dtype == torch.float32
     x = torch.empty(num_tokens, dim, dtype=shape.dtype)
     int4 = [_int4_weight(dim, group_size) for group_size in group_sizes]
+    int4.append(_mxfp4_weight(dim))
     int8, fp8 = (
         ByteWeight(torch.empty(dim, dim, dtype=dtype), torch.empty(dim))
         for dtype in (torch.int8, torch.float8_e4m3fn)
     )
+    groups = replace(fp8, scales=torch.empty(-(-dim // SPAN), dim), group_size=SPAN)
 
     def launch() -> None:
-        for weight in int4:
-            quant_kernel.w4a16_linear(x, weight)
+        for four_bits in int4:
+            quant_kernel.w4a16_linear(x, four_bits)
         quant_kernel.w8a16_linear(x, int8)
         if not is_wide:
             quant_kernel.w8a8_linear(quant_kernel.quantize_tokens(x, torch.int8), int8, shape.dtype)
         if quant_kernel.has_fp8() and not is_wide:
-            quant_kernel.w8a8_linear(quant_kernel.quantize_tokens(x), fp8, shape.dtype)
+            for weight, by_span in ((fp8, False), (groups, True)):
+                tokens = quant_kernel.quantize_tokens(x, by_span=by_span)
+                quant_kernel.w8a8_linear(tokens, weight, shape.dtype)
 
     return launch
 
@@ -46,6 +52,11 @@ def _int4_weight(dim: int, group_size: int) -> W4Weight:
         input_order=None,
         bias=None,
     )
+
+
+def _mxfp4_weight(dim: int) -> W4Weight:
+    plain = _int4_weight(dim, EXPONENT_INPUTS)
+    return replace(plain, scales=plain.scales.to(torch.uint8), zeros=None)
 
 
 def quantised_token(shape: ServedShape) -> Callable[[], object]:

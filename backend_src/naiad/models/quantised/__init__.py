@@ -6,6 +6,6 @@ each format says how.
 
 from naiad.models.quantised.layers import open_layer
 from naiad.models.quantised.rows import WeightRows, kept_nibbles, materialised
-from naiad.models.quantised.scaled import kept_bytes
+from naiad.models.quantised.scaled import kept_for_gpu
 
-__all__ = ["WeightRows", "kept_bytes", "kept_nibbles", "materialised", "open_layer"]
+__all__ = ["WeightRows", "kept_for_gpu", "kept_nibbles", "materialised", "open_layer"]

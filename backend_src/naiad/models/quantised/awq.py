@@ -17,7 +17,7 @@ from naiad.config.quantised.layers import AWQLayer
 from naiad.errors import ModelError
 from naiad.models.quantised.bits import unpack
 from naiad.models.quantised.stored import LayerTensors
-from naiad_kernels.linear.quantised.weights import ByteWeight
+from naiad_kernels.linear.quantised.kept import GPUForm
 from naiad_kernels.native.nibbles import NibbleWeight
 
 _BITS = 4
@@ -59,8 +59,8 @@ class AWQRows:
         """Keep the numbers; see `WeightRows`."""
         return NibbleWeight.of_zero_points(_in_order(self.words).T, self.scales.T, self.zeros.T)
 
-    def octets(self) -> ByteWeight | None:
-        """None: no number is a byte of its own; see `WeightRows`."""
+    def gpu_form(self) -> GPUForm | None:
+        """None: `nibbles` has what can be kept; see `WeightRows`."""
         return None
 
 

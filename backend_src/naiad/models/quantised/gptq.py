@@ -20,7 +20,7 @@ from naiad.errors import ModelError
 from naiad.models.quantised.bits import num_words, unpack
 from naiad.models.quantised.rows import in_order
 from naiad.models.quantised.stored import LayerTensors
-from naiad_kernels.linear.quantised.weights import ByteWeight
+from naiad_kernels.linear.quantised.kept import GPUForm, ReorderedNibbles
 from naiad_kernels.native.nibbles import NibbleWeight
 
 _LOG = logging.getLogger(__name__)
@@ -59,9 +59,12 @@ class GPTQRows:
         numbers = unpack(self.words.T, self.bits, self.shape[1])
         return NibbleWeight.of_zero_points(numbers, self.scales.T, self.zeros.T)
 
-    def octets(self) -> ByteWeight | None:
-        """None: no number is a byte of its own; see `WeightRows`."""
-        return None
+    def gpu_form(self) -> GPUForm | None:
+        """Sort numbers of four bits by group; see `WeightRows`."""
+        if self.bits != 4:
+            return None
+        numbers = unpack(self.words.T, self.bits, self.shape[1])
+        return ReorderedNibbles.of_groups(numbers, self.scales.T, self.zeros.T, self.group_ids)
 
 
 def open_gptq(layer: GPTQLayer, stored: LayerTensors) -> GPTQRows:

@@ -15,14 +15,10 @@ import torch
 
 from naiad.errors import ModelError
 from naiad.models.quantised.stored import LayerTensors
-from naiad_kernels.linear.quantised.weights import ByteWeight
+from naiad_kernels.linear.quantised.kept import EXPONENT_INPUTS, GPUForm, MXFP4Weight
 from naiad_kernels.native.nibbles import NibbleWeight
 
-_GROUP = 32
-_BIAS = 127
 _NAN = 255
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_VALUES = torch.tensor([*_MAGNITUDES, *(-each for each in _MAGNITUDES)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +38,19 @@ class MXFP4Rows:
 
     def rows(self, first: int, last: int) -> torch.Tensor:
         """Compute rows; see `WeightRows`."""
-        pairs = self.numbers[first:last]
-        nibbles = torch.stack((pairs & 15, pairs >> 4), dim=-1).long()
-        values = _VALUES[nibbles].view(last - first, -1, _GROUP)
-        exponents = self.exponents[first:last, :, None].int() - _BIAS
-        return torch.ldexp(values, exponents).flatten(1)
+        return self._stored(first, last).matrix()
 
     def nibbles(self) -> NibbleWeight | None:
         """None: floats are not evenly spaced; see `WeightRows`."""
         return None
 
-    def octets(self) -> ByteWeight | None:
-        """None: two numbers are in a byte; see `WeightRows`."""
-        return None
+    def gpu_form(self) -> GPUForm | None:
+        """Copy codes and exponents; see `WeightRows`."""
+        whole = self._stored(0, self.shape[0])
+        return MXFP4Weight.of_codes(whole.codes(), whole.exponents)
+
+    def _stored(self, first: int, last: int) -> MXFP4Weight:
+        return MXFP4Weight(self.numbers[first:last], self.exponents[first:last])
 
 
 def open_mxfp4(stored: LayerTensors) -> MXFP4Rows:
@@ -64,12 +60,13 @@ def open_mxfp4(stored: LayerTensors) -> MXFP4Rows:
         ModelError: a tensor is missing or wrong.
     """
     num_outputs, num_inputs = stored.shape
-    if num_inputs % _GROUP:
+    if num_inputs % EXPONENT_INPUTS:
         raise ModelError(
-            f"tensor '{stored.layer}.weight_packed': {num_inputs} inputs are no whole groups of {_GROUP}"
+            f"tensor '{stored.layer}.weight_packed': {num_inputs} inputs are no whole groups of "
+            f"{EXPONENT_INPUTS}"
         )
     numbers = stored.take("weight_packed", [(num_outputs, num_inputs // 2)], (torch.uint8,))
-    shape = (num_outputs, num_inputs // _GROUP)
+    shape = (num_outputs, num_inputs // EXPONENT_INPUTS)
     exponents = stored.take("weight_scale", [shape], (torch.uint8, torch.float8_e8m0fnu)).view(torch.uint8)
     if bool((exponents == _NAN).any()):
         raise stored.bad("weight_scale", "has an exponent that stands for NaN")

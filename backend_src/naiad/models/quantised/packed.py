@@ -21,7 +21,7 @@ from naiad.errors import ModelError
 from naiad.models.quantised.bits import WORD_BITS, num_padded_words, num_words, unpack, unpack_padded
 from naiad.models.quantised.rows import in_order
 from naiad.models.quantised.stored import LayerTensors
-from naiad_kernels.linear.quantised.weights import ByteWeight
+from naiad_kernels.linear.quantised.kept import GPUForm, ReorderedNibbles
 from naiad_kernels.native.nibbles import NibbleWeight
 
 
@@ -61,9 +61,12 @@ class PackedRows:
             return None
         return NibbleWeight.of_zero_points(unpack(self.words, 4, self.shape[1]), self.scales, self.zeros)
 
-    def octets(self) -> ByteWeight | None:
-        """None: no number is a byte of its own; see `WeightRows`."""
-        return None
+    def gpu_form(self) -> GPUForm | None:
+        """Sort numbers of four bits by group; see `WeightRows`."""
+        if self.bits != 4:
+            return None
+        numbers = unpack(self.words, 4, self.shape[1])
+        return ReorderedNibbles.of_groups(numbers, self.scales, self.zeros, self.group_ids)
 
 
 def open_packed(layer: PackedLayer, stored: LayerTensors) -> PackedRows:

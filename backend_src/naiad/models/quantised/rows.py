@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from naiad.errors import ModelError
-from naiad_kernels.linear.quantised.weights import ByteWeight
+from naiad_kernels.linear.quantised.kept import GPUForm
 from naiad_kernels.native.nibbles import NibbleWeight
 
 # A piece of a weight is computed in float32 and some integers; this bounds how many weights it has.
@@ -36,8 +36,8 @@ class WeightRows(Protocol):
     def nibbles(self) -> NibbleWeight | None:
         """What is stored, if it is numbers of four bits that the native kernels can keep; else None."""
 
-    def octets(self) -> ByteWeight | None:
-        """A copy of what is stored, if it is bytes that the kernels for a GPU can multiply by; else None."""
+    def gpu_form(self) -> GPUForm | None:
+        """A copy of what is stored, if only the kernels for a GPU can multiply by it; else None."""
 
 
 def in_order(group_ids: torch.Tensor, num_groups: int) -> bool:

@@ -18,7 +18,8 @@ from naiad.config.quantised.layers import ScaledLayer
 from naiad.errors import ModelError
 from naiad.models.quantised.rows import WeightRows
 from naiad.models.quantised.stored import SCALE_DTYPES, LayerTensors
-from naiad_kernels.linear.quantised.weights import ByteWeight
+from naiad_kernels.linear.quantised.kept import GPUForm
+from naiad_kernels.linear.quantised.weights import SPAN, ByteWeight
 from naiad_kernels.native.nibbles import NibbleWeight
 
 _EXPONENTS = torch.float8_e8m0fnu
@@ -60,28 +61,31 @@ class ScaledRows:
         """None: bytes have more than four bits; see `WeightRows`."""
         return None
 
-    def octets(self) -> ByteWeight | None:
-        """Copy the bytes; see `WeightRows`."""
+    def gpu_form(self) -> GPUForm | None:
+        """Copy the bytes, and each scale for every output that shares it; see `WeightRows`."""
         is_float = self.numbers.dtype == torch.float8_e4m3fn
-        scale_of_output = self.block[1] == self.shape[1] and self.block[0] in (1, self.shape[0])
-        if self.zeros is not None or not scale_of_output or (is_float and not self.rounds_inputs):
+        if self.zeros is not None or (is_float and not self.rounds_inputs):
             return None
-        scales = self.scales[:, 0].expand(self.shape[0]).clone()
-        return ByteWeight(self.numbers.clone(), scales, rounds_inputs=self.rounds_inputs)
+        scales = self.scales.repeat_interleave(self.block[0], 0)[: self.shape[0]].T.contiguous()
+        if len(scales) == 1:
+            return ByteWeight(self.numbers.clone(), scales[0], rounds_inputs=self.rounds_inputs)
+        if not is_float or self.block[1] % SPAN:
+            return None
+        return ByteWeight(self.numbers.clone(), scales, rounds_inputs=True, group_size=self.block[1])
 
 
-def kept_bytes(weight: WeightRows) -> ByteWeight | None:
-    """The bytes of a weight, if the kernels for a GPU can multiply by them; else None.
+def kept_for_gpu(weight: WeightRows) -> GPUForm | None:
+    """What only the kernels for a GPU multiply by; see `WeightRows.gpu_form`.
 
     Raises:
         ModelError: a weight is not finite; names file and tensor.
     """
-    octets = weight.octets()
-    if octets is None or octets.values.dtype == torch.int8:
-        return octets
-    if bool((octets.values.view(torch.uint8) & _FLOAT8_NAN == _FLOAT8_NAN).any()):
+    form = weight.gpu_form()
+    if not isinstance(form, ByteWeight) or form.values.dtype == torch.int8:
+        return form
+    if bool((form.values.view(torch.uint8) & _FLOAT8_NAN == _FLOAT8_NAN).any()):
         raise ModelError(f"{weight.place}: a weight is not finite")
-    return octets
+    return form
 
 
 def open_scaled(layer: ScaledLayer, stored: LayerTensors) -> ScaledRows:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from naiad.models.quantised import WeightRows
-from naiad_kernels.linear.quantised.weights import ByteWeight
+from naiad_kernels.linear.quantised.kept import GPUForm
 from naiad_kernels.native.nibbles import NibbleWeight
 
 
@@ -16,7 +16,7 @@ class RowsPart:
     """A `WeightRows` of some outputs and inputs of another.
 
     Its weights are exactly those of the whole, whatever groups of inputs they are stored in. Numbers of four
-    bits stay such only where the part begins with a group of 32 inputs.
+    bits stay such only where the part begins with a group of 32 inputs, bytes where it begins with a group.
 
     Attributes:
         whole: the whole weight.
@@ -47,7 +47,7 @@ class RowsPart:
         whole = self.whole.nibbles()
         return None if whole is None else whole.part(self.outputs, self.inputs)
 
-    def octets(self) -> ByteWeight | None:
-        """Copy the bytes; see `WeightRows`."""
-        whole = self.whole.octets()
+    def gpu_form(self) -> GPUForm | None:
+        """Copy what is stored; see `WeightRows`."""
+        whole = self.whole.gpu_form()
         return None if whole is None else whole.part(self.outputs, self.inputs)

@@ -5,18 +5,32 @@ from __future__ import annotations
 import torch
 
 from naiad_kernels.linear.quantised import reference
-from naiad_kernels.linear.quantised.repack import Int4Tensors, repack_awq, repack_gptq, repack_nibbles
-from naiad_kernels.linear.quantised.weights import ByteTokens, ByteWeight, W4Weight
+from naiad_kernels.linear.quantised.kept import GPUForm, KeptWeight, MXFP4Weight, ReorderedNibbles
+from naiad_kernels.linear.quantised.repack import (
+    Int4Tensors,
+    repack_awq,
+    repack_gptq,
+    repack_mxfp4,
+    repack_nibbles,
+    repack_reordered,
+)
+from naiad_kernels.linear.quantised.weights import SPAN, ByteTokens, ByteWeight, W4Weight
 
 __all__ = [
     "ByteTokens",
     "ByteWeight",
+    "GPUForm",
     "Int4Tensors",
+    "KeptWeight",
+    "MXFP4Weight",
+    "ReorderedNibbles",
     "W4Weight",
     "quantize_tokens",
     "repack_awq",
     "repack_gptq",
+    "repack_mxfp4",
     "repack_nibbles",
+    "repack_reordered",
     "w4a16_linear",
     "w8a8_linear",
     "w8a16_linear",
@@ -24,11 +38,11 @@ __all__ = [
 
 
 def w4a16_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
-    """Multiply by four-bit weights: x · Wᵀ + bias with W = (code − zero) · scale.
+    """Multiply by four-bit weights: x · Wᵀ + bias with W = (code − zero) · scale, or MXFP4.
 
     Args:
         x: `[num_tokens, in_features]`, float16, bfloat16 or float32.
-        weight: from `repack_gptq` or `repack_awq`, on the device of x.
+        weight: from a function of `repack`, on the device of x.
 
     Returns:
         `[num_tokens, out_features]`, dtype of `x`, summed in float32 in chunks of inputs that depend
@@ -64,8 +78,11 @@ def w8a16_linear(x: torch.Tensor, weight: ByteWeight) -> torch.Tensor:
 def w8a8_linear(tokens: ByteTokens, weight: ByteWeight, dtype: torch.dtype) -> torch.Tensor:
     """Multiply eight bits by eight: (values · weight valuesᵀ) · output scales · token scales + bias.
 
+    If the weight has groups of inputs, the products of each `SPAN` inputs are scaled, then added.
+
     Args:
-        tokens: from `quantize_tokens`, or from an op that quantizes its output in the same way.
+        tokens: from `quantize_tokens`, or from an op that quantizes its output in the same way; by span if
+            the weight has groups.
         weight: int8 or float8_e4m3fn as the tokens are, on their device.
         dtype: the result's dtype: float16, bfloat16 or float32.
 
@@ -77,7 +94,9 @@ def w8a8_linear(tokens: ByteTokens, weight: ByteWeight, dtype: torch.dtype) -> t
         ValueError: FP8 on a GPU that is older than Hopper (sm_90).
     """
     assert tokens.values.shape[1:] == (weight.in_features,), (tokens.values.shape, weight.in_features)
-    assert tokens.scales.shape == tokens.values.shape[:1], (tokens.scales.shape, tokens.values.shape)
+    num_tokens, in_features = tokens.values.shape
+    scales_shape = (num_tokens,) if weight.group_size is None else (-(-in_features // SPAN), num_tokens)
+    assert tokens.scales.shape == scales_shape, (tokens.scales.shape, scales_shape)
     assert tokens.values.dtype == weight.values.dtype, (tokens.values.dtype, weight.values.dtype)
     if tokens.values.device.type == "cuda":
         from naiad_kernels.linear.quantised import kernel
@@ -86,15 +105,18 @@ def w8a8_linear(tokens: ByteTokens, weight: ByteWeight, dtype: torch.dtype) -> t
     return reference.w8a8_linear(tokens, weight, dtype)
 
 
-def quantize_tokens(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> ByteTokens:
+def quantize_tokens(
+    x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn, by_span: bool = False
+) -> ByteTokens:
     """Scale each token so that its largest magnitude is the dtype's largest number, and round.
 
     Args:
         x: `[num_tokens, dim]`, floating dtype.
         dtype: int8, to ±127, or float8_e4m3fn, to ±448.
+        by_span: scale each `SPAN` inputs of a token apart, the last of which may be fewer.
 
     Returns:
-        Values and scales; a token of zeros has scale 0, one that is not finite has scale NaN.
+        Values and scales; where all is zero the scale is 0, where something is not finite it is NaN.
 
     Raises:
         ValueError: FP8 on a GPU that is older than Hopper (sm_90).
@@ -103,5 +125,5 @@ def quantize_tokens(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -
     if x.device.type == "cuda":
         from naiad_kernels.linear.quantised import kernel
 
-        return kernel.quantize_tokens(x, dtype)
-    return reference.quantize_tokens(x, dtype)
+        return kernel.quantize_tokens(x, dtype, by_span)
+    return reference.quantize_tokens(x, dtype, by_span)

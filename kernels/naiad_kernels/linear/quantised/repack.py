@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from naiad_kernels.linear.quantised.kept import EXPONENT_INPUTS, MXFP4Weight, ReorderedNibbles
 from naiad_kernels.linear.quantised.weights import INPUTS_PER_STEP, SPAN, WORDS_PER_SPAN, W4Weight
 from naiad_kernels.native.nibbles import GROUP_INPUTS, NibbleWeight
 
@@ -103,6 +104,26 @@ def repack_nibbles(weight: NibbleWeight, bias: torch.Tensor | None, device: torc
     return _pack(codes, zeros.to(torch.int16), scales, bias, group_size, None)
 
 
+def repack_reordered(
+    weight: ReorderedNibbles, bias: torch.Tensor | None, device: torch.device
+) -> W4Weight | None:
+    """Convert numbers whose inputs are sorted by group; as `repack_nibbles`."""
+    packed = repack_nibbles(weight.nibbles, bias, device)
+    return None if packed is None else replace(packed, input_order=weight.input_order.to(device))
+
+
+def repack_mxfp4(weight: MXFP4Weight, bias: torch.Tensor | None, device: torch.device) -> W4Weight:
+    """Convert floats of four bits with exponents.
+
+    Args:
+        weight: on the CPU.
+        bias: `[out_features]` on `device`, or None.
+        device: where the result lies.
+    """
+    codes, exponents = weight.codes().to(device).T, weight.exponents.to(device).T
+    return _pack(codes, None, exponents, bias, EXPONENT_INPUTS, None)
+
+
 def _joined_groups(
     scales: torch.Tensor,  # [out_features, num_groups]
     zeros: torch.Tensor,
@@ -125,7 +146,7 @@ def _nibbles(words: torch.Tensor, positions: Sequence[int], dim: int) -> torch.T
 
 def _pack(
     codes: torch.Tensor,  # [in_features, out_features] uint8
-    zeros: torch.Tensor,  # [num_groups, out_features] int16
+    zeros: torch.Tensor | None,  # [num_groups, out_features] int16
     scales: torch.Tensor,  # [num_groups, out_features]
     bias: torch.Tensor | None,
     group_size: int,
@@ -140,8 +161,10 @@ def _pack(
     for step in range(steps):
         for half in range(2):
             words |= placed[:, step, :, half].to(torch.int32) << (4 * step + 16 * half)
-    missing_groups = -(-num_spans * SPAN // group_size) - len(zeros)
-    scales, zeros = (torch.nn.functional.pad(each, (0, 0, 0, missing_groups)) for each in (scales, zeros))
+    missing_groups = -(-num_spans * SPAN // group_size) - len(scales)
+    padding = (0, 0, 0, missing_groups)
+    scales = torch.nn.functional.pad(scales, padding).contiguous()
+    zeros = None if zeros is None else torch.nn.functional.pad(zeros, padding).contiguous()
     return W4Weight(words.transpose(1, 2).contiguous(), scales, zeros, in_features, group_size, order, bias)
 
 

@@ -56,20 +56,25 @@ def w8a8_linear(
     return _byte_linear(tokens.values, tokens.scales, weight, dtype, plan)
 
 
-def quantize_tokens(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> ByteTokens:
+def quantize_tokens(
+    x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn, by_span: bool = False
+) -> ByteTokens:
     """Compute the public op."""
     _require_fp8("quantize_tokens", dtype)
     x = _with_dense_rows(x)
     num_tokens, dim = x.shape
     values = torch.empty(x.shape, dtype=dtype, device=x.device)
-    scales = torch.empty(num_tokens, dtype=torch.float32, device=x.device)
+    group_size = SPAN if by_span else dim
+    num_groups = triton.cdiv(dim, group_size)
+    scales = torch.empty(num_groups, num_tokens, dtype=torch.float32, device=x.device)
     if num_tokens:
-        tile_dim = triton.next_power_of_2(dim)
+        tile_groups, tile_inputs = triton.next_power_of_2(num_groups), triton.next_power_of_2(group_size)
+        num_warps = max(1, min(_MAX_WARPS, tile_groups * tile_inputs // _ELEMENTS_PER_WARP))
         quantize_tokens_kernel[(num_tokens,)](
-            values, scales, x, x.stride(0), DIM=dim, TILE_DIM=tile_dim,
-            num_warps=max(1, min(_MAX_WARPS, tile_dim // _ELEMENTS_PER_WARP)), enable_fp_fusion=True,
+            values, scales, x, x.stride(0), DIM=dim, GROUP_SIZE=group_size,
+            TILE_GROUPS=tile_groups, TILE_INPUTS=tile_inputs, num_warps=num_warps, enable_fp_fusion=True,
         )  # fmt: skip
-    return ByteTokens(values, scales)
+    return ByteTokens(values, scales if by_span else scales[0])
 
 
 def has_fp8() -> bool:
@@ -94,21 +99,24 @@ def _byte_linear(
     x = _with_dense_rows(x)
     num_rows, in_features = x.shape
     out_features = weight.out_features
-    plan = plan or plan_product(
-        byte_tile(num_rows, x.element_size(), _capability()), num_rows, in_features, out_features
-    )
+    has_groups = weight.group_size is not None
+    tile = byte_tile(num_rows, x.element_size(), _capability(), has_groups)
+    plan = plan or plan_product(tile, num_rows, in_features, out_features)
+    assert not has_groups or plan.tile.inputs == SPAN, plan.tile
     out, slabs = _buffers(x, plan, out_features, dtype)
     if num_rows == 0:
         return out
     grid = (plan.num_tiles(num_rows, out_features), plan.num_chunks if plan.is_split else 1)
     byte_kernel[grid](
         out, slabs, x, weight.values, weight.scales, row_scales, weight.bias,
-        num_rows, in_features, out_features, plan.chunk_size, x.stride(0),
+        num_rows, in_features, out_features, plan.chunk_size, weight.group_size, x.stride(0),
         IS_SPLIT=plan.is_split, TILE_ROWS=plan.tile.rows, TILE_COLUMNS=plan.tile.columns,
         TILE_INPUTS=plan.tile.inputs, num_warps=plan.tile.num_warps, num_stages=plan.tile.num_stages,
         enable_fp_fusion=True, maxnreg=_max_registers(x.dtype),
     )  # fmt: skip
-    if slabs is not None:
+    if slabs is not None and has_groups:
+        _sum_slabs(out, slabs, None, None, weight.bias)
+    elif slabs is not None:
         _sum_slabs(out, slabs, weight.scales, row_scales, weight.bias)
     return out
 

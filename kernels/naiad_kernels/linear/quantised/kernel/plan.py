@@ -78,8 +78,11 @@ def w4_tile(num_rows: int, element_bytes: int, capability: int) -> Tile:
     return Tile(128, 64, SPAN, 8, 3)
 
 
-def byte_tile(num_rows: int, element_bytes: int, capability: int) -> Tile:
-    """The tile for one-byte weights and activations of `element_bytes`; `capability` is 90 for sm_90."""
+def byte_tile(num_rows: int, element_bytes: int, capability: int, has_groups: bool = False) -> Tile:
+    """The tile for one-byte weights and activations of `element_bytes`; `capability` is 90 for sm_90.
+
+    Groups that are scaled need a third sum in registers, beside those of a chunk and of all chunks.
+    """
     if element_bytes > 2:
         return Tile(16, 32, 32, 4, 2)
     if num_rows <= 16:
@@ -88,4 +91,5 @@ def byte_tile(num_rows: int, element_bytes: int, capability: int) -> Tile:
         return Tile(32, 128, SPAN, 4, 3)
     if capability < HOPPER:
         return Tile(64, 128, SPAN, 8, 3)
-    return Tile(64, 128, SPAN, 4, 3) if num_rows <= 64 else Tile(128, 128, SPAN, 8, 3)
+    columns = 64 if has_groups else 128
+    return Tile(64, columns, SPAN, 4, 3) if num_rows <= 64 else Tile(128, columns, SPAN, 8, 3)

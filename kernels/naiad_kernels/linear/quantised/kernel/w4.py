@@ -19,6 +19,10 @@ _STEPS = tl.constexpr(weights.SPAN // weights.INPUTS_PER_STEP)
 # With a code in the last mantissa bits these are the floats 2⁷ + code (bfloat16) and 2¹⁰ + code (float16).
 _BFLOAT16_BITS = tl.constexpr(0x4300)
 _FLOAT16_BITS = tl.constexpr(0x6400)
+# From where a code of e2m1 has its exponent and its mantissa to where these floats have theirs, and by which
+# power of two that makes a number too small, because their exponents have other biases.
+_BFLOAT16_SHIFT, _BFLOAT16_FACTOR = tl.constexpr(6), tl.constexpr(2.0**126)
+_FLOAT16_SHIFT, _FLOAT16_FACTOR = tl.constexpr(9), tl.constexpr(2.0**14)
 
 
 @triton.jit
@@ -39,6 +43,30 @@ def step_weights(words, zeros, STEP: tl.constexpr, TILE_COLUMNS: tl.constexpr, D
     else:
         shifted = codes.to(DTYPE, bitcast=True) - (zeros | BITS).to(DTYPE, bitcast=True)[:, None]
     return tl.trans(shifted)
+
+
+@triton.jit
+def step_floats(words, STEP: tl.constexpr, TILE_COLUMNS: tl.constexpr, DTYPE: tl.constexpr):
+    """Convert e2m1 to DTYPE for a step's inputs, `[_STEP_INPUTS, TILE_COLUMNS]`; exact.
+
+    The bits of ±0.5 become a subnormal number, which the factor makes a normal one. For float32 they become
+    a float16 first, so that it does not matter whether subnormal float32 are flushed.
+    """
+    IS_BFLOAT16: tl.constexpr = DTYPE.is_bf16()
+    HALF: tl.constexpr = tl.bfloat16 if IS_BFLOAT16 else tl.float16
+    codes = words >> (4 * STEP)
+    magnitudes = (codes & 0x00070007) << (_BFLOAT16_SHIFT if IS_BFLOAT16 else _FLOAT16_SHIFT)
+    bits = (codes & 0x00080008) << 12 | magnitudes
+    pairs = tl.join(bits.to(tl.int16), (bits >> 16).to(tl.int16))
+    floats = tl.reshape(pairs, TILE_COLUMNS, _STEP_INPUTS).to(HALF, bitcast=True).to(DTYPE)
+    return tl.trans(floats * (_BFLOAT16_FACTOR if IS_BFLOAT16 else _FLOAT16_FACTOR))
+
+
+@triton.jit
+def powers_of_two(exponents):
+    """Compute 2^(exponent − 127) in float32. That of 0 is subnormal."""
+    wide = exponents.to(tl.int32)
+    return tl.where(wide == 0, 1 << 22, wide << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -78,13 +106,18 @@ def chunk_sums(
             x = tl.load(x_rows + step_inputs[None, :], mask=is_row & is_input, other=0.0)
             if step % STEPS_PER_GROUP == 0:
                 group = (first + step * _STEP_INPUTS) // group_size * out_features
-                zeros = tl.load(zeros_ptr + group + columns, mask=is_column, other=0)
-                scales = tl.load(scales_ptr + group + columns, mask=is_column, other=0.0)
+                scales = tl.load(scales_ptr + group + columns, mask=is_column, other=0)
+                if zeros_ptr is not None:
+                    zeros = tl.load(zeros_ptr + group + columns, mask=is_column, other=0)
                 group_sums = tl.zeros([TILE_ROWS, TILE_COLUMNS], dtype=tl.float32)
-            weight = step_weights(words, zeros, step, TILE_COLUMNS, DTYPE)
+            if zeros_ptr is None:
+                weight = step_floats(words, step, TILE_COLUMNS, DTYPE)
+            else:
+                weight = step_weights(words, zeros, step, TILE_COLUMNS, DTYPE)
             group_sums = tl.dot(x, weight, group_sums, input_precision="ieee")
             if step % STEPS_PER_GROUP == STEPS_PER_GROUP - 1:
-                sums += group_sums * scales.to(tl.float32)[None, :]
+                factors = powers_of_two(scales) if zeros_ptr is None else scales.to(tl.float32)
+                sums += group_sums * factors[None, :]
     return sums
 
 
@@ -94,8 +127,8 @@ def w4a16_kernel(
     slabs_ptr,  # [num_chunks, num_rows, out_features] float32, written if IS_SPLIT
     x_ptr,  # [num_rows, in_features]
     words_ptr,  # [num_spans, out_features, _WORDS] int32
-    scales_ptr,  # [num_groups, out_features]
-    zeros_ptr,  # [num_groups, out_features] int16
+    scales_ptr,  # [num_groups, out_features]; uint8 exponents if there are no zeros
+    zeros_ptr,  # [num_groups, out_features] int16, or None: codes are e2m1
     bias_ptr,  # [out_features] or None
     num_rows,
     in_features,
