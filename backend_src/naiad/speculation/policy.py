@@ -151,8 +151,9 @@ class SpeculationPolicy:
         rates = np.array([row.state.rate for row in rows])
         most = np.array([row.num_most for row in rows])
         num_left = np.array([row.num_left for row in rows])
-        saved_s = self._saved_s(rows, rates, most, plain_s, windows_s, num_step_tokens)
-        most[(reading_s > 0) & (reading_s > num_left * saved_s)] = 0
+        if reading_s.any():
+            saved_s = self._saved_s(rows, rates, most, plain_s, windows_s, num_step_tokens)
+            most[(reading_s > 0) & (reading_s > num_left * saved_s)] = 0
         is_usable = (places <= most[:, None]).ravel()
         gains = (rates[:, None] ** places).ravel()[is_usable]
         row_numbers = np.repeat(np.arange(len(rows)), num_places)[is_usable]
@@ -184,8 +185,6 @@ class SpeculationPolicy:
 
         Each row is taken to bear its share of the step, and of passes for all rows that need one.
         """
-        if self._pass_cost is None:
-            return np.zeros(len(rows))
         places = np.arange(1, windows_s.shape[1])
         added_s = self._step_cost(num_step_tokens + places) - self._step_cost(np.array(num_step_tokens))
         num_sharing = max(1, sum(row.num_unread >= 0 for row in rows))
