@@ -63,23 +63,6 @@ def test_too_little_memory_is_refused() -> None:
         system_checks.check_memory(1 << 30, 3 << 30)
 
 
-def test_available_memory_is_the_containers_rest_when_that_is_less(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
-    assert system_checks.available_memory_bytes(meminfo, tmp_path) == 4000 * 1024
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("400000\n")
-    assert system_checks.available_memory_bytes(meminfo, tmp_path) == 600000
-
-
-def test_a_container_without_limit_does_not_limit(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemAvailable:    4000 kB\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("400000\n")
-    assert system_checks.available_memory_bytes(meminfo, tmp_path) == 4000 * 1024
-
-
 def test_libpython_beside_the_interpreter_is_found(tmp_path: Path) -> None:
     (tmp_path / "libpython3.11.so.1.0").touch()
     assert system_checks.libpython_directory((3, 11), str(tmp_path), {}, "") == str(tmp_path)

@@ -98,8 +98,7 @@ def test_more_layers_than_there_are(target: Path) -> None:
 def test_memory_for_both(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is enough memory for one of the models only."""
     size = (target / "model.safetensors").stat().st_size
-    memory = type("Memory", (), {"available": int(1.5 * size)})
-    monkeypatch.setattr(device.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(device, "available_memory_bytes", lambda: int(1.5 * size))
     with pytest.raises(StartupError, match="the weights need"):
         build(target, "draft_model", draft_model=str(target))
     build(target, "self")

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import psutil
 import pytest
 
 from naiad.errors import ConfigError
+from naiad.model_runner import pool_size
 from naiad.model_runner.pool_size import bytes_left, default_cpu_bytes, measured_bytes
 
 GIB = 1 << 30
@@ -50,6 +50,5 @@ def test_all_of_the_memory_may_be_asked_for() -> None:
 def test_on_a_cpu_a_quarter_of_what_is_available(
     monkeypatch: pytest.MonkeyPatch, available: int, expected: int
 ) -> None:
-    real = psutil.virtual_memory()
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: real._replace(available=available))
+    monkeypatch.setattr(pool_size, "available_memory_bytes", lambda: available)
     assert default_cpu_bytes() == expected

@@ -66,6 +66,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
         help="on a CPU: keep packed weights and measured costs in .naiad beside the model for the next start",
     )
     add(
+        "--large-pages",
+        choices=("true", "false"),
+        help="on a CPU: copy weights into pages of 2 MiB, which are read faster; false: engines of the same "
+        "model share the start cache's",
+    )
+    add(
         "--tensor-parallel-size",
         type=at_least(1),
         metavar="N",

@@ -117,20 +117,6 @@ def check_memory(available_bytes: int, needed_bytes: int, whose: str = "this mod
         )
 
 
-def available_memory_bytes(
-    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
-) -> int:
-    """Memory that may still be allocated: what the machine, or its container, has left."""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
-    available = int(match[1]) * 1024 if match else 0
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):
-        return available
-    return min(available, int(limit) - used) if limit.isdigit() else available
-
-
 def libpython_directory(
     version: tuple[int, int], library_dir: str | None, environment: Mapping[str, str], loader_cache: str
 ) -> str | None:

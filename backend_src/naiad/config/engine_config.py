@@ -45,6 +45,9 @@ class EngineConfig:
         start_cache: on a CPU, keep what a start prepares for the next one: the weights as the native kernels
             read them, and measured costs of steps. They are in .naiad in the model's directory, or in the
             user's cache if that is read-only.
+        large_pages: on a CPU, copy the weights into memory of the engine's own, in pages of 2 MiB, which the
+            native kernels read faster, if the system has such pages and enough memory is available. False:
+            they stay mapped from the start cache, where engines of the same model share them.
         tensor_parallel_size: number of processes that share the model; each has its part of every matrix and
             of the KV cache, on CUDA on a GPU of its own. At most the checkpoint's number of heads. With more
             than one, torch computes the steps on a CPU, and on CUDA steps are not overlapped.
@@ -112,6 +115,7 @@ class EngineConfig:
     cpu_kernels: str = "auto"
     quantization: str = "none"
     start_cache: bool = True
+    large_pages: bool = True
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     cpu_threads: int = 0

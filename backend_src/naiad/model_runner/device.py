@@ -10,6 +10,7 @@ import torch
 
 from naiad.config import EngineConfig, ModelConfig
 from naiad.config.cores import num_compute_threads
+from naiad.config.memory import available_memory_bytes
 from naiad.errors import ConfigError, StartupError
 from naiad.outputs import MemoryUse
 from naiad_kernels.compile_counter import CompileCounter
@@ -116,7 +117,7 @@ def check_memory(
         needed_bytes //= num_ranks
         available_bytes, _ = torch.cuda.mem_get_info(device)
     else:
-        available_bytes = int(psutil.virtual_memory().available)
+        available_bytes = available_memory_bytes()
     if needed_bytes > available_bytes:
         raise StartupError(
             f"the weights need {needed_bytes / _GIB:.1f} GiB of {device.type} memory in {dtype}, "

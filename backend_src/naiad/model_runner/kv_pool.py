@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-import mmap
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +11,7 @@ import torch
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
 from naiad.kv_cache.kv_group import KVGroupSpec, max_held_blocks
+from naiad.models.large_pages import large_memory
 from naiad_kernels.native.kv_layout import GROUP_TOKENS, native_keys, native_values
 from naiad_kernels.paged_attention.layout import CacheLayout, fixed_split_for
 from naiad_kernels.store_kv import LayerCache
@@ -112,9 +111,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     # A stage of a model may have no layer of a group, and no memory is mapped for nothing.
     if device.type != "cpu" or not math.prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without large pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    memory = large_memory(math.prod(shape) * dtype.itemsize)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 

@@ -44,6 +44,7 @@ from naiad.model_runner.token_budget import (
 )
 from naiad.models import DecoderModel, load_model
 from naiad.models.checkpoint_cache import CheckpointCache
+from naiad.models.large_pages import LargePages, has_large_pages
 from naiad.models.native_model import NativeModel
 from naiad.models.split.part import check_can_split, part_configs
 from naiad.models.split.place import Place
@@ -103,7 +104,8 @@ class ModelRunner(PagedModel):
                 self._followers = Followers(config, self._place, self.device, self._is_native)
                 models = [self._followers.load(config.model_dir, target, options[0])]
             else:
-                models = _load_models(checkpoints, caches, options, num_layers)
+                pages = config.large_pages and self._is_native
+                models = _load_models(checkpoints, caches, options, num_layers, large_pages=pages)
             num_bytes = self._choose_kv_cache_bytes(config, models, target)
             pools = self._allocate_pools(config, models[: len(checkpoints)], target, num_bytes)
             if num_layers:
@@ -339,10 +341,13 @@ def _load_models(
     caches: Sequence[CheckpointCache | None],
     options: Sequence[LoadOptions],
     num_draft_layers: int,
+    *,
+    large_pages: bool,
 ) -> list[DecoderModel]:
     """Load the checkpoints; with `num_draft_layers` the first one's first layers are one more model."""
+    pages = LargePages() if large_pages and has_large_pages() else None
     loaded = [
-        load_model(directory, shape, own, cache)
+        load_model(directory, shape, own, cache, pages)
         for (directory, shape), own, cache in zip(checkpoints, options, caches, strict=True)
     ]
     if num_draft_layers:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import psutil
 import torch
 
+from naiad.config.memory import available_memory_bytes
 from naiad.errors import ConfigError
 
 _MAX_DEFAULT_CPU_BYTES = 2 << 30
@@ -50,7 +50,7 @@ class CudaMemory:
 
 def default_cpu_bytes() -> int:
     """Return the default size on a CPU; call it after the weights are loaded."""
-    return min(_MAX_DEFAULT_CPU_BYTES, int(psutil.virtual_memory().available) // 4)
+    return min(_MAX_DEFAULT_CPU_BYTES, available_memory_bytes() // 4)
 
 
 def measured_bytes(memory: DeviceMemory, fraction: float, rehearse: Callable[[], object]) -> int:

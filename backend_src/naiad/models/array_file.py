@@ -118,6 +118,10 @@ class ArrayWriter:
         self._file.write(header + hashlib.sha256(header).digest())
         self._file.flush()
 
+    def forget_pages(self) -> None:
+        """Let go what has been read through the mapping; it is there again when it is read again."""
+        self._memory.madvise(mmap.MADV_DONTNEED)
+
     def _write(self, content: bytes | memoryview) -> None:
         if self._end + len(content) > len(self._memory):
             raise OSError(errno.EFBIG, "the arrays are larger than was expected")
@@ -174,6 +178,10 @@ class ArrayFile:
             KeyError: there is no such array.
         """
         return _array(self._memory, self._table.arrays[name])
+
+    def forget_pages(self) -> None:
+        """Let go what has been read through the mapping; it is there again when it is read again."""
+        self._memory.madvise(mmap.MADV_DONTNEED)
 
 
 def _decode_table(content: bytes) -> _Table:

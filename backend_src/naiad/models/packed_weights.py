@@ -87,6 +87,7 @@ class PackingCheckpoint:
         """Complete the file; see `Checkpoint.finish`."""
         self._checkpoint.finish()
         self._writer.finish()
+        self._writer.forget_pages()
 
 
 class PackedCheckpoint:
@@ -123,7 +124,8 @@ class PackedCheckpoint:
         """Nothing is left over in such a file."""
 
     def finish(self) -> None:
-        """Nothing is left over in such a file."""
+        """Nothing is left over in such a file; what has been copied from it is let go."""
+        self._file.forget_pages()
 
 
 def open_packed(cache: CheckpointCache, options: LoadOptions) -> PackedCheckpoint | None:

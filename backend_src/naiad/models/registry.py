@@ -14,6 +14,7 @@ from naiad.config.families.llama import LlamaConfig
 from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.decoder import FamilyModel
 from naiad.models.gemma import GemmaModel
+from naiad.models.large_pages import LargePages, WeightsInLargePages
 from naiad.models.llama import LlamaModel
 from naiad.models.packed_weights import open_packed, packing
 from naiad.models.split.checkpoint import SplitCheckpoint
@@ -30,7 +31,11 @@ _MODELS: dict[type[ModelConfig], Callable[[Any, Weights], FamilyModel]] = {
 
 
 def load_model(
-    directory: str, config: ModelConfig, options: LoadOptions, cache: CheckpointCache | None = None
+    directory: str,
+    config: ModelConfig,
+    options: LoadOptions,
+    cache: CheckpointCache | None = None,
+    pages: LargePages | None = None,
 ) -> FamilyModel:
     """Load a checkpoint.
 
@@ -39,11 +44,12 @@ def load_model(
         config: its configuration, as `ModelConfig.from_directory` reads it.
         options: dtype, device, and how linear layers are laid out.
         cache: keeps the weights of native kernels for the next start; None: nothing is kept.
+        pages: keep the panels of native kernels; None: they stay where they are made or mapped.
 
     Raises:
         ModelError: names the file and the tensor that are missing, damaged or misshapen.
     """
-    build = partial(_MODELS[type(config)], config)
+    build = partial(_build, config, pages)
     if config.quantised is not None and config.quantised.unrounded:
         what = ", ".join(config.quantised.unrounded)
         how = "inputs of layers in eight bits are rounded" if options.packed else "they are not rounded"
@@ -61,6 +67,10 @@ def load_model(
     except OSError as error:
         _LOG.warning("the weights are not kept for the next start: %s", error)
         return build(Checkpoint(directory, options, config))
+
+
+def _build(config: ModelConfig, pages: LargePages | None, weights: Weights) -> FamilyModel:
+    return _MODELS[type(config)](config, weights if pages is None else WeightsInLargePages(weights, pages))
 
 
 def load_part(

@@ -17,8 +17,8 @@ from naiad.cli.repository.model_entries import find_repository, read_repository
 from naiad.cli.repository.presets import ALWAYS_DECOUPLED, PRESETS
 from naiad.cli.repository.served_models import ServedModel, check_name, served_models
 from naiad.cli.repository.template import NewModel, add_model
-from naiad.cli.system_checks import available_memory_bytes
 from naiad.config import EngineConfig
+from naiad.config.memory import available_memory_bytes
 from naiad.config.model_location import text_of_path
 from naiad.errors import ConfigError, StartupError
 

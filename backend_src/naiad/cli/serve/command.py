@@ -38,11 +38,11 @@ from naiad.cli.serve.side_process import SidePlan
 from naiad.cli.serve.stop_signal import StopSignal
 from naiad.cli.system_checks import (
     MIN_TEMP_BYTES,
-    available_memory_bytes,
     check_machine,
     check_space,
     running_python,
 )
+from naiad.config.memory import available_memory_bytes
 from naiad.config.model_location import checkpoint_name, model_directory, path_of_text, text_of_path
 from naiad.errors import ConfigError
 from naiad.line_file import prepare
