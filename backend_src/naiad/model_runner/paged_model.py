@@ -159,13 +159,32 @@ class PagedModel:
             self._followers.tell(message)
 
     def _launch_rows(self, rows: list[StateRow]) -> Callable[[], ModelOutput]:
+        native = self._native_model
+        if native is not None and all(map(_is_computed_at_once, rows)):
+            queued = self._queue_at_once(native, rows)
+        else:
+            queued = self._queue_in_parts(rows)
+        return lambda: self._finish(queued)
+
+    def _queue_in_parts(self, rows: list[StateRow]) -> _QueuedStep:
+        """Compute the layers, then what is wanted of the prompts, then the tokens."""
         inputs, hidden = self._forward(rows)
         sums = Readback([hidden.sum(dim=1, dtype=torch.float32)])
         prompts = prompt_details(inputs, hidden, self._model.logits)
         views = sampled_views((row, state.sampling) for row, state in inputs.rows if row.samples)
         sample = self._start_sampling(hidden, inputs, [view for row_views in views for view in row_views])
-        queued = _QueuedStep(inputs, sums, prompts, views, sample)
-        return lambda: self._finish(queued)
+        return _QueuedStep(inputs, sums, prompts, views, sample)
+
+    def _queue_at_once(self, native: NativeModel, rows: list[StateRow]) -> _QueuedStep:
+        """Compute layers and tokens in one native call: one is sampled after each of the rows' tokens."""
+        batch, inputs = build_step_inputs(rows, self._layouts, self._sampled)
+        views = sampled_views((row, state.sampling) for row, state in inputs.rows)
+        flat = [view for row_views in views for view in row_views]
+        sample = self._sampler.pick(flat, partial(native.whole_step, batch, self._pool.layers))
+        self._keep_sampled(flat, sample)
+        hidden = native.hidden_of_whole_step(len(flat))
+        sums = Readback([hidden.sum(dim=1, dtype=torch.float32)])
+        return _QueuedStep(inputs, sums, PromptDetails(), views, sample)
 
     def _start_sampling(
         self, hidden: torch.Tensor, inputs: StepRows, views: list[RowState]
@@ -178,9 +197,12 @@ class PagedModel:
             sample = self._sampler.pick(views, partial(self._native_model.logits_and_best, hidden))
         else:
             sample = self._sampler.start(self._model.logits(hidden), views)
+        self._keep_sampled(views, sample)
+        return sample
+
+    def _keep_sampled(self, views: list[RowState], sample: QueuedSample) -> None:
         sequence_ids = [view.sequence_id for view in views]
         self._sampled = SampledIds(sequence_ids, sample.token_ids, self.model_config.vocab_size)
-        return sample
 
     @torch.inference_mode()
     def _finish(self, queued: _QueuedStep) -> ModelOutput:
@@ -272,6 +294,13 @@ class PagedModel:
         self.clear_blocks([blocks] * (1 + max(self._kv_groups)))
         self._tell(ForgetSequences())
         self._states.clear()
+
+
+def _is_computed_at_once(each: StateRow) -> bool:
+    """Whether a token is sampled after each of a row's tokens, and nothing else is wanted of them."""
+    row, sampling = each.row, each.state.sampling
+    is_one = row.samples and len(row.token_ids) == 1
+    return is_one and sampling.is_plain and not sampling.params.describes_prompt
 
 
 def _without(details: dict[int, _Value], failed: dict[int, NaiadError]) -> dict[int, _Value]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
@@ -52,6 +52,11 @@ class NativeModel:
         logits = cast(Any, model.logits(cast(Any, recorder.rows(model.config.hidden_size))))
         record_pick(logits)
         self._logits = Tape(recorder.finish(logits), team)
+        recorder = TapeRecorder(dtype)
+        hidden = cast(Any, model.forward(traced_batch(recorder, model.config), caches))
+        logits = cast(Any, model.logits(hidden))
+        record_pick(logits)
+        self._whole = Tape(recorder.finish(logits, intermediate=hidden), team)
         self.pick = NativePicker(model.config.vocab_size, team)
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
@@ -60,11 +65,30 @@ class NativeModel:
         Returns:
             `[num_tokens, hidden_size]` float32, valid until the next call.
         """
+        return self._run(self._forward, batch, caches)
+
+    def _run(
+        self,
+        tape: Tape,
+        batch: ForwardBatch,
+        caches: Sequence[LayerCache],
+        best: BestTokens | None = None,
+        allowed: torch.Tensor | None = None,
+        draws: Draws | None = None,
+    ) -> torch.Tensor:
         assert caches is self._caches, "the model was recorded over other caches"
         tables = [group.attention.tables for group in batch.groups]
         assert all(each is not None for each in tables), "the step is not laid out for the native kernels"
         num_tokens = len(batch.token_ids)
-        return self._forward.run(num_tokens, batch.token_ids, batch.positions, cast(Any, tables))
+        return tape.run(
+            num_tokens,
+            batch.token_ids,
+            batch.positions,
+            cast(Any, tables),
+            best=best,
+            allowed=allowed,
+            draws=draws,
+        )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[num_rows, hidden_size]` of `forward` to `[num_rows, vocab_size]`, valid until the next call."""
@@ -84,13 +108,35 @@ class NativeModel:
         best = BestTokens.empty(len(hidden))
         return self._logits.run(len(hidden), inputs=[hidden], best=best, allowed=allowed, draws=draws), best
 
+    def whole_step(
+        self,
+        batch: ForwardBatch,
+        caches: Sequence[LayerCache],
+        draws: Draws | None = None,
+        allowed: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, BestTokens]:
+        """Compute `forward` and `logits_and_best` of all its rows in one call.
+
+        Between two calls Python would find little of what it needs in the caches of the core: the weights
+        have passed through them.
+        """
+        best = BestTokens.empty(len(batch.token_ids))
+        return self._run(self._whole, batch, caches, best, allowed, draws), best
+
+    def hidden_of_whole_step(self, num_tokens: int) -> torch.Tensor:
+        """What `forward` returns, of the last `whole_step`; valid until the next."""
+        return self._whole.intermediate(num_tokens)
+
     @contextmanager
     def profiled(self) -> Iterator[Counter[Kind]]:
         """Count the nanoseconds that records of each kind take meanwhile; filled at the end."""
         found: Counter[Kind] = Counter()
-        with self._forward.profiled() as forward, self._logits.profiled() as logits:
+        tapes = (self._forward, self._logits, self._whole)
+        with ExitStack() as stack:
+            counters = [stack.enter_context(tape.profiled()) for tape in tapes]
             yield found
-        found.update(forward + logits)
+        for counter in counters:
+            found.update(counter)
 
 
 def traced_batch(recorder: TapeRecorder, config: ModelConfig) -> ForwardBatch:

@@ -35,18 +35,18 @@ NAIAD_INLINE void round_group(const float* in, RoundedInputs& out) {
     largest = max(largest, absolute(x));
     not_finite = fma(x, fill(0.0f), not_finite);
   }
-  const float top = max_lanes(largest), finite = sum_lanes(not_finite);
-  out.scale = top / 127.0f + finite;
-  out.group_sums[0] = out.group_sums[1] = 0;
+  const float top = max_lanes(largest);
+  out.scale = is_any_nan(not_finite) ? NAN : top / 127.0f;
   // Below it 127 / top would not be finite.
   if (!(out.scale > 1e-36f)) {
     if (out.scale == out.scale) out.scale = 0.0f;
+    out.group_sums[0] = out.group_sums[1] = 0;
     std::memset(out.values, 0, sizeof out.values);
     return;
   }
   const Floats factor = fill(127.0f / top);
   for (int64_t i = 0; i < kInputsPerScale; i += kLanes) store_int8(out.values + i, load(in + i) * factor);
-  for (int64_t i = 0; i < kInputsPerScale; i++) out.group_sums[2 * i / kInputsPerScale] += out.values[i];
+  sums_of_32(out.values, out.group_sums);
 }
 
 NAIAD_INLINE void round_row(const float* in, int64_t width, RoundedInputs* out) {

@@ -152,11 +152,12 @@ struct Int8ByInt8 {
 template <class Product, bool IS_GATED>
 class PanelRange {
  public:
-  PanelRange(const NaiadRecord& record, const Run& run, const Rows<Product>& rows, int64_t num_rows)
+  PanelRange(const NaiadRecord& record, const Run& run, const Rows<Product>& rows, int64_t first_row, int64_t end_row)
       : epilogue_{record, run},
         rows_(rows),
-        num_rows_(num_rows),
-        num_tiles_((num_rows + Product::kMostRows - 1) / Product::kMostRows),
+        first_row_(first_row),
+        num_rows_(end_row - first_row),
+        num_tiles_((num_rows_ + Product::kMostRows - 1) / Product::kMostRows),
         num_steps_(record.matrix.in_features / Product::kInputsPerStep),
         panel_bytes_(num_steps_ * Product::kPanelBytesPerStep),
         partner_(record.matrix.num_panels / 2),
@@ -180,7 +181,7 @@ class PanelRange {
   void all_rows(int64_t unit) const {
     for (int64_t number = 0; number < num_tiles_; number++) {
       const int64_t first = num_rows_ * number / num_tiles_, end = num_rows_ * (number + 1) / num_tiles_;
-      fitting_tile<UNITS, 1>({number, first, end}, unit);
+      fitting_tile<UNITS, 1>({number, first_row_ + first, first_row_ + end}, unit);
     }
   }
 
@@ -268,26 +269,42 @@ class PanelRange {
 
   const Epilogue epilogue_;
   const Rows<Product> rows_;
-  const int64_t num_rows_, num_tiles_, num_steps_, panel_bytes_, partner_;
+  const int64_t first_row_, num_rows_, num_tiles_, num_steps_, panel_bytes_, partner_;
   const char* const panels_;
 };
 
 using RoundedByBf16 = std::conditional_t<kHasTiles, Bf16Tiles, Bf16ByBf16>;
 using RoundedByInt8 = std::conditional_t<kHasTiles, Int8Tiles, Int8ByInt8>;
 
+// Members that have at least so many rows each share the rows, else the panels. Then all read all weights, but what one
+// writes the same one reads: inputs that lie in the cache of another core take longer than weights.
+constexpr int64_t kRowsToShare = 64;
+
+template <class Product>
+bool shares_rows(const Run& run, const Member& member) {
+  return !Product::kTakesTiles && run.step->num_tokens >= kRowsToShare * member.size;
+}
+
 template <class Product, bool IS_GATED>
-using RangeOf = std::conditional_t<Product::kTakesTiles, TileRange<Product, IS_GATED>, PanelRange<Product, IS_GATED>>;
+void compute_part(const NaiadRecord& record, const Run& run, const Rows<Product>& rows, Member& member) {
+  int64_t first_row = 0, end_row = run.step->num_tokens;
+  int64_t first = 0, end = record.matrix.num_panels / (IS_GATED ? 2 : 1);
+  if (shares_rows<Product>(run, member))
+    member.share(end_row, first_row, end_row);
+  else
+    member.share(end, first, end);
+  if constexpr (Product::kTakesTiles)
+    TileRange<Product, IS_GATED>(record, run, rows, end_row).compute(first, end);
+  else
+    PanelRange<Product, IS_GATED>(record, run, rows, first_row, end_row).compute(first, end);
+}
 
 template <class Product>
 void compute_panels(const NaiadRecord& record, const Run& run, const Rows<Product>& rows, Member& member) {
-  int64_t first, end;
-  if (record.activation == NAIAD_NO_GATE) {
-    member.share(record.matrix.num_panels, first, end);
-    RangeOf<Product, false>(record, run, rows, run.step->num_tokens).compute(first, end);
-  } else {
-    member.share(record.matrix.num_panels / 2, first, end);
-    RangeOf<Product, true>(record, run, rows, run.step->num_tokens).compute(first, end);
-  }
+  if (record.activation == NAIAD_NO_GATE)
+    compute_part<Product, false>(record, run, rows, member);
+  else
+    compute_part<Product, true>(record, run, rows, member);
 }
 
 // Few rows in four bits are multiplied as fast as their weights are read without tiles. Both forms give the same bits.
@@ -320,7 +337,8 @@ Rows<Product> rounded_rows(const NaiadRecord& record, const Run& run, Member& me
   if (!is_alone) member.share(num_rows, first, end);
   for (int64_t row = first; row < end; row++)
     round_row(run.row(record.in, row), record.matrix.in_features, rounded + row * width);
-  if (!is_alone) member.barrier();
+  // Who shares the rows of the product rounds those that it multiplies.
+  if (!is_alone && !shares_rows<Product>(run, member)) member.barrier();
   return {rounded, width};
 }
 

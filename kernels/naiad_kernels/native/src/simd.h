@@ -5,9 +5,11 @@
 // contracted behind our back (`-ffp-contract=off`).
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 
 #if !defined(NAIAD_PORTABLE) && (defined(__AVX512F__) || defined(__AVX2__))
 #include <immintrin.h>
@@ -73,6 +75,10 @@ struct Floats {
 NAIAD_INLINE Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
 NAIAD_INLINE void store(float* p, Floats a) { _mm512_storeu_ps(p, a.v); }
 NAIAD_INLINE Floats fill(float x) { return {_mm512_set1_ps(x)}; }
+NAIAD_INLINE __m256 lower_half(Floats a) { return _mm512_castps512_ps256(a.v); }
+NAIAD_INLINE __m256 upper_half(Floats a) {
+  return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
+}
 NAIAD_INLINE Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
 NAIAD_INLINE Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
 NAIAD_INLINE Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -128,6 +134,8 @@ NAIAD_INLINE void store(float* p, Floats x) {
   _mm256_storeu_ps(p + 8, x.b);
 }
 NAIAD_INLINE Floats fill(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+NAIAD_INLINE __m256 lower_half(Floats x) { return x.a; }
+NAIAD_INLINE __m256 upper_half(Floats x) { return x.b; }
 NAIAD_INLINE Floats operator+(Floats x, Floats y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 NAIAD_INLINE Floats operator-(Floats x, Floats y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 NAIAD_INLINE Floats operator*(Floats x, Floats y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
@@ -270,26 +278,44 @@ NAIAD_INLINE int64_t whole_lanes(int64_t width) { return (width + kLanes - 1) / 
 
 // ---------------------------------------------------------------- made of the operations above
 
-// The sum of the lanes: halves are added until one is left.
+// The sum of the lanes, and the greatest: halves are put together until one lane is left. Of a NaN and a number the
+// greatest is the one that comes later. `is_any_nan`: whether a lane is no number.
+#if NAIAD_AVX512 || NAIAD_AVX2
 NAIAD_INLINE float sum_lanes(Floats a) {
-  alignas(64) float t[kLanes];
-  store(t, a);
-  for (int width = 8; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) t[i] += t[i + width];
-  return t[0];
+  const __m256 eight = _mm256_add_ps(lower_half(a), upper_half(a));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
+NAIAD_INLINE float max_lanes(Floats a) {
+  const __m256 eight = _mm256_max_ps(lower_half(a), upper_half(a));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+NAIAD_INLINE bool is_any_nan(Floats a) {
+  const __m256 low = lower_half(a), high = upper_half(a);
+  return _mm256_movemask_ps(_mm256_cmp_ps(low, high, _CMP_UNORD_Q)) != 0;
+}
+#else
+NAIAD_INLINE float sum_lanes(Floats a) {
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) a.v[i] += a.v[i + width];
+  return a.v[0];
+}
+NAIAD_INLINE float max_lanes(Floats a) {
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) a.v[i] = a.v[i] > a.v[i + width] ? a.v[i] : a.v[i + width];
+  return a.v[0];
+}
+NAIAD_INLINE bool is_any_nan(Floats a) {
+  return std::any_of(a.v, a.v + kLanes, [](float lane) { return lane != lane; });
+}
+#endif
 
 NAIAD_INLINE float first_lane(Floats a) {
   alignas(64) float t[kLanes];
   store(t, a);
-  return t[0];
-}
-
-NAIAD_INLINE float max_lanes(Floats a) {
-  alignas(64) float t[kLanes];
-  store(t, a);
-  for (int width = 8; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) t[i] = t[i] > t[i + width] ? t[i] : t[i + width];
   return t[0];
 }
 
@@ -531,6 +557,24 @@ NAIAD_INLINE Ints multiply_four(const Bytes& w, const int8_t* x, Ints sum) {
   for (int i = 0; i < kLanes; i++)
     for (int k = 0; k < 4; k++) sum.v[i] += (w.v[4 * i + k] - 128) * x[k];
   return sum;
+}
+#endif
+
+// The sums of 32 whole numbers within ±127, and of the 32 after them.
+#if NAIAD_AVX512 || NAIAD_AVX2
+NAIAD_INLINE __m256i sums_of_four(const int8_t* p) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));
+}
+NAIAD_INLINE void sums_of_32(const int8_t* p, int32_t sums[2]) {
+  const __m256i pairs = _mm256_hadd_epi32(sums_of_four(p), sums_of_four(p + 32));
+  const __m256i halves = _mm256_hadd_epi32(pairs, pairs);
+  const __m128i both = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(sums), both);
+}
+#else
+NAIAD_INLINE void sums_of_32(const int8_t* p, int32_t sums[2]) {
+  for (int half = 0; half < 2; half++) sums[half] = std::accumulate(p + 32 * half, p + 32 * half + 32, 0);
 }
 #endif
 
