@@ -40,6 +40,8 @@ STEPS = {
     "decode": ([1, 1], [1500, 40]),
     "chunks": ([33, 1, 5], [33, 70, 600]),
     "speculation": ([4, 4, 4], [20, 64, 300]),
+    # Two members share the rows of products.
+    "a long prompt": ([140], [140]),
 }
 
 

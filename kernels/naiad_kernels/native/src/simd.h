@@ -76,9 +76,7 @@ NAIAD_INLINE Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
 NAIAD_INLINE void store(float* p, Floats a) { _mm512_storeu_ps(p, a.v); }
 NAIAD_INLINE Floats fill(float x) { return {_mm512_set1_ps(x)}; }
 NAIAD_INLINE __m256 lower_half(Floats a) { return _mm512_castps512_ps256(a.v); }
-NAIAD_INLINE __m256 upper_half(Floats a) {
-  return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
-}
+NAIAD_INLINE __m256 upper_half(Floats a) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1)); }
 NAIAD_INLINE Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
 NAIAD_INLINE Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
 NAIAD_INLINE Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
