@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -25,8 +23,7 @@ from naiad_kernels.linear import linear
 from naiad_kernels.linear import reference as linear_reference
 from naiad_kernels.native.library import Product, Team
 from naiad_kernels.native.panels import NativeWeight
-from naiad_kernels.native.recorder import TapeRecorder, TracedGroup
-from naiad_kernels.native.tape import Tape
+from naiad_kernels.native.recorder import TracedGroup
 from naiad_kernels.paged_attention import paged_attention
 from naiad_kernels.rms_norm import add_rms_norm, rms_norm
 from naiad_kernels.rms_norm import reference as rms_norm_reference
@@ -201,28 +198,6 @@ def test_norms(team: Team, width: int) -> None:
             team, lambda _, x, y, index=index: add_rms_norm(x, y, weight, 1e-5)[index], x, residual
         )
         assert_close_to_reference(actual, wanted)
-
-
-def test_an_intermediate_value_keeps_its_memory(team: Team) -> None:
-    """Later values are as wide, and would else take its place."""
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(5, 48, generator=generator)
-    weights = [NativeWeight.of(torch.randn(48, 48, generator=generator), None) for _ in range(4)]
-
-    def chain(rows: Any, number: int) -> Any:
-        for weight in weights[:number]:
-            rows = linear(rows, weight)
-        return rows
-
-    recorder = TapeRecorder()
-    middle = chain(recorder.rows(48), 2)
-    last = linear(linear(middle, weights[2]), weights[3])
-    tape = Tape(recorder.finish(last, intermediate=middle), team)
-    for rows in (x[:2], x):
-        found = tape.run(len(rows), inputs=[rows])
-        assert torch.equal(found, run_records(team, lambda _, each: chain(each, 4), rows))
-        expected = run_records(team, lambda _, each: chain(each, 2), rows)
-        assert torch.equal(tape.intermediate(len(rows)), expected)
 
 
 def test_soft_cap(team: Team) -> None:

@@ -57,17 +57,25 @@ class _QueuedStep:
     Attributes:
         inputs: the step's rows.
         sums: [num_tokens] float32, the sum of each token's hidden state, which is not finite if the
-            hidden state is not.
+            hidden state is not; None: every token has a view, whose logits then are no numbers.
         prompts: what was requested of prompts, also for rows that have failed.
         views: the views of each row that samples; see `sampled_views`.
         sample: the queued sampling of the views; None if there are none.
     """
 
     inputs: StepRows
-    sums: Readback
+    sums: Readback | None
     prompts: PromptDetails
     views: list[list[RowState]]
     sample: QueuedSample | None
+
+    def are_finite(self) -> list[bool]:
+        """Wait for the step; for each of its tokens, whether its hidden state is finite."""
+        if self.sums is not None:
+            return [math.isfinite(each) for each in self.sums.wait()[0].tolist()]
+        assert self.sample is not None
+        # A NaN is not less than anything; a row for which no token is possible has -inf.
+        return [each < math.inf for each in self.sample.greatest_logits()]
 
 
 class PagedModel:
@@ -182,9 +190,7 @@ class PagedModel:
         flat = [view for row_views in views for view in row_views]
         sample = self._sampler.pick(flat, partial(native.whole_step, batch, self._pool.layers))
         self._keep_sampled(flat, sample)
-        hidden = native.hidden_of_whole_step(len(flat))
-        sums = Readback([hidden.sum(dim=1, dtype=torch.float32)])
-        return _QueuedStep(inputs, sums, PromptDetails(), views, sample)
+        return _QueuedStep(inputs, None, PromptDetails(), views, sample)
 
     def _start_sampling(
         self, hidden: torch.Tensor, inputs: StepRows, views: list[RowState]
@@ -208,7 +214,7 @@ class PagedModel:
     def _finish(self, queued: _QueuedStep) -> ModelOutput:
         inputs = queued.inputs
         prompts = queued.prompts
-        errors = {**prompts.errors, **_rows_not_finite(queued.sums, inputs)}
+        errors = {**prompts.errors, **_rows_not_finite(queued.are_finite(), inputs)}
         sampled = SamplerOutput() if queued.sample is None else self._sampler.finish(queued.sample)
         rows = [row for row, _ in inputs.rows if row.samples]
         result = verify(rows, queued.views, sampled, errors)
@@ -307,9 +313,8 @@ def _without(details: dict[int, _Value], failed: dict[int, NaiadError]) -> dict[
     return {each: value for each, value in details.items() if each not in failed}
 
 
-def _rows_not_finite(sums: Readback, inputs: StepRows) -> dict[int, NaiadError]:
+def _rows_not_finite(finite: list[bool], inputs: StepRows) -> dict[int, NaiadError]:
     """Errors for the sequences with a token, sampled from or not, whose hidden state is not finite."""
-    finite = [math.isfinite(each) for each in sums.wait()[0].tolist()]
     if all(finite):
         return {}
     errors: dict[int, NaiadError] = {}

@@ -56,7 +56,7 @@ class NativeModel:
         hidden = cast(Any, model.forward(traced_batch(recorder, model.config), caches))
         logits = cast(Any, model.logits(hidden))
         record_pick(logits)
-        self._whole = Tape(recorder.finish(logits, intermediate=hidden), team)
+        self._whole = Tape(recorder.finish(logits), team)
         self.pick = NativePicker(model.config.vocab_size, team)
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
@@ -117,15 +117,14 @@ class NativeModel:
     ) -> tuple[torch.Tensor, BestTokens]:
         """Compute `forward` and `logits_and_best` of all its rows in one call.
 
+        If a row of `forward` is not finite, its best logit is a NaN: the last norm makes NaNs of what is not
+        finite, and a product with a NaN is one.
+
         Between two calls Python would find little of what it needs in the caches of the core: the weights
         have passed through them.
         """
         best = BestTokens.empty(len(batch.token_ids))
         return self._run(self._whole, batch, caches, best, allowed, draws), best
-
-    def hidden_of_whole_step(self, num_tokens: int) -> torch.Tensor:
-        """What `forward` returns, of the last `whole_step`; valid until the next."""
-        return self._whole.intermediate(num_tokens)
 
     @contextmanager
     def profiled(self) -> Iterator[Counter[Kind]]:

@@ -67,6 +67,11 @@ class QueuedSample:
     beams: list[int]
     readback: Readback
 
+    def greatest_logits(self) -> list[float]:
+        """Wait for the greatest logit of each row."""
+        greatest: list[float] = self.readback.wait()[1].tolist()
+        return greatest
+
 
 class Sampler:
     """Samples all rows of a step in one pass.

@@ -89,7 +89,6 @@ class Recording:
         widths: of each value.
         inputs: values that the caller writes.
         output: the value that the caller reads.
-        intermediate: a value that the caller reads too, or None.
         kept: tensors that records point into.
     """
 
@@ -97,13 +96,7 @@ class Recording:
     widths: list[int]
     inputs: list[int]
     output: int
-    intermediate: int | None
     kept: list[torch.Tensor]
-
-    @property
-    def results(self) -> list[int]:
-        """The values that the caller reads."""
-        return [self.output] if self.intermediate is None else [self.output, self.intermediate]
 
 
 class TapeRecorder:
@@ -135,12 +128,8 @@ class TapeRecorder:
         self._inputs.append(rows.value)
         return rows
 
-    def finish(self, output: TracedRows, intermediate: TracedRows | None = None) -> Recording:
-        """What was written, with the values that the caller reads.
-
-        Args:
-            output: the result.
-            intermediate: another one, which keeps its memory to the end; None: there is none.
+    def finish(self, output: TracedRows) -> Recording:
+        """What was written, with the value that the caller reads.
 
         Raises:
             NotRecordableError: a value is read that only existed inside a record.
@@ -150,11 +139,9 @@ class TapeRecorder:
             if not known.issuperset(read_values(record)):
                 raise NotRecordableError("the sums of a gated product are read again, which has no record")
             known.add(record.out)
-        also = None if intermediate is None else intermediate.value
-        recording = Recording(self._records, self._widths, self._inputs, output.value, also, self._kept)
-        if not known.issuperset(recording.results):
+        if output.value not in known:
             raise NotRecordableError("the sums of a gated product are the result, which has no record")
-        return recording
+        return Recording(self._records, self._widths, self._inputs, output.value, self._kept)
 
     def record(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Write one call down.

@@ -47,7 +47,6 @@ class Tape:
                 placed.other = places[read[1]]
         self._inputs = [places[value] for value in recording.inputs]
         self._output = places[recording.output]
-        self._intermediate = None if recording.intermediate is None else places[recording.intermediate]
         self.width = recording.widths[recording.output]
         self._memory: list[torch.Tensor] = []
         self._buffers = (Buffer * len(self._strides))()
@@ -116,13 +115,6 @@ class Tape:
         if len(self._result) != num_tokens:
             self._result = self._memory[self._output][:num_tokens, : self.width]
         return self._result
-
-    def intermediate(self, num_tokens: int) -> torch.Tensor:
-        """The recording's intermediate value in the last run, `[num_tokens, width]` float32."""
-        assert self._intermediate is not None, "the recording has no intermediate value"
-        assert self._recording.intermediate is not None
-        width = self._recording.widths[self._recording.intermediate]
-        return self._memory[self._intermediate][:num_tokens, :width]
 
     @contextmanager
     def profiled(self) -> Iterator[Counter[Kind]]:
@@ -197,7 +189,7 @@ def _places(recording: Recording) -> tuple[list[int], list[int]]:
     for index, record in enumerate(recording.records):
         for value in read_values(record):
             last_read[value] = index
-    last_read |= dict.fromkeys(recording.results, len(recording.records))
+    last_read[recording.output] = len(recording.records)
     places = [-1] * len(recording.widths)
     strides: list[int] = []
     free: dict[int, list[int]] = {}
