@@ -28,6 +28,7 @@ from naiad.model_runner import paged_model
 from naiad.model_runner.paged_model import PagedModel
 from naiad.model_runner.sequence_states import SequenceStates
 from naiad.models.native_model import NativeModel
+from naiad.sampling import sampler
 from naiad.sampling.sampler import Sampler
 from naiad.scheduler.scheduler import Scheduler
 from naiad.sequence import SamplingParams
@@ -43,8 +44,9 @@ _PARTS: tuple[tuple[str, Any, str], ...] = (
     ("launch: checks, context logits", PagedModel, "launch"),
     ("call of the layers", NativeModel, "forward"),
     ("call of the logits", PagedModel, "_start_sampling"),
+    ("tokens picked", Sampler, "pick"),
     ("sampling", Sampler, "start"),
-    ("how rows draw", Sampler, "draws"),
+    ("how rows draw", sampler, "draws_of"),
     ("results", PagedModel, "_finish"),
     (_NATIVE, Library, "run"),
 )
