@@ -161,7 +161,7 @@ def test_properties_may_have_the_names_of_keywords(grammars: Grammars) -> None:
 
 def large(kind: str) -> GrammarSpec:
     names = [f"a_property_{number}" for number in range(1500)]
-    anything: dict[str, Any] = {f"p{number}": {} for number in range(24_000)}
+    anything: dict[str, Any] = {f"p{number}": {} for number in range(22_000)}
     whole: Any = {
         "enum": {"enum": [f"x{number}" for number in range(20_000)]},
         "any": {"properties": anything, "required": [*anything]},
