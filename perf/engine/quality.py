@@ -1,9 +1,11 @@
 """Compares the engine's logits with those of transformers in float32, for every way to round a model.
 
     python -m perf.engine.quality --model default
+    python -m perf.engine.quality --stored GPTQ=DIR AWQ=DIR Q4_0=FILE.gguf
 
 Prints the perplexity of a text of prose and code, the mean Kullback-Leibler divergence (nats) from
-transformers' distributions, and how often the most likely token is the same.
+transformers' distributions, and how often the most likely token is the same. `--stored` adds quantised copies
+of the model: in float32, which is what their files stand for, and as they are served with four bits or eight.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 import transformers
@@ -27,18 +30,23 @@ from naiad.model_runner import ModelRunner
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to round a model: values of the engine's options."""
+    """A way to round a model: values of the engine's options, and a quantised copy if it is one.
+
+    `stored` is its name, and its directory or GGUF file.
+    """
 
     dtype: str
     quantization: str = "none"
     kv_cache_dtype: str = "auto"
+    stored: tuple[str, str] | None = None
 
     @property
     def name(self) -> str:
         """What the table calls it."""
+        copy = f"{self.stored[0]}: " if self.stored else ""
         weights = "" if self.quantization == "none" else f"{self.quantization}, "
         cache = "" if self.kv_cache_dtype == "auto" else f", KV cache {self.kv_cache_dtype}"
-        return f"{weights}{self.dtype}{cache}"
+        return f"{copy}{weights}{self.dtype}{cache}"
 
 
 _WAYS = (
@@ -52,6 +60,8 @@ _WAYS = (
     Way("float32", "int4"),
     Way("bfloat16", "int4"),
 )
+# How a quantised copy is computed: dtype and quantization.
+_SERVED = (("float32", "none"), ("bfloat16", "int4"), ("bfloat16", "int8"))
 
 
 def main() -> int:
@@ -64,7 +74,8 @@ def main() -> int:
     texts = [text for text in texts if len(text) > 1]
     expected = _transformers_logits(model_dir, texts)
     found = {}
-    for way in _WAYS:
+    stored = [Way(*each, stored=copy) for copy in args.stored for each in _SERVED]
+    for way in (*_WAYS, *stored):
         found[way.name] = _quality(_runner(model_dir, way, args.window), texts, expected)
         print(way.name, asdict(found[way.name]), flush=True)
     reference = Quality()
@@ -73,7 +84,7 @@ def main() -> int:
     rows = [_row("transformers, float32", reference), *(_row(*each) for each in found.items())]
     print(f"{args.model}: {reference.num_tokens} tokens in windows of {args.window}")
     print_rows(rows)
-    settings = vars(args) | {"num_tokens": reference.num_tokens}
+    settings = vars(args) | {"stored": [name for name, _ in args.stored], "num_tokens": reference.num_tokens}
     print("written:", write_report("quality", settings, rows))
     return 0
 
@@ -86,7 +97,7 @@ def _transformers_logits(model_dir: str, texts: list[list[int]]) -> list[torch.T
 
 def _runner(model_dir: str, way: Way, window: int) -> ModelRunner:
     config = EngineConfig(
-        model_dir=model_dir,
+        model_dir=way.stored[1] if way.stored else model_dir,
         dtype=way.dtype,
         quantization=way.quantization,
         kv_cache_dtype=way.kv_cache_dtype,
@@ -121,7 +132,22 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
     parser.add_argument("--tokens", type=at_least(2), default=4096, metavar="N", help="of the text")
     parser.add_argument("--window", type=at_least(2), default=512, metavar="N", help="tokens of a context")
+    parser.add_argument(
+        "--stored",
+        type=_stored,
+        nargs="*",
+        default=[],
+        metavar="NAME=PATH",
+        help="quantised copies of the model",
+    )
     return parser.parse_args()
+
+
+def _stored(text: str) -> tuple[str, str]:
+    name, separator, path = text.partition("=")
+    if not (separator and name and Path(path).exists()):
+        raise argparse.ArgumentTypeError(f"{text!r}: NAME=PATH of a directory or a GGUF file is wanted")
+    return name, path
 
 
 if __name__ == "__main__":

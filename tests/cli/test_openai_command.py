@@ -21,6 +21,15 @@ URL, TOKENIZER = ("--url", "localhost:8001"), ("--tokenizer", "/no/such/director
         ((*URL, "--host", "0.0.0.0"), "--host = '0.0.0.0': expected a loopback address, or --api-keys FILE"),
         ((*URL, "--api-keys", "/no/such/file"), "/no/such/file"),
         ((*URL, "--model-control-key", "/no/such/file"), "--model-control-key /no/such/file can not be read"),
+        ((*URL, "--fallback", "a"), "--fallback = 'a': expected MODEL=OTHER"),
+        (
+            (*URL, "--model", "a", "--model", "b", "--fallback", "a=c"),
+            "--fallback = 'a=c': expected MODEL=OTHER, two of the names a, b",
+        ),
+        (
+            (*URL, "--model", "a", "--served-name", "x", "--fallback", "x=a"),
+            "--fallback = 'x=a': expected MODEL=OTHER, two of the names x",
+        ),
         (URL, "config.json"),
     ],
 )

@@ -6,20 +6,24 @@ import io
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from helpers.blank_checkpoint import write_checkpoint
 from naiad import __version__
+from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.console import say, say_error
 from naiad.cli.main import main
+from naiad.cli.repository.check import with_directories
 from naiad.cli.repository.model_entries import read_repository
 from naiad.cli.repository.served_models import served_models
-from naiad.cli.serve.command import _announce
+from naiad.cli.serve.command import _announce, _check_fallbacks
 from naiad.cli.serve.supervisor import _show
 from naiad.config.engine_config import field_names
 from naiad.errors import ConfigError
+from naiad.openai_server.fallbacks import Fallbacks
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,6 +140,42 @@ def test_a_repository_that_is_served_itself_takes_no_options(
     capsys.readouterr()
     words = ("--model-repository", str(two_models), "--model-control-mode", "explicit", "--dtype", "float32")
     assert "no options for dtype" in refusal(capsys, *words)
+
+
+@pytest.mark.parametrize("pair", ["first=third", "third=first", "llm=second"])
+def test_a_fallback_names_models_that_are_served(
+    capsys: pytest.CaptureFixture[str], two_models: Path, pair: str
+) -> None:
+    capsys.readouterr()
+    text = refusal(capsys, "--model-repository", str(two_models), "--openai-fallback", pair)
+    assert f"--openai-fallback = '{pair}': expected MODEL=OTHER, two of the names first, second" in text
+
+
+def test_two_models_of_one_name_are_told_apart_by_their_engines(
+    capsys: pytest.CaptureFixture[str], two_models: Path
+) -> None:
+    entries = [
+        replace(entry, parameters={**entry.parameters, "served_name": ""}) if entry.is_engine else entry
+        for entry in with_directories(read_repository(two_models), resolve_model)
+    ]
+    for pair in ("model=second_llm", "llm=model"):
+        fallbacks = Fallbacks.parse("--openai-fallback", [pair])
+        _check_fallbacks(fallbacks, entries, may_others_come=False)
+    with pytest.raises(ConfigError, match="two of the names llm, model, second_llm"):
+        _check_fallbacks(Fallbacks({"model": "second"}), entries, may_others_come=False)
+
+
+def test_a_fallback_may_name_a_model_that_is_loaded_later(
+    capsys: pytest.CaptureFixture[str], two_models: Path
+) -> None:
+    capsys.readouterr()
+    entries = read_repository(two_models)
+    _check_fallbacks(Fallbacks({"first": "third"}), entries, may_others_come=True)
+    _check_fallbacks(Fallbacks({"first": "second"}), entries, may_others_come=True)
+    assert capsys.readouterr().err == (
+        "naiad: warning: --openai-fallback first=third: 'third' is no model now (the models are first, "
+        "second), until a client loads it\n"
+    )
 
 
 @pytest.mark.parametrize("options", [["--http-port", "70000"], ["--max-num-seqs", "-1"], ["--surprise"]])

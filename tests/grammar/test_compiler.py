@@ -17,7 +17,7 @@ from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.errors import InvalidRequestError
 from naiad.grammar import Grammars, limits
 from naiad.grammar.compiling import compile_text
-from naiad.grammar.matcher import MaskFiller
+from naiad.grammar.matcher import MaskFiller, readable
 from naiad.sequence import GrammarKind, GrammarSpec
 
 JSON = GrammarKind.JSON_SCHEMA
@@ -111,6 +111,8 @@ REFUSALS: list[tuple[GrammarKind, str, str]] = [
     (JSON, "false", "no text satisfies it"),
     (JSON, '{"type": "array", "items": ' * 300 + "{}" + "}" * 300, "recursion limit exceeded"),
     (JSON, '{"type": "array", "items": ' * 5000 + "{}" + "}" * 5000, "nested too deeply"),
+    (JSON, json.dumps({"$defs": {"a": {"properties": {f"p{i}": {} for i in range(451)}}}}),
+     "an object has 451 properties that may be left out: at most 450 are allowed"),
     (GrammarKind.REGEX, "(a", "unclosed group"),
     (GrammarKind.REGEX, "(?=a)b", "look-around"),
     (GrammarKind.CHOICE, "[]", "the list is empty"),
@@ -119,6 +121,7 @@ REFUSALS: list[tuple[GrammarKind, str, str]] = [
     (GrammarKind.EBNF, 'foo ::= "a"', "No 'root' rule found"),
     (GrammarKind.EBNF, "root ::= " + "(" * 3000 + '"a"' + ")" * 3000, "is nested too deeply"),
     (GrammarKind.LARK, "start: foo", "unknown name"),
+    (GrammarKind.LARK, f'start: "x" | "long" y\ny: {"x? " * 20_000}\nx: "a" /[0-9]+/ ","', "grammar size"),
     (GrammarKind.LARK, "start: " + "(" * 3000 + '"a"' + ")" * 3000, "too deeply nested"),
 ]  # fmt: skip
 
@@ -158,10 +161,15 @@ def test_properties_may_have_the_names_of_keywords(grammars: Grammars) -> None:
 
 def large(kind: str) -> GrammarSpec:
     names = [f"a_property_{number}" for number in range(1500)]
+    anything: dict[str, Any] = {f"p{number}": {} for number in range(22_000)}
     whole: Any = {
         "enum": {"enum": [f"x{number}" for number in range(20_000)]},
-        "any": {"type": "object", "properties": {f"p{number}": {} for number in range(30_000)}},
-        "properties": {"type": "object", "properties": {name: {"type": "string"} for name in names}},
+        "any": {"properties": anything, "required": [*anything]},
+        "properties": {
+            "type": "object",
+            "properties": {name: {"type": "string"} for name in names},
+            "required": names[:1200],
+        },
         "good": {"enum": [1], "description": "d" * 40_000},
     }
     return GrammarSpec(kind=JSON, source=json.dumps(whole[kind]))
@@ -169,7 +177,8 @@ def large(kind: str) -> GrammarSpec:
 
 def test_large_grammars_compile_too(grammars: Grammars) -> None:
     assert accepts(grammars, large("good"), "1")
-    assert accepts(grammars, large("properties"), '{"a_property_0": "x", "a_property_1": "y"}')
+    text = json.dumps({f"a_property_{number}": "x" for number in (*range(1200), 1499)})
+    assert accepts(grammars, large("properties"), text)
 
 
 def patterns(num_patterns: int) -> GrammarSpec:
@@ -182,12 +191,12 @@ def test_what_takes_too_long_or_too_much_memory_is_ended(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "SMALL_WORK_S", 1)
-    monkeypatch.setattr(limits, "HELPER_MEMORY_BYTES", 64 << 20)
+    monkeypatch.setattr(limits, "HELPER_MEMORY_BYTES", 16 << 20)
     grammars = Grammars(folder, VOCAB_SIZE, EOS_IDS)
     with closing(grammars):
         # Every property may hold anything.
         for hostile in (patterns(200), large("any")):
-            with pytest.raises(InvalidRequestError, match=r"1?[01] s of work and 64 MiB of memory"):
+            with pytest.raises(InvalidRequestError, match=r"1?[01] s of work and 16 MiB of memory"):
                 grammars.get(hostile)
             assert accepts(grammars, SPECS[4], "abc-12")
 
@@ -197,6 +206,27 @@ def test_a_helper_that_has_ended_is_started_again(folder: Path) -> None:
     for number in range(2):
         grammars.get(GrammarSpec(kind=JSON, source=json.dumps({"const": number})))
         grammars.close()
+
+
+def test_as_many_properties_may_be_left_out_as_the_limit_allows(grammars: Grammars) -> None:
+    """Also where the object is in another one, and whatever its last property is."""
+    inner = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(450)}}
+    source = json.dumps({"type": "object", "properties": {"a": inner}, "required": ["a"]})
+    assert accepts(grammars, GrammarSpec(kind=JSON, source=source), '{"a": {"p3": 1, "p4": 2, "p449": 3}}')
+    inner["required"] = [f"p{number}" for number in range(400)]
+    inner["properties"] = {f"p{number}": {"type": "integer"} for number in range(850)}
+    text = json.dumps({f"p{number}": 1 for number in range(401)})
+    assert accepts(grammars, GrammarSpec(kind=JSON, source=json.dumps(inner)), text)
+
+
+def test_a_text_with_too_many_ways_to_go_on_ends_with_an_error(grammars: Grammars) -> None:
+    source = f'start: "x" | "long" y\ny: {"x? " * 1_500}\nx: "a" /[0-9]+/ ","'
+    grammar = grammars.get(GrammarSpec(kind=GrammarKind.LARK, source=source))
+    matcher, other = grammar.matcher(), grammar.matcher()
+    matcher.advance(grammars.tokenizer.tokenize_str("longa1,"))
+    assert matcher.error == "at one place of the text it has too many ways to go on"
+    other.advance(grammars.tokenizer.tokenize_str("x"))
+    assert not other.error
 
 
 def test_a_helper_that_was_killed_is_no_fault_of_the_next_grammar(folder: Path) -> None:
@@ -212,14 +242,15 @@ def test_a_helper_that_was_killed_is_no_fault_of_the_next_grammar(folder: Path) 
                 time.sleep(0.01)
 
 
-def test_a_grammar_that_makes_the_compiler_panic_is_refused_in_a_line(grammars: Grammars) -> None:
+def test_a_grammar_that_is_too_large_for_the_compiler_is_refused_in_a_line(grammars: Grammars) -> None:
     choices = [
         {"anyOf": [{"type": "object", "properties": {f"a{j}_{i}": {"type": "integer"}}} for i in range(9)]}
         for j in range(4)
     ]
-    with pytest.raises(InvalidRequestError, match="it is too large") as refused:
+    with pytest.raises(InvalidRequestError, match="grammar size") as refused:
         grammars.get(GrammarSpec(kind=JSON, source=json.dumps({"allOf": choices})))
     assert "backtrace" not in str(refused.value)
+    assert readable("panic: assertion failed\n<backtrace>\n 0: <unknown>") == "it is too large"
 
 
 def test_too_large_a_source_is_refused_unread(grammars: Grammars) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -31,8 +31,10 @@ from naiad.openai_server.access.key_file import Limits, new_key
 from naiad.openai_server.access.rate_limits import Meter
 from naiad.openai_server.api.reading import RequestReader
 from naiad.openai_server.api.tally import SequenceDelta
+from naiad.openai_server.app import ServerOptions, make_app
 from naiad.openai_server.body_reader import BodyReader
 from naiad.openai_server.engines.generation import Generation
+from naiad.openai_server.engines.remote.models import RemoteServer
 from naiad.openai_server.fallbacks import Fallbacks
 from naiad.openai_server.generate import GenerateRoutes
 from naiad.openai_server.route import BEGAN_S
@@ -208,3 +210,21 @@ def test_the_key_pays_for_its_prompt_once(desk: Desk) -> None:
 def test_wrong_pairs_are_refused(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="--openai-fallback"):
         Fallbacks.parse("--openai-fallback", words)
+
+
+def test_a_remote_server_is_asked_for_the_models_of_fallbacks(caplog: pytest.LogCaptureFixture) -> None:
+    """A model may be loaded there later, so an unknown name is a warning."""
+
+    async def start() -> None:
+        remote: Any = RemoteServer(url="localhost:1", files=cast(Any, None))
+        app = make_app(ServerOptions(remote=remote, fallbacks=Fallbacks({"first": "third"})), None)
+        app.freeze()
+        await app.startup()
+        await app.cleanup()
+
+    asyncio.run(start())
+    lines = [record.getMessage() for record in caplog.records if "--fallback" in record.getMessage()]
+    assert lines == [
+        f"--fallback first=third: '{name}' is no model now (there are none), until the server loads it"
+        for name in ("first", "third")
+    ]

@@ -16,6 +16,7 @@ from naiad.errors import ConfigError, StartupError
 from naiad.log_lines import LOG_FORMATS
 from naiad.openai_server.access.policy import is_loopback
 from naiad.openai_server.api.parsing.families import FamilyChoices
+from naiad.openai_server.fallbacks import Fallbacks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,11 +92,11 @@ def run(args: argparse.Namespace) -> int:
         StartupError: an option is wrong, or the address cannot be listened on.
     """
     _check(args)
+    fallbacks = _fallbacks(args)
     # Imported after the checks because gRPC and the tokenizers take a while to import.
     from naiad.openai_server.access.gate import Gate
     from naiad.openai_server.app import ServerOptions
     from naiad.openai_server.engines.remote.models import RemoteServer
-    from naiad.openai_server.fallbacks import Fallbacks
     from naiad.openai_server.serving import serve, write_log
     from naiad.tracing.exporter import Collector
 
@@ -120,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         metrics_url=args.metrics_url,
         families=families,
         header_timeout_s=args.header_timeout_s,
-        fallbacks=Fallbacks.parse("--fallback", args.fallback),
+        fallbacks=fallbacks,
         collector=collector,
     )
     write_log(args.log_format)
@@ -149,6 +150,18 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("--served-name", args.served_name, "one --model with it")
     if args.api_keys is None and not is_loopback(args.host):
         raise ConfigError("--host", args.host, "a loopback address, or --api-keys FILE")
+
+
+def _fallbacks(args: argparse.Namespace) -> Fallbacks:
+    """Read --fallback; with --model there can be no other models than those.
+
+    Raises:
+        ConfigError: it is malformed, or names another model.
+    """
+    fallbacks = Fallbacks.parse("--fallback", args.fallback)
+    if args.model:
+        fallbacks.refuse_unknown("--fallback", args.model if args.served_name is None else [args.served_name])
+    return fallbacks
 
 
 def _announce(args: argparse.Namespace, port: int) -> None:

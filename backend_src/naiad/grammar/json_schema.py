@@ -1,4 +1,4 @@
-"""Finds keywords of JSON schemas that would be ignored."""
+"""Finds in JSON schemas keywords that would be ignored, and objects that would cost too much."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+
+from naiad.grammar.limits import MAX_OPTIONAL_PROPERTIES
 
 
 def _words(text: str) -> frozenset[str]:
@@ -43,8 +45,8 @@ def read_schema(source: str) -> Any:
         The schema: an object, or true.
 
     Raises:
-        ValueError: it is not JSON or not a schema, or it has a keyword that JSON Schema does not have; the
-            message says which.
+        ValueError: it is not JSON or not a schema, or it has a keyword that JSON Schema does not have, or too
+            many properties that may be left out; the message says which.
     """
     try:
         schema = msgspec.json.decode(source)
@@ -63,6 +65,9 @@ def read_schema(source: str) -> Any:
         for keyword in each:
             if not _is_known(keyword):
                 raise ValueError(f"unknown keyword {keyword[:_MAX_SHOWN]!r}")
+        if (number := _num_optional(each)) > MAX_OPTIONAL_PROPERTIES:
+            most = f"at most {MAX_OPTIONAL_PROPERTIES} are allowed"
+            raise ValueError(f"an object has {number} properties that may be left out: {most}")
     return schema
 
 
@@ -84,6 +89,14 @@ def drop_unknown_keywords(schema: Any) -> list[str]:
             del each[keyword]
         dropped += unknown
     return dropped
+
+
+def _num_optional(schema: dict[str, Any]) -> int:
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict):
+        return 0
+    names = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
+    return len(properties.keys() - names)
 
 
 def _is_known(keyword: str) -> bool:

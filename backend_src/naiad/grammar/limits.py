@@ -19,10 +19,14 @@ MAX_KEPT_SOURCE_BYTES = 8 * 1024 * 1024
 # Work that a lexer may do when the grammar is compiled, and for each mask; states that it may have; sizes.
 INITIAL_LEXER_FUEL = 1_000_000
 STEP_LEXER_FUEL = 200_000
-STEP_MAX_ITEMS = 50_000
-MAX_ITEMS_IN_ROW = 10_000
+STEP_MAX_ITEMS = 20_000
+# A row of the parser takes a time that grows with the square of its items: 2,000 take about a millisecond.
+# llguidance counts a row when it has made it, so the grammar's size bounds the first one that is too long.
+MAX_ITEMS_IN_ROW = 2_000
 MAX_LEXER_STATES = 50_000
-MAX_GRAMMAR_SIZE = 500_000
+MAX_GRAMMAR_SIZE = 20_000
+# Each has four items in a row, wherever the object is.
+MAX_OPTIONAL_PROPERTIES = 450
 
 
 def parser_limits() -> LLParserLimits:

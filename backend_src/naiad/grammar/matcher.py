@@ -150,10 +150,14 @@ class MaskFiller:
 
 
 _MAX_MESSAGE = 300
+# llguidance's words for a row of the parser, or all those of a mask, with more items than are allowed.
+_TOO_MANY_WAYS = ("Current row has", "Too many items")
 
 
 def readable(message: str) -> str:
     """Shorten one of llguidance's messages to a line."""
     if message.startswith("panic:"):
         return "it is too large"
+    if any(each in message for each in _TOO_MANY_WAYS):
+        return "at one place of the text it has too many ways to go on"
     return " ".join(message.replace("<non-verbose/>", "").split())[:_MAX_MESSAGE]

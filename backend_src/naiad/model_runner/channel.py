@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections import deque
 
 from naiad.frames import FrameBuffer, frame
@@ -40,6 +41,20 @@ class Channel:
                 raise EOFError
             self._bodies.extend(self._frames.feed(data))
         return self._bodies.popleft()
+
+    def ends_within(self, timeout_s: float) -> bool:
+        """Whether the other end closes in this time; what it sends meanwhile is lost."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            while (left_s := deadline_s - time.monotonic()) > 0:
+                self._connection.settimeout(left_s)
+                if not self._connection.recv(_RECEIVE_BYTES):
+                    return True
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+        return False
 
     def close(self) -> None:
         """Close the connection; the other end then sees its end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -156,10 +157,14 @@ class PagedModel:
             no token is possible; other rows are not affected, and drafts never make a row fail. It also
             has the log-probabilities and logits that sequences ask for.
         """
-        self._tell(ComputeStep(step, self._graphs is not None))
-        if step.block_copies:
-            self._pool.copy(step.block_copies)
-        return self._launch_rows(self._states.take(step))
+        with self._among_ranks():
+            self._tell(ComputeStep(step, self._graphs is not None))
+            if step.block_copies:
+                self._pool.copy(step.block_copies)
+            return self._launch_rows(self._states.take(step))
+
+    def _among_ranks(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._followers is None else self._followers.computing()
 
     def _tell(self, message: RankMessage) -> None:
         """Let the other ranks of a split model do the same."""
@@ -223,7 +228,8 @@ class PagedModel:
         result.prompt_log_probs = _without(prompts.log_probs, errors)
         failed = [each for each in inputs.rows if each.row.draft_token_ids and each.row.sequence_id in errors]
         if failed:
-            self._run_without_drafts(failed, result)
+            with self._among_ranks():
+                self._run_without_drafts(failed, result)
         return result
 
     def _forward(self, rows: list[StateRow]) -> tuple[StepRows, torch.Tensor]:

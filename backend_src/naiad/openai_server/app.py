@@ -137,6 +137,10 @@ def make_app(
 
     async def run_beside(_app: web.Application) -> AsyncIterator[None]:
         await models.look()
+        if options.remote is not None:
+            # `naiad serve` knows its models, and has looked before.
+            for pair, problem in options.fallbacks.unknown(models.by_name()):
+                logger.warning("--fallback %s: %s, until the server loads it", pair, problem)
         tasks = [asyncio.create_task(_run_for_ever(each)) for each in (models.watch, watch.run, metrics.run)]
         yield
         engine_watch.close()

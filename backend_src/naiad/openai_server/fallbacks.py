@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from naiad.errors import ConfigError, EngineLostError, NaiadError, UnavailableError
@@ -48,6 +48,35 @@ class Fallbacks:
                 raise ConfigError(option, word, f"one fallback for {model}, not also {others[model]}")
             others[model] = other
         return cls(others)
+
+    def unknown(self, names: Iterable[str]) -> list[tuple[str, str]]:
+        """Return the pairs MODEL=OTHER, and what is wrong with each, in which a model is none of these.
+
+        Args:
+            names: of all models that are known.
+        """
+        known = sorted(set(names))
+        there = f"the models are {', '.join(known)}" if known else "there are none"
+        return [
+            (f"{model}={other}", f"{name!r} is no model now ({there})")
+            for model, other in self._others.items()
+            for name in (model, other)
+            if name not in known
+        ]
+
+    def refuse_unknown(self, option: str, names: Iterable[str]) -> None:
+        """Refuse names that no model will ever have.
+
+        Args:
+            option: the name of the option that the pairs come from.
+            names: of all models that there can be.
+
+        Raises:
+            ConfigError: a pair names another model.
+        """
+        names = sorted(set(names))
+        for pair, _ in self.unknown(names):
+            raise ConfigError(option, pair, f"MODEL=OTHER, two of the names {', '.join(names)}")
 
     def after(self, model: str | None, error: NaiadError, models: Models) -> str | None:
         """Return the model to ask after one could not answer; None: nothing is left but the error.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from naiad.cli.repository.model_entries import (
     read_repository,
     with_parameters,
 )
-from naiad.cli.repository.served_models import SERVED_NAME, ServedModel, top_models
+from naiad.cli.repository.served_models import SERVED_NAME, ServedModel, served_models, top_models
 from naiad.cli.repository.snapshot import RepositorySnapshot
 from naiad.cli.serve.config_file import config_text
 from naiad.cli.serve.exposure import LOOPBACK, gate_plan, has_gate, keep_server_ports, warn_if_exposed
@@ -54,6 +55,7 @@ from naiad.tracing.exporter import OTLP_ENDPOINT, Collector
 
 __all__ = ["add_arguments", "run"]
 
+_FALLBACK = "--openai-fallback"
 _EXPLICIT = (
     "with --model-control-mode explicit whoever has the key of model control can run their own code on this "
     "machine"
@@ -82,7 +84,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     check_space(temporary, MIN_TEMP_BYTES, "the server", "make room, or set TMPDIR to another directory")
     source = find_repository(args.model_repository)
     _check_keys(args)
-    Fallbacks.parse("--openai-fallback", args.openai_fallback)
+    fallbacks = Fallbacks.parse(_FALLBACK, args.openai_fallback)
     if args.otlp_endpoint is not None:
         Collector.parse("--otlp-endpoint", args.otlp_endpoint)
     if args.record is not None:
@@ -96,6 +98,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     server_host, server_ports = (LOOPBACK, keep_server_ports(kept)) if is_gated else (args.host, ports)
     openai_port = _choose_openai_port(args, kept)
     models = _configured(args, read_repository(source))
+    _check_fallbacks(fallbacks, models, may_others_come=_is_explicit(args))
     first = _checked_models(models)
     with runtime_folder() as runtime_dir:
         place = runtime_dir / "repository"
@@ -142,6 +145,27 @@ def _checked_models(models: Sequence[ModelEntry]) -> ServedModel:
     for warning in warnings_of(served):
         say(warning, "warning")
     return served[0]
+
+
+def _check_fallbacks(fallbacks: Fallbacks, entries: Sequence[ModelEntry], *, may_others_come: bool) -> None:
+    """Check that the models of fallbacks are served.
+
+    Args:
+        fallbacks: of the option.
+        entries: the models of the repository.
+        may_others_come: clients may load other models later; then names of others are a warning.
+
+    Raises:
+        ConfigError: they are not, and never will be.
+    """
+    models = served_models(entries)
+    # Of two models with the same name the second is called by that of its engine.
+    shared = Counter(_shown_name(model) for model in models)
+    names = [*shared, *(model.engine.name for model in models if shared[_shown_name(model)] > 1)]
+    if not may_others_come:
+        fallbacks.refuse_unknown(_FALLBACK, names)
+    for pair, problem in fallbacks.unknown(names):
+        say(f"{_FALLBACK} {pair}: {problem}, until a client loads it", "warning")
 
 
 def server_command(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +43,8 @@ _LOG = logging.getLogger(__name__)
 # That of an engine process that has failed.
 _EXIT_CODE = 4
 _END_S = 10.0
+# The end of a rank is noticed much sooner.
+_NOTICE_S = 1.0
 
 
 class Followers:
@@ -75,7 +80,8 @@ class Followers:
                 store = Path(directory) / "store"
                 for rank in range(1, place.num_ranks):
                     self._start(StartRank(config, rank, str(store), is_native))
-                self.group = RankGroup(place, store, device)
+                with self.computing():
+                    self.group = RankGroup(place, store, device)
         except BaseException:
             self._end(0)
             raise
@@ -95,8 +101,27 @@ class Followers:
 
     def _rank_has_ended(self, rank: int, code: int) -> None:
         if not self._is_closing:
-            _LOG.error("rank %d has ended (exit status %d): the engine ends", rank, code)
+            ending = f"signal {-code}, {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            _LOG.error(
+                "rank %d of the model has ended (%s), so the engine ends and is started again",
+                rank,
+                ending,
+            )
             os._exit(_EXIT_CODE)
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Around what the ranks compute together: if a rank has ended, that is reported, not the failure."""
+        try:
+            yield
+        except StartupError:
+            raise
+        except Exception:
+            if not self._is_closing:
+                _LOG.debug("the ranks can not go on", exc_info=True)
+                # Whoever watches the rank that has ended ends this process meanwhile.
+                time.sleep(_NOTICE_S)
+            raise
 
     def load(self, directory: str, config: ModelConfig, options: LoadOptions) -> DecoderModel:
         """Load the first rank's part, while the others load theirs.
@@ -113,8 +138,9 @@ class Followers:
             StartupError: a rank could not load its part. All have ended.
         """
         try:
-            part = load_part(directory, config, options, self._place, self.group)
-            self._wait_until_loaded()
+            with self.computing():
+                part = load_part(directory, config, options, self._place, self.group)
+                self._wait_until_loaded()
         except BaseException:
             self.close()
             raise
@@ -150,11 +176,12 @@ class Followers:
         """
         body = encoder.encode(message)
         num_told = self.num_parts - 1 if isinstance(message, ComputeLogits) else len(self._channels)
-        try:
-            for channel in self._channels[:num_told]:
-                channel.send(body)
-        except OSError as error:
-            raise InternalError("a rank of the model has ended") from error
+        with self.computing():
+            try:
+                for channel in self._channels[:num_told]:
+                    channel.send(body)
+            except OSError as error:
+                raise InternalError("a rank of the model has ended") from error
 
     def close(self) -> None:
         """End the processes."""
