@@ -47,6 +47,7 @@ def test_tokens_positions_and_slots_of_a_step() -> None:
     assert batch.positions.tolist() == [33, 4, 15, 16, 17, *range(20)]
     assert batch.groups[0].slots.blocks.tolist() == [22, 30, 40, 41, 41, *[10] * 16, *[11] * 4]
     assert batch.groups[0].slots.offsets.tolist() == [1, 4, 15, 0, 1, *range(16), *range(4)]
+    assert inputs.sampled_places is not None
     assert inputs.sampled_places.tolist() == [0, 2, 3, 4, 24]
 
 
@@ -75,5 +76,6 @@ def test_a_gpu_gets_the_same_numbers_in_one_copy(monkeypatch: pytest.MonkeyPatch
 
 def numbers(step: tuple[ForwardBatch, StepRows]) -> list[list[int]]:
     batch, inputs = step
+    assert inputs.sampled_places is not None
     tensors = (batch.token_ids, batch.positions, batch.groups[0].slots.blocks, batch.groups[0].slots.offsets)
     return [tensor.tolist() for tensor in (*tensors, inputs.sampled_places)]

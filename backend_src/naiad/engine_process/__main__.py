@@ -54,13 +54,17 @@ def main() -> NoReturn:
         if kv_events is not None:
             kv_events.open()
         # torch takes seconds to import; the socket must exist before that.
+        import torch
+
         from naiad.engine import build_engine
 
+        stack.enter_context(torch.inference_mode())
         return build_engine(config, None if kv_events is None else kv_events.log)
 
     limits = QueueLimits(config.max_num_seqs, config.max_queued_requests, config.max_queued_tokens)
     usage_file = Path(config.usage_file) if config.usage_file else None
-    serve(build, socket_path, parent_pid, limits, Checkpoint.of(config), usage_file, kv_events)
+    with contextlib.ExitStack() as stack:
+        serve(build, socket_path, parent_pid, limits, Checkpoint.of(config), usage_file, kv_events)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from naiad.grammar import Grammars
 from naiad.kv_cache.slots import slots_of
 from naiad.model_runner.graph_buckets import Buckets
 from naiad.model_runner.graphed_model import Capture, GraphedModel
+from naiad.model_runner.inference_mode import in_inference_mode
 from naiad.model_runner.kept_measurements import KeptMeasurements
 from naiad.model_runner.kv_pool import KVPool
 from naiad.model_runner.prompt_details import PromptDetails, prompt_details
@@ -128,7 +129,7 @@ class PagedModel:
         self._sampled: SampledIds | None = None
         self._measurements = measurements or KeptMeasurements(None, {})
 
-    @torch.inference_mode()
+    @in_inference_mode
     def capture_graphs(self, buckets: Buckets, capture: Capture) -> None:
         """Capture graphs, at all ranks; steps that fit a bucket are replayed from now on."""
         self._tell(CaptureGraphs(buckets))
@@ -143,7 +144,7 @@ class PagedModel:
         """Compute one step; see `launch`."""
         return self.launch(step)() if step.rows else ModelOutput({})
 
-    @torch.inference_mode()
+    @in_inference_mode
     def launch(self, step: StepBatch) -> Callable[[], ModelOutput]:
         """Queue one step.
 
@@ -202,7 +203,7 @@ class PagedModel:
     ) -> QueuedSample | None:
         if not views:
             return None
-        if len(views) < len(hidden):
+        if inputs.sampled_places is not None:
             hidden = hidden.index_select(0, inputs.sampled_places)
         if self._native_model is not None and self._sampler.takes_best(views):
             sample = self._sampler.pick(views, partial(self._native_model.logits_and_best, hidden))
@@ -215,7 +216,7 @@ class PagedModel:
         sequence_ids = [view.sequence_id for view in views]
         self._sampled = SampledIds(sequence_ids, sample.token_ids, self.model_config.vocab_size)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def _finish(self, queued: _QueuedStep) -> ModelOutput:
         inputs = queued.inputs
         prompts = queued.prompts
@@ -260,14 +261,14 @@ class PagedModel:
         for field in msgspec.structs.fields(ModelOutput):
             getattr(result, field.name).update(getattr(again, field.name))
 
-    @torch.inference_mode()
+    @in_inference_mode
     def clear_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
         """Set blocks of each KV group to 0: their values may not be finite, and they will be reused."""
         own = [list(block_ids[group]) for group in self._kv_groups]
         self._tell(ZeroBlocks(own))
         self._pool.zero(own)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def clear_slots(self, slots: Sequence[Sequence[int]]) -> None:
         """Set single slots of each KV group to 0."""
         self._zero_slots([list(slots[group]) for group in self._kv_groups])

@@ -29,12 +29,13 @@ class StepRows:
     Attributes:
         rows: the step's rows in the order of their tokens.
         ends: for each row, the index after its last token.
-        sampled_places: [n] int64 on the device: indices of the tokens after which one is sampled.
+        sampled_places: [n] int64 on the device: indices of the tokens after which one is sampled; None if
+            that is after each, or after none.
     """
 
     rows: list[StateRow]
     ends: list[int]
-    sampled_places: torch.Tensor
+    sampled_places: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +133,14 @@ def build_step_inputs(
     rows = sorted(step_rows, key=lambda each: attention_sort_key(each.row.num_scheduled_tokens, each.row.end))
     tokens = StepTokens.of(rows, layouts, sampled)
     places = sampled_places(rows, tokens.ends)
+    if len(places) == len(tokens.token_ids):
+        places = []
     staging = _staging_for(tokens, len(places), layouts) if is_staged(layouts[0]) else None
     put = _on_host if staging is None else staging.put
     is_native = layouts[0].is_native
     slot_mappings = [] if is_native else [put(slots, torch.int64) for slots in tokens.slots]
     token_ids, positions = put(tokens.token_ids, torch.int64), put(tokens.positions, torch.int64)
-    place_tensor = put(places, torch.int64)
+    place_tensor = put(places, torch.int64) if places else None
     plans = [
         plan_attention(
             tokens.query_lens,

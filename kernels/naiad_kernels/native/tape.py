@@ -112,7 +112,7 @@ class Tape:
         self._team.library.run(self._team, self._records, self._buffers, step, self._nanoseconds)
         if self._output in self._inputs:
             return inputs[self._inputs.index(self._output)]
-        if len(self._result) != num_tokens:
+        if self._result.shape[0] != num_tokens:
             self._result = self._memory[self._output][:num_tokens, : self.width]
         return self._result
 
@@ -153,7 +153,7 @@ class Tape:
 
     def _ask_for_best(self, step: Step, best: BestTokens, allowed: torch.Tensor | None) -> None:
         assert Kind.BEST_TOKENS in self._kinds, "the recording does not find the best tokens"
-        assert len(best.logits) == step.num_tokens, (len(best.logits), step.num_tokens)
+        assert best.logits.shape == (step.num_tokens,), (best.logits.shape, step.num_tokens)
         step.best_ids = _int64(best.token_ids, step.num_tokens)
         step.best_logits = best.logits.data_ptr()
         if allowed is not None:

@@ -109,6 +109,7 @@ def engine_generate(engine: SteppedEngine) -> Generate:
         prompt. It raises `InternalError` if a sequence ends with another number of tokens.
     """
 
+    @torch.inference_mode()
     def generate(prompts: Prompts, num_tokens: int) -> list[list[int]]:
         params = SamplingParams(max_tokens=num_tokens)
         made: dict[int, list[int]] = {}
