@@ -174,11 +174,18 @@ class PagedModel:
 
     def _launch_rows(self, rows: list[StateRow]) -> Callable[[], ModelOutput]:
         native = self._native_model
-        if native is not None and all(map(_is_computed_at_once, rows)):
+        if native is not None and self._samples_after_each(rows):
             queued = self._queue_at_once(native, rows)
         else:
             queued = self._queue_in_parts(rows)
         return lambda: self._finish(queued)
+
+    def _samples_after_each(self, rows: list[StateRow]) -> bool:
+        """Whether one call can sample after every token of the rows, and nothing else is wanted of them."""
+        is_one = all(row.samples and len(row.token_ids) == 1 for row, _ in rows)
+        states = [state.sampling for _, state in rows]
+        asks = any(state.params.describes_prompt for state in states)
+        return is_one and not asks and self._sampler.takes_best(states)
 
     def _queue_in_parts(self, rows: list[StateRow]) -> _QueuedStep:
         """Compute the layers, then what is wanted of the prompts, then the tokens."""
@@ -307,13 +314,6 @@ class PagedModel:
         self.clear_blocks([blocks] * (1 + max(self._kv_groups)))
         self._tell(ForgetSequences())
         self._states.clear()
-
-
-def _is_computed_at_once(each: StateRow) -> bool:
-    """Whether a token is sampled after each of a row's tokens, and nothing else is wanted of them."""
-    row, sampling = each.row, each.state.sampling
-    is_one = row.samples and len(row.token_ids) == 1
-    return is_one and sampling.is_plain and not sampling.params.describes_prompt
 
 
 def _without(details: dict[int, _Value], failed: dict[int, NaiadError]) -> dict[int, _Value]:
