@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,9 @@ class OneFollower:
         )
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
+
+    def computing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def tell(self, message: RankMessage) -> None:
         self._messages.put(encoder.encode(message))
