@@ -11,21 +11,23 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _READY = re.compile(r"ready: http=(\S+) grpc=(\S+) metrics=(\S+) openai=http://([^/\s]+)/v1")
 _STOP_TIMEOUT_S = 60
+_NUM_LAST_LINES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """HOST:PORT of a server's endpoints, and the process id of `naiad serve`."""
+    """HOST:PORT of a server's endpoints, the process id of `naiad serve`, and its last lines as they come."""
 
     http: str
     grpc: str
     metrics: str
     openai: str = ""
     pid: int = 0
+    last_lines: deque[str] = field(default_factory=deque)
 
 
 @contextmanager
@@ -54,7 +56,7 @@ def naiad_serve(options: Sequence[str], environment: Mapping[str, str] | None = 
     try:
         served = _wait_until_ready(process)
         # A full pipe would block the server.
-        threading.Thread(target=deque, args=(process.stdout, 0), daemon=True).start()
+        threading.Thread(target=served.last_lines.extend, args=(process.stdout,), daemon=True).start()
         yield served
     finally:
         if process.poll() is None:
@@ -67,11 +69,11 @@ def naiad_serve(options: Sequence[str], environment: Mapping[str, str] | None = 
 
 
 def _wait_until_ready(process: subprocess.Popen[str]) -> Served:
-    last_lines: deque[str] = deque(maxlen=20)
+    last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
     assert process.stdout is not None
     for line in process.stdout:
         last_lines.append(line)
         if match := _READY.search(line):
             http, grpc, metrics, openai = match.groups()
-            return Served(http, grpc, metrics, openai, process.pid)
+            return Served(http, grpc, metrics, openai, process.pid, last_lines)
     raise RuntimeError("naiad serve ended before it was ready:\n" + "".join(last_lines))

@@ -159,3 +159,12 @@ def test_questions_are_always_the_same_and_come_by_every_door() -> None:
     assert questions == draw_questions(60, vocab_size=49152)
     assert {each.door for each in questions} == set(Door)
     assert [each.number for each in questions] == list(range(60))
+
+
+def test_a_sequence_of_which_nothing_came_has_an_empty_answer() -> None:
+    heard = Heard()
+    heard.take(0, [])
+    heard.take(1, [5, 6])
+    heard.take(2, "")
+    heard.take(3, "text")
+    assert heard.answer == [[], [5, 6], "", "text"]

@@ -41,6 +41,7 @@ from perf.server.soak.run import Soak
 
 from naiad.cli.argument_types import at_least
 from naiad.cli.checkpoints.fetch import resolve_model
+from naiad.errors import NaiadError
 
 _MAX_TOLD = 20
 
@@ -83,7 +84,11 @@ def _soaked(args: argparse.Namespace) -> Soak:
         options += ["--model-control-mode", "explicit", "--model-control-key", str(key_file)]
         with naiad_serve(options, environment) as server:
             soak = Soak(server, repository, key_file.read_text(encoding="ascii").strip(), args)
-            asyncio.run(soak.run())
+            try:
+                asyncio.run(soak.run())
+            except NaiadError as error:
+                soak.judge.tell(f"the soak ended early: {error}")
+                print("the last lines of the server:", *server.last_lines, sep="\n", end="", flush=True)
     return soak
 
 

@@ -105,9 +105,8 @@ class Heard:
     @property
     def answer(self) -> list[Any]:
         """Text, or a list of ids, of each sequence."""
-        return [
-            "".join(parts) if isinstance(parts[0], str) else parts for _, parts in sorted(self.pieces.items())
-        ]
+        answers = (parts for _, parts in sorted(self.pieces.items()))
+        return ["".join(each) if each and isinstance(each[0], str) else each for each in answers]
 
     def take(self, index: int, piece: str | list[int]) -> None:
         """Add a piece."""
