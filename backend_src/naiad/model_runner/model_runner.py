@@ -119,6 +119,7 @@ class ModelRunner(PagedModel):
             "num_parts": config.tensor_parallel_size,
             "num_stages": config.pipeline_parallel_size,
             "kv_cache_dtype": str(self._codes or self.dtype),
+            "large_pages": int(config.large_pages and self._is_native),
             "kernels": f"torch {torch.__version__}" if team is None else team.library.name,
         }
         measurements = [
