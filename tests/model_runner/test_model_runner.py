@@ -236,17 +236,28 @@ def test_the_token_budget_is_measured_when_none_is_set(tmp_path: Path) -> None:
     assert runner.token_budget.context_cost >= 0
 
 
-@pytest.mark.parametrize(("setting", "expected"), [(0, 256), (100, 100), (5000, 256)])
-def test_max_model_len_is_the_smallest_limit(tmp_path: Path, setting: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("setting", "expected", "told"),
+    [(0, 256, ""), (100, 100, ""), (5000, 256, "max_model_len = 5000: the checkpoint has no more")],
+)
+def test_max_model_len_is_the_smallest_limit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, setting: int, expected: int, told: str
+) -> None:
     make_tiny_model(tmp_path)
     assert make_runner(tmp_path, max_model_len=setting).max_model_len == expected
+    assert told in caplog.text
+    assert bool(told) == ("fewer than" in caplog.text)
 
 
-def test_max_model_len_is_never_more_than_the_pool(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("setting", "asked"), [(0, "the checkpoint's 256"), (200, "max_model_len = 200")])
+def test_max_model_len_is_never_more_than_the_pool(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, setting: int, asked: str
+) -> None:
     make_tiny_model(tmp_path)
     block_bytes = 2 * 3 * 2 * 10 * BLOCK * 4
-    runner = make_runner(tmp_path, kv_cache_bytes=block_bytes * 3)
+    runner = make_runner(tmp_path, kv_cache_bytes=block_bytes * 3, max_model_len=setting)
     assert (runner.num_blocks, runner.max_model_len) == (3, 3 * BLOCK)
+    assert f"at most {3 * BLOCK} tokens, fewer than {asked}: the KV cache holds no more" in caplog.text
 
 
 def test_a_pool_without_a_block_is_refused(tmp_path: Path) -> None:

@@ -104,6 +104,22 @@ def test_no_name_is_no_name(name: str | None) -> None:
     ]
 
 
+def test_parts_hold_what_clients_send_and_nothing_else() -> None:
+    text = {
+        "type": "text",
+        "text": "Hi",
+        "annotations": [],
+        "cache_control": {"type": "ephemeral"},
+        "id": None,
+    }
+    assert plain_messages([{"role": "user", "content": [text, {"type": "refusal", "refusal": "!"}]}]) == [
+        {"role": "user", "content": "Hi!"}
+    ]
+    for part, name in (({"foo": 1}, "foo"), ({"image_url": {"url": "x"}}, "image_url")):
+        with pytest.raises(APIError, match=rf"messages\[0\]\.content\[1\]\.{name} = .* type and text"):
+            plain_messages([{"role": "user", "content": ["Hi", {"type": "text", "text": "!", **part}]}])
+
+
 def test_a_name_is_part_of_a_message(reader: RequestReader) -> None:
     named = {"role": "user", "content": "Hi", "name": "Ann"}
     assert plain_messages([named]) == [named]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -54,6 +55,8 @@ from naiad_kernels.linear.quantised.weights import DISTINCT_ROWS
 from naiad_kernels.native.library import Team
 from naiad_kernels.paged_attention.device_step import max_short_len
 from naiad_kernels.paged_attention.layout import CacheLayout
+
+_LOG = logging.getLogger(__name__)
 
 
 class ModelRunner(PagedModel):
@@ -196,9 +199,14 @@ class ModelRunner(PagedModel):
         """The maximum length of a sequence: all its blocks must fit in the pool."""
         limit = target.max_position_embeddings
         longest = min(config.max_model_len or limit, limit)
+        wanted = config.max_model_len or limit
         for group in self.kv_groups:
             if group.window is None:
                 longest = min(longest, group.num_blocks * config.block_size)
+        if longest < wanted:
+            why = "the checkpoint has no more" if longest == limit else "the KV cache holds no more"
+            asked = f"max_model_len = {wanted}" if config.max_model_len else f"the checkpoint's {wanted}"
+            _LOG.warning("a sequence has at most %d tokens, fewer than %s: %s", longest, asked, why)
         return longest
 
     def _allocate_pools(
