@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,32 @@ def posted(gate: Gate, name: str) -> web.Request:
     request = requested("/v1/completions", "POST", x_api_key=f"key of {name}")
     gate.identify(request)
     return request
+
+
+def test_a_process_that_is_started_again_takes_the_last_good_keys(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody is locked out by a file that was already wrong when the process before went on without it."""
+    kept = path.parent / "kept.json"
+    Gate(path, last_good=kept)
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    write(path, entry("new"))
+    Gate(path, last_good=kept)
+    path.write_text("broken")
+    again = Gate(path, last_good=kept)
+    assert again.find("key of new") is not None
+    assert again.find("key of boss") is None
+    assert "the old keys stay" in caplog.text
+    write(path, entry("newest"))
+    assert again.reload() == 1
+    assert Gate(kept).find("key of newest") is not None
+
+
+def test_without_kept_keys_a_wrong_file_is_refused(path: Path) -> None:
+    path.write_text("broken")
+    for kept in (None, path.parent / "kept.json"):
+        with pytest.raises(StartupError, match="it is not JSON"):
+            Gate(path, last_good=kept)
 
 
 def test_work_is_metered_for_each_key_and_stays_so_when_the_file_is_read_again(path: Path) -> None:

@@ -40,6 +40,7 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
     add("--lenient", action="store_true", help="pass over unknown fields, and count them")
     add("--metrics-url", default=None, help="address of the page of Triton's metrics port")
     add("--api-keys", type=Path, help="a file of keys, one of which a request needs")
+    add("--last-good-keys", type=Path, help="a private file that keeps keys for the next start")
     add("--metrics-open", action="store_true", help="the metrics need no key")
     add("--reasoning", choices=REASONING_CHOICES, default="auto", help="how models write what they reason")
     add("--tool-parser", choices=CALL_CHOICES, default="auto", help="how models write calls of tools")
@@ -52,7 +53,11 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
     add("--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="how lines are written")
     args = parser.parse_args(arguments)
     write_log(args.log_format)
-    gate = None if args.api_keys is None else Gate(args.api_keys, metrics_open=args.metrics_open)
+    gate = (
+        None
+        if args.api_keys is None
+        else Gate(args.api_keys, metrics_open=args.metrics_open, last_good=args.last_good_keys)
+    )
     if gate is None and not is_loopback(args.host):
         raise ConfigError("--host", args.host, "a loopback address, or --api-keys")
     options = ServerOptions(

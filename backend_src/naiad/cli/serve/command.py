@@ -112,7 +112,8 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
 
         metrics_address = _address(server_host, server_ports["metrics"])
         beside = [gate_plan(args, ports, server_ports)] if is_gated else []
-        beside += [] if openai_port is None else [_openai_plan(args, openai_port, metrics_address)]
+        if openai_port is not None:
+            beside.append(_openai_plan(args, openai_port, metrics_address, runtime_dir))
         plan = ServerPlan(
             command=lambda: [
                 *server_command(files, _checked(repository, snapshot), server_host, server_ports, args),
@@ -234,7 +235,7 @@ def _check_keys(args: argparse.Namespace) -> None:
         )
 
 
-def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> SidePlan:
+def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str, runtime_dir: Path) -> SidePlan:
     options = [f"--server-pid={os.getpid()}", f"--host={args.openai_host}", f"--port={port}"]
     options += [f"--allowed-host={name}" for name in args.openai_allowed_host]
     options += [f"--allowed-origin={origin}" for origin in args.openai_allowed_origin]
@@ -251,7 +252,9 @@ def _openai_plan(args: argparse.Namespace, port: int, metrics_address: str) -> S
     options.append(f"--slow-reader-s={args.slow_reader_s}")
     options.append(f"--log-format={args.log_format}")
     has_keys = args.api_keys is not None
-    options += [f"--api-keys={args.api_keys.absolute()}"] if has_keys else []
+    if has_keys:
+        options += [f"--api-keys={args.api_keys.absolute()}"]
+        options += [f"--last-good-keys={runtime_dir / 'keys.json'}"]
     return SidePlan(
         name="the OpenAI server",
         module="naiad.openai_server",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -11,11 +12,14 @@ from pathlib import Path
 
 from aiohttp import web
 
+from naiad.errors import StartupError
 from naiad.openai_server.access.caller import Caller
-from naiad.openai_server.access.key_file import Key, digest_of, read_key_file
+from naiad.openai_server.access.key_file import Key, digest_of, read_key_file, write_key_file
 from naiad.openai_server.access.policy import need_of
 from naiad.openai_server.access.rate_limits import Clock, Meter
 from naiad.openai_server.api.errors import APIError
+
+logger = logging.getLogger(__name__)
 
 _CALLER = web.RequestKey("caller", Caller)
 _SECRET_BYTES = 32
@@ -25,16 +29,25 @@ _BEARER = "bearer"
 class Gate:
     """The keys of a file, and what each has used. Belongs to the event loop."""
 
-    def __init__(self, path: Path, *, metrics_open: bool = False, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        metrics_open: bool = False,
+        clock: Clock = time.monotonic,
+        last_good: Path | None = None,
+    ) -> None:
         """Read the file.
 
         Args:
             path: the file of keys.
             metrics_open: whether the metrics need no key.
             clock: the time in seconds.
+            last_good: a file in a private directory, for what was read last. A process that is started again
+                takes that if the file of keys is wrong then. None: nothing is kept.
 
         Raises:
-            StartupError: the file is wrong; the message says how.
+            StartupError: the file is wrong, and nothing was kept; the message says how.
         """
         self._path = path
         self._metrics_open = metrics_open
@@ -43,7 +56,14 @@ class Gate:
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._meters: dict[str, Meter] = {}
         self._keys: Sequence[Key] = ()
-        self.reload()
+        self._last_good = last_good
+        try:
+            self.reload()
+        except StartupError as error:
+            if last_good is None or not last_good.exists():
+                raise
+            logger.error("the old keys stay: %s", error)
+            self._take(read_key_file(last_good))
 
     def reload(self) -> int:
         """Read the file again; return the number of keys. Requests under way go on.
@@ -54,11 +74,16 @@ class Gate:
             StartupError: the file is wrong; the old keys stay.
         """
         keys = read_key_file(self._path)
+        self._take(keys)
+        if self._last_good is not None:
+            write_key_file(self._last_good, keys)
+        return len(keys)
+
+    def _take(self, keys: Sequence[Key]) -> None:
         meters = {key.name: self._meters.get(key.name) or Meter(key.limits, self._clock) for key in keys}
         for key in keys:
             meters[key.name].limit(key.limits)
         self._keys, self._meters = keys, meters
-        return len(keys)
 
     def identify(self, request: web.Request) -> None:
         """Check the key of a request, of which only the headers have been read.

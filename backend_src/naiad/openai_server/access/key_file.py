@@ -21,7 +21,7 @@ import re
 import secrets
 import stat
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -133,6 +133,14 @@ def read_key_file(path: Path) -> tuple[Key, ...]:
     for field in ("name", "sha256"):
         _check_differ(file, field, keys)
     return tuple(keys)
+
+
+def write_key_file(path: Path, keys: Sequence[Key]) -> None:
+    """Write such a file, for its owner's eyes alone, all of it or nothing."""
+    part = path.with_name(f"{path.name}.part")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(msgspec.json.encode({"keys": keys}))
+    part.rename(path)
 
 
 def _json(path: Path, file: str) -> Any:
