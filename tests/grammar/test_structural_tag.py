@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helpers.grammars import tiny_grammars
+from helpers.grammars import ids_with_special, tiny_grammars
 from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.errors import InvalidRequestError
 from naiad.grammar import Grammars
@@ -44,7 +44,7 @@ FUNCTIONS = tag(
 
 def accepts(grammars: Grammars, spec: GrammarSpec, text: str) -> bool:
     matcher = grammars.get(spec).matcher()
-    matcher.advance(grammars.tokenizer.tokenize_str(text, parse_special=True))
+    matcher.advance(ids_with_special(grammars, text))
     return matcher.is_complete
 
 

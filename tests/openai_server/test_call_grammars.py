@@ -69,7 +69,7 @@ class Vocabulary:
         )
 
     def matcher(self, spec: GrammarSpec) -> LLMatcher:
-        matcher = LLMatcher(self.llguidance, to_llguidance(spec, lambda text: None))
+        matcher = LLMatcher(self.llguidance, to_llguidance(spec, {}))
         assert not matcher.get_error()
         return matcher
 
