@@ -42,8 +42,8 @@ from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import InvalidRequestError
 from naiad.grammar import Grammars
 from naiad.grammar.compiling import compile_text
-from naiad.grammar.vocabulary import Tokens
 from naiad.grammar.json_schema import drop_unknown_keywords
+from naiad.grammar.vocabulary import Tokens
 from naiad.sequence import EngineRequest, FinishReason, GrammarKind, GrammarSpec, SamplingParams
 from naiad.tokenization import Tokenizer
 from naiad.tokenization.text_decoder import decode

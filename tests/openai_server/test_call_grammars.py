@@ -291,6 +291,18 @@ def test_an_answer_is_a_format_or_calls(plain: Vocabulary, form: GrammarSpec, te
         assert not plain.accepts(spec, other), other
 
 
+@pytest.mark.parametrize("section", [Section.CONTENT, Section.OPEN])
+def test_a_format_beside_others_is_read_like_one_alone(plain: Vocabulary, section: Section) -> None:
+    outputs = plain.outputs("hermes", reasons=True)
+    digit = GrammarSpec(kind=GrammarKind.JSON_SCHEMA, source=r'{"type": "string", "pattern": "^\\d$"}')
+    assert plain.accepts(spec_of(outputs, section, form=digit), '"7"')
+    assert not plain.accepts(spec_of(outputs, section, form=digit), '"٢"')
+    for source in ('{"const": 9007199254740993}', '{"fooBar": 1}'):
+        form = GrammarSpec(kind=GrammarKind.JSON_SCHEMA, source=source, field="response_format")
+        with pytest.raises(APIError, match=r"response_format \(json_schema\) is refused: (const|unknown)"):
+            spec_of(outputs, section, form=form)
+
+
 def test_xml_arguments(plain: Vocabulary) -> None:
     spec = spec_of(plain.outputs("qwen3_coder"), is_required=True)
     call = (

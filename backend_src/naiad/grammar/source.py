@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 from llguidance.gbnf_to_lark import any_to_lark
 
-from naiad.grammar.json_schema import read_schema
+from naiad.grammar.json_schema import schema_text
 from naiad.grammar.special_tokens import with_ids
 from naiad.grammar.structural_tag import structural_tag_grammars
 from naiad.grammar.written import Grammars, json_grammar, lark_grammar, named, quoted, text_pattern
@@ -37,7 +37,7 @@ def to_llguidance(spec: GrammarSpec, special_ids: Mapping[str, int]) -> str:
 def _translated(spec: GrammarSpec, special_ids: Mapping[str, int]) -> Grammars:
     match spec.kind:
         case GrammarKind.JSON_SCHEMA:
-            return json_grammar("{}" if read_schema(spec.source) is True else spec.source)
+            return json_grammar(schema_text(spec.source))
         case GrammarKind.JSON_OBJECT:
             return json_grammar('{"type": "object"}')
         case GrammarKind.REGEX:

@@ -1,7 +1,7 @@
 """Keeps the text of special tokens apart from the tokens.
 
-llguidance splits forced text into tokens as the checkpoint's tokenizer does, which takes the text of a special
-token for the token. So special tokens get names that no client can know, and their text is made of others.
+llguidance splits forced text into tokens as the checkpoint's tokenizer does, which takes the text of a
+special token for the token. So special tokens get names that no client can know, and others spell their text.
 """
 
 from __future__ import annotations
@@ -33,11 +33,7 @@ class HiddenTokens(msgspec.Struct, frozen=True):
     @property
     def default_ends(self) -> list[int]:
         """The id that ends a text if the model says nothing about it; or none."""
-        return [max(self.ids[each] for each in _ENDS if each in self.ids)] if self._has_end else []
-
-    @property
-    def _has_end(self) -> bool:
-        return not self.ids.keys().isdisjoint(_ENDS)
+        return sorted(self.ids[each] for each in _ENDS if each in self.ids)[-1:]
 
 
 def hide_special_tokens(text: str, end_ids: Collection[int]) -> HiddenTokens:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from naiad.grammar.json_schema import schema_text
 from naiad.openai_server.api.constraints.call_grammar import call_grammar
 from naiad.openai_server.api.constraints.lark import LarkWriter, quoted
 from naiad.openai_server.api.errors import APIError
@@ -115,7 +116,11 @@ def _as_lark(writer: LarkWriter, form: GrammarSpec) -> str | None:
         case GrammarKind.JSON_OBJECT:
             return writer.json({"type": "object"})
         case GrammarKind.JSON_SCHEMA:
-            return writer.json(json.loads(form.source))
+            try:
+                return writer.json(json.loads(schema_text(form.source)))
+            except ValueError as error:
+                message = f"{form.field} ({form.kind.value}) is refused: {error}"
+                raise APIError(400, message, param=form.field) from None
         case GrammarKind.CHOICE:
             texts: Sequence[str] = json.loads(form.source)
             return writer.rule("choice", " | ".join(map(quoted, texts)))

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from naiad.grammar.json_schema import with_patterns
+
 # JSON as models write it, in one line; white space without a bound would go on for ever.
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _HEADER = "%llguidance {}"
@@ -60,7 +62,8 @@ class LarkWriter:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """What stands for JSON of a schema."""
-        return self.rule("json", f"%json {json.dumps({**schema, 'x-guidance': _COMPACT})}")
+        written = {**with_patterns(schema), "x-guidance": _COMPACT}
+        return self.rule("json", f"%json {json.dumps(written)}")
 
     def grammar(self, start: str) -> str:
         """The grammar whose texts are those of `start`."""
