@@ -40,7 +40,7 @@ class Constraint:
         Raises:
             APIError: the format can not be combined with the tools, or a schema can not be enforced.
         """
-        writer = LarkWriter(self._special_marks())
+        writer = LarkWriter(*self._marks())
         if self.use.is_constrained:
             return self._after_reasoning(writer, self._calls(writer), begins_in)
         if self.form is None:
@@ -105,9 +105,12 @@ class Constraint:
         assert self.outputs.reasoning is not None
         return self.outputs.reasoning.reasoning.end
 
-    def _special_marks(self) -> dict[str, int]:
-        outputs = self.outputs
-        return {mark: each for each, mark in outputs.marks.items() if each in outputs.special_ids}
+    def _marks(self) -> tuple[dict[str, int], dict[str, int]]:
+        """The ids of marks that are special tokens, and of those that are other tokens."""
+        special, other = {}, {}
+        for token_id, mark in self.outputs.marks.items():
+            (special if token_id in self.outputs.special_ids else other)[mark] = token_id
+        return special, other
 
 
 def _as_lark(writer: LarkWriter, form: GrammarSpec) -> str | None:
