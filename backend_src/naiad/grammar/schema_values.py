@@ -63,18 +63,17 @@ def _values(value: Any) -> Iterator[Any]:
 def _check_min_properties(schema: Mapping[str, Any]) -> None:
     """Refuse a number of properties that one key could reach which is written several times.
 
-    Those that `properties` or `required` names are written once.
+    Keys that are required are there anyway; others may repeat, and also repeat those with escapes.
     """
     least, types = schema.get("minProperties"), schema.get("type", "object")
     has_others = schema.get("additionalProperties") is not False or bool(schema.get("patternProperties"))
     if not _is_number(least) or not has_others or not (types == "object" or "object" in types):
         return
     required = schema.get("required")
-    num_required = (
-        len({each for each in required if isinstance(each, str)}) if isinstance(required, list) else 0
-    )
-    if least > num_required + 1:
+    names = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
+    most = max(1, len(names))
+    if least > most:
         raise ValueError(
             f"minProperties = {least} is not supported with properties that the schema does not name, as "
-            f"their keys may repeat: expected at most {num_required + 1}, one more than required ones"
+            f"their keys may repeat: expected at most {most}"
         )

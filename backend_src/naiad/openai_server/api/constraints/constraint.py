@@ -107,7 +107,8 @@ class Constraint:
 
     def _marks(self) -> tuple[dict[str, int], dict[str, int]]:
         """The ids of marks that are special tokens, and of those that are other tokens."""
-        special, other = {}, {}
+        special: dict[str, int] = {}
+        other: dict[str, int] = {}
         for token_id, mark in self.outputs.marks.items():
             (special if token_id in self.outputs.special_ids else other)[mark] = token_id
         return special, other
