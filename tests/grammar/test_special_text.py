@@ -131,3 +131,19 @@ def test_merges_make_no_special_token_and_an_end_is_always_special(tmp_path: Pat
             token_ids = checkpoint.walk(spec, 0)
             assert {end, mark_id}.isdisjoint(token_ids)
             assert tokenizer.decode(token_ids, skip_special_tokens=False) == text
+
+
+def test_tokens_that_are_special_for_the_checkpoint_alone_are_no_text(tmp_path: Path) -> None:
+    """Their text would be left out of the output."""
+    tokenizer = tiny_tokenizer("byte_level")
+    tokenizer.add_tokens([AddedToken("[A]", normalized=False), AddedToken("[B]", normalized=False)])
+    first, second = map(tokenizer.token_to_id, ("[A]", "[B]"))
+    checkpoint = Checkpoint(tmp_path, tokenizer)
+    declared = {first: {"content": "[A]", "special": True}, second: {"content": "[B]", "lstrip": False}}
+    write_tokenizer(tmp_path, tokenizer, added_tokens_decoder=declared)
+    spec = GrammarSpec(kind=GrammarKind.CHOICE, source='["x[A][B]"]')
+    with closing(checkpoint.grammars):
+        token_ids = checkpoint.walk(spec, 0)
+    assert first not in token_ids
+    assert second in token_ids
+    assert tokenizer.decode(token_ids) == "x[A][B]"

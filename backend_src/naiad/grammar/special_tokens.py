@@ -36,12 +36,12 @@ class HiddenTokens(msgspec.Struct, frozen=True):
         return sorted(self.ids[each] for each in _ENDS if each in self.ids)[-1:]
 
 
-def hide_special_tokens(text: str, end_ids: Collection[int]) -> HiddenTokens:
+def hide_special_tokens(text: str, special_ids: Collection[int]) -> HiddenTokens:
     """Rename a tokenizer's special tokens.
 
     Args:
         text: as tokenizer.json has it.
-        end_ids: ids that end a text, which are special whether or not the tokenizer says so.
+        special_ids: ids that are special whether or not the tokenizer says so, as those that end a text.
 
     Raises:
         ValueError: it is no tokenizer.
@@ -49,20 +49,20 @@ def hide_special_tokens(text: str, end_ids: Collection[int]) -> HiddenTokens:
     try:
         whole = msgspec.json.decode(text)
         model, added = whole["model"], whole.get("added_tokens") or []
-        specials = {each["content"]: each["id"] for each in added if _is_special(each)}
-        known = {each["id"] for each in added}
-        ends = {
-            token: number for token, number in _numbered(model) if number in end_ids and number not in known
+        ids = {
+            each["content"]: each["id"] for each in added if _is_special(each) or each["id"] in special_ids
         }
+        left = set(special_ids) - {each["id"] for each in added}
+        ordinary = {token: number for token, number in _numbered(model) if number in left}
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is no tokenizer: {error!r}") from error
-    ids = specials | ends
+    ids |= ordinary
     # Between angle brackets llguidance takes any added token for a special one.
     salt = secrets.token_hex(16)
     names = {token: f"<{salt}-{number}>" for token, number in ids.items()}
     whole["added_tokens"] = [
         *({**each, "content": names.get(each["content"], each["content"])} for each in added),
-        *(_added(names[token], number) for token, number in ends.items()),
+        *(_added(names[token], number) for token, number in ordinary.items()),
     ]
     _rename(model, names)
     # They are for whole texts.

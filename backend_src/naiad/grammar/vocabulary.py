@@ -37,6 +37,14 @@ class Tokens:
         return self.special_ids.get(text)
 
 
+class _Declared(msgspec.Struct):
+    special: bool = False
+
+
+class _Settings(msgspec.Struct):
+    added_tokens_decoder: dict[int, _Declared] = {}
+
+
 class Vocabulary(msgspec.Struct, frozen=True):
     """What tells which tokens a model has.
 
@@ -58,7 +66,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
         """
         ends = [each for each in self.eos_token_ids if 0 <= each < self.vocab_size]
         try:
-            hidden = hide_special_tokens(self._read(), ends)
+            hidden = hide_special_tokens(self._read(), {*ends, *self._declared()})
             eos = ends or hidden.default_ends or None
             try:
                 made = LLTokenizer(hidden.text, n_vocab=self.vocab_size, eos_token=eos, slices=_GROUPS)
@@ -79,3 +87,15 @@ class Vocabulary(msgspec.Struct, frozen=True):
             text: str = read_gguf_tokenizer(GGUFFile(path)).tokenizer.to_str()
             return text
         return (path / "tokenizer.json").read_text(encoding="utf-8")
+
+    def _declared(self) -> list[int]:
+        """The ids that are special for tokenizer_config.json."""
+        path = Path(self.model_dir) / "tokenizer_config.json"
+        if not path.is_file():
+            return []
+        try:
+            settings = msgspec.json.decode(path.read_bytes(), type=_Settings)
+        except (msgspec.DecodeError, OSError):
+            # Whoever reads texts says what is wrong.
+            return []
+        return [token_id for token_id, token in settings.added_tokens_decoder.items() if token.special]
