@@ -43,6 +43,7 @@ from naiad.errors import InvalidRequestError
 from naiad.grammar import Grammars
 from naiad.grammar.compiling import compile_text
 from naiad.grammar.json_schema import drop_unknown_keywords
+from naiad.grammar.vocabulary import Tokens
 from naiad.sequence import EngineRequest, FinishReason, GrammarKind, GrammarSpec, SamplingParams
 from naiad.tokenization import Tokenizer
 from naiad.tokenization.text_decoder import decode
@@ -269,7 +270,7 @@ class _Naiad:
         self._filler = self._grammars.mask_filler()
 
     def compile(self, schema: str) -> Follower:
-        _, matcher = compile_text(_spec(schema), self._tokenizer)
+        _, matcher = compile_text(_spec(schema), Tokens(self._tokenizer, {}))
         filler = self._filler
 
         class Text:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from helpers.grammars import (
     check_text,
     grammar_checkpoint,
     regex,
+    schema,
     text_of,
     tiny_grammars,
 )
@@ -219,6 +222,28 @@ def test_forced_tokens_save_steps(folder: Path) -> None:
         assert made[1][-1].finish_reason is FinishReason.STOP
         num_steps.append(engine.stats().total_steps - before)
     assert num_steps[1] < num_steps[0] / 2
+
+
+@pytest.mark.parametrize("mark", ["</s>", "a<|im_end|>", "<|im_start|>", "<tool → call>b"])
+@pytest.mark.parametrize("drafter", ["none", "suffix"])
+def test_the_text_of_special_tokens_is_written_like_other_text(
+    folder: Path, tokenizer: Tokenizer, drafter: str, mark: str
+) -> None:
+    """Tokens that end a text, others, and ones that are special for llguidance alone."""
+    engine, _ = engine_parts(folder / "target", drafter=drafter)
+    texts = {
+        schema({mark: {"const": mark}}): json.dumps({mark: mark}, ensure_ascii=False),
+        GrammarSpec(kind=GrammarKind.CHOICE, source=json.dumps([mark])): mark,
+        regex(f"{re.escape(mark)}x"): f"{mark}x",
+    }
+    for spec, text in texts.items():
+        for drafts in (0, -1):
+            outputs = run(engine, [request(1, spec, num_draft_tokens=drafts, max_tokens=90)])[1]
+            token_ids = ids_of(outputs)
+            assert (outputs[-1].finish_reason, outputs[-1].error_message) == (FinishReason.STOP, "")
+            if token_ids[-1] in EOS_IDS:
+                token_ids.pop()
+            assert text_of(tokenizer, token_ids) == text
 
 
 def test_siblings_say_what_their_seeds_say_alone(folder: Path) -> None:

@@ -12,12 +12,13 @@ import psutil
 import pytest
 from llguidance import LLTokenizer
 
-from helpers.grammars import EOS_IDS, SPECS, VOCAB_SIZE, schema
+from helpers.grammars import EOS_IDS, SPECS, VOCAB_SIZE, ids_with_special, schema
 from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.errors import InvalidRequestError
 from naiad.grammar import Grammars, limits
 from naiad.grammar.compiling import compile_text
 from naiad.grammar.matcher import MaskFiller, readable
+from naiad.grammar.vocabulary import Tokens
 from naiad.sequence import GrammarKind, GrammarSpec
 
 JSON = GrammarKind.JSON_SCHEMA
@@ -36,7 +37,7 @@ def grammars(folder: Path) -> Iterator[Grammars]:
 
 def accepts(grammars: Grammars, spec: GrammarSpec, text: str, special: bool = False) -> bool:
     matcher = grammars.get(spec).matcher()
-    matcher.advance(grammars.tokenizer.tokenize_str(text, parse_special=special))
+    matcher.advance(ids_with_special(grammars, text) if special else grammars.tokenizer.tokenize_str(text))
     return matcher.is_complete
 
 
@@ -56,6 +57,24 @@ TEXTS: list[tuple[GrammarKind, str, list[str], list[str]]] = [
     (JSON, '{"type": "integer", "minimum": 3, "maximum": 12}', ["3", "12"], ["2", "13", "3.5"]),
     (JSON, '{"enum": ["a", 1e2]}', ['"a"'], ['"b"']),
     (JSON, '{"type": "string", "pattern": "^a+$", "maxLength": 2}', ['"a"', '"aa"'], ['"aaa"', '"b"', "a"]),
+    (JSON, '{"type": "integer", "minimum": 9007199254740991, "maximum": 9007199254740992}',
+     ["9007199254740991", "9007199254740992"], ["9007199254740990", "9007199254740993"]),
+    (JSON, '{"type": "integer", "maximum": 9223372036854775807}',
+     ["9223372036854775807", "-9223372036854775809"], ["9223372036854775808"]),
+    (JSON, '{"enum": [-9007199254740992, [9007199254740992], true, 1e22]}',
+     ["-9007199254740992", "[9007199254740992]", "true", "10000000000000000000000"], ["-9007199254740991"]),
+    (JSON, '{"const": 5, "default": 18446744073709551617, "examples": [18446744073709551617]}', ["5"], ["6"]),
+    (JSON, '{"minProperties": 2, "required": ["a", "b"], "properties": {"a": {}}, "type": "object"}',
+     ['{"a": 1, "b": 1}'], ['{"a": 1}', '{"a": 1, "a": 1}']),
+    (JSON, '{"type": "object", "minProperties": 1, "maxProperties": 2}', ['{"b": 1}', '{"b": 1, "c": 2}'],
+     ["{}", '{"b": 1, "c": 2, "d": 3}']),
+    (JSON, '{"type": "string", "minProperties": 5, "maxLength": 1}', ['"a"'], ["{}"]),
+    (JSON, r'{"type": "string", "pattern": "^\\\\d\\d$", "default": 18446744073709551617}',
+     [r'"\\d7"'], [r'"77"', r'"\\d٢"']),
+    (JSON, r'{"type": "string", "pattern": "^[\\d-]\\w[^\\d\\s]\\D\\W$"}', ['"7_aé "', '"-3-é٢"'],
+     ['"٢_aé "', '"7éaé "', '"77a7 "', '"77aaa"']),
+    (JSON, r'{"patternProperties": {"^\\d$": {"const": 1}}, "additionalProperties": false, "type": "object"}',
+     ['{"7": 1}'], ['{"٢": 1}']),
     (JSON, '{"title": "T", "description": "d", "default": 1, "$comment": "", "const": 5}', ["5"], ["6"]),
 ]  # fmt: skip
 
@@ -113,6 +132,24 @@ REFUSALS: list[tuple[GrammarKind, str, str]] = [
     (JSON, '{"type": "array", "items": ' * 5000 + "{}" + "}" * 5000, "nested too deeply"),
     (JSON, json.dumps({"$defs": {"a": {"properties": {f"p{i}": {} for i in range(451)}}}}),
      "an object has 451 properties that may be left out: at most 450 are allowed"),
+    (JSON, '{"properties": {"a": {"minimum": 100000000000000000000}}}',
+     "minimum = 100000000000000000000: expected a number from -9007199254740992 to 9007199254740992"),
+    (JSON, '{"minimum": 1e20}', "minimum = 1e+20: expected a number from"),
+    (JSON, '{"type": "number", "maximum": 9223372036854775807}', "maximum = 9223372036854775807: expected"),
+    (JSON, '{"exclusiveMaximum": -9007199254740993}', "exclusiveMaximum = -9007199254740993: expected"),
+    (JSON, '{"exclusiveMaximum": 9223372036854775807}', "exclusiveMaximum = 9223372036854775807: expected"),
+    (JSON, '{"exclusiveMinimum": 9223372036854775807}', "exclusiveMinimum = 9223372036854775807: expected"),
+    (JSON, '{"multipleOf": 9007199254740993}', "multipleOf = 9007199254740993: expected"),
+    (JSON, '{"const": 9007199254740993}', "const = 9007199254740993: expected"),
+    (JSON, '{"anyOf": [{"enum": [1, {"a": [18446744073709551617]}]}]}',
+     "enum = 18446744073709551617: expected"),
+    (JSON, f'{{"const": {10**3000}}}', "const = an integer of 9966 bits: expected"),
+    (JSON, '{"minProperties": 2, "additionalProperties": {"type": "boolean"}}',
+     "minProperties = 2 is not supported with properties that the schema does not name"),
+    (JSON, '{"type": ["object", "null"], "minProperties": 2, "required": ["a"], "properties": {"a": {}}}',
+     "their keys may repeat: expected at most 1"),
+    (JSON, '{"minProperties": 2, "patternProperties": {"^x": {}}, "additionalProperties": false}',
+     "minProperties = 2 is not supported"),
     (GrammarKind.REGEX, "(a", "unclosed group"),
     (GrammarKind.REGEX, "(?=a)b", "look-around"),
     (GrammarKind.CHOICE, "[]", "the list is empty"),
@@ -310,7 +347,7 @@ def test_groups_of_tokens_change_no_mask(folder: Path, grammars: Grammars, max_l
     plain = LLTokenizer(
         (folder / "tokenizer.json").read_text(), n_vocab=VOCAB_SIZE, eos_token=list(EOS_IDS), slices=[]
     )
-    _, expected = compile_text(spec, plain)
+    _, expected = compile_text(spec, Tokens(plain, {}))
     found = grammars.get(spec).matcher()
     filler = MaskFiller(plain, num_threads=1)
     masks = filler.empty_masks(2)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helpers.grammars import tiny_grammars
+from helpers.grammars import ids_with_special, tiny_grammars
 from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.errors import InvalidRequestError
 from naiad.grammar import Grammars
@@ -44,7 +44,7 @@ FUNCTIONS = tag(
 
 def accepts(grammars: Grammars, spec: GrammarSpec, text: str) -> bool:
     matcher = grammars.get(spec).matcher()
-    matcher.advance(grammars.tokenizer.tokenize_str(text, parse_special=True))
+    matcher.advance(ids_with_special(grammars, text))
     return matcher.is_complete
 
 
@@ -99,6 +99,7 @@ def test_it_may_begin_after_a_text(grammars: Grammars) -> None:
         (tag([("<a>", NUMBER, "")], ["<a", "<b"]), r"triggers\[1\] = '<b' begins no structure"),
         (tag([("<a>", {"fooBar": 1}, "")], ["<a"]), r"structures\[0\]\.schema: unknown keyword 'fooBar'"),
         (tag([("<a>", {"not": {}}, "")], ["<a"]), "not"),
+        (tag([("<a>", {"const": 2**63}, "")], ["<a"]), r"structures\[0\]\.schema: const = 92"),
         (tag([], []), "structures is empty"),
         (GrammarSpec(kind=GrammarKind.STRUCTURAL_TAG, source="{}"), "expected structures and triggers"),
     ],

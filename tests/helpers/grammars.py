@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import jsonschema
 from tokenizers import Tokenizer
 
 from helpers.tiny_models import make_tiny_model
-from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
+from helpers.tiny_tokenizers import SPECIAL_TOKENS, byte_level_tokenizer, write_tokenizer
 from naiad.grammar import Grammars
 from naiad.sequence import FinishReason, GrammarKind, GrammarSpec
 
@@ -29,6 +30,17 @@ def grammar_checkpoint(folder: Path, architecture: str = "LlamaForCausalLM", **o
 
 def tiny_grammars(folder: Path) -> Grammars:
     return Grammars(folder, VOCAB_SIZE, EOS_IDS)
+
+
+def ids_with_special(grammars: Grammars, text: str) -> list[int]:
+    """The ids of a text in which there may be special tokens of the byte-level tokenizer."""
+    token_ids: list[int] = []
+    for part in re.split("|".join(f"({re.escape(each)})" for each in SPECIAL_TOKENS), text):
+        if part in SPECIAL_TOKENS:
+            token_ids.append(SPECIAL_TOKENS.index(part))
+        elif part:
+            token_ids += grammars.tokenizer.tokenize_str(part)
+    return token_ids
 
 
 def schema(properties: dict[str, Any], **more: Any) -> GrammarSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tokenizers import AddedToken
 from helpers.called_tools import FAMILY, Heard, heard
 from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.grammar.source import to_llguidance
+from naiad.grammar.special_tokens import hide_special_tokens
 from naiad.openai_server.api.constraints.arguments import UnenforceableError, arguments_rule, closed
 from naiad.openai_server.api.constraints.constraint import Constraint
 from naiad.openai_server.api.constraints.lark import LarkWriter
@@ -53,23 +55,26 @@ MAX_STEPS = 400
 
 
 class Vocabulary:
-    """A tokenizer of bytes; marks are special tokens if they are listed."""
+    """A tokenizer of bytes; marks are special tokens, or other ones, if they are listed."""
 
-    def __init__(self, folder: Path, special: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, special: Sequence[str] = (), other: Sequence[str] = ()) -> None:
         made = byte_level_tokenizer()
+        made.add_tokens([AddedToken(mark, normalized=False) for mark in other])
         made.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in special])
         write_tokenizer(folder, made)
-        self.marks = {made.token_to_id(mark): mark for mark in special}
-        self.llguidance = LLTokenizer(made.to_str(), eos_token=[made.token_to_id("</s>")])
+        self.marks = {made.token_to_id(mark): mark for mark in (*special, *other)}
+        self.special_ids = frozenset(made.token_to_id(mark) for mark in special)
+        end = made.token_to_id("</s>")
+        self.llguidance = LLTokenizer(hide_special_tokens(made.to_str(), [end]).text, eos_token=[end])
 
     def outputs(self, family: str, reasons: bool = False) -> OutputGrammar:
         """How a checkpoint of a family with this vocabulary writes."""
         return OutputGrammar(
-            REASONING_FAMILIES[0] if reasons else None, FAMILY[family], self.marks, frozenset(self.marks)
+            REASONING_FAMILIES[0] if reasons else None, FAMILY[family], self.marks, self.special_ids
         )
 
     def matcher(self, spec: GrammarSpec) -> LLMatcher:
-        matcher = LLMatcher(self.llguidance, to_llguidance(spec, lambda text: None))
+        matcher = LLMatcher(self.llguidance, to_llguidance(spec, {}))
         assert not matcher.get_error()
         return matcher
 
@@ -181,6 +186,50 @@ def test_random_texts_with_strict_tools_have_correct_calls(
             expect_valid(parse(outputs, text))
 
 
+OTHER = dict.fromkeys(("hermes", "qwen3_coder"), ("<tool_call>", "</tool_call>", "<think>", "</think>"))
+
+
+@pytest.mark.parametrize("family", OTHER)
+@pytest.mark.parametrize("is_required", [True, False])
+def test_marks_that_are_added_tokens_may_be_those_or_spelled(
+    tmp_path: Path, family: str, is_required: bool
+) -> None:
+    """As in checkpoints of the Qwen family, whose marks are no special tokens."""
+    vocabulary = Vocabulary(tmp_path, other=OTHER[family])
+    outputs, draw, num_read = vocabulary.outputs(family), random.Random(7), 0
+    strict = {"tools": (replace(WORDS, is_strict=family == "hermes"), replace(NOW, is_strict=True))}
+    spec = spec_of(outputs, **({"tools": (WORDS, NOW), "is_required": True} if is_required else strict))
+    assert spec is not None
+    matcher = vocabulary.matcher(spec)
+    (mark_id,) = (each for each, mark in vocabulary.marks.items() if mark == "<tool_call>")
+    spelled = vocabulary.llguidance.tokenize_str("<tool_call>")
+    assert matcher.validate_tokens([mark_id]) == 1
+    assert matcher.validate_tokens(spelled) == len(spelled)
+    for _ in range(NUM_WALKS):
+        text = vocabulary.walk(spec, draw)
+        if text is not None:
+            num_read += 1
+            expect_valid(parse(outputs, text))
+    assert num_read > 0
+
+
+def test_free_text_spells_no_mark_that_is_an_added_token(tmp_path: Path) -> None:
+    vocabulary = Vocabulary(tmp_path, other=OTHER["hermes"])
+    spec = spec_of(vocabulary.outputs("hermes"), tools=(replace(WEATHER, is_strict=True), NOW))
+    assert spec is not None
+    for text, is_allowed in ((f"Look.\n{GOOD}\n{NOTHING} done", True), (f"Look.\n{BAD}", False), ("x", True)):
+        # As tokens, and spelled.
+        for marks in (vocabulary.marks, {}):
+            read = replace_marks(vocabulary, marks)
+            assert read.accepts(spec, text) is is_allowed, (text, marks)
+
+
+def replace_marks(vocabulary: Vocabulary, marks: dict[int, str]) -> Vocabulary:
+    other = copy(vocabulary)
+    other.marks = marks
+    return other
+
+
 def hermes(arguments: str, name: str = "get_weather") -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
@@ -289,6 +338,18 @@ def test_an_answer_is_a_format_or_calls(plain: Vocabulary, form: GrammarSpec, te
     assert plain.accepts(spec, f"{GOOD}\n{GOOD}")
     for other in ("Hello", BAD, f"{text}{GOOD}", ""):
         assert not plain.accepts(spec, other), other
+
+
+@pytest.mark.parametrize("section", [Section.CONTENT, Section.OPEN])
+def test_a_format_beside_others_is_read_like_one_alone(plain: Vocabulary, section: Section) -> None:
+    outputs = plain.outputs("hermes", reasons=True)
+    digit = GrammarSpec(kind=GrammarKind.JSON_SCHEMA, source=r'{"type": "string", "pattern": "^\\d$"}')
+    assert plain.accepts(spec_of(outputs, section, form=digit), '"7"')
+    assert not plain.accepts(spec_of(outputs, section, form=digit), '"٢"')
+    for source in ('{"const": 9007199254740993}', '{"fooBar": 1}'):
+        form = GrammarSpec(kind=GrammarKind.JSON_SCHEMA, source=source, field="response_format")
+        with pytest.raises(APIError, match=r"response_format \(json_schema\) is refused: (const|unknown)"):
+            spec_of(outputs, section, form=form)
 
 
 def test_xml_arguments(plain: Vocabulary) -> None:

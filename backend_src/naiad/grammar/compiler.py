@@ -83,7 +83,7 @@ class Grammars:
         """
         with self._loading:
             if self._tokenizer is None:
-                self._tokenizer = self._vocabulary.load()
+                self._tokenizer = self._vocabulary.load().tokenizer
             return self._tokenizer
 
     def mask_filler(self) -> MaskFiller:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from llguidance import LLMatcher, LLTokenizer
 
 from naiad.grammar.limits import parser_limits
 from naiad.grammar.matcher import GrammarMatcher, MaskFiller
 from naiad.grammar.source import to_llguidance
-from naiad.grammar.vocabulary import special_id
+from naiad.grammar.vocabulary import Tokens
 from naiad.sequence import GrammarSpec
 
 
-def compile_text(spec: GrammarSpec, tokenizer: LLTokenizer) -> tuple[str, GrammarMatcher]:
+def compile_text(spec: GrammarSpec, tokens: Tokens) -> tuple[str, GrammarMatcher]:
     """Translate a grammar and compile it.
 
     Returns:
@@ -22,8 +20,8 @@ def compile_text(spec: GrammarSpec, tokenizer: LLTokenizer) -> tuple[str, Gramma
     Raises:
         ValueError: it is malformed, too large or not supported; the message says why.
     """
-    text = to_llguidance(spec, partial(special_id, tokenizer=tokenizer))
-    return text, compile_translated(text, tokenizer)
+    text = to_llguidance(spec, tokens.special_ids)
+    return text, compile_translated(text, tokens.tokenizer)
 
 
 def compile_translated(text: str, tokenizer: LLTokenizer) -> GrammarMatcher:

@@ -141,7 +141,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
-    tokenizer = settings.vocabulary.load()
+    tokens = settings.vocabulary.load()
     most = _address_space_bytes() + settings.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     frames = FrameBuffer()
@@ -150,7 +150,7 @@ def main() -> None:
             _allow_work(settings.work_s)
             spec = msgspec.json.decode(body, type=GrammarSpec)
             try:
-                text, _ = compile_text(spec, tokenizer)
+                text, _ = compile_text(spec, tokens)
                 result = _Result(text=text)
             except (ValueError, InvalidRequestError) as error:
                 result = _Result(error=str(error))

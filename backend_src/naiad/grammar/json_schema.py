@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from naiad.grammar.limits import MAX_OPTIONAL_PROPERTIES
+from naiad.grammar.patterns import rewrite_patterns
+from naiad.grammar.schema_values import check_values
 
 
 def _words(text: str) -> frozenset[str]:
@@ -68,7 +71,36 @@ def read_schema(source: str) -> Any:
         if (number := _num_optional(each)) > MAX_OPTIONAL_PROPERTIES:
             most = f"at most {MAX_OPTIONAL_PROPERTIES} are allowed"
             raise ValueError(f"an object has {number} properties that may be left out: {most}")
+        check_values(each)
     return schema
+
+
+def schema_text(source: str) -> str:
+    """Check a schema; return it as llguidance has to read it.
+
+    Raises:
+        ValueError: as `read_schema`.
+    """
+    schema = read_schema(source)
+    if schema is True:
+        return "{}"
+    return _with_patterns(schema) or source
+
+
+def with_patterns(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema, or a copy of it in which patterns are written as llguidance has to read them."""
+    copied = json.loads(json.dumps(schema))
+    return copied if _with_patterns(copied) else schema
+
+
+def _with_patterns(schema: dict[str, Any]) -> str:
+    """Rewrite a schema's patterns; return its text, or "" if nothing has changed."""
+    if sum(rewrite_patterns(each) for each in _schemas(schema)) == 0:
+        return ""
+    try:
+        return json.dumps(schema)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def drop_unknown_keywords(schema: Any) -> list[str]:

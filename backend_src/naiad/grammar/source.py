@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import msgspec
 from llguidance.gbnf_to_lark import any_to_lark
 
-from naiad.grammar.json_schema import read_schema
+from naiad.grammar.json_schema import schema_text
+from naiad.grammar.special_tokens import with_ids
 from naiad.grammar.structural_tag import structural_tag_grammars
 from naiad.grammar.written import Grammars, json_grammar, lark_grammar, named, quoted, text_pattern
 from naiad.sequence import GrammarKind, GrammarSpec
@@ -16,27 +17,27 @@ from naiad.sequence import GrammarKind, GrammarSpec
 _BODY = "body"
 
 
-def to_llguidance(spec: GrammarSpec, special_id: Callable[[str], int | None]) -> str:
+def to_llguidance(spec: GrammarSpec, special_ids: Mapping[str, int]) -> str:
     """Translate a grammar; llguidance checks it when it compiles it.
 
     Args:
         spec: the grammar.
-        special_id: returns the special token that a text is; None: it is ordinary text.
+        special_ids: text → id of each special token.
 
     Raises:
         ValueError: the grammar cannot be translated; the message says why.
     """
-    grammars = _translated(spec, special_id)
+    grammars = _translated(spec, special_ids)
     if spec.begins_after:
-        before = _free_text_before(_BODY, spec.begins_after, special_id(spec.begins_after))
+        before = _free_text_before(_BODY, spec.begins_after, special_ids.get(spec.begins_after))
         grammars = [*lark_grammar(before), *named(_BODY, grammars)]
     return msgspec.json.encode({"grammars": grammars}).decode()
 
 
-def _translated(spec: GrammarSpec, special_id: Callable[[str], int | None]) -> Grammars:
+def _translated(spec: GrammarSpec, special_ids: Mapping[str, int]) -> Grammars:
     match spec.kind:
         case GrammarKind.JSON_SCHEMA:
-            return json_grammar("{}" if read_schema(spec.source) is True else spec.source)
+            return json_grammar(schema_text(spec.source))
         case GrammarKind.JSON_OBJECT:
             return json_grammar('{"type": "object"}')
         case GrammarKind.REGEX:
@@ -44,11 +45,11 @@ def _translated(spec: GrammarSpec, special_id: Callable[[str], int | None]) -> G
         case GrammarKind.CHOICE:
             return lark_grammar(f"start: {_choice(spec.source)}")
         case GrammarKind.EBNF:
-            return lark_grammar(_from_ebnf(spec.source))
+            return lark_grammar(with_ids(_from_ebnf(spec.source), special_ids))
         case GrammarKind.LARK:
-            return lark_grammar(spec.source)
+            return lark_grammar(with_ids(spec.source, special_ids))
         case GrammarKind.STRUCTURAL_TAG:
-            return structural_tag_grammars(spec.source, special_id)
+            return structural_tag_grammars(spec.source, special_ids.get)
 
 
 def _regex(source: str) -> str:

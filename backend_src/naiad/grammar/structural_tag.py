@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from naiad.grammar.json_schema import read_schema
+from naiad.grammar.json_schema import schema_text
 from naiad.grammar.written import Grammars, json_grammar, lark_grammar, named, quoted, text_pattern
 
 # A special token's id; None: the text is ordinary.
@@ -74,12 +74,11 @@ def _tag(place: int, structure: _Structure, triggers: Sequence[str]) -> _Tag:
     if not fitting:
         raise ValueError(f"structures[{place}].begin = {begin[:80]!r} begins with no trigger")
     length, index = min(fitting)
-    schema = bytes(structure.schema_).decode()
     try:
-        is_anything = read_schema(schema) is True
+        schema = schema_text(bytes(structure.schema_).decode())
     except ValueError as error:
         raise ValueError(f"structures[{place}].schema: {error}") from None
-    return _Tag(index, begin[length:], "{}" if is_anything else schema, structure.end)
+    return _Tag(index, begin[length:], schema, structure.end)
 
 
 def _rules(tags: Sequence[_Tag], triggers: Sequence[str], special_id: SpecialId) -> list[str]:

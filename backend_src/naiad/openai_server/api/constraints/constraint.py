@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from naiad.grammar.json_schema import schema_text
 from naiad.openai_server.api.constraints.call_grammar import call_grammar
 from naiad.openai_server.api.constraints.lark import LarkWriter, quoted
 from naiad.openai_server.api.errors import APIError
@@ -39,7 +40,7 @@ class Constraint:
         Raises:
             APIError: the format can not be combined with the tools, or a schema can not be enforced.
         """
-        writer = LarkWriter(self._special_marks())
+        writer = LarkWriter(*self._marks())
         if self.use.is_constrained:
             return self._after_reasoning(writer, self._calls(writer), begins_in)
         if self.form is None:
@@ -104,9 +105,13 @@ class Constraint:
         assert self.outputs.reasoning is not None
         return self.outputs.reasoning.reasoning.end
 
-    def _special_marks(self) -> dict[str, int]:
-        outputs = self.outputs
-        return {mark: each for each, mark in outputs.marks.items() if each in outputs.special_ids}
+    def _marks(self) -> tuple[dict[str, int], dict[str, int]]:
+        """The ids of marks that are special tokens, and of those that are other tokens."""
+        special: dict[str, int] = {}
+        other: dict[str, int] = {}
+        for token_id, mark in self.outputs.marks.items():
+            (special if token_id in self.outputs.special_ids else other)[mark] = token_id
+        return special, other
 
 
 def _as_lark(writer: LarkWriter, form: GrammarSpec) -> str | None:
@@ -115,7 +120,11 @@ def _as_lark(writer: LarkWriter, form: GrammarSpec) -> str | None:
         case GrammarKind.JSON_OBJECT:
             return writer.json({"type": "object"})
         case GrammarKind.JSON_SCHEMA:
-            return writer.json(json.loads(form.source))
+            try:
+                return writer.json(json.loads(schema_text(form.source)))
+            except ValueError as error:
+                message = f"{form.field} ({form.kind.value}) is refused: {error}"
+                raise APIError(400, message, param=form.field) from None
         case GrammarKind.CHOICE:
             texts: Sequence[str] = json.loads(form.source)
             return writer.rule("choice", " | ".join(map(quoted, texts)))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
+
+from naiad.grammar.json_schema import with_patterns
 
 # JSON as models write it, in one line; white space without a bound would go on for ever.
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -16,14 +19,24 @@ TEXT = "/(?s:.*)/"
 class LarkWriter:
     """Collects the rules of a grammar."""
 
-    def __init__(self, special_marks: Mapping[str, int]) -> None:
+    def __init__(
+        self, special_marks: Mapping[str, int], other_marks: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         """Begin without rules.
 
         Args:
             special_marks: mark → id, of the marks that are special tokens: text can not stand for them.
+            other_marks: of those that are tokens of other kinds: ordinary tokens may spell them, too.
         """
         self._special_marks = special_marks
-        self._mark = re.compile("|".join(f"({re.escape(mark)})" for mark in special_marks) or "(?!)")
+        # Of added tokens llguidance takes only these for no text.
+        self._other_marks = {
+            mark: token_id
+            for mark, token_id in other_marks.items()
+            if mark.startswith("<") and mark.endswith(">")
+        }
+        marks = (*special_marks, *self._other_marks)
+        self._mark = re.compile("|".join(f"({re.escape(mark)})" for mark in marks) or "(?!)")
         self._rules: dict[str, str] = {}
 
     def rule(self, name: str, body: str, options: str = "") -> str:
@@ -40,8 +53,17 @@ class LarkWriter:
 
     def text(self, text: str) -> str:
         """What stands for a text, in which there may be special marks; "" for the empty text."""
-        parts = [part for part in self._mark.split(text) if part]
-        return " ".join(self.special(part) if part in self._special_marks else quoted(part) for part in parts)
+        return " ".join(self._part(part) for part in self._mark.split(text) if part)
+
+    def _part(self, part: str) -> str:
+        if part in self._special_marks:
+            return self.special(part)
+        if part in self._other_marks:
+            return f"({self._token(part)} | {quoted(part)})"
+        return quoted(part)
+
+    def _token(self, mark: str) -> str:
+        return f"<[{self._other_marks[mark]}]>"
 
     def is_special(self, mark: str) -> bool:
         """Whether a mark is a special token."""
@@ -56,11 +78,16 @@ class LarkWriter:
         if self.is_special(mark):
             return f"{self.rule('free', TEXT)} {self.special(mark)}"
         # A rule that is lazy ends as early as it can.
-        return self.rule("free", f"/(?s:.*){_in_slashes(mark)}/", "[lazy]")
+        spelled = self.rule("free", f"/(?s:.*){_in_slashes(mark)}/", "[lazy]")
+        if mark not in self._other_marks:
+            return spelled
+        before = self.rule("FREE", f"/(?s:.+)/ & ~/(?s:.*){_in_slashes(mark)}(?s:.*)/")
+        return f"({spelled} | {before}? {self._token(mark)})"
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """What stands for JSON of a schema."""
-        return self.rule("json", f"%json {json.dumps({**schema, 'x-guidance': _COMPACT})}")
+        written = {**with_patterns(schema), "x-guidance": _COMPACT}
+        return self.rule("json", f"%json {json.dumps(written)}")
 
     def grammar(self, start: str) -> str:
         """The grammar whose texts are those of `start`."""
