@@ -42,6 +42,8 @@ def test_plain_inputs_pass() -> None:
         ),
         (infer(inputs=[{"parameters": {"shared_memory_offset": 1}}]), None, "shared_memory_offset"),
         (infer(parameters={"triton_x": 1}), None, "triton_x"),
+        (infer(inputs=[{"parameters": {"triton_x": 1}}]), None, "triton_x"),
+        (infer(outputs=[{"name": "o", "parameters": {"triton_x": 1}}]), None, "triton_x"),
         (infer(parameters=[1]), None, "parameters"),
         (infer(inputs={"a": 1}), None, "inputs"),
         (infer(outputs=[{"name": str(n)} for n in range(257)]), None, "257 outputs"),
@@ -59,6 +61,14 @@ def test_what_does_not_pass_is_named(body: bytes, length: int | None, named: str
         checked_inference(body, length, Limits())
     assert named in str(refused.value)
     assert refused.value.http_status == 400
+
+
+@pytest.mark.parametrize("fields", [{"triton_x": 1}, {"parameters": {"triton_x": 1}}])
+def test_parameters_of_generate_are_checked_too(fields: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError, match="triton_x does not pass"):
+        checked_json(json.dumps({"text_input": "a", **fields}).encode(), Limits())
+    known = json.dumps({"text_input": "a", "triton_enable_empty_final_response": True}).encode()
+    assert json.loads(checked_json(known, Limits())) == json.loads(known)
 
 
 def test_a_key_that_comes_twice_cannot_hide_anything() -> None:

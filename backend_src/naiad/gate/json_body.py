@@ -15,14 +15,19 @@ _BINARY_SIZE = "binary_data_size"
 
 
 def checked_json(body: bytes, limits: Limits) -> bytes:
-    """Return an object of JSON, written anew.
+    """Return an object of JSON, whose fields are tensors or parameters, written anew.
 
     Of keys that come twice the last one counts, for us and for the server.
 
     Raises:
-        RefusedError: it is none, or nested too deep.
+        RefusedError: it is none, nested too deep, or has a parameter that does not pass.
     """
-    return _written(_read(body, limits))
+    request = _read(body, limits)
+    check_request_parameters(request)
+    parameters = request.get("parameters")
+    if isinstance(parameters, dict):
+        check_request_parameters(parameters)
+    return _written(request)
 
 
 def checked_inference(body: bytes, json_length: int | None, limits: Limits) -> tuple[bytes, int | None]:

@@ -15,7 +15,7 @@ _OPEN = "triton_enable_empty_final_response"
 
 
 def check_request_parameters(names: Iterable[str]) -> None:
-    """Refuse what a request may not have.
+    """Refuse what a request may not have, nor any of its tensors.
 
     Raises:
         RefusedError: it has a parameter that does not pass.
@@ -31,6 +31,8 @@ def check_input_parameters(names: Iterable[str]) -> None:
     Raises:
         RefusedError: it has a parameter that does not pass.
     """
+    names = list(names)
+    check_request_parameters(names)
     for name in names:
         if name.startswith(_SHARED_MEMORY):
             raise _refused(name, "inputs come with their request, not from shared memory")
@@ -42,6 +44,8 @@ def check_output_parameters(names: Iterable[str]) -> None:
     Raises:
         RefusedError: it has a parameter that does not pass.
     """
+    names = list(names)
+    check_request_parameters(names)
     for name in names:
         if name == _CLASSIFICATION:
             raise _refused(f"{name} (class_count)", "no output of a language model has classes")
