@@ -11,7 +11,7 @@ from collections.abc import Callable
 _CHECK_S = 0.5
 
 
-def end_with_parent(before_exit: Callable[[], None]) -> None:
+def end_with_parent(before_exit: Callable[[], None], parent_pid: int | None = None) -> None:
     """Start a daemon thread that exits this process as soon as its parent is gone.
 
     Triton's stubs need it because they outlive a server that is killed. PR_SET_PDEATHSIG does not
@@ -20,11 +20,12 @@ def end_with_parent(before_exit: Callable[[], None]) -> None:
     Args:
         before_exit: called in that thread before the exit; it should remove files that would be left
             over.
+        parent_pid: of the parent, which may have ended before this call; None: it is there.
     """
-    parent_pid = os.getppid()
+    watched_pid = os.getppid() if parent_pid is None else parent_pid
 
     def watch() -> None:
-        _wait_for_end(parent_pid)
+        _wait_for_end(watched_pid)
         try:
             before_exit()
         finally:

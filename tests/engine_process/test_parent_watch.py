@@ -56,3 +56,12 @@ def test_process_ends_with_its_killed_parent(tmp_path: Path, behaviour: str, how
         parent.kill()
     wait_until(lambda: has_ended(pid))
     assert not leftover.exists()
+
+
+def test_a_process_whose_parent_has_ended_before_it_watches_ends() -> None:
+    """Its imports may take seconds; the process that it belongs to is not whoever its parent is then."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as parent:
+        parent.wait()
+    code = f"import time; from naiad.parent_watch import end_with_parent as end; end(print, {parent.pid})"
+    done = subprocess.run([sys.executable, "-c", f"{code}; time.sleep(60)"], timeout=50, check=False)
+    assert done.returncode == 1

@@ -363,6 +363,29 @@ def test_keys_are_read_again_on_sighup(api: Server, key_file: Path) -> None:
     assert api.processes("naiad.openai_server") == [before]
 
 
+def test_a_server_that_is_started_again_beside_a_wrong_file_has_the_old_keys(
+    api: Server, key_file: Path
+) -> None:
+    write(key_file, [*ENTRIES, entry("kept")])
+    api.process.send_signal(signal.SIGHUP)
+    eventually(lambda: ask(api, "kept")[0] == 200)
+    key_file.write_text('{"keys": [5]}')
+    (before,) = api.processes("naiad.openai_server")
+    before.kill()
+    before.wait(30)
+
+    def serves() -> bool:
+        try:
+            return ask(api, "kept")[0] == 200
+        except OSError:
+            return False
+
+    eventually(serves, 60)
+    assert ask(api, "new")[0] == 401
+    words = f"the old keys stay: --api-keys {key_file}: entry 1: expected an object"
+    eventually(lambda: any(words in line for line in api.lines))
+
+
 def test_a_server_that_is_started_again_has_its_keys(api: Server, key_file: Path) -> None:
     write(key_file, [*ENTRIES, entry("ninth")])
     (before,) = api.processes("naiad.openai_server")

@@ -44,7 +44,7 @@ def copy_calibrated(
     }
     path = target / _JOB
     path.write_text(json.dumps(job), encoding="utf-8")
-    command = [str(python), str(_PROGRAM), str(path), str(parent_watch.__file__)]
+    command = [str(python), str(_PROGRAM), str(path), str(parent_watch.__file__), str(os.getpid())]
     variables = dict(os.environ) | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     # It writes its progress to both; the stdout of this command is for the report alone.
     done = subprocess.run(command, stdout=sys.stderr, env=variables, check=False)

@@ -1,4 +1,4 @@
-"""`python one_shot.py JOB.json PARENT_WATCH.py`: quantises a checkpoint, in llm-compressor's environment.
+"""`python one_shot.py JOB PARENT_WATCH.py PARENT_PID`: quantises, in llm-compressor's environment.
 
 The job has `source` and `target` (directories), `method`, `group` (of compressed-tensors' configuration),
 `ignore` (layers that are copied) and `texts` (lists of token ids). Nothing of Naiad can be imported here but
@@ -50,5 +50,6 @@ def main(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    runpy.run_path(sys.argv[2])["end_with_parent"](lambda: None)
+    # The imports above take so long that the parent may be gone.
+    runpy.run_path(sys.argv[2])["end_with_parent"](lambda: None, int(sys.argv[3]))
     main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from naiad.frontend.field import shown
 from naiad.frontend.limits import MAX_TIMEOUT_US
+from naiad.openai_server.api.content_parts import pass_over_part_keys
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.lenient_schemas import pass_over_keywords
 
@@ -208,8 +209,8 @@ def parse_body(raw: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Body,
     Args:
         raw: JSON.
         kind: its type.
-        is_lenient: pass over fields that neither the type has nor its lists of other fields, and keywords
-            of JSON schemas that JSON Schema does not have.
+        is_lenient: pass over fields that neither the type has nor its lists of other fields, keywords of
+            JSON schemas that JSON Schema does not have, and unknown keys of a chat's content parts.
 
     Returns:
         The body, and the names of the fields and keywords that were passed over.
@@ -233,6 +234,8 @@ def parse_body(raw: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Body,
             passed_over.append(name)
     if is_lenient:
         passed_over += pass_over_keywords(served)
+        if issubclass(kind, ChatBody | TokenizeBody):
+            passed_over += pass_over_part_keys(served.get("messages"))
     try:
         return msgspec.convert(served, kind), passed_over
     except msgspec.ValidationError as error:

@@ -9,13 +9,12 @@ import msgspec
 
 from naiad.frontend.field import shown
 from naiad.openai_server.api.bodies import ChatBody, TokenizeBody
+from naiad.openai_server.api.content_parts import text_key, unknown_part_keys
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.tools import Tool
 from naiad.tokenization import ChatOptions
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
-# Of a part beside its text: what clients send back, and marks for a cache, which every prompt comes into.
-_PARTS_WITHOUT_EFFECT = ("type", "annotations", "logprobs", "cache_control")
 # What clients send back with an answer; nothing of it reaches a template.
 _WITHOUT_EFFECT = ("refusal", "annotations", "reasoning", "reasoning_content")
 # Variables that the chat template gets from the server.
@@ -177,10 +176,9 @@ def _part(place: str, part: Any) -> str:
             f"{place}.type = {shown(kind)} is not supported: expected text, as the model reads only text."
         )
         raise APIError(400, problem, param="messages")
-    field = "refusal" if kind == "refusal" else "text"
-    for name, value in part.items():
-        if name not in (field, *_PARTS_WITHOUT_EFFECT) and value is not None:
-            raise _error(f"{place}.{name[:80]} = {shown(value)} is not supported: expected type and {field}")
+    field = text_key(part)
+    for key in unknown_part_keys(part):
+        raise _error(f"{place}.{key[:80]} = {shown(part[key])} is not supported: expected type and {field}")
     text = part.get(field)
     if not isinstance(text, str):
         raise APIError(400, f"{place}.text = {shown(text)}: expected a string.", param="messages")
