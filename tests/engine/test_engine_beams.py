@@ -6,6 +6,7 @@ from helpers.engine_drive import EngineDrive, solo_beams
 from naiad.engine.beam_groups import beam_rules
 from naiad.errors import InvalidRequestError
 from naiad.kv_cache.prefix_cache import PrefixCache
+from naiad.outputs import RequestOutput
 from naiad.sampling.beam_search import Beam
 from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams, TextContext
 from naiad.tokenization.text_stream import TextStream
@@ -174,6 +175,26 @@ def test_text_is_cut_at_a_stop_string() -> None:
     final = drive.finals[1]
     assert (final.finish_reason, final.is_cut, final.num_chars) == (FinishReason.STOP, True, 3)
     assert final.stop_reason == text[3:6]
+
+
+def timed_out_search(stop_strings: tuple[str, ...]) -> tuple[RequestOutput, str]:
+    """The last output of the first result after four steps, and the text of its tokens."""
+    drive = EngineDrive(text_state=lambda context: TextStream(TABLE, context))
+    params, context = SamplingParams(max_tokens=50), TextContext(stop_strings=stop_strings)
+    drive.add(1, PROMPT, params, context, sibling_ids=(2,), beam=BeamParams(), timeout_s=1.0)
+    for _ in range(4):
+        drive.step()
+    drive.now += 2.0
+    drive.run()
+    return drive.finals[1], b"".join(TABLE.visible_bytes(each, False) for each in drive.tokens[1]).decode()
+
+
+def test_a_search_whose_time_is_over_says_so_even_if_its_text_is_cut() -> None:
+    """What was best until then need not be the beginning of what the whole search would have found."""
+    whole, text = timed_out_search(())
+    assert (whole.is_cut, whole.finish_reason) == (False, FinishReason.TIMEOUT)
+    cut, _ = timed_out_search((text[1:3],))
+    assert (cut.is_cut, cut.finish_reason, cut.stop_reason) == (True, FinishReason.TIMEOUT, "")
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,8 @@ class BeamGroups:
             output.log_probs = [TokenLogProbs(log_prob) for log_prob in beam.log_probs[:num_kept]]
         if request.text is not None:
             self._add_text(request.text, output)
+        if reason is not None:
+            output.finish_reason, output.stop_reason = reason, ""
         return output
 
     def _add_text(self, context: TextContext, output: RequestOutput) -> None:
