@@ -241,6 +241,16 @@ def test_a_process_that_is_started_again_takes_the_last_good_keys(
     assert Gate(kept).find("key of newest") is not None
 
 
+def test_keys_that_can_not_be_kept_leave_no_older_ones(path: Path) -> None:
+    kept = path.parent / "kept.json"
+    Gate(path, last_good=kept)
+    kept.with_name("kept.json.part").mkdir()
+    write(path, entry("new"))
+    gate = Gate(path, last_good=kept)
+    assert gate.find("key of new") is not None
+    assert not kept.exists()
+
+
 def test_without_kept_keys_a_wrong_file_is_refused(path: Path) -> None:
     path.write_text("broken")
     for kept in (None, path.parent / "kept.json"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -69,17 +70,7 @@ class Helper:
             if self._process is not None and self._process.poll() is not None:
                 # It has ended by itself since the last grammar, of which this one knows nothing.
                 self._end()
-            try:
-                answer = self._answer(frame(msgspec.json.encode(spec)))
-            except TimeoutError:
-                self._end()
-                raise ValueError(f"it does not compile within {limits.HELPER_TIMEOUT_S:g} s") from None
-            except OSError:
-                self._end()
-                work_s, most = self._settings.work_s, self._settings.memory_bytes >> 20
-                raise ValueError(
-                    f"it does not compile within {work_s} s of work and {most} MiB of memory"
-                ) from None
+            answer = self._answer_or_refusal(frame(msgspec.json.encode(spec)))
         result = msgspec.json.decode(answer, type=_Result)
         if result.error:
             raise ValueError(result.error)
@@ -89,6 +80,21 @@ class Helper:
         """End the process."""
         with self._lock:
             self._end()
+
+    def _answer_or_refusal(self, job: bytes, *, may_repeat: bool = True) -> bytes:
+        try:
+            return self._answer(job)
+        except TimeoutError:
+            self._end()
+            raise ValueError(f"it does not compile within {limits.HELPER_TIMEOUT_S:g} s") from None
+        except OSError:
+            # No limit ends a process so: it was killed, and perhaps still ending when the job came.
+            if self._end() == -signal.SIGKILL and may_repeat:
+                return self._answer_or_refusal(job, may_repeat=False)
+            work_s, most = self._settings.work_s, self._settings.memory_bytes >> 20
+            raise ValueError(
+                f"it does not compile within {work_s} s of work and {most} MiB of memory"
+            ) from None
 
     def _answer(self, job: bytes) -> bytes:
         """Send a job and wait for the answer.
@@ -125,13 +131,16 @@ class Helper:
             self._socket = here
         return self._socket
 
-    def _end(self) -> None:
+    def _end(self) -> int | None:
+        """End the process, and return its return code; None: there was none."""
+        code = None
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            code = self._process.wait()
         self._socket = self._process = None
+        return code
 
 
 def main() -> None:

@@ -22,13 +22,20 @@ def ascii_classes(pattern: str) -> str:
 
 
 def rewrite_patterns(schema: dict[str, Any]) -> bool:
-    """Do so in a schema, without those in it; return whether it has changed."""
+    """Do so in a schema, without those in it; return whether it has changed.
+
+    Raises:
+        ValueError: two patterns of `patternProperties` are the same then.
+    """
     pattern, properties = schema.get(_PATTERN), schema.get(_PATTERN_PROPERTIES)
     has_changed = False
     if isinstance(pattern, str):
         schema[_PATTERN] = ascii_classes(pattern)
         has_changed = schema[_PATTERN] != pattern
     if isinstance(properties, dict):
-        schema[_PATTERN_PROPERTIES] = {ascii_classes(key): value for key, value in properties.items()}
+        written = {ascii_classes(key): value for key, value in properties.items()}
+        if len(written) < len(properties):
+            raise ValueError(f"{_PATTERN_PROPERTIES} has two patterns that are the same")
+        schema[_PATTERN_PROPERTIES] = written
         has_changed |= list(schema[_PATTERN_PROPERTIES]) != list(properties)
     return has_changed

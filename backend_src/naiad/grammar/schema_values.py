@@ -67,7 +67,8 @@ def _check_min_properties(schema: Mapping[str, Any]) -> None:
     """
     least, types = schema.get("minProperties"), schema.get("type", "object")
     has_others = schema.get("additionalProperties") is not False or bool(schema.get("patternProperties"))
-    if not _is_number(least) or not has_others or not (types == "object" or "object" in types):
+    is_object = types == "object" or (isinstance(types, list) and "object" in types)
+    if not (_is_number(least) and has_others and is_object):
         return
     required = schema.get("required")
     names = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()

@@ -47,6 +47,16 @@ _END_S = 10.0
 _NOTICE_S = 1.0
 
 
+def _ending(code: int) -> str:
+    """How a process has ended, by its return code."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code}, {signal.Signals(-code).name}"
+    except ValueError:  # not every signal has a name
+        return f"signal {-code}"
+
+
 class Followers:
     """The processes of all ranks but the first; they are told what to compute.
 
@@ -101,12 +111,8 @@ class Followers:
 
     def _rank_has_ended(self, rank: int, code: int) -> None:
         if not self._is_closing:
-            ending = f"signal {-code}, {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            _LOG.error(
-                "rank %d of the model has ended (%s), so the engine ends and is started again",
-                rank,
-                ending,
-            )
+            what = f"rank {rank} of the model has ended ({_ending(code)})"
+            _LOG.error("%s, so the engine ends and is started again", what)
             os._exit(_EXIT_CODE)
 
     @contextlib.contextmanager

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from aiohttp import web
@@ -76,7 +76,7 @@ class Gate:
         keys = read_key_file(self._path)
         self._take(keys)
         if self._last_good is not None:
-            write_key_file(self._last_good, keys)
+            _keep(self._last_good, keys)
         return len(keys)
 
     def _take(self, keys: Sequence[Key]) -> None:
@@ -113,6 +113,16 @@ class Gate:
             if hmac.compare_digest(key.sha256, digest):
                 found = key
         return found
+
+
+def _keep(path: Path, keys: Sequence[Key]) -> None:
+    """Keep keys for a restart, or none: older ones may have been taken back."""
+    try:
+        write_key_file(path, keys)
+    except OSError as error:
+        logger.warning("a restart needs the file of keys, as they can not be kept: %s", error)
+        with suppress(OSError):
+            path.unlink()
 
 
 def caller_of(request: web.Request) -> Caller | None:
