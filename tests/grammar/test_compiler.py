@@ -277,7 +277,7 @@ def test_a_helper_that_was_killed_is_no_fault_of_the_next_grammar(folder: Path) 
             process = grammars._small_helper._process
             assert process is not None
             process.kill()
-            # Once it may still be ending when the next grammar comes. It is listed until the helper has waited.
+            # Once it may still be ending when the next grammar comes. It is listed until it was waited for.
             while number and psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
                 time.sleep(0.01)
 
