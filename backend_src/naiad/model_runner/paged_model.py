@@ -49,6 +49,8 @@ from naiad_kernels.paged_attention.layout import CacheLayout
 from naiad_kernels.readback import Readback
 
 _Value = TypeVar("_Value")
+# A step enters it where there are no other ranks.
+_ALONE = nullcontext()
 _NOT_FINITE = "the model computed numbers that are not finite for this request"
 
 
@@ -165,7 +167,7 @@ class PagedModel:
             return self._launch_rows(self._states.take(step))
 
     def _among_ranks(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._followers is None else self._followers.computing()
+        return _ALONE if self._followers is None else self._followers.computing()
 
     def _tell(self, message: RankMessage) -> None:
         """Let the other ranks of a split model do the same."""
