@@ -204,7 +204,10 @@ class PanelRange {
     Floats sums[PANELS / AT_ONCE][ROWS][AT_ONCE];
     for (int p = 0; p < PANELS; p += AT_ONCE) multiply<UNITS, ROWS, AT_ONCE>(rows, panels + p, sums[p / AT_ONCE]);
     const auto sum = [&](int row, int panel) { return sums[panel / AT_ONCE][row][panel % AT_ONCE]; };
+    // Unrolled, or the sums would go through memory.
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
       for (int u = 0; u < UNITS; u++) {
         if constexpr (IS_GATED)
           epilogue_(rows.first + r, unit + u, sum(r, u * 2), sum(r, u * 2 + 1));
