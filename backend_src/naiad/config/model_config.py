@@ -10,8 +10,6 @@ from naiad.config.checkpoint_json import Json, read_json
 from naiad.config.quantised import OLDER_FILES
 from naiad.config.quantised.layers import BlocksOfFile, QuantisedWeights
 from naiad.errors import ModelError
-from naiad.gguf import GGUFFile
-from naiad.gguf.model_keys import read_model_keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +95,10 @@ def _with_older_file(config: Json, directory: Path) -> Json:
 
 
 def _from_gguf(path: Path) -> ModelConfig:
+    # Imported only here: the library behind it takes every process a tenth of a second.
+    from naiad.gguf import GGUFFile
+    from naiad.gguf.model_keys import read_model_keys
+
     file = GGUFFile(path)
     keys = read_model_keys(file)
     try:

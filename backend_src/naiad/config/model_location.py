@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 
 from naiad.errors import ConfigError
-from naiad.gguf.file import SUFFIX
 
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 
-
+_GGUF_SUFFIX = ".gguf"
 _SNAPSHOTS = "snapshots"
 _HUB_PREFIX = "models--"
 
@@ -33,7 +32,7 @@ def checkpoint_name(directory: Path) -> str:
 
 def is_gguf(path: Path) -> bool:
     """Whether this is a GGUF file, which is a checkpoint by itself."""
-    return path.suffix == SUFFIX and path.is_file()
+    return path.suffix == _GGUF_SUFFIX and path.is_file()
 
 
 def model_directory(name: str, key: str = "model_dir") -> Path:

@@ -13,7 +13,6 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from naiad.errors import ModelError
 from naiad.gguf.cursor import Cursor, CursorError
 
-SUFFIX = ".gguf"
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT, _MAX_ALIGNMENT = 32, 1 << 20

@@ -10,8 +10,6 @@ import msgspec
 from llguidance import LLTokenizer
 
 from naiad.errors import InvalidRequestError, ModelError
-from naiad.gguf import GGUFFile
-from naiad.gguf.tokenizer import read_gguf_tokenizer
 from naiad.grammar.special_tokens import hide_special_tokens
 
 # Tokens that are text of a JSON string, in groups by their length. If a mask allows a whole group, llguidance
@@ -84,6 +82,10 @@ class Vocabulary(msgspec.Struct, frozen=True):
         """The tokenizer as tokenizer.json has it."""
         path = Path(self.model_dir)
         if path.is_file():
+            # Imported only here: it takes a tenth of a second.
+            from naiad.gguf import GGUFFile
+            from naiad.gguf.tokenizer import read_gguf_tokenizer
+
             text: str = read_gguf_tokenizer(GGUFFile(path)).tokenizer.to_str()
             return text
         return (path / "tokenizer.json").read_text(encoding="utf-8")

@@ -9,7 +9,6 @@ from typing import Protocol, TypeVar
 import torch
 
 from naiad.config import ModelConfig
-from naiad.models.gguf_source import GGUFSource
 from naiad.models.quantised import WeightRows, kept_for_gpu, kept_nibbles, materialised
 from naiad.models.safetensors_files import SafetensorsFiles
 from naiad.models.sources import SafetensorsSource, WeightSource
@@ -153,6 +152,9 @@ class Checkpoint:
 
 def _open_source(path: Path, config: ModelConfig | None) -> WeightSource:
     if config is not None and path.is_file():
+        # Imported only here: it takes a tenth of a second.
+        from naiad.models.gguf_source import GGUFSource
+
         return GGUFSource(path, config)
     quantised = None if config is None else config.quantised
     return SafetensorsSource(SafetensorsFiles(path), quantised)

@@ -13,8 +13,6 @@ from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
 from naiad.errors import ModelError
-from naiad.gguf import GGUFFile
-from naiad.gguf.tokenizer import read_gguf_tokenizer
 
 NAMED_TOKENS = (
     "bos_token",
@@ -67,6 +65,10 @@ class CheckpointTokenizer:
         """
         folder = Path(model_dir)
         if folder.is_file():
+            # Imported only here: it takes a tenth of a second.
+            from naiad.gguf import GGUFFile
+            from naiad.gguf.tokenizer import read_gguf_tokenizer
+
             described = read_gguf_tokenizer(GGUFFile(folder))
             return cls._of(described.tokenizer, described.settings, described.settings.get("chat_template"))
         path = folder / "tokenizer.json"

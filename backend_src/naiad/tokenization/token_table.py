@@ -66,10 +66,12 @@ class TokenTable:
         token_bytes = [b""] * (1 + max(vocabulary.values(), default=-1))
         first_bytes = {}
         for token, token_id in vocabulary.items():
-            data = token_bytes[token_id] = bytes_of(token)
-            first = first_bytes_of(token)
-            if first != data:
-                first_bytes[token_id] = first
+            token_bytes[token_id] = bytes_of(token)
+        if first_bytes_of is not bytes_of:
+            for token, token_id in vocabulary.items():
+                first = first_bytes_of(token)
+                if first != token_bytes[token_id]:
+                    first_bytes[token_id] = first
         return cls(token_bytes, first_bytes, checkpoint.special_ids)
 
     def __len__(self) -> int:
@@ -171,24 +173,30 @@ class _SentencePiece:
         return self.bytes_of(token).removeprefix(self.stripped_at_start.encode())
 
 
-def _byte_level_alphabet() -> dict[str, int]:
-    """The character that represents each byte in a byte-level vocabulary, as GPT-2 defined it.
+class _Alphabet(dict[int, int]):
+    """The byte that each character of a byte-level vocabulary represents, for `str.translate`.
 
-    Printable bytes map to themselves, the others, in order, to U+0100 and following.
+    GPT-2 defined it: printable bytes are represented by themselves, the others, in order, by U+0100 and following.
     """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
-    return alphabet
+
+    _NO_BYTE = 0x100
+
+    def __init__(self) -> None:
+        printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+        others = [byte for byte in range(256) if byte not in printable]
+        super().__init__({byte: byte for byte in printable})
+        self.update({0x100 + index: byte for index, byte in enumerate(others)})
+
+    def __missing__(self, char: int) -> int:
+        return self._NO_BYTE
 
 
-_ALPHABET = _byte_level_alphabet()
+_ALPHABET = _Alphabet()
 
 
 def _byte_level_bytes(token: str) -> bytes:
     """The token's bytes; a token with any other character is plain text (an added token)."""
     try:
-        return bytes([_ALPHABET[char] for char in token])
-    except KeyError:
+        return token.translate(_ALPHABET).encode("latin-1")
+    except UnicodeEncodeError:
         return token.encode()
