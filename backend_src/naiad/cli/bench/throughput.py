@@ -214,11 +214,14 @@ def machine() -> dict[str, str | int]:
 
 
 def _cpu_name() -> str:
+    """The CPU's name, and the numbers that tell its kind where the name does not."""
     path = Path("/proc/cpuinfo")
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+    lines = path.read_text().splitlines() if path.is_file() else []
+    first = {name.strip(): value.strip() for name, _, value in reversed([line.partition(":") for line in lines])}
+    if "model name" not in first:
+        return platform.machine()
+    kind = f" (family {first['cpu family']}, model {first['model']})" if "cpu family" in first else ""
+    return first["model name"] + kind
 
 
 def sentence(timing: Timing, dtype: str) -> str:
