@@ -176,7 +176,7 @@ class _SentencePiece:
 class _Alphabet(dict[int, int]):
     """The byte that each character of a byte-level vocabulary represents, for `str.translate`.
 
-    GPT-2 defined it: printable bytes are represented by themselves, the others, in order, by U+0100 and following.
+    GPT-2 defined it: printable bytes represent themselves, and U+0100 and following, in order, the others.
     """
 
     _NO_BYTE = 0x100

@@ -217,11 +217,12 @@ def _cpu_name() -> str:
     """The CPU's name, and the numbers that tell its kind where the name does not."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.is_file() else []
-    first = {name.strip(): value.strip() for name, _, value in reversed([line.partition(":") for line in lines])}
-    if "model name" not in first:
+    # All CPUs are taken to be alike.
+    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in said:
         return platform.machine()
-    kind = f" (family {first['cpu family']}, model {first['model']})" if "cpu family" in first else ""
-    return first["model name"] + kind
+    kind = f" (family {said['cpu family']}, model {said['model']})" if "cpu family" in said else ""
+    return said["model name"] + kind
 
 
 def sentence(timing: Timing, dtype: str) -> str:
