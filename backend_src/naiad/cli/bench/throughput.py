@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from itertools import count
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -28,6 +27,7 @@ from naiad.errors import InternalError
 from naiad.model_runner.device import resolve_device, resolve_dtype
 from naiad.outputs import RequestOutput
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams
+from naiad_kernels.native.variants import cpu_model
 
 Prompts = list[list[int]]
 Generate = Callable[[Prompts, int], list[list[int]]]
@@ -203,7 +203,7 @@ def figures(timing: Timing) -> dict[str, float]:
 def machine() -> dict[str, str | int]:
     """The properties of the machine and the software that the measured figures depend on."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_model() or platform.machine(),
         "threads": num_compute_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         "python": platform.python_version(),
@@ -211,18 +211,6 @@ def machine() -> dict[str, str | int]:
         "transformers": metadata.version("transformers"),
         "naiad": __version__,
     }
-
-
-def _cpu_name() -> str:
-    """The CPU's name, and the numbers that tell its kind where the name does not."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    # All CPUs are taken to be alike.
-    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    if "model name" not in said:
-        return platform.machine()
-    kind = f" (family {said['cpu family']}, model {said['model']})" if "cpu family" in said else ""
-    return said["model name"] + kind
 
 
 def sentence(timing: Timing, dtype: str) -> str:
