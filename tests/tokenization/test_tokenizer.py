@@ -225,6 +225,17 @@ def test_an_unsupported_decoder_is_named(tmp_path: Path, decoder: object, expect
         TokenTable.from_directory(tmp_path)
 
 
+def test_an_added_token_outside_the_byte_level_alphabet_is_plain_text(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer()
+    texts = ["end of it", "Ġé ", "世界", "é\x00", "Ġé"]
+    tokenizer.add_tokens(texts)
+    write_tokenizer(tmp_path, tokenizer)
+    table = TokenTable.from_directory(tmp_path)
+    found = [table.visible_bytes(tokenizer.token_to_id(text), False) for text in texts]
+    # Only the last one has nothing but characters that stand for bytes.
+    assert found == [*[text.encode() for text in texts[:-1]], b" \xe9"]
+
+
 def test_an_end_of_text_that_is_no_token_is_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, byte_level_tokenizer(), eos_token="<absent>")
     with pytest.raises(ModelError, match="eos_token = '<absent>'"):
