@@ -47,6 +47,22 @@ def test_it_is_measured_once(model_dir: Path) -> None:
     assert [get(model_dir) for _ in range(3)] == [1, 0, 0]
 
 
+def test_it_waits_only_before_it_measures(model_dir: Path) -> None:
+    happened: list[str] = []
+
+    def measure() -> TokenBudget:
+        happened.append("measured")
+        return BUDGET
+
+    for cache in (None, CheckpointCache(model_dir)):
+        kept = KeptMeasurements(cache, FACTS, lambda: happened.append("waited"))
+        kept.get("budget", TokenBudget, measure, {})
+        assert happened == ["waited", "measured"]
+        happened.clear()
+    kept.get("budget", TokenBudget, measure, {})
+    assert happened == []
+
+
 def test_costs_are_kept_as_they_are(model_dir: Path) -> None:
     kept = KeptMeasurements(CheckpointCache(model_dir), FACTS)
     for _ in range(2):

@@ -46,9 +46,12 @@ def test_all_of_the_memory_may_be_asked_for() -> None:
     assert bytes_left(1.0, 10 * GIB, 3 * GIB) == 7 * GIB
 
 
-@pytest.mark.parametrize(("available", "expected"), [(4 * GIB, GIB), (100 * GIB, 2 * GIB)])
+@pytest.mark.parametrize(
+    ("available", "reserved", "expected"),
+    [(4 * GIB, 0, GIB), (100 * GIB, 0, 2 * GIB), (5 * GIB, GIB, GIB), (GIB, 2 * GIB, 0)],
+)
 def test_on_a_cpu_a_quarter_of_what_is_available(
-    monkeypatch: pytest.MonkeyPatch, available: int, expected: int
+    monkeypatch: pytest.MonkeyPatch, available: int, reserved: int, expected: int
 ) -> None:
     monkeypatch.setattr(pool_size, "available_memory_bytes", lambda: available)
-    assert default_cpu_bytes() == expected
+    assert default_cpu_bytes(reserved) == expected

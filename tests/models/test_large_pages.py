@@ -1,8 +1,12 @@
-"""Weights in large pages: the same numbers in memory of the process's own, as long as there is enough."""
+"""Weights in large pages: the same numbers at the same addresses, as long as there is enough memory."""
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +15,18 @@ import torch
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig, ModelConfig
 from naiad.model_runner import ModelRunner, model_runner
-from naiad.models import load_model
+from naiad.models import large_pages, load_model
+from naiad.models.array_file import ArrayFile, ArrayWriter
 from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.large_pages import LargePages, has_large_pages
+from naiad.models.llama import LlamaModel
 from naiad_kernels.linear import LoadOptions
 from naiad_kernels.native.panels import NativeWeight
 
 OPTIONS = LoadOptions(torch.bfloat16, native=True)
 GIB = 1 << 30
+LARGE = 2 << 20
+NUM_BYTES = 100_000_000
 
 
 @pytest.fixture
@@ -29,76 +37,159 @@ def model_dir(tmp_path: Path) -> Path:
 
 def mapped_from(tensor: torch.Tensor) -> str:
     """The file that a tensor is mapped from; empty: memory of the process's own."""
-    address = tensor.data_ptr()
+    return mapping_at(tensor.data_ptr())[1]
+
+
+def permissions(address: int) -> str:
+    return mapping_at(address)[0]
+
+
+def mapping_at(address: int) -> tuple[str, str]:
+    """Permissions and file of what is mapped at an address."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        match = re.match(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ *(.*)", line)
+        match = re.match(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ *(.*)", line)
         assert match is not None, line
         if int(match[1], 16) <= address < int(match[2], 16):
-            return match[3]
+            return match[3], match[4]
     raise AssertionError(f"nothing is mapped at {address:#x}")
 
 
-def head(model_dir: Path, pages: LargePages | None, *, keeps: bool = True) -> NativeWeight:
-    cache = CheckpointCache(model_dir) if keeps else None
-    model = load_model(str(model_dir), ModelConfig.from_directory(model_dir), OPTIONS, cache, pages)
-    weight = vars(model)["_lm_head"]
-    assert isinstance(weight, NativeWeight)
-    return weight
+def parts_of(thing: object) -> Iterator[object]:
+    """All that a model consists of."""
+    yield thing
+    if isinstance(thing, list | tuple):
+        parts = list(thing)
+    elif isinstance(thing, NativeWeight):
+        parts = []
+    elif dataclasses.is_dataclass(thing):
+        parts = [getattr(thing, each.name) for each in dataclasses.fields(thing)]
+    else:
+        parts = list(vars(thing).values()) if isinstance(thing, LlamaModel) else []
+    for part in parts:
+        yield from parts_of(part)
 
 
-def test_what_is_kept_is_equal_and_aligned() -> None:
-    pages = LargePages(lambda: 64 * GIB)
-    tensors = [torch.randn(3, 5), torch.randn(1, 7).bfloat16(), torch.arange(9, dtype=torch.uint8)]
-    copies = [pages.keep(each) for each in tensors]
-    for tensor, copy in zip(tensors, copies, strict=True):
-        assert torch.equal(copy, tensor)
-        assert copy.dtype == tensor.dtype
-        assert copy.data_ptr() % 64 == 0
-        assert copy.data_ptr() != tensor.data_ptr()
-    assert len({each.data_ptr() for each in copies}) == len(copies)
+def kind_of(tensor: torch.Tensor) -> list[bool]:
+    """For each large page of a tensor's memory whether it is the process's own, not a file's."""
+    return [mapped_from(tensor[at:]) == "" for at in range(0, tensor.nbytes, LARGE)]
 
 
-def test_a_tensor_larger_than_a_piece_gets_one_of_its_own() -> None:
-    pages = LargePages(lambda: 64 * GIB)
-    large = torch.ones((65 << 20) + 3, dtype=torch.uint8)
-    small = torch.ones(5)
-    assert torch.equal(pages.keep(large), large)
-    assert torch.equal(pages.keep(small), small)
+@pytest.fixture
+def mapped(tmp_path: Path) -> torch.Tensor:
+    """A file of 100 MB in memory, which begins and ends within large pages."""
+    path = tmp_path / "array"
+    with path.open("w+b") as file:
+        writer = ArrayWriter(file, "key", 128 << 20)
+        writer.add("before", torch.zeros(5, dtype=torch.uint8))
+        numbers = torch.randint(256, (NUM_BYTES,), dtype=torch.uint8)
+        writer.add("first", numbers)
+        writer.add("second", torch.arange(7, dtype=torch.int32))
+        writer.finish()
+    memory = ArrayFile(path).bytes_from("first")
+    assert memory.nbytes == -(-NUM_BYTES // 4096) * 4096 + 7 * 4
+    assert torch.equal(memory[:NUM_BYTES], numbers)
+    return memory
 
 
-def test_nothing_is_copied_where_memory_is_short() -> None:
-    pages = LargePages(lambda: GIB // 2)
-    tensor = torch.randn(3)
-    assert pages.keep(tensor) is tensor
+def num_whole_pages(tensor: torch.Tensor) -> int:
+    return (tensor.nbytes - -tensor.data_ptr() % LARGE) // LARGE
 
 
-def test_no_more_is_copied_once_memory_is_short() -> None:
+def moved(tensor: torch.Tensor, pages: LargePages) -> list[bool]:
+    """Move a tensor, which changes neither its address nor its content; say which pages are moved."""
+    before, address = tensor.clone(), tensor.data_ptr()
+    pages.move(tensor)
+    pages.wait()
+    assert tensor.data_ptr() == address
+    assert torch.equal(tensor, before)
+    assert pages.num_bytes_left == 0
+    # The first and the last page are partly somebody else's.
+    first = -address % LARGE
+    middle = tensor[first : first + num_whole_pages(tensor) * LARGE]
+    assert mapped_from(tensor[-1:]) != ""
+    return kind_of(middle)
+
+
+def test_whole_large_pages_are_moved(mapped: torch.Tensor) -> None:
+    assert moved(mapped, LargePages(lambda: 64 * GIB)) == [True] * num_whole_pages(mapped)
+
+
+def test_nothing_is_moved_where_memory_is_short(mapped: torch.Tensor) -> None:
+    assert not any(moved(mapped, LargePages(lambda: GIB // 2)))
+
+
+def test_no_more_is_moved_once_memory_is_short(mapped: torch.Tensor) -> None:
     available = [2 * GIB, GIB // 2, 2 * GIB]
-    pages = LargePages(lambda: available.pop(0))
-    tensors = [torch.ones(64 << 20, dtype=torch.uint8) for _ in range(3)]
-    copied = [pages.keep(each) is not each for each in tensors]
-    assert copied == [True, False, False]
+    kinds = moved(mapped, LargePages(lambda: available.pop(0)))
+    assert kinds == [True] * 16 + [False] * (len(kinds) - 16)
 
 
-@pytest.mark.parametrize("keeps", [True, False], ids=["kept for the next start", "not kept"])
-def test_panels_are_copied_at_every_start(model_dir: Path, keeps: bool) -> None:
-    plain = head(model_dir, None, keeps=False)
-    for _ in range(2):
-        weight = head(model_dir, LargePages(lambda: 64 * GIB), keeps=keeps)
-        assert mapped_from(weight.panels) == ""
-        assert torch.equal(weight.panels, plain.panels)
+def test_what_the_system_refuses_stays_mapped(
+    mapped: torch.Tensor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(address: int, num_bytes: int) -> None:
+        raise OSError(errno.ENOMEM, "memory cannot be moved")
+
+    monkeypatch.setattr(large_pages, "_move_piece", refuse)
+    with caplog.at_level(logging.INFO):
+        assert not any(moved(mapped, LargePages(lambda: 64 * GIB)))
+    assert "weights stay in small pages" in caplog.text
 
 
-def test_without_large_pages_panels_are_mapped_from_the_start_cache(model_dir: Path) -> None:
-    head(model_dir, None)
-    assert mapped_from(head(model_dir, None).panels).endswith(".weights")
+def test_less_than_a_large_page_is_left_alone(mapped: torch.Tensor) -> None:
+    part = mapped[: LARGE - 1]
+    pages = LargePages(lambda: 64 * GIB)
+    pages.move(part)
+    pages.wait()
+    assert mapped_from(part) != ""
+    assert pages.num_bytes_left == 0
+
+
+def test_the_moved_memory_cannot_be_written(mapped: torch.Tensor) -> None:
+    moved(mapped, LargePages(lambda: 64 * GIB))
+    address = mapped.data_ptr() + LARGE
+    assert permissions(address) == "r--p"
+
+
+def test_readers_see_the_same_numbers_meanwhile(mapped: torch.Tensor) -> None:
+    expected = mapped.clone()
+    pages = LargePages(lambda: 64 * GIB)
+    pages.move(mapped)
+    num_read = 0
+    while pages.num_bytes_left or not num_read:
+        assert torch.equal(mapped, expected)
+        num_read += 1
+    pages.wait()
+    assert torch.equal(mapped, expected)
+
+
+@pytest.mark.parametrize("start", ["first", "later"])
+def test_what_a_start_moves_are_the_panels_of_all_weights(model_dir: Path, start: str) -> None:
+    given: list[torch.Tensor] = []
+
+    class Seen(LargePages):
+        def move(self, tensor: torch.Tensor) -> None:
+            given.append(tensor)
+
+    for _ in range(1 if start == "first" else 2):
+        given.clear()
+        cache = CheckpointCache(model_dir)
+        model = load_model(str(model_dir), ModelConfig.from_directory(model_dir), OPTIONS, cache, Seen())
+    (memory,) = given
+    begin, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes
+    weights = [each for each in parts_of(model) if isinstance(each, NativeWeight)]
+    assert len(weights) > 4
+    for weight in weights:
+        assert begin <= weight.panels.data_ptr() < weight.panels.data_ptr() + weight.panels.nbytes <= end
+        assert mapped_from(weight.panels).endswith(".weights") or start == "first"
+    assert begin == min(each.panels.data_ptr() for each in weights)
 
 
 @pytest.mark.parametrize(
     ("wanted", "setting", "expected"),
     [(True, "always [madvise] never", 1), (True, "always madvise [never]", 0), (False, "[always]", 0)],
 )
-def test_the_engine_copies_if_it_may_and_can(
+def test_the_engine_moves_weights_if_it_may_and_can(
     model_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -108,18 +199,16 @@ def test_the_engine_copies_if_it_may_and_can(
 ) -> None:
     file = tmp_path / "enabled"
     file.write_text(setting)
-    made = []
+    given = []
 
-    class Counted(LargePages):
-        def __init__(self) -> None:
-            made.append(self)
-            super().__init__()
+    class Seen(LargePages):
+        def move(self, tensor: torch.Tensor) -> None:
+            given.append(tensor)
 
     monkeypatch.setattr(model_runner, "has_large_pages", lambda: has_large_pages(file))
-    monkeypatch.setattr(model_runner, "LargePages", Counted)
+    monkeypatch.setattr(model_runner, "LargePages", Seen)
     ModelRunner(EngineConfig(model_dir=str(model_dir), large_pages=wanted, kv_cache_bytes=1 << 20))
-    is_native = True
-    assert len(made) == expected * is_native
+    assert len(given) == expected
 
 
 def test_a_system_without_large_pages_has_none(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
     add(
         "--large-pages",
         choices=("true", "false"),
-        help="on a CPU: copy weights into pages of 2 MiB, which are read faster; false: engines of the same "
+        help="on a CPU: move weights into pages of 2 MiB, which are read faster; false: engines of the same "
         "model share the start cache's",
     )
     add(

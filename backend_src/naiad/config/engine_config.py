@@ -45,9 +45,10 @@ class EngineConfig:
         start_cache: on a CPU, keep what a start prepares for the next one: the weights as the native kernels
             read them, and measured costs of steps. They are in .naiad in the model's directory, or in the
             user's cache if that is read-only.
-        large_pages: on a CPU, copy the weights into memory of the engine's own, in pages of 2 MiB, which the
-            native kernels read faster, if the system has such pages and enough memory is available. False:
-            they stay mapped from the start cache, where engines of the same model share them.
+        large_pages: on a CPU, move the weights that the start cache has into memory of the engine's own, in
+            pages of 2 MiB, which the native kernels read faster, if the system has such pages and enough
+            memory is available. The engine serves meanwhile. False: they stay mapped from the start cache,
+            where engines of the same model share them.
         tensor_parallel_size: number of processes that share the model; each has its part of every matrix and
             of the KV cache, on CUDA on a GPU of its own. At most the checkpoint's number of heads. With more
             than one, torch computes the steps on a CPU, and on CUDA steps are not overlapped.

@@ -34,15 +34,19 @@ class _Measurement(msgspec.Struct, frozen=True):
 class KeptMeasurements:
     """Measurements with a checkpoint, each with all facts that it depends on."""
 
-    def __init__(self, cache: CheckpointCache | None, facts: Facts) -> None:
+    def __init__(
+        self, cache: CheckpointCache | None, facts: Facts, wait: Callable[[], None] = lambda: None
+    ) -> None:
         """Know what every measurement depends on.
 
         Args:
             cache: keeps the measurements; None: everything is measured anew.
             facts: beside the machine, the checkpoint and how is measured: threads, kernels, dtype and so on.
+            wait: is called before something is measured; returns when nothing disturbs it any more.
         """
         self._cache = cache
         self._facts = facts
+        self._wait = wait
 
     def get(self, name: str, kind: type[_Value], measure: Callable[[], _Value], facts: Facts) -> _Value:
         """Return a kept measurement, or measure and keep.
@@ -54,7 +58,7 @@ class KeptMeasurements:
             facts: what this measurement depends on besides.
         """
         if self._cache is None:
-            return measure()
+            return self._measured(measure)
         try:
             whole = {
                 "measured": name,
@@ -65,13 +69,17 @@ class KeptMeasurements:
             }
         except OSError as error:
             _LOG.warning("nothing that is measured is kept for the next start: %s", error)
-            return measure()
+            return self._measured(measure)
         for path in self._cache.find(_FILE):
             with contextlib.suppress(KeyError, ValueError, msgspec.DecodeError):
                 return _value_of(_read(path)[_key(whole)], whole, kind)
-        value = measure()
+        value = self._measured(measure)
         self._keep(whole, value)
         return value
+
+    def _measured(self, measure: Callable[[], _Value]) -> _Value:
+        self._wait()
+        return measure()
 
     def _keep(self, facts: Facts, value: object) -> None:
         assert self._cache is not None

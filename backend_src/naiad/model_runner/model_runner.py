@@ -102,14 +102,16 @@ class ModelRunner(PagedModel):
             self.drafter = chosen_drafter(config, self._is_native)
             options = [self._load_options(config, kind) for kind in quantizations(config)]
             caches = [self._start_cache(config, each) for each, _ in checkpoints]
+            pages = LargePages()
             self._followers: Followers | None = None
             if config.num_ranks > 1:
                 self._followers = Followers(config, self._place, self.device, self._is_native)
                 models = [self._followers.load(config.model_dir, target, options[0])]
             else:
-                pages = config.large_pages and self._is_native
-                models = _load_models(checkpoints, caches, options, num_layers, large_pages=pages)
-            num_bytes = self._choose_kv_cache_bytes(config, models, target)
+                models = _load_models(
+                    checkpoints, caches, options, num_layers, pages if self._has_large_pages(config) else None
+                )
+            num_bytes = self._choose_kv_cache_bytes(config, models, target, pages.num_bytes_left)
             pools = self._allocate_pools(config, models[: len(checkpoints)], target, num_bytes)
             if num_layers:
                 pools.append(pools[0].first_layers(num_layers))
@@ -122,11 +124,11 @@ class ModelRunner(PagedModel):
             "num_parts": config.tensor_parallel_size,
             "num_stages": config.pipeline_parallel_size,
             "kv_cache_dtype": str(self._codes or self.dtype),
-            "large_pages": int(config.large_pages and self._is_native),
+            "large_pages": int(self._has_large_pages(config)),
             "kernels": f"torch {torch.__version__}" if team is None else team.library.name,
         }
         measurements = [
-            KeptMeasurements(cache, {**facts, "quantization": own.quantization})
+            KeptMeasurements(cache, {**facts, "quantization": own.quantization}, pages.wait)
             for cache, own in zip(caches, options, strict=True)
         ]
         layout = self._cache_layout(config, models[0].config)
@@ -184,6 +186,9 @@ class ModelRunner(PagedModel):
     def memory_use(self) -> MemoryUse:
         """Return the memory that the process holds now."""
         return memory_use(self.device)
+
+    def _has_large_pages(self, config: EngineConfig) -> bool:
+        return config.large_pages and self._is_native and has_large_pages()
 
     def _load_options(self, config: EngineConfig, quantization: str) -> LoadOptions:
         return LoadOptions(
@@ -260,12 +265,13 @@ class ModelRunner(PagedModel):
         return [NativeModel(model, pool.layers, self.dtype, team) for model, pool in with_pools]
 
     def _choose_kv_cache_bytes(
-        self, config: EngineConfig, models: list[DecoderModel], target: ModelConfig
+        self, config: EngineConfig, models: list[DecoderModel], target: ModelConfig, num_reserved_bytes: int
     ) -> int:
         """Choose the size of the KV cache of all stages, for this process's part of every layer."""
         part, stage = self._place.part, self._place.stage
         if self.device.type == "cpu":
-            return part.kv_cache_bytes(target, config.kv_cache_bytes or default_cpu_bytes())
+            num_bytes = config.kv_cache_bytes or default_cpu_bytes(num_reserved_bytes)
+            return part.kv_cache_bytes(target, num_bytes)
         rehearsal = partial(self._rehearse, config, models)
         try:
             if config.kv_cache_bytes:
@@ -350,11 +356,9 @@ def _load_models(
     caches: Sequence[CheckpointCache | None],
     options: Sequence[LoadOptions],
     num_draft_layers: int,
-    *,
-    large_pages: bool,
+    pages: LargePages | None,
 ) -> list[DecoderModel]:
     """Load the checkpoints; with `num_draft_layers` the first one's first layers are one more model."""
-    pages = LargePages() if large_pages and has_large_pages() else None
     loaded = [
         load_model(directory, shape, own, cache, pages)
         for (directory, shape), own, cache in zip(checkpoints, options, caches, strict=True)

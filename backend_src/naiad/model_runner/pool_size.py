@@ -48,9 +48,13 @@ class CudaMemory:
         torch.cuda.empty_cache()
 
 
-def default_cpu_bytes() -> int:
-    """Return the default size on a CPU; call it after the weights are loaded."""
-    return min(_MAX_DEFAULT_CPU_BYTES, available_memory_bytes() // 4)
+def default_cpu_bytes(num_reserved_bytes: int = 0) -> int:
+    """Return the default size on a CPU; call it after the weights are loaded.
+
+    Args:
+        num_reserved_bytes: memory that is still going to be taken for something else.
+    """
+    return min(_MAX_DEFAULT_CPU_BYTES, max(available_memory_bytes() - num_reserved_bytes, 0) // 4)
 
 
 def measured_bytes(memory: DeviceMemory, fraction: float, rehearse: Callable[[], object]) -> int:

@@ -118,6 +118,10 @@ class ArrayWriter:
         self._file.write(header + hashlib.sha256(header).digest())
         self._file.flush()
 
+    def bytes_from(self, name: str) -> torch.Tensor:
+        """The memory of an array and of all after it: `[num_bytes]`, uint8."""
+        return _bytes_from(self._memory, self._arrays, name)
+
     def forget_pages(self) -> None:
         """Let go what has been read through the mapping; it is there again when it is read again."""
         self._memory.madvise(mmap.MADV_DONTNEED)
@@ -179,9 +183,9 @@ class ArrayFile:
         """
         return _array(self._memory, self._table.arrays[name])
 
-    def forget_pages(self) -> None:
-        """Let go what has been read through the mapping; it is there again when it is read again."""
-        self._memory.madvise(mmap.MADV_DONTNEED)
+    def bytes_from(self, name: str) -> torch.Tensor:
+        """The memory of an array and of all after it: `[num_bytes]`, uint8."""
+        return _bytes_from(self._memory, self._table.arrays, name)
 
 
 def _decode_table(content: bytes) -> _Table:
@@ -189,6 +193,13 @@ def _decode_table(content: bytes) -> _Table:
         return msgspec.json.decode(content, type=_Table)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ArrayFileError(f"its table is damaged: {error}") from error
+
+
+def _bytes_from(memory: mmap.mmap, arrays: dict[str, _Array], name: str) -> torch.Tensor:
+    last = max(arrays.values(), key=lambda each: each.offset)
+    start = arrays[name].offset
+    end = last.offset + math.prod(last.shape) * _DTYPES[last.dtype].itemsize
+    return _array(memory, _Array("uint8", [end - start], start))
 
 
 def _array(memory: mmap.mmap, entry: _Array) -> torch.Tensor:

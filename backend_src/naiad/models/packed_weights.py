@@ -83,6 +83,11 @@ class PackingCheckpoint:
         """Skip a tensor that duplicates another."""
         self._checkpoint.drop(name)
 
+    @property
+    def panels(self) -> torch.Tensor | None:
+        """The mapped memory that has the panels of all weights, once it is finished: `[num_bytes]`, uint8."""
+        return _panels(self._writer)
+
     def finish(self) -> None:
         """Complete the file; see `Checkpoint.finish`."""
         self._checkpoint.finish()
@@ -120,12 +125,16 @@ class PackedCheckpoint:
             values[field.name] = hint(value) if is_enum else value
         return cast(Prepared, kind(**values))
 
+    @property
+    def panels(self) -> torch.Tensor | None:
+        """The mapped memory that has the panels of all weights: `[num_bytes]`, uint8."""
+        return _panels(self._file)
+
     def drop(self, name: str) -> None:
         """Nothing is left over in such a file."""
 
     def finish(self) -> None:
-        """Nothing is left over in such a file; what has been copied from it is let go."""
-        self._file.forget_pages()
+        """Nothing is left over in such a file."""
 
 
 def open_packed(cache: CheckpointCache, options: LoadOptions) -> PackedCheckpoint | None:
@@ -177,6 +186,12 @@ def packing(cache: CheckpointCache, options: LoadOptions, config: ModelConfig) -
             raise OSError("the checkpoint was changed while it was read")
     cache.remember(path, PAGE_BYTES, writer.sha256)
     _give_back_memory()
+
+
+def _panels(file: ArrayFile | ArrayWriter) -> torch.Tensor | None:
+    """From the first weight on: before it is the embedding, of which a step reads few rows."""
+    first = next(iter(file.notes), None)
+    return None if first is None else file.bytes_from(f"{first}/panels")
 
 
 def _give_back_memory() -> None:

@@ -14,9 +14,9 @@ from naiad.config.families.llama import LlamaConfig
 from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.decoder import FamilyModel
 from naiad.models.gemma import GemmaModel
-from naiad.models.large_pages import LargePages, WeightsInLargePages
+from naiad.models.large_pages import LargePages
 from naiad.models.llama import LlamaModel
-from naiad.models.packed_weights import open_packed, packing
+from naiad.models.packed_weights import PackedCheckpoint, PackingCheckpoint, open_packed, packing
 from naiad.models.split.checkpoint import SplitCheckpoint
 from naiad.models.split.place import Place
 from naiad.models.split.rank_group import RankGroup
@@ -44,12 +44,12 @@ def load_model(
         config: its configuration, as `ModelConfig.from_directory` reads it.
         options: dtype, device, and how linear layers are laid out.
         cache: keeps the weights of native kernels for the next start; None: nothing is kept.
-        pages: keep the panels of native kernels; None: they stay where they are made or mapped.
+        pages: the panels of native kernels that the cache has are moved there; None: they stay mapped.
 
     Raises:
         ModelError: names the file and the tensor that are missing, damaged or misshapen.
     """
-    build = partial(_build, config, pages)
+    build = partial(_MODELS[type(config)], config)
     if config.quantised is not None and config.quantised.unrounded:
         what = ", ".join(config.quantised.unrounded)
         how = "inputs of layers in eight bits are rounded" if options.packed else "they are not rounded"
@@ -61,16 +61,22 @@ def load_model(
     try:
         kept = open_packed(cache, options)
         if kept is not None:
-            return build(kept)
+            model = build(kept)
+            _move(kept, pages)
+            return model
         with packing(cache, options, config) as checkpoint:
-            return build(checkpoint)
+            model = build(checkpoint)
+        _move(checkpoint, pages)
+        return model
     except OSError as error:
         _LOG.warning("the weights are not kept for the next start: %s", error)
         return build(Checkpoint(directory, options, config))
 
 
-def _build(config: ModelConfig, pages: LargePages | None, weights: Weights) -> FamilyModel:
-    return _MODELS[type(config)](config, weights if pages is None else WeightsInLargePages(weights, pages))
+def _move(weights: PackedCheckpoint | PackingCheckpoint, pages: LargePages | None) -> None:
+    panels = weights.panels
+    if pages is not None and panels is not None:
+        pages.move(panels)
 
 
 def load_part(
