@@ -46,6 +46,9 @@ def naiad_serve(options: Sequence[str], environment: Mapping[str, str] | None = 
         *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
         *("--openai-port", "0", *options),
     ]
+    if threading.current_thread() is threading.main_thread():
+        # A measurement that is ended stops its server.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -141,3 +143,32 @@ def test_a_server_that_ends_is_no_ready_one(start: Start) -> None:
     process = start("--reasoning=none-such")
     with pytest.raises(StartupError, match=r"did not start on 127\.0\.0\.1:\d+: exit code 2$"):
         process.wait_until_it_serves(go_on)
+
+
+@pytest.mark.parametrize("module", ["naiad.openai_server", "naiad.gate"])
+def test_a_server_whose_parent_ended_before_it_watched_ends(module: str, port: int) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    options = {
+        "naiad.openai_server": [f"--server-pid={os.getpid()}", f"--port={port}"],
+        "naiad.gate": [
+            option
+            for name, number in zip(("http", "grpc", "metrics"), (port, free_port(), free_port()), strict=True)
+            for option in (f"--{name}-port={number}", f"--server-{name}-port={free_port()}")
+        ],
+    }
+    command = [sys.executable, "-m", module, f"--parent-pid={gone.pid}", f"--host={HOST}", *options[module]]
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 1
+
+
+@pytest.mark.parametrize("module", ["naiad.openai_server", "naiad.gate"])
+def test_a_server_is_told_its_parent(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def note(command: list[str], **options: object) -> None:
+        commands.append(command)
+
+    monkeypatch.setattr(side_process.subprocess, "Popen", note)
+    plan = SidePlan(name="it", module=module, host=HOST, port=1, options=("--port=1",), has_models=False)
+    SideProcess(plan).start()
+    assert f"--parent-pid={os.getpid()}" in commands[0]

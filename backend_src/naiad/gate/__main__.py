@@ -22,6 +22,7 @@ def parse(arguments: Sequence[str]) -> tuple[GateOptions, LogFormat]:
     parser = argparse.ArgumentParser(prog="naiad.gate", description=__doc__)
     add = parser.add_argument
     default = Limits()
+    add("--parent-pid", type=int, help="the process with which this one ends (default: the one above)")
     add("--host", required=True, help="address to listen on")
     for name in ("http", "grpc", "metrics"):
         add(f"--{name}-port", type=int, required=True, help="port to listen on")
@@ -54,6 +55,7 @@ def parse(arguments: Sequence[str]) -> tuple[GateOptions, LogFormat]:
         allowed_origins=tuple(args.allowed_origin),
         has_model_control=args.model_control,
         limits=limits,
+        parent_pid=args.parent_pid,
     )
     return options, args.log_format
 
@@ -64,7 +66,7 @@ def main() -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(log_format, "naiad gate"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    end_with_parent(lambda: None)
+    end_with_parent(lambda: None, options.parent_pid)
     # Ctrl-C reaches the terminal's whole process group; the process above stops this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

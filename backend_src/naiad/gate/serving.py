@@ -39,6 +39,7 @@ class GateOptions:
         allowed_origins: origins whose pages may ask.
         has_model_control: whether models may be loaded and unloaded.
         limits: the limits.
+        parent_pid: the process with which this one ends; None: the one above it.
     """
 
     host: str
@@ -48,6 +49,7 @@ class GateOptions:
     allowed_origins: tuple[str, ...] = ()
     has_model_control: bool = False
     limits: Limits = field(default_factory=Limits)
+    parent_pid: int | None = None
 
 
 SERVER_HOST = "127.0.0.1"

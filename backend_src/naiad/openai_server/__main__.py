@@ -33,6 +33,7 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
     parser = argparse.ArgumentParser(prog="naiad.openai_server", description=__doc__)
     add = parser.add_argument
     add("--server-pid", type=int, required=True, help="the process above the Triton servers")
+    add("--parent-pid", type=int, help="the process with which this one ends (default: the one above)")
     add("--host", default="127.0.0.1", help="address to listen on")
     add("--port", type=int, required=True, help="port to listen on")
     add("--allowed-host", action="append", default=[], help="a name that a request's Host may have")
@@ -62,6 +63,7 @@ def parse(arguments: Sequence[str]) -> tuple[ServerOptions, Gate | None, str, in
         raise ConfigError("--host", args.host, "a loopback address, or --api-keys")
     options = ServerOptions(
         server_pid=args.server_pid,
+        parent_pid=args.parent_pid,
         allowed_hosts=tuple(args.allowed_host),
         allowed_origins=tuple(args.allowed_origin),
         is_lenient=args.lenient,
@@ -86,7 +88,7 @@ def main() -> int:
     except StartupError as error:
         logger.error("%s", error)
         return 1
-    end_with_parent(lambda: None)
+    end_with_parent(lambda: None, options.parent_pid)
     # Ctrl-C reaches the terminal's whole process group; the process above stops this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

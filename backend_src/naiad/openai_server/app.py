@@ -74,6 +74,7 @@ class ServerOptions:
         header_timeout_s: a connection that has not sent the headers of a request in this time is closed.
         deep_health_timeout_s: a model that makes no token in this time has failed.
         deep_health_cache_s: how long the result of `/health/deep` is kept.
+        parent_pid: the process with which this one ends; None: the one above it.
     """
 
     server_pid: int = 0
@@ -93,6 +94,7 @@ class ServerOptions:
     header_timeout_s: float = 30.0
     deep_health_timeout_s: float = 10.0
     deep_health_cache_s: float = 5.0
+    parent_pid: int | None = None
 
 
 def make_app(

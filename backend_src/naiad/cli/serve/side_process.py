@@ -72,7 +72,8 @@ class SideProcess:
     def start(self) -> None:
         """Start it, without waiting."""
         self._started_s = time.monotonic()
-        command = [sys.executable, "-m", self._plan.module, *self._plan.options]
+        parent = f"--parent-pid={os.getpid()}"
+        command = [sys.executable, "-m", self._plan.module, parent, *self._plan.options]
         # It would end by a signal that comes before its handler: these stay blocked until then.
         signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_BY)
         try:
