@@ -28,7 +28,7 @@ def test_what_is_unknown_is_named(messages: list[dict[str, Any]], words: str) ->
         plain_messages(messages)
 
 
-@pytest.mark.parametrize("key", ["annotations", "logprobs", "cache_control"])
+@pytest.mark.parametrize("key", ["annotations", "logprobs", "id", "index", "cache_control"])
 def test_what_has_no_effect_may_be_sent(key: str) -> None:
     assert plain_messages(with_part(**{key: [1]})) == [{"role": "user", "content": "x"}]
 

@@ -39,7 +39,9 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 def _is_int64_bound(schema: Mapping[str, Any], keyword: str) -> bool:
     """Whether it is the bound that schemas of 64-bit integers have, which is kept exactly."""
-    return keyword == _MAXIMUM and schema[keyword] == _MAX_INT64 and schema.get("type") == "integer"
+    types = schema.get("type")
+    names = types if isinstance(types, list) else [types]
+    return keyword == _MAXIMUM and schema[keyword] == _MAX_INT64 and "integer" in names and "number" not in names
 
 
 def _inexact(keyword: str, value: float) -> ValueError:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # What clients send back with an answer, and a mark of other servers: here every prefix may be cached.
-_WITHOUT_EFFECT = ("annotations", "logprobs", "cache_control")
+_WITHOUT_EFFECT = ("annotations", "logprobs", "id", "index", "cache_control")
 
 
 def text_key(part: Mapping[str, Any]) -> str:
