@@ -87,6 +87,8 @@ def main() -> int:
     config = EngineConfig(
         model_dir=str(model_dir),
         dtype=args.dtype,
+        quantization=args.quantization,
+        drafter=args.drafter,
         max_num_seqs=args.concurrency,
         enable_prefix_caching=False,
         max_num_batched_tokens=budget,
@@ -96,6 +98,7 @@ def main() -> int:
     make_prompts = partial(word_prompts, work, tokenizer.encode(""), single_token_words(tokenizer))
     options = [
         *("--model", str(model_dir), "--dtype", dtype, "--max-num-seqs", str(args.concurrency)),
+        *("--quantization", args.quantization, "--drafter", args.drafter),
         *("--enable-prefix-caching", "false"),
         *("--max-num-batched-tokens", str(budget)),
     ]
@@ -240,6 +243,8 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--quantization", default="none", choices=("none", "int8", "int4"))
+    parser.add_argument("--drafter", default="auto", help="none: without drafts (default: auto)")
     parser.add_argument("--concurrency", type=int, default=32, metavar="N")
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--output-tokens", type=at_least(2), default=128, metavar="N")
