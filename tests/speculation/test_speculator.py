@@ -114,3 +114,58 @@ def test_a_draft_model_is_trusted_until_it_has_been_wrong_and_tried_again_now_an
     assert not any(begun_with_drafts(speculator, 10, are_right=True, num_windows=60))
     assert any(begun_with_drafts(speculator, 32, are_right=True, num_windows=60))
     assert all(begun_with_drafts(speculator, 10, are_right=True))
+
+
+class UnreadDrafter(ModelLikeDrafter):
+    """Would have to read so much of every sequence before its first pass."""
+
+    def __init__(self, num_unread: int) -> None:
+        super().__init__()
+        self._num_unread = num_unread
+        self.num_looks = 0
+
+    def num_unread(self, sequence: Sequence) -> int:
+        self.num_looks += 1
+        return self._num_unread
+
+
+def looked_at(drafter: UnreadDrafter, steps: list[list[Sequence]]) -> list[int]:
+    """The steps with these sequences in which a model is thought of that is not worth its reading."""
+    dear = StepCost([(1, 0.5), (100_000, 50_000.0)])
+    speculator = Speculator(drafter, SpeculationPolicy(FLAT, probe_share=0.0, pass_cost=dear), 4)
+    looked = []
+    for number, sequences in enumerate(steps):
+        before = drafter.num_looks
+        speculator.drafts(sequences, [9] * len(sequences), 1000, len(sequences))
+        looked += [number] if drafter.num_looks > before else []
+    return looked
+
+
+def test_a_model_that_would_have_to_read_too_much_rests_ever_longer() -> None:
+    sequence = draft_sequence([1, 2], [3])
+    assert looked_at(UnreadDrafter(5000), [[sequence]] * 130) == [0, 8, 24, 56, 120]
+
+
+def test_other_sequences_end_its_rest() -> None:
+    first, second = draft_sequence([1, 2], [3]), draft_sequence([4, 5], [6])
+    steps = [[first], [first], [first, second], [second], [second], [first]]
+    assert looked_at(UnreadDrafter(5000), steps) == [0, 2, 3, 5]
+
+
+def test_a_model_that_is_nearly_up_to_date_does_not_rest() -> None:
+    sequence = draft_sequence([1, 2], [3])
+    assert looked_at(UnreadDrafter(1), [[sequence]] * 10) == [*range(10)]
+
+
+def test_a_record_fades_also_while_the_model_rests() -> None:
+    sequence = draft_sequence([1, 2], [3])
+    dear = StepCost([(1, 0.5), (100_000, 50_000.0)])
+    speculator = Speculator(UnreadDrafter(5000), SpeculationPolicy(FLAT, pass_cost=dear), 4)
+    state = speculator._state_of(sequence)
+    for _ in range(20):
+        state.update(4, 0)
+    low, first = state.rate, state.first_rate
+    for _ in range(2000):
+        speculator.drafts([sequence], [9], 1000, 1)
+    assert low < 0.1
+    assert state.rate == pytest.approx(first, abs=0.01)

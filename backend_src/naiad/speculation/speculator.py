@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from naiad.sequence import Sequence
-from naiad.speculation.drafter import Drafter
+from naiad.speculation.drafter import MAX_IN_STEP, Drafter
 from naiad.speculation.grammar_guides import GrammarGuides
 from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolicy
 
 # Free drafters take some time for each sequence. If a step has at least `_CROWD` sequences and none of
 # their drafts pays, the drafter is skipped in the next `_REST` steps, and in twice as many each time that
-# this happens again, up to `_LONGEST_REST`.
+# this happens again, up to `_LONGEST_REST`. So is a draft model that would have to read too much for each of
+# the sequences, as long as they are the same.
 _CROWD, _REST, _LONGEST_REST = 8, 7, 63
 # The record of a draft model before its first window: three of four tokens were accepted. Only users who
 # expect this configure one, and with less it would never be asked where its passes are dear.
@@ -62,8 +63,10 @@ class Speculator:
         self._from_model: set[int] = set()
         self._num_begun = 0
         self._guides = GrammarGuides()
-        # In this many further steps with at least `_crowd` sequences a free drafter is skipped.
+        # In this many further steps the drafter is skipped: a free one with at least `_crowd` sequences, a
+        # model with the sequences `_resting_ids`.
         self._num_resting, self._crowd, self._next_rest = 0, 0, _REST
+        self._resting_ids: list[int] = []
         self.totals = DraftTotals(accepted_at=[0] * num_speculative_tokens)
 
     @property
@@ -95,10 +98,10 @@ class Speculator:
         without = [index for index, draft in enumerate(drafts) if wanted[index] > 0 and not draft]
         drafter = self._drafter
         is_free = drafter is None or drafter.is_free
-        is_asked = drafter is not None and is_free and not self._rests(len(sequences))
-        if drafter is not None and is_asked:
+        is_asked = drafter is not None and not self._rests(sequences, is_free)
+        if drafter is not None and is_asked and is_free:
             self._propose(drafter, sequences, wanted, without, drafts)
-        if is_free and not any(drafts):
+        if not any(drafts) and (is_free or not is_asked):
             return drafts
         rows = [
             DraftRow(
@@ -109,7 +112,7 @@ class Speculator:
             )
             for sequence, draft in zip(sequences, drafts, strict=True)
         ]
-        if drafter is None or is_free:
+        if drafter is None or is_free or not is_asked:
             counts = self._policy.plan(rows, num_step_tokens, num_room)
             if is_asked:
                 self._note_crowd(len(sequences), any(counts))
@@ -122,16 +125,23 @@ class Speculator:
                     )
             counts = self._policy.plan(rows, num_step_tokens, num_room)
             asked = [index for index in without if counts[index]]
+            self._note_unread(sequences, [rows[index] for index in without], bool(asked))
             self._from_model = {sequences[index].sequence_id for index in asked}
             self._propose(drafter, sequences, counts, asked, drafts)
         return [draft[:count] for draft, count in zip(drafts, counts, strict=True)]
 
-    def _rests(self, num_sequences: int) -> bool:
-        """Whether the drafter is skipped, because recently no draft has paid with so many sequences."""
-        if not self._num_resting or num_sequences < self._crowd:
+    def _rests(self, sequences: list[Sequence], is_free: bool) -> bool:
+        """Whether the drafter is skipped: recently no draft has paid with so many, or these, sequences."""
+        if not self._num_resting:
+            return False
+        ids = [] if is_free else [sequence.sequence_id for sequence in sequences]
+        if len(sequences) < self._crowd or ids != self._resting_ids:
             self._num_resting = 0
             return False
         self._num_resting -= 1
+        if not is_free:
+            for sequence in sequences:
+                self._state_of(sequence).fade()
         return True
 
     def _note_crowd(self, num_sequences: int, has_paid: bool) -> None:
@@ -139,8 +149,21 @@ class Speculator:
         if has_paid:
             self._next_rest = _REST
         elif num_sequences >= _CROWD:
-            self._num_resting, self._crowd = self._next_rest, num_sequences
-            self._next_rest = min(2 * self._next_rest + 1, _LONGEST_REST)
+            self._crowd = num_sequences
+            self._rest()
+
+    def _note_unread(self, sequences: list[Sequence], rows: list[DraftRow], has_paid: bool) -> None:
+        """Let a draft model rest if it would have to read too much for each of the rows without a draft."""
+        ids = [sequence.sequence_id for sequence in sequences]
+        if has_paid or ids != self._resting_ids:
+            self._next_rest = _REST
+        self._resting_ids = ids
+        if rows and not has_paid and all(row.num_unread > MAX_IN_STEP for row in rows):
+            self._rest()
+
+    def _rest(self) -> None:
+        self._num_resting = self._next_rest
+        self._next_rest = min(2 * self._next_rest + 1, _LONGEST_REST)
 
     def judged(self, sequence: Sequence, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Record how many of a row's drafts the target accepted."""
