@@ -41,7 +41,7 @@ class Arena:
     Attributes:
         failures: name → why it is not measured.
         versions: name → its packages' versions.
-        starts: name → seconds from the start of its process to the first token.
+        starts: name → for each start the seconds from the start of its process to the first token.
     """
 
     def __init__(self, model_dir: Path, threads: int, shapes: Sequence[Shape], pip_args: str) -> None:
@@ -61,7 +61,7 @@ class Arena:
         self._running: dict[Contestant, AdapterProcess] = {}
         self.failures: dict[str, str] = {}
         self.versions: dict[str, dict[str, str]] = {}
-        self.starts: dict[str, float] = {}
+        self.starts: dict[str, list[float]] = {}
 
     @property
     def config(self) -> ModelConfig:
@@ -115,6 +115,14 @@ class Arena:
                 self._drop(each, f"{shares[each.name]:.0%} of its first tokens are float32's, too few")
         return shares
 
+    def time_starts(self, who: Sequence[Contestant], rounds: int) -> None:
+        """Start each contestant and end it after its first token, in turns; see `starts`."""
+        for number in range(1, rounds + 1):
+            for each in who:
+                if each.name not in self.failures:
+                    self._survives(each, partial(self._start_and_end, each))
+            print(f"starts: round {number} of {rounds}", flush=True)
+
     @contextmanager
     def all_started(self, who: Sequence[Contestant]) -> Iterator[None]:
         """Start the contestants that have not failed, one after another, and pause them."""
@@ -166,12 +174,17 @@ class Arena:
             install(each.environment, self._pip_args)
         prepare(self._model_dir, each.model_format, self._pip_args)
 
+    def _start_and_end(self, each: Contestant) -> None:
+        with self._started(each) as process:
+            process.run(random_prompts(self._config, 1, _START_PROMPT_TOKENS, "start"), 1)
+            taken_s = time.perf_counter() - process.start_s
+        self.starts.setdefault(each.name, []).append(round(taken_s, 2))
+
     def _start(self, each: Contestant) -> None:
         process = self._open(each)
         try:
             self.versions[each.name] = process.load(**self._task(each))
             process.run(random_prompts(self._config, 1, _START_PROMPT_TOKENS, "start"), 1)
-            self.starts[each.name] = round(time.perf_counter() - process.start_s, 2)
             process.pause()
         except _FAILURES:
             process.close()

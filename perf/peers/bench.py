@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -141,6 +142,7 @@ def _take_turns(
     """Rows of the shapes, rows of the trace, and memory."""
     turns: dict[Shape, dict[str, list[Turn]]] = {}
     trace: list[Row] = []
+    arena.time_starts(who, args.rounds)
     with arena.all_started(who):
         for shape in shapes:
             turns[shape] = arena.take_turns(
@@ -220,7 +222,8 @@ def _print_all(results: Results, who: Sequence[Contestant], arena: Arena) -> Non
     if results.rows:
         print_rows(results.rows)
         print(f"\n{markdown.speeds(results.rows)}\n\n{markdown.ratios(results.rows, who)}\n")
-    print(f"{markdown.starts(arena.starts, results.memory)}\n")
+    start_s = {name: statistics.median(taken) for name, taken in arena.starts.items()}
+    print(f"{markdown.starts(start_s, results.memory)}\n")
     print("compute bounds:", ", ".join(f"{name} {made}" for name, made in results.products.items()), "\n")
     if results.trace:
         others = [each for each in who if not each.serves and each.name not in arena.failures]
