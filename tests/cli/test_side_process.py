@@ -149,15 +149,11 @@ def test_a_server_that_ends_is_no_ready_one(start: Start) -> None:
 def test_a_server_whose_parent_ended_before_it_watched_ends(module: str, port: int) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    options = {
-        "naiad.openai_server": [f"--server-pid={os.getpid()}", f"--port={port}"],
-        "naiad.gate": [
-            option
-            for name, number in zip(("http", "grpc", "metrics"), (port, free_port(), free_port()), strict=True)
-            for option in (f"--{name}-port={number}", f"--server-{name}-port={free_port()}")
-        ],
-    }
-    command = [sys.executable, "-m", module, f"--parent-pid={gone.pid}", f"--host={HOST}", *options[module]]
+    options = [f"--server-pid={os.getpid()}", f"--port={port}"]
+    if module == "naiad.gate":
+        names = (f"{side}{name}" for name in ("http", "grpc", "metrics") for side in ("", "server-"))
+        options = [f"--{name}-port={free_port()}" for name in names]
+    command = [sys.executable, "-m", module, f"--parent-pid={gone.pid}", f"--host={HOST}", *options]
     assert subprocess.run(command, capture_output=True, timeout=60).returncode == 1
 
 

@@ -41,7 +41,8 @@ def _is_int64_bound(schema: Mapping[str, Any], keyword: str) -> bool:
     """Whether it is the bound that schemas of 64-bit integers have, which is kept exactly."""
     types = schema.get("type")
     names = types if isinstance(types, list) else [types]
-    return keyword == _MAXIMUM and schema[keyword] == _MAX_INT64 and "integer" in names and "number" not in names
+    is_integer = "integer" in names and "number" not in names
+    return keyword == _MAXIMUM and schema[keyword] == _MAX_INT64 and is_integer
 
 
 def _inexact(keyword: str, value: float) -> ValueError:
