@@ -18,7 +18,7 @@ from naiad.model_runner import ModelRunner, model_runner
 from naiad.models import large_pages, load_model
 from naiad.models.array_file import ArrayFile, ArrayWriter
 from naiad.models.checkpoint_cache import CheckpointCache
-from naiad.models.large_pages import LargePages, has_large_pages
+from naiad.models.large_pages import LargePages, has_large_pages, own_memory
 from naiad.models.llama import LlamaModel
 from naiad_kernels.linear import LoadOptions
 from naiad_kernels.native.panels import NativeWeight
@@ -38,6 +38,17 @@ def model_dir(tmp_path: Path) -> Path:
 def mapped_from(tensor: torch.Tensor) -> str:
     """The file that a tensor is mapped from; empty: memory of the process's own."""
     return mapping_at(tensor.data_ptr())[1]
+
+
+def flags_of(tensor: torch.Tensor) -> list[str]:
+    """The kernel's flags of the mapping that a tensor begins in."""
+    address, is_here = tensor.data_ptr(), False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_here = int(match[1], 16) <= address < int(match[2], 16)
+        elif is_here and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise AssertionError(f"nothing is mapped at {address:#x}")
 
 
 def permissions(address: int) -> str:
@@ -161,6 +172,31 @@ def test_readers_see_the_same_numbers_meanwhile(mapped: torch.Tensor) -> None:
         num_read += 1
     pages.wait()
     assert torch.equal(mapped, expected)
+
+
+def test_memory_that_is_being_written_gets_large_pages() -> None:
+    memory = torch.frombuffer(own_memory(16 * LARGE), dtype=torch.uint8)
+    starts = [memory.data_ptr() + place * LARGE for place in (1, 5, 15)]
+    pages = LargePages()
+    memory[5 * LARGE : 5 * LARGE + 100] = 7
+    pages.enlarge(memory, starts)
+    for place in range(0, memory.nbytes, 4096):
+        memory[place] = 1 + place % 251
+    pages.wait()
+    expected = torch.zeros_like(memory)
+    expected[5 * LARGE : 5 * LARGE + 100] = 7
+    expected[::4096] = torch.tensor([1 + place % 251 for place in range(0, memory.nbytes, 4096)])
+    assert torch.equal(memory, expected)
+    if has_large_pages():
+        assert "hg" in flags_of(memory)
+
+
+def test_pages_at_the_ends_of_memory_that_belong_to_others_are_left_alone() -> None:
+    memory = torch.frombuffer(own_memory(LARGE + 4096), dtype=torch.uint8)
+    pages = LargePages()
+    pages.enlarge(memory, [memory.data_ptr(), memory.data_ptr() + memory.nbytes - 1])
+    pages.wait()
+    assert not memory.any()
 
 
 @pytest.mark.parametrize("start", ["first", "later"])

@@ -11,7 +11,7 @@ import torch
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError
 from naiad.kv_cache.kv_group import KVGroupSpec, max_held_blocks
-from naiad.models.large_pages import large_memory
+from naiad.models.large_pages import LargePages, large_memory, own_memory
 from naiad_kernels.native.kv_layout import GROUP_TOKENS, native_keys, native_values
 from naiad_kernels.paged_attention.layout import CacheLayout, fixed_split_for
 from naiad_kernels.store_kv import LayerCache
@@ -37,6 +37,7 @@ class KVPool:
         device: torch.device,
         is_native: bool = False,
         codes: torch.dtype | None = None,
+        pages: LargePages | None = None,
     ) -> None:
         """Allocate the pool; on a CPU the system provides memory only as blocks are written.
 
@@ -48,6 +49,7 @@ class KVPool:
             device: device of keys and values.
             is_native: whether keys are laid out for the native kernels.
             codes: int8 or float8_e4m3fn: keys and values are codes, with a scale for each token and KV head.
+            pages: provides large pages on a CPU in the background; None: it has them at once.
         """
         self._native_dtype = dtype if is_native else None
         self.num_blocks = min(num_blocks)
@@ -56,8 +58,8 @@ class KVPool:
         layers: dict[int, LayerCache] = {}
         for group, num in zip(config.layer_groups, num_blocks, strict=True):
             shape = (len(group.layers), 2, num, config.num_kv_heads, block_size, config.head_dim)
-            tensor = _zeros(shape, codes or dtype, device)
-            scales = _zeros(shape[:-1], torch.float32, device) if codes else None
+            tensor = _zeros(shape, codes or dtype, device, pages)
+            scales = _zeros(shape[:-1], torch.float32, device, pages) if codes else None
             self._tensors.append(tensor)
             self._scales.append(scales)
             for place, index in enumerate(group.layers):
@@ -106,13 +108,22 @@ class KVPool:
                 scales.index_fill_(2, index, 0)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU in memory of its own, which the system provides in large pages as it is written."""
+def _zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pages: LargePages | None
+) -> torch.Tensor:
+    """Zeros; on a CPU in memory of its own, which the system provides in large pages as it is written.
+
+    A first step writes to each layer's keys and values, and would wait for a large page for each.
+    """
     # A stage of a model may have no layer of a group, and no memory is mapped for nothing.
     if device.type != "cpu" or not math.prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = large_memory(math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if pages is None:
+        return torch.frombuffer(large_memory(num_bytes), dtype=dtype).view(shape)
+    tensor = torch.frombuffer(own_memory(num_bytes), dtype=dtype).view(shape)
+    pages.enlarge(tensor, [part.data_ptr() for layer in tensor for part in layer])
+    return tensor
 
 
 def cache_layout(

@@ -112,7 +112,7 @@ class ModelRunner(PagedModel):
                     checkpoints, caches, options, num_layers, pages if self._has_large_pages(config) else None
                 )
             num_bytes = self._choose_kv_cache_bytes(config, models, target, pages.num_bytes_left)
-            pools = self._allocate_pools(config, models[: len(checkpoints)], target, num_bytes)
+            pools = self._allocate_pools(config, models[: len(checkpoints)], target, num_bytes, pages)
             if num_layers:
                 pools.append(pools[0].first_layers(num_layers))
             if team is not None:
@@ -215,7 +215,12 @@ class ModelRunner(PagedModel):
         return longest
 
     def _allocate_pools(
-        self, config: EngineConfig, models: list[DecoderModel], target: ModelConfig, kv_cache_bytes: int
+        self,
+        config: EngineConfig,
+        models: list[DecoderModel],
+        target: ModelConfig,
+        kv_cache_bytes: int,
+        pages: LargePages,
     ) -> list[KVPool]:
         """Allocate a pool for each model. All layers of a draft model use blocks of the first KV group.
 
@@ -224,6 +229,7 @@ class ModelRunner(PagedModel):
             models: the served model, or this process's stage of it, and perhaps a draft model.
             target: the configuration of the whole served model.
             kv_cache_bytes: memory for all stages and models, of this process's part of every layer.
+            pages: provides large pages on a CPU.
         """
         shapes = [model.config for model in models]
         max_step_tokens = max(config.max_num_batched_tokens or MAX_BUDGET_TOKENS, config.max_num_seqs)
@@ -246,6 +252,7 @@ class ModelRunner(PagedModel):
                     self.device,
                     self._is_native,
                     self._codes,
+                    pages,
                 )
                 for each, counts in zip(shapes, block_counts, strict=True)
             ]

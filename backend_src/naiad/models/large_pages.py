@@ -8,7 +8,8 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,14 +24,20 @@ _PIECE_BYTES = 32 << 20
 # So much memory stays available for everything else.
 _SPARE_BYTES = 512 << 20
 _NICENESS = 10
-# The flags MREMAP_MAYMOVE and MREMAP_FIXED of Linux.
+# The flags MREMAP_MAYMOVE and MREMAP_FIXED of Linux, and its advice MADV_COLLAPSE.
 _TO_ADDRESS = 1 | 2
+_COLLAPSE = 25
 _Address, _Size = ctypes.c_void_p, ctypes.c_size_t
 
 
+def own_memory(num_bytes: int) -> mmap.mmap:
+    """Memory of the process's own, zero, which the system provides as it is written."""
+    return mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 def large_memory(num_bytes: int) -> mmap.mmap:
-    """Memory of the process's own, zero, which the system provides in large pages as it is written."""
-    memory = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Such memory, which the system provides in large pages."""
+    memory = own_memory(num_bytes)
     with contextlib.suppress(OSError):  # a kernel without large pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
@@ -45,16 +52,16 @@ def has_large_pages(setting: Path = _SETTING) -> bool:
 
 
 class LargePages:
-    """Moves mapped weights into large pages while the engine starts, and serves, with the mapped ones."""
+    """Provides large pages in the background, while the engine starts, and serves, without them."""
 
     def __init__(self, available_bytes: Callable[[], int] = available_memory_bytes) -> None:
-        """Begin with nothing to move.
+        """Begin with nothing to do.
 
         Args:
             available_bytes: says how much memory may still be allocated.
         """
         self._available_bytes = available_bytes
-        self._threads: list[threading.Thread] = []
+        self._thread: threading.Thread | None = None
         self._num_bytes_left = 0
 
     @property
@@ -68,19 +75,38 @@ class LargePages:
         Its address and its content stay. Only whole large pages inside its memory are moved, in pieces; what
         does not fit into the machine's memory stays mapped.
         """
-        thread = threading.Thread(target=self._move, args=(tensor,), name="large-pages", daemon=True)
-        self._threads.append(thread)
         self._num_bytes_left += tensor.nbytes
-        thread.start()
+        self._begin(partial(self._move, tensor))
+
+    def enlarge(self, tensor: torch.Tensor, starts: Sequence[int]) -> None:
+        """Provide large pages for a tensor in memory of the process's own, wherever it is written later.
+
+        Args:
+            tensor: fills its mapping.
+            starts: addresses where it is written first: large pages are provided there, written or not.
+        """
+        self._begin(partial(_enlarge, tensor, starts))
 
     def wait(self) -> None:
-        """Return when everything has been moved that can be."""
-        for thread in self._threads:
-            thread.join()
+        """Return when everything has been done that can be."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _begin(self, job: Callable[[], None]) -> None:
+        """Do it after what was begun before."""
+        before = self._thread
+
+        def run() -> None:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            if before is not None:
+                before.join()
+            job()
+
+        self._thread = threading.Thread(target=run, name="large-pages", daemon=True)
+        self._thread.start()
 
     def _move(self, tensor: torch.Tensor) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         begin = -(-tensor.data_ptr() // _LARGE_PAGE_BYTES) * _LARGE_PAGE_BYTES
         end = (tensor.data_ptr() + tensor.nbytes) // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES
         try:
@@ -95,6 +121,17 @@ class LargePages:
             _LOG.info("weights stay in small pages, which are read more slowly: %s", error)
         finally:
             self._num_bytes_left = 0
+
+
+def _enlarge(tensor: torch.Tensor, starts: Sequence[int]) -> None:
+    libc = ctypes.CDLL(None)
+    begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    # Where the system has no large pages, or not this advice, the small ones stay.
+    libc.madvise(_Address(begin), _Size(tensor.nbytes), mmap.MADV_HUGEPAGE)
+    for start in starts:
+        page = start // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES
+        if begin <= page and page + _LARGE_PAGE_BYTES <= end:
+            libc.madvise(_Address(page), _Size(_LARGE_PAGE_BYTES), _COLLAPSE)
 
 
 def _move_piece(address: int, num_bytes: int) -> None:
