@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -58,6 +59,8 @@ def main() -> NoReturn:
 
         from naiad.engine import build_engine
 
+        # The collector, which is off until the engine is built, need not look at what was imported.
+        gc.freeze()
         stack.enter_context(torch.inference_mode())
         return build_engine(config, None if kv_events is None else kv_events.log)
 

@@ -25,6 +25,7 @@ def build(task: Load) -> Engine:
     from naiad.errors import InternalError
     from naiad.sequence import EngineRequest, FinishReason, SamplingParams
 
+    gc.freeze()
     fields = dict(task.options)
     config = EngineConfig(
         model_dir=task.model,
