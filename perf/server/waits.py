@@ -20,6 +20,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
 from typing import Any
 
 import psutil
@@ -90,7 +91,10 @@ def _stream(server: Served, num_words: int, num_tokens: int) -> Iterator[http.cl
     connection = http.client.HTTPConnection(server.http, timeout=_PATIENCE_S)
     try:
         connection.request("POST", _PATH, json.dumps(body))
-        yield connection.getresponse()
+        answer = connection.getresponse()
+        if answer.status != HTTPStatus.OK:
+            raise InternalError(f"a request was refused: {answer.status} {answer.read()[-200:]!r}")
+        yield answer
     finally:
         connection.close()
 
@@ -103,8 +107,8 @@ def _answer(server: Served) -> None:
     """
     with _stream(server, 4, 4) as answer:
         text = answer.read()
-    if answer.status != http.HTTPStatus.OK or b'"error"' in text:
-        raise InternalError(f"a request was not answered: {answer.status} {text[-200:]!r}")
+    if b'"error"' in text:
+        raise InternalError(f"a request was not answered: {text[-200:]!r}")
 
 
 def _leaves(server: Served, num_words: int, num: int, *, waits: bool = True) -> list[float]:
@@ -120,7 +124,7 @@ def _leaves(server: Served, num_words: int, num: int, *, waits: bool = True) -> 
     for _ in range(num):
         if waits:
             with _stream(server, num_words, 1000) as answer:
-                answer.readline()
+                _read_token(answer)
                 left_s = time.perf_counter()
         else:
             left_s = _leave_early(server, num_words)
@@ -145,7 +149,7 @@ def _kill(server: Served, name: str, role: str) -> list[Row]:
     with ExitStack() as stack:
         answers = [stack.enter_context(_stream(server, 4, 1000)) for _ in range(_NUM_STREAMS)]
         for answer in answers:
-            answer.readline()
+            _read_token(answer)
         os.kill(_process(server.pid, role), signal.SIGKILL)
         killed_s = time.perf_counter()
         for answer in answers:
@@ -157,6 +161,17 @@ def _kill(server: Served, name: str, role: str) -> list[Row]:
         _row(f"kill of {name} → {_NUM_STREAMS} streams have ended", ended_s),
         _row(f"kill of {name} → a request is answered", served_s),
     ]
+
+
+def _read_token(answer: http.client.HTTPResponse) -> None:
+    """Read the first event of a stream.
+
+    Raises:
+        InternalError: it is an error.
+    """
+    line = answer.readline()
+    if not line.startswith(b"data:") or b'"error"' in line:
+        raise InternalError(f"a stream began with {line[-200:]!r}")
 
 
 def _read_to_its_end(answer: http.client.HTTPResponse) -> None:
@@ -177,7 +192,7 @@ def _end_s(options: list[str], num_streams: int) -> float:
     """Seconds from SIGTERM to the end of a server, with so many long streams."""
     with naiad_serve(options) as server, ExitStack() as stack:
         for _ in range(num_streams):
-            stack.enter_context(_stream(server, 4, 5000)).readline()
+            _read_token(stack.enter_context(_stream(server, 4, 5000)))
         process = psutil.Process(server.pid)
         told_s = time.perf_counter()
         process.terminate()

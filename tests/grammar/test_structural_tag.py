@@ -99,6 +99,7 @@ def test_it_may_begin_after_a_text(grammars: Grammars) -> None:
         (tag([("<a>", NUMBER, "")], ["<a", "<b"]), r"triggers\[1\] = '<b' begins no structure"),
         (tag([("<a>", {"fooBar": 1}, "")], ["<a"]), r"structures\[0\]\.schema: unknown keyword 'fooBar'"),
         (tag([("<a>", {"not": {}}, "")], ["<a"]), "not"),
+        (tag([("<a>", {"type": ["integer", "number"], "maximum": 2**63 - 1}, "")], ["<a"]), "maximum = 92"),
         (tag([("<a>", {"const": 2**63}, "")], ["<a"]), r"structures\[0\]\.schema: const = 92"),
         (tag([], []), "structures is empty"),
         (GrammarSpec(kind=GrammarKind.STRUCTURAL_TAG, source="{}"), "expected structures and triggers"),

@@ -157,6 +157,33 @@ def test_a_model_that_is_nearly_up_to_date_does_not_rest() -> None:
     assert looked_at(UnreadDrafter(1), [[sequence]] * 10) == [*range(10)]
 
 
+def test_a_guess_of_a_client_does_not_let_the_model_rest() -> None:
+    """One sequence is up to date, and its client guesses now and then; the other would have to be read."""
+    near, far = draft_sequence([1, 2], [3]), draft_sequence([4, 5], [6])
+
+    class Near(UnreadDrafter):
+        def num_unread(self, sequence: Sequence) -> int:
+            return 0 if sequence is near else super().num_unread(sequence)
+
+    cost = StepCost([(1, 0.1), (100_000, 50_000.0)])
+    speculator = Speculator(Near(5000), SpeculationPolicy(FLAT, probe_share=0.0, pass_cost=cost), 4)
+    drafted = []
+    for number in range(16):
+        near.offered_token_ids = (3, 4, 5) if number % 4 == 0 else ()
+        drafted.append(bool(speculator.drafts([near, far], [9, 9], 1000, 2)[0]))
+    assert drafted == [True] * 16
+
+
+def test_a_step_with_more_tokens_ends_the_rest_of_the_model() -> None:
+    sequence = draft_sequence([1, 2], [3])
+    drafter = UnreadDrafter(5000)
+    dear = StepCost([(1, 0.5), (100_000, 50_000.0)])
+    speculator = Speculator(drafter, SpeculationPolicy(FLAT, probe_share=0.0, pass_cost=dear), 4)
+    for num_tokens in (1, 1, 33, 1):
+        speculator.drafts([sequence], [9], 1000, num_tokens)
+    assert drafter.num_looks == 3
+
+
 def test_a_record_fades_also_while_the_model_rests() -> None:
     sequence = draft_sequence([1, 2], [3])
     dear = StepCost([(1, 0.5), (100_000, 50_000.0)])

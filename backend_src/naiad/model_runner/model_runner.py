@@ -111,7 +111,7 @@ class ModelRunner(PagedModel):
                 models = _load_models(
                     checkpoints, caches, options, num_layers, pages if self._has_large_pages(config) else None
                 )
-            num_bytes = self._choose_kv_cache_bytes(config, models, target, pages.num_bytes_left)
+            num_bytes = self._choose_kv_cache_bytes(config, models, target, pages.num_reserved_bytes)
             pools = self._allocate_pools(config, models[: len(checkpoints)], target, num_bytes, pages)
             if num_layers:
                 pools.append(pools[0].first_layers(num_layers))

@@ -24,6 +24,7 @@ _PIECE_BYTES = 32 << 20
 # So much memory stays available for everything else.
 _SPARE_BYTES = 512 << 20
 _NICENESS = 10
+_NUM_TRIES = 3
 # The flags MREMAP_MAYMOVE and MREMAP_FIXED of Linux, and its advice MADV_COLLAPSE.
 _TO_ADDRESS = 1 | 2
 _COLLAPSE = 25
@@ -61,13 +62,14 @@ class LargePages:
             available_bytes: says how much memory may still be allocated.
         """
         self._available_bytes = available_bytes
-        self._thread: threading.Thread | None = None
-        self._num_bytes_left = 0
+        self._threads: list[threading.Thread] = []
+        # For each tensor that is being moved.
+        self._num_bytes_left: list[int] = []
 
     @property
-    def num_bytes_left(self) -> int:
-        """Memory that is still going to be taken."""
-        return self._num_bytes_left
+    def num_reserved_bytes(self) -> int:
+        """Memory that is still going to be taken for what is being moved, of what is available now."""
+        return min(sum(self._num_bytes_left), max(0, self._available_bytes() - _SPARE_BYTES))
 
     def move(self, tensor: torch.Tensor) -> None:
         """Begin to move a tensor that maps a file.
@@ -75,8 +77,8 @@ class LargePages:
         Its address and its content stay. Only whole large pages inside its memory are moved, in pieces; what
         does not fit into the machine's memory stays mapped.
         """
-        self._num_bytes_left += tensor.nbytes
-        self._begin(partial(self._move, tensor))
+        self._num_bytes_left.append(tensor.nbytes)
+        self._begin(partial(self._move, tensor, len(self._num_bytes_left) - 1))
 
     def enlarge(self, tensor: torch.Tensor, starts: Sequence[int]) -> None:
         """Provide large pages for a tensor in memory of the process's own, wherever it is written later.
@@ -85,28 +87,29 @@ class LargePages:
             tensor: fills its mapping.
             starts: addresses where it is written first: large pages are provided there, written or not.
         """
-        self._begin(partial(_enlarge, tensor, starts))
+        if has_large_pages():
+            self._begin(partial(_enlarge, tensor, starts))
 
     def wait(self) -> None:
         """Return when everything has been done that can be."""
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _begin(self, job: Callable[[], None]) -> None:
-        """Do it after what was begun before."""
-        before = self._thread
-
         def run() -> None:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-            if before is not None:
-                before.join()
             job()
 
-        self._thread = threading.Thread(target=run, name="large-pages", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=run, name="large-pages", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            _LOG.info("memory stays in small pages, which are read more slowly: %s", error)
+        else:
+            self._threads.append(thread)
 
-    def _move(self, tensor: torch.Tensor) -> None:
+    def _move(self, tensor: torch.Tensor, number: int) -> None:
         begin = -(-tensor.data_ptr() // _LARGE_PAGE_BYTES) * _LARGE_PAGE_BYTES
         end = (tensor.data_ptr() + tensor.nbytes) // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES
         try:
@@ -116,21 +119,21 @@ class LargePages:
                     _LOG.info("memory is short: weights stay in small pages, which are read more slowly")
                     return
                 _move_piece(address, num_bytes)
-                self._num_bytes_left -= num_bytes
+                self._num_bytes_left[number] -= num_bytes
         except OSError as error:
             _LOG.info("weights stay in small pages, which are read more slowly: %s", error)
         finally:
-            self._num_bytes_left = 0
+            self._num_bytes_left[number] = 0
 
 
 def _enlarge(tensor: torch.Tensor, starts: Sequence[int]) -> None:
     libc = ctypes.CDLL(None)
     begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-    # Where the system has no large pages, or not this advice, the small ones stay.
     libc.madvise(_Address(begin), _Size(tensor.nbytes), mmap.MADV_HUGEPAGE)
     for start in starts:
         page = start // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES
         if begin <= page and page + _LARGE_PAGE_BYTES <= end:
+            # Linux has this advice since 6.1; without it the small pages stay until the system replaces them.
             libc.madvise(_Address(page), _Size(_LARGE_PAGE_BYTES), _COLLAPSE)
 
 
@@ -156,11 +159,20 @@ def _move_piece(address: int, num_bytes: int) -> None:
     libc.madvise(_Address(copy), _Size(num_bytes), mmap.MADV_HUGEPAGE)
     ctypes.memmove(copy, address, num_bytes)
     libc.mprotect(_Address(copy), _Size(num_bytes), mmap.PROT_READ)
+    # If the system lacks memory for its own tables, the old pages may be gone: then only the copy helps.
+    for _ in range(_NUM_TRIES):
+        if _put(libc, copy, num_bytes, address):
+            return
+    error = ctypes.get_errno()
+    _unmap(libc, copy, num_bytes)
+    raise OSError(error, "memory cannot be moved")
+
+
+def _put(libc: ctypes.CDLL, copy: int, num_bytes: int, address: int) -> bool:
+    """Put a copy in the place of what is mapped at an address."""
     size = _Size(num_bytes)
-    if libc.mremap(_Address(copy), size, size, _TO_ADDRESS, _Address(address)) == no_place:
-        error = ctypes.get_errno()
-        _unmap(libc, copy, num_bytes)
-        raise OSError(error, "memory cannot be moved")
+    found: int = libc.mremap(_Address(copy), size, size, _TO_ADDRESS, _Address(address))
+    return found == address
 
 
 def _unmap(libc: ctypes.CDLL, address: int, num_bytes: int) -> None:

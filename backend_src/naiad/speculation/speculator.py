@@ -11,8 +11,8 @@ from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolic
 
 # Free drafters take some time for each sequence. If a step has at least `_CROWD` sequences and none of
 # their drafts pays, the drafter is skipped in the next `_REST` steps, and in twice as many each time that
-# this happens again, up to `_LONGEST_REST`. So is a draft model that would have to read too much for each of
-# the sequences, as long as they are the same.
+# this happens again, up to `_LONGEST_REST`. A draft model is skipped likewise while the step stays the same
+# and the model is too far behind each of its sequences.
 _CROWD, _REST, _LONGEST_REST = 8, 7, 63
 # The record of a draft model before its first window: three of four tokens were accepted. Only users who
 # expect this configure one, and with less it would never be asked where its passes are dear.
@@ -64,9 +64,9 @@ class Speculator:
         self._num_begun = 0
         self._guides = GrammarGuides()
         # In this many further steps the drafter is skipped: a free one with at least `_crowd` sequences, a
-        # model with the sequences `_resting_ids`.
+        # model with the same sequences and number of tokens.
         self._num_resting, self._crowd, self._next_rest = 0, 0, _REST
-        self._resting_ids: list[int] = []
+        self._resting_step: tuple[list[int], int] = ([], 0)
         self.totals = DraftTotals(accepted_at=[0] * num_speculative_tokens)
 
     @property
@@ -98,7 +98,11 @@ class Speculator:
         without = [index for index, draft in enumerate(drafts) if wanted[index] > 0 and not draft]
         drafter = self._drafter
         is_free = drafter is None or drafter.is_free
-        is_asked = drafter is not None and not self._rests(sequences, is_free)
+        step = ([], 0) if is_free else ([each.sequence_id for each in sequences], num_step_tokens)
+        is_asked = drafter is not None and not self._rests(len(sequences), step)
+        if not is_free and not is_asked:
+            for index in without:
+                self._state_of(sequences[index]).fade()
         if drafter is not None and is_asked and is_free:
             self._propose(drafter, sequences, wanted, without, drafts)
         if not any(drafts) and (is_free or not is_asked):
@@ -125,23 +129,19 @@ class Speculator:
                     )
             counts = self._policy.plan(rows, num_step_tokens, num_room)
             asked = [index for index in without if counts[index]]
-            self._note_unread(sequences, [rows[index] for index in without], bool(asked))
+            self._note_unread(step, rows, bool(asked))
             self._from_model = {sequences[index].sequence_id for index in asked}
             self._propose(drafter, sequences, counts, asked, drafts)
         return [draft[:count] for draft, count in zip(drafts, counts, strict=True)]
 
-    def _rests(self, sequences: list[Sequence], is_free: bool) -> bool:
+    def _rests(self, num_sequences: int, step: tuple[list[int], int]) -> bool:
         """Whether the drafter is skipped: recently no draft has paid with so many, or these, sequences."""
         if not self._num_resting:
             return False
-        ids = [] if is_free else [sequence.sequence_id for sequence in sequences]
-        if len(sequences) < self._crowd or ids != self._resting_ids:
+        if num_sequences < self._crowd or step != self._resting_step:
             self._num_resting = 0
             return False
         self._num_resting -= 1
-        if not is_free:
-            for sequence in sequences:
-                self._state_of(sequence).fade()
         return True
 
     def _note_crowd(self, num_sequences: int, has_paid: bool) -> None:
@@ -152,13 +152,12 @@ class Speculator:
             self._crowd = num_sequences
             self._rest()
 
-    def _note_unread(self, sequences: list[Sequence], rows: list[DraftRow], has_paid: bool) -> None:
-        """Let a draft model rest if it would have to read too much for each of the rows without a draft."""
-        ids = [sequence.sequence_id for sequence in sequences]
-        if has_paid or ids != self._resting_ids:
+    def _note_unread(self, step: tuple[list[int], int], rows: list[DraftRow], has_paid: bool) -> None:
+        """Let a draft model rest if no row has a draft, and it would have to read too much for each."""
+        if has_paid or step != self._resting_step:
             self._next_rest = _REST
-        self._resting_ids = ids
-        if rows and not has_paid and all(row.num_unread > MAX_IN_STEP for row in rows):
+        self._resting_step = step
+        if not has_paid and all(row.num_unread > MAX_IN_STEP for row in rows):
             self._rest()
 
     def _rest(self) -> None:
