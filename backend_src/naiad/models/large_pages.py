@@ -85,20 +85,32 @@ class LargePages:
 
         Args:
             tensor: fills its mapping.
-            starts: addresses where it is written first: large pages are provided there, written or not.
+            starts: addresses where it is written first: there are small pages until what was begun before
+                is done, and then large ones, written or not.
         """
-        if has_large_pages():
-            self._begin(partial(_enlarge, tensor, starts))
+        if not has_large_pages():
+            return
+        begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        found = {start // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES for start in starts}
+        places = [each for each in sorted(found) if begin <= each and each + _LARGE_PAGE_BYTES <= end]
+        libc = ctypes.CDLL(None)
+        libc.madvise(_Address(begin), _Size(tensor.nbytes), mmap.MADV_HUGEPAGE)
+        for place in places:
+            libc.madvise(_Address(place), _Size(_LARGE_PAGE_BYTES), mmap.MADV_NOHUGEPAGE)
+        # The first steps should not wait for this.
+        self._begin(partial(_enlarge, tensor, places), after=list(self._threads))
 
     def wait(self) -> None:
         """Return when everything has been done that can be."""
         for thread in self._threads:
             thread.join()
 
-    def _begin(self, job: Callable[[], None]) -> None:
+    def _begin(self, job: Callable[[], None], after: Sequence[threading.Thread] = ()) -> None:
         def run() -> None:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            for other in after:
+                other.join()
             job()
 
         thread = threading.Thread(target=run, name="large-pages", daemon=True)
@@ -126,15 +138,13 @@ class LargePages:
             self._num_bytes_left[number] = 0
 
 
-def _enlarge(tensor: torch.Tensor, starts: Sequence[int]) -> None:
+def _enlarge(tensor: torch.Tensor, places: Sequence[int]) -> None:
+    """Put large pages in these places of a tensor's memory."""
     libc = ctypes.CDLL(None)
-    begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-    libc.madvise(_Address(begin), _Size(tensor.nbytes), mmap.MADV_HUGEPAGE)
-    for start in starts:
-        page = start // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES
-        if begin <= page and page + _LARGE_PAGE_BYTES <= end:
-            # Linux has this advice since 6.1; without it the small pages stay until the system replaces them.
-            libc.madvise(_Address(page), _Size(_LARGE_PAGE_BYTES), _COLLAPSE)
+    for place in places:
+        libc.madvise(_Address(place), _Size(_LARGE_PAGE_BYTES), mmap.MADV_HUGEPAGE)
+        # Linux has this advice since 6.1; without it the small pages stay until the system replaces them.
+        libc.madvise(_Address(place), _Size(_LARGE_PAGE_BYTES), _COLLAPSE)
 
 
 def _move_piece(address: int, num_bytes: int) -> None:
