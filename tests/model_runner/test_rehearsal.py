@@ -89,4 +89,4 @@ def test_a_largest_step_that_does_not_fit_is_told_with_the_remedy(
     monkeypatch.setattr(runner, "_rehearse", rehearse)
     runner.device = torch.device("cuda")
     with pytest.raises(StartupError, match="lower max_num_batched_tokens or max_num_seqs"):
-        runner._choose_kv_cache_bytes(config, [runner._model], runner._model.config)
+        runner._choose_kv_cache_bytes(config, [runner._model], runner._model.config, 0)

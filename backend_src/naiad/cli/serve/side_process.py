@@ -73,7 +73,7 @@ class SideProcess:
         """Start it, without waiting."""
         self._started_s = time.monotonic()
         parent = f"--parent-pid={os.getpid()}"
-        command = [sys.executable, "-m", self._plan.module, parent, *self._plan.options]
+        command = [sys.executable, "-m", self._plan.module, *self._plan.options, parent]
         # It would end by a signal that comes before its handler: these stay blocked until then.
         signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_BY)
         try:
