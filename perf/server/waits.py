@@ -147,7 +147,7 @@ def _leave_early(server: Served, num_words: int) -> float:
 def _kill(server: Served, name: str, role: str) -> list[Row]:
     """Kill a process below streams; measure until all have ended, and until a request is answered again."""
     with ExitStack() as stack:
-        answers = [stack.enter_context(_stream(server, 4, 1000)) for _ in range(_NUM_STREAMS)]
+        answers = [stack.enter_context(_stream(server, 4, 5000)) for _ in range(_NUM_STREAMS)]
         for answer in answers:
             _read_token(answer)
         os.kill(_process(server.pid, role), signal.SIGKILL)
