@@ -23,11 +23,12 @@ struct ReadNothing {
   NAIAD_METHOD void read(const char* const*) const {}
 };
 
-// Every panel, so far ahead of where the tile is.
+// Every panel, so far ahead of where the tile is. Into the second cache: of what is asked for the first one a core has
+// only so much under way as its few line buffers hold, and then waits.
 template <int PANELS>
 struct ReadPanels {
   NAIAD_METHOD void read(const char* const* at) const {
-    for (int p = 0; p < PANELS; p++) prefetch(at[p] + ahead_bytes);
+    for (int p = 0; p < PANELS; p++) prefetch_early(at[p] + ahead_bytes);
   }
   const int64_t ahead_bytes;
 };
