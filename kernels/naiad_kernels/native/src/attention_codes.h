@@ -76,8 +76,8 @@ class CodedStrips {
     const int8_t* keys = static_cast<const int8_t*>(cache_.keys) + part.offsets[group];
     const int8_t* values = static_cast<const int8_t*>(cache_.values) + part.offsets[group];
     for (int64_t i = 0; i < group_size_; i += kLine) {
-      prefetch(keys + i);
-      prefetch(values + i);
+      prefetch_early(keys + i);
+      prefetch_early(values + i);
     }
   }
 

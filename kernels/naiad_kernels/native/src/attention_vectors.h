@@ -87,7 +87,7 @@ class VectorStrips {
     }
     NAIAD_METHOD void read(int64_t d) const {
       for (int g = 0; g < GROUPS; g++) {
-        prefetch(next[g] + d * kGroup);
+        prefetch_early(next[g] + d * kGroup);
         prefetch_early(values[g] + d * kGroup);
       }
     }
