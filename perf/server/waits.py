@@ -82,15 +82,21 @@ def _row(what: str, *seconds: float) -> Row:
     }
 
 
-@contextmanager
-def _stream(server: Served, num_words: int, num_tokens: int) -> Iterator[http.client.HTTPResponse]:
-    """Send a prompt of so many words, and yield the answer when its headers have come."""
+def _sent(server: Served, num_words: int, num_tokens: int) -> http.client.HTTPConnection:
+    """Send a prompt of so many words."""
     # Each prompt is new, so that nothing of it is in the prefix cache.
     words = [f"{time.monotonic_ns()}", *["word"] * num_words]
     body = {"text_input": " ".join(words), "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
     connection = http.client.HTTPConnection(server.http, timeout=_PATIENCE_S)
+    connection.request("POST", _PATH, json.dumps(body))
+    return connection
+
+
+@contextmanager
+def _stream(server: Served, num_words: int, num_tokens: int) -> Iterator[http.client.HTTPResponse]:
+    """Send a prompt of so many words, and yield the answer when its headers have come."""
+    connection = _sent(server, num_words, num_tokens)
     try:
-        connection.request("POST", _PATH, json.dumps(body))
         answer = connection.getresponse()
         if answer.status != HTTPStatus.OK:
             raise InternalError(f"a request was refused: {answer.status} {answer.read()[-200:]!r}")
@@ -135,9 +141,7 @@ def _leaves(server: Served, num_words: int, num: int, *, waits: bool = True) -> 
 
 def _leave_early(server: Served, num_words: int) -> float:
     """Send a long prompt and leave when it has blocks; return the time."""
-    body = {"text_input": f"{time.monotonic_ns()} " + "word " * num_words, "max_tokens": 8, "stream": True}
-    connection = http.client.HTTPConnection(server.http, timeout=_PATIENCE_S)
-    connection.request("POST", _PATH, json.dumps(body))
+    connection = _sent(server, num_words, 8)
     _eventually(lambda: _used_blocks(server) > 0)
     left_s = time.perf_counter()
     connection.close()

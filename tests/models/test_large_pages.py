@@ -159,6 +159,25 @@ def test_no_more_is_moved_once_memory_is_short(mapped: torch.Tensor) -> None:
     assert kinds == [True] * 16 + [False] * (len(kinds) - 16)
 
 
+def test_no_more_is_moved_once_it_is_stopped(mapped: torch.Tensor) -> None:
+    def available_bytes() -> int:
+        pages.stop()
+        return 64 * GIB
+
+    pages = LargePages(available_bytes)
+    kinds = moved(mapped, pages)
+    assert kinds == [True] * 16 + [False] * (len(kinds) - 16)
+
+
+def test_a_closed_runner_moves_no_more(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = []
+    monkeypatch.setattr(LargePages, "stop", lambda pages: stopped.append(pages))
+    runner = ModelRunner(EngineConfig(model_dir=str(model_dir), kv_cache_bytes=1 << 20))
+    assert not stopped
+    runner.close()
+    assert len(stopped) == 1
+
+
 def test_what_the_system_refuses_stays_mapped(
     mapped: torch.Tensor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

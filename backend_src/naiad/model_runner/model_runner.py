@@ -102,7 +102,7 @@ class ModelRunner(PagedModel):
             self.drafter = chosen_drafter(config, self._is_native)
             options = [self._load_options(config, kind) for kind in quantizations(config)]
             caches = [self._start_cache(config, each) for each, _ in checkpoints]
-            pages = LargePages()
+            self._pages = pages = LargePages()
             self._followers: Followers | None = None
             if config.num_ranks > 1:
                 self._followers = Followers(config, self._place, self.device, self._is_native)
@@ -178,6 +178,7 @@ class ModelRunner(PagedModel):
 
     def close(self) -> None:
         """End the other ranks of a split model; the runner computes nothing afterwards."""
+        self._pages.stop()
         if self._followers is not None:
             # NCCL ends only when no graph has its exchanges inside.
             self._graphs = None

@@ -65,6 +65,7 @@ class LargePages:
         self._threads: list[threading.Thread] = []
         # For each tensor that is being moved.
         self._num_bytes_left: list[int] = []
+        self._is_stopped = threading.Event()
 
     @property
     def num_reserved_bytes(self) -> int:
@@ -98,7 +99,11 @@ class LargePages:
         for place in places:
             libc.madvise(_Address(place), _Size(_LARGE_PAGE_BYTES), mmap.MADV_NOHUGEPAGE)
         # The first steps should not wait for this.
-        self._begin(partial(_enlarge, tensor, places), after=list(self._threads))
+        self._begin(partial(self._enlarge, tensor, places), after=list(self._threads))
+
+    def stop(self) -> None:
+        """Leave what has not been done yet; nobody reads the memory any more."""
+        self._is_stopped.set()
 
     def wait(self) -> None:
         """Return when everything has been done that can be."""
@@ -126,6 +131,8 @@ class LargePages:
         end = (tensor.data_ptr() + tensor.nbytes) // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES
         try:
             for address in range(begin, end, _PIECE_BYTES):
+                if self._is_stopped.is_set():
+                    return
                 num_bytes = min(_PIECE_BYTES, end - address)
                 if self._available_bytes() < num_bytes + _SPARE_BYTES:
                     _LOG.info("memory is short: weights stay in small pages, which are read more slowly")
@@ -137,14 +144,15 @@ class LargePages:
         finally:
             self._num_bytes_left[number] = 0
 
-
-def _enlarge(tensor: torch.Tensor, places: Sequence[int]) -> None:
-    """Put large pages in these places of a tensor's memory."""
-    libc = ctypes.CDLL(None)
-    for place in places:
-        libc.madvise(_Address(place), _Size(_LARGE_PAGE_BYTES), mmap.MADV_HUGEPAGE)
-        # Linux has this advice since 6.1; without it the small pages stay until the system replaces them.
-        libc.madvise(_Address(place), _Size(_LARGE_PAGE_BYTES), _COLLAPSE)
+    def _enlarge(self, tensor: torch.Tensor, places: Sequence[int]) -> None:
+        """Put large pages in these places of a tensor's memory."""
+        libc = ctypes.CDLL(None)
+        for place in places:
+            if self._is_stopped.is_set():
+                return
+            libc.madvise(_Address(place), _Size(_LARGE_PAGE_BYTES), mmap.MADV_HUGEPAGE)
+            # Linux has this advice since 6.1; without it the small pages stay until the system replaces them.
+            libc.madvise(_Address(place), _Size(_LARGE_PAGE_BYTES), _COLLAPSE)
 
 
 def _move_piece(address: int, num_bytes: int) -> None:

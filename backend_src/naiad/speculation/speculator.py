@@ -105,34 +105,34 @@ class Speculator:
                 self._state_of(sequences[index]).fade()
         if drafter is not None and is_asked and is_free:
             self._propose(drafter, sequences, wanted, without, drafts)
-        if not any(drafts) and (is_free or not is_asked):
+        asks_model = is_asked and not is_free
+        if not any(drafts) and not asks_model:
             return drafts
-        rows = [
-            DraftRow(
-                self._state_of(sequence),
-                len(draft),
-                num_context=sequence.num_tokens,
-                is_drawn=sequence.params.temperature > 0 and sequence.params.top_k != 1,
-            )
-            for sequence, draft in zip(sequences, drafts, strict=True)
-        ]
-        if drafter is None or is_free or not is_asked:
-            counts = self._policy.plan(rows, num_step_tokens, num_room)
-            if is_asked:
-                self._note_crowd(len(sequences), any(counts))
-        else:
+        rows = [self._row(sequence, draft) for sequence, draft in zip(sequences, drafts, strict=True)]
+        if drafter is not None and asks_model:
             for index in without:
                 num_unread = drafter.num_unread(sequences[index])
                 if num_unread is not None:
                     rows[index] = rows[index]._replace(
                         num_most=wanted[index], num_unread=num_unread, num_left=num_left[index]
                     )
-            counts = self._policy.plan(rows, num_step_tokens, num_room)
+        counts = self._policy.plan(rows, num_step_tokens, num_room)
+        if drafter is not None and asks_model:
             asked = [index for index in without if counts[index]]
             self._note_unread(step, rows, bool(asked))
             self._from_model = {sequences[index].sequence_id for index in asked}
             self._propose(drafter, sequences, counts, asked, drafts)
+        elif is_asked:
+            self._note_crowd(len(sequences), any(counts))
         return [draft[:count] for draft, count in zip(drafts, counts, strict=True)]
+
+    def _row(self, sequence: Sequence, draft: list[int]) -> DraftRow:
+        return DraftRow(
+            self._state_of(sequence),
+            len(draft),
+            num_context=sequence.num_tokens,
+            is_drawn=sequence.params.temperature > 0 and sequence.params.top_k != 1,
+        )
 
     def _rests(self, num_sequences: int, step: tuple[list[int], int]) -> bool:
         """Whether the drafter is skipped: recently no draft has paid with so many, or these, sequences."""
