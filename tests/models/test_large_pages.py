@@ -345,7 +345,10 @@ def test_the_engine_moves_weights_if_it_may_and_can(
 
     monkeypatch.setattr(model_runner, "has_large_pages", lambda: has_large_pages(file))
     monkeypatch.setattr(model_runner, "LargePages", Seen)
-    ModelRunner(EngineConfig(model_dir=str(model_dir), large_pages=wanted, kv_cache_bytes=1 << 20))
+    config = EngineConfig(
+        model_dir=str(model_dir), cpu_kernels="native", large_pages=wanted, kv_cache_bytes=1 << 20
+    )
+    ModelRunner(config)
     assert len(given) == expected
 
 
