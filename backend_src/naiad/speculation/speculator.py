@@ -105,23 +105,23 @@ class Speculator:
                 self._state_of(sequences[index]).fade()
         if drafter is not None and is_asked and is_free:
             self._propose(drafter, sequences, wanted, without, drafts)
-        asks_model = is_asked and not is_free
-        if not any(drafts) and not asks_model:
+        model = drafter if is_asked and not is_free else None
+        if not any(drafts) and model is None:
             return drafts
         rows = [self._row(sequence, draft) for sequence, draft in zip(sequences, drafts, strict=True)]
-        if drafter is not None and asks_model:
+        if model is not None:
             for index in without:
-                num_unread = drafter.num_unread(sequences[index])
+                num_unread = model.num_unread(sequences[index])
                 if num_unread is not None:
                     rows[index] = rows[index]._replace(
                         num_most=wanted[index], num_unread=num_unread, num_left=num_left[index]
                     )
         counts = self._policy.plan(rows, num_step_tokens, num_room)
-        if drafter is not None and asks_model:
+        if model is not None:
             asked = [index for index in without if counts[index]]
             self._note_unread(step, rows, bool(asked))
             self._from_model = {sequences[index].sequence_id for index in asked}
-            self._propose(drafter, sequences, counts, asked, drafts)
+            self._propose(model, sequences, counts, asked, drafts)
         elif is_asked:
             self._note_crowd(len(sequences), any(counts))
         return [draft[:count] for draft, count in zip(drafts, counts, strict=True)]

@@ -23,8 +23,8 @@ struct ReadNothing {
   NAIAD_METHOD void read(const char* const*) const {}
 };
 
-// Every panel, so far ahead of where the tile is. Into the second cache: of what is asked for the first one a core has
-// only so much under way as its few line buffers hold, and then waits.
+// Every panel, so far ahead of where the tile is. Into the second cache: a core has buffers for few lines on their way
+// to the first one, and waits when they are taken.
 template <int PANELS>
 struct ReadPanels {
   NAIAD_METHOD void read(const char* const* at) const {
