@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from perf.engine.decode_steps import start_decoding
@@ -35,8 +36,17 @@ def waiting_share(engine: Engine, prompts: Prompts) -> float | None:
             engine.step()
     for sequence_id in sequence_ids:
         engine.abort(sequence_id)
-    events = [event for event in profiler.events() if event.device_type is DeviceType.CUDA]
-    return idle_share((event.time_range.start, event.time_range.end) for event in events)
+    return idle_share(device_spans(profiler.events()))
+
+
+def device_spans(events: Iterable[Any]) -> list[tuple[float, float]]:
+    """The (start, end) of a profile's events that are a GPU's, in microseconds."""
+    # The profiler makes new objects of the enumeration, which are equal and not the same.
+    return [
+        (event.time_range.start, event.time_range.end)
+        for event in events
+        if event.device_type == DeviceType.CUDA
+    ]
 
 
 def idle_share(spans: Iterable[tuple[float, float]]) -> float | None:

@@ -165,6 +165,7 @@ def _engine(model_dir: Path, config: ModelConfig, max_num_seqs: int, args: argpa
             block_size=args.block_size,
             kv_cache_bytes=kv_cache_bytes,
             enable_prefix_caching=False,
+            drafter="none",
         )
     )
 

@@ -38,7 +38,7 @@ FAMILIES: dict[str, Callable[[Sizes, torch.device], Iterator[Case]]] = {
     "products": product_cases,
     "sampling": sampling_cases,
 }
-_NOT_INSTALLED, _NO_MEMORY = "not installed", "out of memory"
+_NOT_INSTALLED, _NO_MEMORY, _FAILED = "not installed", "out of memory", "failed"
 _PACKAGES = ("triton", "flashinfer-python", "flash-attn")
 
 Row = dict[str, Any]
@@ -121,6 +121,10 @@ def _rival_row(
         return _timed_row(case, name, rival.run, clock, ceilings)
     except torch.OutOfMemoryError:
         return _row(case, name, note=_NO_MEMORY)
+    except RuntimeError as error:
+        # Such as what torch.compile raises: the other rows are worth having.
+        print(f"{name}, {case.op} {case.shape}: {error}", file=sys.stderr)
+        return _row(case, name, note=_FAILED)
 
 
 def _timed_row(case: Case, who: str, run: Run, clock: Clock, ceilings: Ceilings) -> Row:

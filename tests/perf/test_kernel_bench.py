@@ -73,12 +73,15 @@ def test_no_speed_of_a_wrong_result_is_told(wrong: torch.Tensor) -> None:
         measure_case(case(rivals=rivals), CLOCK, CEILINGS, judges=False)
 
 
-def test_a_rival_without_memory_is_said_to_have_none() -> None:
+@pytest.mark.parametrize(
+    ("error", "note"), [(torch.OutOfMemoryError(), "out of memory"), (RuntimeError("no code"), "failed")]
+)
+def test_a_rival_that_fails_has_a_note_and_no_time(error: Exception, note: str) -> None:
     def fail() -> torch.Tensor:
-        raise torch.OutOfMemoryError
+        raise error
 
     row = measure_case(case(rivals={"other": Rival(fail)}), CLOCK, CEILINGS, judges=False)[1]
-    assert (row["us"], row["note"]) == (None, "out of memory")
+    assert (row["us"], row["note"]) == (None, note)
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -3,11 +3,13 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from perf.engine.device_wait import idle_share
+from perf.engine.device_wait import device_spans, idle_share
 from perf.engine.random_checkpoint import LLAMA_3_8B, TINY, write_random_checkpoint
 from perf.engine.whole_model import RANDOM_8B, REHEARSAL, measure_model, step_bytes, verdict
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from naiad.cli.bench.throughput import Work
 from naiad.config import ModelConfig
@@ -75,3 +77,12 @@ def test_a_device_waits_where_no_span_is() -> None:
     assert idle_share([(5.0, 9.0)]) == 0.0
     assert idle_share([(0.0, 10.0), (2.0, 4.0), (6.0, 20.0)]) == 0.0
     assert idle_share([(12.0, 20.0), (0.0, 4.0), (3.0, 6.0)]) == pytest.approx(0.3)
+
+
+def test_the_gpus_events_of_a_profile_are_found() -> None:
+    def event(device: int, start: float) -> SimpleNamespace:
+        span = SimpleNamespace(start=start, end=start + 1.0)
+        return SimpleNamespace(device_type=DeviceType(device), time_range=span)
+
+    cpu, cuda = DeviceType.CPU.value, DeviceType.CUDA.value
+    assert device_spans([event(cpu, 0.0), event(cuda, 3.0), event(cuda, 7.0)]) == [(3.0, 4.0), (7.0, 8.0)]

@@ -31,6 +31,7 @@ class Run:
         max_seq_len: cached tokens of one sequence.
         is_short: all query tokens of one sequence fit one program.
         min_split: minimum number of keys in a split of a short sequence's context.
+        is_fixed: a token's result must not depend on the other tokens of its program.
     """
 
     first_seq: int
@@ -40,6 +41,7 @@ class Run:
     max_seq_len: int
     is_short: bool
     min_split: int = MIN_SPLIT
+    is_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ def _fixed_run(layout: CacheLayout, num_seqs: int, num_tokens: int, seq_len: int
         max_seq_len=seq_len,
         is_short=True,
         min_split=layout.fixed_split,
+        is_fixed=True,
     )
 
 

@@ -85,7 +85,7 @@ def _attend_short(
         query.stride(0), query.stride(1), step.block_tables.stride(0), scores.scale, scores.cap_log2,
         NUM_HEADS=num_heads, GROUP_SIZE=group_size, HEAD_DIM=head_dim, TILE_DIM=tile_dim,
         BLOCK_SIZE=block_size, TILE_ROWS=tile.rows, TILE_KEYS=tile.keys, MIN_SPLIT=run.min_split,
-        WINDOW=step.window, IS_CAPPED=scores.cap_log2 > 0,
+        WINDOW=step.window, IS_CAPPED=scores.cap_log2 > 0, IS_FIXED=run.is_fixed,
         num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
         maxnreg=tile.max_registers,
     )  # fmt: skip

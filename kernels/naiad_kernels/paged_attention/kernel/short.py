@@ -54,12 +54,14 @@ def short_attention_kernel(
     MIN_SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
     IS_CAPPED: tl.constexpr,
+    IS_FIXED: tl.constexpr,
 ):
     """Grid (num_seqs, num_kv_heads, num_splits).
 
     A program reads its split's keys once for all query tokens and heads that use them: row r of
     its tile is head r % GROUP_SIZE of token r // GROUP_SIZE. A sequence that fits one split is
-    completed here. A split before the window of all query tokens is skipped.
+    completed here. A split before the window of all query tokens is skipped. With IS_FIXED a token's
+    result does not depend on which other tokens the tile holds.
     """
     seq = first_seq + tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -91,6 +93,10 @@ def short_attention_kernel(
         begin = tl.maximum(begin, lowest_key // TILE_KEYS * TILE_KEYS)
         begin_of_full = tl.maximum(begin, tl.cdiv(tl.maximum(seq_len - WINDOW, 0), TILE_KEYS) * TILE_KEYS)
     visible_to_all = tl.maximum(tl.minimum(end, first_position + 1) - begin, 0)
+    if IS_FIXED:
+        # The loops round differently: one of them computes every tile, whatever the other rows see of it.
+        visible_to_all = 0
+        begin_of_full = begin
     accumulated, row_max, row_sum = attend_range(
         query, first_position + tokens,
         key_cache_ptr, value_cache_ptr, key_scale_ptr, value_scale_ptr,

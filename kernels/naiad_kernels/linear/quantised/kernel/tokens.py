@@ -37,8 +37,10 @@ def quantize_tokens_kernel(
     mask = (within < GROUP_SIZE)[None, :] & (columns < DIM)
     x = tl.load(x_ptr + token * stride_x + columns, mask=mask, other=0.0).to(tl.float32)
     # 0 · x is NaN for NaN and infinity; a maximum would ignore NaN.
-    scales = tl.max(tl.abs(x), axis=1) / LARGEST + tl.sum(x * 0.0, axis=1)
-    values = tl.clamp(x / tl.where(scales > 0.0, scales, 1.0)[:, None], -LARGEST, LARGEST)
+    scales = tl.div_rn(tl.max(tl.abs(x), axis=1), LARGEST) + tl.sum(x * 0.0, axis=1)
+    # A 16-bit input over such a scale often lies halfway between two codes, so the last bit counts.
+    divisors = tl.where(scales > 0.0, scales, 1.0)[:, None]
+    values = tl.clamp(tl.div_rn(x, divisors), -LARGEST, LARGEST)
     if CODE.is_int8():
         values = tl.floor(values + 0.5)
     tl.store(values_ptr + token * DIM + columns, values.to(CODE), mask=mask)
