@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -61,7 +62,8 @@ def main() -> int:
         )
         rows = []
         for name in args.families.split(","):
-            rows += measure_family(FAMILIES[name](sizes, device), clock, ceilings, judges=not args.rehearse)
+            cases = FAMILIES[name](sizes, device)
+            rows += measure_family(cases, clock, ceilings, not args.rehearse, args.without.split(","))
     if args.rehearse:
         return 0
     met, missed = (sum(row["target"].startswith(word) for row in rows) for word in ("met", "missed"))
@@ -71,18 +73,24 @@ def main() -> int:
     return 0
 
 
-def measure_family(cases: Iterator[Case], clock: Clock, ceilings: Ceilings, judges: bool) -> list[Row]:
-    """Time all cases and print them.
+def measure_family(
+    cases: Iterator[Case], clock: Clock, ceilings: Ceilings, judges: bool, without: Collection[str] = ()
+) -> list[Row]:
+    """Time all cases and print them: each op's time at once, and the table in the end.
 
     Args:
         cases: the cases; only one is held in memory at a time.
         clock: times calls on their device.
         ceilings: the hardware speeds to which shares are relative.
         judges: whether rows are compared with targets.
+        without: names of rivals that are left out.
     """
     rows: list[Row] = []
     for case in cases:
-        rows += measure_case(case, clock, ceilings, judges)
+        case = replace(case, rivals={name: each for name, each in case.rivals.items() if name not in without})
+        made = measure_case(case, clock, ceilings, judges)
+        print(f"{case.op}, {case.shape}: {made[0]['us']:.1f} us", file=sys.stderr, flush=True)
+        rows += made
         # The next case may need its memory.
         del case
     if rows:
@@ -178,6 +186,7 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--families", default=",".join(FAMILIES), metavar="NAME,…", help="%(default)s")
+    parser.add_argument("--without", default="", metavar="RIVAL,…", help="rivals that are left out")
     parser.add_argument(
         "--repeats", type=at_least(2), default=100, metavar="N", help="maximum number of calls"
     )

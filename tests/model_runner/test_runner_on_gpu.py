@@ -120,7 +120,7 @@ def test_the_cache_fills_the_share_that_is_asked_for(directory: Path) -> None:
     )
     pool_bytes = runner._pool._tensors[0].nbytes
     assert 100 << 20 < pool_bytes < 600 << 20
-    config = EngineConfig(model_dir=str(directory), max_num_seqs=4096)
+    config = EngineConfig(model_dir=str(directory), block_size=BLOCK, max_num_seqs=4096)
     for step in largest_steps(config, 4096, runner.max_model_len):
         runner.run(step)
     free_bytes, _ = torch.cuda.mem_get_info()
