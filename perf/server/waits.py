@@ -65,6 +65,8 @@ def main() -> int:
         rows.append(_row(f"client gone in the prefill of {_LONG:,} words → its blocks are free", *gone))
         rows += _kill(server, "the engine", ENGINE)
         rows += _kill(server, "the stub of the detokenizer", _STUB)
+        # Why a wait was long is told by what the supervisor did meanwhile.
+        print(*(line for line in server.last_lines if "naiad: " in line), sep="")
     rows.append(_row("SIGTERM at rest → the end", _end_s(options, 0)))
     name = f"SIGTERM with {_NUM_STREAMS} long streams and --exit-timeout-s {_EXIT_TIMEOUT_S} → the end"
     rows.append(_row(name, _end_s(options, _NUM_STREAMS)))

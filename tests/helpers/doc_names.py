@@ -57,7 +57,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z]\w*")
 _PRINT_LOCUST_OPTIONS = (
     "from locust.argument_parser import get_parser; import perf.server.locustfile; get_parser().print_help()"
 )
-_ENGINE_BENCHES = ("cpu_kernels", "schema_bench", "speculation")
+_ENGINE_BENCHES = ("cpu_kernels", "schema_bench", "speculation", "whole_model")
 _COMMANDS: dict[str, tuple[str, ...]] = {
     "serve": ("naiad.cli.main", "serve"),
     "naiad openai": ("naiad.cli.main", "openai"),
@@ -77,6 +77,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "peers": ("perf.peers.bench",),
     "suites": ("perf.suites.run",),
     **{name: (f"perf.engine.{name}",) for name in _ENGINE_BENCHES},
+    "kernels bench": ("perf.kernels.bench",),
     "proxy": ("deploy.proxy",),
     "manifests": ("deploy.manifests",),
     "cluster measure": ("perf.cluster.measure",),
@@ -115,6 +116,7 @@ _COMMAND_OF_LINE = (
     (re.compile(r"\bmake bench-peers\b|-m perf\.peers\.bench\b"), "peers"),
     (re.compile(r"-m perf\.suites\.run\b"), "suites"),
     *((re.compile(rf"-m perf\.engine\.{name}\b"), name) for name in _ENGINE_BENCHES),
+    (re.compile(r"-m perf\.kernels\.bench\b"), "kernels bench"),
     (re.compile(r"\bmake deploy-(?:envoy|haproxy)\b|-m deploy\.proxy\b"), "proxy"),
     (re.compile(r"-m deploy\.manifests\b"), "manifests"),
     (re.compile(r"-m perf\.cluster\.measure\b"), "cluster measure"),

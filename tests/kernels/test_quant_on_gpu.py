@@ -95,31 +95,17 @@ def test_w8a8(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> No
 
 
 @needs_float8
+@pytest.mark.parametrize("by_span", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_fp8(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> None:
-    weight = fp8_layer(*layer, has_bias=True)
-    tokens = reference.quantize_tokens(torch.randn(num_tokens, layer[0]))
+def test_fp8(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype, by_span: bool) -> None:
+    weight = (fp8_groups_layer if by_span else fp8_layer)(*layer, has_bias=True)
+    tokens = reference.quantize_tokens(torch.randn(num_tokens, layer[0]), by_span=by_span)
     expected = reference.w8a8_linear(tokens, weight, dtype)
     actual = w8a8_linear(on_gpu(tokens), on_gpu(weight), dtype)
     if dtype == torch.float32:
         # Hopper's matrix unit adds FP8 products with fewer bits than a float32 has.
-        actual, expected = actual.half(), expected.half()
-    assert_close_to_reference(actual.cpu(), expected)
-
-
-@needs_float8
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
-@pytest.mark.parametrize("layer", LAYERS)
-def test_fp8_in_groups(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> None:
-    weight = fp8_groups_layer(*layer, has_bias=True)
-    tokens = reference.quantize_tokens(torch.randn(num_tokens, layer[0]), by_span=True)
-    expected = reference.w8a8_linear(tokens, weight, dtype)
-    actual = w8a8_linear(on_gpu(tokens), on_gpu(weight), dtype)
-    if dtype == torch.float32:
-        # As in `test_fp8`.
         actual, expected = actual.half(), expected.half()
     assert_close_to_reference(actual.cpu(), expected)
 
