@@ -102,10 +102,13 @@ def _is_below(server_pid: str, pid: int) -> bool:
     if not (server_pid.isascii() and server_pid.isdigit()):
         return False
     try:
-        server = psutil.Process(int(server_pid))
-        return server.pid == pid or any(parent.pid == pid for parent in server.parents())
+        process: psutil.Process | None = psutil.Process(int(server_pid))
+        # No further up than need be: each parent takes several reads of /proc.
+        while process is not None and process.pid != pid:
+            process = process.parent()
     except psutil.NoSuchProcess:
         return False
+    return process is not None
 
 
 def _is_alive(pid: int) -> bool:

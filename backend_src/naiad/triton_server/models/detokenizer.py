@@ -26,6 +26,7 @@ from naiad.triton_server.responses.detokenizer import chunk_outputs
 _KEYS = ("model_dir", "skip_special_tokens", "llm_model_name", "forwarded_headers")
 _REQUIRED_OF_A_CHUNK = ("sequence_id", "window_ids")
 _OPTIONAL_OF_A_CHUNK = ("num_emitted_tokens", "max_chars", "is_last")
+_OF_A_CHUNK = (*_REQUIRED_OF_A_CHUNK, *_OPTIONAL_OF_A_CHUNK)
 
 
 class DetokenizerModel:
@@ -86,11 +87,12 @@ def _check(tensors: pb.Tensors) -> None:
     """
     for name in ("TOKENS_BATCH", "SEQUENCE_LENGTH"):
         required(tensors, name)
-    if tensors.keys().isdisjoint(_REQUIRED_OF_A_CHUNK + _OPTIONAL_OF_A_CHUNK):
+    sent = [name for name in _OF_A_CHUNK if name in tensors]
+    if not sent:
         return
     for name in _REQUIRED_OF_A_CHUNK:
         required(tensors, name)
-    for name in (*_REQUIRED_OF_A_CHUNK, *(each for each in _OPTIONAL_OF_A_CHUNK if each in tensors)):
+    for name in sent:
         num_rows = tensors[name].shape[0]
         if num_rows != 1:
             raise InvalidRequestError(f"{name} has {num_rows} rows: expected 1")
