@@ -10,8 +10,6 @@ import stat
 import tempfile
 from pathlib import Path
 
-import psutil
-
 from naiad.errors import StartupError
 
 
@@ -101,14 +99,20 @@ def _remove_leftovers(parent: Path, prefix: str) -> None:
 def _is_below(server_pid: str, pid: int) -> bool:
     if not (server_pid.isascii() and server_pid.isdigit()):
         return False
+    process = int(server_pid)
+    while process not in (pid, 0):
+        process = _parent(process)
+    return process == pid
+
+
+def _parent(pid: int) -> int:
+    """The parent's process id; 0 if there is no such process, or no parent."""
     try:
-        process: psutil.Process | None = psutil.Process(int(server_pid))
-        # No further up than need be: each parent takes several reads of /proc.
-        while process is not None and process.pid != pid:
-            process = process.parent()
-    except psutil.NoSuchProcess:
-        return False
-    return process is not None
+        # The name before it, in parentheses, may hold any character.
+        status = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2]
+    except OSError:
+        return 0
+    return int(status.split()[1])
 
 
 def _is_alive(pid: int) -> bool:
