@@ -41,11 +41,13 @@ def runtime_directories_below(pid: int) -> list[Path]:
 
     Anyone may make a directory of such a name, so those that are not private to this user are left out.
     """
-    prefix = _name_prefix()
+    prefix, parent = _name_prefix(), Path(tempfile.gettempdir())
+    # `glob` takes several times as long where there are many files.
+    names = [name for name in os.listdir(parent) if name.startswith(prefix)] if parent.is_dir() else []
     return [
-        path
-        for path in Path(tempfile.gettempdir()).glob(f"{prefix}*")
-        if _is_below(path.name.removeprefix(prefix), pid) and _is_private(path)
+        parent / name
+        for name in names
+        if _is_below(name.removeprefix(prefix), pid) and _is_private(parent / name)
     ]
 
 
