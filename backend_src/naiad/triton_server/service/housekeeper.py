@@ -13,8 +13,8 @@ from naiad.engine_process.observations import ObservationBatch
 from naiad.outputs import EngineStats
 from naiad.triton_server.service.llm_service import LLMService
 
-# How often metrics are written while requests run. To write a single value takes the server as long as half
-# a token, so that values which change with each step are not written with each step.
+# How often metrics are written while requests run. A write is an IPC round trip for each value, and some
+# values change with each step.
 WRITE_PERIOD_S = 0.1
 
 
