@@ -7,7 +7,7 @@ to net.unix.max_dgram_qlen messages (10 by default) that its reader has not take
 
 from __future__ import annotations
 
-import selectors
+import select
 import socket
 import struct
 import threading
@@ -134,12 +134,13 @@ class AckReceiver:
         self._path = path
         path.unlink(missing_ok=True)
         self._listener = listen(path, socket.SOCK_SEQPACKET)
-        self._selector = selectors.EpollSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._connections: dict[int, socket.socket] = {}
+        self._arrivals = select.epoll()
+        self._arrivals.register(self._listener, select.EPOLLIN)
 
     def fileno(self) -> int:
         """Becomes readable when `receive` would not block; for select, poll or a selector."""
-        return self._selector.fileno()
+        return self._arrivals.fileno()
 
     def receive(self, timeout_s: float = 0.0) -> list[Ack]:
         """Return the acknowledgements that have arrived, waiting up to `timeout_s` for the first.
@@ -147,10 +148,9 @@ class AckReceiver:
         Packets that are not acknowledgements are dropped.
         """
         acks: list[Ack] = []
-        for key, _ in self._selector.select(timeout_s):
-            connection = key.fileobj
-            assert isinstance(connection, socket.socket)
-            if connection is self._listener:
+        for descriptor, _ in self._arrivals.poll(timeout_s):
+            connection = self._connections.get(descriptor)
+            if connection is None:
                 self._accept(acks)
             else:
                 self._read(connection, acks)
@@ -158,10 +158,9 @@ class AckReceiver:
 
     def close(self) -> None:
         """Close all sockets and remove the file."""
-        for key in list(self._selector.get_map().values()):
-            assert isinstance(key.fileobj, socket.socket)
-            key.fileobj.close()
-        self._selector.close()
+        for each in (self._listener, *self._connections.values()):
+            each.close()
+        self._arrivals.close()
         self._path.unlink(missing_ok=True)
 
     def _accept(self, acks: list[Ack]) -> None:
@@ -171,7 +170,8 @@ class AckReceiver:
             except OSError:
                 return
             connection.setblocking(False)
-            self._selector.register(connection, selectors.EVENT_READ)
+            self._connections[connection.fileno()] = connection
+            self._arrivals.register(connection, select.EPOLLIN)
             self._read(connection, acks)
 
     def _read(self, connection: socket.socket, acks: list[Ack]) -> None:
@@ -183,5 +183,6 @@ class AckReceiver:
             return
         except OSError:
             packet = b""
-        self._selector.unregister(connection)
+        self._arrivals.unregister(connection)
+        del self._connections[connection.fileno()]
         connection.close()

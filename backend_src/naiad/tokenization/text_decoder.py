@@ -12,44 +12,49 @@ tokens with an invalid byte into U+FFFD, which would take back characters alread
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Iterable, Sequence
 
 from naiad.errors import InvalidRequestError
 from naiad.tokenization.token_table import TokenTable
 
 _MAX_CONTINUATION_BYTES = 3
-_new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class TextDecoder:
     """Decodes one sequence of ids, id by id."""
 
-    __slots__ = ("_at_start", "_skip_special_tokens", "_table", "_utf8")
+    __slots__ = ("_at_start", "_open_bytes", "_skip_special_tokens", "_table")
 
     def __init__(self, table: TokenTable, skip_special_tokens: bool) -> None:
         """Start before the first id."""
         self._table = table
         self._skip_special_tokens = skip_special_tokens
-        self._utf8 = _new_utf8_decoder(errors="replace")
+        self._open_bytes = b""
         self._at_start = True
 
     @property
     def has_open_character(self) -> bool:
         """Whether the last character is incomplete."""
-        return bool(self._utf8.getstate()[0])
+        return bool(self._open_bytes)
 
     def push(self, token_id: int) -> str:
         """Return the characters that this id completes."""
-        return self._utf8.decode(self._bytes(token_id))
+        return self._decode(self._bytes(token_id))
 
     def push_all(self, token_ids: Iterable[int]) -> str:
         """Return the characters that these ids complete."""
-        return self._utf8.decode(b"".join([self._bytes(token_id) for token_id in token_ids]))
+        return self._decode(b"".join([self._bytes(token_id) for token_id in token_ids]))
 
     def flush(self) -> str:
         """Return what is held back: U+FFFD for a character that was never completed, or nothing."""
-        return self._utf8.decode(b"", final=True)
+        return self._decode(b"", is_last=True)
+
+    def _decode(self, data: bytes, is_last: bool = False) -> str:
+        data = self._open_bytes + data
+        text, num_decoded = utf_8_decode(data, "replace", is_last)
+        self._open_bytes = data[num_decoded:]
+        return text
 
     def _bytes(self, token_id: int) -> bytes:
         data = self._table.visible_bytes(token_id, self._skip_special_tokens)

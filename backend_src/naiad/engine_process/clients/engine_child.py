@@ -78,6 +78,7 @@ class EngineChild:
         check_socket_path(socket_path)
         self._socket_path = socket_path
         self._connection: EngineConnection | None = None
+        self._arrivals = select.poll()
         self._early: list[OwnersMessage] = []
         socket_path.unlink(missing_ok=True)
         arguments = [*command, "--socket", str(socket_path), "--parent-pid", str(os.getpid())]
@@ -109,6 +110,7 @@ class EngineChild:
             if self._process.poll() is not None:
                 raise StartupError(f"the engine process ended while starting ({self._describe_exit()})")
             self._connection = _try_connect(self._socket_path)
+        self._arrivals.register(self._connection, select.POLLIN)
         try:
             while True:
                 self._check_start(deadline, is_cancelled)
@@ -181,9 +183,7 @@ class EngineChild:
 
     def _receive(self, timeout_s: float) -> list[EngineMessage]:
         assert self._connection is not None
-        poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
-        return self._connection.receive() if poll.poll(timeout_s * 1000) else []
+        return self._connection.receive() if self._arrivals.poll(timeout_s * 1000) else []
 
     def _describe_exit(self) -> str:
         code = self._process.poll()

@@ -230,10 +230,13 @@ class EngineClient:
         assert child is not None
         ready_s = last_message_s = time.monotonic()
         try:
-            while not self._is_wedged(last_message_s):
-                for message in child.receive(_RECEIVE_POLL_S):
+            while True:
+                messages = child.receive(_RECEIVE_POLL_S)
+                for message in messages:
                     last_message_s = time.monotonic()
                     self._deliver(message)
+                if not messages and self._is_wedged(last_message_s):
+                    break
             logger.error("the engine process sent nothing for %g s", self._timings.watchdog_s)
         except ConnectionError as error:
             if not self._closing.is_set():

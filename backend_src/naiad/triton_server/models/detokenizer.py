@@ -21,11 +21,13 @@ from naiad.tokenization import TokenTable
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, refuse_unknown_keys
 from naiad.triton_server.requests.tensors import TritonRequest, refuse_unknown_parameters
-from naiad.triton_server.responses.detokenizer import chunk_outputs
+from naiad.triton_server.responses.detokenizer import chunk_outputs, is_probe
+from naiad.triton_server.service.check_rounds import CheckRounds
 
 _KEYS = ("model_dir", "skip_special_tokens", "llm_model_name", "forwarded_headers")
 _REQUIRED_OF_A_CHUNK = ("sequence_id", "window_ids")
 _OPTIONAL_OF_A_CHUNK = ("num_emitted_tokens", "max_chars", "is_last")
+_OF_A_CHUNK = (*_REQUIRED_OF_A_CHUNK, *_OPTIONAL_OF_A_CHUNK)
 
 
 class DetokenizerModel:
@@ -44,6 +46,7 @@ class DetokenizerModel:
             self._output_order = pb.output_order(args)
             self._forwarded_headers = parameters.get("forwarded_headers", "")
             llm_name = parameters.get("llm_model_name") or "llm"
+            self._check_rounds = CheckRounds()
             self._acks = AckRouter(runtime_directory(os.getppid()), llm_name)
         except NaiadError as error:
             raise pb.start_failure(error) from None
@@ -59,12 +62,17 @@ class DetokenizerModel:
 
     def _answer(self, request: Any) -> None:
         sender = pb.TritonSender(request, self._is_decoupled, self._output_order)
-        is_cancelled = sender.is_cancelled()
-        tensors: pb.Tensors = {}
+        sequence_id: int | None = None
+        is_cancelled = False
         try:
             source = TritonRequest(request)
             tensors = source.tensors()
+            if "sequence_id" in tensors and tensors["sequence_id"].size == 1:
+                sequence_id = int(tensors["sequence_id"].item())
             _check(tensors)
+            # After FINAL the client can not be asked for.
+            if sequence_id is not None and (self._check_rounds.is_due(sequence_id) or is_probe(tensors)):
+                is_cancelled = sender.is_cancelled()
             if "window_ids" not in tensors:
                 # Chunks with window_ids come from llm, which has checked their parameters already.
                 refuse_unknown_parameters(source.parameters(), Frontend.LLM, self._forwarded_headers)
@@ -74,8 +82,8 @@ class DetokenizerModel:
         except Exception as error:  # noqa: BLE001 — only this chunk fails
             pb.log_error(f"naiad: a chunk failed with {type(error).__name__}: {error}")
             sender.send_error(InternalError("internal error while detokenizing"))
-        if "sequence_id" in tensors and tensors["sequence_id"].size == 1:
-            self._acks.send(int(tensors["sequence_id"].item()), 1, is_cancelled)
+        if sequence_id is not None:
+            self._acks.send(sequence_id, 1, is_cancelled)
 
 
 def _check(tensors: pb.Tensors) -> None:
@@ -86,11 +94,12 @@ def _check(tensors: pb.Tensors) -> None:
     """
     for name in ("TOKENS_BATCH", "SEQUENCE_LENGTH"):
         required(tensors, name)
-    if tensors.keys().isdisjoint(_REQUIRED_OF_A_CHUNK + _OPTIONAL_OF_A_CHUNK):
+    sent = [name for name in _OF_A_CHUNK if name in tensors]
+    if not sent:
         return
     for name in _REQUIRED_OF_A_CHUNK:
         required(tensors, name)
-    for name in (*_REQUIRED_OF_A_CHUNK, *(each for each in _OPTIONAL_OF_A_CHUNK if each in tensors)):
+    for name in sent:
         num_rows = tensors[name].shape[0]
         if num_rows != 1:
             raise InvalidRequestError(f"{name} has {num_rows} rows: expected 1")

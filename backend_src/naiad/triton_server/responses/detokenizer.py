@@ -38,7 +38,7 @@ def chunk_outputs(
     if "window_ids" not in tensors:
         rows = split_beams(tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"])
         texts = [decode(table, row, skip_special_tokens) for row in rows]
-    elif tensors["window_ids"].size == 0 and not _value(tensors, "is_last", 0):
+    elif is_probe(tensors):
         return None
     elif "beam_max_chars" in tensors:
         texts = decode_beams(table, tensors, skip_special_tokens)
@@ -57,6 +57,11 @@ def chunk_outputs(
     text = np.array([text.encode() for text in texts], dtype=np.object_)
     passed_on = {name: value for name, value in tensors.items() if name not in _CONSUMED}
     return {"OUTPUT": text} | passed_on
+
+
+def is_probe(tensors: Mapping[str, Array]) -> bool:
+    """Whether the chunk brings nothing and only asks whether the client is still there."""
+    return "window_ids" in tensors and tensors["window_ids"].size == 0 and not _value(tensors, "is_last", 0)
 
 
 def _value(tensors: Mapping[str, Array], name: str, default: int) -> int:

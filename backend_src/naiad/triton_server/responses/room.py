@@ -29,7 +29,7 @@ def check_room(tensors: Mapping[str, npt.NDArray[Any]], shared_memory: Path = SH
     Raises:
         UnavailableError: it is large, and the shared memory is nearly full.
     """
-    num_bytes = sum(_size(tensor) for tensor in tensors.values())
+    num_bytes = sum(map(_size, tensors.values()))
     if num_bytes <= _SMALL_BYTES:
         return
     state = os.statvfs(shared_memory)
@@ -43,5 +43,5 @@ def check_room(tensors: Mapping[str, npt.NDArray[Any]], shared_memory: Path = SH
 
 def _size(tensor: npt.NDArray[Any]) -> int:
     if tensor.dtype == object:
-        return sum(len(text) for text in tensor.flat)
+        return sum(map(len, tensor.flat))
     return tensor.nbytes

@@ -73,14 +73,15 @@ def streams_to_poll(
         now_s: time of the monotonic clock.
         step_s: minimum time between two checks of a client.
     """
-    num_queued = _num_queued(streams)
     begun_s = max(step_s, CHECK_PERIOD_S)
-    queue_s = max(begun_s, _queue_period_s(num_queued))
-    due = [
-        stream
-        for stream in streams
-        if stream.wants_poll and now_s - stream.last_polled_s >= (begun_s if stream.has_begun else queue_s)
+    may_be_due = [
+        stream for stream in streams if stream.wants_poll and now_s - stream.last_polled_s >= begun_s
     ]
+    if not may_be_due:
+        return []
+    num_queued = _num_queued(streams)
+    queue_s = max(begun_s, _queue_period_s(num_queued))
+    due = [stream for stream in may_be_due if stream.has_begun or now_s - stream.last_polled_s >= queue_s]
     return _next(due, MAX_POLLS, num_queued, lambda stream: stream.last_polled_s)
 
 
@@ -88,10 +89,13 @@ def streams_to_probe(
     streams: Collection[ResponseStream], now_s: float, step_s: float = 0.0
 ) -> list[ResponseStream]:
     """Choose up to `MAX_PROBES` silent streams with a detokenizer to probe now; arguments as above."""
+    may_be_due = [stream for stream in streams if now_s - stream.last_sent_s >= CHECK_PERIOD_S]
+    if not may_be_due:
+        return []
     num_queued = _num_queued(streams)
     due = [
         stream
-        for stream in streams
+        for stream in may_be_due
         if stream.wants_probe(now_s, max(_probe_period_s(stream, num_queued), step_s))
     ]
     return _next(due, MAX_PROBES, num_queued, lambda stream: stream.last_sent_s)

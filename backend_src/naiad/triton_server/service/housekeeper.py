@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -11,6 +12,10 @@ from naiad.engine_process import FileLock
 from naiad.engine_process.observations import ObservationBatch
 from naiad.outputs import EngineStats
 from naiad.triton_server.service.llm_service import LLMService
+
+# How often metrics are written while requests run. A write is an IPC round trip for each value, and some
+# values change with each step.
+WRITE_PERIOD_S = 0.1
 
 
 class WrittenMetrics(Protocol):
@@ -59,17 +64,26 @@ class Housekeeper:
         self._lock.release()
 
     def _run(self) -> None:
+        next_write_s = 0.0
         while not self._stopping.is_set() and not self._is_left():
             pause_s = self._service.housekeep()
-            if self._metrics is None and self._lock.try_take():
-                self._metrics = self._make_metrics()
-            if self._metrics is not None and not self._is_left():
-                # The stats are read first: then the observations include every request that they count.
-                stats = self._service.stats
-                has_more = self._metrics.update(stats, self._service.observations.take())
+            if time.monotonic() >= next_write_s:
+                has_more = self._write_metrics()
                 if has_more and not self._service.open_streams():
                     continue
-            self._service.rest(pause_s)
+                next_write_s = 0.0 if has_more else time.monotonic() + WRITE_PERIOD_S
+            if self._service.rest(pause_s):
+                next_write_s = 0.0
+
+    def _write_metrics(self) -> bool:
+        """Write what there is time for; return whether something remains."""
+        if self._metrics is None and self._lock.try_take():
+            self._metrics = self._make_metrics()
+        if self._metrics is None or self._is_left():
+            return False
+        # The stats are read first: then the observations include every request that they count.
+        stats = self._service.stats
+        return self._metrics.update(stats, self._service.observations.take())
 
     def _is_left(self) -> bool:
         """Whether the server has died. A call to it would then hang, and with it this whole process."""

@@ -20,12 +20,15 @@ class LastingStats:
 
     def __init__(self) -> None:
         """Start from zero."""
-        self._of_the_ended = EngineStats()
+        self._of_the_ended: EngineStats | None = None
         self._now = EngineStats()
 
     def take(self, stats: EngineStats) -> None:
         """Take the stats of the current process."""
         ended = self._of_the_ended
+        if ended is None:
+            self._now = stats
+            return
         totals = {name: _sum(getattr(ended, name), getattr(stats, name)) for name in _TOTALS}
         self._now = msgspec.structs.replace(stats, **totals)
 

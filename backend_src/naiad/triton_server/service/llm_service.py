@@ -215,9 +215,10 @@ class LLMService:
         for stream in touched.values():
             if stream.error is not None:
                 self._abort_rest(stream)
-        self._senders.schedule(*touched.values())
         if stats is not None and not (has_worked and self._has_work):
             self._has_news.set()
+        # Last, because a sender that wakes up has to wait while this thread goes on.
+        self._senders.schedule(*touched.values())
 
     def take_acks(self, acks: Iterable[Ack]) -> None:
         """Take the detokenizer's acknowledgements, which say whether the client is still connected."""
