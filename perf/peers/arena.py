@@ -28,6 +28,9 @@ from naiad.errors import InternalError, StartupError
 _START_PROMPT_TOKENS = 128
 _WARM_UP_TOKENS = 2
 _FAILURES = (StartupError, InternalError, OSError)
+# Contestants are stopped between their turns, so what one does behind its first answers would go on in the
+# first of them: Naiad moves its weights into large pages.
+SETTLE_S = 5.0
 
 Prompts = list[list[int]]
 # Measures what the machine can do for a contestant at this moment.
@@ -44,7 +47,9 @@ class Arena:
         starts: name → for each start the seconds from the start of its process to the first token.
     """
 
-    def __init__(self, model_dir: Path, threads: int, shapes: Sequence[Shape], pip_args: str) -> None:
+    def __init__(
+        self, model_dir: Path, threads: int, shapes: Sequence[Shape], pip_args: str, settle_s: float = 0.0
+    ) -> None:
         """Nothing is started yet.
 
         Args:
@@ -52,12 +57,14 @@ class Arena:
             threads: of each contestant.
             shapes: what is going to be measured.
             pip_args: further options of pip.
+            settle_s: how long each contestant may go on with what it does after its start.
         """
         self._model_dir = model_dir
         self._config = ModelConfig.from_directory(str(model_dir))
         self._threads = threads
         self._shapes = shapes
         self._pip_args = pip_args
+        self._settle_s = settle_s
         self._running: dict[Contestant, AdapterProcess] = {}
         self.failures: dict[str, str] = {}
         self.versions: dict[str, dict[str, str]] = {}
@@ -185,6 +192,7 @@ class Arena:
         try:
             self.versions[each.name] = process.load(**self._task(each))
             process.run(random_prompts(self._config, 1, _START_PROMPT_TOKENS, "start"), 1)
+            time.sleep(self._settle_s)
             process.pause()
         except _FAILURES:
             process.close()

@@ -20,7 +20,7 @@ from typing import Any
 
 from perf.common.report import ROOT, print_rows, write_report
 from perf.peers import markdown
-from perf.peers.arena import Arena, Prompts
+from perf.peers.arena import SETTLE_S, Arena, Prompts
 from perf.peers.bounds import BoundMeter, bound_meter
 from perf.peers.contestants import REFERENCE, Contestant, exact, formats, naiad, peers
 from perf.peers.plots import save_plots
@@ -82,7 +82,8 @@ def main() -> int:
     shapes = REHEARSAL if args.rehearse else QUICK if args.quick else LONG
     if args.quick or args.rehearse:
         who = [each for each in who if not each.group.endswith("u8 KV") or args.contestants]
-    arena = Arena(model_dir, args.threads, shapes, args.pip_args)
+    settle_s = 0.0 if args.rehearse else SETTLE_S
+    arena = Arena(model_dir, args.threads, shapes, args.pip_args, settle_s)
     references = _references(who, args)
     arena.install([*references.values(), *who])
     who = [each for each in who if each.name not in arena.failures]
