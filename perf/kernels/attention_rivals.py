@@ -46,14 +46,14 @@ class EqualSequences:
 def attention_rivals(step: EqualSequences) -> dict[str, Rival]:
     """All of them."""
     flash, flashinfer = optional_module("flash_attn"), optional_module("flashinfer")
+    # One copy for all of them.
+    dense = functools.cache(step.dense)
     return {
-        "SDPA": Rival(_at_first_call(lambda: _sdpa(step.query, *step.dense()))),
-        "FlexAttention": Rival(_at_first_call(lambda: _flex(step.query, *step.dense()))),
-        "transformers, paged": Rival(_at_first_call(lambda: _transformers_paged(step.query, *step.dense()))),
-        "FlashInfer": Rival(
-            flashinfer and _at_first_call(lambda: _flashinfer(flashinfer, step, *step.dense()))
-        ),
-        "flash-attn": Rival(flash and _at_first_call(lambda: _flash(flash, step.query, *step.dense()))),
+        "SDPA": Rival(_at_first_call(lambda: _sdpa(step.query, *dense()))),
+        "FlexAttention": Rival(_at_first_call(lambda: _flex(step.query, *dense()))),
+        "transformers, paged": Rival(_at_first_call(lambda: _transformers_paged(step.query, *dense()))),
+        "FlashInfer": Rival(flashinfer and _at_first_call(lambda: _flashinfer(flashinfer, step, *dense()))),
+        "flash-attn": Rival(flash and _at_first_call(lambda: _flash(flash, step.query, *dense()))),
     }
 
 

@@ -63,7 +63,7 @@ def main() -> int:
         rows = []
         for name in args.families.split(","):
             cases = FAMILIES[name](sizes, device)
-            rows += measure_family(cases, clock, ceilings, not args.rehearse, args.without.split(","))
+            rows += measure_family(cases, clock, ceilings, not args.rehearse, args.without)
     if args.rehearse:
         return 0
     met, missed = (sum(row["target"].startswith(word) for row in rows) for word in ("met", "missed"))
@@ -186,7 +186,9 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--families", default=",".join(FAMILIES), metavar="NAME,…", help="%(default)s")
-    parser.add_argument("--without", default="", metavar="RIVAL,…", help="rivals that are left out")
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="RIVAL", help="a rival that is left out; repeatable"
+    )
     parser.add_argument(
         "--repeats", type=at_least(2), default=100, metavar="N", help="maximum number of calls"
     )

@@ -102,6 +102,11 @@ def test_servers_below_a_process_are_found() -> None:
     assert runtime_directories_below(os.getppid()) == [path]
 
 
+def test_a_dead_server_is_below_nobody(dead_pid: int) -> None:
+    runtime_directory(dead_pid)
+    assert runtime_directories_below(dead_pid) == []
+
+
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
 def test_a_directory_that_others_could_have_made_is_not_a_servers(mode: int) -> None:
     path = runtime_directory(os.getpid())

@@ -18,18 +18,19 @@ class Server:
     stats = None
     observations: Any = None
 
-    def __init__(self, has_news: bool = False, has_more: bool = False) -> None:
+    def __init__(self, has_news: bool = False, has_more: bool = False, pause_s: float = 0.0) -> None:
         self.observations = self
         self.calls = 0
         self.rounds = 0
         self.writes = 0
         self._has_news = has_news
         self._has_more = has_more
+        self._pause_s = pause_s
 
     def housekeep(self) -> float:
         self.calls += 1
         self.rounds += 1
-        return 0.0
+        return self._pause_s
 
     def rest(self, pause_s: float) -> bool:
         return self._has_news
@@ -72,8 +73,10 @@ def test_a_server_that_has_died_is_not_called(monkeypatch: pytest.MonkeyPatch) -
 @contextmanager
 def running(server: Any) -> Iterator[None]:
     housekeeper = Housekeeper(server, server, lambda: server)
-    yield
-    housekeeper.stop()
+    try:
+        yield
+    finally:
+        housekeeper.stop()
 
 
 @pytest.fixture
@@ -90,8 +93,10 @@ def test_metrics_are_not_written_in_every_round() -> None:
 
 
 @pytest.mark.usefixtures("endless_period")
-@pytest.mark.parametrize("server", [Server(has_news=True), Server(has_more=True)])
-def test_news_and_what_there_was_no_time_for_are_written_in_the_next_round(server: Server) -> None:
+@pytest.mark.parametrize("server", [Server(has_news=True), Server(has_more=True), Server(pause_s=2e9)])
+def test_news_and_what_there_was_no_time_for_are_written_at_once_and_all_before_a_long_rest(
+    server: Server,
+) -> None:
     with running(server):
         wait_until(lambda: server.writes > 10)
     assert server.writes == server.rounds

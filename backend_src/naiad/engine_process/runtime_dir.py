@@ -102,18 +102,21 @@ def _is_below(server_pid: str, pid: int) -> bool:
     if not (server_pid.isascii() and server_pid.isdigit()):
         return False
     process = int(server_pid)
-    while process not in (pid, 0):
-        process = _parent(process)
+    parent = _parent(process)
+    if parent is None:
+        return False
+    while process != pid and parent:
+        process, parent = parent, _parent(parent)
     return process == pid
 
 
-def _parent(pid: int) -> int:
-    """The parent's process id; 0 if there is no such process, or no parent."""
+def _parent(pid: int) -> int | None:
+    """The parent's process id, 0 for the first process; None if there is no such process."""
     try:
         # The name before it, in parentheses, may hold any character.
         status = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2]
     except OSError:
-        return 0
+        return None
     return int(status.split()[1])
 
 

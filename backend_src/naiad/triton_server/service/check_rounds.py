@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-# To ask is an IPC round trip. A client that has gone is noticed at most this much later for it.
+# To ask is an IPC round trip. A client that has gone is noticed with the next chunk after this time, or by a
+# probe if no chunk comes.
 ROUND_S = 0.06
 
 

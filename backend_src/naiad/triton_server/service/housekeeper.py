@@ -67,7 +67,8 @@ class Housekeeper:
         next_write_s = 0.0
         while not self._stopping.is_set() and not self._is_left():
             pause_s = self._service.housekeep()
-            if time.monotonic() >= next_write_s:
+            # Before a long rest everything is written: news may have come too late for the last one to end.
+            if pause_s > WRITE_PERIOD_S or time.monotonic() >= next_write_s:
                 has_more = self._write_metrics()
                 if has_more and not self._service.open_streams():
                     continue

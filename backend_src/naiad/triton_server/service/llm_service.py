@@ -221,7 +221,7 @@ class LLMService:
         self._senders.schedule(*touched.values())
 
     def take_acks(self, acks: Iterable[Ack]) -> None:
-        """Take the detokenizer's acknowledgements, which say whether the client is still connected."""
+        """Take the detokenizer's acknowledgements, some of which say that the client has gone."""
         for ack in acks:
             with self._lock:
                 found = self._streams.get(ack.sequence_id)
