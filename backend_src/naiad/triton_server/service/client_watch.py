@@ -2,9 +2,9 @@
 
 Triton does not notify a model that a client is gone. A stream that goes straight to its client is polled,
 which is one IPC round trip. A stream that goes to a detokenizer is probed with an empty response: the
-detokenizer's acknowledgement says whether the client is still connected, as it does for
-other chunks every 60 ms, so a probe is needed only if nothing has been sent for a while. A stream that has begun is given longer,
-because each step brings it a token and steps with many sequences are long.
+detokenizer's acknowledgement says whether the client is still connected, as it does for other chunks every
+60 ms, so a probe is needed only if nothing has been sent for a while. A stream that has begun is given
+longer, because each step brings it a token and steps with many sequences are long.
 
 Both take time from the engine: on two busy cores about 1 ms for a probe and 0.1 ms for a poll, over all
 processes. So each round checks a limited number of clients, those checked longest ago first: at most 400
