@@ -7,7 +7,9 @@
 names. The bound of a decode step is the time to read every weight and every cached token once, at the
 copy bandwidth measured in the same run. `device_waits` is the share of a decode step in which the GPU
 computes nothing. `same_prompts` counts the prompts with the same tokens as `generate`; in float32 these
-must be all. `--rehearse` runs everything on a CPU with a tiny model, without verdicts and reports.
+must be all. With `--quantization` the engine's weights are rounded, and the bound is that of the rounded
+ones; those of `transformers` are not. `--rehearse` runs everything on a CPU with a tiny model, without
+verdicts and reports.
 """
 
 from __future__ import annotations
@@ -42,16 +44,20 @@ from naiad.cli.bench.throughput import (
 )
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig, ModelConfig
+from naiad.config.engine_config import QUANTIZATIONS
 from naiad.engine import Engine, build_engine
 from naiad.errors import InternalError
 
 RANDOM_8B = "llama-3-8b"
 # Targets: the share of the bound with one text on the 8B shape, and the speed relative to `generate_batch`.
 LEAST_OF_BOUND, LEAST_OF_PAGED, JUDGED_BATCH = 0.85, 3.0, 256
+# Of a weight of the layers, with its share of a scale and a zero point, and of one of the head.
+_ROUNDED_BYTES = {"int8": (1, 1), "fp8": (1, 1), "int4": (5 / 8, 1)}
 REHEARSAL: dict[str, Any] = {
     "models": "tiny",
     "dtype": "float32",
     "device": "cpu",
+    "quantization": "none",
     "batch": "1,3",
     "prompt_tokens": 8,
     "output_tokens": 24,
@@ -105,27 +111,30 @@ def measure_model(name: str, model_dir: Path, args: argparse.Namespace, bytes_pe
         work = Work(batch, args.prompt_tokens, args.output_tokens)
         make_prompts = partial(random_prompts, work, config.vocab_size)
         same = num_same_prompts(contestants["engine"], contestants["generate"], make_prompts(-2))
-        if args.dtype == "float32" and same < batch:
+        if args.dtype == "float32" and args.quantization == "none" and same < batch:
             raise InternalError(f"batch {batch}: {same} prompts give the tokens of transformers")
         timings = measure(contestants, make_prompts, work, args.repeats)
         timings["generate_batch"] = _paged_timing(theirs, make_prompts, work, args.repeats)
         waits = waiting_share(engine, make_prompts(-1))
-        bound_s = step_bytes(config, work, args.dtype) / bytes_per_s
+        bound_s = step_bytes(config, work, args.dtype, args.quantization) / bytes_per_s
         of_batch = [_row(name, each, timing, bound_s) for each, timing in timings.items()]
         of_batch[0] |= {"device_waits": waits, "same_prompts": same}
-        of_batch[0]["target"] = "" if args.rehearse else verdict(of_batch)
+        has_target = not args.rehearse and args.quantization == "none"
+        of_batch[0]["target"] = verdict(of_batch) if has_target else ""
         print_rows([{key: _cell(value) for key, value in row.items()} for row in of_batch])
         rows += of_batch
     return rows
 
 
-def step_bytes(config: ModelConfig, work: Work, dtype: str) -> int:
+def step_bytes(config: ModelConfig, work: Work, dtype: str, quantization: str = "none") -> int:
     """Bytes that a decode step must read: the weights once, and the cached tokens, averaged over steps."""
     heads = (config.num_heads + config.num_kv_heads) * config.head_dim
     layer = 2 * config.hidden_size * heads + 3 * config.hidden_size * config.intermediate_size
-    weights = config.num_layers * layer + config.vocab_size * config.hidden_size
+    weights, head = config.num_layers * layer, config.vocab_size * config.hidden_size
+    item_bytes = getattr(torch, dtype).itemsize
+    weight_bytes, head_bytes = _ROUNDED_BYTES.get(quantization, (item_bytes, item_bytes))
     cached = work.batch * (work.prompt_tokens + work.output_tokens / 2) * _token_elements(config)
-    return int((weights + cached) * getattr(torch, dtype).itemsize)
+    return int(weights * weight_bytes + head * head_bytes + cached * item_bytes)
 
 
 def verdict(rows: list[Row]) -> str:
@@ -161,6 +170,7 @@ def _engine(model_dir: Path, config: ModelConfig, max_num_seqs: int, args: argpa
             model_dir=str(model_dir),
             device=args.device,
             dtype=args.dtype,
+            quantization=args.quantization,
             max_num_seqs=max_num_seqs,
             block_size=args.block_size,
             kv_cache_bytes=kv_cache_bytes,
@@ -206,6 +216,7 @@ def _parse() -> argparse.Namespace:
         "--models", default=RANDOM_8B, metavar="NAME,…", help=f"{RANDOM_8B}, default, DIR or org/name"
     )
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--quantization", default="none", choices=QUANTIZATIONS)
     parser.add_argument("--batch", default="1,32,256", metavar="N,…")
     parser.add_argument("--prompt-tokens", type=int, default=512, metavar="N")
     parser.add_argument("--output-tokens", type=at_least(2), default=128, metavar="N")

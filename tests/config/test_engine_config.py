@@ -51,12 +51,38 @@ def test_unknown_cpu_kernels_are_refused() -> None:
         EngineConfig(model_dir="m", cpu_kernels="fast")
 
 
-@pytest.mark.parametrize("elsewhere", [{"device": "cuda"}, {"cpu_kernels": "torch"}])
-def test_quantised_weights_are_refused_where_nothing_computes_them(elsewhere: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"^quantization = 'int8': expected none: only the native kernels"):
-        EngineConfig(model_dir="m", quantization="int8", **elsewhere)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"^quantization = 'int3': expected one of none, int8, int4"):
-        EngineConfig(model_dir="m", quantization="int3")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quantization": "int3"}, r"^quantization = 'int3': expected one of none, int8, int4, fp8$"),
+        (
+            {"quantization": "int8", "cpu_kernels": "torch"},
+            r"^quantization = 'int8': expected none: on a CPU only the native kernels compute it$",
+        ),
+        (
+            {"quantization": "fp8"},
+            r"^quantization = 'fp8': expected none, int8 or int4: a CPU does not multiply FP8",
+        ),
+        (
+            {"draft_quantization": "fp8", "drafter": "draft_model", "draft_model": "d"},
+            r"^draft_quantization = 'fp8': expected auto, int8 or int4: a CPU does not multiply FP8",
+        ),
+        (
+            {"quantization": "int4", "device": "cuda", "batch_invariant": True},
+            r"^quantization = 'int4': expected none with batch_invariant",
+        ),
+    ],
+)
+def test_rounded_weights_are_refused_where_nothing_computes_them(
+    settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(model_dir="m", **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+def test_a_gpu_has_rounded_weights(kind: str) -> None:
+    assert EngineConfig(model_dir="m", device="cuda", quantization=kind).quantization == kind
 
 
 def test_an_unknown_dtype_of_the_kv_cache_is_refused() -> None:
@@ -210,7 +236,7 @@ def test_bad_parameter_is_named(parameters: dict[str, str], message: str) -> Non
         ({"num_draft_layers": 2}, "^num_draft_layers = 2: expected 0 "),
         (
             {"draft_quantization": "int3"},
-            "^draft_quantization = 'int3': expected one of auto, none, int8, int4$",
+            "^draft_quantization = 'int3': expected one of auto, none, int8, int4, fp8$",
         ),
         ({"draft_quantization": "int8"}, "^draft_quantization = 'int8': expected auto: drafter = 'auto'"),
         (
@@ -220,7 +246,7 @@ def test_bad_parameter_is_named(parameters: dict[str, str], message: str) -> Non
                 "draft_quantization": "int8",
                 "cpu_kernels": "torch",
             },
-            "^draft_quantization = 'int8': expected auto: only the native kernels",
+            "^draft_quantization = 'int8': expected auto: on a CPU only the native",
         ),
         ({"drafter": "self", "num_draft_layers": -1}, "^num_draft_layers = -1: expected 0 "),
     ],

@@ -83,7 +83,16 @@ def first_logits(runner: ModelRunner, num_steps: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("settings", [{}, {"cuda_graphs": False}, {"batch_invariant": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"cuda_graphs": False},
+        {"batch_invariant": True},
+        *({"quantization": kind} for kind in ("int8", "int4", "fp8")),
+    ],
+    ids=str,
+)
 def test_no_step_after_the_start_compiles_anything(
     directory: Path, dtype: str, settings: dict[str, Any]
 ) -> None:

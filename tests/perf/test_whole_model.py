@@ -45,6 +45,9 @@ def test_a_step_reads_every_weight_once_and_every_cached_token(tmp_path: Path) -
     assert one == pytest.approx(15.01e9, rel=0.001)
     more = step_bytes(config, Work(3, prompt_tokens=100, output_tokens=20), "bfloat16")
     assert more - one == 3 * 110 * 131_072
+    nothing_cached = Work(1, prompt_tokens=0, output_tokens=0)
+    assert step_bytes(config, nothing_cached, "bfloat16", "fp8") == one // 2
+    assert step_bytes(config, nothing_cached, "bfloat16", "int4") == pytest.approx(4.89e9, rel=0.001)
 
 
 def row(model: str, batch: int, of_bound: float, output_tokens_per_s: float) -> dict[str, object]:

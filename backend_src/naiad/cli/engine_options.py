@@ -57,8 +57,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
     add(
         "--quantization",
         choices=QUANTIZATIONS,
-        help="how a CPU's native kernels round weights at load; int8: to eight bits, near the full "
-        "weights; int4: to four bits, the smallest and the least exact",
+        help="how weights are rounded at load; int8: to eight bits, near the full weights; int4: to four "
+        "bits, the smallest and the least exact; fp8: to float8_e4m3fn, on a GPU from sm_90 on",
     )
     add(
         "--start-cache",

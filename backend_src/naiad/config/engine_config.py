@@ -15,7 +15,7 @@ from naiad.errors import ConfigError
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 DEVICES = ("cpu", "cuda")
 CPU_KERNELS = ("auto", "native", "torch")
-QUANTIZATIONS = ("none", "int8", "int4")
+QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 DRAFT_QUANTIZATIONS = ("auto", *QUANTIZATIONS)
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
 SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
@@ -39,9 +39,11 @@ class EngineConfig:
         cpu_kernels: what computes a step on a CPU: "native" (compiled for this machine at the first start),
             "torch", or "auto": native where it can be had, else torch. On CUDA it has no meaning.
         quantization: how weights are rounded at load: "none"; "int8": eight bits with a scale for each
-            output; "int4": four bits with a scale and a zero point for each 32 inputs, and eight in the head.
-            Inputs of a layer are then in eight bits with a scale for each 64 of them. The native kernels of
-            a CPU compute both.
+            output; "int4": four bits with a scale and a zero point for each 32 inputs, and eight in the head;
+            "fp8", on a GPU from sm_90 on: float8_e4m3fn with a scale for each output, and int8 in the head.
+            Inputs of a layer are then rounded too: on a CPU, whose native kernels compute this, to eight bits
+            with a scale for each 64 of them; on a GPU only for "fp8", with a scale for each token. On a GPU
+            a layer that the checkpoint has quantised may keep its form.
         start_cache: on a CPU, keep what a start prepares for the next one: the weights as the native kernels
             read them, and measured costs of steps. They are in .naiad in the model's directory, or in the
             user's cache if that is read-only.
@@ -184,9 +186,20 @@ class EngineConfig:
             value = getattr(self, key)
             if value not in allowed:
                 raise ConfigError(key, value, f"one of {', '.join(allowed)}")
-            if value not in ("none", "auto") and (self.device != "cpu" or self.cpu_kernels == "torch"):
-                expected = f"{allowed[0]}: only the native kernels of a CPU compute it"
+            if value not in ("none", "auto"):
+                self._check_rounded(key, value, allowed[0])
+
+    def _check_rounded(self, key: str, value: str, usual: str) -> None:
+        if self.device != "cpu":
+            if self.batch_invariant:
+                expected = f"{usual} with batch_invariant: kernels of a fixed order read whole weights"
                 raise ConfigError(key, value, expected)
+            return
+        if value == "fp8":
+            expected = f"{usual}, int8 or int4: a CPU does not multiply FP8, and int8 is as small"
+            raise ConfigError(key, value, expected)
+        if self.cpu_kernels == "torch":
+            raise ConfigError(key, value, f"{usual}: on a CPU only the native kernels compute it")
 
     def _check_cores(self) -> None:
         if self.cpu_threads < 0:

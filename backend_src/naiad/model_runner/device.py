@@ -15,22 +15,31 @@ from naiad.errors import ConfigError, StartupError
 from naiad.outputs import MemoryUse
 from naiad_kernels.compile_counter import CompileCounter
 from naiad_kernels.linear.onednn import computes_in_bfloat16
+from naiad_kernels.linear.quantised.weights import has_fp8
 
 _GIB = 1024**3
 # Fusing and reordering weights briefly holds one matrix twice.
 _LOADING_OVERHEAD = 1.1
+# Of a weight in four bits, with its share of a scale and a minimum.
+_NIBBLE_BYTES = 5 / 8
 
 
 def resolve_device(config: EngineConfig, rank: int = 0) -> torch.device:
     """Return the torch device of the configuration; each rank of a split model has a GPU of its own.
 
     Raises:
-        ConfigError: the device is "cuda", but torch sees no CUDA device, or fewer than ranks.
+        ConfigError: the device is "cuda", but torch sees no CUDA device, or fewer than ranks; or weights are
+            to be in FP8, which the GPU does not multiply.
     """
-    if config.device == "cuda" and not torch.cuda.is_available():
+    if config.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
         raise ConfigError("device", "cuda", "cpu: PyTorch finds no CUDA device on this machine")
-    if config.device == "cpu" or config.num_ranks == 1:
-        return torch.device(config.device)
+    for key in ("quantization", "draft_quantization"):
+        if getattr(config, key) == "fp8" and not has_fp8(torch.device("cuda")):
+            raise ConfigError(key, "fp8", "none, int8 or int4: this GPU is older than sm_90")
+    if config.num_ranks == 1:
+        return torch.device("cuda")
     num_gpus, size = torch.cuda.device_count(), config.tensor_parallel_size
     if num_gpus < size:
         raise ConfigError("tensor_parallel_size", size, f"1 … {num_gpus}, the number of GPUs")
@@ -68,7 +77,7 @@ def kv_cache_codes(config: EngineConfig, dtype: torch.dtype, device: torch.devic
     if config.kv_cache_dtype == "int8":
         return torch.int8
     if config.kv_cache_dtype == "fp8":
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+        if not has_fp8(device):
             raise ConfigError("kv_cache_dtype", "fp8", "auto or int8: this GPU is older than sm_90")
         return torch.float8_e4m3fn
     name = str(dtype).removeprefix("torch.")
@@ -97,6 +106,7 @@ def memory_use(device: torch.device) -> MemoryUse:
 
 def check_memory(
     checkpoints: Sequence[tuple[str, ModelConfig]],
+    quantizations: Sequence[str],
     dtype: torch.dtype,
     device: torch.device,
     num_ranks: int = 1,
@@ -105,6 +115,7 @@ def check_memory(
 
     Args:
         checkpoints: directory and configuration of each checkpoint.
+        quantizations: how the weights of each are rounded.
         dtype: the dtype of the computation.
         device: the device that gets the weights.
         num_ranks: number of ranks that share the weights; on a CPU they share the memory too.
@@ -112,7 +123,10 @@ def check_memory(
     Raises:
         StartupError: says how much memory is needed and how much is available.
     """
-    needed_bytes = sum(_needed_bytes(each, config, dtype, device) for each, config in checkpoints)
+    needed_bytes = sum(
+        _needed_bytes(path, config, kind, dtype, device)
+        for (path, config), kind in zip(checkpoints, quantizations, strict=True)
+    )
     if device.type == "cuda":
         needed_bytes //= num_ranks
         available_bytes, _ = torch.cuda.mem_get_info(device)
@@ -121,17 +135,23 @@ def check_memory(
     if needed_bytes > available_bytes:
         raise StartupError(
             f"the weights need {needed_bytes / _GIB:.1f} GiB of {device.type} memory in {dtype}, "
-            f"{available_bytes / _GIB:.1f} GiB are available: free memory or use a smaller model or dtype"
+            f"{available_bytes / _GIB:.1f} GiB are available: free memory or use a smaller model, dtype or "
+            "quantization"
         )
 
 
-def _needed_bytes(model_dir: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+def _needed_bytes(
+    model_dir: str, config: ModelConfig, quantization: str, dtype: torch.dtype, device: torch.device
+) -> int:
     stored_bytes = sum(path.stat().st_size for path in Path(model_dir).glob("*.safetensors"))
     if config.quantised is not None and device.type == "cuda" and stored_bytes:
         # Most of it stays packed; what does not is found out when it is loaded.
         return int(stored_bytes * _LOADING_OVERHEAD)
+    if quantization != "none":
+        return int(_rounded_bytes(config, quantization, dtype) * _LOADING_OVERHEAD)
     if config.quantised is not None:
-        return int(_num_weights(config) * dtype.itemsize * _LOADING_OVERHEAD)
+        num_weights = _num_projection_weights(config) + 2 * config.vocab_size * config.hidden_size
+        return int(num_weights * dtype.itemsize * _LOADING_OVERHEAD)
     stored_item = 4 if config.dtype == "float32" else 2
     if device.type == "cpu" and dtype == torch.float32 and config.dtype == "bfloat16":
         # Linear weights stay in 16 bits; the embedding is widened.
@@ -140,8 +160,15 @@ def _needed_bytes(model_dir: str, config: ModelConfig, dtype: torch.dtype, devic
     return int(stored_bytes / stored_item * dtype.itemsize * _LOADING_OVERHEAD)
 
 
-def _num_weights(config: ModelConfig) -> int:
-    """The number of weights of embedding, head and projections."""
+def _rounded_bytes(config: ModelConfig, quantization: str, dtype: torch.dtype) -> float:
+    """Projections in few bits, the head in eight, and the embedding as it is."""
+    embedding_weights = config.vocab_size * config.hidden_size
+    bytes_per_weight = _NIBBLE_BYTES if quantization == "int4" else 1
+    projection_bytes = _num_projection_weights(config) * bytes_per_weight
+    return projection_bytes + embedding_weights * (1 + dtype.itemsize)
+
+
+def _num_projection_weights(config: ModelConfig) -> int:
     query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     of_layer = config.hidden_size * (2 * query_size + 2 * kv_size + 3 * config.intermediate_size)
-    return config.num_layers * of_layer + 2 * config.vocab_size * config.hidden_size
+    return config.num_layers * of_layer

@@ -94,7 +94,7 @@ class ModelRunner(PagedModel):
         checkpoints = [(config.model_dir, target)]
         if draft is not None:
             checkpoints.append((config.draft_model, draft))
-        check_memory(checkpoints, self.dtype, self.device, config.num_ranks)
+        check_memory(checkpoints, quantizations(config), self.dtype, self.device, config.num_ranks)
         with torch.inference_mode():
             self._team = team = native_team(config, self.device, self.dtype, num_threads)
             self._codes = kv_cache_codes(config, self.dtype, self.device)
@@ -313,11 +313,12 @@ class ModelRunner(PagedModel):
             self._capture_graphs(config, graphed[-1])
             eager.append(PagedModel(model, pool, layout, longest, followers=self._followers))
         num_tokens = max(config.max_num_batched_tokens or CUDA_BUDGET.num_tokens, config.max_num_seqs)
+        is_rounded = set(quantizations(config)) != {"none"}
         # Run after all captures, because each capture first releases the memory that torch has cached.
         for paged_model, model in zip(eager, models, strict=True):
             layout = self._cache_layout(config, model.config)
             longest = paged_model.max_model_len
-            rows = () if model.config.quantised is None else DISTINCT_ROWS
+            rows = DISTINCT_ROWS if is_rounded or model.config.quantised is not None else ()
             steps = every_kind_of_step(layout, longest, rows)
             for step in steps + largest_steps(config, num_tokens, longest):
                 paged_model.run(step)

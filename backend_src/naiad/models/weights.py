@@ -120,7 +120,8 @@ class Checkpoint:
         """
         weight = self._source.read(name, shape)
         kept: NibbleWeight | None = None
-        if self.options.quantization == "int4" and not isinstance(weight, torch.Tensor):
+        keeps_nibbles = self.options.native and self.options.quantization == "int4"
+        if keeps_nibbles and not isinstance(weight, torch.Tensor):
             kept = kept_nibbles(weight)
         return self._matrix(weight, shape), kept
 

@@ -15,6 +15,7 @@ from naiad_kernels.linear.options import LoadOptions
 from naiad_kernels.linear.plain import PlainWeight
 from naiad_kernels.linear.quantised.kept import KeptWeight, MXFP4Weight, ReorderedNibbles
 from naiad_kernels.linear.quantised.repack import repack_mxfp4, repack_nibbles, repack_reordered
+from naiad_kernels.linear.quantised.rounded import round_weight
 from naiad_kernels.linear.quantised.weights import ByteWeight, W4Weight, has_fp8
 from naiad_kernels.native.nibbles import NibbleWeight
 from naiad_kernels.native.panels import NativeWeight
@@ -67,6 +68,9 @@ def prepare_linear(
         if options.quantization != "none":
             return _rounded(matrix, bias, options.quantization)
         return NativeWeight.of(matrix, bias, options.dtype)
+    if options is not None and options.quantization != "none":
+        assert options.packed, options
+        return round_weight(matrix, bias, options.quantization)
     if options is not None and options.batch_invariant:
         return FixedOrderWeight(matrix.contiguous(), bias)
     if half_weight.can_narrow(matrix):

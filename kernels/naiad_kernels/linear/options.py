@@ -17,10 +17,10 @@ class LoadOptions:
         batch_invariant: on a GPU, every bit of a token's result must be independent of the other tokens
             of the step.
         native: on a CPU, steps are recorded and run by the native kernels.
-        quantization: with native kernels, how the weights of linear layers are rounded: "none", "int8" or
-            "int4".
+        quantization: how the weights of linear layers are rounded, for native kernels or with `packed`:
+            "none", "int8", "int4", or, with `packed`, "fp8".
         packed: weights that a checkpoint has quantised are multiplied in the form that is stored, as
-            the kernels for a GPU do.
+            the kernels for a GPU do, and are not rounded again.
     """
 
     dtype: torch.dtype = torch.float32

@@ -40,16 +40,18 @@ class NibbleWeight:
         return self.offsets.dtype == torch.float16
 
     @classmethod
-    def rounded(cls, matrix: torch.Tensor) -> NibbleWeight | None:
+    def rounded(cls, matrix: torch.Tensor, has_whole_zeros: bool = False) -> NibbleWeight | None:
         """Round a weight to the nearest numbers, with zero points.
 
         Args:
-            matrix: `[out_features, in_features]`, a floating dtype, on the CPU.
+            matrix: `[out_features, in_features]`, a floating dtype; the result is on its device.
+            has_whole_zeros: zero points are whole numbers, 0 … 15.
 
         Returns:
             None: a scale is beyond what float16 holds.
         """
-        parts = [_round(part.float()) for part in torch.split(matrix, _ROUNDED_ROWS)]
+        zeros_per_unit = 1 if has_whole_zeros else _PER_UNIT
+        parts = [_round(part.float(), zeros_per_unit) for part in torch.split(matrix, _ROUNDED_ROWS)]
         whole = cls.joined(parts)
         return whole if bool(whole.scales.isfinite().all()) else None
 
@@ -178,13 +180,14 @@ class NibbleWeight:
         return torch.cat(parts, 2)
 
 
-def _round(matrix: torch.Tensor) -> NibbleWeight:
+def _round(matrix: torch.Tensor, zeros_per_unit: int) -> NibbleWeight:
     """Scales reach from the least weight of a group, or 0, to the greatest, or 0."""
     groups = _groups_of(matrix)
     least, greatest = groups.amin(2).clamp_max(0), groups.amax(2).clamp_min(0)
     scales = ((greatest - least) / _LARGEST).to(torch.float16)
     steps = torch.where(scales > 0, scales.float(), 1.0)
-    offsets = ((-least / steps - _MIDDLE) * _PER_UNIT).round_().clamp_(-128, 127)
+    rounded_zeros = ((-least / steps - _MIDDLE) * zeros_per_unit).round_()
+    offsets = (rounded_zeros * (_PER_UNIT // zeros_per_unit)).clamp_(-128, 127)
     zeros = offsets / _PER_UNIT + _MIDDLE
     numbers = (groups / steps[:, :, None] + zeros[:, :, None]).round_().clamp_(0, _LARGEST)
     return NibbleWeight(_as_numbers(numbers, matrix.shape[1]), scales, offsets.to(torch.int8))
