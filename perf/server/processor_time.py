@@ -5,6 +5,8 @@
 The real server with the real models streams each token of an engine that computes nothing, at a rate
 that all models sustain. The models and the OpenAI API take turns; then the server is idle for a while.
 With `--gate on` Triton's clients come through the gate; the last column is its share of the other processes.
+With `--bare-chain` an ensemble of two Python models that do nothing but stream takes turns too: what Triton
+itself takes for a token that passes two models.
 CPU time is more reliable than speed on a machine with other load. It does not include the effect that a
 real engine competes with these processes for the same cores.
 """
@@ -26,6 +28,7 @@ from typing import Any
 import psutil
 from perf.common.report import print_rows, write_report
 from perf.common.word_prompts import single_token_words, word_prompts
+from perf.server.bare_chain import CHAIN, bare_generate, write_bare_chain
 from perf.server.fast_repository import write_fast_repository
 from perf.server.load import PROTOCOLS, llm_generate, openai_generate, text_generate
 from perf.server.serve_process import naiad_serve
@@ -38,7 +41,8 @@ from naiad.cli.checkpoints.fetch import resolve_model
 REST = "at rest, a second"
 LOAD, OTHERS, OPENAI, GATE = "load generator", "others", "openai", "gate"
 _STUB = re.compile(r"triton_python_backend_stub .*/(\w+)/\d+/model\.py")
-_COLUMNS = ("tritonserver", "llm", "tokenizer", "detokenizer", "text", OPENAI, OTHERS, GATE)
+_BARE = ("bare_llm", "bare_detokenizer")
+_COLUMNS = ("tritonserver", "llm", "tokenizer", "detokenizer", "text", OPENAI, OTHERS, GATE, *_BARE)
 
 Row = dict[str, Any]
 
@@ -56,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="naiad-perf-") as folder:
         repository = Path(folder) / "repository"
         environment = write_fast_repository(repository, args.tokens_per_s)
+        if args.bare_chain:
+            write_bare_chain(repository, args.tokens_per_s / args.concurrency)
         options = ["--model", str(model_dir), "--model-repository", str(repository), "--gate", args.gate]
         with naiad_serve(options, environment) as server:
             contestants: dict[str, Callable[[Any, int], object]] = {
@@ -63,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "text": text_generate(server, "text", decode, args.protocol),
                 "llm": llm_generate(server, args.protocol),
                 OPENAI: openai_generate(server, decode),
+                **({CHAIN: bare_generate(server, args.protocol)} if args.bare_chain else {}),
                 REST: lambda _prompts, _num_tokens: time.sleep(args.seconds),
             }
             for generate in contestants.values():
@@ -151,6 +158,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--gate", default="off", choices=("on", "off"), help="whether clients come through it"
     )
+    parser.add_argument("--bare-chain", action="store_true", help="measure two models that do nothing too")
     parser.add_argument("--seconds", type=float, default=10, metavar="S", help="duration of a turn")
     parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="turns")
     return parser.parse_args(argv)
