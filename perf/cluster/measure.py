@@ -20,7 +20,7 @@ from naiad.cli.bench.throughput import machine
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.plan.measure import measured_costs
 from naiad.config import EngineConfig
-from naiad.config.engine_config import DTYPES, QUANTIZATIONS
+from naiad.config.engine_config import CPU_QUANTIZATIONS, DTYPES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--output", type=Path, required=True, metavar="FILE")
     add("--model", default="default", help="default, DIR or org/name[@revision]")
     add("--dtype", choices=DTYPES, default="auto")
-    add("--quantization", choices=QUANTIZATIONS, default="none")
+    add("--quantization", choices=CPU_QUANTIZATIONS, default="none")
     add("--max-num-seqs", type=at_least(1), default=32, metavar="N")
     add("--kv-cache-bytes", type=at_least(0), default=1 << 30, metavar="N", help="0: as at a start")
     add("--overhead-ms", type=float, default=0.3, metavar="MS", help="of the engine around each step")

@@ -35,7 +35,7 @@ from naiad.cli.bench.throughput import (
 )
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
-from naiad.config.engine_config import QUANTIZATIONS
+from naiad.config.engine_config import CPU_QUANTIZATIONS
 from naiad.engine import Engine
 from naiad.model_runner import ModelRunner, kept_measurements
 from naiad.models.native_model import NativeModel
@@ -160,7 +160,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--quantization", default="none", choices=QUANTIZATIONS)
+    parser.add_argument("--quantization", default="none", choices=CPU_QUANTIZATIONS)
     parser.add_argument("--batch", default="1,8,32", metavar="N,…")
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--output-tokens", type=at_least(2), default=128, metavar="N")

@@ -20,7 +20,7 @@ from naiad.cli.bench.throughput import Prompts, check_counts
 _SOURCE, _SINK, CHAIN = "bare_llm", "bare_detokenizer", "bare_ensemble"
 _CONFIG_OF_PYTHON = """name: "{name}"
 backend: "python"
-model_transaction_policy {{ decoupled: {is_decoupled} }}
+model_transaction_policy {{ decoupled: true }}
 input [ {{ name: "{taken}", data_type: TYPE_INT32, dims: [1] }} ]
 output [ {{ name: "{given}", data_type: {datatype}, dims: [1] }} ]
 instance_group [ {{ count: 1, kind: KIND_CPU }} ]
@@ -61,11 +61,9 @@ def write_bare_chain(repository: Path, tokens_per_s: float) -> None:
         tokens_per_s: the rate of each stream.
     """
     source = _CONFIG_OF_PYTHON.format(
-        name=_SOURCE, is_decoupled="true", taken="max_tokens", given="token_id", datatype="TYPE_INT32"
+        name=_SOURCE, taken="max_tokens", given="token_id", datatype="TYPE_INT32"
     )
-    sink = _CONFIG_OF_PYTHON.format(
-        name=_SINK, is_decoupled="false", taken="token_id", given="text_output", datatype="TYPE_STRING"
-    )
+    sink = _CONFIG_OF_PYTHON.format(name=_SINK, taken="token_id", given="text_output", datatype="TYPE_STRING")
     _write(repository / _SOURCE, source, _MODEL_OF_SOURCE.format(tokens_per_s=tokens_per_s))
     _write(repository / _SINK, sink, _MODEL_OF_SINK)
     _write(repository / CHAIN, _CONFIG_OF_CHAIN, "")
@@ -116,14 +114,16 @@ def source_model(tokens_per_s: float) -> type:
 
 
 class SinkModel:
-    """A model that answers each token by the same text."""
+    """A decoupled model, as the detokenizer is, that answers each token by the same text."""
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[Any]) -> None:
         """Answer."""
         import triton_python_backend_utils as triton
 
-        text = np.array([b" word"], dtype=np.object_)
-        return [triton.InferenceResponse([triton.Tensor("text_output", text)]) for _ in requests]
+        for request in requests:
+            text = triton.Tensor("text_output", np.array([b" word"], dtype=np.object_))
+            sender = request.get_response_sender()
+            sender.send(triton.InferenceResponse([text]), flags=triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 def _write(model: Path, config: str, code: str) -> None:

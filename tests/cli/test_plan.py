@@ -152,6 +152,8 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_7B | {"num_hidden_layers": 64}))
     assert main([*words, "--gpu", "l4", "--prompt", "100"]) == 1
     assert "--gpu = 'l4': expected one with more than 29 GB, for the weights alone" in capsys.readouterr().err
+    assert main([*words, "--gpu", "h100", "--prompt", "100", "--quantization", "int8"]) == 1
+    assert "--quantization = 'int8': expected none with --gpu: --weight-bits says" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*words, "--prompt", "100"])
     assert "one of the arguments --gpu --cpu is required" in capsys.readouterr().err

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,14 +16,15 @@ from helpers.gguf_files import write_gguf
 from helpers.quantised_cases import CASES, SIZES, expected_logits, logits_of
 from helpers.quantised_checkpoints import write_checkpoint
 from helpers.tiny_models import make_tiny_model
-from naiad.config import ModelConfig
+from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError, StartupError
+from naiad.model_runner import ModelRunner, model_runner
 from naiad.model_runner import device as device_module
-from naiad.model_runner import model_runner
 from naiad.models.layers import load_embedding_and_head
 from naiad.models.weights import Checkpoint
 from naiad_kernels.linear import LoadOptions, linear, prepare_linear
 from naiad_kernels.linear.quantised import ByteWeight, W4Weight
+from naiad_kernels.linear.quantised.kernel.plan import byte_tile, plan_product, w4_tile
 from naiad_kernels.native.nibbles import NibbleWeight
 
 KINDS = ("int8", "int4", "fp8")
@@ -130,6 +134,15 @@ def test_whole_zero_points_lose_little_more_than_eighths() -> None:
     assert 1 < errors[0] / errors[1] < 1.1
 
 
+def test_a_group_of_tiny_weights_keeps_its_zero_among_the_numbers() -> None:
+    """Its scale is a subnormal number of float16, half of what it should be."""
+    matrix = torch.randn(16, 64)
+    matrix[5, 32:] = torch.tensor([-2.2e-6, 0.0]).repeat(16)
+    weight = prepare_linear(matrix, None, options_of("int4"))
+    assert isinstance(weight, W4Weight)
+    torch.testing.assert_close(linear(torch.eye(64), weight)[:, 5][32:], matrix[5, 32:], atol=2e-6, rtol=0)
+
+
 @pytest.mark.parametrize("is_tied", [False, True], ids=["own", "tied"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_has_eight_bits_and_the_embedding_all(tmp_path: Path, kind: str, is_tied: bool) -> None:
@@ -182,23 +195,70 @@ def test_an_old_gpu_refuses_fp8(tmp_path: Path, key: str) -> None:
     with (
         mock.patch.object(torch.cuda, "is_available", return_value=True),
         mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 0)),
-        pytest.raises(ConfigError, match=rf"^{key} = 'fp8': expected none, int8 or int4: this GPU is older"),
+        pytest.raises(ConfigError, match=rf"^{key} = 'fp8': expected .*none, int8 or int4: this GPU is old"),
     ):
         logits_of(tmp_path, device="cuda", **drafts, **{key: "fp8"})
 
 
-@pytest.mark.parametrize(("kind", "fits"), [("none", False), ("int8", True), ("int4", True)])
+@pytest.mark.parametrize(("kind", "weight_bytes"), [("int8", 1), ("fp8", 1), ("int4", 5 / 8)])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_memory_is_asked_for_what_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fits: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, kind: str, weight_bytes: float
 ) -> None:
-    """Of 16 layers in float32 a quarter is left by eight bits."""
-    make_tiny_model(tmp_path, **{**SIZES, "num_hidden_layers": 16})
-    config = ModelConfig.from_directory(tmp_path)
-    stored = (tmp_path / "model.safetensors").stat().st_size
-    monkeypatch.setattr(device_module, "available_memory_bytes", lambda: stored // 2)
-    arguments = ([(str(tmp_path), config)], [kind], torch.float32, torch.device("cpu"))
-    if fits:
-        device_module.check_memory(*arguments)
-        return
-    with pytest.raises(StartupError, match=r"the weights need .* smaller model, dtype or quantization$"):
-        device_module.check_memory(*arguments)
+    """Two models: projections as they are rounded, heads in eight bits, embeddings in bfloat16."""
+    model = make_tiny_model(tmp_path, **SIZES)
+    sizes = {name: weight.numel() for name, weight in model.state_dict().items()}
+    of_projections = sum(size for name, size in sizes.items() if "_proj.weight" in name)
+    of_head = sizes["lm_head.weight"]
+    needed = 2 * int((of_projections * weight_bytes + of_head * (1 + 2)) * 1.1)
+    checkpoints = [(str(tmp_path), ModelConfig.from_directory(tmp_path))] * 2
+
+    def check(num_bytes: int) -> None:
+        monkeypatch.setattr(device_module, "available_memory_bytes", lambda: num_bytes)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (num_bytes, num_bytes))
+        device_module.check_memory(checkpoints, [kind, kind], torch.bfloat16, torch.device(device))
+
+    check(needed)
+    with pytest.raises(
+        StartupError, match=rf"in torch\.bfloat16 and {kind}, .* a smaller model, dtype or quantization$"
+    ):
+        check(needed - 1)
+
+
+@pytest.mark.parametrize("max_num_seqs", [4, 32])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_start_launches_every_variant_of_the_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, max_num_seqs: int
+) -> None:
+    """Also those of the head, which multiplies only the tokens that are sampled or whose logits are asked."""
+    make_tiny_model(tmp_path, **{**SIZES, "vocab_size": 160})
+    config = EngineConfig(
+        model_dir=str(tmp_path),
+        dtype="float32",
+        block_size=16,
+        max_num_seqs=max_num_seqs,
+        cpu_kernels="torch",
+    )
+    with loading(kind):
+        runner = ModelRunner(config)
+    launched: dict[tuple[int, int], set[int]] = {}
+    for form in (W4Weight, ByteWeight):
+        multiply = form.multiply
+
+        def recording(weight: Any, x: torch.Tensor, residual: Any, multiply: Any = multiply) -> Any:
+            launched.setdefault((weight.in_features, weight.out_features), set()).add(len(x))
+            return multiply(weight, x, residual)
+
+        monkeypatch.setattr(form, "multiply", recording)
+    runner._rehearse(dataclasses.replace(config, cpu_kernels="auto", quantization="int8"), [runner._model])
+    assert len(launched) == 5
+    for sizes, rows in launched.items():
+        for tile_of, element_bytes in itertools.product((byte_tile, w4_tile), (1, 2, 4)):
+            variant = partial(variant_of, tile_of=tile_of, element_bytes=element_bytes, sizes=sizes)
+            assert set(map(variant, range(1, max(rows) + 1))) == set(map(variant, rows)), sizes
+
+
+def variant_of(num_rows: int, *, tile_of: Any, element_bytes: int, sizes: tuple[int, int]) -> Any:
+    """What the kernel of a product is compiled for."""
+    tile = tile_of(num_rows, element_bytes, 90)
+    return tile, plan_product(tile, num_rows, *sizes).is_split

@@ -55,7 +55,9 @@ def test_each_token_is_a_response_and_the_last_is_final() -> None:
 
 
 def test_each_token_gets_a_text() -> None:
-    assert SinkModel().execute([{}, {}]) == [[("text_output", [b" word"])]] * 2
+    requests = [Request(1), Request(1)]
+    SinkModel().execute(requests)
+    assert [request.sent for request in requests] == [[([("text_output", [b" word"])], FINAL)]] * 2
 
 
 def test_the_chain_passes_two_models(tmp_path: Path) -> None:
@@ -67,5 +69,5 @@ def test_the_chain_passes_two_models(tmp_path: Path) -> None:
     assert {name: config.name for name, config in configs.items()} == {name: name for name in configs}
     chain = configs.pop("bare_ensemble")
     assert {step.model_name for step in chain.ensemble_scheduling.step} == set(configs)
-    assert configs["bare_llm"].model_transaction_policy.decoupled
+    assert all(config.model_transaction_policy.decoupled for config in configs.values())
     assert all((tmp_path / name / "1" / "model.py").is_file() for name in configs)

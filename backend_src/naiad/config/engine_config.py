@@ -15,7 +15,8 @@ from naiad.errors import ConfigError
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 DEVICES = ("cpu", "cuda")
 CPU_KERNELS = ("auto", "native", "torch")
-QUANTIZATIONS = ("none", "int8", "int4", "fp8")
+CPU_QUANTIZATIONS = ("none", "int8", "int4")
+QUANTIZATIONS = (*CPU_QUANTIZATIONS, "fp8")
 DRAFT_QUANTIZATIONS = ("auto", *QUANTIZATIONS)
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
 SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
@@ -195,11 +196,11 @@ class EngineConfig:
                 expected = f"{usual} with batch_invariant: kernels of a fixed order read whole weights"
                 raise ConfigError(key, value, expected)
             return
-        if value == "fp8":
-            expected = f"{usual}, int8 or int4: a CPU does not multiply FP8, and int8 is as small"
-            raise ConfigError(key, value, expected)
         if self.cpu_kernels == "torch":
             raise ConfigError(key, value, f"{usual}: on a CPU only the native kernels compute it")
+        if value not in CPU_QUANTIZATIONS:
+            expected = f"{usual}, int8 or int4: a CPU does not multiply FP8, and int8 is as small"
+            raise ConfigError(key, value, expected)
 
     def _check_cores(self) -> None:
         if self.cpu_threads < 0:

@@ -37,7 +37,8 @@ def resolve_device(config: EngineConfig, rank: int = 0) -> torch.device:
         raise ConfigError("device", "cuda", "cpu: PyTorch finds no CUDA device on this machine")
     for key in ("quantization", "draft_quantization"):
         if getattr(config, key) == "fp8" and not has_fp8(torch.device("cuda")):
-            raise ConfigError(key, "fp8", "none, int8 or int4: this GPU is older than sm_90")
+            usual = "none" if key == "quantization" else "auto, none"
+            raise ConfigError(key, "fp8", f"{usual}, int8 or int4: this GPU is older than sm_90")
     if config.num_ranks == 1:
         return torch.device("cuda")
     num_gpus, size = torch.cuda.device_count(), config.tensor_parallel_size
@@ -133,8 +134,9 @@ def check_memory(
     else:
         available_bytes = available_memory_bytes()
     if needed_bytes > available_bytes:
+        widths = " and ".join(str(each) for each in dict.fromkeys((dtype, *quantizations)) if each != "none")
         raise StartupError(
-            f"the weights need {needed_bytes / _GIB:.1f} GiB of {device.type} memory in {dtype}, "
+            f"the weights need {needed_bytes / _GIB:.1f} GiB of {device.type} memory in {widths}, "
             f"{available_bytes / _GIB:.1f} GiB are available: free memory or use a smaller model, dtype or "
             "quantization"
         )

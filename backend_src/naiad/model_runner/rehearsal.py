@@ -5,7 +5,7 @@ All tokens of all their sequences are in block 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from naiad.config import EngineConfig
 from naiad.model_runner.lone_steps import LoneRow, lone_step
@@ -16,21 +16,24 @@ from naiad_kernels.paged_attention.layout import CacheLayout
 
 
 def every_kind_of_step(
-    layout: CacheLayout, max_model_len: int, product_rows: Iterable[int] = ()
+    layout: CacheLayout, max_model_len: int, product_rows: Collection[int] = ()
 ) -> list[StepBatch]:
     """Make steps that together launch every kernel variant that any step uses.
 
     Args:
         layout: the pool's layout.
         max_model_len: maximum length of a sequence.
-        product_rows: numbers of tokens that together launch every variant of the products; none if they are
-            a library's.
+        product_rows: numbers of tokens that together launch every variant of the products, the head's
+            included; none if they are a library's.
     """
-    drawing = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
+    # With a prompt's logits the head multiplies as many tokens as the other layers, up to those of a part.
+    params = SamplingParams(
+        max_tokens=1, temperature=1.0, top_p=0.9, returns_context_logits=bool(product_rows)
+    )
     # The context is as long as possible: one that is not split does not launch the merge of its parts.
     table = _in_block_0(max_model_len, layout.block_size)
     return [
-        lone_step([LoneRow(0, [0] * max_model_len, max_model_len - length, table, drawing)])
+        lone_step([LoneRow(0, [0] * max_model_len, max_model_len - length, table, params)])
         for length in sorted({*distinct_query_lens(layout), *product_rows})
         if length <= max_model_len
     ]

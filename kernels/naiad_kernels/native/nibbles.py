@@ -187,7 +187,9 @@ def _round(matrix: torch.Tensor, zeros_per_unit: int) -> NibbleWeight:
     scales = ((greatest - least) / _LARGEST).to(torch.float16)
     steps = torch.where(scales > 0, scales.float(), 1.0)
     rounded_zeros = ((-least / steps - _MIDDLE) * zeros_per_unit).round_()
-    offsets = (rounded_zeros * (_PER_UNIT // zeros_per_unit)).clamp_(-128, 127)
+    # A scale that float16 holds coarsely may put zero beyond the numbers.
+    most = 127 if zeros_per_unit > 1 else (_LARGEST - _MIDDLE) * _PER_UNIT
+    offsets = (rounded_zeros * (_PER_UNIT // zeros_per_unit)).clamp_(-128, most)
     zeros = offsets / _PER_UNIT + _MIDDLE
     numbers = (groups / steps[:, :, None] + zeros[:, :, None]).round_().clamp_(0, _LARGEST)
     return NibbleWeight(_as_numbers(numbers, matrix.shape[1]), scales, offsets.to(torch.int8))

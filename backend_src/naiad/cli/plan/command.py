@@ -13,7 +13,7 @@ from naiad.cli.plan.devices import DEVICES
 from naiad.cli.plan.load import Limits, Load, latency, most_per_s
 from naiad.cli.plan.steps import ModelSize, Roofline, StepCosts
 from naiad.config import EngineConfig, ModelConfig
-from naiad.config.engine_config import DTYPES, QUANTIZATIONS
+from naiad.config.engine_config import CPU_QUANTIZATIONS, DTYPES
 from naiad.errors import ConfigError
 
 _GIB = 1 << 30
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--weight-bits", type=int, choices=(8, 16), default=16, help="of a GPU's weights and products")
     add("--kv-bits", type=int, choices=(8, 16), default=16, help="of a GPU's KV cache")
     add("--dtype", choices=DTYPES, default="auto", help="on a CPU")
-    add("--quantization", choices=QUANTIZATIONS, default="none", help="on a CPU")
+    add("--quantization", choices=CPU_QUANTIZATIONS, default="none", help="on a CPU")
     add("--price-per-hour", type=above_0, metavar="P", help="of one replica, in any currency")
     add("--json", action="store_true", help="print JSON")
 
@@ -69,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
             f"at most {config.max_position_embeddings} tokens together with --output, the model's limit"
         )
         raise ConfigError("--prompt", args.prompt, expected)
+    for key, value, usual in (("--dtype", args.dtype, "auto"), ("--quantization", args.quantization, "none")):
+        if args.gpu and value != usual:
+            raise ConfigError(key, value, f"{usual} with --gpu: --weight-bits says how wide its weights are")
     max_num_seqs = args.max_num_seqs or (32 if args.cpu else 256)
     replica = _cpu_replica(args, directory, max_num_seqs) if args.cpu else _gpu_replica(args, config)
     max_running = min(max_num_seqs, replica.kv_cache_bytes // (replica.kv_bytes_per_token * longest))

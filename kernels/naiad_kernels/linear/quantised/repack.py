@@ -84,10 +84,10 @@ def repack_awq(tensors: Int4Tensors, group_size: int) -> W4Weight:
 
 
 def repack_nibbles(weight: NibbleWeight, bias: torch.Tensor | None, device: torch.device) -> W4Weight | None:
-    """Convert numbers that a checkpoint's reader has kept.
+    """Convert numbers that a checkpoint's reader has kept, or that a weight was rounded to.
 
     Args:
-        weight: on the CPU.
+        weight: on the CPU or on `device`.
         bias: `[out_features]` on `device`, or None.
         device: where the result lies.
 

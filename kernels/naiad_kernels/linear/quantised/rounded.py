@@ -18,8 +18,8 @@ def round_weight(matrix: torch.Tensor, bias: torch.Tensor | None, quantization: 
     Args:
         matrix: `[out_features, in_features]`, floating dtype, on the device it will run on.
         bias: `[out_features]`, or None.
-        quantization: "int4": groups of 32 inputs with a scale and a whole zero point each, or int8 if
-            float16 does not hold the scales; "int8" or "fp8": a scale for each output.
+        quantization: "int4": groups of 32 inputs with a scale and a whole zero point each, or int8 if a
+            scale is larger than float16 holds; "int8" or "fp8": a scale for each output.
 
     Returns:
         Inputs are rounded too if the weight is in FP8, with a scale for each token, and else not.
