@@ -97,7 +97,7 @@ def _prepare_head(matrix: torch.Tensor, nibbles: NibbleWeight | None, options: L
     """The head decides between tokens and would lose most: it has int8 for fewer bits, or its own four."""
     if options.quantization in ("none", "int8"):
         return prepare_linear(matrix, options=options)
-    kept = nibbles or NibbleWeight.aligned(matrix) if options.native else None
+    kept = (nibbles or NibbleWeight.aligned(matrix)) if options.native else None
     if kept is not None:
         return prepare_linear(kept, options=options)
     return prepare_linear(matrix, options=replace(options, quantization="int8"))

@@ -63,7 +63,7 @@ class StartWatch:
     def _dead_stub(self, sight: StartSight, now_s: float) -> int | None:
         """The process id of a stub that has been dead for too long."""
         self._models |= sight.stubs
-        # What looks like a stub in one sight only may be the child of one between fork and exec.
+        # What looks like a stub in one sight only is not counted: it may be a child between fork and exec.
         self._seen_stubs |= sight.stubs.keys() & self._last.stubs.keys()
         self._endings |= sight.dead_stubs
         gone = sight.dead_stubs.keys() | (self._seen_stubs - sight.stubs.keys())
