@@ -289,6 +289,24 @@ def test_a_process_that_a_stub_forks_is_no_stub(tmp_path: Path, runtime_dir: Pat
         server.kill(10)
 
 
+def test_the_backends_trial_run_of_a_stub_is_no_stub(tmp_path: Path, runtime_dir: Path) -> None:
+    """It has no arguments and ends at once, and a start would be given up because it ended."""
+    stub, child, fifo = (tmp_path / name for name in (STUB_NAME, "child", "fifo"))
+    stub.symlink_to("/bin/cat")
+    os.mkfifo(fifo)
+    command = ["bash", "-c", f"'{stub}' < '{fifo}' & echo $! > '{child}'; wait"]
+    server = ServerProcess(command, dict(os.environ), runtime_dir, ServerLog(print, hold=True))
+    try:
+        with fifo.open("w"):
+            eventually(lambda: child.exists() and child.read_text().endswith("\n"))
+            trial = psutil.Process(int(child.read_text()))
+            eventually(lambda: trial.cmdline() == [str(stub)])
+            sight = server.start_sight()
+            assert (dict(sight.stubs), dict(sight.dead_stubs), server.num_stubs()) == ({}, {}, 0)
+    finally:
+        server.kill(10)
+
+
 def test_a_server_that_ends_by_itself_is_restarted(start: Start, tmp_path: Path) -> None:
     supervised = start("crash-once", str(tmp_path / "flag"))
     supervised.wait_for("restarting the server: it ended by itself with exit code 3")

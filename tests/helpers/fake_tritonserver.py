@@ -85,7 +85,7 @@ def map_shared(name: str) -> mmap.mmap:
 def end_a_stub(folder: Path, *, is_noticed: bool) -> None:
     stub = folder / "triton_python_backend_stub"
     stub.symlink_to("/bin/sleep")
-    process = subprocess.Popen([str(stub), "3.5"])
+    process = subprocess.Popen([str(stub), "1.5"])
     if is_noticed:
         process.wait()
 

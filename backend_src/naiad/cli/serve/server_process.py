@@ -84,8 +84,7 @@ class ServerProcess:
         parents: dict[int, int] = {}
         for process in self._descendants():
             with contextlib.suppress(psutil.NoSuchProcess):
-                words = process.cmdline()
-                if words and Path(words[0]).name == STUB_NAME:
+                if _model_of(process) is not None:
                     parents[process.pid] = process.ppid()
         # A stub's child looks like the stub between fork and exec.
         return sum(parent not in parents for parent in parents.values())
@@ -102,8 +101,8 @@ class ServerProcess:
                 parents[process.pid] = process.ppid()
                 if is_dead and name in (_SHOWN_STUB_NAME, *_SHELLS):
                     dead[process.pid] = _ending(process.pid)
-                elif name == STUB_NAME:
-                    stubs[process.pid] = _model_of(process.cmdline())
+                elif (model := _model_of(process)) is not None:
+                    stubs[process.pid] = model
                 # The server itself is busy with our questions.
                 if not is_dead and process.ppid() != self._guard.pid:
                     times = process.cpu_times()
@@ -143,9 +142,15 @@ def _without(processes: Mapping[int, str], pids: AbstractSet[int]) -> dict[int, 
     return {pid: text for pid, text in processes.items() if pid not in pids}
 
 
-def _model_of(command: Sequence[str]) -> str:
-    """The model of a stub, whose first argument is MODEL/VERSION/model.py."""
-    return Path(command[1]).parent.parent.name if len(command) > 1 else ""
+def _model_of(process: psutil.Process) -> str | None:
+    """The model that a live process is the stub of, or None.
+
+    A stub's first argument is MODEL/VERSION/model.py. The Python backend runs each stub without arguments
+    first, to see whether it may be executed; that run ends at once and serves no model.
+    """
+    words = process.cmdline()
+    is_stub = len(words) > 1 and Path(words[0]).name == STUB_NAME
+    return Path(words[1]).parent.parent.name if is_stub else None
 
 
 def _ending(pid: int) -> str:

@@ -40,8 +40,7 @@ class StartWatch:
         self._timeout_s = timeout_s
         self._progress_s = self._window_s = now_s
         self._last = self._window = StartSight()
-        self._models: dict[int, str] = {}
-        self._seen_stubs: set[int] = set()
+        self._seen_stubs: dict[int, str] = {}
         self._endings: dict[int, str] = {}
         self._gone_since_s: dict[int, float] = {}
 
@@ -62,17 +61,15 @@ class StartWatch:
 
     def _dead_stub(self, sight: StartSight, now_s: float) -> int | None:
         """The process id of a stub that has been dead for too long."""
-        self._models |= sight.stubs
-        # What looks like a stub in one sight only is not counted: it may be a child between fork and exec.
-        self._seen_stubs |= sight.stubs.keys() & self._last.stubs.keys()
+        self._seen_stubs |= sight.stubs
         self._endings |= sight.dead_stubs
-        gone = sight.dead_stubs.keys() | (self._seen_stubs - sight.stubs.keys())
+        gone = sight.dead_stubs.keys() | (self._seen_stubs.keys() - sight.stubs.keys())
         self._gone_since_s = {pid: self._gone_since_s.get(pid, now_s) for pid in gone}
         late = (pid for pid, since_s in self._gone_since_s.items() if now_s - since_s >= DEAD_STUB_S)
         return next(late, None)
 
     def _said_of(self, pid: int) -> str:
-        model = self._models.get(pid)
+        model = self._seen_stubs.get(pid)
         whose = f"model {model}" if model else "a model"
         return f"the process of {whose} (the Python backend's stub) ended{self._endings.get(pid, '')}"
 
