@@ -7,7 +7,7 @@ import json
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -22,6 +22,7 @@ from naiad.cli.bench.throughput import Generate, Prompts, check_counts
 from naiad.errors import InternalError, StartupError
 
 Inputs = dict[str, npt.NDArray[Any]]
+T = TypeVar("T")
 
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _COUNTED_AFTER_S = 5.0
@@ -102,8 +103,7 @@ def text_generate(
 ) -> Callable[[Prompts, int], list[str]]:
     """Make a function (prompts, number of new tokens) → the text for each prompt, which asks a text model.
 
-    A text does not reveal its number of tokens, so the server's counters are checked; there must be no
-    other load on the server.
+    A text does not reveal its number of tokens: `CountedTokens` checks that.
 
     Args:
         server: the server.
@@ -114,12 +114,8 @@ def text_generate(
     answers = PROTOCOLS[protocol]
 
     def generate(prompts: Prompts, num_tokens: int) -> list[str]:
-        before = _totals_at_rest(server)
         inputs = [text_inputs(decode(prompt), num_tokens) for prompt in prompts]
-        texts = [b"".join(parts).decode() for parts in answers(server, model, inputs, "text_output")]
-        asked = [sum(len(prompt) for prompt in prompts), num_tokens * len(prompts)]
-        _totals_at_rest(server, [a + b for a, b in zip(before, asked, strict=True)])
-        return texts
+        return [b"".join(parts).decode() for parts in answers(server, model, inputs, "text_output")]
 
     return generate
 
@@ -285,26 +281,47 @@ def arrays(messages: Sequence[bytes], name: str) -> list[npt.NDArray[Any]]:
     return found
 
 
-def _totals_at_rest(server: Served, expected: list[float] | None = None) -> list[float]:
-    """Return the server's counters of prompt tokens and new tokens once no sequence runs.
+class CountedTokens:
+    """Compares what a server is asked for with its own counters, between what is timed.
 
-    Raises:
-        InternalError: sequences keep running, or the counters do not reach the expected values.
+    The counters appear a moment after what they count, so no timed call may wait for them. There must be no
+    other load on the server.
     """
-    names = ("vllm:num_requests_running", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
-    end_s = time.monotonic() + _COUNTED_AFTER_S
-    while True:
-        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
+
+    def __init__(self, server: Served) -> None:
+        """Take a server that has answered nothing for a while."""
+        self._server = server
+        self._expected = self._totals()
+
+    def of(self, generate: Callable[[Prompts, int], T]) -> Callable[[Prompts, int], T]:
+        """Note what `generate` asks for."""
+
+        def noted(prompts: Prompts, num_tokens: int) -> T:
+            asked = (sum(len(prompt) for prompt in prompts), num_tokens * len(prompts))
+            self._expected = [before + more for before, more in zip(self._expected, asked, strict=True)]
+            return generate(prompts, num_tokens)
+
+        return noted
+
+    def check(self) -> None:
+        """Wait until the server has counted what was asked for.
+
+        Raises:
+            InternalError: it has counted something else for five seconds.
+        """
+        end_s = time.monotonic() + _COUNTED_AFTER_S
+        while (totals := self._totals()) != self._expected:
+            if time.monotonic() > end_s:
+                raise InternalError(
+                    f"the server has counted {totals} tokens of prompts and of texts; "
+                    f"expected {self._expected}"
+                )
+            time.sleep(0.01)
+
+    def _totals(self) -> list[float]:
+        with urllib.request.urlopen(f"http://{self._server.metrics}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
-        num_running, *totals = (
+        return [
             sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
-            for name in names
-        )
-        if not num_running and expected in (None, totals):
-            return totals
-        if time.monotonic() > end_s:
-            raise InternalError(
-                f"{num_running:g} sequences run, and the server has counted {totals} tokens of prompts and "
-                f"of texts; expected {expected or 'none to run'}"
-            )
-        time.sleep(0.01)
+            for name in ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+        ]

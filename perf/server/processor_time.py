@@ -30,7 +30,7 @@ from perf.common.report import print_rows, write_report
 from perf.common.word_prompts import single_token_words, word_prompts
 from perf.server.bare_chain import CHAIN, bare_generate, write_bare_chain
 from perf.server.fast_repository import write_fast_repository
-from perf.server.load import PROTOCOLS, llm_generate, openai_generate, text_generate
+from perf.server.load import PROTOCOLS, CountedTokens, llm_generate, openai_generate, text_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
@@ -64,11 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_bare_chain(repository, args.tokens_per_s / args.concurrency)
         options = ["--model", str(model_dir), "--model-repository", str(repository), "--gate", args.gate]
         with naiad_serve(options, environment) as server:
+            counted = CountedTokens(server)
             contestants: dict[str, Callable[[Any, int], object]] = {
-                "ensemble": text_generate(server, "ensemble", decode, args.protocol),
-                "text": text_generate(server, "text", decode, args.protocol),
-                "llm": llm_generate(server, args.protocol),
-                OPENAI: openai_generate(server, decode),
+                "ensemble": counted.of(text_generate(server, "ensemble", decode, args.protocol)),
+                "text": counted.of(text_generate(server, "text", decode, args.protocol)),
+                "llm": counted.of(llm_generate(server, args.protocol)),
+                OPENAI: counted.of(openai_generate(server, decode)),
                 **({CHAIN: bare_generate(server, args.protocol)} if args.bare_chain else {}),
                 REST: lambda _prompts, _num_tokens: time.sleep(args.seconds),
             }
@@ -83,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     made = args.seconds if name == REST else num_tokens * args.concurrency
                     rate = made / (time.perf_counter() - began_s)
                     turns.append(row_of(name, spent, made, rate))
+                counted.check()
     rows = medians(turns)
     print("milliseconds of CPU time per token")
     print_rows(rows)

@@ -16,7 +16,7 @@ from functools import partial
 from perf.common.report import print_table, write_results
 from perf.common.transformers_generate import transformers_generate
 from perf.common.word_prompts import single_token_words, word_prompts
-from perf.server.load import llm_generate, text_generate
+from perf.server.load import CountedTokens, llm_generate, text_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
@@ -51,14 +51,14 @@ def main() -> int:
     ]
     timings: dict[int, dict[str, Timing]] = {}
     with naiad_serve(options) as server:
-        served = llm_generate(server)
+        counted = CountedTokens(server)
+        served = counted.of(llm_generate(server))
+        decode = partial(tokenizer.decode, skip_special_tokens=True)
         contestants: dict[str, Contestant] = {
             "transformers": transformers_generate(model_dir, dtype),
             "engine": in_process,
             "llm": served,
-            "ensemble": text_generate(
-                server, "ensemble", partial(tokenizer.decode, skip_special_tokens=True)
-            ),
+            "ensemble": counted.of(text_generate(server, "ensemble", decode)),
         }
         for batch in batches:
             work = Work(batch, args.prompt_tokens, args.output_tokens)
@@ -66,6 +66,7 @@ def main() -> int:
             if not _is_same(in_process, served, make_prompts(-1), dtype):
                 return 1
             timings[batch] = measure(contestants, make_prompts, work, args.repeats)
+            counted.check()
             print_table({batch: timings[batch]}, rival="transformers")
     settings = vars(args) | {"model": model_dir.name, "dtype": dtype}
     print("written:", write_results("server", settings, timings))

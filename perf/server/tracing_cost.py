@@ -26,7 +26,7 @@ from typing import Any
 from perf.common.report import print_rows, write_report
 from perf.common.word_prompts import single_token_words, word_prompts
 from perf.server.fast_repository import write_fast_repository
-from perf.server.load import llm_generate, openai_generate, text_generate
+from perf.server.load import CountedTokens, llm_generate, openai_generate, text_generate
 from perf.server.processor_time import OPENAI, processor_seconds
 from perf.server.serve_process import Served, naiad_serve
 from perf.server.span_collector import SpanCollector, span_collector
@@ -63,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     make_prompts = partial(word_prompts, work, tokenizer.encode(""), single_token_words(tokenizer))
     decode = partial(tokenizer.decode, skip_special_tokens=True)
     with span_collector() as collector, _servers(model_dir, args.tokens_per_s, collector) as servers:
-        doors = {name: _doors(server, decode) for name, server in servers.items()}
+        counted = {name: CountedTokens(server) for name, server in servers.items()}
+        doors = {name: _doors(server, decode, counted[name]) for name, server in servers.items()}
         for name in servers:
             for model in args.through:
                 doors[name][model](make_prompts("warm up"), 8)
@@ -75,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             }
             for turn in range(args.turns)
         ]
+        for each in counted.values():
+            each.check()
         _check(collector, args)
     own_us = _own_us(args.tokens)
     rows = [_row(model, turns) | {"calls alone": round(own_us, 2)} for model in args.through]
@@ -108,12 +111,12 @@ def _rotated(names: list[str], turn: int) -> list[str]:
     return names[first:] + names[:first]
 
 
-def _doors(server: Served, decode: Callable[[list[int]], str]) -> dict[str, Door]:
+def _doors(server: Served, decode: Callable[[list[int]], str], counted: CountedTokens) -> dict[str, Door]:
     return {
-        "text": text_generate(server, "text", decode),
-        "ensemble": text_generate(server, "ensemble", decode),
-        "llm": llm_generate(server),
-        OPENAI: openai_generate(server, decode),
+        "text": counted.of(text_generate(server, "text", decode)),
+        "ensemble": counted.of(text_generate(server, "ensemble", decode)),
+        "llm": counted.of(llm_generate(server)),
+        OPENAI: counted.of(openai_generate(server, decode)),
     }
 
 

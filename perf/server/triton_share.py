@@ -30,7 +30,7 @@ from perf.common.awake import cores_kept_awake
 from perf.common.plots import Panel, save_panels
 from perf.common.report import print_rows, write_report
 from perf.common.word_prompts import single_token_words, word_prompts
-from perf.server.load import PROTOCOLS, llm_generate, text_generate
+from perf.server.load import PROTOCOLS, CountedTokens, llm_generate, text_generate
 from perf.server.serve_process import naiad_serve
 from transformers import AutoTokenizer
 
@@ -103,17 +103,19 @@ def main() -> int:
         *("--max-num-batched-tokens", str(budget)),
     ]
     with cores_kept_awake() if args.keep_awake else nullcontext(), naiad_serve(options) as server:
+        counted = CountedTokens(server)
         contestants: Contestants = {
             "engine": engine_generate(engine),
-            "text": text_generate(server, "text", decode, args.protocol),
-            "llm": llm_generate(server, args.protocol),
-            "ensemble": text_generate(server, "ensemble", decode, args.protocol),
+            "text": counted.of(text_generate(server, "text", decode, args.protocol)),
+            "llm": counted.of(llm_generate(server, args.protocol)),
+            "ensemble": counted.of(text_generate(server, "ensemble", decode, args.protocol)),
         }
         if not _is_same(contestants, make_prompts("check"), decode, dtype):
             return 1
         taken: list[Turn] = []
         while len(calm(taken, args.max_stolen)) < args.repeats and len(taken) < 3 * args.repeats:
             taken.append(take_turn(contestants, make_prompts, work, len(taken)))
+            counted.check()
             print_rows(rows(taken[-1:]))
     settings = {"model": model_dir.name, "dtype": dtype, "token budget": budget}
     return _report(calm(taken, args.max_stolen), len(taken), args, settings)
