@@ -249,6 +249,11 @@ def test_bad_parameter_is_named(parameters: dict[str, str], message: str) -> Non
             "^draft_quantization = 'int8': expected auto: on a CPU only the native",
         ),
         ({"drafter": "self", "num_draft_layers": -1}, "^num_draft_layers = -1: expected 0 "),
+        ({"max_shared_draft_tokens": -1}, "^max_shared_draft_tokens = -1: expected 0 .* … 16777216$"),
+        (
+            {"drafter": "ngram", "max_shared_draft_tokens": 0},
+            "^max_shared_draft_tokens = 0: expected 131072 .*: drafter = 'ngram' keeps none$",
+        ),
     ],
 )
 def test_what_drafts_fits_together(settings: dict[str, object], message: str) -> None:

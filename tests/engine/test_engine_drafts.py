@@ -7,13 +7,16 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import transformers
 
 from helpers.drafting_engines import write_first_layers
+from helpers.drafts import draft_sequence
 from naiad.config import EngineConfig
 from naiad.engine import Engine, build_engine
+from naiad.engine.build import make_drafter
 from naiad.model_runner.draft_choice import chosen_drafter
 from naiad.sequence import EngineRequest, SamplingParams
 from naiad.speculation.policy import SpeculationPolicy
@@ -197,6 +200,15 @@ def test_with_codes_in_the_kv_cache_neither_drafts_nor_preemption_change_a_token
     stats = engine.stats()
     assert sum(stats.total_accepted_tokens_at) > 0
     assert stats.total_preemptions > 0
+
+
+@pytest.mark.parametrize(("num_kept", "draft"), [(0, []), (4, []), (64, [4, 5])])
+def test_the_engine_says_how_much_of_ended_outputs_is_kept(num_kept: int, draft: list[int]) -> None:
+    config = EngineConfig(model_dir="m", drafter="suffix", max_shared_draft_tokens=num_kept)
+    drafter = make_drafter(config, Mock(draft_runner=None), Mock())
+    assert drafter is not None
+    drafter.forget(draft_sequence([0], [1, 2, 3, 4, 5]))
+    assert drafter.propose([draft_sequence([1, 2, 3])], [2]) == [draft]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""Which models are expected back while their engine is away."""
+"""Models come and go: which are expected back, and who reads and holds their checkpoints."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,6 +86,31 @@ def test_one_thread_reads_every_checkpoint(directory: Path, monkeypatch: pytest.
         return LoadedCheckpoint(info, Mock(), Mock(), Mock())
 
     monkeypatch.setattr(local_model, "_load", load)
+    serve_three_times(directory)
+    # Threads of the pool are called ThreadPoolExecutor-….
+    assert readers == ["openai-load_0"] * 3
+
+
+def test_a_checkpoint_is_let_go_before_the_next_is_read(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer takes tens of megabytes, so the process must never hold two for one model."""
+    tokenizers: list[weakref.ref[Any]] = []
+    num_held: list[int] = []
+
+    def load(info: Any, _families: FamilyChoices) -> LoadedCheckpoint:
+        num_held.append(sum(each() is not None for each in tokenizers))
+        tokenizer: Any = type("Tokenizer", (), {})()  # a mock holds itself in cycles
+        tokenizers.append(weakref.ref(tokenizer))
+        return LoadedCheckpoint(info, tokenizer, Mock(), Mock())
+
+    monkeypatch.setattr(local_model, "_load", load)
+    serve_three_times(directory)
+    assert num_held == [0, 0, 0]
+
+
+def serve_three_times(directory: Path) -> None:
+    """Have an engine start, and its checkpoint read, three times."""
     instance, number_lock = claim_instance(os.getpid(), "llm")
 
     async def served_once(models: LocalModels) -> None:
@@ -117,5 +143,3 @@ def test_one_thread_reads_every_checkpoint(directory: Path, monkeypatch: pytest.
         asyncio.run(asyncio.wait_for(test(), 60))
     finally:
         number_lock.release()
-    # Threads of the pool are called ThreadPoolExecutor-….
-    assert readers == ["openai-load_0"] * 3

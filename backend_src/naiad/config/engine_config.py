@@ -23,6 +23,8 @@ SCHEDULING_POLICIES = ("priority", "fcfs", "shortest_prompt")
 DRAFTERS = ("auto", "none", "ngram", "suffix", "draft_model", "self")
 MAX_SPECULATIVE_TOKENS = 16
 MAX_RANKS = 64
+MAX_SHARED_DRAFT_TOKENS = 1 << 24
+DEFAULT_SHARED_DRAFT_TOKENS = 1 << 17
 DEFAULT_KV_FRACTION = 0.9
 
 
@@ -102,6 +104,8 @@ class EngineConfig:
             "auto": as the target's.
         num_draft_layers: for "self": the number of layers. 0: a quarter of them.
         num_speculative_tokens: maximum draft tokens of a sequence in a step, 1 … 16.
+        max_shared_draft_tokens: for "suffix": how many tokens of ended outputs are kept for later drafts, at
+            about 100 bytes each. 0: a sequence has drafts from its own text only.
         usage_file: absolute path of the file that gets what each tenant uses, as lines of JSON. Empty: none.
         kv_events_endpoint: where routers subscribe to what comes to the prefix cache and goes from it, in
             vLLM's messages over ZeroMQ: tcp://ADDRESS:PORT, or a port of the loopback address. Empty:
@@ -145,6 +149,7 @@ class EngineConfig:
     draft_quantization: str = "auto"
     num_draft_layers: int = 0
     num_speculative_tokens: int = 8
+    max_shared_draft_tokens: int = DEFAULT_SHARED_DRAFT_TOKENS
     usage_file: str = ""
     kv_events_endpoint: str = ""
     kv_events_replay_endpoint: str = ""
@@ -262,6 +267,13 @@ class EngineConfig:
         if not 1 <= self.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
             expected = f"1 … {MAX_SPECULATIVE_TOKENS}"
             raise ConfigError("num_speculative_tokens", self.num_speculative_tokens, expected)
+        num_shared = self.max_shared_draft_tokens
+        if not 0 <= num_shared <= MAX_SHARED_DRAFT_TOKENS:
+            expected = f"0 (nothing is kept) … {MAX_SHARED_DRAFT_TOKENS}"
+            raise ConfigError("max_shared_draft_tokens", num_shared, expected)
+        if self.drafter not in ("auto", "suffix") and num_shared != DEFAULT_SHARED_DRAFT_TOKENS:
+            expected = f"{DEFAULT_SHARED_DRAFT_TOKENS} (the default): drafter = {self.drafter!r} keeps none"
+            raise ConfigError("max_shared_draft_tokens", num_shared, expected)
 
     def _check_ranks(self) -> None:
         size = self.tensor_parallel_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -108,8 +108,9 @@ def make_drafter(
         slots = DraftSlots(kv_cache) if config.drafter == "draft_model" else None
         num_read = min(MAX_CAUGHT_UP_TOKENS, model_runner.token_budget.num_tokens)
         return ModelDrafter(model_runner.draft_runner, kv_cache, slots, num_read)
-    drafters: dict[str, Callable[[], Drafter]] = {"ngram": NGramDrafter, "suffix": SuffixDrafter}
-    return drafters[config.drafter]() if config.drafter in drafters else None
+    if config.drafter == "suffix":
+        return SuffixDrafter(config.max_shared_draft_tokens)
+    return NGramDrafter() if config.drafter == "ngram" else None
 
 
 def _draft_policy(drafter: Drafter | None, model_runner: ModelRunner) -> SpeculationPolicy:

@@ -9,9 +9,9 @@ was answered alone first, and every later answer must be the same, or its beginn
 deadline passed. In turns the engine, the OpenAI server, the gate and a model's process are killed and `llm`
 is reloaded, under load; only requests that a kill cuts off may fail. Before each the load stops: nothing may
 run or hold blocks then, and the server must have counted what its clients have heard. Memory is the anonymous
-memory of every process; its slope leaves out the first minutes of each. The KV cache is small, so that all of
-it has been written by then: its memory counts from when it is written first. `--inject` gives the `llm` model
-a fault, which must be found.
+memory of every process; its slope leaves out the first minutes of each. The KV cache and what drafts keep of
+ended outputs are small, so that both are full by then: they take memory only as they fill. `--inject` gives
+the `llm` model a fault, which must be found.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ def _soaked(args: argparse.Namespace) -> Soak:
         repository, key_file = Path(name) / "repository", Path(name) / "key"
         own = [] if args.cpu_threads is None else ["--cpu-threads", str(args.cpu_threads)]
         own += ["--kv-cache-bytes", str(args.kv_cache_bytes)]
+        own += ["--max-shared-draft-tokens", str(args.max_shared_draft_tokens)]
         model = ["--model", str(resolve_model(args.model)), *own]
         environment = write_repository(repository, model, args.inject)
         options = ["--model-repository", str(repository), "--gate", "on"]
@@ -136,6 +137,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-mb-per-h", type=float, default=1.0, metavar="MB", help="limit of the slope")
     add("--cpu-threads", type=at_least(1), metavar="N", help="of the engine (default: as it chooses)")
     add("--kv-cache-bytes", type=at_least(1), default=256 << 20, metavar="N", help="of the engine")
+    add("--max-shared-draft-tokens", type=at_least(0), default=4096, metavar="N", help="of the engine")
     add("--seed", type=int, default=1, metavar="N", help="of the load")
     add("--earlier", type=Path, nargs="*", default=[], metavar="FILE", help="reports of earlier runs to add")
     add("--inject", choices=FAULTS, help="give the model a fault, and return 0 if it was found")

@@ -102,6 +102,8 @@ class LocalModel:
                     f"the model {self.engine} does not serve now; try again in a few seconds"
                 )
             if self._loaded is None or self._loaded.info is not info:
+                # The tokenizer takes tens of megabytes: the next has room where this one was.
+                self._loaded = None
                 self._loaded = await self._loop.run_in_executor(self._loader, _load, info, self._families)
             return self._loaded
 
@@ -145,7 +147,8 @@ class LocalModel:
         self._client.close()
 
     def _served_name(self) -> str:
-        return self.engine if self._loaded is None else self._loaded.info.checkpoint.served_name
+        info = self.info or (self._loaded and self._loaded.info)
+        return info.checkpoint.served_name if info else self.engine
 
     def _begin(
         self, loaded: LoadedCheckpoint, read: Callable[[RequestReader], AskedGeneration]
