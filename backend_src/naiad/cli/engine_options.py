@@ -233,6 +233,12 @@ def _add_speculation(engine: argparse._ArgumentGroup) -> None:
         metavar="K",
         help="maximum number of draft tokens of a sequence in a step, 1 … 16",
     )
+    add(
+        "--max-shared-draft-tokens",
+        type=at_least(0),
+        metavar="N",
+        help="for suffix: number of tokens of ended outputs kept for drafts, about 100 bytes each; 0: none",
+    )
 
 
 def _add_kv_events(engine: argparse._ArgumentGroup) -> None:
