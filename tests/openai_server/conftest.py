@@ -9,6 +9,7 @@ from helpers.each_loop import each_loop, run_on_each_loop
 __all__ = ["each_loop"]
 
 _OF_CONNECTIONS = (
+    "test_each_loop.py",
     "test_guard.py",
     "test_large_bodies.py",
     "test_protocol.py",
