@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 
 MAX_FRAME_BYTES = 512 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
+_RECEIVE_BYTES = 1 << 16
 
 
 def frame(body: bytes) -> bytes:
@@ -25,8 +27,26 @@ class FrameBuffer:
     def __init__(self) -> None:
         """Start empty."""
         self._bytes = bytearray()
+        # Made once: a call of `recv` would make it each time, and the small message that it leaves at the
+        # beginning keeps the C library from using the place for the next one.
+        self._received: memoryview | None = None
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def receive(self, connection: socket.socket) -> list[bytes] | None:
+        """Read once from a socket.
+
+        Returns:
+            The bodies that are now complete; None: the other end has closed.
+
+        Raises:
+            OSError: the connection is broken, or has nothing to read now.
+            ValueError: as for `feed`.
+        """
+        if self._received is None:
+            self._received = memoryview(bytearray(_RECEIVE_BYTES))
+        num_bytes = connection.recv_into(self._received)
+        return self.feed(self._received[:num_bytes]) if num_bytes else None
+
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
         """Take the bytes that arrived; return the bodies that are now complete.
 
         Raises:

@@ -127,6 +127,11 @@ def _cost(server: Served, ask: Door, prompts: Any, args: argparse.Namespace) -> 
         ask(prompts, args.tokens)
     spent = sum(processor_seconds(server.pid).values()) - before
     num_tokens: int = args.rounds * args.tokens * args.concurrency
+    if spent == 0.0:
+        # The system's clock of processor time ticks every 10 ms.
+        raise SystemExit(
+            f"{num_tokens} tokens take too little processor time: give more --rounds or --tokens"
+        )
     return 1e6 * spent / num_tokens
 
 

@@ -139,7 +139,7 @@ def test_a_repository_that_is_served_itself_takes_no_options(
 ) -> None:
     capsys.readouterr()
     words = ("--model-repository", str(two_models), "--model-control-mode", "explicit", "--dtype", "float32")
-    assert "no options for dtype" in refusal(capsys, *words)
+    assert "no options for dtype: the repository is served as it is, so set" in refusal(capsys, *words)
 
 
 @pytest.mark.parametrize("pair", ["first=third", "third=first", "llm=second"])

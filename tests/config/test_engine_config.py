@@ -6,7 +6,8 @@ import re
 import psutil
 import pytest
 
-from naiad.config import EngineConfig, cores
+from naiad.config import EngineConfig
+from naiad.config.control_groups import ControlGroups
 from naiad.config.cores import core_ids, num_compute_threads
 from naiad.config.kv_events import KVEventSettings, is_loopback_endpoint, kv_event_settings
 from naiad.errors import ConfigError
@@ -177,7 +178,7 @@ def test_cores_and_threads_fit_together(settings: dict[str, object], message: st
 def _cores_2_and_5(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 5})
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 8)
-    monkeypatch.setattr(cores, "_cgroup_cores", lambda: 8)
+    monkeypatch.setattr(ControlGroups, "num_cores", lambda _, available: available)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 

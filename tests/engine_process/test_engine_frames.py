@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import socket
 import struct
+import threading
+import tracemalloc
 
 import msgspec
 import pytest
@@ -31,6 +34,44 @@ def test_frames_survive_every_cut_of_the_stream(outputs: list[list[int]], chunk_
     for start in range(0, len(stream), chunk_bytes):
         bodies += buffer.feed(stream[start : start + chunk_bytes])
     assert [engine_message_decoder.decode(body) for body in bodies] == messages
+
+
+def test_a_message_is_received_without_room_made_for_a_large_one() -> None:
+    """Else what is left of each in the C library's memory makes a process grow for hours."""
+    here, there = socket.socketpair()
+    with here, there:
+        buffer = FrameBuffer()
+        there.sendall(frame(b"first"))
+        assert buffer.receive(here) == [b"first"]
+        tracemalloc.start()
+        try:
+            for number in range(20):
+                body = bytes([number]) * 1000
+                there.sendall(frame(body) + frame(body)[:100])
+                assert buffer.receive(here) == [body]
+                there.sendall(frame(body)[100:])
+                assert buffer.receive(here) == [body]
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak_bytes < 32_000
+        there.shutdown(socket.SHUT_WR)
+        assert buffer.receive(here) is None
+
+
+def test_a_large_frame_is_received_in_several_reads() -> None:
+    here, there = socket.socketpair()
+    body, buffer = bytes(range(256)) * 4000, FrameBuffer()
+    bodies: list[bytes] = []
+    with here, there:
+        sender = threading.Thread(target=there.sendall, args=(frame(body) + frame(b""),))
+        sender.start()
+        while len(bodies) < 2:
+            found = buffer.receive(here)
+            assert found is not None
+            bodies += found
+        sender.join()
+    assert bodies == [body, b""]
 
 
 def test_request_survives_the_wire() -> None:

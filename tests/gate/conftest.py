@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
-
 import pytest
-import uvloop
 
-POLICIES = {"asyncio": asyncio.DefaultEventLoopPolicy, "uvloop": uvloop.EventLoopPolicy}
+from helpers.each_loop import each_loop, run_on_each_loop
+
+__all__ = ["each_loop"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if hasattr(metafunc.module, "asyncio") and metafunc.definition.path.name != "test_event_loop.py":
-        metafunc.fixturenames.append("each_loop")
-        metafunc.parametrize("each_loop", POLICIES, indirect=True)
-
-
-@pytest.fixture
-def each_loop(request: pytest.FixtureRequest) -> Iterator[None]:
-    asyncio.set_event_loop_policy(POLICIES[request.param]())
-    yield
-    asyncio.set_event_loop_policy(None)
+    if hasattr(metafunc.module, "asyncio"):
+        run_on_each_loop(metafunc)

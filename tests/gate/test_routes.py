@@ -85,6 +85,16 @@ def test_closed_paths_are_refused_by_name(method: str, path: str) -> None:
     assert status(RouteTable((*INFERENCE, *MODEL_CONTROL)), method, path) == 403
 
 
+def test_a_refusal_names_model_control_only_where_it_is_off() -> None:
+    head = read_head(b"POST /v2/repository/a/index HTTP/1.1\r\nHost: a", Limits())
+    with pytest.raises(RefusedError, match=r"model control \(--model-control-mode explicit opens it\)$"):
+        RouteTable(INFERENCE).find(head)
+    with pytest.raises(
+        RefusedError, match=r"^/v2/repository/a/index: the gate does not let through this path$"
+    ):
+        RouteTable((*INFERENCE, *MODEL_CONTROL)).find(head)
+
+
 @pytest.mark.parametrize(("method", "path"), [*itertools.product(METHODS, UNKNOWN)])
 def test_other_paths_are_refused(method: str, path: str) -> None:
     assert status(RouteTable((*INFERENCE, *MODEL_CONTROL)), method, path) == 404

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import psutil
 
+from naiad.config.control_groups import ControlGroups
 from naiad.errors import ConfigError
 
 
@@ -34,7 +34,7 @@ def usable_cores() -> int:
     Two threads on one core share its arithmetic units and slow each other down.
     """
     physical = psutil.cpu_count(logical=False) or 1
-    return max(1, min(physical, len(os.sched_getaffinity(0)), _cgroup_cores()))
+    return max(1, ControlGroups().num_cores(min(physical, len(os.sched_getaffinity(0)))))
 
 
 def num_compute_threads(cpu_threads: int = 0, cpu_affinity: str = "") -> int:
@@ -63,13 +63,3 @@ def num_compute_threads(cpu_threads: int = 0, cpu_affinity: str = "") -> int:
     named = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     cores = usable_cores()
     return max(1, min(cores, int(named))) if named.isdecimal() else cores
-
-
-def _cgroup_cores() -> int:
-    """The number of whole cores in the container's CPU quota, or of all cores without a quota."""
-    unlimited = os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return unlimited
-    return unlimited if quota == "max" else max(1, int(quota) // int(period))

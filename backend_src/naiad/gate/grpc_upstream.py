@@ -92,6 +92,9 @@ class GRPCUpstream(asyncio.BufferedProtocol):
         self.grant_all()
         self._calls.upstream_made(self)
         self.flush()
+        if self._is_paused:
+            # uvloop begins to read when this has returned.
+            asyncio.get_running_loop().call_soon(self._pause_again)
 
     @property
     def is_open(self) -> bool:
@@ -174,6 +177,10 @@ class GRPCUpstream(asyncio.BufferedProtocol):
         """Read no more until `resume`."""
         self._is_paused = True
         self.regulate()
+
+    def _pause_again(self) -> None:
+        if self._is_paused and self.is_open:
+            self.regulate()
 
     def resume(self) -> None:
         """Read again."""

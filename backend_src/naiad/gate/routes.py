@@ -54,8 +54,8 @@ _CLOSED = {
     re.compile(r"/v2/(?:system|cuda)sharedmemory.*"): "shared memory",
     re.compile(r"/v2/(?:models/[^/]*/)?trace/setting.*"): "settings of traces",
     re.compile(r"/v2/logging.*"): "settings of the log",
-    re.compile(r"/v2/repository.*"): "model control (--model-control-mode explicit opens it)",
 }
+_REPOSITORY = re.compile(r"/v2/repository.*")
 
 
 class RouteTable:
@@ -64,6 +64,9 @@ class RouteTable:
     def __init__(self, routes: Sequence[Route]) -> None:
         """Set up."""
         self._routes = [(re.compile(route.path), route) for route in routes]
+        has_control = any(route in routes for route in MODEL_CONTROL)
+        control = "this path" if has_control else "model control (--model-control-mode explicit opens it)"
+        self._closed = {**_CLOSED, _REPOSITORY: control}
 
     def find(self, head: RequestHead) -> Route:
         """Return the route of a request.
@@ -80,7 +83,7 @@ class RouteTable:
             raise RefusedError(
                 405, f"{head.method} {_shown(head)}: expected {allowed}", f"Allow: {allowed}\r\n"
             )
-        for pattern, name in _CLOSED.items():
+        for pattern, name in self._closed.items():
             if pattern.fullmatch(head.target):
                 raise RefusedError(403, f"{_shown(head)}: the gate does not let through {name}")
         raise RefusedError(404, f"{head.method} {_shown(head)}: there is no such route")

@@ -27,7 +27,6 @@ from naiad.sequence import GrammarSpec
 
 _PROGRAM = ("-m", "naiad.grammar.helper")
 _NICENESS = 5
-_RECEIVE_BYTES = 1 << 16
 
 
 class _Settings(msgspec.Struct, frozen=True):
@@ -108,13 +107,12 @@ class Helper:
         connection.settimeout(limits.HELPER_TIMEOUT_S)
         connection.sendall(job)
         frames = FrameBuffer()
-        bodies: list[bytes] = []
+        bodies: list[bytes] | None = []
         while not bodies:
             connection.settimeout(max(0.001, deadline_s - time.monotonic()))
-            data = connection.recv(_RECEIVE_BYTES)
-            if not data:
+            bodies = frames.receive(connection)
+            if bodies is None:
                 raise ConnectionResetError
-            bodies = frames.feed(data)
         return bodies[0]
 
     def _connected(self) -> socket.socket:
@@ -154,8 +152,8 @@ def main() -> None:
     most = _address_space_bytes() + settings.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     frames = FrameBuffer()
-    while data := connection.recv(_RECEIVE_BYTES):
-        for body in frames.feed(data):
+    while (bodies := frames.receive(connection)) is not None:
+        for body in bodies:
             _allow_work(settings.work_s)
             spec = msgspec.json.decode(body, type=GrammarSpec)
             try:

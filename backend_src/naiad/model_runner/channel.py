@@ -36,10 +36,10 @@ class Channel:
             OSError: the connection is broken.
         """
         while not self._bodies:
-            data = self._connection.recv(_RECEIVE_BYTES)
-            if not data:
+            bodies = self._frames.receive(self._connection)
+            if bodies is None:
                 raise EOFError
-            self._bodies.extend(self._frames.feed(data))
+            self._bodies.extend(bodies)
         return self._bodies.popleft()
 
     def ends_within(self, timeout_s: float) -> bool:

@@ -7,7 +7,6 @@ gives it out from there. At later starts a `PackedCheckpoint` gives them out wit
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import hashlib
 import logging
@@ -23,6 +22,7 @@ import naiad_kernels.linear
 import naiad_kernels.native.nibbles
 import naiad_kernels.native.panels
 from naiad.config import ModelConfig
+from naiad.freed_memory import give_back_memory
 from naiad.models.array_file import PAGE_BYTES, ArrayFile, ArrayFileError, ArrayWriter
 from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.weights import Checkpoint, Prepared
@@ -185,20 +185,13 @@ def packing(cache: CheckpointCache, options: LoadOptions, config: ModelConfig) -
         if not cache.is_unchanged:
             raise OSError("the checkpoint was changed while it was read")
     cache.remember(path, PAGE_BYTES, writer.sha256)
-    _give_back_memory()
+    give_back_memory()
 
 
 def _panels(file: ArrayFile | ArrayWriter) -> torch.Tensor | None:
     """From the first weight on: before it is the embedding, of which a step reads few rows."""
     first = next(iter(file.notes), None)
     return None if first is None else file.bytes_from(f"{first}/panels")
-
-
-def _give_back_memory() -> None:
-    """Return freed memory to the system: the C library would keep most of what packing has needed."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _file_name(options: LoadOptions) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import resource
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -131,7 +131,8 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # uvloop's transports are not of asyncio's class.
+        transport = cast("asyncio.Transport", transport)
         if not self._watch.admit():
             transport.write(_REFUSAL)
             transport.close()

@@ -24,6 +24,7 @@ _MAX_REQUEST_ID = 200
 _ID = web.RequestKey("id", str)
 _JSON = "application/json"
 _NOT_ENCODED = "identity"
+_CHUNKED = "chunked"
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +119,11 @@ class Guard:
                 do, it expects what the server can not do, or the body is compressed or not declared as JSON
                 (which a page may send only to its own site).
         """
-        name = self._hosts.refused_name(request.headers.get("Host", ""))
-        if name is not None:
+        # The host of a whole URL as the target counts more than the header.
+        hosts = [request.headers.get("Host", ""), *([request.host] if "://" in request.raw_path else ())]
+        for name in map(self._hosts.refused_name, hosts):
+            if name is None:
+                continue
             expected = "an address, localhost, or a name of --openai-allowed-host"
             message = f"Host = {name!r} is not allowed: expected {expected}."
             raise APIError(403, message, code="host_not_allowed")
@@ -137,6 +141,10 @@ class Guard:
         if encoding.lower() != _NOT_ENCODED:
             message = f"Content-Encoding = {encoding[:80]!r}: expected a body that is not compressed."
             raise APIError(415, message, code="unsupported_media_type")
+        coding = request.headers.get("Transfer-Encoding", _CHUNKED)
+        if coding.lower() != _CHUNKED:
+            message = f"Transfer-Encoding = {coding[:80]!r}: expected {_CHUNKED}."
+            raise APIError(501, message, code="unsupported_media_type")
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> APIError:

@@ -16,6 +16,7 @@ from naiad.log_lines import LineFormatter, LogFormat
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.app import HEALTH, ServerOptions, make_app
 from naiad.openai_server.connections import ConnectionWatch, room_for_connections
+from naiad.openai_server.protocol import protocol_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,19 +63,13 @@ async def serve(
     loop.add_signal_handler(signal.SIGUSR1, app[HEALTH].announce_stop)
     # The process above starts this one with the signals blocked, so that none comes too early.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGUSR1})
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        # Compressed bodies are refused; until then nobody should unpack them.
-        auto_decompress=False,
-        handler_cancellation=True,
-        shutdown_timeout=shutdown_s,
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=shutdown_s)
     await runner.setup()
+    server = runner.server
+    assert server is not None
     try:
-        assert runner.server is not None
         listener = await loop.create_server(
-            connections.around(runner.server), host, port, backlog=_MAX_UNACCEPTED
+            connections.around(lambda: protocol_of(server)), host, port, backlog=_MAX_UNACCEPTED
         )
         try:
             listens(listener.sockets[0].getsockname()[1])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from naiad.errors import InvalidRequestError
+from naiad.freed_memory import give_back_memory
 from naiad.tokenization.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, parse_messages
 from naiad.tokenization.checkpoint_tokenizer import NAMED_TOKENS, CheckpointTokenizer, encode_text
 from naiad.tokenization.plain_content import PlainContent
@@ -43,7 +44,10 @@ class Tokenizer:
         Raises:
             ModelError: a file is missing or damaged, or the tokenizer's kind is not supported.
         """
-        return cls(CheckpointTokenizer.load(model_dir))
+        loaded = cls(CheckpointTokenizer.load(model_dir))
+        # What was read takes as much as what stays, in each process that has a tokenizer.
+        give_back_memory()
+        return loaded
 
     @property
     def chat_template(self) -> str | None:

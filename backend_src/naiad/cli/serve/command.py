@@ -284,11 +284,9 @@ def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[
     if not _is_explicit(args):
         return with_directories([with_parameters(entry, overrides) for entry in models], resolve_model)
     if overrides:
-        raise ConfigError(
-            "--model-control-mode",
-            "explicit",
-            f"no options for {', '.join(sorted(overrides))}: the repository is served as it is",
-        )
+        names = ", ".join(sorted(overrides))
+        where = "the repository is served as it is, so set that in its config.pbtxt files"
+        raise ConfigError("--model-control-mode", "explicit", f"no options for {names}: {where}")
     return with_directories(models, lambda name, key: model_directory(name, key).resolve())
 
 

@@ -12,7 +12,6 @@ from naiad.engine_process.protocol import EngineMessage, engine_message_decoder
 from naiad.engine_process.unix_socket import connect
 from naiad.frames import FrameBuffer
 
-_READ_BYTES = 1 << 18
 _SEND_TIMEOUT_S = 5.0
 
 
@@ -52,13 +51,14 @@ class EngineConnection:
             ProtocolError: what arrived is not a message.
             OSError: the engine closed the connection, or is gone.
         """
-        data = self._socket.recv(_READ_BYTES)
-        if not data:
-            raise ConnectionError("the engine process closed its socket")
         try:
-            return [engine_message_decoder.decode(body) for body in self._frames.feed(data)]
+            bodies = self._frames.receive(self._socket)
+            messages = [engine_message_decoder.decode(body) for body in bodies or ()]
         except (ValueError, msgspec.DecodeError) as error:
             raise ProtocolError(f"the engine process violates the protocol: {error}") from error
+        if bodies is None:
+            raise ConnectionError("the engine process closed its socket")
+        return messages
 
     def hang_up(self) -> None:
         """Shut the connection down; `receive` then raises in the receiving thread."""

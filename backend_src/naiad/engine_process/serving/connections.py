@@ -47,7 +47,6 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 
 _PARENT_CHECK_S = 0.5
 _ACCEPT_RETRY_S = 0.05
-_READ_BYTES = 1 << 18
 _WAKE = b"\0"
 _PEER_CREDENTIALS = struct.Struct("3i")
 
@@ -238,17 +237,17 @@ class Connections:
 
     def _read(self, connection: Connection) -> None:
         try:
-            data = connection.socket.recv(_READ_BYTES)
-            for body in connection.frames.feed(data):
+            bodies = connection.frames.receive(connection.socket)
+            for body in bodies or ():
                 self._take(connection, client_message_decoder.decode(body))
         except BlockingIOError:
             return
         except OSError:
-            data = b""
+            bodies = None
         except (ValueError, msgspec.DecodeError) as error:
             logger.error("dropped a connection that violates the protocol: %s", error)
-            data = b""
-        if not data:
+            bodies = None
+        if bodies is None:
             self._close(connection)
 
     def _take(self, connection: Connection, message: ClientMessage) -> None:
