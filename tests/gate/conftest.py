@@ -10,5 +10,5 @@ __all__ = ["each_loop"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if hasattr(metafunc.module, "asyncio"):
+    if hasattr(metafunc.module, "asyncio") and metafunc.definition.path.name != "test_event_loop.py":
         run_on_each_loop(metafunc)

@@ -1,4 +1,4 @@
-"""Runs tests on each event loop that the gate and the OpenAI server may run on."""
+"""Runs tests on each event loop that the gate may run on."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from naiad.event_loop import run
+from naiad.gate.event_loop import run
 from naiad.gate.limits import Limits
 from naiad.gate.serving import GateOptions, Ports, serve
 from naiad.log_lines import LOG_FORMATS, LineFormatter, LogFormat

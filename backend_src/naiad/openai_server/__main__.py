@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import signal
 import sys
@@ -10,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from naiad.errors import ConfigError, StartupError
-from naiad.event_loop import run
 from naiad.log_lines import LOG_FORMATS
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.access.policy import is_loopback
@@ -92,7 +92,7 @@ def main() -> int:
     # Ctrl-C reaches the terminal's whole process group; the process above stops this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        run(serve(options, gate, host, port))
+        asyncio.run(serve(options, gate, host, port))
     except OSError as error:
         logger.error("%s:%d can not be listened on: %s", host, port, error.strerror)
         return 1

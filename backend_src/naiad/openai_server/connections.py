@@ -6,7 +6,7 @@ import asyncio
 import resource
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 from aiohttp import web
 
@@ -131,8 +131,7 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not of asyncio's class.
-        transport = cast("asyncio.Transport", transport)
+        assert isinstance(transport, asyncio.Transport)
         if not self._watch.admit():
             transport.write(_REFUSAL)
             transport.close()

@@ -1,4 +1,4 @@
-"""Which loop the gate and the OpenAI server run on."""
+"""Which loop the gate runs on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import pytest
 import uvloop
 
-from naiad.event_loop import run
+from naiad.gate.event_loop import run
 
 
 def the_loop() -> asyncio.AbstractEventLoop:
@@ -21,11 +21,11 @@ def the_loop() -> asyncio.AbstractEventLoop:
     return found[0]
 
 
-def test_it_is_uvloops() -> None:
+def test_the_gate_runs_on_uvloop() -> None:
     assert isinstance(the_loop(), uvloop.Loop)
 
 
-def test_without_uvloop_it_is_asyncios_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_uvloop_it_runs_on_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
     # So an import of it fails.
     monkeypatch.setitem(sys.modules, "uvloop", None)
     assert isinstance(the_loop(), asyncio.SelectorEventLoop)

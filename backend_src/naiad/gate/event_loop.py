@@ -1,4 +1,4 @@
-"""The event loop that the gate and the OpenAI server run on."""
+"""The event loop that the gate runs on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 def run(work: Coroutine[Any, Any, None]) -> None:
     """Run this to its end on uvloop's loop, or on asyncio's own where uvloop can not be imported.
 
-    Most of what either does for a part of an answer is what its loop does, and uvloop's does it in C.
+    Most of what the gate does for a part of an answer is what its loop does, and uvloop's does it in C.
     """
     try:
         import uvloop
