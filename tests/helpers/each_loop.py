@@ -17,7 +17,7 @@ def run_on_each_loop(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("each_loop", _POLICIES, indirect=True)
 
 
-# Without autouse no test would have it, whatever its ids say.
+# Autouse, so that tests have it that do not name it.
 @pytest.fixture(autouse=True)
 def each_loop(request: pytest.FixtureRequest) -> Iterator[str]:
     """What `asyncio.run` makes is the loop of this name."""

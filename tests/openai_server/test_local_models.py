@@ -94,7 +94,7 @@ def test_one_thread_reads_every_checkpoint(directory: Path, monkeypatch: pytest.
 def test_a_checkpoint_is_let_go_before_the_next_is_read(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tokenizer takes tens of megabytes, so the process must never hold two for one model."""
+    """A tokenizer takes tens of megabytes, so the model must not hold one while the next is read."""
     tokenizers: list[weakref.ref[Any]] = []
     num_held: list[int] = []
 

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from naiad.openai_server.guard import Guard
-from naiad.openai_server.protocol import protocol_of
+from naiad.openai_server.protocol import protocols_of
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -30,7 +30,7 @@ def exchange(raw: bytes) -> tuple[int, list[bytes], str]:
         server = runner.server
         assert server is not None
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(lambda: protocol_of(server), "127.0.0.1", 0)
+        listener = await loop.create_server(protocols_of(server), "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
         writer.write(raw)
         answer = await asyncio.wait_for(reader.read(), 30)
@@ -47,7 +47,8 @@ def exchange(raw: bytes) -> tuple[int, list[bytes], str]:
 def test_what_is_served_is_served() -> None:
     body = b"Content-Length: 2\r\nConnection: close\r\n\r\n{}"
     assert exchange(HEAD + body)[::2] == (200, "no error")
-    assert exchange(HEAD.replace(b" /v1", b" http://127.0.0.1:1/v1") + body)[::2] == (200, "no error")
+    for host in (b"127.0.0.1:1", b"localhost", b"[::1]:8000"):
+        assert exchange(HEAD.replace(b" /v1", b" http://%b/v1" % host) + body)[::2] == (200, "no error")
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,11 @@ def test_what_is_served_is_served() -> None:
         HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
         HEAD + b"no colon\r\n\r\n",
         b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        HEAD + b"Long: " + b"b" * 20_000 + b"\r\n\r\n",
+        b"GET * HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET http:///v1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET http://xn--/v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"CONNECT xn--:80 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     ],
 )
@@ -68,7 +74,7 @@ def test_what_is_no_http_gets_an_error_body_that_names_no_library(raw: bytes) ->
     assert status == 400
     assert message.startswith("This is no valid HTTP request: ")
     assert message.endswith(".")
-    assert not any(part in message for part in ("\n", "bytearray", ".."))
+    assert not any(part in message for part in ("\n", "b'", ".."))
     assert b"Server: naiad" in lines
     assert b"Content-Type: application/json" in lines
     assert not any(b"aiohttp" in line.lower() for line in lines)

@@ -237,7 +237,7 @@ def _add_speculation(engine: argparse._ArgumentGroup) -> None:
         "--max-shared-draft-tokens",
         type=at_least(0),
         metavar="N",
-        help="for suffix: number of tokens of ended outputs kept for drafts, about 100 bytes each; 0: none",
+        help="for suffix: maximum tokens of ended outputs kept for drafts, about 100 bytes each; 0: none",
     )
 
 

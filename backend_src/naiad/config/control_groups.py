@@ -70,7 +70,7 @@ class ControlGroups:
         yield tree
         try:
             found = _GROUP.findall(self.own.read_text())
-        except OSError:
+        except (OSError, ValueError):
             return
         path = next((path for names, path in found if controller in names.split(",")), "")
         # In a container the path may be that outside of it, and lead to nothing.

@@ -104,8 +104,9 @@ class EngineConfig:
             "auto": as the target's.
         num_draft_layers: for "self": the number of layers. 0: a quarter of them.
         num_speculative_tokens: maximum draft tokens of a sequence in a step, 1 … 16.
-        max_shared_draft_tokens: for "suffix": how many tokens of ended outputs are kept for later drafts, at
-            about 100 bytes each. 0: a sequence has drafts from its own text only.
+        max_shared_draft_tokens: for "suffix": at most how many tokens of ended outputs are kept for later
+            drafts, at about 100 bytes each, in four parts; of one output at most a part. 0: a sequence has
+            drafts from its own text only.
         usage_file: absolute path of the file that gets what each tenant uses, as lines of JSON. Empty: none.
         kv_events_endpoint: where routers subscribe to what comes to the prefix cache and goes from it, in
             vLLM's messages over ZeroMQ: tcp://ADDRESS:PORT, or a port of the loopback address. Empty:

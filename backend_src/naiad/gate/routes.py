@@ -64,8 +64,8 @@ class RouteTable:
     def __init__(self, routes: Sequence[Route]) -> None:
         """Set up."""
         self._routes = [(re.compile(route.path), route) for route in routes]
-        has_control = any(route in routes for route in MODEL_CONTROL)
-        control = "this path" if has_control else "model control (--model-control-mode explicit opens it)"
+        can_open = INFERENCE[0] in routes and MODEL_CONTROL[0] not in routes
+        control = "model control (--model-control-mode explicit opens it)" if can_open else "this path"
         self._closed = {**_CLOSED, _REPOSITORY: control}
 
     def find(self, head: RequestHead) -> Route:

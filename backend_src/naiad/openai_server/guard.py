@@ -14,6 +14,7 @@ from naiad.hosts import AllowedHosts
 from naiad.openai_server.access.gate import Gate, caller_of, metered
 from naiad.openai_server.api.anthropic import errors as anthropic
 from naiad.openai_server.api.errors import APIError, api_error_of
+from naiad.openai_server.protocol import check_target
 from naiad.openai_server.route import CONTINUE
 from naiad.tracing.trace_context import TraceContext, read_trace_context
 
@@ -119,8 +120,11 @@ class Guard:
                 do, it expects what the server can not do, or the body is compressed or not declared as JSON
                 (which a page may send only to its own site).
         """
-        # The host of a whole URL as the target counts more than the header.
-        hosts = [request.headers.get("Host", ""), *([request.host] if "://" in request.raw_path else ())]
+        check_target(request)
+        hosts = [request.headers.get("Host", "")]
+        if "://" in request.raw_path:
+            # The host of a whole URL as the target counts more than the header.
+            hosts.append(f"[{request.host}]" if ":" in request.host else request.host)
         for name in map(self._hosts.refused_name, hosts):
             if name is None:
                 continue
@@ -144,7 +148,7 @@ class Guard:
         coding = request.headers.get("Transfer-Encoding", _CHUNKED)
         if coding.lower() != _CHUNKED:
             message = f"Transfer-Encoding = {coding[:80]!r}: expected {_CHUNKED}."
-            raise APIError(501, message, code="unsupported_media_type")
+            raise APIError(501, message)
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> APIError:

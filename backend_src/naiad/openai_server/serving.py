@@ -16,7 +16,7 @@ from naiad.log_lines import LineFormatter, LogFormat
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.app import HEALTH, ServerOptions, make_app
 from naiad.openai_server.connections import ConnectionWatch, room_for_connections
-from naiad.openai_server.protocol import protocol_of
+from naiad.openai_server.protocol import protocols_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ async def serve(
     assert server is not None
     try:
         listener = await loop.create_server(
-            connections.around(lambda: protocol_of(server)), host, port, backlog=_MAX_UNACCEPTED
+            connections.around(protocols_of(server)), host, port, backlog=_MAX_UNACCEPTED
         )
         try:
             listens(listener.sockets[0].getsockname()[1])

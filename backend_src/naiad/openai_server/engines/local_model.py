@@ -69,6 +69,8 @@ class LocalModel:
         self._live: dict[int, LocalGeneration] = {}
         self._ids = itertools.count(1)
         self._loaded: LoadedCheckpoint | None = None
+        # Of the engine that served last.
+        self._last_info: Ready | None = None
         self._loading = asyncio.Lock()
         self._snapshots = SnapshotDesk(loop, pool, self._name_of)
         self._client = AttachedClient(
@@ -85,7 +87,7 @@ class LocalModel:
     @property
     def max_model_len(self) -> int:
         """Maximum number of tokens of the engine that served last; 0 if none has."""
-        info = self.info or (self._loaded and self._loaded.info)
+        info = self.info or self._last_info
         return info.max_model_len if info else 0
 
     async def loaded(self) -> LoadedCheckpoint:
@@ -103,7 +105,7 @@ class LocalModel:
                 )
             if self._loaded is None or self._loaded.info is not info:
                 # The tokenizer takes tens of megabytes: the next has room where this one was.
-                self._loaded = None
+                self._loaded, self._last_info = None, info
                 self._loaded = await self._loop.run_in_executor(self._loader, _load, info, self._families)
             return self._loaded
 
@@ -147,7 +149,7 @@ class LocalModel:
         self._client.close()
 
     def _served_name(self) -> str:
-        info = self.info or (self._loaded and self._loaded.info)
+        info = self.info or self._last_info
         return info.checkpoint.served_name if info else self.engine
 
     def _begin(
