@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+
 import pytest
+import uvloop
 
-from helpers.each_loop import each_loop, run_on_each_loop
-
-__all__ = ["each_loop"]
+POLICIES = {"asyncio": asyncio.DefaultEventLoopPolicy, "uvloop": uvloop.EventLoopPolicy}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if hasattr(metafunc.module, "asyncio") and metafunc.definition.path.name != "test_event_loop.py":
-        run_on_each_loop(metafunc)
+        metafunc.parametrize("each_loop", POLICIES, indirect=True)
+
+
+# Autouse, so that tests have it that do not name it.
+@pytest.fixture(autouse=True)
+def each_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    asyncio.set_event_loop_policy(POLICIES[getattr(request, "param", "asyncio")]())
+    yield
+    asyncio.set_event_loop_policy(None)

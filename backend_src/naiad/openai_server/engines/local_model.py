@@ -69,7 +69,7 @@ class LocalModel:
         self._live: dict[int, LocalGeneration] = {}
         self._ids = itertools.count(1)
         self._loaded: LoadedCheckpoint | None = None
-        # Of the engine that served last.
+        # Of the engine whose checkpoint was read last.
         self._last_info: Ready | None = None
         self._loading = asyncio.Lock()
         self._snapshots = SnapshotDesk(loop, pool, self._name_of)
