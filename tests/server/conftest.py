@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from helpers.preset_server import add_excluding, add_padded, write_presets
+from helpers.resting import Resting
 from helpers.server import Leaving, Server, running, start_server
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
@@ -22,10 +23,25 @@ def leaving() -> Iterator[Leaving]:
 
 
 @pytest.fixture(scope="session")
-def server(default_model_dir: Path, leaving: Leaving) -> Iterator[Server]:
+def shared() -> list[Resting]:
+    """The servers that several files of tests share, once they have started."""
+    return []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_servers_rest(shared: list[Resting]) -> Iterator[None]:
+    """After each file of tests: whatever its requests were, nothing is left of them."""
+    yield
+    for each in shared:
+        each.check()
+
+
+@pytest.fixture(scope="session")
+def server(default_model_dir: Path, leaving: Leaving, shared: list[Resting]) -> Iterator[Server]:
     """The default model in float32, shared by the tests that do not change its state."""
     options = ("--dtype", "float32", "--max-model-len", "2048", "--max-num-batched-tokens", "0")
     started = start_server(default_model_dir, *options)
+    shared.append(Resting.of(started))
     yield started
     leaving.take(started)
 
@@ -37,22 +53,26 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(tiny_dir: Path, leaving: Leaving) -> Iterator[Server]:
+def tiny(tiny_dir: Path, leaving: Leaving, shared: list[Resting]) -> Iterator[Server]:
     """A tiny model in float32, shared by tests that do not change its state and need no sensible text."""
     options = ("--kv-cache-bytes", ROOMY)
     create_repository(tiny_dir.parent / "repository", tiny_dir, *options)
     with running(leaving, tiny_dir.parent / "repository") as server:
+        shared.append(Resting.of(server))
         yield server
 
 
 @pytest.fixture(scope="session")
-def presets(tmp_path_factory: pytest.TempPathFactory, leaving: Leaving) -> Iterator[Server]:
+def presets(
+    tmp_path_factory: pytest.TempPathFactory, leaving: Leaving, shared: list[Resting]
+) -> Iterator[Server]:
     """Tiny models of every preset in one server; see `helpers.preset_server`."""
     folder = tmp_path_factory.mktemp("presets")
     repository = write_presets(folder)
     add_padded(repository)
     add_excluding(repository)
     with running(leaving, repository) as server:
+        shared.append(Resting.of(server))
         yield server
 
 
