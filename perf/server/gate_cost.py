@@ -3,8 +3,9 @@
     python -m perf.server.gate_cost
     python -m perf.server.gate_cost --streams 8,32,128 --parts-per-s 400,4000
 
-Clients ask a server that only sends parts, in turns through the gate and through HAProxy with one thread, which
-checks nothing. Every client must hear every part. The figure is the processor time of the process between.
+Clients ask a server that only sends parts, in turns through the gate and through HAProxy with one thread,
+which checks nothing. Every client must hear every part. The figure is the processor time of the process
+between.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encodin
 _LAST_CHUNK = b"0\r\n\r\n"
 _EVENT = b'data: {"model_name":"ensemble","model_version":"1","text_output":" word"}\n\n'
 _PART = b"%x\r\n%s\r\n" % (len(_EVENT), _EVENT)
-_REQUEST = b"POST /v2/models/ensemble/generate_stream HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+_REQUEST = (
+    b"POST /v2/models/ensemble/generate_stream HTTP/1.1\r\n"
+    b"Host: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
+)
 _HAPROXY = """
 global
     nbthread 1
@@ -52,7 +56,7 @@ frontend clients
 backend server
     server only 127.0.0.1:{server_port}
 """
-_READY_S = 30.0
+_READY_S, _ANSWER_S = 30.0, 60.0
 _HOST = "127.0.0.1"
 
 Row = dict[str, Any]
@@ -68,23 +72,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _measured(args: argparse.Namespace) -> list[Row]:
-    found: dict[tuple[str, int, float], list[float]] = {}
+    loads = [Load(*each, args.seconds) for each in itertools.product(args.streams, args.parts_per_s)]
+    found: dict[tuple[Load, str], list[float]] = defaultdict(list)
     async with _server() as server_port:
         with contextlib.ExitStack() as stack:
             doors = _start_doors(stack, server_port)
             for port, _ in doors.values():
                 await _until_listening(port)
-            loads = list(itertools.product(args.streams, args.parts_per_s))
             for _ in range(args.repeats):
-                for (num_streams, parts_per_s), (name, (port, pid)) in itertools.product(
-                    loads, doors.items()
-                ):
-                    load = Load(num_streams, parts_per_s, args.seconds)
-                    spent_us = await load.through(port, pid)
-                    found.setdefault((name, num_streams, parts_per_s), []).append(spent_us)
+                for load, (name, (port, pid)) in itertools.product(loads, doors.items()):
+                    found[load, name].append(await load.through(port, pid))
     return [
-        {"through": name, "streams": streams, "parts/s": rate, "µs a part": round(statistics.median(each), 1)}
-        for (name, streams, rate), each in found.items()
+        {
+            "through": name,
+            "streams": load.num_streams,
+            "parts/s": load.parts_per_s,
+            "µs a part": round(statistics.median(each), 1),
+            "least": round(min(each), 1),
+            "most": round(max(each), 1),
+        }
+        for (load, name), each in found.items()
     ]
 
 
@@ -115,7 +122,7 @@ async def _heard(port: int, num_parts: int, pause_s: float) -> None:
     reader, writer = await asyncio.open_connection(_HOST, port)
     writer.write(_REQUEST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     head = await reader.readuntil(b"\r\n\r\n")
-    heard = await reader.read(-1)
+    heard = await asyncio.wait_for(reader.read(-1), _ANSWER_S + num_parts * pause_s)
     writer.close()
     if not head.startswith(b"HTTP/1.1 200") or heard.count(_EVENT) != num_parts:
         raise RuntimeError(f"{heard.count(_EVENT)} of {num_parts} parts came: {head!r}")
