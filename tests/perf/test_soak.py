@@ -10,7 +10,16 @@ import pytest
 from perf.common import report
 from perf.server.processor_time import GATE, OPENAI
 from perf.server.soak.judge import RELOAD, STUB, Disturbance, Judge, Trial
-from perf.server.soak.memory import ENGINE, Lives, Sample, minutes_of, slope_of, total_slope
+from perf.server.soak.memory import (
+    ENGINE,
+    Lives,
+    Sample,
+    kept_descriptors,
+    kept_shared_mb,
+    minutes_of,
+    slope_of,
+    total_slope,
+)
 from perf.server.soak.pieces import Piece, read_piece
 from perf.server.soak.questions import Door, Heard, Question, draw_questions
 
@@ -128,6 +137,26 @@ def test_the_first_minutes_of_each_life_do_not_count() -> None:
     assert set(minutes) == {ENGINE}
     assert [len(points) for points in minutes[ENGINE]] == [10, 10]
     assert {value for points in minutes[ENGINE] for _, value in points} == {100.0}
+
+
+@pytest.mark.parametrize(
+    ("a_minute", "expected"),
+    [(0.0, []), (1.0, ["a process of 'engine' holds 53 descriptors more than when it was warm"])],
+)
+def test_descriptors_that_are_kept_are_told(a_minute: float, expected: list[str]) -> None:
+    # What is open in between may be many; the first minutes do not count.
+    samples = [
+        Sample(10.0 * i, ENGINE, "life", 1.0, round(a_minute * i / 6) + (500 if i < 30 or i == 200 else 20))
+        for i in range(360)
+    ]
+    assert kept_descriptors(samples, warm_up_s=300) == expected
+
+
+def test_shared_memory_that_is_kept_is_told() -> None:
+    level = [(i / 360, 40.0 if i == 100 else 5.0) for i in range(360)]
+    assert kept_shared_mb(level, warm_up_s=300) == []
+    step = [(at_h, mb + (9.0 if at_h > 0.5 else 0.0)) for at_h, mb in level]
+    assert kept_shared_mb(step, warm_up_s=300) == ["/dev/shm holds 9.0 MB more than after warming up"]
 
 
 def test_all_roles_together_grow_as_their_sum() -> None:

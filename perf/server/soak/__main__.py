@@ -9,7 +9,8 @@ was answered alone first, and every later answer must be the same, or its beginn
 deadline passed. In turns the engine, the OpenAI server, the gate and a model's process are killed and `llm`
 is reloaded, under load; only requests that a kill cuts off may fail. Before each the load stops: nothing may
 run or hold blocks then, and the server must have counted what its clients have heard. Memory is the anonymous
-memory of every process; its slope leaves out the first minutes of each. The KV cache and what drafts keep of
+memory of every process; its slope leaves out the first minutes of each. Descriptors and shared memory may not
+rise after these. The KV cache and what drafts keep of
 ended outputs are small, so that both are full by then: they take memory only as they fill. `--inject` gives
 the `llm` model a fault, which must be found.
 """
@@ -30,6 +31,8 @@ from perf.common.report import print_rows, write_report
 from perf.server.serve_process import naiad_serve
 from perf.server.soak.faults import FAULTS, LEAK, write_repository
 from perf.server.soak.memory import (
+    kept_descriptors,
+    kept_shared_mb,
     minutes_of,
     slope_of,
     slope_rows,
@@ -90,6 +93,12 @@ def _soaked(args: argparse.Namespace) -> Soak:
             except NaiadError as error:
                 soak.judge.tell(f"the soak ended early: {error}")
                 print("the last lines of the server:", *server.last_lines, sep="\n", end="", flush=True)
+    warm_up_s = 60 * args.warm_up_min
+    for fault in (
+        *kept_descriptors(soak.samples, warm_up_s),
+        *kept_shared_mb(soak.shared_mb, warm_up_s),
+    ):
+        soak.judge.tell(fault)
     return soak
 
 

@@ -24,6 +24,9 @@ _ANONYMOUS = re.compile(r"^Anonymous:\s+(\d+) kB", re.M)
 _UPPER_95 = 1.645
 _HOUR_S = 3600.0
 _MIN_POINTS = 5
+# Samples at either end of a life that are compared, and what may be under way at one end and not at the other.
+_FEW = 12
+_MORE_DESCRIPTORS, _MORE_SHARED_MB = 32, 4.0
 
 # For each process its points (hours, megabytes).
 Lives = list[list[tuple[float, float]]]
@@ -120,6 +123,37 @@ def minutes_of(samples: Iterable[Sample], warm_up_s: float) -> dict[str, Lives]:
         if len(points) >= _MIN_POINTS:
             found[role].append(points)
     return dict(found)
+
+
+def kept_descriptors(samples: Iterable[Sample], warm_up_s: float) -> list[str]:
+    """Name each life that ends with many more descriptors than it had when it was warm."""
+    lives: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+    for sample in samples:
+        lives[sample.role, sample.life].append(sample)
+    told = []
+    for (role, _), life in lives.items():
+        warm = [each.num_descriptors for each in life if each.at_s - life[0].at_s >= warm_up_s]
+        if len(warm) >= 2 * _FEW and (kept := _risen(warm)) > _MORE_DESCRIPTORS:
+            told.append(f"a process of {role!r} holds {kept:g} descriptors more than when it was warm")
+    return told
+
+
+def kept_shared_mb(shared_mb: Sequence[tuple[float, float]], warm_up_s: float) -> list[str]:
+    """Say so if much more lies in /dev/shm at the end than after warming up.
+
+    Args:
+        shared_mb: points (hours, megabytes).
+        warm_up_s: how long the run warms up.
+    """
+    warm = [mb for at_h, mb in shared_mb if at_h * _HOUR_S >= warm_up_s]
+    if len(warm) < 2 * _FEW or (kept := _risen(warm)) <= _MORE_SHARED_MB:
+        return []
+    return [f"/dev/shm holds {kept:.1f} MB more than after warming up"]
+
+
+def _risen(values: Sequence[float]) -> float:
+    """By how much the median of the last few values exceeds that of the first few."""
+    return statistics.median(values[-_FEW:]) - statistics.median(values[:_FEW])
 
 
 def slope_of(lives: Sequence[Sequence[tuple[float, float]]]) -> Slope:
