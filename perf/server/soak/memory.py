@@ -24,7 +24,7 @@ _ANONYMOUS = re.compile(r"^Anonymous:\s+(\d+) kB", re.M)
 _UPPER_95 = 1.645
 _HOUR_S = 3600.0
 _MIN_POINTS = 5
-# Samples at either end of a life that are compared, and what may be under way at one end and not at the other.
+# Samples at either end of a life that are compared, and what may be under way at one end alone.
 _FEW = 12
 _MORE_DESCRIPTORS, _MORE_SHARED_MB = 32, 4.0
 
