@@ -8,7 +8,14 @@ from naiad.errors import InvalidRequestError
 from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.outputs import RequestOutput
 from naiad.sampling.beam_search import Beam
-from naiad.sequence import BeamParams, EngineRequest, FinishReason, SamplingParams, TextContext
+from naiad.sequence import (
+    BeamParams,
+    EngineRequest,
+    FinishReason,
+    SamplingParams,
+    SequenceStatus,
+    TextContext,
+)
 from naiad.tokenization.text_stream import TextStream
 from naiad.tokenization.token_table import TokenTable
 
@@ -73,6 +80,33 @@ def test_a_search_survives_preemption_beside_others() -> None:
     assert drive.engine.stats().total_preemptions > 0
     expected = expected_beams(PROMPT, params, 3, BeamParams())
     assert [drive.tokens[each] for each in (1, 2, 3)] == outputs_of(expected)
+
+
+def test_a_row_that_is_computed_again_is_not_the_next_one() -> None:
+    """A beam waits for the other, is preempted, and its row is computed again in the step of the other's row.
+
+    The search has all that it needs when the other's row is taken, so it advances. The beam's row, which is
+    taken after that, is about the token before.
+    """
+    drive = EngineDrive(num_blocks=7)
+    drive.add(9, [3] * 9, SamplingParams(max_tokens=16))
+    drive.step()
+    params = SamplingParams(max_tokens=7)
+    drive.add(1, PROMPT, params, sibling_ids=(2,), beam=BeamParams())
+    drive.step()
+    drive.step()
+    first, second = (drive.scheduler.running_by_id[each] for each in (1, 2))
+    drive.scheduler._preempt(first)
+    drive.step()
+    assert first.status is SequenceStatus.WAITING, "there is no room until the other request is gone"
+    drive.scheduler._preempt(second)
+    drive.abort(9)
+    assert drive.runner.steps[-1] == [(9, 1), (2, 1)]
+    drive.step()
+    assert drive.runner.steps[-1] == [(1, 7), (2, 7)]
+    drive.run()
+    expected = expected_beams(PROMPT, params, 2, BeamParams())
+    assert [drive.tokens[each] for each in (1, 2)] == outputs_of(expected)
 
 
 def test_searches_that_hold_each_other_up_all_end() -> None:

@@ -96,12 +96,19 @@ class BeamGroups:
         """The first sequence of the search that the id belongs to."""
         return self._groups[sequence_id].beams[0]
 
-    def take(self, sequence_id: int, result: ModelOutput) -> list[RequestOutput]:
+    def take(self, sequence: Sequence, result: ModelOutput) -> list[RequestOutput]:
         """Store the candidates of a beam's computed row; advance the search if all beams have been computed.
+
+        A beam that was preempted while it waited for others is computed again. If an earlier row of the same
+        step was all that the search missed, it has advanced, with the candidates that the beam had before.
+        Then the beam's row is not about its last token any more, and is passed over.
 
         Returns:
             The outputs of all ids if the search has ended, otherwise none.
         """
+        if sequence.num_computed_tokens < sequence.num_tokens:
+            return []
+        sequence_id = sequence.sequence_id
         group = self._groups[sequence_id]
         group.candidates[sequence_id] = result.candidates[sequence_id]
         if not group.is_complete:

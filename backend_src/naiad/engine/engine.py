@@ -295,7 +295,7 @@ class Engine:
         sequence_id = row.sequence_id
         if error is not None:
             return self._beams.fail(sequence_id, error)
-        outputs = self._beams.take(sequence_id, result) if row.samples else []
+        outputs = self._beams.take(sequence, result) if row.samples else []
         if outputs:
             self._record.take_prompt(sequence)
             self._record.take_output(sequence, sum(len(output.token_ids) for output in outputs))

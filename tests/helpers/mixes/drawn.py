@@ -6,7 +6,7 @@ import enum
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from helpers.grammars import VOCAB_SIZE
@@ -144,6 +144,7 @@ class Settings:
     Attributes:
         model: "LlamaForCausalLM", or "Gemma3ForCausalLM", most of whose layers have windows.
         drafter: "none", "ngram", "suffix", "self" or "draft_model".
+        kv_cache_dtype: "auto", or "int8": keys and values are codes with scales.
         ack_ticks: how many rounds the detokenizer takes to acknowledge a chunk.
     """
 
@@ -156,6 +157,7 @@ class Settings:
     is_cached: bool = False
     policy: str = "priority"
     ack_ticks: int = 0
+    kv_cache_dtype: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,8 @@ def drawn_mix(seed: int) -> Mix:
     )
     beginnings = [_text(rng, 12) for _ in range(2)]
     requests = [_asked(rng, beginnings) for _ in range(rng.randint(2, 9))]
+    # Drawn last, so that a seed gives the requests that it gave before.
+    settings = replace(settings, kv_cache_dtype=rng.choice(("auto", "int8")))
     return Mix(settings, tuple(requests))
 
 
@@ -384,7 +388,7 @@ def served_fields() -> dict[Door, set[str]]:
 
 def labels(mix: Mix) -> set[str]:
     """What a mix covers: each field at each door, and more."""
-    found = {f"drafter {mix.settings.drafter}"}
+    found = {f"drafter {mix.settings.drafter}", f"KV cache {mix.settings.kv_cache_dtype}"}
     for asked in mix.requests:
         found |= {f"{asked.door.name} {name}" for row in asked.rows for name in row}
         found |= {f"{asked.door.name} {asked.ending.name}"} if asked.ending else set()

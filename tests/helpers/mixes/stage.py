@@ -63,11 +63,11 @@ _MAX_ROWS = 32
 
 
 class Bench:
-    """The checkpoints, and a runner for each drafter that needs its own, which all mixes share."""
+    """The checkpoints, and a runner for each drafter and KV cache that needs its own, for all mixes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._runners: dict[tuple[str, str], ModelRunner] = {}
+        self._runners: dict[tuple[str, str, str], ModelRunner] = {}
         self._tokenizers: dict[str, Tokenizer] = {}
         self._replies: dict[str, Reply] = {}
 
@@ -79,7 +79,7 @@ class Bench:
             write_first_layers(directory, self._folder / f"{model} drafts", 1)
         return directory
 
-    def config(self, model: str, drafter: str) -> EngineConfig:
+    def config(self, model: str, drafter: str, kv_cache_dtype: str) -> EngineConfig:
         return EngineConfig(
             model_dir=str(self.checkpoint(model)),
             dtype="float32",
@@ -90,14 +90,15 @@ class Bench:
             max_num_batched_tokens=256,
             max_model_len=MAX_MODEL_LEN,
             block_size=BLOCK,
+            kv_cache_dtype=kv_cache_dtype,
             kv_cache_bytes=1 << 23,
             drafter=drafter,
             draft_model=str(self._folder / f"{model} drafts") if drafter == "draft_model" else "",
             num_draft_layers=1 if drafter == "self" else 0,
         )
 
-    def runner(self, model: str, drafter: str) -> ModelRunner:
-        kind = model, drafter if drafter in ("self", "draft_model") else "none"
+    def runner(self, model: str, drafter: str, kv_cache_dtype: str) -> ModelRunner:
+        kind = model, drafter if drafter in ("self", "draft_model") else "none", kv_cache_dtype
         if kind not in self._runners:
             self._runners[kind] = ModelRunner(self.config(*kind))
         return self._runners[kind]
@@ -108,13 +109,14 @@ class Bench:
         return self._tokenizers[model]
 
     def engine(self, settings: Settings, clock: Callable[[], float]) -> tuple[Engine, CheckedScheduler]:
-        runner = self.runner(settings.model, settings.drafter)
+        kind = settings.model, settings.drafter, settings.kv_cache_dtype
+        runner = self.runner(*kind)
         assert all(group.num_blocks >= _NUM_BLOCKS for group in runner.kv_groups)
         groups = [KVGroupSpec(settings.num_blocks, group.window) for group in runner.kv_groups]
         windows = [group.window for group in groups]
         prefix_cache = PrefixCache(BLOCK, windows=windows) if settings.is_cached else None
         kv_cache = KVCacheManager(groups, BLOCK, prefix_cache, max_step_tokens=settings.budget)
-        drafter = make_drafter(self.config(settings.model, settings.drafter), runner, kv_cache)
+        drafter = make_drafter(self.config(*kind), runner, kv_cache)
         # All steps cost the same, so all drafts are tried.
         policy = SpeculationPolicy(StepCost([(1, 1.0), (1 << 16, 1.0)]))
         speculator = Speculator(drafter, policy, settings.num_speculative_tokens)
@@ -124,13 +126,19 @@ class Bench:
             make_policy(settings.policy, aging_s=1.0),
             speculator,
         )
-        grammars = self.runner(settings.model, "none").grammars
+        grammars = self.runner(settings.model, "none", "auto").grammars
         text_state = partial(TextStream, self.tokenizer(settings.model).table)
         return Engine(scheduler, runner, text_state, clock, grammars=grammars), scheduler
 
     def alone(self, asked: Asked, settings: Settings) -> Reply:
         """The reply to a request alone, on an engine without drafts and prefix cache; it is remembered."""
-        settings = Settings(settings.model, settings.num_blocks, settings.max_num_seqs, settings.budget)
+        settings = Settings(
+            settings.model,
+            settings.num_blocks,
+            settings.max_num_seqs,
+            settings.budget,
+            kv_cache_dtype=settings.kv_cache_dtype,
+        )
         asked = replace(asked, tick=0, ending=None, ends_after=0, timeout_us=0)
         key = repr((settings, asked))
         if key not in self._replies:
