@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from perf.engine.admission import Outcome, SimulatedRunner, StepSeconds, simulate
 from perf.server.open_loop import Arrival
 
-from naiad.engine import Engine
+from helpers.tiny_repository import tiny_checkpoint
+from naiad.config import EngineConfig
+from naiad.engine import Engine, build_engine
 from naiad.errors import UnavailableError
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache
@@ -141,3 +144,28 @@ def test_without_a_target_nothing_is_refused() -> None:
     desk.run()
     desk.add([2] * 9000, timeout_s=0.1)
     assert desk.engine.has_work
+
+
+@pytest.mark.parametrize("target_ms", [0, 1])
+def test_an_engine_has_the_target_of_its_configuration(tmp_path: Path, target_ms: int) -> None:
+    engine = build_engine(
+        EngineConfig(
+            model_dir=str(tiny_checkpoint(tmp_path / "model")),
+            dtype="float32",
+            max_num_batched_tokens=256,
+            kv_cache_bytes=4_000_000,
+            target_first_token_ms=target_ms,
+        )
+    )
+    params = SamplingParams(max_tokens=1)
+    engine.add_request(EngineRequest(sequence_id=1, prompt_token_ids=[5] * 100, params=params))
+    while engine.has_work:
+        engine.step()
+    # No CPU computes 4,000 tokens in a millisecond.
+    late = EngineRequest(sequence_id=2, prompt_token_ids=[6] * 4000, params=params)
+    if target_ms:
+        with pytest.raises(UnavailableError, match=r"\(target_first_token_ms = 1\)$"):
+            engine.add_request(late)
+    else:
+        engine.add_request(late)
+    assert engine.has_work == (not target_ms)
