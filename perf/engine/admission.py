@@ -4,8 +4,9 @@
 
 The engine's own scheduler, KV cache and forecast run on a simulated clock, which each step advances by its
 cost: a constant, and a time for each prompt token and each sequence that decodes. A request is good if its
-first token comes within the target and its later ones in --slo-itl-s on average. Load 1 is the one at which
-most requests are good without a target.
+first token comes within the target and its later ones in --slo-itl-s on average. Each load is the same part
+of the trace, replayed faster. Load 1 is the one at which most requests a second are good without a target.
+A second table has the same requests of two tenants, of which one sends three in four.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,7 +37,13 @@ from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import EngineRequest, SamplingParams
 
 _DATA = ROOT / "perf" / "data"
-_TRACES = (_DATA / "azure_llm_2023_conversation_10min.csv", _DATA / "mooncake_fast25_synthetic.jsonl")
+_TRACES = (
+    _DATA / "azure_llm_2023_conversation_10min.csv",
+    _DATA / "azure_llm_2023_code_10min.csv",
+    _DATA / "mooncake_fast25_synthetic.jsonl",
+)
+_LOADS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+_LOADS_OF_TENANTS = (1.0, 2.0, 3.0)
 _VOCAB_SIZE = 49152
 _BLOCK_SIZE = 64
 
@@ -185,63 +192,153 @@ def _take(outcome: Outcome, output: RequestOutput, seconds: float) -> None:
         outcome.num_tokens += len(output.token_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a good request is.
+
+    Attributes:
+        first_token_s: the most until its first token; also the engine's target, where it has one.
+        inter_token_s: the most between its later tokens on average.
+    """
+
+    first_token_s: float
+    inter_token_s: float
+
+    def num_good(self, outcomes: Sequence[Outcome]) -> int:
+        """How many are good."""
+        return sum(each.is_good(self.first_token_s, self.inter_token_s) for each in outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A part of a trace, to be replayed at any speed.
+
+    Attributes:
+        name: the trace's.
+        arrivals: as they were recorded, with scaled lengths.
+        seconds: the part's duration as it was recorded.
+        cost: of steps.
+        step_tokens: maximum tokens of a step.
+        goal: what a good request is.
+    """
+
+    name: str
+    arrivals: Sequence[Arrival]
+    seconds: float
+    cost: StepSeconds
+    step_tokens: int
+    goal: Goal
+
+    def at(self, speed: float, *, with_target: bool) -> list[Outcome]:
+        """Replay it at this speed."""
+        sooner = [replace(each, due_s=each.due_s / speed) for each in self.arrivals]
+        target_s = self.goal.first_token_s if with_target else 0.0
+        return simulate(sooner, self.cost, step_tokens=self.step_tokens, target_s=target_s)
+
+    def rate(self, number: int, speed: float) -> float:
+        """Requests in a second, if so many came or were good at this speed."""
+        return number * speed / self.seconds
+
+    def peak_speed(self, speeds: Sequence[float]) -> float:
+        """The speed at which most requests a second are good without a target."""
+        plain = {speed: self.goal.num_good(self.at(speed, with_target=False)) for speed in speeds}
+        return max(speeds, key=lambda speed: self.rate(plain[speed], speed))
+
+    def of_tenants(self) -> Trial:
+        """The same requests; every fourth is of the tenant `quiet`, the others are of `loud`."""
+        arrivals = [
+            replace(each, tenant="loud" if number % 4 else "quiet")
+            for number, each in enumerate(self.arrivals)
+        ]
+        return replace(self, arrivals=arrivals)
+
+
 def main() -> int:
     """Simulate, print, plot and write."""
     args = _parse()
-    cost = StepSeconds(args.step_ms / 1e3, args.prompt_token_ms / 1e3, args.decode_row_ms / 1e3)
-    rows, panels = [], []
-    for trace in args.trace or _TRACES:
-        found = _loads(trace, cost, args)
+    rows: list[dict[str, Any]] = []
+    tenant_rows: list[dict[str, Any]] = []
+    panels = []
+    for path in args.trace or _TRACES:
+        trial = _trial(path, args)
+        peak = trial.peak_speed([args.first_speed * 1.25**step for step in range(args.num_speeds)])
+        found = load_rows(trial, peak)
         rows += found
+        tenant_rows += share_rows(trial.of_tenants(), peak)
         loads = [row["load"] for row in found]
         lines = {
             name: (loads, [row[name] for row in found]) for name in ("offered/s", "good/s", "good/s, target")
         }
-        panels.append(Panel(f"load, {trace.stem[:20]}", "requests/s", lines))
+        panels.append(Panel(f"load, {trial.name}", "requests/s", lines))
+    print(f"good: first token within {args.target_ms} ms, the others every {args.slo_itl_s:g} s on average")
     print_rows(rows)
-    title = f"good: first token within {args.target_ms} ms"
-    plot = save_panels("admission", title, panels)
+    print("quiet sends one request in four:")
+    print_rows(tenant_rows)
+    plot = save_panels("admission", f"good: first token within {args.target_ms} ms", panels)
     settings = vars(args) | {"trace": [each.name for each in args.trace or _TRACES]}
-    print("plot:", plot, "written:", write_report("admission", settings, rows))
+    print("plot:", plot, "written:", write_report("admission", settings, rows + tenant_rows))
     return 0
 
 
-def _loads(path: Path, cost: StepSeconds, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each load of a trace."""
-    target_s = args.target_ms / 1e3
-    trace = read_trace(path)
-
-    def good(speed: float, with_target: bool) -> tuple[int, list[Outcome]]:
-        scaling = Scaling(
-            speed, args.prompt_scale, args.output_scale, 0.0, args.duration_s, args.window_tokens
-        )
-        arrivals, _ = scaled_arrivals(trace, scaling, _VOCAB_SIZE)
-        arrivals.sort(key=lambda each: each.due_s)
-        made = simulate(arrivals, cost, target_s=target_s if with_target else 0.0)
-        return sum(each.is_good(target_s, args.slo_itl_s) for each in made), made
-
-    speeds = [args.first_speed * 1.25**step for step in range(args.num_speeds)]
-    plain = {speed: good(speed, with_target=False) for speed in speeds}
-    peak = max(speeds, key=lambda speed: plain[speed][0])
+def load_rows(trial: Trial, peak: float) -> list[dict[str, Any]]:
+    """Figures with and without a target, a row for each load; `peak` is the speed of load 1."""
+    target_s = trial.goal.first_token_s
+    at_peak = trial.goal.num_good(trial.at(peak, with_target=False)) * peak
     rows = []
-    for load in (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0):
-        num_good, outcomes = good(peak * load, with_target=False)
-        num_with, with_target = good(peak * load, with_target=True)
+    for load in _LOADS:
+        speed = peak * load
+        num_good = trial.goal.num_good(trial.at(speed, with_target=False))
+        with_target = trial.at(speed, with_target=True)
+        num_with = trial.goal.num_good(with_target)
         served = [each.first_s for each in with_target if not each.is_refused]
         rows.append(
             {
-                "trace": path.stem[:16],
+                "trace": trial.name,
                 "load": load,
-                "offered/s": round(len(outcomes) / args.duration_s, 2),
-                "good/s": round(num_good / args.duration_s, 2),
-                "good/s, target": round(num_with / args.duration_s, 2),
-                "of the peak": round(num_with / plain[peak][0], 2),
+                "offered/s": round(trial.rate(len(with_target), speed), 2),
+                "good/s": round(trial.rate(num_good, speed), 2),
+                "good/s, target": round(trial.rate(num_with, speed), 2),
+                "of the peak": round(num_with * speed / at_peak, 2),
                 "refused": sum(each.is_refused for each in with_target),
                 "late": sum(each > target_s for each in served),
                 "ttft p95 s": round(percentile(served, 95), 2),
             }
         )
     return rows
+
+
+def share_rows(trial: Trial, peak: float) -> list[dict[str, Any]]:
+    """Each tenant's good requests and its share of all good ones, a row for each load, with and without."""
+    rows = []
+    for load in _LOADS_OF_TENANTS:
+        for with_target in (False, True):
+            outcomes = trial.at(peak * load, with_target=with_target)
+            row: dict[str, Any] = {"trace": trial.name, "load": load, "target": with_target}
+            num_good = max(1, trial.goal.num_good(outcomes))
+            for tenant in ("quiet", "loud"):
+                own = [each for each in outcomes if each.tenant == tenant]
+                num_own = trial.goal.num_good(own)
+                row |= {
+                    f"{tenant} sent": len(own),
+                    f"{tenant} good": num_own,
+                    f"{tenant} share": round(num_own / num_good, 2),
+                }
+            rows.append(row)
+    return rows
+
+
+def _trial(path: Path, args: argparse.Namespace) -> Trial:
+    scaling = Scaling(1.0, args.prompt_scale, args.output_scale, 0.0, args.part_s, args.window_tokens)
+    arrivals, _ = scaled_arrivals(read_trace(path), scaling, _VOCAB_SIZE)
+    cost = StepSeconds(args.step_ms / 1e3, args.prompt_token_ms / 1e3, args.decode_row_ms / 1e3)
+    return Trial(
+        "_".join(path.stem.split("_")[:4]),
+        sorted(arrivals, key=lambda each: each.due_s),
+        args.part_s,
+        cost,
+        args.step_tokens,
+        Goal(args.target_ms / 1e3, args.slo_itl_s),
+    )
 
 
 def _parse() -> argparse.Namespace:
@@ -257,10 +354,11 @@ def _parse() -> argparse.Namespace:
     add("--step-ms", type=float, default=4.0, metavar="MS", help="constant cost of a step")
     add("--prompt-token-ms", type=float, default=0.25, metavar="MS")
     add("--decode-row-ms", type=float, default=0.6, metavar="MS")
+    add("--step-tokens", type=at_least(1), default=512, metavar="N", help="maximum tokens of a step")
     add("--prompt-scale", type=float, default=0.5, metavar="F", help="factor of prompt lengths")
     add("--output-scale", type=float, default=0.5, metavar="F", help="factor of output lengths")
     add("--window-tokens", type=at_least(2), default=8192, metavar="N", help="maximum length")
-    add("--duration-s", type=float, default=120.0, metavar="S", help="time over which requests arrive")
+    add("--part-s", type=float, default=300.0, metavar="S", help="the part of the trace, from its start")
     add("--first-speed", type=float, default=0.1, metavar="F", help="the slowest that is tried for the peak")
     add("--num-speeds", type=at_least(1), default=16, metavar="N", help="each is 1.25 times the one before")
     return parser.parse_args()

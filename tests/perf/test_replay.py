@@ -25,12 +25,14 @@ def answer(due_s: float, sent_s: float, times_s: list[float], error: str = "") -
     return result
 
 
-def test_both_traces_are_read() -> None:
+def test_the_traces_are_read() -> None:
     azure = read_trace(DATA / "azure_llm_2023_conversation_10min.csv")
+    code = read_trace(DATA / "azure_llm_2023_code_10min.csv")
     mooncake = read_trace(DATA / "mooncake_fast25_synthetic.jsonl")
 
     assert (len(azure), azure[0]) == (2867, TraceRequest(0.0, 374, 44))
     assert azure[1].due_s == pytest.approx(4.314579)
+    assert (len(code), code[0]) == (2737, TraceRequest(0.0, 327, 6))
     assert (len(mooncake), mooncake[0].prompt_tokens, len(mooncake[0].block_ids)) == (3993, 40160, 79)
 
 
