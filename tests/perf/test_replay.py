@@ -96,6 +96,15 @@ def test_times_count_from_when_a_request_was_due() -> None:
     assert row["sent_late_p99_s"] == round(percentile([0.0, 5.0, 0.0], 99), 3)
 
 
+def test_what_the_server_refuses_for_its_target_counts_as_refused() -> None:
+    late = "Exceeds maximum queue size, the queue is full: the first token is expected in 3.1 s"
+    answers = [answer(0.0, 0.0, [0.1, 0.2]), answer(1.0, 1.0, [], f"{late} (target_first_token_ms = 2000)")]
+
+    row = figures(answers, Limits(first_token_s=1.0, inter_token_s=0.15), duration_s=10.0)
+
+    assert (row["sent"], row["served"], row["refused"], row["failed"], row["good"]) == (2, 1, 1, 0, 1)
+
+
 @pytest.mark.parametrize(
     ("times_s", "is_good"), [([0.9, 1.0], True), ([1.1, 1.2], False), ([0.5, 0.8], False), ([0.5], True)]
 )
