@@ -6,7 +6,8 @@ The engine's own scheduler, KV cache and forecast run on a simulated clock, whic
 cost: a constant, and a time for each prompt token and each sequence that decodes. A request is good if its
 first token comes within the target and its later ones in --slo-itl-s on average. Each load is the same part
 of the trace, replayed faster. Load 1 is the one at which most requests a second are good without a target.
-A second table has the same requests of two tenants, of which one sends three in four.
+A second table has the same requests of two tenants, of which `loud` sends three in four; beside them is how
+many requests of `quiet` would be good if it were alone on the machine, and on half of it.
 """
 
 from __future__ import annotations
@@ -220,6 +221,7 @@ class Trial:
         cost: of steps.
         step_tokens: maximum tokens of a step.
         goal: what a good request is.
+        max_num_seqs: slots.
     """
 
     name: str
@@ -228,12 +230,19 @@ class Trial:
     cost: StepSeconds
     step_tokens: int
     goal: Goal
+    max_num_seqs: int = 32
 
     def at(self, speed: float, *, with_target: bool) -> list[Outcome]:
         """Replay it at this speed."""
         sooner = [replace(each, due_s=each.due_s / speed) for each in self.arrivals]
         target_s = self.goal.first_token_s if with_target else 0.0
-        return simulate(sooner, self.cost, step_tokens=self.step_tokens, target_s=target_s)
+        return simulate(
+            sooner,
+            self.cost,
+            max_num_seqs=self.max_num_seqs,
+            step_tokens=self.step_tokens,
+            target_s=target_s,
+        )
 
     def rate(self, number: int, speed: float) -> float:
         """Requests in a second, if so many came or were good at this speed."""
@@ -251,6 +260,17 @@ class Trial:
             for number, each in enumerate(self.arrivals)
         ]
         return replace(self, arrivals=arrivals)
+
+    def without_loud(self) -> Trial:
+        """The requests of `quiet` alone."""
+        return replace(self, arrivals=[each for each in self.arrivals if each.tenant == "quiet"])
+
+    def on_half(self) -> Trial:
+        """On a machine of half the speed and half the slots, whose steps take as long."""
+        cost = self.cost
+        slower = StepSeconds(cost.constant_s, 2 * cost.prompt_token_s, 2 * cost.decode_row_s)
+        slots = self.max_num_seqs // 2
+        return replace(self, cost=slower, step_tokens=self.step_tokens // 2, max_num_seqs=slots)
 
 
 def main() -> int:
@@ -309,6 +329,7 @@ def load_rows(trial: Trial, peak: float) -> list[dict[str, Any]]:
 
 def share_rows(trial: Trial, peak: float) -> list[dict[str, Any]]:
     """Each tenant's good requests and its share of all good ones, a row for each load, with and without."""
+    alone = trial.without_loud()
     rows = []
     for load in _LOADS_OF_TENANTS:
         for with_target in (False, True):
@@ -323,6 +344,9 @@ def share_rows(trial: Trial, peak: float) -> list[dict[str, Any]]:
                     f"{tenant} good": num_own,
                     f"{tenant} share": round(num_own / num_good, 2),
                 }
+            for name, reference in (("alone", alone), ("on half", alone.on_half())):
+                made = reference.at(peak * load, with_target=with_target)
+                row[f"quiet {name}"] = trial.goal.num_good(made)
             rows.append(row)
     return rows
 
