@@ -52,7 +52,7 @@ def main() -> int:
         if not runs[-1].arrivals:
             parser.error(f"no request of the trace comes in {args.duration_s:g} s at speed {speed:g}")
     options = ["--model", str(model_dir), "--max-num-seqs", str(args.max_num_seqs)]
-    options += ["--max-model-len", str(window)]
+    options += ["--max-model-len", str(window), "--max-num-batched-tokens", str(args.max_num_batched_tokens)]
     results = []
     for target_ms in args.target_first_token_ms:
         with naiad_serve([*options, "--target-first-token-ms", str(target_ms)]) as server:
@@ -183,6 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--slo-ttft-s", type=_factor, default=1.0, metavar="S", help="time to first token of a good request")
     add("--slo-itl-s", type=_factor, default=0.25, metavar="S", help="mean time between its later tokens")
     add("--max-num-seqs", type=int, default=32, metavar="N")
+    add("--max-num-batched-tokens", type=at_least(0), default=0, metavar="N", help="0: measured at start")
     add(
         "--target-first-token-ms",
         type=_targets,

@@ -6,8 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
-from perf.engine.admission import Outcome, SimulatedRunner, StepSeconds, simulate
+from perf.engine.admission import Goal, Outcome, SimulatedRunner, StepSeconds, Trial, simulate
 from perf.server.open_loop import Arrival
+from perf.server.traces import Scaling, read_trace, scaled_arrivals
 
 from helpers.tiny_repository import tiny_checkpoint
 from naiad.config import EngineConfig
@@ -19,6 +20,7 @@ from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import EngineRequest, SamplingParams
 
+DATA = Path(__file__).parents[2] / "perf" / "data"
 COST = StepSeconds(constant_s=0.005, prompt_token_s=0.0005, decode_row_s=0.001)
 TARGET_S = 2.0
 
@@ -64,6 +66,30 @@ def test_a_tenants_flood_has_nobody_elses_requests_refused() -> None:
     assert len(of_quiet) == len(quiet)
     assert num_good(of_quiet) == len(quiet)
     assert any(each.is_refused for each in outcomes if each.tenant == "loud")
+
+
+def recorded(trace: str, start_s: float) -> Trial:
+    """Two minutes of a trace with a fifth of its lengths."""
+    seconds = 120.0
+    scaling = Scaling(1.0, 0.2, 0.2, start_s, duration_s=seconds, window_tokens=8192)
+    scaled, _ = scaled_arrivals(read_trace(DATA / f"azure_llm_2023_{trace}_10min.csv"), scaling, 49152)
+    return Trial(trace, scaled, seconds, COST, step_tokens=256, goal=Goal(TARGET_S, 0.25), max_num_seqs=16)
+
+
+@pytest.mark.parametrize(("trace", "start_s"), [("conversation", 60.0), ("code", 240.0)])
+def test_goodput_and_a_tenants_share_stay_on_recorded_traces(trace: str, start_s: float) -> None:
+    trial = recorded(trace, start_s)
+    peak = trial.peak_speed([0.15 * 1.6**step for step in range(6)])
+    num_at_peak = trial.goal.num_good(trial.at(peak, with_target=False))
+    of_tenants = trial.of_tenants()
+    without = trial.at(3 * peak, with_target=False)
+    outcomes = of_tenants.at(3 * peak, with_target=True)
+    # The same requests come in a third of the time.
+    assert 3 * trial.goal.num_good(without) < 0.9 * num_at_peak
+    assert 3 * trial.goal.num_good(outcomes) >= 0.9 * num_at_peak
+    of_quiet = [each for each in outcomes if each.tenant == "quiet"]
+    on_half = of_tenants.without_loud().on_half().at(3 * peak, with_target=True)
+    assert trial.goal.num_good(of_quiet) >= 0.9 * trial.goal.num_good(on_half)
 
 
 class Desk:
