@@ -8,6 +8,8 @@ first token comes within the target and its later ones in --slo-itl-s on average
 of the trace, replayed faster. Load 1 is the one at which most requests a second are good without a target.
 A second table has the same requests of two tenants, of which `loud` sends three in four; beside them is how
 many requests of `quiet` would be good if it were alone on the machine, and on half of it.
+Short prompts are refused less often than long ones, so the good requests' tokens are compared with the peak's
+as well.
 """
 
 from __future__ import annotations
@@ -248,6 +250,14 @@ class Trial:
         """Requests in a second, if so many came or were good at this speed."""
         return number * speed / self.seconds
 
+    def good_tokens(self, outcomes: Sequence[Outcome]) -> int:
+        """Prompt and output tokens of those that are good."""
+        return sum(
+            len(arrival.prompt_token_ids) + arrival.num_tokens
+            for arrival, outcome in zip(self.arrivals, outcomes, strict=True)
+            if self.goal.num_good([outcome])
+        )
+
     def peak_speed(self, speeds: Sequence[float]) -> float:
         """The speed at which most requests a second are good without a target."""
         plain = {speed: self.goal.num_good(self.at(speed, with_target=False)) for speed in speeds}
@@ -303,7 +313,8 @@ def main() -> int:
 def load_rows(trial: Trial, peak: float) -> list[dict[str, Any]]:
     """Figures with and without a target, a row for each load; `peak` is the speed of load 1."""
     target_s = trial.goal.first_token_s
-    at_peak = trial.goal.num_good(trial.at(peak, with_target=False)) * peak
+    at_peak = trial.at(peak, with_target=False)
+    num_at_peak, tokens_at_peak = trial.goal.num_good(at_peak), trial.good_tokens(at_peak)
     rows = []
     for load in _LOADS:
         speed = peak * load
@@ -318,7 +329,8 @@ def load_rows(trial: Trial, peak: float) -> list[dict[str, Any]]:
                 "offered/s": round(trial.rate(len(with_target), speed), 2),
                 "good/s": round(trial.rate(num_good, speed), 2),
                 "good/s, target": round(trial.rate(num_with, speed), 2),
-                "of the peak": round(num_with * speed / at_peak, 2),
+                "of the peak": round(num_with * load / num_at_peak, 2),
+                "of its tokens": round(trial.good_tokens(with_target) * load / tokens_at_peak, 2),
                 "refused": sum(each.is_refused for each in with_target),
                 "late": sum(each > target_s for each in served),
                 "ttft p95 s": round(percentile(served, 95), 2),
