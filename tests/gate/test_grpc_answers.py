@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 from tritonclient.grpc import service_pb2
 
 from helpers.http2_wire import (
     ANSWER_HEAD,
+    BAD,
+    GOOD,
     HOUSEKEEPING,
     OK,
+    PING,
     STREAM,
     FrameSetting,
     Wire,
-    a_frame_door,
     call,
     data,
     head_fields,
     headers,
+    request_of,
+    run,
 )
 from naiad.gate import grpc_calls
 from naiad.gate import http2_frames as http2
@@ -27,29 +30,20 @@ from naiad.gate.grpc_framing import PREFIX, framed
 from naiad.gate.grpc_status import Status
 from naiad.gate.limits import Limits
 
-TIMEOUT_S = 60.0
-GOOD = service_pb2.ModelInferRequest(model_name="m").SerializeToString()
-BAD = service_pb2.ModelInferRequest(id="bad", parameters={"triton_x": {"int64_param": 1}}).SerializeToString()
+LARGE_ID = "i" * 1000
 # Its error is larger than 2,000 bytes, because it names both.
 LARGE_BAD = service_pb2.ModelInferRequest(
-    id="i" * 1000, model_name="m" * 1000, parameters={"triton_x": {"int64_param": 1}}
+    id=LARGE_ID, model_name="m" * 1000, parameters={"triton_x": {"int64_param": 1}}
 ).SerializeToString()
-PING = http2.frame(http2.PING, 0, 0, b"12345678")
 PLENTY = 1 << 20
 
 
-def run(work: Callable[[FrameSetting], Awaitable[None]], limits: Limits | None = None) -> None:
-    async def inside() -> None:
-        async with a_frame_door(limits) as setting:
-            await asyncio.wait_for(work(setting), TIMEOUT_S)
-
-    asyncio.run(inside())
-
-
-def error_in(raw: bytes) -> str:
+def error_in(raw: bytes, request_id: str = "bad") -> str:
     """The error that a whole message of a stream is."""
     assert PREFIX.unpack_from(raw) == (0, len(raw) - PREFIX.size)
-    return str(service_pb2.ModelStreamInferResponse.FromString(raw[PREFIX.size :]).error_message)
+    answer = service_pb2.ModelStreamInferResponse.FromString(raw[PREFIX.size :])
+    assert answer.infer_response.id == request_id
+    return str(answer.error_message)
 
 
 async def data_of(client: Wire, stream_id: int, size: int) -> bytes:
@@ -201,7 +195,7 @@ def test_an_error_that_is_larger_than_a_window_goes_out_in_pieces() -> None:
             error += await data_of(client, 1, 500)
         client.send(http2.window_update(1, PLENTY))
         error += await data_of(client, 1, size - len(error))
-        assert "triton_x" in error_in(error)
+        assert "triton_x" in error_in(error, LARGE_ID)
         assert await data_of(client, 1, 6) == framed(b"a")
         assert (await server.frame(http2.DATA)).payload == framed(GOOD), "the message behind it passes"
 
@@ -230,7 +224,7 @@ def test_errors_that_wait_for_messages_do_not_keep_the_server_from_completing_th
             server.send(data(n, message[1000:]))
             assert await data_of(client, n, 500) == message[1000:]
             error = (await client.frame()).payload
-            assert "triton_x" in error_in(error)
+            assert "triton_x" in error_in(error, LARGE_ID)
             client.send(http2.window_update(0, 500 + len(error)))
 
     run(work)
@@ -307,5 +301,46 @@ def test_windows_are_checked_before_anything_is_sent() -> None:
         rest = [each for each in await client.end() if each.kind != http2.WINDOW_UPDATE]
         assert [each.kind for each in rest] == [http2.GOAWAY]
         assert int.from_bytes(rest[0].payload[4:8], "big") == http2.FLOW_CONTROL_ERROR
+
+    run(work)
+
+
+def test_an_error_waits_until_a_message_of_the_server_is_complete() -> None:
+    async def work(setting: FrameSetting) -> None:
+        client = await setting.connect()
+        client.send(call(1, STREAM, GOOD, ends=False))
+        server = await setting.server()
+        await server.frame(http2.DATA)
+        message = framed(bytes(1000))
+        server.send(headers(1, ANSWER_HEAD), data(1, message[:3]), data(1, message[3:500]))
+        await client.fields(1)
+        assert [len((await client.frame()).payload) for _ in range(2)] == [3, 497]
+        client.send(data(1, framed(BAD) + framed(GOOD)), PING)
+        await client.frame(http2.PING)
+        server.send(data(1, message[500:]), data(1, framed(b"next")))
+        assert (await client.frame()).payload == message[500:]
+        assert "triton_x" in error_in((await client.frame()).payload)
+        assert (await client.frame()).payload == framed(b"next")
+        assert (await server.frame()).payload == framed(GOOD), "the message behind it passes"
+
+    run(work)
+
+
+@pytest.mark.parametrize("sends_head", [True, False])
+def test_an_error_before_the_servers_head_needs_a_head(sends_head: bool) -> None:
+    async def work(setting: FrameSetting) -> None:
+        client = await setting.connect()
+        client.send(call(1, STREAM, BAD))
+        assert (await client.fields(1))[":status"] == "200"
+        assert "triton_x" in error_in((await client.frame()).payload)
+        server = await setting.server()
+        assert (await request_of(server))[1] == b""
+        if sends_head:
+            server.send(headers(1, ANSWER_HEAD), data(1, framed(b"a")), headers(1, OK, ends=True))
+            assert (await client.frame()).payload == framed(b"a")
+        else:
+            server.send(headers(1, (*ANSWER_HEAD, *OK, (b"why", b"so")), ends=True))
+        fields = await client.fields(1)
+        assert fields == {"grpc-status": "0", **({} if sends_head else {"why": "so"})}
 
     run(work)

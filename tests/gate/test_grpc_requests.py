@@ -6,23 +6,25 @@ import asyncio
 import contextlib
 import gzip
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from tritonclient.grpc import service_pb2
 
 from helpers.http2_wire import (
     ANSWER_HEAD,
+    GOOD,
     INFER,
     OK,
+    PING,
     STREAM,
     FrameSetting,
     Wire,
-    a_frame_door,
     call,
     data,
     head_fields,
     headers,
+    run,
 )
 from naiad.gate import grpc_requests
 from naiad.gate import http2_frames as http2
@@ -31,19 +33,8 @@ from naiad.gate.grpc_requests import MAX_WAITING_BYTES
 from naiad.gate.grpc_status import Status
 from naiad.gate.limits import Limits
 
-TIMEOUT_S = 60.0
 GZIP = (b"grpc-encoding", b"gzip")
-GOOD = service_pb2.ModelInferRequest(model_name="m").SerializeToString()
 LARGE = service_pb2.ModelInferRequest(raw_input_contents=[bytes(1 << 20)]).SerializeToString()
-PING = http2.frame(http2.PING, 0, 0, b"12345678")
-
-
-def run(work: Callable[[FrameSetting], Awaitable[None]], limits: Limits | None = None) -> None:
-    async def inside() -> None:
-        async with a_frame_door(limits) as setting:
-            await asyncio.wait_for(work(setting), TIMEOUT_S)
-
-    asyncio.run(inside())
 
 
 def packed(message: bytes) -> bytes:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpack import Decoder
+from tritonclient.grpc import service_pb2
 
 from naiad.gate import http2_frames as http2
 from naiad.gate.grpc_door import GRPCDoor
@@ -18,13 +19,17 @@ from naiad.gate.header_blocks import encode
 from naiad.gate.http2_frames import HEAD, PREFACE, Frame
 from naiad.gate.limits import Limits
 
-PATIENCE_S = 20.0
+PATIENCE_S, TEST_S = 20.0, 60.0
 SERVICE = "/inference.GRPCInferenceService/"
 STREAM, INFER, LIVE = SERVICE + "ModelStreamInfer", SERVICE + "ModelInfer", SERVICE + "ServerLive"
 ANSWER_HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 OK = ((b"grpc-status", b"0"),)
 # What a test rarely asks for.
 HOUSEKEEPING = (http2.SETTINGS, http2.WINDOW_UPDATE, http2.PING)
+PING = http2.frame(http2.PING, 0, 0, b"12345678")
+GOOD = service_pb2.ModelInferRequest(model_name="m", id="7").SerializeToString()
+# The gate refuses it.
+BAD = service_pb2.ModelInferRequest(id="bad", parameters={"triton_x": {"int64_param": 1}}).SerializeToString()
 
 
 def head_fields(path: str = STREAM, *more: tuple[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
@@ -114,6 +119,19 @@ class Wire:
         return int.from_bytes(frames[0].payload[4:8], "big")
 
 
+async def request_of(server: Wire) -> tuple[list[tuple[str, str]], bytes, int]:
+    """Head, body and stream of the next request that comes to its end."""
+    first = await server.frame()
+    assert (first.kind, first.flags) == (http2.HEADERS, http2.END_HEADERS)
+    fields = [(str(name), str(value)) for name, value in server.decoder.decode(first.payload)]
+    body, each = b"", first
+    while not each.flags & http2.END_STREAM:
+        each = await server.frame()
+        assert (each.kind, each.stream_id) == (http2.DATA, first.stream_id)
+        body += each.payload
+    return fields, body, first.stream_id
+
+
 @dataclass
 class FrameSetting:
     """A door between raw ends."""
@@ -167,3 +185,13 @@ async def a_frame_door(limits: Limits | None = None) -> AsyncIterator[FrameSetti
     assert (len(door._connections), door._num_calls) == (0, 0)
     assert (door._num_held_bytes, door._num_inflated_bytes) == (0, 0)
     assert faults == []
+
+
+def run(work: Callable[[FrameSetting], Awaitable[None]], limits: Limits | None = None) -> None:
+    """Do this work with a door on an event loop of its own."""
+
+    async def inside() -> None:
+        async with a_frame_door(limits) as setting:
+            await asyncio.wait_for(work(setting), TEST_S)
+
+    asyncio.run(inside())
