@@ -16,11 +16,22 @@ from naiad.cli.repository.model_entries import read_repository
 
 LOCALES = [{"PYTHONUTF8": "1"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
 NAME = "Modèle ü 模型"
+PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 
 
 def create(checkpoint: Path, destination: Path) -> int:
     words = ["--model", str(checkpoint), "--name", "first", "--kv-cache-bytes", "1000", str(destination)]
     return main(["repository", "create", *words])
+
+
+def not_utf8(folder: Path) -> Path:
+    return Path(os.fsdecode(os.fsencode(folder) + b"/\xff"))
+
+
+def name_model(repository: Path, before: bytes, after: bytes) -> None:
+    """Put another path of the model into every configuration."""
+    for config in repository.glob("*/config.pbtxt"):
+        config.write_bytes(config.read_bytes().replace(before, after))
 
 
 @pytest.mark.parametrize("locale", LOCALES)
@@ -78,14 +89,49 @@ def test_create_and_check_say_which_server_can_not_take_the_repositorys_path(
 def test_every_command_refuses_a_path_that_is_not_utf8(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    checkpoint, link = not_utf8(tmp_path), tmp_path / "link"
+    write_checkpoint(tmp_path / "checkpoint")
+    link.symlink_to(tmp_path / "checkpoint")
+    assert create(link, tmp_path / "repository") == 0
     write_checkpoint(checkpoint)
-    assert create(checkpoint, tmp_path / "repository") == 1
-    assert main(["serve", "--model", str(checkpoint), "--http-port", "0", "--grpc-port", "0"]) == 1
+    assert create(checkpoint, tmp_path / "refused") == 1
+    assert main(["serve", "--model", str(checkpoint), *PORTS]) == 1
+    name_model(tmp_path / "repository", os.fsencode(tmp_path / "checkpoint"), os.fsencode(link))
+    link.unlink()
+    link.symlink_to(checkpoint)
+    assert main(["repository", "check", str(tmp_path / "repository")]) == 1
+    assert main(["serve", "--model-repository", str(tmp_path / "repository"), *PORTS]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4
+    assert len(set(lines)) == 1
+    assert lines[0].endswith("expected text in UTF-8; rename a directory whose name is not")
+    assert not (tmp_path / "refused").exists()
+
+
+def test_check_and_serve_refuse_a_configuration_that_is_not_utf8_by_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    repository = tmp_path / "repository"
+    assert create(tmp_path / "checkpoint", repository) == 0
+    name_model(repository, os.fsencode(tmp_path / "checkpoint"), os.fsencode(not_utf8(tmp_path)))
+    assert main(["repository", "check", str(repository)]) == 1
+    assert main(["serve", "--model-repository", str(repository), *PORTS]) == 1
     first, second = capsys.readouterr().err.splitlines()
     assert first == second
-    assert first.endswith("expected text in UTF-8; rename a directory whose name is not")
-    assert not (tmp_path / "repository").exists()
+    path = repository / "detokenizer" / "config.pbtxt"
+    line = 1 + path.read_bytes().split(b"\xff")[0].count(b"\n")
+    assert f"{path} is not UTF-8 in line {line}: rename a directory whose name is not" in first
+
+
+def test_a_repository_may_lie_where_the_path_is_not_utf8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    repository = not_utf8(tmp_path)
+    assert create(tmp_path / "checkpoint", repository) == 0
+    assert f"wrote {tmp_path}/\\xff/llm" in capsys.readouterr().out.splitlines()
+    assert main(["repository", "check", str(repository)]) == 0
 
 
 def test_a_model_whose_name_the_server_can_not_take_is_refused(

@@ -6,6 +6,7 @@ and the stub's Python reads them as ASCII whatever the locale is.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -16,3 +17,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./+:,@%=-]+")
 def is_plain(path: Path | str) -> bool:
     """Whether the server can take this path."""
     return _PLAIN.fullmatch(str(path)) is not None
+
+
+def shown(path: Path) -> str:
+    """Return the path as any stream can take it: bytes that are not UTF-8 become escapes."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -11,7 +11,7 @@ from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.cli.checkpoints.model_files import check_checkpoint, check_model_directory
 from naiad.cli.console import say
 from naiad.cli.engine_options import MODEL_HELP, add_engine_arguments, chosen_parameters
-from naiad.cli.plain_paths import PLAIN_CHARACTERS, is_plain
+from naiad.cli.plain_paths import PLAIN_CHARACTERS, is_plain, shown
 from naiad.cli.repository.check import check_repository, warnings_of, with_directories
 from naiad.cli.repository.model_entries import find_repository, read_repository
 from naiad.cli.repository.presets import ALWAYS_DECOUPLED, PRESETS
@@ -114,7 +114,7 @@ def _remove(args: argparse.Namespace) -> None:
     for entry in reversed(chosen.entries):
         if entry.name not in others:
             shutil.rmtree(repository / entry.name)
-            print(f"removed {repository / entry.name}")
+            print(f"removed {shown(repository / entry.name)}")
 
 
 def _list(args: argparse.Namespace) -> None:
@@ -169,14 +169,14 @@ def _new_model(args: argparse.Namespace, prefix: str) -> NewModel:
 
 def _print_added(names: list[str], repository: Path) -> None:
     for name in names:
-        print(f"wrote {repository / name}")
+        print(f"wrote {shown(repository / name)}")
     _warn_of_path(repository)
 
 
 def _warn_of_path(repository: Path) -> None:
     if not is_plain(repository):
         say(
-            f"tritonserver can not take the path {repository}, which has other characters than "
+            f"tritonserver can not take the path {shown(repository)}, which has other characters than "
             f"{PLAIN_CHARACTERS.removesuffix(' only')}: `naiad serve` serves it, "
             "tritonserver by itself does not",
             "warning",

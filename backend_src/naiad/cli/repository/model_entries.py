@@ -81,7 +81,7 @@ def read_model(path: Path) -> ModelEntry:
     """Return the model in this directory.
 
     Raises:
-        StartupError: its config.pbtxt cannot be parsed.
+        StartupError: its config.pbtxt cannot be parsed, or is not UTF-8.
     """
     from google.protobuf import text_format
     from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -93,6 +93,10 @@ def read_model(path: Path) -> ModelEntry:
         config = text_format.Parse(config_path.read_text(encoding="utf-8"), ModelConfig())
     except text_format.ParseError as error:
         raise StartupError(f"{config_path} can not be parsed: {error}") from None
+    except UnicodeDecodeError as error:
+        line = 1 + error.object[: error.start].count(b"\n")
+        text = f"{config_path} is not UTF-8 in line {line}: rename a directory whose name is not"
+        raise StartupError(text) from None
     return model_entry(path.name, config)
 
 
