@@ -313,6 +313,8 @@ def test_a_server_that_ends_by_itself_is_restarted(start: Start, tmp_path: Path)
     supervised.wait_for("the server serves again")
     supervised.process.send_signal(signal.SIGTERM)
     assert supervised.wait() == 0
+    # So `naiad serve` sees before each start what of the repository has changed.
+    assert "".join(supervised.lines).count("making the command") == 2
 
 
 def test_processes_that_outlive_the_server_are_killed(start: Start, tmp_path: Path) -> None:

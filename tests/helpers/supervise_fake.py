@@ -2,7 +2,7 @@
 
 With the behaviour `short` or `busy-for-ever` requests get one second to finish. With `delay` they are taken
 for a second more. With `dead-model` every probe is answered with the error of a model whose process has died.
-With `beside` a fake server with models runs beside it.
+With `beside` a fake server with models runs beside it. With `crash-once` a line tells when a command is made.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ from naiad.errors import StartupError
 def main() -> int:
     port, runtime_dir, *words = sys.argv[1:]
     command = [sys.executable, str(Path(__file__).with_name("fake_tritonserver.py")), port, *words]
+
+    def make_command() -> list[str]:
+        if "crash-once" in words:
+            print("making the command", flush=True)
+        return command
+
     plan = supervisor.ServerPlan(
-        command=lambda: command,
+        command=make_command,
         environment=dict(os.environ),
         runtime_dir=Path(runtime_dir),
         models=[],
