@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 from helpers.fake_metrics import FakeFamilies
@@ -15,6 +16,9 @@ from naiad.triton_server.metrics.request_metrics import (
     WRITING_S,
     RequestMetrics,
 )
+
+# A word of a name that its text has too.
+UNITS = {"seconds", "tokens", "token", "block", "drafts"}
 
 
 def ended() -> Ended:
@@ -244,8 +248,14 @@ def test_what_only_naiad_counts() -> None:
 def test_each_family_says_what_it_counts() -> None:
     families = FakeFamilies()
     Metrics(families, "llm", "1", 2048)
-    descriptions = list(families.descriptions.values())
-    assert len(set(descriptions)) == len(descriptions)
-    assert families.descriptions["vllm:num_preemptions_total"].startswith("Preemptions")
-    assert families.descriptions["vllm:spec_decode_num_drafts_total"] == "Drafts verified"
-    assert "0 to 1" in families.descriptions["vllm:kv_cache_usage_perc"]
+    descriptions = families.descriptions
+    assert len(set(descriptions.values())) == len(descriptions)
+    for name, text in descriptions.items():
+        assert len(text.split()) >= 4, f"{name}: {text}"
+        for unit in UNITS & set(re.split("[_:]", name)):
+            assert re.search(rf"\b{unit}s?\b", text, re.IGNORECASE), f"{name}: {text}"
+    assert descriptions["vllm:num_preemptions_total"].startswith("Preemptions")
+    assert descriptions["vllm:spec_decode_num_drafts_total"].startswith("Drafts verified")
+    assert "0 to 1" in descriptions["vllm:kv_cache_usage_perc"]
+    assert "in bytes" in descriptions["nv_trt_llm_runtime_memory_metrics"]
+    assert "microseconds" in descriptions["nv_trt_llm_general_metrics"]

@@ -29,7 +29,7 @@ TRITON_DOOR, OPENAI_DOOR = "triton", "openai"
 FIRST_TOKEN = "vllm:time_to_first_token_seconds"
 BETWEEN_TOKENS = "vllm:time_per_output_token_seconds"
 ENDS = "vllm:request_success_total"
-ENDS_DESCRIPTION = "Requests that have ended"
+ENDS_DESCRIPTION = "Sequences that have ended by finish reason, a beam search as one"
 END_LABEL = "finished_reason"
 # vLLM's finish reasons; vLLM has none for a deadline.
 REASONS = {
@@ -86,26 +86,40 @@ def histogram_families(max_model_len: int) -> list[HistogramFamily]:
     """
     lengths = one_two_five(max_model_len)
     families = [
-        HistogramFamily(FIRST_TOKEN, "Seconds to first token", FIRST_TOKEN_BUCKETS_S),
-        HistogramFamily(BETWEEN_TOKENS, "Seconds per token", INTER_TOKEN_BUCKETS_S),
+        HistogramFamily(
+            FIRST_TOKEN, "Seconds from arrival until the first token is sent", FIRST_TOKEN_BUCKETS_S
+        ),
+        HistogramFamily(BETWEEN_TOKENS, "Seconds between two tokens of a sequence", INTER_TOKEN_BUCKETS_S),
     ]
     families += [
         HistogramFamily(f"vllm:{name}", description, buckets)
         for name, description, buckets in (
-            ("e2e_request_latency_seconds", "Seconds from arrival to end", REQUEST_BUCKETS_S),
-            ("request_queue_time_seconds", "Seconds until first computed", REQUEST_BUCKETS_S),
-            ("request_inference_time_seconds", "Seconds from then to last token", REQUEST_BUCKETS_S),
-            ("request_prefill_time_seconds", "Seconds from then to first token", REQUEST_BUCKETS_S),
-            ("request_decode_time_seconds", "Seconds from first to last token", REQUEST_BUCKETS_S),
-            ("request_prompt_tokens", "Tokens of the prompt", lengths),
-            ("request_generation_tokens", "New tokens", lengths),
-            ("request_params_n", "Sequences asked for", SEQUENCES_BUCKETS),
+            ("e2e_request_latency_seconds", "Seconds from arrival to the end", REQUEST_BUCKETS_S),
+            ("request_queue_time_seconds", "Seconds from arrival until first computed", REQUEST_BUCKETS_S),
+            (
+                "request_inference_time_seconds",
+                "Seconds from first computed to the last token",
+                REQUEST_BUCKETS_S,
+            ),
+            (
+                "request_prefill_time_seconds",
+                "Seconds from first computed to the first token",
+                REQUEST_BUCKETS_S,
+            ),
+            (
+                "request_decode_time_seconds",
+                "Seconds from the first token to the last one",
+                REQUEST_BUCKETS_S,
+            ),
+            ("request_prompt_tokens", "Prompt tokens of a sequence", lengths),
+            ("request_generation_tokens", "New tokens of a sequence, of all beams", lengths),
+            ("request_params_n", "Sequences asked for with a prompt", SEQUENCES_BUCKETS),
         )
     ]
     return families + [
         HistogramFamily(
             f"nv_llm_{way}_token_len",
-            f"Tokens of the {way}",
+            f"Tokens of a sequence's {way}",
             LENGTH_BUCKETS_TOKENS,
             {"response_metric_type": f"total_{way}_tokens"},
         )
