@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,12 +14,14 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from helpers.sampling_rows import make_row, text_row
+from helpers.sampling_rows import TextRow, make_row, text_row
+from naiad.sampling.draw import draw, draw_on_device, draws_of
 from naiad.sampling.filters import Filters, threshold_among_best, top_p_now
 from naiad.sampling.sampler import Sampler
 from naiad.sequence import SamplingParams, TopPDecay
 
 VOCAB_SIZE = 400
+INT32_MAX = 2**31 - 1
 SETTINGS = list(
     itertools.product((0.4, 1.0, 2.5), (0, 1, 7, 120), (1.0, 0.95, 0.5, 0.05), (0.0, 0.02, 0.3, 1.0))
 )
@@ -131,3 +134,40 @@ def test_only_a_reset_needs_the_tokens_themselves() -> None:
     for reset_id, expected in ((-1, False), (0, True)):
         params = SamplingParams(max_tokens=1, top_p_decay=TopPDecay(0.5, 0.0, reset_id))
         assert sampler.reads_tokens(params) == expected
+
+
+def by_sampler(logits: Tensor, rows: list[TextRow]) -> list[int]:
+    sampled = Sampler(logits.shape[1]).sample(logits.clone(), rows).sampled_token_ids
+    return [sampled[n] for n in range(len(rows))]
+
+
+def by_torch(logits: Tensor, rows: list[TextRow]) -> list[int]:
+    token_ids = logits.argmax(1)
+    draw(logits, logits.amax(1), rows, list(range(len(rows))), token_ids)
+    return token_ids.tolist()
+
+
+def on_device(logits: Tensor, rows: list[TextRow]) -> list[int]:
+    token_ids = logits.argmax(1)
+    draw_on_device(logits, logits.amax(1), rows, list(range(len(rows))), token_ids)
+    return token_ids.tolist()
+
+
+@pytest.mark.parametrize("way", [by_sampler, by_torch, on_device])
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.9}, {"min_p": 0.02}])
+def test_a_top_k_beyond_the_vocabulary_is_that_of_the_vocabulary(
+    way: Callable[[Tensor, list[TextRow]], list[int]], more: dict[str, float]
+) -> None:
+    logits = torch.randn(100, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
+    drawn = [
+        way(logits, [make_row(n, temperature=1.5, top_k=top_k, seed=n, **more) for n in range(100)])
+        for top_k in (VOCAB_SIZE, VOCAB_SIZE + 1, INT32_MAX)
+    ]
+    assert drawn[1] == drawn[2] == drawn[0]
+    assert len(set(drawn[0])) > 20
+
+
+def test_native_kernels_get_a_top_k_within_the_vocabulary() -> None:
+    draws = draws_of([make_row(top_k=top_k, temperature=1.0) for top_k in (5, INT32_MAX)], VOCAB_SIZE)
+    assert draws is not None
+    assert draws.filters.top_k.tolist() == [5, VOCAB_SIZE]
