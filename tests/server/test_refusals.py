@@ -21,7 +21,11 @@ def without(inputs: dict[str, Any], name: str) -> dict[str, Any]:
 
 ENSEMBLE_CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"text_input": ""}, {}, "text_input is empty"),
-    ({"text_input": "word " * 3000}, {}, "the prompt has"),
+    (
+        {"text_input": "word " * 3000},
+        {},
+        "the prompt has 3001 tokens: at most 2047 are allowed (max_model_len = 2048,",
+    ),
     ({"text_input": "x" * 131_073}, {}, "the prompt has 131073 bytes: at most 131072 are allowed"),
     ({"max_tokens": 0}, {}, "max_tokens = 0"),
     ({"max_tokens": -1}, {}, "max_tokens = -1"),
@@ -78,6 +82,10 @@ LLM_CASES: list[tuple[dict[str, Any], str]] = [
     ({"input_ids": [1, -5]}, "input_ids holds -5"),
     ({"input_lengths": 0}, "the prompt is empty"),
     ({"input_lengths": 3}, "input_lengths = 3"),
+    (
+        {"input_ids": [1] * 2048, "input_lengths": 2048},
+        "the prompt has 2048 tokens: at most 2047 are allowed (max_model_len = 2048,",
+    ),
     ({"stop_token_ids": [VOCABULARY]}, f"stop_token_ids holds {VOCABULARY}"),
     ({"end_id": -2}, "end_id = -2"),
     ({"pad_id": -2}, "pad_id = -2"),
