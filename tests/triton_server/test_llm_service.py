@@ -214,6 +214,38 @@ def test_direct_streams_cancellation_reaches_the_engine_once(harness: Harness) -
     assert harness.engine.aborted == [1]
 
 
+@pytest.mark.parametrize("end", [done(1, [11]), done(1, [], FinishReason.CANCELLED)])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_cancel_before_the_last_token_leaves_one_final(
+    harness: Harness, streaming: bool, end: RequestOutput
+) -> None:
+    """The engine has had its last token already, or cancels."""
+    sender = harness.accept(llm_source(streaming=streaming))
+    sender.cancelled = True
+    harness.service.housekeep()
+    assert harness.engine.aborted == [1]
+    harness.say(end)
+    eventually(lambda: sender.num_finals == 1)
+    harness.service.housekeep()
+    let_senders_finish(harness.service)
+    assert (sender.num_finals, harness.engine.aborted) == (1, [1])
+    assert harness.service.open_streams() == []
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_cancel_behind_the_last_token_leaves_one_final(harness: Harness, streaming: bool) -> None:
+    """The engine may still be told of it; it does not know the sequence any more."""
+    sender = harness.accept(llm_source(streaming=streaming))
+    harness.say(done(1, [11]))
+    sender.cancelled = True
+    harness.service.housekeep()
+    eventually(lambda: sender.num_finals == 1)
+    harness.service.housekeep()
+    let_senders_finish(harness.service)
+    assert (sender.num_finals, sender.errors) == (1, [])
+    assert harness.service.open_streams() == []
+
+
 def test_stop_cancels_all_requests_of_the_id_and_answers_with_a_bare_final(harness: Harness) -> None:
     for name in ("a", "b", "a"):
         source = llm_source()
