@@ -228,7 +228,7 @@ def test_a_cancel_before_the_last_token_leaves_one_final(
     eventually(lambda: sender.num_finals == 1)
     harness.service.housekeep()
     let_senders_finish(harness.service)
-    assert (sender.num_finals, harness.engine.aborted) == (1, [1])
+    assert (sender.num_finals, sender.errors, harness.engine.aborted) == (1, [], [1])
     assert harness.service.open_streams() == []
 
 
