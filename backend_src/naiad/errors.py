@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import PurePath
 from typing import ClassVar, Literal
 
 # Refusals of a full queue begin like the message of the server's own queue, because clients look for that.
 QUEUE_IS_FULL = "Exceeds maximum queue size, the queue is full"
+
+_MAX_FRAMES = 4
 
 Status = Literal["INVALID_ARG", "UNAVAILABLE", "CANCELLED", "NOT_FOUND", "INTERNAL"]
 
@@ -73,6 +77,16 @@ def error_with_status(status: Status, message: str) -> NaiadError:
         "CANCELLED": CancelledError,
     }
     return kinds.get(status, InternalError)(message)
+
+
+def place_of(error: BaseException) -> str:
+    """Describe a fault of ours for the log: its type, and the lines that led to it, the innermost first.
+
+    Its message is left out, because it may hold a part of what a client has sent.
+    """
+    frames = traceback.extract_tb(error.__traceback__)[-_MAX_FRAMES:]
+    lines = [f"{'/'.join(PurePath(each.filename).parts[-2:])}:{each.lineno}" for each in reversed(frames)]
+    return f"{type(error).__name__} at {' < '.join(lines) or 'an unknown place'}"
 
 
 class StartupError(NaiadError):

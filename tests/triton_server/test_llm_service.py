@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from helpers.triton_server_doubles import (
     llm_source,
 )
 from naiad.engine_process import Ack, Instance
-from naiad.errors import UnavailableError
+from naiad.errors import UnavailableError, place_of
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
 from naiad.triton_server.service.llm_service import LLMService
@@ -102,7 +103,17 @@ def test_unexpected_fault_fails_only_its_own_request(harness: Harness) -> None:
     sender = harness.accept(FakeSource({"input_ids": object(), "input_lengths": object()}))
     assert [str(e) for e in sender.errors] == ["internal error while reading the request"]
     assert "input_ids" not in str(sender.errors[0])
-    assert len(harness.logged) == 1
+    (line,) = harness.logged
+    assert re.fullmatch(
+        r"naiad: a request failed with \w+ at [\w.]+/\w+\.py:\d+( < [\w.]+/\w+\.py:\d+)*", line
+    )
+
+
+def test_the_log_has_the_place_of_a_fault_and_not_what_it_says() -> None:
+    """What it says may be a part of a prompt."""
+    with pytest.raises(KeyError, match="quinquereme") as caught:
+        {}["quinquereme"]
+    assert re.fullmatch(r"KeyError at triton_server/test_llm_service\.py:\d+", place_of(caught.value))
 
 
 def test_engine_that_restarts_is_unavailable_at_once(harness: Harness) -> None:

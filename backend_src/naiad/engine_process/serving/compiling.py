@@ -19,7 +19,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from naiad.engine_process.serving.tenant_turns import TenantTurns
-from naiad.errors import InternalError, NaiadError
+from naiad.errors import InternalError, NaiadError, place_of
 from naiad.grammar import CompiledGrammar, Grammars
 from naiad.grammar.limits import MAX_SMALL_SOURCE_BYTES
 from naiad.sequence import EngineRequest, GrammarSpec
@@ -187,7 +187,7 @@ class CompilingRequests:
         if error is None:
             return CompiledRequest(request, entry.compiled.result(), None)
         if not isinstance(error, NaiadError):
-            logger.error("a grammar can not be compiled", exc_info=error)
+            logger.error("a grammar can not be compiled: %s", place_of(error))
             error = InternalError("the grammar can not be compiled")
         return CompiledRequest(request, None, error)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from naiad.config.model_location import model_directory
 from naiad.engine_process import AckRouter, runtime_directory
-from naiad.errors import InternalError, InvalidRequestError, NaiadError
+from naiad.errors import InternalError, InvalidRequestError, NaiadError, place_of
 from naiad.frontend.field import Frontend
 from naiad.frontend.request import required
 from naiad.inherited_sockets import close_inherited_sockets
@@ -80,7 +80,7 @@ class DetokenizerModel:
         except NaiadError as error:
             sender.send_error(error)
         except Exception as error:  # noqa: BLE001 — only this chunk fails
-            pb.log_error(f"naiad: a chunk failed with {type(error).__name__}: {error}")
+            pb.log_error(f"naiad: a chunk failed with {place_of(error)}")
             sender.send_error(InternalError("internal error while detokenizing"))
         if sequence_id is not None:
             self._acks.send(sequence_id, 1, is_cancelled)

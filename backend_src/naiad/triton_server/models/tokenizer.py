@@ -7,7 +7,7 @@ from typing import Any
 
 from naiad.config import ModelConfig
 from naiad.config.model_location import model_directory
-from naiad.errors import InternalError, NaiadError
+from naiad.errors import InternalError, NaiadError, place_of
 from naiad.frontend.prompt import PromptEncoder
 from naiad.inherited_sockets import close_inherited_sockets
 from naiad.parent_watch import end_with_parent
@@ -56,5 +56,5 @@ class TokenizerModel:
         except NaiadError as error:
             return pb.error_response(error)
         except Exception as error:  # noqa: BLE001 — only this request fails
-            pb.log_error(f"naiad: a request failed with {type(error).__name__}: {error}")
+            pb.log_error(f"naiad: a request failed with {place_of(error)}")
             return pb.error_response(InternalError("internal error while tokenizing the request"))

@@ -26,6 +26,7 @@ from naiad.errors import (
     NaiadError,
     UnavailableError,
     error_with_status,
+    place_of,
 )
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.request import GenerateRequest, StopRequest
@@ -359,7 +360,7 @@ class LLMService:
 
     def _internal_error(self, error: Exception) -> NaiadError:
         """Log a bug of ours; return the error that the client gets, which holds no details."""
-        self._log_error(f"naiad: a request failed with {type(error).__name__}: {error}")
+        self._log_error(f"naiad: a request failed with {place_of(error)}")
         return InternalError("internal error while reading the request")
 
     def _cancel(self, stream: ResponseStream) -> None:
@@ -374,7 +375,7 @@ class LLMService:
         try:
             stream.flush(self._shape.build, self._shape.build_probe)
         except Exception as error:  # noqa: BLE001 — only this stream ends
-            self._log_error(f"naiad: sending a response failed with {type(error).__name__}: {error}")
+            self._log_error(f"naiad: sending a response failed with {place_of(error)}")
             self._abort_rest(stream)
             said = error
             if not isinstance(said, NaiadError):
