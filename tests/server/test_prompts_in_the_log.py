@@ -127,7 +127,9 @@ def test_no_word_of_a_prompt_is_printed(
     assert "the engine process ended" in log
     assert WORD.lower() not in (log + "".join(server.lines)).lower()
     if log_format == "json":
-        for line in log.splitlines():
-            fields = json.loads(line)
+        lines = [json.loads(line) for line in log.splitlines()]
+        for fields in lines:
             assert TIME.fullmatch(fields["time"])
             assert fields["level"] in LEVELS
+        ended = [fields for fields in lines if "the engine process ended" in fields["message"]]
+        assert {(fields["source"], fields["level"]) for fields in ended} == {("naiad model", "error")}

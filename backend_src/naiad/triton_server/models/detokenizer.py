@@ -15,7 +15,6 @@ from naiad.engine_process import AckRouter, runtime_directory
 from naiad.errors import InternalError, InvalidRequestError, NaiadError, place_of
 from naiad.frontend.field import Frontend
 from naiad.frontend.request import required
-from naiad.inherited_sockets import close_inherited_sockets
 from naiad.parent_watch import end_with_parent
 from naiad.tokenization import TokenTable
 from naiad.triton_server.models import pb
@@ -36,7 +35,7 @@ class DetokenizerModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the token table and find the acknowledgement socket of the `llm` model."""
         try:
-            close_inherited_sockets()
+            pb.prepare_process()
             parameters = pb.model_parameters(args)
             refuse_unknown_keys(parameters, _KEYS)
             end_with_parent(lambda: None)

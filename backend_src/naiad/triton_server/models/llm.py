@@ -19,7 +19,6 @@ from naiad.engine_process import (
 )
 from naiad.errors import NaiadError
 from naiad.frontend.limits import ModelLimits
-from naiad.inherited_sockets import close_inherited_sockets
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.parent_watch import end_with_parent
 from naiad.triton_server.metrics.engine_metrics import Metrics
@@ -71,7 +70,7 @@ class LLMModel:
             self._instance.directory.rmdir()
 
     def _start(self, args: dict[str, str]) -> None:
-        close_inherited_sockets()
+        pb.prepare_process()
         parameters = pb.model_parameters(args)
         refuse_unknown_keys(parameters, (*field_names(), *_KEYS))
         config = _engine_config(parameters)

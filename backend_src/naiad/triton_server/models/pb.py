@@ -6,6 +6,7 @@ It can be imported only inside a stub of tritonserver's Python backend.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from naiad.errors import NaiadError
+from naiad.inherited_sockets import close_inherited_sockets
 from naiad.triton_server.responses.room import check_room
 
 Tensors = dict[str, npt.NDArray[Any]]
@@ -99,6 +101,12 @@ def is_decoupled(arguments: dict[str, str]) -> bool:
     """Whether a request to the model may have any number of responses."""
     policy = json.loads(arguments["model_config"]).get("model_transaction_policy", {})
     return bool(policy.get("decoupled", False))
+
+
+def prepare_process() -> None:
+    """Close what this process has got from the server, and let its lines say their level; call it first."""
+    close_inherited_sockets()
+    logging.basicConfig(level=logging.WARNING, format="naiad model: %(levelname)s: %(message)s")
 
 
 def start_failure(error: Exception) -> Exception:

@@ -15,7 +15,6 @@ from naiad.engine_process import AttachedClient, claim_instance, remove_runtime_
 from naiad.errors import NaiadError
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import PromptEncoder
-from naiad.inherited_sockets import close_inherited_sockets
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.parent_watch import end_with_parent
 from naiad.tokenization import Tokenizer
@@ -63,7 +62,7 @@ class TextFrontend(ABC):
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer and start looking for the engine, which may start later and may be restarted."""
         try:
-            close_inherited_sockets()
+            pb.prepare_process()
             self._start(args)
         except NaiadError as error:
             raise pb.start_failure(error) from None

@@ -9,7 +9,6 @@ from naiad.config import ModelConfig
 from naiad.config.model_location import model_directory
 from naiad.errors import InternalError, NaiadError, place_of
 from naiad.frontend.prompt import PromptEncoder
-from naiad.inherited_sockets import close_inherited_sockets
 from naiad.parent_watch import end_with_parent
 from naiad.tokenization import Tokenizer
 from naiad.triton_server.models import pb
@@ -26,7 +25,7 @@ class TokenizerModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer."""
         try:
-            close_inherited_sockets()
+            pb.prepare_process()
             parameters = pb.model_parameters(args)
             self._output_order = pb.output_order(args)
             refuse_unknown_keys(parameters, _KEYS)
