@@ -1,5 +1,7 @@
 """Random mixes of requests through all doors: each gets what it gets alone, and exactly one FINAL.
 
+In some the engine is lost as by SIGKILL: what was running ends with an error, and the next engine serves the rest.
+
 `--mixes N` runs so many, `--first-mix N` begins elsewhere. A mix that fails is printed as short as it can be,
 as Python for `run_mix`.
 """
@@ -9,13 +11,17 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from helpers.mixes.drawn import Door, Ending, Mix, Settings, drawn_mix, labels, served_fields
+from helpers.mixes.drawn import Asked, Door, Ending, Mix, Settings, drawn_mix, labels, served_fields
+from helpers.mixes.replies import Meets, Reply, check_reply
 from helpers.mixes.shrink import as_source, shrunk
 from helpers.mixes.stage import Bench, Stage, run_mix
+from naiad.engine_process.clients.attached_client import AttachedClient
 from naiad.engine_process.serving.loop import EngineLoop
+from naiad.errors import EngineLostError
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.model_runner import ModelRunner
 from naiad.outputs import ModelOutput, RequestOutput, StepBatch
@@ -74,6 +80,7 @@ def test_each_request_gets_what_it_gets_alone(bench: Bench, seeds: range) -> Non
 _EVENTS = (
     *("preemptions", "preempted beams", "cached tokens", "accepted drafts", "refused", "several rows"),
     *("finished", "cancelled", "late", "early in the middle"),
+    *("kills", "met by a loss", "lost"),
 )
 
 
@@ -86,12 +93,15 @@ def _events(stage: Stage) -> Counter[str]:
             "preempted beams": stage.scheduler.num_preempted_beams,
             "cached tokens": stats.total_hit_tokens,
             "accepted drafts": sum(stats.total_accepted_tokens_at),
+            "kills": stage.num_kills,
+            "met by a loss": sum(each is Meets.LOSS for each in stage.meets.values()),
         }
     )
     for reply in stage.replies:
         answers = reply.answers()
         reasons = {str(each.get("finish_reason", [""])[0]) for each in answers.values()}
         totals["refused"] += bool(reply.errors) and reply.errors[0][0] in ("INVALID_ARG", 400)
+        totals["lost"] += bool(reply.errors) and "the engine process ended" in reply.errors[0][1]
         totals["late"] += bool(reply.errors) and "timeout" in reply.errors[0][1]
         totals["cancelled"] += "cancelled" in reasons or any(each[0] == "CANCELLED" for each in reply.errors)
         totals["early in the middle"] += not reasons.isdisjoint(("cancelled", "timeout"))
@@ -108,10 +118,12 @@ def test_every_field_of_every_door_is_drawn() -> None:
 
 
 def test_a_mix_is_drawn_and_runs_the_same_each_time(bench: Bench) -> None:
-    assert drawn_mix(3) == drawn_mix(3)
-    first, second = (run_mix(bench, drawn_mix(3)) for _ in range(2))
-    assert first.replies == second.replies
-    assert first.num_ticks == second.num_ticks
+    killed = next(seed for seed in itertools.count() if drawn_mix(seed).kill is not None)
+    for seed in (3, killed):
+        assert drawn_mix(seed) == drawn_mix(seed)
+        first, second = (run_mix(bench, drawn_mix(seed)) for _ in range(2))
+        assert first.replies == second.replies
+        assert first.num_ticks == second.num_ticks
 
 
 def shortest_failure(bench: Bench) -> Mix:
@@ -164,6 +176,45 @@ def test_a_swallowed_final_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatc
     assert asked.ending is None
 
 
+def test_a_swallowed_final_at_a_loss_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client forgets what the engine had when it was lost."""
+    lose = AttachedClient._lose
+
+    def lose_silently(self: AttachedClient, engine: Any) -> None:
+        engine.outstanding.clear()
+        lose(self, engine)
+
+    monkeypatch.setattr(AttachedClient, "_lose", lose_silently)
+    shortest = shortest_failure(bench)
+    assert shortest.kill is not None
+    (asked,) = shortest.requests
+    assert not asked.may_end_early
+
+
+_LOST = ("INTERNAL", str(EngineLostError()))
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "error", "meets"),
+    [
+        ([7, 9], _LOST, Meets.LOSS),  # other tokens
+        ([7], ("CANCELLED", _LOST[1]), Meets.LOSS),  # another error
+        ([7], _LOST, Meets.ENGINE),  # it came after the loss
+        ([7], None, Meets.LOSS),  # it just ends
+    ],
+)
+def test_a_wrong_end_at_a_loss_is_found(
+    token_ids: list[int], error: tuple[str, str] | None, meets: Meets
+) -> None:
+    """Without an engine."""
+    asked = Asked(0, Door.LLM, ({"input_ids": [5], "max_tokens": 3, "seed": 1},))
+    alone = Reply([{"output_ids": [7, 8, 9], "finish_reason": ["length"]}], num_finals=1)
+    check_reply(asked, Reply([{"output_ids": [7, 8]}], [_LOST], num_finals=1), alone, Meets.LOSS)
+    found = Reply([{"output_ids": token_ids}], [error] if error else [], num_finals=1)
+    with pytest.raises(AssertionError):
+        check_reply(asked, found, alone, meets)
+
+
 def test_a_lost_block_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a sequence that was preempted are not freed."""
     free = KVCacheManager.free
@@ -192,4 +243,5 @@ def test_shrinking_keeps_what_makes_a_mix_fail() -> None:
         assert fails(shortest)
         assert len(shortest.requests) == 2
         assert shortest.settings == Settings()
+        assert shortest.kill is None
         assert sum(len(asked.rows) for asked in shortest.requests) == 2

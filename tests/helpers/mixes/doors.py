@@ -8,25 +8,18 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from helpers.fake_triton import shipped_config
+from helpers.mixes.clients import AttachedMixClient, OwningMixClient
 from helpers.mixes.drawn import Asked, Door, Fields
 from helpers.mixes.replies import Reply
 from helpers.triton_server_doubles import LLM_SHAPE, FakeSource
 from naiad.engine_process import Ack
-from naiad.engine_process.protocol import (
-    Abort,
-    EngineMessage,
-    Ready,
-    StepDone,
-    StopRequests,
-    encode_frame,
-    encode_requests,
-)
-from naiad.errors import NaiadError
+from naiad.engine_process.protocol import Ready
+from naiad.errors import EngineLostError, NaiadError
 from naiad.frontend.chunks import ChunkTexts
 from naiad.frontend.field import Frontend, Kind
 from naiad.frontend.fields import FIELD
@@ -39,7 +32,7 @@ from naiad.openai_server.api.tally import Tally
 from naiad.openai_server.api.writers import ChatWriter, CompletionWriter
 from naiad.openai_server.engines.local_generation import LocalGeneration
 from naiad.openai_server.generate import _stream, _whole
-from naiad.sequence import EngineRequest
+from naiad.outputs import EngineStats, RequestOutput
 from naiad.tokenization import Tokenizer, pack_word_list
 from naiad.triton_server.requests.text import TextRequestReader
 from naiad.triton_server.requests.tokenizer import TokenizerReader
@@ -53,57 +46,47 @@ _DTYPES = {Kind.BOOL: np.bool_, Kind.FP32: np.float32, Kind.STRING: np.object_}
 _PACKED = (2, -1)
 
 
-class Wire(Protocol):
-    """Takes a client's frames to the engine's loop."""
-
-    def __call__(self, frame: bytes) -> None:
-        """Send a frame."""
-
-
 class MixDoor(ABC):
-    """A client of the engine, and the requests that come through it."""
+    """A client of the engine, and the requests that come through it.
 
-    def __init__(self, send: Wire, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._send = send
+    Attributes:
+        client: sends requests to the engine and gets its outputs.
+        limits: those of the model.
+        finished: the sequences that have had their last output.
+    """
+
+    client_kind: type[OwningMixClient | AttachedMixClient] = AttachedMixClient
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.client = self.client_kind(self)
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.limits = ModelLimits(0, vocab_size, (), exclude_input_in_output=False)
         self.finished: set[int] = set()
         self._ids = itertools.count(1)
-
-    def submit(self, requests: list[EngineRequest]) -> None:
-        self._send(encode_requests(requests))
-
-    def abort(self, sequence_ids: list[int]) -> None:
-        self._send(encode_frame(Abort(sequence_ids)))
-
-    def stop_others(self, request_id: str) -> None:
-        self._send(encode_frame(StopRequests(request_id)))
+        self._is_open = False
 
     def draw_first_id(self, num_sequences: int) -> int:
         first_id = next(self._ids)
         self._ids = itertools.count(first_id + num_sequences)
         return first_id
 
-    def receive(self, message: EngineMessage) -> None:
-        """Take a message of the engine."""
-        match message:
-            case Ready():
-                self.limits = ModelLimits(
-                    message.max_model_len,
-                    message.vocab_size,
-                    tuple(message.eos_token_ids),
-                    exclude_input_in_output=False,
-                )
-                self._open()
-            case StepDone():
-                for output in message.outputs:
-                    assert output.sequence_id not in self.finished, "an output after the last"
-                    if output.finish_reason is not None:
-                        self.finished.add(output.sequence_id)
-                self._take(message)
-            case StopRequests(request_id):
-                self.cancel(request_id)
+    def open(self, info: Ready) -> None:
+        """An engine serves."""
+        self.limits = ModelLimits(
+            info.max_model_len, info.vocab_size, tuple(info.eos_token_ids), exclude_input_in_output=False
+        )
+        if not self._is_open:
+            self._is_open = True
+            self._open()
+
+    def take_outputs(self, outputs: list[RequestOutput], stats: EngineStats | None) -> None:
+        """Take outputs of the engine."""
+        for output in outputs:
+            assert output.sequence_id not in self.finished, "an output after the last"
+            if output.finish_reason is not None:
+                self.finished.add(output.sequence_id)
+        self._take(outputs, stats)
 
     def encoder(self) -> PromptEncoder:
         return PromptEncoder(self.tokenizer, self.limits.max_model_len, self.vocab_size)
@@ -113,8 +96,12 @@ class MixDoor(ABC):
         """Get ready for requests: the limits are known."""
 
     @abstractmethod
-    def _take(self, message: StepDone) -> None:
+    def _take(self, outputs: list[RequestOutput], stats: EngineStats | None) -> None:
         """Take outputs."""
+
+    @abstractmethod
+    def lose(self, sequence_ids: list[int] | None = None) -> None:
+        """The engine that had these sequences, or all, is gone."""
 
     @abstractmethod
     def cancel(self, request_id: str) -> None:
@@ -163,7 +150,7 @@ class ServiceDoor(MixDoor):
 
     def _open(self) -> None:
         self.service = LLMService(
-            self,
+            self.client,
             self.bugs.append,
             self.draw_first_id,
             self._shape(),
@@ -183,8 +170,11 @@ class ServiceDoor(MixDoor):
             )
         return LLM_SHAPE
 
-    def _take(self, message: StepDone) -> None:
-        self.service.take_outputs(message.outputs, message.stats)
+    def _take(self, outputs: list[RequestOutput], stats: EngineStats | None) -> None:
+        self.service.take_outputs(outputs, stats)
+
+    def lose(self, sequence_ids: list[int] | None = None) -> None:
+        self.service.engine_lost(sequence_ids)
 
     def cancel(self, request_id: str) -> None:
         self.service.cancel_requests(request_id)
@@ -216,6 +206,8 @@ class EnsembleDoor(ServiceDoor):
     Args:
         schedule_ack: calls `take_ack` later with an acknowledgement.
     """
+
+    client_kind = OwningMixClient
 
     def __init__(self, schedule_ack: Callable[[Callable[[], None]], None], *args: Any) -> None:
         super().__init__(Door.LLM, *args)
@@ -346,12 +338,18 @@ class OpenAIDoor(MixDoor):
         self._reader = RequestReader(self.encoder(), self.limits)
         self._texts = ChunkTexts(self.tokenizer.table)
 
-    def _take(self, message: StepDone) -> None:
-        for output in message.outputs:
+    def _take(self, outputs: list[RequestOutput], stats: EngineStats | None) -> None:
+        for output in outputs:
             generation = self._live.get(output.sequence_id)
             if generation is not None:
                 generation.take(output)
                 generation.wake()
+
+    def lose(self, sequence_ids: list[int] | None = None) -> None:
+        found = {id(each): each for each in map(self._live.get, sequence_ids or ()) if each is not None}
+        for generation in found.values():
+            generation.fail(EngineLostError())
+            generation.wake()
 
     def cancel(self, request_id: str) -> None:
         """Other doors' clients do not stop these requests."""
@@ -381,8 +379,9 @@ class OpenAIDoor(MixDoor):
             body, _ = parse_body(raw, ChatBody if is_chat else CompletionBody, is_lenient=False)
             read: Any = self._reader.chat if is_chat else self._reader.completion
             generation, made = self._begin(read(body, request_id))
-        except APIError as error:
-            reply.errors.append((error.status, error.message))
+        except (APIError, NaiadError) as error:
+            failed = api_error_of(error) if isinstance(error, NaiadError) else error
+            reply.errors.append((failed.status, failed.message))
             return
         tally = Tally(made.request, drops_tokens=made.drops_tokens)
         write: Any = ChatWriter if is_chat else CompletionWriter
@@ -401,15 +400,15 @@ class OpenAIDoor(MixDoor):
     def _begin(self, made: Any) -> tuple[LocalGeneration, Any]:
         first_id = self.draw_first_id(made.request.num_sequences)
         generation = LocalGeneration(made.request, first_id, self._texts, self._end, made.parsers())
+        self.client.submit(made.request.engine_requests(first_id))
         self._live.update(dict.fromkeys(generation.sequence_ids, generation))
-        self.submit(made.request.engine_requests(first_id))
         return generation, made
 
     def _end(self, generation: LocalGeneration, live_ids: list[int]) -> None:
         for sequence_id in generation.sequence_ids:
             del self._live[sequence_id]
         if live_ids:
-            self.abort(live_ids)
+            self.client.abort(live_ids)
 
 
 def _body(asked: Asked) -> Fields:
@@ -442,7 +441,7 @@ class _Events:
             chunk = json.loads(text)
             if "error" in chunk:
                 self._is_done = True
-                self._reply.errors.append(("UNAVAILABLE", chunk["error"]["message"]))
+                self._reply.errors.append((chunk["error"]["type"], chunk["error"]["message"]))
             else:
                 _keep_chunk(self._reply, chunk)
 

@@ -49,6 +49,7 @@ _OFTEN = {
     "num_draft_tokens": 0.3,
 }
 _SHARE, _SHARE_NOT_SERVED = 0.12, 0.002
+_SHARE_KILLED = 0.25
 _RANGES = ("retention_token_range_starts", "retention_token_range_ends", "retention_token_range_priorities")
 # Fields that need others.
 _NEEDS = {
@@ -161,11 +162,29 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Kill:
+    """The engine is lost, as by SIGKILL.
+
+    Attributes:
+        tick: in which round.
+        num_sent: how many messages of the round it still sends.
+        unnoticed_ticks: how many rounds its clients do not know of it.
+        away_ticks: how many rounds there is no engine then.
+    """
+
+    tick: int = 0
+    num_sent: int = 0
+    unnoticed_ticks: int = 0
+    away_ticks: int = 0
+
+
+@dataclass(frozen=True)
 class Mix:
-    """What one engine gets."""
+    """What one engine gets, and the engine that follows when it is killed."""
 
     settings: Settings
     requests: tuple[Asked, ...]
+    kill: Kill | None = None
 
 
 def drawn_mix(seed: int) -> Mix:
@@ -186,9 +205,21 @@ def drawn_mix(seed: int) -> Mix:
     )
     beginnings = [_text(rng, 12) for _ in range(2)]
     requests = [_asked(rng, beginnings) for _ in range(rng.randint(2, 9))]
+    kill = _kill(rng)
     # Drawn last, so that a seed gives the requests that it gave before.
     settings = replace(settings, kv_cache_dtype=rng.choice(("auto", "int8")))
-    return Mix(settings, tuple(requests))
+    return Mix(settings, tuple(requests), kill)
+
+
+def _kill(rng: random.Random) -> Kill | None:
+    if rng.random() >= _SHARE_KILLED:
+        return None
+    return Kill(
+        tick=rng.choice((0, 1, 2, 3, 4, 6, 9, 13)),
+        num_sent=rng.choice((0, 0, 1, 2, 3)),
+        unnoticed_ticks=rng.choice((0, 0, 1, 3)),
+        away_ticks=rng.choice((0, 1, 4)),
+    )
 
 
 def _asked(rng: random.Random, beginnings: list[str]) -> Asked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import json
 from dataclasses import dataclass, field
@@ -20,7 +21,17 @@ _ADDED = {
 _SUMMED = {"num_output_tokens", "sequence_length"}
 _INDICES = {"batch_index", "sequence_index"}
 _EARLY_REASONS = {"cancelled", "timeout", "length"}
-_EARLY_STATUSES = {"CANCELLED", "UNAVAILABLE", 499, 503}
+# The last event of a stream that fails has no status, but a type.
+_EARLY_STATUSES = {"CANCELLED", "UNAVAILABLE", 499, 503, "service_unavailable_error"}
+_LOSS_STATUSES, _AWAY_STATUSES = {"INTERNAL", 500, "server_error"}, {"UNAVAILABLE", 503}
+
+
+class Meets(enum.Enum):
+    """What a request meets of the loss of the engine."""
+
+    ENGINE = "none of it"
+    LOSS = "it is running then"
+    NOBODY = "there is no engine when it comes"
 
 
 @dataclass
@@ -70,8 +81,8 @@ def _joined(pieces: list[dict[str, Any]]) -> dict[str, Any]:
     return answer
 
 
-def check_reply(asked: Asked, found: Reply, alone: Reply) -> None:
-    """Compare a reply with that to the same request alone, which nobody cancelled.
+def check_reply(asked: Asked, found: Reply, alone: Reply, meets: Meets = Meets.ENGINE) -> None:
+    """Compare a reply with that to the same request alone, which nobody cancelled and no loss met.
 
     Raises:
         AssertionError: it is wrong.
@@ -86,9 +97,11 @@ def check_reply(asked: Asked, found: Reply, alone: Reply) -> None:
         # One row is refused in the end; how far the others have come by then is a matter of the steps.
         return
     problem = f"{found.errors or answers}\n  but alone\n{alone.errors or expected}"
-    assert asked.may_end_early, f"another answer than alone:\n{problem}"
+    is_of_loss = bool(found.errors) and _is_of_loss(found, meets)
+    assert asked.may_end_early or is_of_loss, f"another answer than alone:\n{problem}"
     if found.errors:
-        assert found.errors[0][0] in _EARLY_STATUSES, f"another error than alone:\n{problem}"
+        is_early = asked.may_end_early and found.errors[0][0] in _EARLY_STATUSES
+        assert is_early or is_of_loss, f"another error than alone:\n{problem}"
     elif alone.errors:
         # It ended before the engine could refuse it.
         expected = {key: {} for key in answers}
@@ -102,6 +115,15 @@ def check_reply(asked: Asked, found: Reply, alone: Reply) -> None:
                 f"ended early as {reasons}: {problem}"
             )
             assert has_beams or _is_beginning(asked, answer, expected[key]), f"no beginning: {problem}"
+
+
+def _is_of_loss(found: Reply, meets: Meets) -> bool:
+    """Whether a reply ends with the error of a request that the loss of the engine meets so."""
+    ((status, message),) = found.errors
+    if meets is Meets.LOSS:
+        return status in _LOSS_STATUSES and "the engine process ended while this request" in message
+    is_away = status in _AWAY_STATUSES and ("restarting" in message or "does not serve now" in message)
+    return meets is Meets.NOBODY and is_away and not found.responses
 
 
 def _is_beginning(asked: Asked, answer: dict[str, Any], expected: dict[str, Any]) -> bool:

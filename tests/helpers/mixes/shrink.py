@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
-from helpers.mixes.drawn import Asked, Mix, Settings
+from helpers.mixes.drawn import Asked, Kill, Mix, Settings
 
 # A request keeps them: without them it is refused, or its tokens are anybody's guess.
 _KEPT = ("input_ids", "text_input", "messages", "max_tokens", "seed")
 
 
 def shrunk(mix: Mix, fails: Callable[[Mix], bool]) -> Mix:
-    """Leave out all that is not needed for a mix to fail: requests, rows, ways to end, fields and settings.
+    """Leave out all that is not needed for a mix to fail: the kill, requests, rows, ways to end, fields, settings.
 
     Args:
         mix: a mix that fails.
@@ -31,6 +31,7 @@ def shrunk(mix: Mix, fails: Callable[[Mix], bool]) -> Mix:
 def _smaller(mix: Mix) -> Iterator[Mix]:
     """The mixes with one thing less, those with most less first."""
     requests = mix.requests
+    yield from _smaller_kills(mix)
     for index in range(len(requests)):
         if len(requests) > 1:
             yield replace(mix, requests=requests[:index] + requests[index + 1 :])
@@ -41,6 +42,15 @@ def _smaller(mix: Mix) -> Iterator[Mix]:
     for name in (field.name for field in fields(Settings)):
         if getattr(mix.settings, name) != getattr(plain, name):
             yield replace(mix, settings=replace(mix.settings, **{name: getattr(plain, name)}))
+
+
+def _smaller_kills(mix: Mix) -> Iterator[Mix]:
+    if mix.kill is None:
+        return
+    yield replace(mix, kill=None)
+    for name in (field.name for field in fields(Kill)):
+        if getattr(mix.kill, name):
+            yield replace(mix, kill=replace(mix.kill, **{name: 0}))
 
 
 def _smaller_requests(asked: Asked) -> Iterator[Asked]:
@@ -64,4 +74,4 @@ def _smaller_requests(asked: Asked) -> Iterator[Asked]:
 def as_source(mix: Mix) -> str:
     """A mix as Python, to be run again."""
     requests = "".join(f"        {asked!r},\n" for asked in mix.requests)
-    return f"Mix(\n    {mix.settings!r},\n    (\n{requests}    ),\n)"
+    return f"Mix(\n    {mix.settings!r},\n    (\n{requests}    ),\n    {mix.kill!r},\n)"

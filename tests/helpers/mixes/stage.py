@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,9 +19,10 @@ from helpers.drafting_engines import BLOCK, write_first_layers
 from helpers.engine_drive import CheckedScheduler
 from helpers.grammars import grammar_checkpoint
 from helpers.invariants import check_invariants
+from helpers.mixes.clients import MixClient
 from helpers.mixes.doors import EnsembleDoor, MixDoor, OpenAIDoor, ServiceDoor
-from helpers.mixes.drawn import MAX_MODEL_LEN, Asked, Door, Ending, Mix, Settings
-from helpers.mixes.replies import Reply, check_reply
+from helpers.mixes.drawn import MAX_MODEL_LEN, Asked, Door, Ending, Kill, Mix, Settings
+from helpers.mixes.replies import Meets, Reply, check_reply
 from naiad.config import EngineConfig
 from naiad.engine import Engine
 from naiad.engine.build import make_drafter
@@ -38,10 +40,11 @@ from naiad.engine_process.serving.connections import ConnectionEvent, Connection
 from naiad.engine_process.serving.loop import EngineLoop
 from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
 from naiad.frames import FrameBuffer
+from naiad.grammar import Grammars
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.kv_group import KVGroupSpec
 from naiad.kv_cache.prefix_cache import PrefixCache
-from naiad.model_runner import ModelRunner
+from naiad.model_runner import ModelRunner, model_runner
 from naiad.scheduler.policies import make_policy
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.speculation.policy import SpeculationPolicy
@@ -62,12 +65,18 @@ _MAX_QUIET_TICKS = 150
 _MAX_ROWS = 32
 
 
+def _kind_of_runner(model: str, drafter: str, kv_cache_dtype: str) -> tuple[str, str, str]:
+    """What differs between runners: most drafters need nothing of their own."""
+    return model, drafter if drafter in ("self", "draft_model") else "none", kv_cache_dtype
+
+
 class Bench:
     """The checkpoints, and a runner for each drafter and KV cache that needs its own, for all mixes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._runners: dict[tuple[str, str, str], ModelRunner] = {}
+        self._grammars: dict[str, Grammars] = {}
         self._tokenizers: dict[str, Tokenizer] = {}
         self._replies: dict[str, Reply] = {}
 
@@ -98,10 +107,21 @@ class Bench:
         )
 
     def runner(self, model: str, drafter: str, kv_cache_dtype: str) -> ModelRunner:
-        kind = model, drafter if drafter in ("self", "draft_model") else "none", kv_cache_dtype
+        kind = _kind_of_runner(model, drafter, kv_cache_dtype)
         if kind not in self._runners:
-            self._runners[kind] = ModelRunner(self.config(*kind))
+            with patch.object(model_runner, "Grammars", self._shared_grammars):
+                self._runners[kind] = ModelRunner(self.config(*kind))
         return self._runners[kind]
+
+    def forget_runner(self, settings: Settings) -> None:
+        """Let the next engine begin with a new runner, as another process does."""
+        self._runners.pop(_kind_of_runner(settings.model, settings.drafter, settings.kv_cache_dtype))
+
+    def _shared_grammars(self, model_dir: str, *args: Any) -> Grammars:
+        """All runners of a model share what is compiled: it never changes, and begins with a new process."""
+        if model_dir not in self._grammars:
+            self._grammars[model_dir] = Grammars(model_dir, *args)
+        return self._grammars[model_dir]
 
     def tokenizer(self, model: str) -> Tokenizer:
         if model not in self._tokenizers:
@@ -146,9 +166,8 @@ class Bench:
         return self._replies[key]
 
     def close(self) -> None:
-        for runner in self._runners.values():
-            if runner.grammars is not None:
-                runner.grammars.close()
+        for grammars in self._grammars.values():
+            grammars.close()
 
 
 def run_mix(bench: Bench, mix: Mix) -> Stage:
@@ -158,10 +177,10 @@ def run_mix(bench: Bench, mix: Mix) -> Stage:
         AssertionError: something is wrong.
     """
     stage = Stage(bench, mix.settings)
-    replies = stage.run(mix.requests)
+    replies = stage.run(mix.requests, mix.kill)
     for number, (asked, reply) in enumerate(zip(mix.requests, replies, strict=True)):
         try:
-            check_reply(asked, reply, bench.alone(asked, mix.settings))
+            check_reply(asked, reply, bench.alone(asked, mix.settings), stage.meets[number])
         except AssertionError as error:
             raise AssertionError(f"request {number}: {error}") from None
     return stage
@@ -190,39 +209,77 @@ class _InlineSenders:
             self._flush(each)
 
 
-class _Connection:
-    """A door's end at the engine."""
+class _KilledError(BaseException):
+    """Ends the loop of an engine wherever it is; nothing of the engine catches it."""
 
-    def __init__(self, is_owner: bool) -> None:
+
+class _Connection:
+    """A client's end at the engine."""
+
+    def __init__(self, client: MixClient, is_owner: bool) -> None:
         self.is_owner = is_owner
         self.last_stats = None
-        self.door: MixDoor | None = None
+        self.client = client
 
     def drop(self) -> None:
         raise AssertionError("the engine drops a client")
 
 
 class _Connections(Connections):
-    """The engine's connections without sockets: messages pass as frames, at once."""
+    """The engine's connections without sockets: messages pass as frames, at once.
+
+    Attributes:
+        num_left: how many messages the engine still sends before it is killed; None: it is not.
+        is_dead: whether it has been killed.
+    """
 
     def __init__(self, inbox: Inbox, gate: QueueGate) -> None:
         self.inbox = inbox
         self.gate = gate
+        self.num_left: int | None = None
+        self.is_dead = False
         self._open: set[Any] = set()
+        self._num_arriving = 0
+        self._on_the_way: deque[tuple[Any, bytes]] = deque()
 
-    def open(self) -> Any:
-        connection = _Connection(is_owner=not self._open)
+    def open(self, client: MixClient) -> Any:
+        connection: Any = _Connection(client, is_owner=not self._open)
         self._open.add(connection)
-        self.inbox.put(connection, ConnectionEvent.OPENED)  # type: ignore[arg-type]
+        client.connect(partial(self.arrive, connection))
+        self.inbox.put(connection, ConnectionEvent.OPENED)
         return connection
 
     def arrive(self, connection: Any, frame: bytes) -> None:
-        for body in FrameBuffer().feed(frame):
-            self._take(connection, client_message_decoder.decode(body))
+        if self.is_dead:
+            return
+        self._num_arriving += 1
+        try:
+            for body in FrameBuffer().feed(frame):
+                self._take(connection, client_message_decoder.decode(body))
+        finally:
+            self._num_arriving -= 1
 
     def send(self, connection: Any, message: EngineMessage) -> None:
-        for body in FrameBuffer().feed(encode_frame(message)):
-            connection.door.receive(engine_message_decoder.decode(body))
+        is_of_loop = not self._num_arriving
+        if is_of_loop and self.num_left is not None:
+            self.end_if_due()
+            self.num_left -= 1
+        self._on_the_way.append((connection, encode_frame(message)))
+        if is_of_loop:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Give clients what was sent while one of them was sending."""
+        while self._on_the_way:
+            connection, frame = self._on_the_way.popleft()
+            for body in FrameBuffer().feed(frame):
+                connection.client.receive(engine_message_decoder.decode(body))
+
+    def end_if_due(self) -> None:
+        """End the engine if it has sent what it was to send."""
+        if self.num_left == 0:
+            self.is_dead = True
+            raise _KilledError
 
 
 class _Rounds(Inbox):
@@ -238,61 +295,99 @@ class _Rounds(Inbox):
 
 
 class Stage:
-    """One engine with all its doors.
+    """One engine with all its doors, and the engine that follows if it is killed.
 
     Attributes:
         engine, scheduler: the engine.
         num_ticks: how many rounds there were.
+        meets: what each request met of the loss of the engine.
+        num_kills: how often the engine was killed.
     """
 
     def __init__(self, bench: Bench, settings: Settings) -> None:
         self.num_ticks = 0
+        self.num_kills = 0
+        self.meets: dict[int, Meets] = {}
         self._num_quiet_ticks = 0
+        self._bench = bench
         self._settings = settings
         self._requests: tuple[Asked, ...] = ()
+        self._kill: Kill | None = None
         self._replies: dict[int, Reply] = {}
         self._stops: list[Reply] = []
         self._acks: list[tuple[int, Callable[[], None]]] = []
-        self.engine, self.scheduler = bench.engine(settings, self._now)
-        gate = QueueGate(QueueLimits(settings.max_num_seqs, 1000))
-        self._connections = _Connections(_Rounds(self._happen), gate)
         self._tasks = asyncio.new_event_loop()
         self._tasks.set_default_executor(_Inline(1))
+        self._doors = self._make_doors()
+        self._start_engine()
+
+    def _make_doors(self) -> dict[Door, MixDoor]:
+        tokenizer = self._bench.tokenizer(self._settings.model)
+        settings = self._settings
+        runner = self._bench.runner(settings.model, settings.drafter, settings.kv_cache_dtype)
+        vocab_size = runner.model_config.vocab_size
+        llm = EnsembleDoor(self._schedule_ack, tokenizer, vocab_size)
+        text, vllm = (ServiceDoor(kind, tokenizer, vocab_size) for kind in (Door.TEXT, Door.VLLM))
+        openai = OpenAIDoor(self._tasks, tokenizer, vocab_size)
+        doors: dict[Door, MixDoor] = {Door.LLM: llm, Door.ENSEMBLE: llm, Door.TEXT: text, Door.VLLM: vllm}
+        return doors | {Door.COMPLETIONS: openai, Door.CHAT: openai}
+
+    def _clients(self) -> list[MixClient]:
+        """All clients, the owner of the engine first."""
+        return [door.client for door in dict.fromkeys(self._doors.values())]
+
+    def _start_engine(self) -> None:
+        """Start an engine, which says that it is ready after the next round has begun."""
+        self.engine, self.scheduler = self._bench.engine(self._settings, self._now)
+        gate = QueueGate(QueueLimits(self._settings.max_num_seqs, 1000))
+        self._connections = _Connections(_Rounds(self._happen), gate)
+        self._owner, *_ = [self._connections.open(client) for client in self._clients()]
         with patch.object(tenant_turns, "ThreadPoolExecutor", _Inline):
             self._loop = EngineLoop(self.engine, self._connections, Checkpoint("", "first"))
-        self._doors = self._make_doors(bench)
-
-    def _make_doors(self, bench: Bench) -> dict[Door, MixDoor]:
-        def make(kind: Any, *first: Any) -> Any:
-            connection = self._connections.open()
-            send = lambda frame: self._connections.arrive(connection, frame)  # noqa: E731
-            vocab_size = self.engine.model_config.vocab_size
-            connection.door = kind(*first, send, bench.tokenizer(self._settings.model), vocab_size)
-            return connection.door
-
-        llm = make(EnsembleDoor, self._schedule_ack)
-        (self._owner,) = self._connections._open
-        text, vllm = make(ServiceDoor, Door.TEXT), make(ServiceDoor, Door.VLLM)
-        openai = make(OpenAIDoor, self._tasks)
-        doors = {Door.LLM: llm, Door.ENSEMBLE: llm, Door.TEXT: text, Door.VLLM: vllm}
-        return doors | {Door.COMPLETIONS: openai, Door.CHAT: openai}
+        self._serves_from = self.num_ticks + 2
 
     @property
     def replies(self) -> list[Reply]:
         """What came back for each request."""
         return [self._replies[number] for number in range(len(self._requests))]
 
-    def run(self, requests: tuple[Asked, ...]) -> list[Reply]:
+    def run(self, requests: tuple[Asked, ...], kill: Kill | None = None) -> list[Reply]:
         """Run all requests to their ends; return their replies, and check what is left of them."""
         self._requests = requests
+        self._kill = kill
         with self._controlled(), contextlib.closing(self._tasks):
             try:
-                self._loop.run()
+                self._run_engines()
                 self._settle()
                 self._check_end()
             finally:
                 self._end_tasks()
         return self.replies
+
+    def _run_engines(self) -> None:
+        try:
+            self._loop.run()
+        except _KilledError:
+            self._follow()
+            self._loop.run()
+
+    def _follow(self) -> None:
+        """Let the clients find that the engine is gone, and start another one."""
+        kill, self._kill = self._kill, None
+        assert kill is not None
+        self.num_kills += 1
+        for _ in range(kill.unnoticed_ticks):
+            self._happen()
+        for number, reply in self._replies.items():
+            if reply.num_finals == 0:
+                self.meets[number] = Meets.LOSS
+        self._serves_from = _MAX_TICKS
+        for client in self._clients():
+            client.lose_engine()
+        for _ in range(kill.away_ticks):
+            self._happen()
+        self._bench.forget_runner(self._settings)
+        self._start_engine()
 
     def _end_tasks(self) -> None:
         for task in asyncio.all_tasks(self._tasks):
@@ -317,19 +412,17 @@ class Stage:
         self._acks.append((self.num_ticks + self._settings.ack_ticks, take))
 
     def _happen(self) -> None:
-        check_invariants(self.scheduler)
+        has_work = self.engine.has_work and not self._connections.is_dead
+        if has_work:
+            check_invariants(self.scheduler)
         self.num_ticks += 1
-        self._num_quiet_ticks = 0 if self.engine.has_work else self._num_quiet_ticks + 1
+        self._num_quiet_ticks = 0 if has_work else self._num_quiet_ticks + 1
         assert self.num_ticks < _MAX_TICKS, "the engine does not finish"
         assert self._num_quiet_ticks < _MAX_QUIET_TICKS, "the engine is idle, but a request has no FINAL"
         tick = self.num_ticks - 2  # the doors are open from then on
         if tick < 0:
             return
-        for number, asked in enumerate(self._requests):
-            if asked.tick == tick:
-                self._replies[number] = self._doors[asked.door].start(asked, f"request {number}")
-            if asked.ending is not None and asked.tick + asked.ends_after == tick:
-                self._end(number, asked)
+        self._start_and_end(tick)
         self._take_acks()
         for door in {self._doors[Door.LLM], self._doors[Door.TEXT], self._doors[Door.VLLM]}:
             assert isinstance(door, ServiceDoor)
@@ -338,6 +431,26 @@ class Stage:
         self._settle()
         if self._is_over():
             self._connections.inbox.put(self._owner, Drain())
+        self._kill_if_due(tick)
+
+    def _start_and_end(self, tick: int) -> None:
+        """Send the requests of a round, and let clients end theirs."""
+        for number, asked in enumerate(self._requests):
+            if asked.tick == tick:
+                self.meets[number] = Meets.ENGINE if self.num_ticks >= self._serves_from else Meets.NOBODY
+                self._replies[number] = self._doors[asked.door].start(asked, f"request {number}")
+            if asked.ending is not None and asked.tick + asked.ends_after == tick:
+                self._end(number, asked)
+
+    def _kill_if_due(self, tick: int) -> None:
+        if self._kill is None or self._connections.is_dead:
+            return
+        if tick == self._kill.tick:
+            self._connections.num_left = self._kill.num_sent
+        elif tick > self._kill.tick:
+            self._connections.num_left = 0
+        if self._connections.num_left is not None:
+            self._connections.end_if_due()
 
     def _end(self, number: int, asked: Asked) -> None:
         if asked.ending is Ending.LEAVES or asked.door.is_openai:
@@ -354,8 +467,9 @@ class Stage:
             take()
 
     def _settle(self) -> None:
-        """Let the tasks of the OpenAI door run until they wait for the engine."""
+        """Let messages arrive, and the tasks of the OpenAI door run until they wait for the engine."""
         for _ in range(6):
+            self._connections.deliver()
             self._tasks.run_until_complete(asyncio.sleep(0))
 
     def _is_over(self) -> bool:
@@ -378,3 +492,4 @@ class Stage:
                 assert not door.service.open_streams(), "a stream is left"
             else:
                 assert not door._live, "a generation is left"  # type: ignore[attr-defined]
+            assert not door.client.num_outstanding, "a client still waits for the engine"
