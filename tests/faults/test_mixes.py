@@ -1,6 +1,6 @@
 """Random mixes of requests through all doors: each gets what it gets alone, and exactly one FINAL.
 
-In some the engine is lost as by SIGKILL: what was running ends with an error, and the next engine serves the rest.
+In some the engine is lost as by SIGKILL: what was running ends with an error; the next one serves the rest.
 
 `--mixes N` runs so many, `--first-mix N` begins elsewhere. A mix that fails is printed as short as it can be,
 as Python for `run_mix`.

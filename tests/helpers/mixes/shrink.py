@@ -12,7 +12,7 @@ _KEPT = ("input_ids", "text_input", "messages", "max_tokens", "seed")
 
 
 def shrunk(mix: Mix, fails: Callable[[Mix], bool]) -> Mix:
-    """Leave out all that is not needed for a mix to fail: the kill, requests, rows, ways to end, fields, settings.
+    """Leave out all that a mix does not need to fail: kill, requests, rows, ways to end, fields and settings.
 
     Args:
         mix: a mix that fails.
