@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+NAIAD = (sys.executable, "-m", "naiad.cli.main")
 SETTLED_S = 1.0
 Read = TypeVar("Read")
 READY = re.compile(r"ready: http=(\S+) grpc=(\S+) metrics=(\S+)(?: openai=(\S+))?")
@@ -129,11 +130,19 @@ def start_server(model_dir: Path | str, *options: str, timeout_s: float = 120) -
     return start_repository("--model", str(model_dir), *budget, *options, timeout_s=timeout_s)
 
 
-def start_repository(*options: str, timeout_s: float = 120, around: Sequence[str] = ()) -> Server:
-    """Start `naiad serve`, by the command `around` if there is one, and wait for its ready line."""
+def start_repository(
+    *options: str, timeout_s: float = 120, around: Sequence[str] = (), program: Sequence[str] = NAIAD
+) -> Server:
+    """Start `naiad serve`, by the command `around` if there is one, and wait for its ready line.
+
+    Args:
+        options: options of `naiad serve`.
+        timeout_s: how long to wait.
+        around: program and first arguments of a command that runs another.
+        program: `naiad`, if it is not that of this environment.
+    """
     command = [
-        *around,
-        *(sys.executable, "-m", "naiad.cli.main", "serve"),
+        *(*around, *program, "serve"),
         *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
         *(() if "--openai-port" in options else ("--openai-port", "off")),
         *options,
