@@ -39,7 +39,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> None:
     asked = [sys.executable, *_PIP, "download", "--no-deps", "--retries", "1", *_PIP_ARGS, "hpack"]
     found = subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=False)
     if found.returncode:
-        pytest.skip(f"pip reaches no package index: {found.stderr.strip().splitlines()[-1:]}")
+        pytest.skip(f"pip reaches no package index: {found.stderr.strip().rpartition(chr(10))[2]}")
 
 
 def answers(server: Server) -> bool:
