@@ -78,7 +78,7 @@ def test_each_request_gets_what_it_gets_alone(bench: Bench, seeds: range) -> Non
 
 
 _EVENTS = (
-    *("preemptions", "preempted beams", "cached tokens", "accepted drafts", "refused", "several rows"),
+    *("preemptions", "cached tokens", "accepted drafts", "refused", "several rows"),
     *("finished", "cancelled", "late", "early in the middle"),
     *("kills", "met by a loss", "lost"),
 )
@@ -90,7 +90,6 @@ def _events(stage: Stage) -> Counter[str]:
     totals = Counter(
         {
             "preemptions": stats.total_preemptions,
-            "preempted beams": stage.scheduler.num_preempted_beams,
             "cached tokens": stats.total_hit_tokens,
             "accepted drafts": sum(stats.total_accepted_tokens_at),
             "kills": stage.num_kills,

@@ -37,19 +37,13 @@ class CheckedScheduler(Scheduler):
 
     Attributes:
         num_late_ends: number of sequences that a step computed although they had ended.
-        num_preempted_beams: how often a beam of a search was preempted.
     """
 
     num_late_ends = 0
-    num_preempted_beams = 0
 
     def release(self, sequence_id: int) -> None:
         self.num_late_ends += sequence_id in self.leaving
         super().release(sequence_id)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self.num_preempted_beams += sequence.params.num_candidates > 0
-        super()._preempt(sequence)
 
     def schedule(self) -> StepBatch:
         step = super().schedule()
