@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from perf.common import report
 from perf.server.processor_time import GATE, OPENAI
+from perf.server.soak.__main__ import main
 from perf.server.soak.judge import RELOAD, STUB, Disturbance, Judge, Trial
 from perf.server.soak.memory import (
     ENGINE,
@@ -197,3 +198,21 @@ def test_a_sequence_of_which_nothing_came_has_an_empty_answer() -> None:
     heard.take(2, "")
     heard.take(3, "text")
     assert heard.answer == [[], [5, 6], "", "text"]
+
+
+@pytest.mark.parametrize(("mb_per_h", "code", "told"), [(0.0, 0, "below"), (30.0, 1, "surely above")])
+def test_earlier_reports_are_judged_together(
+    mb_per_h: float,
+    code: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    piece = Piece(1.5, Counter(requests=7))
+    piece.minutes[ENGINE].append(life(random.Random(5), mb_per_h, 60, 100.0))
+    path = str(tmp_path / report.write_report("soak", {}, list(piece.rows())))
+    assert main(["--only-earlier", "--earlier", path, path]) == code
+    assert f"{told} the limit" in capsys.readouterr().out

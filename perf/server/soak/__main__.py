@@ -2,6 +2,7 @@
 
     python -m perf.server.soak --hours 1.5
     python -m perf.server.soak --hours 1.5 --earlier perf/results/*-soak.json
+    python -m perf.server.soak --only-earlier --earlier perf/results/*-soak.json
     python -m perf.server.soak --hours 0.3 --inject leak
 
 Requests come by every door: greedy and drawn, with JSON schemas and patterns, in one piece and streamed. Each
@@ -53,15 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Soak, print, plot and write; return 1 if something was wrong or memory surely grows."""
     args = _parse(argv)
     pieces = [read_piece(path) for path in args.earlier]
-    soak = _soaked(args)
-    piece = _piece_of(soak, args)
-    name = f"soak-{args.inject}" if args.inject else "soak"
-    print("written:", write_report(name, _settings(args), list(piece.rows())))
-    _plot(name, soak)
+    piece = Piece() if args.only_earlier else _run(args)
     for each in pieces:
         piece.add(each)
-    for fault in soak.judge.faults[:_MAX_TOLD]:
-        print("wrong:", fault)
     slopes = {role: slope_of(lives) for role, lives in sorted(piece.minutes.items())}
     print_rows(slope_rows(slopes))
     print_rows([{"hours": round(piece.hours, 2), "disturbed": piece.disturbances.total(), **piece.num}])
@@ -74,6 +69,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     told = "below" if upper < args.max_mb_per_h else "surely above" if grows else "not yet shown to be below"
     print(f"{piece.num_faults} faults; memory grows by at most {upper:.2f} MB/h (95 %), {told} the limit")
     return 1 if piece.num_faults or grows else 0
+
+
+def _run(args: argparse.Namespace) -> Piece:
+    """Soak, write and plot; print what was wrong."""
+    soak = _soaked(args)
+    piece = _piece_of(soak, args)
+    name = f"soak-{args.inject}" if args.inject else "soak"
+    print("written:", write_report(name, _settings(args), list(piece.rows())))
+    _plot(name, soak)
+    for fault in soak.judge.faults[:_MAX_TOLD]:
+        print("wrong:", fault)
+    return piece
 
 
 def _soaked(args: argparse.Namespace) -> Soak:
@@ -149,6 +156,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-shared-draft-tokens", type=at_least(0), default=4096, metavar="N", help="of the engine")
     add("--seed", type=int, default=1, metavar="N", help="of the load")
     add("--earlier", type=Path, nargs="*", default=[], metavar="FILE", help="reports of earlier runs to add")
+    add("--only-earlier", action="store_true", help="add up the reports of earlier runs, and run nothing")
     add("--inject", choices=FAULTS, help="give the model a fault, and return 0 if it was found")
     return parser.parse_args(argv)
 
