@@ -77,46 +77,71 @@ def test_a_loaded_model_is_expected_back_however_long_its_engine_takes(
         number_lock.release()
 
 
-def test_one_thread_reads_every_checkpoint(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
+    """Stands in for what reads tokenizers, and makes nothing of them."""
+    readings = Readings()
+
+    def loaded(info: Any, tokenizer: Any, _families: FamilyChoices) -> LoadedCheckpoint:
+        return LoadedCheckpoint(info, tokenizer, Mock(), Mock())
+
+    monkeypatch.setattr(local_model, "Tokenizer", readings)
+    monkeypatch.setattr(local_model, "_loaded", loaded)
+    return readings
+
+
+class Readings:
+    """Takes the place of `Tokenizer`.
+
+    Attributes:
+        threads: names of the threads that have read.
+        num_held: for each reading, how many tokenizers were still held.
+    """
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+        self.num_held: list[int] = []
+        self._tokenizers: list[weakref.ref[Any]] = []
+
+    def from_directory(self, _directory: str) -> Any:
+        self.threads.append(threading.current_thread().name)
+        self.num_held.append(sum(each() is not None for each in self._tokenizers))
+        tokenizer: Any = type("Tokenizer", (), {})()  # a mock holds itself in cycles
+        self._tokenizers.append(weakref.ref(tokenizer))
+        return tokenizer
+
+
+def test_one_thread_reads_every_checkpoint(directory: Path, tmp_path: Path, readings: Readings) -> None:
     """The C library keeps what a thread frees for it, so four that read take four times the memory."""
-    readers: list[str] = []
-
-    def load(info: Any, _families: FamilyChoices) -> LoadedCheckpoint:
-        readers.append(threading.current_thread().name)
-        return LoadedCheckpoint(info, Mock(), Mock(), Mock())
-
-    monkeypatch.setattr(local_model, "_load", load)
-    serve_three_times(directory)
+    serve_three_times(directory, tmp_path, change=True)
     # Threads of the pool are called ThreadPoolExecutor-….
-    assert readers == ["openai-load_0"] * 3
+    assert readings.threads == ["openai-load_0"] * 3
 
 
 def test_a_checkpoint_is_let_go_before_the_next_is_read(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, tmp_path: Path, readings: Readings
 ) -> None:
     """A tokenizer takes tens of megabytes, so the model must not hold one while the next is read."""
-    tokenizers: list[weakref.ref[Any]] = []
-    num_held: list[int] = []
-
-    def load(info: Any, _families: FamilyChoices) -> LoadedCheckpoint:
-        num_held.append(sum(each() is not None for each in tokenizers))
-        tokenizer: Any = type("Tokenizer", (), {})()  # a mock holds itself in cycles
-        tokenizers.append(weakref.ref(tokenizer))
-        return LoadedCheckpoint(info, tokenizer, Mock(), Mock())
-
-    monkeypatch.setattr(local_model, "_load", load)
-    serve_three_times(directory)
-    assert num_held == [0, 0, 0]
+    serve_three_times(directory, tmp_path, change=True)
+    assert readings.num_held == [0, 0, 0]
 
 
-def serve_three_times(directory: Path) -> None:
-    """Have an engine start, and its checkpoint read, three times."""
+def test_a_checkpoint_that_is_the_same_is_not_read_again(
+    directory: Path, tmp_path: Path, readings: Readings
+) -> None:
+    """Each reading leaves some megabytes with the process, and most engines that come are the same ones."""
+    serve_three_times(directory, tmp_path, change=False)
+    assert len(readings.threads) == 1
+
+
+def serve_three_times(directory: Path, model_dir: Path, *, change: bool) -> None:
+    """Have an engine start, and its checkpoint asked for, three times; each time it may have changed."""
     instance, number_lock = claim_instance(os.getpid(), "llm")
 
     async def served_once(models: LocalModels) -> None:
         recorder = Recorder()
         engine = EngineClient(
-            EngineConfig(model_dir=str(directory)),
+            EngineConfig(model_dir=str(model_dir)),
             instance.engine_socket,
             recorder.on_outputs,
             recorder.on_lost,
@@ -135,7 +160,9 @@ def serve_three_times(directory: Path) -> None:
     async def test() -> None:
         with ThreadPoolExecutor(4) as pool:
             models = LocalModels(os.getpid(), pool, FamilyChoices())
-            for _ in range(3):
+            for number in range(3):
+                if change or number == 0:
+                    (model_dir / "tokenizer.json").write_text("{}" + " " * number)
                 await served_once(models)
             await models.close()
 

@@ -31,6 +31,8 @@ _LOOK_PATIENCE_S = 0.2
 
 # Makes a recorder of a model, given what returns its name.
 MakeRecorder = Callable[[Callable[[], str]], Recorder]
+# Of each file of a checkpoint its name, inode, size and time of the last change.
+_State = tuple[tuple[str, int, int, int], ...]
 
 
 class LocalModel:
@@ -69,6 +71,7 @@ class LocalModel:
         self._live: dict[int, LocalGeneration] = {}
         self._ids = itertools.count(1)
         self._loaded: LoadedCheckpoint | None = None
+        self._tokenizer: tuple[_State, Tokenizer] | None = None
         # Of the engine whose checkpoint was read last.
         self._last_info: Ready | None = None
         self._loading = asyncio.Lock()
@@ -104,9 +107,8 @@ class LocalModel:
                     f"the model {self.engine} does not serve now; try again in a few seconds"
                 )
             if self._loaded is None or self._loaded.info is not info:
-                # The tokenizer takes tens of megabytes: the next has room where this one was.
                 self._loaded, self._last_info = None, info
-                self._loaded = await self._loop.run_in_executor(self._loader, _load, info, self._families)
+                self._loaded = await self._loop.run_in_executor(self._loader, self._load, info)
             return self._loaded
 
     async def snapshot(self) -> NamedSnapshot:
@@ -147,6 +149,23 @@ class LocalModel:
     def close(self) -> None:
         """Hang up; live generations fail."""
         self._client.close()
+
+    def _load(self, info: Ready) -> LoadedCheckpoint:
+        """Read an engine's checkpoint; in the loader's thread, never twice at the same time."""
+        return _loaded(info, self._tokenizer_of(info.checkpoint.model_dir), self._families)
+
+    def _tokenizer_of(self, directory: str) -> Tokenizer:
+        """Return the tokenizer of a checkpoint; the one that is there if its files are still the same.
+
+        Most engines that come are those that were there before, started again. To read a tokenizer takes
+        tens of megabytes, a part of which stays with the process.
+        """
+        state = _state_of(directory)
+        if not state or self._tokenizer is None or self._tokenizer[0] != state:
+            # The next has room where this one was.
+            self._tokenizer = None
+            self._tokenizer = state, Tokenizer.from_directory(directory)
+        return self._tokenizer[1]
 
     def _served_name(self) -> str:
         info = self.info or self._last_info
@@ -238,16 +257,26 @@ def _close(begun: asyncio.Future[tuple[AskedGeneration, LocalGeneration]]) -> No
         begun.result()[1].close()
 
 
-def _load(info: Ready, families: FamilyChoices) -> LoadedCheckpoint:
-    directory = info.checkpoint.model_dir
-    config = ModelConfig.from_directory(directory)
+def _loaded(info: Ready, tokenizer: Tokenizer, families: FamilyChoices) -> LoadedCheckpoint:
+    config = ModelConfig.from_directory(info.checkpoint.model_dir)
     limits = ModelLimits(
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
         eos_token_ids=tuple(info.eos_token_ids),
         exclude_input_in_output=True,
     )
-    tokenizer = Tokenizer.from_directory(directory)
     encoder = PromptEncoder(tokenizer, info.max_model_len, config.vocab_size)
     reader = RequestReader(encoder, limits, grammar_of(tokenizer, families))
     return LoadedCheckpoint(info, tokenizer, reader, ChunkTexts(tokenizer.table))
+
+
+def _state_of(directory: str) -> _State:
+    """Tell the files of a checkpoint from those that may be there later; nothing if they cannot be looked at."""
+    path = Path(directory)
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        stats = [(str(each), each.stat()) for each in files]
+    except OSError:
+        # Whoever reads them says what is wrong.
+        return ()
+    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
