@@ -271,7 +271,7 @@ def _loaded(info: Ready, tokenizer: Tokenizer, families: FamilyChoices) -> Loade
 
 
 def _state_of(directory: str) -> _State:
-    """Tell the files of a checkpoint from those that may be there later; nothing if they cannot be looked at."""
+    """Tell a checkpoint's files from those that are there later; nothing if they cannot be looked at."""
     path = Path(directory)
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
