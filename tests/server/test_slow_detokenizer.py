@@ -27,7 +27,7 @@ class TritonPythonModel(DetokenizerModel):
 def test_a_lost_engine_and_a_slow_detokenizer_leave_nothing_in_flight(
     tiny_dir: Path, tmp_path: Path, leaving: Leaving
 ) -> None:
-    """A request gets its error while the detokenizer still has chunks of it, and its model can be reloaded."""
+    """A request gets its error while the detokenizer still has chunks of it; its model can be reloaded."""
     repository, key_file, flag = (tmp_path / name for name in ("repository", "key", "slow"))
     create_repository(repository, tiny_dir, "--kv-cache-bytes", "64000000")
     (repository / "detokenizer" / "1" / "model.py").write_text(SLOW_MODEL.format(flag=flag))
