@@ -302,3 +302,8 @@ def test_a_length_for_each_beam_is_needed(table: TokenTable) -> None:
         split_beams(np.zeros((1, 2, 3), dtype=np.int32), np.array([[3]]))
     with pytest.raises(InvalidRequestError, match=r"^beam_max_chars has 1 values for 2 rows"):
         decode_beams(table, chunk([[1], [1]], [1, 1], [], [-1]), True)
+
+
+def test_beams_without_a_token_have_no_ids() -> None:
+    """A beam search that is cancelled before its first token."""
+    assert split_beams(np.zeros((1, 2, 0), dtype=np.int32), np.array([[0, 0]])) == [[], []]

@@ -105,7 +105,7 @@ def check_reply(asked: Asked, found: Reply, alone: Reply, meets: Meets = Meets.E
     elif alone.errors:
         # It ended before the engine could refuse it.
         expected = {key: {} for key in answers}
-        assert not any(answer.get("output_ids") for answer in answers.values()), problem
+        assert all(_has_no_token(asked, row, each) for (row, _), each in answers.items()), problem
     assert answers.keys() <= expected.keys(), problem
     has_beams = asked.rows[0].get("beam_width", 1) > 1
     for key, answer in answers.items():
@@ -115,6 +115,12 @@ def check_reply(asked: Asked, found: Reply, alone: Reply, meets: Meets = Meets.E
                 f"ended early as {reasons}: {problem}"
             )
             assert has_beams or _is_beginning(asked, answer, expected[key]), f"no beginning: {problem}"
+
+
+def _has_no_token(asked: Asked, row: int, answer: dict[str, Any]) -> bool:
+    """Whether the ids of an answer, each beam's, are at most those of its prompt."""
+    prompt = asked.rows[row].get("input_ids", [])
+    return answer.get("output_ids", []) in ([], prompt, prompt * asked.rows[row].get("beam_width", 1))
 
 
 def _is_of_loss(found: Reply, meets: Meets) -> bool:

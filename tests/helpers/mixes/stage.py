@@ -50,7 +50,7 @@ from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.speculation.policy import SpeculationPolicy
 from naiad.speculation.speculator import Speculator
 from naiad.speculation.step_cost import StepCost
-from naiad.tokenization import Tokenizer
+from naiad.tokenization import Tokenizer, template_sandbox
 from naiad.tokenization.text_stream import TextStream
 from naiad.triton_server.responses import stream
 from naiad.triton_server.service import llm_service
@@ -63,6 +63,8 @@ _MAX_TICKS = 20_000
 # Longer than a stream with an error waits for acknowledgements.
 _MAX_QUIET_TICKS = 150
 _MAX_ROWS = 32
+# Chat templates are limited in real time, of which other work may take all.
+_MAX_RENDER_S = 60.0
 
 
 def _kind_of_runner(model: str, drafter: str, kv_cache_dtype: str) -> tuple[str, str, str]:
@@ -402,6 +404,7 @@ class Stage:
             patch.object(llm_service, "SenderPool", _InlineSenders),
             patch.object(llm_service, "time", clock),
             patch.object(stream, "time", clock),
+            patch.object(template_sandbox, "MAX_RENDER_S", _MAX_RENDER_S),
         ):
             yield
 

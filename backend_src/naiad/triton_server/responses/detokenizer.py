@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,7 +79,7 @@ def split_beams(ids: Array, lengths: Array) -> list[list[int]]:
     Raises:
         InvalidRequestError: the number of lengths differs from the number of beams.
     """
-    rows = ids.reshape(-1, ids.shape[-1])
+    rows = ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1])
     if lengths.size != len(rows):
         raise InvalidRequestError(
             f"SEQUENCE_LENGTH has {lengths.size} values for {len(rows)} rows of TOKENS_BATCH"
