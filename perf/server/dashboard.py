@@ -16,7 +16,6 @@ import math
 import random
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -28,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from perf.common.ports import free_port
 from perf.common.report import ROOT
 from perf.server.serve_process import Served, naiad_serve
 
@@ -70,8 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextlib.contextmanager
 def _prometheus(program: str, target: str) -> Iterator[str]:
     """Run Prometheus, which scrapes the target; yield its address."""
-    with socket.create_server(("127.0.0.1", 0)) as chosen:
-        port = chosen.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="naiad-prometheus-") as folder:
         config = Path(folder) / "prometheus.yml"
         config.write_text(

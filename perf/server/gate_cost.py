@@ -17,7 +17,6 @@ import itertools
 import json
 import re
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perf.common.ports import free_port
 from perf.common.report import print_rows, write_report
 
 from naiad.cli.argument_types import at_least
@@ -154,7 +154,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 def _start_doors(stack: contextlib.ExitStack, server_port: int) -> dict[str, tuple[int, int]]:
     """Start the gate, and HAProxy if there is one; return port and process id of each."""
-    gate, *others = (_free_port() for _ in range(3))
+    gate, *others = (free_port() for _ in range(3))
     command = [sys.executable, "-m", "naiad.gate", "--host", _HOST, "--http-port", str(gate)]
     for name, port in zip(("grpc", "metrics"), others, strict=True):
         command += [f"--{name}-port", str(port), f"--server-{name}-port", str(server_port)]
@@ -162,7 +162,7 @@ def _start_doors(stack: contextlib.ExitStack, server_port: int) -> dict[str, tup
     doors = {"gate": (gate, process.pid)}
     if shutil.which("haproxy"):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="naiad-perf-")))
-        port = _free_port()
+        port = free_port()
         config = folder / "haproxy.cfg"
         config.write_text(_HAPROXY.format(port=port, server_port=server_port), encoding="ascii")
         process = stack.enter_context(_running(["haproxy", "-db", "-f", str(config)]))
@@ -197,11 +197,6 @@ def _processor_ns(pid: int) -> int:
     """Nanoseconds that all threads of a process have run, as the system's scheduler counts them."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text(encoding="ascii").split()[0]) for task in tasks)
-
-
-def _free_port() -> int:
-    with socket.create_server((_HOST, 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perf.common.ports import free_port
 from perf.common.report import ROOT
 from perf.peers.environments import BUILD, variables
 
@@ -57,9 +57,7 @@ def vllm_serve(model_dir: Path, threads: int, max_num_seqs: int, max_model_len: 
     Raises:
         StartupError: it ended, or does not serve in time; the message has its last lines.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = {
         "--model": model_dir,
         "--served-model-name": model_dir.name,

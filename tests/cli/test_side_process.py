@@ -23,7 +23,11 @@ from naiad.cli.serve import side_process
 from naiad.cli.serve.side_process import SidePlan, SideProcess
 from naiad.config import EngineConfig
 from naiad.engine_process import EngineClient
-from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory
+from naiad.engine_process.runtime_dir import (
+    remove_runtime_directory,
+    runtime_directories_below,
+    runtime_directory,
+)
 from naiad.errors import StartupError
 
 HOST = "127.0.0.1"
@@ -121,6 +125,21 @@ def test_without_an_engine_it_is_ready_when_it_listens(
 ) -> None:
     start().wait_until_it_serves(go_on)
     assert listed(port) == []
+    engines = [path for each in runtime_directories_below(os.getpid()) for path in each.iterdir()]
+    assert "no model" not in capfd.readouterr().err, engines
+
+
+def test_an_engine_that_goes_is_not_waited_for(
+    start: Start, directory: Path, mute_engine: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    process = start()
+
+    def let_it_go(seconds: float) -> bool:
+        if process._listens():
+            (directory / ENGINE).unlink(missing_ok=True)
+        return go_on(seconds)
+
+    process.wait_until_it_serves(let_it_go)
     assert "no model" not in capfd.readouterr().err
 
 

@@ -82,11 +82,11 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
     """Stands in for what reads tokenizers, and makes nothing of them."""
     readings = Readings()
 
-    def loaded(info: Any, tokenizer: Any, _families: FamilyChoices) -> LoadedCheckpoint:
+    def checkpoint_of(info: Any, tokenizer: Any, _families: FamilyChoices) -> LoadedCheckpoint:
         return LoadedCheckpoint(info, tokenizer, Mock(), Mock())
 
     monkeypatch.setattr(local_model, "Tokenizer", readings)
-    monkeypatch.setattr(local_model, "_loaded", loaded)
+    monkeypatch.setattr(local_model, "_checkpoint_of", checkpoint_of)
     return readings
 
 

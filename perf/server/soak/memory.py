@@ -110,12 +110,8 @@ def minutes_of(samples: Iterable[Sample], warm_up_s: float) -> dict[str, Lives]:
     Returns:
         Role → for each life that lasted long enough its points (hours, megabytes).
     """
-    lives: dict[tuple[str, str], list[Sample]] = defaultdict(list)
-    for sample in samples:
-        lives[sample.role, sample.life].append(sample)
     found: dict[str, Lives] = defaultdict(list)
-    for (role, _), life in lives.items():
-        warm = [each for each in life if each.at_s - life[0].at_s >= warm_up_s]
+    for role, warm in _warm_lives(samples, warm_up_s):
         points = [
             (60 * minute / _HOUR_S, statistics.median(each.anonymous_mb for each in group))
             for minute, group in groupby(warm, lambda each: int(each.at_s // 60))
@@ -127,13 +123,10 @@ def minutes_of(samples: Iterable[Sample], warm_up_s: float) -> dict[str, Lives]:
 
 def kept_descriptors(samples: Iterable[Sample], warm_up_s: float) -> list[str]:
     """Name each life that ends with many more descriptors than it had when it was warm."""
-    lives: dict[tuple[str, str], list[Sample]] = defaultdict(list)
-    for sample in samples:
-        lives[sample.role, sample.life].append(sample)
     told = []
-    for (role, _), life in lives.items():
-        warm = [each.num_descriptors for each in life if each.at_s - life[0].at_s >= warm_up_s]
-        if len(warm) >= 2 * _FEW and (kept := _risen(warm)) > _MORE_DESCRIPTORS:
+    for role, warm in _warm_lives(samples, warm_up_s):
+        kept = _risen([each.num_descriptors for each in warm])
+        if kept > _MORE_DESCRIPTORS:
             told.append(f"a process of {role!r} holds {kept:g} descriptors more than when it was warm")
     return told
 
@@ -145,14 +138,23 @@ def kept_shared_mb(shared_mb: Sequence[tuple[float, float]], warm_up_s: float) -
         shared_mb: points (hours, megabytes).
         warm_up_s: how long the run warms up.
     """
-    warm = [mb for at_h, mb in shared_mb if at_h * _HOUR_S >= warm_up_s]
-    if len(warm) < 2 * _FEW or (kept := _risen(warm)) <= _MORE_SHARED_MB:
-        return []
-    return [f"/dev/shm holds {kept:.1f} MB more than after warming up"]
+    kept = _risen([mb for at_h, mb in shared_mb if at_h * _HOUR_S >= warm_up_s])
+    return [f"/dev/shm holds {kept:.1f} MB more than after warming up"] if kept > _MORE_SHARED_MB else []
+
+
+def _warm_lives(samples: Iterable[Sample], warm_up_s: float) -> Iterator[tuple[str, list[Sample]]]:
+    """The role of each life, and its samples without those of its first seconds."""
+    lives: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+    for sample in samples:
+        lives[sample.role, sample.life].append(sample)
+    for (role, _), life in lives.items():
+        yield role, [each for each in life if each.at_s - life[0].at_s >= warm_up_s]
 
 
 def _risen(values: Sequence[float]) -> float:
-    """By how much the median of the last few values exceeds that of the first few."""
+    """By how much the median of the last few values exceeds that of the first few; 0 if there are too few."""
+    if len(values) < 2 * _FEW:
+        return 0.0
     return statistics.median(values[-_FEW:]) - statistics.median(values[:_FEW])
 
 

@@ -6,28 +6,14 @@ import contextlib
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from naiad.cli.repository.model_entries import CONFIG_NAME, ModelEntry
 from naiad.errors import StartupError
+from naiad.file_identity import FileIdentity
 
 # Larger files are linked.
 _COPIED_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Identity:
-    """What tells a file from a later one at its place."""
-
-    inode: int
-    size_bytes: int
-    modified_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> _Identity:
-        status = path.stat()
-        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class RepositorySnapshot:
@@ -51,7 +37,7 @@ class RepositorySnapshot:
         from google.protobuf import text_format
 
         self.directory = directory
-        self._linked: dict[Path, _Identity] = {}
+        self._linked: dict[Path, FileIdentity] = {}
         directory.mkdir(mode=0o700)
         for entry in entries:
             target = directory / entry.name
@@ -69,7 +55,7 @@ class RepositorySnapshot:
         changed = []
         for path, identity in self._linked.items():
             try:
-                is_same = _Identity.of(path) == identity
+                is_same = FileIdentity.of(path) == identity
             except OSError as error:
                 raise StartupError(
                     f"{path} is gone since the start ({error.strerror}): put the repository back, or start "
@@ -77,7 +63,7 @@ class RepositorySnapshot:
                 ) from None
             if not is_same:
                 changed.append(f"{path} has changed since the start, and the server now loads it as it is")
-                self._linked[path] = _Identity.of(path)
+                self._linked[path] = FileIdentity.of(path)
         return changed
 
     def _copy(self, source: Path, target: Path) -> None:
@@ -95,7 +81,7 @@ class RepositorySnapshot:
         if original.stat().st_size <= _COPIED_BYTES:
             shutil.copy2(original, target)
             return
-        identity = _Identity.of(original)
+        identity = FileIdentity.of(original)
         with contextlib.suppress(OSError):
             os.link(original, target)
             # Whoever writes into the file, instead of replacing it, changes the snapshot too.

@@ -42,6 +42,8 @@ class Guard:
         self._server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
         )
+        # A dead server may have had this process id, as one of the same container before it was restarted.
+        self._remove_sockets()
         self._regions: set[str] = set()
         self._last_change_s = 0.0
         self._look_until_s = 0.0
@@ -81,11 +83,14 @@ class Guard:
             self._server.poll()
             time.sleep(0.01)
         remove_regions(self._regions)
+        self._remove_sockets()
+        code = self._server.poll()
+        return 1 if code is None else code if code >= 0 else 128 - code
+
+    def _remove_sockets(self) -> None:
         # A directory of that name that belongs to another user is left alone.
         with contextlib.suppress(StartupError):
             remove_runtime_directory(runtime_directory(self._server.pid))
-        code = self._server.poll()
-        return 1 if code is None else code if code >= 0 else 128 - code
 
     def _look_at_new_memory(self) -> None:
         """Collect the names of new regions; each is mapped soon after it is created."""

@@ -111,9 +111,12 @@ class SideProcess:
         """
         if not self._wait_for(self._listens, _START_TIMEOUT_S, stop):
             raise StartupError(self._failure)
-        if not self._plan.has_models or not _has_engines():
+        if not self._plan.has_models:
             return
-        if not self._wait_for(self._lists_a_model, FIRST_MODEL_TIMEOUT_S, stop):
+        # The last engine may go while it is waited for.
+        if not self._wait_for(
+            lambda: not _has_engines() or self._lists_a_model(), FIRST_MODEL_TIMEOUT_S, stop
+        ):
             say(
                 f"{self._plan.name} has no model {FIRST_MODEL_TIMEOUT_S:g} s after the Triton server is "
                 "ready: its requests get status 503 until it reaches an engine",

@@ -14,6 +14,7 @@ from naiad.engine_process import AttachedClient
 from naiad.engine_process.observations import ObservationBatch, Observations
 from naiad.engine_process.protocol import Ready
 from naiad.errors import EngineAwayError, EngineLostError, NaiadError
+from naiad.file_identity import FileIdentity
 from naiad.frontend.chunks import ChunkTexts
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import PromptEncoder
@@ -31,8 +32,6 @@ _LOOK_PATIENCE_S = 0.2
 
 # Makes a recorder of a model, given what returns its name.
 MakeRecorder = Callable[[Callable[[], str]], Recorder]
-# Of each file of a checkpoint its name, inode, size and time of the last change.
-_State = tuple[tuple[str, int, int, int], ...]
 
 
 class LocalModel:
@@ -71,7 +70,8 @@ class LocalModel:
         self._live: dict[int, LocalGeneration] = {}
         self._ids = itertools.count(1)
         self._loaded: LoadedCheckpoint | None = None
-        self._tokenizer: tuple[_State, Tokenizer] | None = None
+        # With the files that it was read from.
+        self._tokenizer: tuple[dict[Path, FileIdentity], Tokenizer] | None = None
         # Of the engine whose checkpoint was read last.
         self._last_info: Ready | None = None
         self._loading = asyncio.Lock()
@@ -152,7 +152,7 @@ class LocalModel:
 
     def _load(self, info: Ready) -> LoadedCheckpoint:
         """Read an engine's checkpoint; in the loader's thread, never twice at the same time."""
-        return _loaded(info, self._tokenizer_of(info.checkpoint.model_dir), self._families)
+        return _checkpoint_of(info, self._tokenizer_of(info.checkpoint.model_dir), self._families)
 
     def _tokenizer_of(self, directory: str) -> Tokenizer:
         """Return the tokenizer of a checkpoint; the one that is there if its files are still the same.
@@ -160,11 +160,11 @@ class LocalModel:
         Most engines that come are those that were there before, started again. To read a tokenizer takes
         tens of megabytes, a part of which stays with the process.
         """
-        state = _state_of(directory)
-        if not state or self._tokenizer is None or self._tokenizer[0] != state:
+        files = _identities_of(directory)
+        if not files or self._tokenizer is None or self._tokenizer[0] != files:
             # The next has room where this one was.
             self._tokenizer = None
-            self._tokenizer = state, Tokenizer.from_directory(directory)
+            self._tokenizer = files, Tokenizer.from_directory(directory)
         return self._tokenizer[1]
 
     def _served_name(self) -> str:
@@ -257,7 +257,7 @@ def _close(begun: asyncio.Future[tuple[AskedGeneration, LocalGeneration]]) -> No
         begun.result()[1].close()
 
 
-def _loaded(info: Ready, tokenizer: Tokenizer, families: FamilyChoices) -> LoadedCheckpoint:
+def _checkpoint_of(info: Ready, tokenizer: Tokenizer, families: FamilyChoices) -> LoadedCheckpoint:
     config = ModelConfig.from_directory(info.checkpoint.model_dir)
     limits = ModelLimits(
         max_model_len=info.max_model_len,
@@ -270,13 +270,11 @@ def _loaded(info: Ready, tokenizer: Tokenizer, families: FamilyChoices) -> Loade
     return LoadedCheckpoint(info, tokenizer, reader, ChunkTexts(tokenizer.table))
 
 
-def _state_of(directory: str) -> _State:
-    """Tell a checkpoint's files from those that are there later; nothing if they cannot be looked at."""
+def _identities_of(directory: str) -> dict[Path, FileIdentity]:
+    """The files of a checkpoint; none if they cannot be looked at."""
     path = Path(directory)
     try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        stats = [(str(each), each.stat()) for each in files]
+        return {each: FileIdentity.of(each) for each in (path.iterdir() if path.is_dir() else [path])}
     except OSError:
         # Whoever reads them says what is wrong.
-        return ()
-    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+        return {}
