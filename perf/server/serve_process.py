@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 _READY = re.compile(r"ready: http=(\S+) grpc=(\S+) metrics=(\S+) openai=http://([^/\s]+)/v1")
 _STOP_TIMEOUT_S = 60
@@ -31,12 +32,15 @@ class Served:
 
 
 @contextmanager
-def naiad_serve(options: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Served]:
+def naiad_serve(
+    options: Sequence[str], environment: Mapping[str, str] | None = None, log: Path | None = None
+) -> Iterator[Served]:
     """Start the server, yield its endpoints, and stop it with SIGTERM.
 
     Args:
         options: options of `naiad serve`, except the ports.
         environment: variables in addition to those of this process.
+        log: file for the lines that the server writes once it is ready.
 
     Raises:
         RuntimeError: it ended before it was ready; the message contains its last lines.
@@ -59,7 +63,7 @@ def naiad_serve(options: Sequence[str], environment: Mapping[str, str] | None = 
     try:
         served = _wait_until_ready(process)
         # A full pipe would block the server.
-        threading.Thread(target=served.last_lines.extend, args=(process.stdout,), daemon=True).start()
+        threading.Thread(target=_read, args=(process.stdout, served.last_lines, log), daemon=True).start()
         yield served
     finally:
         if process.poll() is None:
@@ -80,3 +84,11 @@ def _wait_until_ready(process: subprocess.Popen[str]) -> Served:
             http, grpc, metrics, openai = match.groups()
             return Served(http, grpc, metrics, openai, process.pid, last_lines)
     raise RuntimeError("naiad serve ended before it was ready:\n" + "".join(last_lines))
+
+
+def _read(lines: Iterable[str], last_lines: deque[str], log: Path | None) -> None:
+    with log.open("w", encoding="utf-8") if log else nullcontext() as file:
+        for line in lines:
+            last_lines.append(line)
+            if file:
+                print(line, end="", file=file, flush=True)

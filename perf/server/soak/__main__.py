@@ -93,7 +93,7 @@ def _soaked(args: argparse.Namespace) -> Soak:
         environment = write_repository(repository, model, args.inject)
         options = ["--model-repository", str(repository), "--gate", "on"]
         options += ["--model-control-mode", "explicit", "--model-control-key", str(key_file)]
-        with naiad_serve(options, environment) as server:
+        with naiad_serve(options, environment, args.server_log) as server:
             soak = Soak(server, repository, key_file.read_text(encoding="ascii").strip(), args)
             try:
                 asyncio.run(soak.run())
@@ -116,8 +116,10 @@ def _piece_of(soak: Soak, args: argparse.Namespace) -> Piece:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    left_out = {"earlier": [path.name for path in args.earlier], "model": resolve_model(args.model).name}
-    return vars(args) | left_out
+    shown = {"earlier": [path.name for path in args.earlier], "model": resolve_model(args.model).name}
+    settings = vars(args) | shown
+    del settings["server_log"]
+    return settings
 
 
 def _plot(name: str, soak: Soak) -> None:
@@ -146,6 +148,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--model", default="default", help="default, DIR or org/name[@revision]")
     add("--hours", type=float, default=1.5, metavar="H", help="length of the run")
     add("--rate", type=float, default=3.0, metavar="N", help="requests a second")
+    add("--server-log", type=Path, metavar="FILE", help="where to write the lines of the server")
     add("--questions", type=at_least(len(Door)), default=240, metavar="N", help="different requests")
     add("--every-min", type=float, default=15.0, metavar="M", help="minutes between kills and reloads")
     add("--undisturbed", action="store_true", help="kill and reload nothing")
