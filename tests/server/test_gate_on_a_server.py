@@ -155,6 +155,25 @@ def test_requests_that_kill_the_server_do_not_reach_it(gated: Gated) -> None:
     still_serves(gated, before)
 
 
+def test_shapes_that_kill_the_server_do_not_reach_it(gated: Gated) -> None:
+    before = tritonserver(gated.through).pid
+    for shape in ([2**62, 1], [2**63 - 1, 1], [2**28, 1]):
+        query = {"name": "QUERY", "datatype": "BYTES", "shape": [1, 1], "data": ["hi"]}
+        length = {"name": "REQUEST_OUTPUT_LEN", "datatype": "INT32", "shape": shape, "data": [4]}
+        code, text = gated.through.post("/v2/models/tokenizer/infer", {"inputs": [query, length]})
+        assert (code, "REQUEST_OUTPUT_LEN has the shape" in text) == (400, True)
+    request = build_request("llm", llm_inputs([5, 6, 7], 4))
+    stop = request.inputs.add(name="stop_token_ids", datatype="INT32", shape=[1, 2**62 + 1])
+    request.raw_input_contents.append(bytes(4))
+    with grpc.insecure_channel(gated.through.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for shape in ([1, 2**62 + 1], [1, -1, -1]):
+            stop.shape[:] = shape
+            (answer,) = stub.ModelStreamInfer(iter([request]))
+            assert "stop_token_ids has the shape" in answer.error_message
+    still_serves(gated, before)
+
+
 def test_classification_over_grpc_does_not_reach_the_server(gated: Gated) -> None:
     before = tritonserver(gated.through).pid
     message = build_request("ensemble", text_inputs("Once", 3))

@@ -165,8 +165,8 @@ def test_a_reload_takes_new_settings_and_lets_streams_of_the_old_end(controlled:
     assert controlled.sentence("text").text == text
     most = re.compile(r'^nv_trt_llm_request_metrics\{.*request_type="max".*\} 5$', re.MULTILINE)
     eventually(lambda: most.search(controlled.server.metrics_text()) is not None, 10)
-    of_the_text_model = len({"number", "metrics"})
-    num_sockets = len({"acks", "engine", "number", "metrics"}) + of_the_text_model
+    of_the_text_model = len({"number", "metrics", "place"})
+    num_sockets = len({"acks", "engine", "number", "metrics", "place"}) + of_the_text_model
     eventually(lambda: len(controlled.sockets()) == num_sockets)
 
 

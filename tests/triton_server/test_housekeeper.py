@@ -13,7 +13,7 @@ from naiad.triton_server.service.housekeeper import Housekeeper
 
 
 class Server:
-    """The service, the lock and the metrics in one; counts the calls that would reach the server."""
+    """All that a housekeeper has to do with, in one; counts the calls that would reach the server."""
 
     stats = None
     observations: Any = None
@@ -55,11 +55,14 @@ class Server:
     def delete(self) -> None:
         pass
 
+    def look(self, service: Any) -> None:
+        pass
+
 
 def test_a_server_that_has_died_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing a metric would never return, and would hold the lock that the watch over the server needs."""
     server: Any = Server()
-    housekeeper = Housekeeper(server, server, lambda: server)
+    housekeeper = Housekeeper(server, server, lambda: server, server)
     wait_until(lambda: server.calls > 10)
 
     monkeypatch.setattr(os, "getppid", lambda: 1_000_000_000)
@@ -72,7 +75,7 @@ def test_a_server_that_has_died_is_not_called(monkeypatch: pytest.MonkeyPatch) -
 
 @contextmanager
 def running(server: Any) -> Iterator[None]:
-    housekeeper = Housekeeper(server, server, lambda: server)
+    housekeeper = Housekeeper(server, server, lambda: server, server)
     try:
         yield
     finally:

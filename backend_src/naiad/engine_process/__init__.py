@@ -6,6 +6,7 @@ from naiad.engine_process.clients.engine_client import ClientTimings, EngineClie
 from naiad.engine_process.clients.stop_notice import StopNotice
 from naiad.engine_process.file_lock import FileLock
 from naiad.engine_process.instance import Instance, claim_instance
+from naiad.engine_process.place import Place
 from naiad.engine_process.protocol import Ready
 from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory, runtime_path
 
@@ -19,6 +20,7 @@ __all__ = [
     "EngineClient",
     "FileLock",
     "Instance",
+    "Place",
     "Ready",
     "StopNotice",
     "claim_instance",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from naiad.engine_process.file_lock import FileLock
+from naiad.engine_process.place import Place
 from naiad.engine_process.runtime_dir import runtime_directory
 from naiad.errors import StartupError
 
@@ -54,6 +55,10 @@ class Instance:
     def metrics_lock(self, version: str) -> FileLock:
         """The lock of the one instance of this version that writes the server's metrics."""
         return FileLock(self.directory / f"{self.model}.{version}.metrics")
+
+    def place(self, version: str, name: str) -> Place:
+        """Its place; `name`: what the server calls this instance of the version."""
+        return Place(self.directory / f"{self.model}.{version}.{name}.place", self.number)
 
     def draw_first_id(self, num_sequences: int) -> int:
         """Draw the id of a request's first sequence; its other sequences have the ids that follow."""

@@ -11,8 +11,8 @@ from tritonclient.grpc import service_pb2
 from naiad.gate.limits import Limits
 from naiad.gate.parameters import check_input_parameters, check_output_parameters, check_request_parameters
 from naiad.gate.refusal import RefusedError
+from naiad.gate.shapes import check_shapes
 
-_MAX_DIMENSIONS = 8
 _MAX_NAME = 1024
 # Inputs, their contents, outputs and parameters: each is a field of the message.
 _MAX_FIELDS = 1024
@@ -38,10 +38,7 @@ def check_infer_request(raw: bytes, limits: Limits) -> None:
         )
     for tensor in request.inputs:
         check_input_parameters(tensor.parameters)
-        if len(tensor.shape) > _MAX_DIMENSIONS:
-            raise RefusedError(
-                400, f"an input has {len(tensor.shape)} dimensions: expected at most {_MAX_DIMENSIONS}"
-            )
+    check_shapes(((tensor.name, list(tensor.shape)) for tensor in request.inputs), len(raw))
     for tensor in request.outputs:
         check_output_parameters(tensor.parameters)
 

@@ -10,6 +10,7 @@ import msgspec
 from naiad.gate.limits import Limits
 from naiad.gate.parameters import check_input_parameters, check_output_parameters, check_request_parameters
 from naiad.gate.refusal import RefusedError
+from naiad.gate.shapes import check_shapes
 
 _BINARY_SIZE = "binary_data_size"
 
@@ -50,7 +51,9 @@ def checked_inference(body: bytes, json_length: int | None, limits: Limits) -> t
     request = _read(body[:length], limits)
     check_request_parameters(_object(request, "parameters"))
     num_bytes = 0
-    for tensor in _objects(request, "inputs", limits):
+    inputs = _objects(request, "inputs", limits)
+    check_shapes(((tensor.get("name"), tensor["shape"]) for tensor in inputs if "shape" in tensor), len(body))
+    for tensor in inputs:
         parameters = _object(tensor, "parameters")
         check_input_parameters(parameters)
         num_bytes += _binary_size(parameters)

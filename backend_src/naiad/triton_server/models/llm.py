@@ -30,6 +30,7 @@ from naiad.triton_server.requests.tensors import TritonRequest
 from naiad.triton_server.responses.llm import probe_tensors, response_tensors
 from naiad.triton_server.service.housekeeper import Housekeeper
 from naiad.triton_server.service.llm_service import LLMService, RequestShape, Telemetry
+from naiad.triton_server.service.retirement import Retirement
 
 _KEYS = ("exclude_input_in_output", "forwarded_headers", *TELEMETRY_KEYS)
 # Time for requests of the engine's other clients to finish; the server does not wait for them.
@@ -58,16 +59,21 @@ class LLMModel:
 
     def finalize(self) -> None:
         """Stop everything: free the blocks, end the processes, remove files and metrics."""
+        self._housekeeper.stop()
+        self._service.close()
+        self._retirement.leave()
+        with contextlib.suppress(OSError):  # others' sockets may be in it
+            self._instance.directory.rmdir()
+
+    def _leave(self) -> None:
+        """End the engine and remove its files and the metrics; requests are refused from now on."""
         self._stopping.set()
         self._housekeeper.stop()
         self._ack_reader.join(timeout=5)
-        self._service.close()
         self._client.close(_DRAIN_S)
         self._acks.close()
         self._housekeeper.delete_metrics()
         self._number_lock.release()
-        with contextlib.suppress(OSError):  # others' sockets may be in it
-            self._instance.directory.rmdir()
 
     def _start(self, args: dict[str, str]) -> None:
         pb.prepare_process()
@@ -96,6 +102,11 @@ class LLMModel:
         )
         version = args["model_version"]
         self._stopping = threading.Event()
+        self._retirement = Retirement(
+            self._instance.place(version, args["model_instance_name"]),
+            self._leave,
+            pb.log_warning,
+        )
         self._housekeeper = Housekeeper(
             self._service,
             self._instance.metrics_lock(version),
@@ -108,6 +119,7 @@ class LLMModel:
                 self._service.fates,
                 self._service.usage.now,
             ),
+            self._retirement,
         )
         self._ack_reader = threading.Thread(target=self._read_acks, name="naiad-acks", daemon=True)
         self._ack_reader.start()

@@ -124,6 +124,11 @@ def log_info(message: str) -> None:
     pb_utils.Logger.log_info(message)
 
 
+def log_warning(message: str) -> None:
+    """Write to the server's log."""
+    pb_utils.Logger.log_warn(message)
+
+
 def metric_family(name: str, description: str, kind: str) -> Any:
     """A custom metric family of kind "counter", "gauge" or "histogram"."""
     kinds = {

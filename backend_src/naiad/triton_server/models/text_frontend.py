@@ -26,6 +26,7 @@ from naiad.triton_server.requests.tensors import TritonRequest
 from naiad.triton_server.responses.stream import Sender
 from naiad.triton_server.service.housekeeper import Housekeeper
 from naiad.triton_server.service.llm_service import LLMService, RequestShape, Telemetry
+from naiad.triton_server.service.retirement import Retirement
 
 _KEYS = (
     "model_dir",
@@ -80,11 +81,16 @@ class TextFrontend(ABC):
         """Stop everything: end the sequences, remove files and metrics."""
         self._housekeeper.stop()
         self._service.close()
+        self._retirement.leave()
+        with contextlib.suppress(OSError):  # others' sockets may be in it
+            self._instance.directory.rmdir()
+
+    def _leave(self) -> None:
+        """Hang up and remove the metrics; requests are refused from now on."""
+        self._housekeeper.stop()
         self._client.close()
         self._housekeeper.delete_metrics()
         self._number_lock.release()
-        with contextlib.suppress(OSError):  # others' sockets may be in it
-            self._instance.directory.rmdir()
 
     def _start(self, args: dict[str, str]) -> None:
         parameters = pb.model_parameters(args)
@@ -113,20 +119,16 @@ class TextFrontend(ABC):
         llm_name = parameters.get("llm_model_name") or "llm"
         name = args["model_name"]
         telemetry = make_telemetry(parameters, name, self._served_name)
-        self._open(name, args["model_version"], llm_name, shape, telemetry)
+        self._open(args, llm_name, shape, telemetry)
 
     def _served_name(self) -> str | None:
         info = self._client.info
         return None if info is None else info.checkpoint.served_name
 
     def _open(
-        self,
-        name: str,
-        version: str,
-        llm_name: str,
-        shape: RequestShape,
-        telemetry: Telemetry,
+        self, args: Mapping[str, str], llm_name: str, shape: RequestShape, telemetry: Telemetry
     ) -> None:
+        name, version = args["model_name"], args["model_version"]
         self._instance, self._number_lock = claim_instance(os.getppid(), name)
         end_with_parent(lambda: remove_runtime_directory(self._instance.directory))
         self._client = AttachedClient(
@@ -143,12 +145,18 @@ class TextFrontend(ABC):
         )
         # If the engine is already serving, it is found before the first request.
         self._client.start(_PATIENCE_S)
+        self._retirement = Retirement(
+            self._instance.place(version, args["model_instance_name"]),
+            self._leave,
+            pb.log_warning,
+        )
         self._housekeeper = Housekeeper(
             self._service,
             self._instance.metrics_lock(version),
             lambda: RequestMetrics(
                 pb.metric_family, name, version, self._own_limits.max_model_len, fates=self._service.fates
             ),
+            self._retirement,
         )
 
     def _draw_first_id(self, num_sequences: int) -> int:

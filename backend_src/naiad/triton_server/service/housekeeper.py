@@ -12,6 +12,7 @@ from naiad.engine_process import FileLock
 from naiad.engine_process.observations import ObservationBatch
 from naiad.outputs import EngineStats
 from naiad.triton_server.service.llm_service import LLMService
+from naiad.triton_server.service.retirement import Retirement
 
 # How often metrics are written while requests run. A write is an IPC round trip for each value, and some
 # values change with each step.
@@ -32,7 +33,11 @@ class Housekeeper:
     """Runs a service's housekeeping rounds until it is stopped."""
 
     def __init__(
-        self, service: LLMService, lock: FileLock, make_metrics: Callable[[], WrittenMetrics]
+        self,
+        service: LLMService,
+        lock: FileLock,
+        make_metrics: Callable[[], WrittenMetrics],
+        retirement: Retirement,
     ) -> None:
         """Start the thread.
 
@@ -42,10 +47,12 @@ class Housekeeper:
                 when it deletes its own, the server deletes the new ones too and crashes (seen on 2.51). So
                 only one instance has metrics at a time.
             make_metrics: called by the thread once it holds the lock.
+            retirement: notices when the server has no use for this process.
         """
         self._service = service
         self._lock = lock
         self._make_metrics = make_metrics
+        self._retirement = retirement
         self._metrics: WrittenMetrics | None = None
         self._server_pid = os.getppid()
         self._stopping = threading.Event()
@@ -61,12 +68,14 @@ class Housekeeper:
         """Remove the metrics from the port and release the lock for the next instance."""
         if self._metrics is not None:
             self._metrics.delete()
+            self._metrics = None
         self._lock.release()
 
     def _run(self) -> None:
         next_write_s = 0.0
         while not self._stopping.is_set() and not self._is_left():
             pause_s = self._service.housekeep()
+            self._retirement.look(self._service)
             # Before a long rest everything is written: news may have come too late for the last one to end.
             if pause_s > WRITE_PERIOD_S or time.monotonic() >= next_write_s:
                 has_more = self._write_metrics()

@@ -124,7 +124,11 @@ class Telemetry:
 
 
 class LLMService:
-    """Owns every live request until its FINAL has been sent."""
+    """Owns every live request until its FINAL has been sent.
+
+    Attributes:
+        last_asked_s: when the last request came, in seconds of `time.monotonic`; 0: none has.
+    """
 
     def __init__(
         self,
@@ -164,6 +168,7 @@ class LLMService:
         self._stats = LastingStats()
         self.usage = LastingUsage()
         self._pace = StepPace()
+        self.last_asked_s = 0.0
 
     @property
     def stats(self) -> EngineStats:
@@ -178,6 +183,7 @@ class LLMService:
 
     def accept(self, source: RequestSource, sender: Sender, limits: ModelLimits) -> None:
         """Send a request's rows to the engine, or an error and FINAL to its client. Never raises."""
+        self.last_asked_s = time.monotonic()
         trace = self._begin_trace(source)
         try:
             request = self._shape.read(source, limits)

@@ -1,0 +1,61 @@
+"""A request that the server has forgotten keeps no engine and no metrics.
+
+Release 24.10 forgets a request whose gRPC client cancels it after the model's last response and before that
+response is written. The server does not finalize the model then.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import grpc
+from tritonclient.grpc import service_pb2_grpc
+
+from helpers.model_control import control_client
+from helpers.raw_grpc import ask, build_request, llm_inputs
+from helpers.server import Server, eventually, start_repository
+from helpers.tiny_repository import create_repository, tiny_checkpoint
+from naiad.triton_server.service.retirement import RETIRE_AFTER_S
+
+NUM_CLIENTS = 400
+METRIC = 'vllm:generation_tokens_total{model="llm"'
+INPUTS = llm_inputs([5, 6, 7], 4, ignore_eos=True)
+
+
+def leave_at_the_end(address: str) -> None:
+    """Ask again and again, and cancel each request when its last response has come."""
+    request = build_request("llm", INPUTS)
+    with grpc.insecure_channel(address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for _ in range(NUM_CLIENTS):
+            call = stub.ModelStreamInfer(iter([request]))
+            for message in call:
+                if message.infer_response.parameters["triton_final_response"].bool_param:
+                    break
+            call.cancel()
+
+
+def num_engines(server: Server) -> int:
+    return len(server.processes("naiad.engine_process"))
+
+
+def test_the_old_process_gives_up_its_engine(tmp_path: Path) -> None:
+    repository, key_file = tmp_path / "repository", tmp_path / "key"
+    create_repository(repository, tiny_checkpoint(tmp_path / "checkpoint"), "--max-num-seqs", "8")
+    options = ("--model-control-mode", "explicit", "--model-control-key", str(key_file))
+    server = start_repository("--model-repository", str(repository), *options)
+    control = control_client(server.grpc, key_file)
+    expected = ask(server.grpc, "llm", INPUTS).token_ids
+
+    leave_at_the_end(server.grpc)
+    # The server loads a model anew only if its files have changed.
+    os.utime(repository / "llm" / "1" / "model.py")
+    control.load_model("llm")
+    eventually(lambda: num_engines(server) == 1, RETIRE_AFTER_S + 30)
+    assert ask(server.grpc, "llm", INPUTS).token_ids == expected
+    # The old process has given up the metrics, so the new one writes them.
+    eventually(lambda: METRIC in server.metrics_text())
+    eventually(lambda: server.settled("vllm:generation_tokens_total", model="llm", version="1") == 4, 30)
+    control.close()
+    assert server.stop() == 0, "\n".join(server.lines[-40:])
