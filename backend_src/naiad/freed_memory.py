@@ -1,8 +1,11 @@
-"""Returns memory that this process has freed to the system."""
+"""How much of what this process has freed it keeps."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+
+_ARENA_MAX = -8
 
 
 def give_back_memory() -> None:
@@ -10,3 +13,14 @@ def give_back_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def limit_arenas(num_arenas: int) -> None:
+    """Have the C library take memory for all threads from so many arenas; to be called before threads start.
+
+    Each arena keeps what was freed in it. What is replaced by something larger now and then, whichever thread
+    does it, would leave its size in the arena of every thread. MALLOC_ARENA_MAX goes before.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        mallopt(_ARENA_MAX, num_arenas)

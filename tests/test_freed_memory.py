@@ -1,0 +1,47 @@
+"""What a process keeps of what its threads have freed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+# Two megabytes that now and then are made anew, whichever of eight threads does it.
+CHURN = """
+import sys, time
+from concurrent.futures import ThreadPoolExecutor
+from naiad.freed_memory import limit_arenas
+if sys.argv[1:]:
+    limit_arenas(int(sys.argv[1]))
+def anonymous_kb():
+    lines = open("/proc/self/smaps_rollup").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous"))
+shared, small = [b""], []
+def renew(_):
+    shared[0] = b"x" * 1_900_000
+    # What follows a block keeps it from being given back.
+    small.append(b"y" * 1000)
+    time.sleep(0.002)
+before = anonymous_kb()
+with ThreadPoolExecutor(8) as pool:
+    list(pool.map(renew, range(400)))
+print(anonymous_kb() - before)
+"""
+
+
+def grown_kb(*arguments: str, **variables: str) -> int:
+    environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    command = [sys.executable, "-c", CHURN, *arguments]
+    ended = subprocess.run(command, env=environment | variables, capture_output=True, text=True, check=True)
+    return int(ended.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has arenas")
+def test_fewer_arenas_keep_less() -> None:
+    unlimited, limited = grown_kb(), grown_kb("2")
+    assert limited < 0.7 * unlimited
+    # What the user has set stays.
+    assert grown_kb("2", MALLOC_ARENA_MAX="64") > 1.3 * limited
