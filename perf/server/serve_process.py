@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 _READY = re.compile(r"ready: http=(\S+) grpc=(\S+) metrics=(\S+) openai=http://([^/\s]+)/v1")
 _STOP_TIMEOUT_S = 60
@@ -53,6 +54,21 @@ def naiad_serve(
     if threading.current_thread() is threading.main_thread():
         # A measurement that is ended stops its server.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    with log.open("w", encoding="utf-8") if log else nullcontext() as file:
+        with _started(command, environment) as process:
+            served = _wait_until_ready(process)
+            # A full pipe would block the server.
+            lines = (process.stdout, served.last_lines, file)
+            reader = threading.Thread(target=_read, args=lines, daemon=True)
+            reader.start()
+            yield served
+        reader.join(timeout=5)
+
+
+@contextmanager
+def _started(
+    command: Sequence[str], environment: Mapping[str, str] | None
+) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -61,10 +77,7 @@ def naiad_serve(
         env=os.environ | (environment or {}),
     )
     try:
-        served = _wait_until_ready(process)
-        # A full pipe would block the server.
-        threading.Thread(target=_read, args=(process.stdout, served.last_lines, log), daemon=True).start()
-        yield served
+        yield process
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -86,9 +99,8 @@ def _wait_until_ready(process: subprocess.Popen[str]) -> Served:
     raise RuntimeError("naiad serve ended before it was ready:\n" + "".join(last_lines))
 
 
-def _read(lines: Iterable[str], last_lines: deque[str], log: Path | None) -> None:
-    with log.open("w", encoding="utf-8") if log else nullcontext() as file:
-        for line in lines:
-            last_lines.append(line)
-            if file:
-                print(line, end="", file=file, flush=True)
+def _read(lines: Iterable[str], last_lines: deque[str], file: TextIO | None) -> None:
+    for line in lines:
+        last_lines.append(line)
+        if file:
+            print(line, end="", file=file, flush=True)

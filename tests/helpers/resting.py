@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from helpers.prometheus import read_page
-from helpers.server import Server, eventually
+from helpers.server import Server, eventually, gone
 from naiad.cli.serve.shared_memory import mapped_regions
 
 # What runs, waits or holds blocks.
@@ -49,7 +49,7 @@ class Resting:
 
     def gone(self) -> list[psutil.Process]:
         """The processes that have ended."""
-        return [each for each in self.num_descriptors if not each.is_running()]
+        return [each for each in self.num_descriptors if gone([each])]
 
     def busy(self) -> dict[str, float]:
         """What runs, waits or is held."""

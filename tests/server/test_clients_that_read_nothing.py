@@ -14,6 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from helpers.openai_api import COMPLETIONS, address, post
+from helpers.prometheus import read_page
 from helpers.raw_grpc import ENDLESS, build_request, text_inputs
 from helpers.served import served
 from helpers.server import Leaving, Server, eventually, running
@@ -76,12 +77,12 @@ def _send(opened: contextlib.ExitStack, where: str, path: str, body: dict[str, o
     client.sendall(head.encode() + raw)
 
 
-def is_full(server: Server) -> bool:
-    running_and_waiting = (
-        server.metric("vllm:num_requests_running"),
-        server.metric("vllm:num_requests_waiting"),
-    )
-    return running_and_waiting == (SLOTS, CROWD - SLOTS)
+def have_come(server: Server, num_before: float) -> bool:
+    """Whether the whole crowd runs, waits or has been given up since."""
+    page = read_page(server.metrics_text())
+    num_here = sum(page.values("vllm:num_requests_running") + page.values("vllm:num_requests_waiting"))
+    num_ended = sum(page.values("vllm:request_success_total", finished_reason="abort"))
+    return num_here + num_ended - num_before == CROWD
 
 
 @pytest.mark.parametrize("begin", [by_http, by_grpc, by_openai])
@@ -90,7 +91,7 @@ def test_a_crowd_that_reads_nothing_gives_the_slots_back(small: Server, begin: B
     with contextlib.ExitStack() as opened:
         for _ in range(CROWD):
             begin(small, opened)
-        eventually(lambda: is_full(small), PATIENCE_S)
+        eventually(lambda: have_come(small, num_before), PATIENCE_S)
         # It waits behind all of them.
         assert served(small, "generate_stream", "Once", max_tokens=3, ignore_eos=True).pieces
         eventually(lambda: small.num_aborted() == num_before + CROWD, PATIENCE_S)

@@ -19,6 +19,7 @@ from naiad.triton_server.detokenizer_model import DetokenizerModel
 class TritonPythonModel(DetokenizerModel):
     def execute(self, requests):
         if Path("{flag}").exists():
+            Path("{flag}").with_name("sleeps").touch()
             time.sleep(3)
         return super().execute(requests)
 """
@@ -39,7 +40,8 @@ def test_a_lost_engine_and_a_slow_detokenizer_leave_nothing_in_flight(
         stream = Stream(server.grpc, "ensemble", text_inputs("Once", ENDLESS) | {"ignore_eos": True})
         assert stream.got_response.wait(30)
         flag.touch()
-        eventually(lambda: server.used_blocks() > 0)
+        # It has a chunk, and will not answer it soon.
+        eventually(flag.with_name("sleeps").exists)
         engine.kill()
         outcome = stream.join()
         assert outcome.num_finals == 1

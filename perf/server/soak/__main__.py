@@ -161,7 +161,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--earlier", type=Path, nargs="*", default=[], metavar="FILE", help="reports of earlier runs to add")
     add("--only-earlier", action="store_true", help="add up the reports of earlier runs, and run nothing")
     add("--inject", choices=FAULTS, help="give the model a fault, and return 0 if it was found")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.only_earlier and not args.earlier:
+        parser.error("--only-earlier: expected reports with --earlier")
+    return args
 
 
 if __name__ == "__main__":

@@ -40,10 +40,8 @@ class Guard:
         """Start the server in a process group of its own."""
         # This process has one thread, so the parent-death signal follows the process.
         self._server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_prepare
         )
-        # A dead server may have had this process id, as one of the same container before it was restarted.
-        self._remove_sockets()
         self._regions: set[str] = set()
         self._last_change_s = 0.0
         self._look_until_s = 0.0
@@ -83,14 +81,9 @@ class Guard:
             self._server.poll()
             time.sleep(0.01)
         remove_regions(self._regions)
-        self._remove_sockets()
+        _remove_sockets(self._server.pid)
         code = self._server.poll()
         return 1 if code is None else code if code >= 0 else 128 - code
-
-    def _remove_sockets(self) -> None:
-        # A directory of that name that belongs to another user is left alone.
-        with contextlib.suppress(StartupError):
-            remove_runtime_directory(runtime_directory(self._server.pid))
 
     def _look_at_new_memory(self) -> None:
         """Collect the names of new regions; each is mapped soon after it is created."""
@@ -124,9 +117,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _die_with_parent() -> None:
-    """Have the kernel kill the server if this process is killed; runs between fork and exec."""
+def _prepare() -> None:
+    """Prepare the server's process; runs between fork and exec."""
+    # The kernel kills it if the guard is killed.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A dead server may have had its process id, as in a container that was restarted.
+    with contextlib.suppress(OSError):
+        _remove_sockets(os.getpid())
+
+
+def _remove_sockets(server_pid: int) -> None:
+    # A directory of that name that belongs to another user is left alone.
+    with contextlib.suppress(StartupError):
+        remove_runtime_directory(runtime_directory(server_pid))
 
 
 if __name__ == "__main__":
