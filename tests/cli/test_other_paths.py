@@ -24,6 +24,13 @@ def create(checkpoint: Path, destination: Path) -> int:
     return main(["repository", "create", *words])
 
 
+def in_locale(locale: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "naiad.cli.main", "repository", *words]
+    done = subprocess.run(command, env={**os.environ, **locale}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def not_utf8(folder: Path) -> Path:
     return Path(os.fsdecode(os.fsencode(folder) + b"/\xff"))
 
@@ -61,6 +68,25 @@ def test_a_process_of_any_locale_reads_the_model_that_config_pbtxt_names(
     encoding, text = done.stdout.split()
     assert encoding == ("ascii" if "LC_ALL" in locale else "utf-8")
     assert text == str(checkpoint.resolve()).encode().hex()
+
+
+@pytest.mark.parametrize("locale", LOCALES)
+def test_every_command_of_a_repository_writes_such_paths_in_any_locale(
+    tmp_path: Path, locale: dict[str, str]
+) -> None:
+    checkpoint, repository = tmp_path / NAME, tmp_path / f"r {NAME}"
+    write_checkpoint(checkpoint)
+    options = ["--model", str(checkpoint), "--kv-cache-bytes", "1000", str(repository)]
+    created = in_locale(locale, "create", "--name", "first", *options)
+    name = f"r {NAME}"
+    if "LC_ALL" in locale:
+        name = name.encode("ascii", "backslashreplace").decode()
+    assert f"wrote {tmp_path}/{name}/llm" in created.stdout.splitlines()
+    assert f"warning: tritonserver can not take the path {tmp_path}/{name}, " in created.stderr
+    in_locale(locale, "add", "--name", "second", *options)
+    assert f"{tmp_path}/{name[2:]} on cpu" in in_locale(locale, "check", str(repository)).stdout
+    removed = in_locale(locale, "remove", "--name", "second", str(repository))
+    assert f"removed {tmp_path}/{name}/second_llm" in removed.stdout.splitlines()
 
 
 def test_create_and_check_take_such_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 PLAIN_CHARACTERS = "ASCII letters, digits and _ . / + : , @ % = - only"
@@ -20,5 +21,9 @@ def is_plain(path: Path | str) -> bool:
 
 
 def shown(path: Path) -> str:
-    """Return the path as any stream can take it: bytes that are not UTF-8 become escapes."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    """Return the path with escapes for what stdout or stderr can not take."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    for stream in (sys.stdout, sys.stderr):
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+    return text

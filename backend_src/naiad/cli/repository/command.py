@@ -19,7 +19,7 @@ from naiad.cli.repository.served_models import ServedModel, check_name, served_m
 from naiad.cli.repository.template import NewModel, add_model
 from naiad.config import EngineConfig
 from naiad.config.memory import available_memory_bytes
-from naiad.config.model_location import text_of_path
+from naiad.config.model_location import path_of_text, text_of_path
 from naiad.errors import ConfigError, StartupError
 
 _MAX_BATCH_SIZE = 1024
@@ -142,7 +142,7 @@ def _check(args: argparse.Namespace) -> None:
 def _print_model(model: ServedModel) -> None:
     config = model.engine_config()
     _print_names(model)
-    print(f"  {config.model_dir} on {config.device}, {config.max_num_seqs} sequences")
+    print(f"  {shown(path_of_text(config.model_dir))} on {config.device}, {config.max_num_seqs} sequences")
 
 
 def _print_names(model: ServedModel) -> None:
