@@ -10,6 +10,7 @@ import pytest
 
 from naiad.engine_process import Instance, claim_instance, runtime_path
 from naiad.engine_process.file_lock import FileLock
+from naiad.engine_process.instance import claimed_names, engine_names, engine_sockets
 from naiad.errors import StartupError
 
 # The random part of an id.
@@ -56,3 +57,22 @@ def test_numbers_end(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(FileLock, "try_take", lambda _: False)
     with pytest.raises(StartupError, match="llm has 1024 instances"):
         claim_instance(os.getpid(), "llm")
+
+
+def test_a_directory_that_goes_while_it_is_read_has_no_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`LLMModel.finalize` removes it; `Path.glob` reads a directory that it has just found."""
+    monkeypatch.setattr(Path, "is_dir", lambda _: True)
+    gone = tmp_path / "gone"
+    assert engine_sockets(gone) == []
+    assert engine_sockets(gone, "llm") == []
+    assert engine_names(gone) == set()
+    assert claimed_names(gone) == set()
+
+
+def test_sockets_and_names_of_a_models_instances(tmp_path: Path) -> None:
+    for name in ("llm.0.engine", "llm.0.number", "llm.chat.12.engine", "llm.chat.1.number", "llm.1.metrics"):
+        (tmp_path / name).touch()
+    assert engine_sockets(tmp_path, "llm") == [tmp_path / "llm.0.engine"]
+    assert engine_names(tmp_path) == claimed_names(tmp_path) == {"llm", "llm.chat"}

@@ -93,7 +93,7 @@ def engine_sockets(directory: Path, model: str | None = None) -> list[Path]:
         directory: the server's runtime directory, which need not exist.
         model: the `llm` model that owns the engines; None: any.
     """
-    sockets = sorted(directory.glob(f"*{_ENGINE_SUFFIX}"))
+    sockets = sorted(_with_suffix(directory, _ENGINE_SUFFIX))
     if model is None:
         return sockets
     # Another model's name may begin with this model's name and a dot.
@@ -117,9 +117,17 @@ def claimed_names(directory: Path) -> set[str]:
     Args:
         directory: the server's runtime directory, which need not exist.
     """
-    return {path.name.rsplit(".", 2)[0] for path in directory.glob(f"*{_NUMBER_SUFFIX}")}
+    return {path.name.rsplit(".", 2)[0] for path in _with_suffix(directory, _NUMBER_SUFFIX)}
 
 
 def instance_number(sequence_id: int) -> int:
     """The number of the instance that drew the id."""
     return sequence_id >> _RANDOM_BITS
+
+
+def _with_suffix(directory: Path, suffix: str) -> list[Path]:
+    try:
+        return list(directory.glob(f"*{suffix}"))
+    except FileNotFoundError:
+        # The last instance has removed the directory after it was found.
+        return []
