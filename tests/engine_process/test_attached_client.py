@@ -209,7 +209,9 @@ def test_closing_gives_its_sequences_back(visit: Visit, start_owner: StartOwner)
     assert owner.pid is None
 
 
-def test_what_can_not_be_sent_leaves_nothing_behind(visit: Visit, start_owner: StartOwner) -> None:
+def test_what_can_not_be_sent_leaves_nothing_behind(
+    visit: Visit, start_owner: StartOwner, caplog: pytest.LogCaptureFixture
+) -> None:
     start_owner("llm.0.engine")
     visitor = visit()
     visitor.wait_until_served()
@@ -217,3 +219,7 @@ def test_what_can_not_be_sent_leaves_nothing_behind(visit: Visit, start_owner: S
         visitor.client.submit([make_request(1, first_id=2**64)])
     visitor.client.close()
     assert visitor.lost == []
+    (said,) = caplog.messages
+    assert said.startswith(
+        "a request can not be sent to the engine: OverflowError at engine_process/protocol"
+    )

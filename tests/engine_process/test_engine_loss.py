@@ -124,6 +124,18 @@ def test_exception_in_the_loop_answers_everybody(served: Served) -> None:
     assert {(end.error_status, end.error_message) for end in ends} == {("INTERNAL", "the engine failed")}
 
 
+def test_exception_in_the_loop_is_told_by_its_place_alone(
+    make_client: MakeClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    client, recorder = make_client()
+    client.start()
+    client.submit([make_request(1, FAILING_ID)])
+    recorder.wait_finished(1)
+    said = capfd.readouterr().err
+    assert "the engine loop failed: RuntimeError at helpers/fake_engine_child.py:" in said
+    assert "secret" not in said
+
+
 def test_engine_restarts_after_an_exception_in_its_loop(served: Served) -> None:
     client, recorder = served
     client.submit([make_request(1, FAILING_ID)])

@@ -161,12 +161,17 @@ def test_a_killed_process_is_an_internal_error(folder: Path) -> None:
             there.launch(one_step(2))()
 
 
-def test_a_step_that_raises_is_an_internal_error_and_others_go_on(folder: Path) -> None:
+def test_a_step_that_raises_is_an_internal_error_and_others_go_on(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with remote(make_config(folder)) as there:
         unknown_block = lone_step([LoneRow(1, [1] * 20, 0, [0], SamplingParams(max_tokens=1))])
         with pytest.raises(InternalError, match="a step has failed"):
             there.launch(unknown_block)()
         assert there.launch(one_step(2))().sampled_token_ids.keys() == {2}
+    said = capfd.readouterr().err
+    assert "a step has failed: ValueError at native/library.py:" in said
+    assert "Traceback" not in said
 
 
 def test_a_bug_of_ours_ends_the_process(folder: Path) -> None:

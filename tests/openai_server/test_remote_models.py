@@ -248,6 +248,21 @@ def test_errors_in_streams(checkpoint: Path, case: str) -> None:
     run(test)
 
 
+def test_a_response_that_can_not_be_read_is_told_by_its_place_alone(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with remote(checkpoint) as (fake, models):
+            fake.script = [part("a", 1, request_id="a secret")]
+            with pytest.raises(InternalError):
+                await generate(models)
+
+    run(test)
+    (said,) = caplog.messages
+    assert said.startswith("a response can not be read: KeyError at remote/generation.py:")
+    assert "secret" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("status", "begun", "kind"),
     [

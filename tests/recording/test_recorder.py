@@ -12,6 +12,7 @@ import pytest
 from naiad.errors import ConfigError
 from naiad.line_file import prepare
 from naiad.outputs import RequestOutput
+from naiad.recording.record import RequestRecord
 from naiad.recording.record_file import MAX_WAITING, RecordFile
 from naiad.recording.recorder import Recorder
 from naiad.sequence import EngineRequest, FinishReason, SamplingParams, TextContext
@@ -117,6 +118,21 @@ def test_a_file_that_can_not_be_written_costs_records_only(tmp_path: Path) -> No
     door.say(1, [5], FinishReason.STOP)
     door.file.close()
     assert door.file.counts() == {"written": 0, "dropped": 1}
+
+
+def test_a_record_that_can_not_be_made_is_told_by_its_place_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    door = Door(tmp_path / "r", with_prompts=True)
+
+    def make() -> RequestRecord:
+        raise KeyError("a secret")
+
+    door.file.add(make)
+    door.file.close()
+    (said,) = caplog.messages
+    assert "records are dropped: KeyError at recording/test_recorder.py:" in said
+    assert "secret" not in caplog.text
 
 
 def test_too_many_records_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def test_only_what_is_missing_is_read() -> None:
     assert [rows[0][1] for rows in desk.runner.steps] == [2, 1, 1]
 
 
-def test_a_pass_that_raises_costs_the_steps_drafts_and_three_all() -> None:
+def test_a_pass_that_raises_costs_the_steps_drafts_and_three_all(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk(failure_rate=1.0)
     sequence = desk.add(10)
     for number in range(1, 4):
@@ -127,6 +127,8 @@ def test_a_pass_that_raises_costs_the_steps_drafts_and_three_all() -> None:
     assert desk.drafter.num_unread(sequence) is None
     assert desk.speculator().drafts([sequence], [50], 100, 1) == [[]]
     assert desk.runner.num_passes == 3
+    assert "this step goes on without drafts: RuntimeError at helpers/fake_draft_runner.py:" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_a_model_that_reads_and_then_raises_in_every_step_is_not_asked_any_more(

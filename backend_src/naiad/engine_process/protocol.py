@@ -13,7 +13,7 @@ import msgspec
 from naiad.config.engine_config import EngineConfig
 from naiad.config.model_location import checkpoint_name
 from naiad.engine_process.observations import ObservationBatch
-from naiad.errors import InternalError
+from naiad.errors import InternalError, place_of
 from naiad.frames import MAX_FRAME_BYTES, frame
 from naiad.outputs import EngineStats, RequestOutput, TokenLogProbs
 from naiad.sequence import EngineRequest
@@ -171,7 +171,7 @@ def encode_requests(requests: list[EngineRequest]) -> bytes:
     try:
         return encode_frame(AddRequests(requests))
     except (OverflowError, TypeError, ValueError) as error:
-        logger.error("a request can not be sent to the engine: %s: %s", type(error).__name__, error)
+        logger.error("a request can not be sent to the engine: %s", place_of(error))
         raise InternalError("the request can not be sent to the engine") from error
 
 

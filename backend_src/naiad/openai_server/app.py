@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from naiad.errors import place_of
 from naiad.frontend.request_families import OPENAI_DOOR
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.api.parsing.families import FamilyChoices
@@ -177,6 +178,6 @@ async def _run_for_ever(work: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             await work()
-        except Exception:
-            logger.exception("what runs beside the server failed, and begins again")
+        except Exception as error:  # noqa: BLE001 — whatever it is, the server needs what runs beside it
+            logger.error("what runs beside the server failed, and begins again: %s", place_of(error))
         await asyncio.sleep(_AGAIN_S)

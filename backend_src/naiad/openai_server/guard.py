@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 import msgspec
 from aiohttp import web
 
-from naiad.errors import NaiadError
+from naiad.errors import NaiadError, place_of
 from naiad.hosts import AllowedHosts
 from naiad.openai_server.access.gate import Gate, caller_of, metered
 from naiad.openai_server.api.anthropic import errors as anthropic
@@ -84,10 +84,11 @@ class Guard:
             response = answer(api_error_of(error), request)
         except web.HTTPException as error:
             response = answer(_http_error(error, request), request)
-        except Exception:
+        except Exception as error:  # noqa: BLE001 — a fault of ours fails this request alone
             parent = trace_of(request).parent
             trace = parent and f" ({parent})"
-            logger.exception("a request failed%s [request id: %s]", trace, request_id_of(request))
+            identity = request_id_of(request)
+            logger.error("a request failed%s [request id: %s]: %s", trace, identity, place_of(error))
             response = answer(APIError(500, "internal error"), request)
         return response
 

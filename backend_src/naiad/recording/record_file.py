@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from naiad.errors import place_of
 from naiad.frontend.request_families import DROPPED, WRITTEN
 from naiad.line_file import append
 from naiad.recording.record import RequestRecord
@@ -77,7 +78,8 @@ class RecordFile:
             self.num_written += 1
         except Exception as error:  # noqa: BLE001 — only this record is lost
             if not self.num_dropped:
-                logger.warning("%s can not be written, records are dropped: %s", self._path, error)
+                reason = error if isinstance(error, OSError) else place_of(error)
+                logger.warning("%s can not be written, records are dropped: %s", self._path, reason)
             self._drop()
 
     def _drop(self) -> None:

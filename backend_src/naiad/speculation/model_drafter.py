@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from naiad.errors import InternalError
+from naiad.errors import InternalError, place_of
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.slots import slots_of
 from naiad.outputs import Admission, BlockChange, ModelOutput, StepBatch, StepRow
@@ -234,7 +234,8 @@ class ModelDrafter:
             output = self._runner.run(step)
         except AssertionError:
             raise  # our own bug
-        except Exception:  # noqa: BLE001 — errors of torch, of compiling a kernel, …: the target goes on
+        except Exception as error:  # noqa: BLE001 — of torch, of compiling a kernel, …: the target goes on
+            logger.error("the draft model failed, this step goes on without drafts: %s", place_of(error))
             self._give_up(step, drafting)
             return []
         going_on = []
@@ -256,7 +257,6 @@ class ModelDrafter:
         """Handle a pass that raised: no more drafts in this step, and none at all after some such steps."""
         self.num_failures += 1
         self._num_raised += 1
-        logger.exception("the draft model failed, this step goes on without drafts")
         if self._num_raised >= _MAX_RAISED:
             logger.error("the draft model failed %d times in succession: no more drafts", _MAX_RAISED)
         # The runner may or may not have applied the step.

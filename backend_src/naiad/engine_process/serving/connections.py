@@ -17,7 +17,6 @@ import socket
 import struct
 import threading
 import time
-import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,7 +36,7 @@ from naiad.engine_process.protocol import (
 )
 from naiad.engine_process.serving.queue_gate import QueueGate
 from naiad.engine_process.unix_socket import listen
-from naiad.errors import NaiadError
+from naiad.errors import NaiadError, place_of
 from naiad.frames import FrameBuffer
 from naiad.outputs import EngineStats, error_output
 from naiad.sequence import EngineRequest
@@ -192,10 +191,9 @@ class Connections:
                         self._woken()
                     else:
                         self._serve(key.data, events)
+        except BaseException as error:  # noqa: BLE001 — without this thread no messages would be read
+            logger.critical("the connections' thread failed: %s", place_of(error))
         finally:
-            # Reached only after an exception; without this thread no messages would be read, so the process
-            # ends.
-            traceback.print_exc()
             self.leave(EXIT_FAILED)
 
     def _accept(self) -> None:
@@ -245,7 +243,7 @@ class Connections:
         except OSError:
             bodies = None
         except (ValueError, msgspec.DecodeError) as error:
-            logger.error("dropped a connection that violates the protocol: %s", error)
+            logger.error("dropped a connection that violates the protocol: %s", place_of(error))
             bodies = None
         if bodies is None:
             self._close(connection)

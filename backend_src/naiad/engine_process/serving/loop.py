@@ -33,7 +33,7 @@ from naiad.engine_process.serving.compiling_view import add_compiling_rows, add_
 from naiad.engine_process.serving.connections import EXIT_FAILED, Connection, ConnectionEvent, Connections
 from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
 from naiad.engine_process.serving.usage_reports import UsageReports
-from naiad.errors import NaiadError, StartupError, UnavailableError
+from naiad.errors import NaiadError, StartupError, UnavailableError, place_of
 from naiad.grammar import Grammars
 from naiad.outputs import EngineStats, RequestOutput, ServedModel, Timings, error_output
 from naiad.sequence import EngineRequest, FinishReason
@@ -417,8 +417,8 @@ def serve(
     exit_code = 0
     try:
         loop.run()
-    except Exception:
-        logger.exception("the engine loop failed")
+    except Exception as error:  # noqa: BLE001 — whatever it is, the requests are answered
+        logger.error("the engine loop failed: %s", place_of(error))
         loop.fail_all()
         exit_code = EXIT_FAILED
     if kv_events is not None:

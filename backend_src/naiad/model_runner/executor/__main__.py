@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from naiad.errors import InternalError, NaiadError
+from naiad.errors import InternalError, NaiadError, place_of
 from naiad.model_runner.channel import Channel
 from naiad.model_runner.executor.messages import (
     Answer,
@@ -88,8 +88,8 @@ class RunnerProcess:
             return Failed(error.status, str(error))
         except AssertionError:
             raise
-        except Exception:
-            logger.exception("a step has failed")
+        except Exception as error:  # noqa: BLE001 — any error of torch or a kernel fails this step alone
+            logger.error("a step has failed: %s", place_of(error))
             return Failed(InternalError.status, "a step has failed in the model runner's process")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc.aio import InferenceServerClient
 
-from naiad.errors import InternalError, NaiadError
+from naiad.errors import InternalError, NaiadError, place_of
 from naiad.openai_server.api.reading import AskedGeneration
 from naiad.openai_server.engines.generation import Generation
 from naiad.openai_server.engines.remote.errors import error_in_stream, error_of_call
@@ -63,8 +63,8 @@ class RemoteGeneration(Generation):
             status = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "UNKNOWN"
             details = (error.details() or "") if isinstance(error, grpc.aio.AioRpcError) else ""
             self.fail(error_of_call(status, details, has_begun=self._has_begun))
-        except Exception:
-            logger.exception("a response can not be read")
+        except Exception as error:  # noqa: BLE001 — whatever is wrong with a response fails this call alone
+            logger.error("a response can not be read: %s", place_of(error))
             self.fail(InternalError("the answer of the Triton server can not be read"))
         finally:
             stream.cancel()
