@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from helpers.gguf_files import write_gguf
 from helpers.quantised_cases import SIZES
 from helpers.tiny_models import make_tiny_model
+from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.cli.checkpoints.model_files import check_model_directory, check_safetensors, weight_files
 from naiad.errors import ModelError
+from naiad.tokenization.tokenizer import Tokenizer
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -39,6 +42,18 @@ def test_a_whole_model_passes_with_the_size_of_its_weights(model: Path) -> None:
     assert check_model_directory(model) == (model / "model.safetensors").stat().st_size
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors.index.json"],
+)
+def test_a_file_that_is_nested_too_deeply_is_named(model: Path, name: str) -> None:
+    write_tokenizer(model, byte_level_tokenizer())
+    (model / name).write_text("[" * 100_000)
+    read = Tokenizer.from_directory if name.startswith("tokenizer") else check_model_directory
+    with pytest.raises(ModelError, match=re.escape(name)):
+        read(model)
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 def test_a_missing_file_is_named(model: Path, name: str) -> None:
     (model / name).unlink()
@@ -66,9 +81,10 @@ def test_a_truncated_file_is_named(model: Path, num_kept: int) -> None:
         check_model_directory(model)
 
 
-def test_a_header_that_is_no_json_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("header", [b"nope", b"[" * 100_000])
+def test_a_header_that_is_no_json_is_refused(tmp_path: Path, header: bytes) -> None:
     path = tmp_path / "w.safetensors"
-    path.write_bytes((4).to_bytes(8, "little") + b"nope")
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ModelError, match="header can not be read"):
         check_safetensors(path)
 

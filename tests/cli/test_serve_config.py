@@ -71,6 +71,7 @@ def test_the_command_line_goes_first(file: Path, capsys: pytest.CaptureFixture[s
         ("openai-lenient = 'yes'", "openai-lenient = 'yes': expected true or false"),
         ("openai-allowed-host = 'x'", "openai-allowed-host = 'x': expected a list of strings"),
         ("model = ", "is not TOML: "),
+        (f"model = {'[' * 5000}", "is not TOML: it is nested too deeply"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_line(

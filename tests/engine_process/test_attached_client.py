@@ -220,6 +220,4 @@ def test_what_can_not_be_sent_leaves_nothing_behind(
     visitor.client.close()
     assert visitor.lost == []
     (said,) = caplog.messages
-    assert said.startswith(
-        "a request can not be sent to the engine: OverflowError at engine_process/protocol"
-    )
+    assert said.startswith("a request can not be sent to the engine: OverflowError at engine_process/")

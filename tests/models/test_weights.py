@@ -136,7 +136,8 @@ def test_an_index_can_not_lead_elsewhere(sharded_dir: Path, name: str) -> None:
         load(sharded_dir)
 
 
-def test_an_unreadable_index_is_named(sharded_dir: Path) -> None:
-    (sharded_dir / "model.safetensors.index.json").write_text("{}")
+@pytest.mark.parametrize("index", ["{}", "[" * 100_000])
+def test_an_unreadable_index_is_named(sharded_dir: Path, index: str) -> None:
+    (sharded_dir / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelError, match="has no readable weight_map"):
         load(sharded_dir)

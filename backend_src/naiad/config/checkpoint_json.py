@@ -12,6 +12,18 @@ from naiad.errors import ModelError
 Json = Mapping[str, Any]
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Parse a text that a checkpoint holds.
+
+    Raises:
+        ValueError: it is not JSON, or JSON that is nested more deeply than can be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file.
 
@@ -19,7 +31,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelError: the file is missing or does not hold a JSON object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist: expected a model directory with {path.name}") from None
     except OSError as error:

@@ -97,7 +97,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
             return []
         try:
             settings = msgspec.json.decode(path.read_bytes(), type=_Settings)
-        except (msgspec.DecodeError, OSError):
+        except (msgspec.DecodeError, OSError, RecursionError):
             # Whoever reads texts says what is wrong.
             return []
         return [token_id for token_id, token in settings.added_tokens_decoder.items() if token.special]

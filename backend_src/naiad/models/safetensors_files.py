@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from naiad.config.checkpoint_json import parse_json
 from naiad.errors import ModelError
 
 _SINGLE_FILE = "model.safetensors"
@@ -85,7 +85,7 @@ class SafetensorsFiles:
             return None
         path = self._directory / _INDEX_FILE
         try:
-            weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+            weight_map = parse_json(path.read_text(encoding="utf-8"))["weight_map"]
         except FileNotFoundError:
             raise ModelError(
                 f"{self._directory} has no weights: expected {_SINGLE_FILE} or {_INDEX_FILE} and its shards"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from naiad.config import ModelConfig
+from naiad.config.checkpoint_json import parse_json
 from naiad.errors import ModelError
 from naiad.tokenization.checkpoint_tokenizer import CheckpointTokenizer
 
@@ -85,7 +85,7 @@ def check_safetensors(path: Path) -> int:
         if header_bytes > _MAX_HEADER_BYTES:
             raise _damaged(path, "it is not a safetensors file")
         try:
-            header = json.loads(file.read(header_bytes))
+            header = parse_json(file.read(header_bytes))
             end = max((t["data_offsets"][1] for k, t in header.items() if k != "__metadata__"), default=0)
         except (ValueError, AttributeError, KeyError, IndexError, TypeError):
             raise _damaged(path, "its header can not be read") from None
@@ -97,7 +97,7 @@ def check_safetensors(path: Path) -> int:
 
 def _read_index(path: Path) -> dict[str, Any]:
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = parse_json(path.read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError):
         raise _damaged(path, "it can not be read") from None
     names_are_plain = isinstance(weight_map, dict) and all(

@@ -78,6 +78,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise StartupError(f"--config {path} can not be read: {error.strerror}") from None
     except ValueError as error:
         raise StartupError(f"--config {path} is not TOML: {error}") from None
+    except RecursionError:
+        raise StartupError(f"--config {path} is not TOML: it is nested too deeply") from None
 
 
 def _words(path: Path, key: str, value: Any, action: argparse.Action) -> list[str]:
