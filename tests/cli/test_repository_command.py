@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -318,3 +320,56 @@ def test_list_shows_the_first_model_first_whatever_the_names_are(
         "first: detokenizer, ensemble, llm, text, tokenizer",
         "another: another_detokenizer, another_ensemble, another_llm, another_text, another_tokenizer",
     ]
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [FULL, shutil.Error([("a", "b", str(FULL))]), OSError("No space left on device")],
+    ids=["errno", "copytree", "message"],
+)
+def test_a_full_disk_is_told_and_leaves_nothing_behind(
+    tmp_path: Path,
+    checkpoint: Path,
+    error: OSError,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write = Path.write_text
+
+    def write_text(path: Path, text: str, encoding: str) -> int:
+        if path.parent.name == "llm":
+            raise error
+        return write(path, text, encoding)
+
+    (tmp_path / "empty").mkdir()
+    before = everything(tmp_path)
+    monkeypatch.setattr(Path, "write_text", write_text)
+    for folder in (tmp_path / "new" / "made", tmp_path / "empty"):
+        said = refusal(capsys, "create", "--model", checkpoint, "--name", "x", folder)
+        assert said.startswith(f"naiad: error: {folder} can not be written: ")
+        assert said.endswith("No space left on device")
+        assert everything(tmp_path) == before
+
+
+def test_models_of_which_one_can_not_be_put_in_place_are_taken_back(
+    tmp_path: Path,
+    checkpoint: Path,
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rename = Path.rename
+
+    def fail(path: Path, target: Path) -> Path:
+        if path.name == "third_llm":
+            raise FULL
+        return rename(path, target)
+
+    before = everything(tmp_path)
+    monkeypatch.setattr(Path, "rename", fail)
+    said = refusal(capsys, "add", "--model", checkpoint, "--name", "third", repository)
+    assert said == f"naiad: error: {repository} can not be written: No space left on device"
+    assert everything(tmp_path) == before

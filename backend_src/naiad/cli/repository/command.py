@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -86,11 +87,18 @@ def _create(args: argparse.Namespace) -> None:
     repository: Path = args.repository.absolute()
     if repository.exists() and (not repository.is_dir() or any(repository.iterdir())):
         raise StartupError(f"{repository} exists and is not empty: choose another, or use `add`")
+    new = [each for each in (repository, *repository.parents) if not each.exists()]
     try:
         repository.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StartupError(f"{repository} can not be made: {error.strerror}") from error
-    _print_added(add_model(model, repository), repository)
+        names = add_model(model, repository)
+    except BaseException as error:
+        for directory in new:
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+        if isinstance(error, OSError):
+            raise StartupError(f"{repository} can not be made: {error.strerror}") from error
+        raise
+    _print_added(names, repository)
 
 
 def _add(args: argparse.Namespace) -> None:

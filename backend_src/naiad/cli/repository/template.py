@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +42,7 @@ class NewModel:
 
 
 def add_model(model: NewModel, repository: Path) -> list[str]:
-    """Write the models; a model is written completely or not at all.
+    """Write the models: all of them, or none.
 
     Returns:
         The names of the models.
@@ -58,14 +60,24 @@ def add_model(model: NewModel, repository: Path) -> list[str]:
             )
     try:
         # Inside the repository, because its parent may be on another file system.
-        with tempfile.TemporaryDirectory(dir=repository, prefix=".naiad-") as folder:
+        with tempfile.TemporaryDirectory(dir=repository, prefix=".naiad-") as folder, ExitStack() as undo:
             for source, name in zip(sources, names, strict=True):
                 write_model(source, Path(folder) / name, config_text(source.name, choices))
             for name in names:
                 (Path(folder) / name).rename(repository / name)
+                undo.callback(shutil.rmtree, repository / name, ignore_errors=True)
+            undo.pop_all()
     except OSError as error:
-        raise StartupError(f"{repository} can not be written: {error.strerror}") from error
+        raise StartupError(f"{repository} can not be written: {_reason(error)}") from error
     return names
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, shutil.Error):
+        # Of each file that was not copied: its path, that of the copy, and the reason.
+        _, _, reason = error.args[0][0]
+        return str(reason)
+    return error.strerror or str(error)
 
 
 def _choices(model: NewModel) -> Choices:
