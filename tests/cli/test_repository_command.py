@@ -273,6 +273,17 @@ def test_the_last_model_is_not_removed(
     assert sorted(entries(tmp_path / "made")) == MODELS
 
 
+def test_a_misspelt_parameter_of_an_engine_is_named(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = repository / "second_llm" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"cpu_threads"', '"cpu_threadz"'))
+    said = refusal(capsys, "check", repository)
+    assert "cpu_threadz of second_llm = '0': expected one of the keys model_dir, " in said
+    config.write_text(config.read_text().replace('"cpu_threadz"', '"FORCE_CPU_ONLY_INPUT_TENSORS"'))
+    assert naiad("check", repository) == 0
+
+
 def test_a_step_that_is_not_there_is_named(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (repository / "second_tokenizer").rename(repository / "elsewhere")
     assert "second_ensemble names the model second_tokenizer" in refusal(capsys, "check", repository)

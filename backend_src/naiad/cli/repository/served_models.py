@@ -10,6 +10,7 @@ from naiad.cli.repository.model_entries import ModelEntry
 from naiad.config import EngineConfig
 from naiad.config.engine_config import field_names
 from naiad.errors import ConfigError, StartupError
+from naiad.frontend.parameter_keys import llm_keys, refuse_unknown_keys
 
 SERVED_NAME = "served_name"
 LLM_NAME = "llm_model_name"
@@ -54,8 +55,9 @@ class ServedModel:
         """The engine's configuration.
 
         Raises:
-            ConfigError: a parameter has a value that is not allowed.
+            ConfigError: a parameter is unknown, or has a value that is not allowed.
         """
+        refuse_unknown_keys(self.engine.parameters, llm_keys(), self.engine.name)
         known = {key: value for key, value in self.engine.parameters.items() if key in field_names()}
         return EngineConfig.from_parameters(known)
 

@@ -14,11 +14,12 @@ from naiad.config.model_location import model_directory
 from naiad.engine_process import AckRouter, runtime_directory
 from naiad.errors import InternalError, InvalidRequestError, NaiadError, place_of
 from naiad.frontend.field import Frontend
+from naiad.frontend.parameter_keys import refuse_unknown_keys
 from naiad.frontend.request import required
 from naiad.parent_watch import end_with_parent
 from naiad.tokenization import TokenTable
 from naiad.triton_server.models import pb
-from naiad.triton_server.models.parameters import read_bool, refuse_unknown_keys
+from naiad.triton_server.models.parameters import read_bool
 from naiad.triton_server.requests.tensors import TritonRequest, refuse_unknown_parameters
 from naiad.triton_server.responses.detokenizer import chunk_outputs, is_probe
 from naiad.triton_server.service.check_rounds import CheckRounds

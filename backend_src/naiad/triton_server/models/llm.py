@@ -19,12 +19,13 @@ from naiad.engine_process import (
 )
 from naiad.errors import NaiadError
 from naiad.frontend.limits import ModelLimits
+from naiad.frontend.parameter_keys import llm_keys, refuse_unknown_keys
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.parent_watch import end_with_parent
 from naiad.triton_server.metrics.engine_metrics import Metrics
 from naiad.triton_server.models import pb
-from naiad.triton_server.models.parameters import read_bool, refuse_unknown_keys
-from naiad.triton_server.models.telemetry import TELEMETRY_KEYS, make_telemetry
+from naiad.triton_server.models.parameters import read_bool
+from naiad.triton_server.models.telemetry import make_telemetry
 from naiad.triton_server.requests.llm import read_request
 from naiad.triton_server.requests.tensors import TritonRequest
 from naiad.triton_server.responses.llm import probe_tensors, response_tensors
@@ -32,7 +33,6 @@ from naiad.triton_server.service.housekeeper import Housekeeper
 from naiad.triton_server.service.llm_service import LLMService, RequestShape, Telemetry
 from naiad.triton_server.service.retirement import Retirement
 
-_KEYS = ("exclude_input_in_output", "forwarded_headers", *TELEMETRY_KEYS)
 # Time for requests of the engine's other clients to finish; the server does not wait for them.
 _DRAIN_S = 30.0
 
@@ -78,7 +78,7 @@ class LLMModel:
     def _start(self, args: dict[str, str]) -> None:
         pb.prepare_process()
         parameters = pb.model_parameters(args)
-        refuse_unknown_keys(parameters, (*field_names(), *_KEYS))
+        refuse_unknown_keys(parameters, llm_keys())
         config = _engine_config(parameters)
         self._is_decoupled = pb.is_decoupled(args)
         self._output_order = pb.output_order(args)

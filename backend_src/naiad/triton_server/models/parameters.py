@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from naiad.errors import ConfigError
-
-_TRITONS_KEYS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
-
-
-def refuse_unknown_keys(parameters: Mapping[str, str], known: Iterable[str]) -> None:
-    """Refuse unknown keys, so that a misspelt one is not ignored.
-
-    Raises:
-        ConfigError: a key is unknown; the message names it and the known keys.
-    """
-    known = tuple(known)
-    for key, value in parameters.items():
-        if key not in known and key not in _TRITONS_KEYS:
-            raise ConfigError(key, value, f"one of the keys {', '.join(known)}")
 
 
 def read_bool(parameters: Mapping[str, str], key: str, *, default: bool) -> bool:

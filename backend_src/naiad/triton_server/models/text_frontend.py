@@ -14,13 +14,14 @@ from naiad.config.model_location import model_directory
 from naiad.engine_process import AttachedClient, claim_instance, remove_runtime_directory
 from naiad.errors import NaiadError
 from naiad.frontend.limits import ModelLimits
+from naiad.frontend.parameter_keys import refuse_unknown_keys
 from naiad.frontend.prompt import PromptEncoder
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.parent_watch import end_with_parent
 from naiad.tokenization import Tokenizer
 from naiad.triton_server.metrics.request_metrics import RequestMetrics
 from naiad.triton_server.models import pb
-from naiad.triton_server.models.parameters import read_bool, read_count, refuse_unknown_keys
+from naiad.triton_server.models.parameters import read_bool, read_count
 from naiad.triton_server.models.telemetry import TELEMETRY_KEYS, make_telemetry
 from naiad.triton_server.requests.tensors import TritonRequest
 from naiad.triton_server.responses.stream import Sender

@@ -8,11 +8,12 @@ from typing import Any
 from naiad.config import ModelConfig
 from naiad.config.model_location import model_directory
 from naiad.errors import InternalError, NaiadError, place_of
+from naiad.frontend.parameter_keys import refuse_unknown_keys
 from naiad.frontend.prompt import PromptEncoder
 from naiad.parent_watch import end_with_parent
 from naiad.tokenization import Tokenizer
 from naiad.triton_server.models import pb
-from naiad.triton_server.models.parameters import read_bool, read_count, refuse_unknown_keys
+from naiad.triton_server.models.parameters import read_bool, read_count
 from naiad.triton_server.requests.tensors import TritonRequest
 from naiad.triton_server.requests.tokenizer import TokenizerReader
 
