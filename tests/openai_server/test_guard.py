@@ -7,6 +7,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
@@ -38,8 +39,11 @@ def app() -> Iterator[web.Application]:
     pool.shutdown()
 
 
-async def served(app: web.Application, auto_decompress: bool = False) -> tuple[web.AppRunner, str, int]:
-    runner = web.AppRunner(app, access_log=None, auto_decompress=auto_decompress)
+async def served(
+    app: web.Application, auto_decompress: bool = False, lingering_time: float = 10
+) -> tuple[web.AppRunner, str, int]:
+    options: dict[str, Any] = {"auto_decompress": auto_decompress, "lingering_time": lingering_time}
+    runner = web.AppRunner(app, access_log=None, **options)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0]
@@ -223,3 +227,28 @@ def test_caches_tell_origins_apart(app: web.Application, origin: str) -> None:
     _, headers, _ = post(app, BODY, **({"Origin": origin} if origin else {}))
     assert headers["Vary"] == ["Accept-Encoding", "Origin"]
     assert headers.get("Access-Control-Allow-Origin") == ([ORIGIN] if origin == ORIGIN else None)
+
+
+@pytest.mark.parametrize("more", ["", "Expect: 100-continue\r\n"])
+def test_a_body_that_would_be_too_large_is_refused_before_it_comes(app: web.Application, more: str) -> None:
+    async def ask() -> bytes:
+        runner, host, port = await served(app, lingering_time=0)
+        reader, writer = await asyncio.open_connection(host, port)
+        head = f"POST /detokenize HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n{more}"
+        writer.write(f"{head}Content-Length: {app._client_max_size + 1}\r\n\r\n".encode())
+        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 5)
+        writer.close()
+        await runner.cleanup()
+        return answer
+
+    answer = asyncio.run(ask())
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"\r\nConnection: close\r\n" in answer
+    assert b'"code":"request_too_large"' in answer
+
+
+def test_a_body_that_is_as_large_as_it_may_be_is_asked_for(app: web.Application) -> None:
+    app._client_max_size = len(BODY)
+    before, after = asyncio.run(exchange(app, "POST /detokenize HTTP/1.1\r\nExpect: 100-continue", BODY))
+    assert before == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert after.startswith(b"HTTP/1.1 200 ")

@@ -118,8 +118,8 @@ class Guard:
 
         Raises:
             APIError: the Host is not known (a name that was bound again to this address), the key does not
-                do, it expects what the server can not do, or the body is compressed or not declared as JSON
-                (which a page may send only to its own site).
+                do, it expects what the server can not do, or the body is too large, compressed or not
+                declared as JSON (which a page may send only to its own site).
         """
         check_target(request)
         hosts = [request.headers.get("Host", "")]
@@ -136,6 +136,7 @@ class Guard:
             raise web.HTTPNoContent
         if self._gate is not None:
             self._gate.identify(request)
+        _refuse_too_large(request)
         if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
             message = f"Expect = {request.headers['Expect'][:80]!r}: expected {CONTINUE}."
             raise APIError(417, message)
@@ -150,6 +151,14 @@ class Guard:
         if coding.lower() != _CHUNKED:
             message = f"Transfer-Encoding = {coding[:80]!r}: expected {_CHUNKED}."
             raise APIError(501, message)
+
+
+def _refuse_too_large(request: web.Request) -> None:
+    """Refuse a body by its Content-Length; the reader counts a body that comes in chunks."""
+    num_bytes, largest = request.content_length or 0, request.client_max_size
+    if num_bytes > largest:
+        message = f"The body is too large: Content-Length = {num_bytes}: expected at most {largest} bytes."
+        raise APIError(413, message, code="request_too_large", headers={"Connection": "close"})
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> APIError:
