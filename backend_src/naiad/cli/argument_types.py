@@ -8,18 +8,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 _MAX_PORT = 65535
+_MAX_COUNT = 2**31 - 1
+_MAX_BYTES = 2**63 - 1
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Return a type for whole numbers of at least `least`, which is not negative."""
+def at_least(least: int, most: int = _MAX_COUNT) -> Callable[[str], int]:
+    """Return a type for whole numbers in `least` … `most`; `least` is not negative."""
 
     def read(text: str) -> int:
-        value = int(text) if text.isascii() and text.isdigit() else -1
+        value = _whole_number(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ {least}")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, {least} … {most}")
         return value
 
     return read
+
+
+def num_bytes(text: str) -> int:
+    """A size in bytes.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is not one.
+    """
+    return at_least(0, _MAX_BYTES)(text)
 
 
 def above_0(text: str) -> float:
@@ -52,8 +65,8 @@ def port_number(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: the text is not a port.
     """
-    value = at_least(0)(text)
-    if value > _MAX_PORT:
+    value = _whole_number(text)
+    if not 0 <= value <= _MAX_PORT:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a port, 0 … {_MAX_PORT}")
     return value
 
@@ -76,3 +89,11 @@ def absolute_path(text: str) -> Path:
         argparse.ArgumentTypeError: it is empty.
     """
     return Path(some_text(text)).absolute()
+
+
+def _whole_number(text: str) -> int:
+    """Return the number; -1 if the text is none, and `_MAX_BYTES` + 1 if it has too many digits."""
+    if not (text.isascii() and text.isdigit()):
+        return -1
+    # Python refuses to read thousands of digits.
+    return int(text) if len(text) <= len(str(_MAX_BYTES)) else _MAX_BYTES + 1

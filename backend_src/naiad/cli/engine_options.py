@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from naiad.cli.argument_types import absolute_path, at_least, some_text
+from naiad.cli.argument_types import absolute_path, at_least, num_bytes, some_text
 from naiad.config.engine_config import (
     CPU_KERNELS,
     DEVICES,
@@ -122,7 +122,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> N
     )
     add(
         "--kv-cache-bytes",
-        type=at_least(0),
+        type=num_bytes,
         metavar="N",
         help="size of the KV cache; 0: chosen at start by the memory that is free",
     )
