@@ -147,7 +147,7 @@ def test_check_and_serve_refuse_a_configuration_that_is_not_utf8_by_its_line(
     assert first == second
     path = repository / "detokenizer" / "config.pbtxt"
     line = 1 + path.read_bytes().split(b"\xff")[0].count(b"\n")
-    assert f"{path} is not UTF-8 in line {line}: rename a directory whose name is not" in first
+    assert f"line {line} of {path} is not UTF-8; if it names a directory, rename that" in first
 
 
 def test_a_repository_may_lie_where_the_path_is_not_utf8(

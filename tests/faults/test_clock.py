@@ -1,4 +1,4 @@
-"""The clock of the wall may jump; nothing that waits reads it."""
+"""The wall clock may jump; nothing that waits reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock of the wall jumps by a day in an engine's process while it works: nothing ends early or late."""
+"""The wall clock jumps by a day in an engine's process while it works: nothing ends early or late."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STREAM, _RUNNING, _WAITING, _LATER = 1, 2, 3, 4
 
 
 class Wall:
-    """The engine's clock of the wall: that of the machine and a number of seconds."""
+    """The engine's wall clock: that of the machine and a number of seconds."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -244,7 +244,7 @@ def test_a_cancel_before_the_last_token_leaves_one_final(
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_cancel_behind_the_last_token_leaves_one_final(harness: Harness, streaming: bool) -> None:
+def test_a_cancel_after_the_last_token_leaves_one_final(harness: Harness, streaming: bool) -> None:
     """The engine may still be told of it; it does not know the sequence any more."""
     sender = harness.accept(llm_source(streaming=streaming))
     harness.say(done(1, [11]))

@@ -29,7 +29,7 @@ TRITON_DOOR, OPENAI_DOOR = "triton", "openai"
 FIRST_TOKEN = "vllm:time_to_first_token_seconds"
 BETWEEN_TOKENS = "vllm:time_per_output_token_seconds"
 ENDS = "vllm:request_success_total"
-ENDS_DESCRIPTION = "Sequences that have ended by finish reason, a beam search as one"
+ENDS_DESCRIPTION = "Ended sequences by finish reason; a beam search counts as one"
 END_LABEL = "finished_reason"
 # vLLM's finish reasons; vLLM has none for a deadline.
 REASONS = {
@@ -87,7 +87,9 @@ def histogram_families(max_model_len: int) -> list[HistogramFamily]:
     lengths = one_two_five(max_model_len)
     families = [
         HistogramFamily(
-            FIRST_TOKEN, "Seconds from arrival until the first token is sent", FIRST_TOKEN_BUCKETS_S
+            FIRST_TOKEN,
+            "Seconds from arrival until the first token has come from the engine",
+            FIRST_TOKEN_BUCKETS_S,
         ),
         HistogramFamily(BETWEEN_TOKENS, "Seconds between two tokens of a sequence", INTER_TOKEN_BUCKETS_S),
     ]
@@ -112,7 +114,7 @@ def histogram_families(max_model_len: int) -> list[HistogramFamily]:
                 REQUEST_BUCKETS_S,
             ),
             ("request_prompt_tokens", "Prompt tokens of a sequence", lengths),
-            ("request_generation_tokens", "New tokens of a sequence, of all beams", lengths),
+            ("request_generation_tokens", "New tokens of a sequence, or of all beams of a search", lengths),
             ("request_params_n", "Sequences asked for with a prompt", SEQUENCES_BUCKETS),
         )
     ]

@@ -95,7 +95,7 @@ def read_model(path: Path) -> ModelEntry:
         raise StartupError(f"{config_path} can not be parsed: {error}") from None
     except UnicodeDecodeError as error:
         line = 1 + error.object[: error.start].count(b"\n")
-        text = f"{config_path} is not UTF-8 in line {line}: rename a directory whose name is not"
+        text = f"line {line} of {config_path} is not UTF-8; if it names a directory, rename that"
         raise StartupError(text) from None
     return model_entry(path.name, config)
 
