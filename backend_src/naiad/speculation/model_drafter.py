@@ -234,8 +234,8 @@ class ModelDrafter:
             output = self._runner.run(step)
         except AssertionError:
             raise  # our own bug
-        except Exception as error:  # noqa: BLE001 — of torch, of compiling a kernel, …: the target goes on
-            logger.error("the draft model failed, this step goes on without drafts: %s", place_of(error))
+        except Exception as raised:  # noqa: BLE001 — of torch, of compiling a kernel, …: the target goes on
+            logger.error("the draft model failed, this step goes on without drafts: %s", place_of(raised))
             self._give_up(step, drafting)
             return []
         going_on = []
