@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -85,16 +84,6 @@ def test_a_wrong_file_is_told_in_one_line(
     assert str(path) in error
     assert reason in error
     assert error.count("\n") == 1
-
-
-def test_what_is_no_file_is_refused_and_not_waited_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    for path in (fifo, tmp_path):
-        assert main(["serve", "--config", str(path)]) == 1
-        assert f"--config = {str(path)!r}: expected a regular file" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_told(capsys: pytest.CaptureFixture[str]) -> None:

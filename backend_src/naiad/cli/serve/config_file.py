@@ -73,8 +73,6 @@ def _key(action: argparse.Action) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if path.exists() and not path.is_file():
-            raise ConfigError(_CONFIG, str(path), "a regular file")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StartupError(f"--config {path} can not be read: {error.strerror}") from None
