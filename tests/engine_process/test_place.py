@@ -1,4 +1,4 @@
-"""Of the processes of one instance, one after another, the latest has the place."""
+"""Of the processes of one model, one after another, the one that was asked last has the place."""
 
 from __future__ import annotations
 
@@ -11,55 +11,54 @@ from naiad.engine_process import Instance, Place
 
 @pytest.fixture
 def places(tmp_path: Path) -> tuple[Place, Place]:
-    """Those of an old and of a new process of one instance."""
-    old, new = (Instance(tmp_path, "llm", number).place("1", "llm_0_0") for number in (0, 1))
+    """Those of an old and of a new process of one model."""
+    old, new = (Instance(tmp_path, "llm", number).place("1") for number in (0, 1))
     return old, new
 
 
-def test_the_latest_process_has_it(places: tuple[Place, Place]) -> None:
+def test_who_was_asked_last_has_it(places: tuple[Place, Place]) -> None:
     old, new = places
-    old.take()
-    assert not old.is_lost()
-    new.take()
-    assert old.is_lost()
-    assert not new.is_lost()
+    assert not old.is_lost(0.0)
+    old.take(1.5)
+    assert not old.is_lost(1.5)
+    new.take(2.25)
+    assert old.is_lost(1.5)
+    assert not new.is_lost(2.25)
+    old.take(3.0)
+    assert new.is_lost(2.25)
 
 
-def test_one_that_the_latest_gave_up_is_the_old_ones_again(places: tuple[Place, Place]) -> None:
+def test_whoever_looks_later_does_not_win_by_it(places: tuple[Place, Place]) -> None:
     old, new = places
-    old.take()
-    new.take()
+    new.take(2.0)
+    old.take(1.0)
+    assert old.is_lost(1.0)
+    assert not new.is_lost(2.0)
+
+
+def test_one_that_was_given_up_is_nobodys(places: tuple[Place, Place]) -> None:
+    old, new = places
+    old.take(1.0)
+    new.take(2.0)
     new.give_up()
-    assert not old.is_lost()
-    assert new.is_lost()
+    assert not old.is_lost(1.0)
+    assert not new.is_lost(2.0)
 
 
 def test_who_has_lost_it_gives_nothing_up(places: tuple[Place, Place]) -> None:
     old, new = places
-    old.take()
-    new.take()
+    old.take(1.0)
+    new.take(2.0)
     old.give_up()
-    assert old.is_lost()
-    assert not new.is_lost()
+    assert old.is_lost(1.0)
+    assert not new.is_lost(2.0)
 
 
-def test_other_instances_and_versions_have_their_own(tmp_path: Path) -> None:
-    instances = [Instance(tmp_path, "llm", number) for number in range(3)]
-    names = [("1", "llm_0_0"), ("1", "llm_0_1"), ("2", "llm_0_0")]
-    places = [instance.place(*name) for instance, name in zip(instances, names, strict=True)]
-    for place in places:
-        place.take()
-    assert not any(place.is_lost() for place in places)
+def test_versions_have_their_own(tmp_path: Path) -> None:
+    places = [Instance(tmp_path, "llm", number).place(str(number)) for number in range(3)]
+    for asked_s, place in enumerate(places):
+        place.take(float(asked_s))
+    assert not any(place.is_lost(float(asked_s)) for asked_s, place in enumerate(places))
     for place in places:
         place.give_up()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_its_directory_it_is_not_lost(tmp_path: Path) -> None:
-    (tmp_path / "gone").mkdir()
-    place = Instance(tmp_path / "gone", "llm", 0).place("1", "llm_0_0")
-    place.take()
-    for path in (tmp_path / "gone").iterdir():
-        path.unlink()
-    (tmp_path / "gone").rmdir()
-    assert not place.is_lost()

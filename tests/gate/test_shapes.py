@@ -33,7 +33,9 @@ BOTH = pytest.mark.parametrize("check", [over_http, over_grpc])
 
 
 @BOTH
-@pytest.mark.parametrize("shape", [[], [1], [1, 3], [0], [1, 0], [1, 0, 5], [3, 1, 1, 1, 1, 1, 1, 1]])
+@pytest.mark.parametrize(
+    "shape", [[], [1], [1, 3], [0], [1, 0], [1, 0, 5], [1, 0, 4096], [3, 1, 1, 1, 1, 1, 1, 1]]
+)
 def test_what_a_request_may_hold_passes(check: Check, shape: list[int]) -> None:
     check([shape])
 

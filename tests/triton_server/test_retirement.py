@@ -23,9 +23,9 @@ class World:
         self.streams: list[Any] = []
         self.num_left = 0
         self.lines: list[str] = []
-        self.later = Instance(directory, "llm", 1).place("1", "llm_0_0")
+        self.later = Instance(directory, "llm", 1).place("1")
         self.retirement = Retirement(
-            Instance(directory, "llm", 0).place("1", "llm_0_0"),
+            Instance(directory, "llm", 0).place("1"),
             self._leave,
             self.lines.append,
         )
@@ -62,8 +62,8 @@ def test_one_that_rests_stays(world: World) -> None:
 
 
 def test_one_that_was_replaced_leaves_once_when_it_has_rested(world: World) -> None:
-    world.go_on(10)
-    world.later.take()
+    world.go_on(10, asked_every_s=1)
+    world.later.take(world.now_s + 0.1)
     world.go_on(RETIRE_AFTER_S - 3)
     assert world.num_left == 0
     world.go_on(6)
@@ -72,20 +72,21 @@ def test_one_that_was_replaced_leaves_once_when_it_has_rested(world: World) -> N
     world.go_on(10 * RETIRE_AFTER_S)
     world.retirement.leave()
     assert world.num_left == len(world.lines) == 1
-    assert not world.later.is_lost()
+    assert not world.later.is_lost(world.now_s)
 
 
 def test_one_with_requests_stays(world: World) -> None:
-    world.later.take()
+    world.later.take(world.now_s)
     world.streams = [object()]
     world.go_on(2 * RETIRE_AFTER_S)
     world.streams = []
+    # Whoever is asked takes the place again.
     world.go_on(3 * RETIRE_AFTER_S, asked_every_s=RETIRE_AFTER_S / 2)
     assert world.num_left == 0
 
 
 def test_one_whose_successor_could_not_start_stays(world: World) -> None:
-    world.later.take()
+    world.later.take(world.now_s)
     world.go_on(RETIRE_AFTER_S / 2)
     world.later.give_up()
     world.go_on(10 * RETIRE_AFTER_S)
@@ -96,3 +97,20 @@ def test_leaving_twice_waits_for_the_first(world: World) -> None:
     world.retirement.leave()
     world.retirement.leave()
     assert world.num_left == 1
+
+
+def test_one_of_several_instances_never_retires(world: World) -> None:
+    retirement = Retirement(None, world.retirement.leave, world.lines.append)
+    world.later.take(world.now_s)
+    world.retirement = retirement
+    world.go_on(10 * RETIRE_AFTER_S)
+    assert world.lines == []
+
+
+def test_a_place_that_can_not_be_read_is_not_lost(world: World, tmp_path: Path) -> None:
+    world.later.take(world.now_s)
+    (path,) = tmp_path.glob("*.place")
+    path.unlink()
+    path.mkdir()
+    world.go_on(10 * RETIRE_AFTER_S)
+    assert world.num_left == 0

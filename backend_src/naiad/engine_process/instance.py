@@ -56,9 +56,9 @@ class Instance:
         """The lock of the one instance of this version that writes the server's metrics."""
         return FileLock(self.directory / f"{self.model}.{version}.metrics")
 
-    def place(self, version: str, name: str) -> Place:
-        """Its place; `name`: what the server calls this instance of the version."""
-        return Place(self.directory / f"{self.model}.{version}.{name}.place", self.number)
+    def place(self, version: str) -> Place:
+        """The place of this version of the model."""
+        return Place(self.directory / f"{self.model}.{version}.place", self.number)
 
     def draw_first_id(self, num_sequences: int) -> int:
         """Draw the id of a request's first sequence; its other sequences have the ids that follow."""

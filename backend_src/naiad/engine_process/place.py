@@ -1,47 +1,60 @@
-"""Which of the processes that a server starts, one after another, for one instance of a model is the last."""
+"""Which of the processes that a server starts, one after another, for a model is the one that it uses."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
 
 class Place:
-    """What a process has until the server starts another one for the same instance of the model."""
+    """What the process has that was asked last."""
 
     def __init__(self, path: Path, number: int) -> None:
-        """Set up; the place is not taken yet.
+        """Set up.
 
         Args:
-            path: the place's file, the same for each process of the instance.
+            path: the place's file, the same for each process of the model.
             number: tells this process from the others.
         """
         self._path = path
-        self._number = str(number)
+        self._number = number
 
-    def take(self) -> None:
-        """Take the place from whoever has it."""
-        new = self._path.with_name(f"{self._path.name}.{self._number}")
-        new.write_text(self._number, encoding="ascii")
-        os.replace(new, self._path)
+    def take(self, asked_s: float) -> None:
+        """Take the place, unless another process has been asked later.
 
-    def is_lost(self) -> bool:
-        """Whether a later process has it. A place that was given up is taken again."""
-        holder = self._holder()
-        if holder is None:
-            # The later process could not start. Without the directory nobody could have taken it.
-            with contextlib.suppress(OSError):
-                self.take()
-        return holder is not None and holder != self._number
+        Args:
+            asked_s: when this process was asked last, in seconds of `time.monotonic`, which all processes of
+                a machine share.
+
+        Raises:
+            OSError: its file can not be read or written.
+        """
+        if not self.is_lost(asked_s):
+            new = self._path.with_name(f"{self._path.name}.{self._number}")
+            new.write_text(f"{self._number} {asked_s!r}", encoding="ascii")
+            os.replace(new, self._path)
+
+    def is_lost(self, asked_s: float) -> bool:
+        """Whether another process has been asked later than this one was.
+
+        Raises:
+            OSError: its file can not be read.
+        """
+        holder, its_asked_s = self._holder()
+        return holder not in (None, self._number) and its_asked_s > asked_s
 
     def give_up(self) -> None:
-        """Leave the place, if it is not another's."""
-        if self._holder() == self._number:
+        """Leave the place, if it is not another's.
+
+        Raises:
+            OSError: its file can not be read or removed.
+        """
+        if self._holder()[0] == self._number:
             self._path.unlink(missing_ok=True)
 
-    def _holder(self) -> str | None:
+    def _holder(self) -> tuple[int | None, float]:
         try:
-            return self._path.read_text(encoding="ascii")
+            number, asked_s = self._path.read_text(encoding="ascii").split()
         except FileNotFoundError:
-            return None
+            return None, 0.0
+        return int(number), float(asked_s)

@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 from naiad.gate.limits import Limits
 from naiad.gate.parameters import check_input_parameters, check_output_parameters, check_request_parameters
 from naiad.gate.refusal import RefusedError
-from naiad.gate.shapes import check_shapes
+from naiad.gate.shapes import MAX_DIMENSIONS, check_shapes
 
 _MAX_NAME = 1024
 # Inputs, their contents, outputs and parameters: each is a field of the message.
@@ -38,7 +38,7 @@ def check_infer_request(raw: bytes, limits: Limits) -> None:
         )
     for tensor in request.inputs:
         check_input_parameters(tensor.parameters)
-    check_shapes(((tensor.name, list(tensor.shape)) for tensor in request.inputs), len(raw))
+    check_shapes(((tensor.name, tensor.shape[: MAX_DIMENSIONS + 1]) for tensor in request.inputs), len(raw))
     for tensor in request.outputs:
         check_output_parameters(tensor.parameters)
 

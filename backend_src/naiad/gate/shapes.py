@@ -7,12 +7,14 @@ memory as it says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from naiad.gate.refusal import RefusedError
 
-_MAX_DIMENSIONS = 8
+MAX_DIMENSIONS = 8
+_MOST_BESIDE_ZERO = 1 << 31
 _SHOWN = 80
 
 
@@ -34,18 +36,19 @@ def check_shapes(shapes: Iterable[tuple[Any, Any]], num_bytes: int) -> None:
 
 
 def _num_values(name: Any, shape: Any, most: int) -> int:
-    """How many values a shape has, at least as many as without its zeros; soon above `most` if it is more."""
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+    """How many values a shape has, at most `most` and one; a zero hides nothing that numpy can not hold."""
+    if not isinstance(shape, list):
         raise _refused(name, shape, "a list of integers from 0")
-    if len(shape) > _MAX_DIMENSIONS:
+    if len(shape) > MAX_DIMENSIONS:
         raise RefusedError(
             400,
-            f"the input {str(name)[:_SHOWN]} has {len(shape)} dimensions: expected at most {_MAX_DIMENSIONS}",
+            f"the input {str(name)[:_SHOWN]} has {len(shape)} dimensions: expected at most {MAX_DIMENSIONS}",
         )
-    num_values = 1
-    for size in shape:
-        num_values = min(num_values * max(size, 1), most + 1)
-    return num_values
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise _refused(name, shape, "a list of integers from 0")
+    if 0 in shape and math.prod(size or 1 for size in shape) <= _MOST_BESIDE_ZERO:
+        return 0
+    return min(math.prod(size or 1 for size in shape), most + 1)
 
 
 def _refused(name: Any, shape: Any, expected: str) -> RefusedError:

@@ -103,7 +103,7 @@ class LLMModel:
         version = args["model_version"]
         self._stopping = threading.Event()
         self._retirement = Retirement(
-            self._instance.place(version, args["model_instance_name"]),
+            self._instance.place(version) if pb.is_single(args) else None,
             self._leave,
             pb.log_warning,
         )

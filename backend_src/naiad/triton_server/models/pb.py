@@ -103,6 +103,12 @@ def is_decoupled(arguments: dict[str, str]) -> bool:
     return bool(policy.get("decoupled", False))
 
 
+def is_single(arguments: Mapping[str, str]) -> bool:
+    """Whether the model has one instance only, as its config.pbtxt was when this process was started."""
+    groups = json.loads(arguments["model_config"]).get("instance_group", [])
+    return len(groups) == 1 and int(groups[0].get("count", 1)) == 1 and len(groups[0].get("gpus", [])) < 2
+
+
 def prepare_process() -> None:
     """Close what this process has got from the server, and let its lines say their level; call it first."""
     close_inherited_sockets()

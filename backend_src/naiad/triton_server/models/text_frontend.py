@@ -147,7 +147,7 @@ class TextFrontend(ABC):
         # If the engine is already serving, it is found before the first request.
         self._client.start(_PATIENCE_S)
         self._retirement = Retirement(
-            self._instance.place(version, args["model_instance_name"]),
+            self._instance.place(version) if pb.is_single(args) else None,
             self._leave,
             pb.log_warning,
         )

@@ -8,6 +8,7 @@ unload it does so still, because a model can not safely ask this release whether
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -21,13 +22,19 @@ _LOOK_EVERY_S = 2.0
 
 
 class Retirement:
-    """Ends what a process has, when it has rested without its place for `RETIRE_AFTER_S`."""
+    """Ends what a process has when another was asked last, `RETIRE_AFTER_S` or longer ago.
 
-    def __init__(self, place: Place, leave: Callable[[], None], log_warning: Callable[[str], None]) -> None:
-        """Take the place.
+    Of several instances that the server uses side by side one could rest for so long, so that such a model
+    has no place.
+    """
+
+    def __init__(
+        self, place: Place | None, leave: Callable[[], None], log_warning: Callable[[str], None]
+    ) -> None:
+        """Set up; each request takes the place.
 
         Args:
-            place: the place of this process.
+            place: the place of the model; None: this process does not retire.
             leave: ends the engine, or the connection to it, and what else belongs to a process in use. A
                 thread of its own calls it, unless `leave` has been called before.
             log_warning: writes a line to the log.
@@ -37,17 +44,20 @@ class Retirement:
         self._log_warning = log_warning
         self._leaving = threading.Lock()
         self._has_retired = self._has_left = False
-        self._unused_since_s: float | None = None
+        self._taken_at_s = 0.0
         self._next_look_s = 0.0
-        place.take()
+        self._unused_since_s: float | None = None
 
     def leave(self) -> None:
         """Leave, unless this has been done; return when it has."""
         with self._leaving:
-            if not self._has_left:
-                self._has_left = True
-                self._leave()
-                self._place.give_up()
+            if self._has_left:
+                return
+            self._has_left = True
+            if self._place is not None:
+                with contextlib.suppress(OSError):
+                    self._place.give_up()
+            self._leave()
 
     def look(self, service: LLMService) -> None:
         """See whether it is time; called in each round of housekeeping."""
@@ -55,14 +65,25 @@ class Retirement:
         if self._has_retired or now_s < self._next_look_s:
             return
         self._next_look_s = now_s + _LOOK_EVERY_S
-        rests = not service.open_streams() and now_s - service.last_asked_s > _LOOK_EVERY_S
-        if not (rests and self._place.is_lost()):
+        if not self._is_unused(service):
             self._unused_since_s = None
         elif self._unused_since_s is None:
             self._unused_since_s = now_s
         elif now_s - self._unused_since_s >= RETIRE_AFTER_S:
             self._has_retired = True
             threading.Thread(target=self._retire, name="naiad-retirement", daemon=True).start()
+
+    def _is_unused(self, service: LLMService) -> bool:
+        if self._place is None or service.open_streams():
+            return False
+        try:
+            if service.last_asked_s > self._taken_at_s:
+                self._taken_at_s = service.last_asked_s
+                self._place.take(service.last_asked_s)
+            return self._place.is_lost(service.last_asked_s)
+        except OSError:
+            # It can not be seen now.
+            return False
 
     def _retire(self) -> None:
         self._log_warning(
