@@ -46,9 +46,10 @@ def _num_values(name: Any, shape: Any, most: int) -> int:
         )
     if not all(type(size) is int and size >= 0 for size in shape):
         raise _refused(name, shape, "a list of integers from 0")
-    if 0 in shape and math.prod(size or 1 for size in shape) <= _MOST_BESIDE_ZERO:
+    num_beside_zeros = math.prod(size or 1 for size in shape)
+    if 0 in shape and num_beside_zeros <= _MOST_BESIDE_ZERO:
         return 0
-    return min(math.prod(size or 1 for size in shape), most + 1)
+    return min(num_beside_zeros, most + 1)
 
 
 def _refused(name: Any, shape: Any, expected: str) -> RefusedError:
