@@ -1,20 +1,23 @@
-"""Measures the CPU time per token of the server's processes, with an engine that only counts.
+"""Measures the CPU time per token of the server's processes, with an engine that only counts or a real one.
 
     python -m perf.server.processor_time
+    python -m perf.server.processor_time --gate on --engine computing
 
 The real server with the real models streams each token of an engine that computes nothing, at a rate
 that all models sustain. The models and the OpenAI API take turns; then the server is idle for a while.
+With `--engine computing` the engine computes the model, as fast as it can; its time is among "others".
 With `--gate on` Triton's clients come through the gate; the last column is its share of the other processes.
 With `--bare-chain` an ensemble of two Python models that do nothing but stream takes turns too: what Triton
 itself takes for a token that passes two models.
-CPU time is more reliable than speed on a machine with other load. It does not include the effect that a
-real engine competes with these processes for the same cores.
+CPU time is more reliable than speed on a machine with other load. Beside an engine that only counts it does
+not include the effect that a real engine competes with these processes for the same cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import statistics
 import sys
 import tempfile
@@ -26,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from perf.common.report import print_rows, write_report
+from perf.common.report import ROOT, print_rows, write_report
 from perf.common.word_prompts import single_token_words, word_prompts
 from perf.server.bare_chain import CHAIN, bare_generate, write_bare_chain
 from perf.server.fast_repository import write_fast_repository
@@ -40,6 +43,7 @@ from naiad.cli.checkpoints.fetch import resolve_model
 
 REST = "at rest, a second"
 LOAD, OTHERS, OPENAI, GATE = "load generator", "others", "openai", "gate"
+COUNTING, COMPUTING = "counting", "computing"
 _STUB = re.compile(r"triton_python_backend_stub .*/(\w+)/\d+/model\.py")
 _BARE = ("bare_llm", "bare_detokenizer")
 _COLUMNS = ("tritonserver", "llm", "tokenizer", "detokenizer", "text", OPENAI, OTHERS, GATE, *_BARE)
@@ -59,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     turns = []
     with tempfile.TemporaryDirectory(prefix="naiad-perf-") as folder:
         repository = Path(folder) / "repository"
-        environment = write_fast_repository(repository, args.tokens_per_s)
+        environment = write_repository(repository, None if args.engine == COMPUTING else args.tokens_per_s)
         if args.bare_chain:
             write_bare_chain(repository, args.tokens_per_s / args.concurrency)
         options = ["--model", str(model_dir), "--model-repository", str(repository), "--gate", args.gate]
@@ -91,6 +95,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = vars(args) | {"model": model_dir.name}
     print("written:", write_report("processor-time", settings, rows))
     return 0
+
+
+def write_repository(path: Path, tokens_per_s: float | None) -> dict[str, str]:
+    """Write the shipped models; the engine of `llm` makes so many tokens a second, or (None) computes.
+
+    Returns:
+        Variables for the server's environment.
+    """
+    if tokens_per_s is not None:
+        return write_fast_repository(path, tokens_per_s)
+    shutil.copytree(ROOT / "model_repository", path)
+    return {"PYTHONPATH": str(ROOT)}
 
 
 def processor_seconds(pid: int | None = None) -> dict[str, float]:
@@ -152,7 +168,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
-    parser.add_argument("--tokens-per-s", type=float, default=400, metavar="N", help="of the engine")
+    parser.add_argument("--engine", default=COUNTING, choices=(COUNTING, COMPUTING), help="of the model llm")
+    parser.add_argument(
+        "--tokens-per-s", type=float, default=400, metavar="N", help="of an engine that only counts"
+    )
     parser.add_argument("--concurrency", type=at_least(1), default=32, metavar="N")
     parser.add_argument(
         "--protocol", default="grpc", choices=sorted(PROTOCOLS), help="the load generator's protocol"

@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from naiad.cli.repository.model_entries import ModelEntry, find_repository, read_model, read_repository
 from naiad.cli.repository.presets import shipped_model
 from naiad.cli.serve.probes import Prober, probe_request
+from naiad.cli.serve.unloading import VersionState
 from naiad.config.probe import PROBE_REQUEST_ID
 
 ENTRIES = {entry.name: entry for entry in read_repository(find_repository(None))}
@@ -28,15 +29,18 @@ class FakeServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
     def __init__(self, answer: Answer) -> None:
         self.asked: list[Any] = []
         self.ready: list[str] = []
+        self.unloading: list[str] = []
         self.metadata: dict[str, str] = {}
         self._answer = answer
 
     def RepositoryIndex(self, request: Any, _context: Any) -> Any:  # noqa: N802 — gRPC's name
-        assert request.ready
+        assert not request.ready
         self.metadata = dict(_context.invocation_metadata())
         index = service_pb2.RepositoryIndexResponse()
         for name in self.ready:
             index.models.add(name=name, version="1", state="READY")
+        for name in self.unloading:
+            index.models.add(name=name, version="2", state="UNLOADING")
         return index
 
     def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802 — gRPC's name
@@ -141,6 +145,15 @@ def test_without_names_those_that_are_ready_are_asked(serve: Callable[[Answer], 
         fake.servicer.asked.clear()
         assert prober.probe() is None
         assert {request.model_name for request in fake.servicer.asked} == {"llm", "tokenizer"} & set(ready)
+
+
+def test_a_model_that_is_unloading_is_not_asked(serve: Callable[[Answer], Fake]) -> None:
+    fake = serve(nothing)
+    fake.servicer.ready, fake.servicer.unloading = ["llm"], ["tokenizer"]
+    states: list[VersionState] = []
+    assert Prober(fake.address, None, 5, take_states=states.extend).probe() is None
+    assert [request.model_name for request in fake.servicer.asked] == ["llm"]
+    assert states == [("llm", "1", "READY"), ("tokenizer", "2", "UNLOADING")]
 
 
 def test_a_model_that_is_unloaded_while_asked_is_not_dead(serve: Callable[[Answer], Fake]) -> None:

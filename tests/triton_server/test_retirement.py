@@ -17,8 +17,8 @@ from naiad.triton_server.service.retirement import RETIRE_AFTER_S, Retirement
 class World:
     """The clock, the service and the server's answers, and what the process has done."""
 
-    def __init__(self, directory: Path) -> None:
-        self.now_s = 1000.0
+    def __init__(self, directory: Path, clock: list[float]) -> None:
+        self._clock = clock
         self.last_asked_s = 0.0
         self.streams: list[Any] = []
         self.num_left = 0
@@ -30,6 +30,10 @@ class World:
             self.lines.append,
         )
 
+    @property
+    def now_s(self) -> float:
+        return self._clock[0]
+
     def open_streams(self) -> list[Any]:
         return self.streams
 
@@ -40,7 +44,7 @@ class World:
         """Let the time go by, with rounds of housekeeping, and requests now and then."""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
-            self.now_s += 0.5
+            self._clock[0] += 0.5
             if self.now_s % asked_every_s < 0.5:
                 self.last_asked_s = self.now_s
             service: Any = self
@@ -50,9 +54,9 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    world = World(tmp_path)
-    monkeypatch.setattr(time, "monotonic", lambda: world.now_s)
-    return world
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    return World(tmp_path, clock)
 
 
 def test_one_that_rests_stays(world: World) -> None:
@@ -82,6 +86,12 @@ def test_one_with_requests_stays(world: World) -> None:
     world.streams = []
     # Whoever is asked takes the place again.
     world.go_on(3 * RETIRE_AFTER_S, asked_every_s=RETIRE_AFTER_S / 2)
+    assert world.num_left == 0
+
+
+def test_one_that_was_loaded_after_another_was_asked_stays(world: World, tmp_path: Path) -> None:
+    world.later.take(world.now_s - 1)
+    world.go_on(10 * RETIRE_AFTER_S)
     assert world.num_left == 0
 
 

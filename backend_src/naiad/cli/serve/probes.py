@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,14 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from naiad.cli.repository.model_entries import ModelEntry, model_entry
+from naiad.cli.serve.unloading import VersionState
 from naiad.config.probe import PROBE_REQUEST_ID
 
 # The server's errors when a model's process is gone; any other error comes from a live one.
 _DEAD_STUB = re.compile(r"stub process|not healthy", re.IGNORECASE)
 # Proves a failure only if clients cannot unload models.
 _MISSING_MODEL = re.compile(r"is not ready|unknown model", re.IGNORECASE)
+_READY = "READY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Prober:
         entries: Iterable[ModelEntry] | None,
         timeout_s: float,
         metadata: Sequence[tuple[str, str]] = (),
+        take_states: Callable[[Iterable[VersionState]], None] = lambda _: None,
     ) -> None:
         """Connect lazily.
 
@@ -49,12 +52,14 @@ class Prober:
             entries: the models to probe; None: those that the server reports as ready.
             timeout_s: timeout of each model's probe.
             metadata: what the server wants to see before it lists its models.
+            take_states: takes what the server says of its models, each time that it lists them.
         """
         self._channel = grpc.insecure_channel(address)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._requests = None if entries is None else _requests(entries)
         self._timeout_s = timeout_s
         self._metadata = tuple(metadata)
+        self._take_states = take_states
 
     def probe(self) -> ProbeFailure | None:
         """Send each model one request; return the first failure."""
@@ -97,10 +102,12 @@ class Prober:
 
     def _ready_models(self) -> list[ModelEntry]:
         index = self._stub.RepositoryIndex(
-            service_pb2.RepositoryIndexRequest(ready=True), timeout=self._timeout_s, metadata=self._metadata
+            service_pb2.RepositoryIndexRequest(), timeout=self._timeout_s, metadata=self._metadata
         )
+        states = [VersionState(model.name, model.version, model.state) for model in index.models]
+        self._take_states(states)
         entries = []
-        for name in {model.name for model in index.models}:
+        for name in {each.model for each in states if each.state == _READY}:
             try:
                 answer = self._stub.ModelConfig(
                     service_pb2.ModelConfigRequest(name=name), timeout=self._timeout_s

@@ -6,7 +6,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from naiad.cli.serve.server_process import ServerProcess
 from naiad.cli.serve.side_process import SidePlan, SideProcess
 from naiad.cli.serve.start_watch import StartWatch
 from naiad.cli.serve.stop_signal import StopSignal
+from naiad.cli.serve.unloading import Unloading, VersionState
 from naiad.cli.serve.watcher import Watcher
 from naiad.errors import StartupError
 from naiad.log_lines import LogFormat, json_line_of
@@ -167,7 +168,7 @@ class Supervisor:
 
     def _watch(self, server: ServerProcess) -> str | None:
         """Watch the server; return why it must be restarted, or None when a signal arrives."""
-        prober = self._prober()
+        prober = self._prober(Unloading(server.runtime_directories).take)
         # If clients may unload models, a missing stub does not prove a failure.
         count_stubs = server.num_stubs if self._plan.models is not None else lambda: 0
         watcher = Watcher(prober.probe, count_stubs)
@@ -249,9 +250,9 @@ class Supervisor:
         show = _show_json if self._plan.log_format == "json" else _show
         return show if self._plan.is_verbose else LogLimit(show, say).take
 
-    def _prober(self) -> Prober:
+    def _prober(self, take_states: Callable[[Iterable[VersionState]], None] = lambda _: None) -> Prober:
         metadata = grpc_metadata(self._plan.control_key)
-        return Prober(self._plan.grpc_address, self._plan.models, PROBE_TIMEOUT_S, metadata)
+        return Prober(self._plan.grpc_address, self._plan.models, PROBE_TIMEOUT_S, metadata, take_states)
 
 
 def _start_failure(lines: Sequence[str], otherwise: str) -> StartupError:

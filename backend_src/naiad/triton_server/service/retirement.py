@@ -2,8 +2,9 @@
 
 Release 24.10 forgets a request for ever if its gRPC client cancels it after the model's last response and
 before that response has been written. A model that such a request was sent to is never finalized: after a
-reload its old process would keep the engine, the memory and the metrics until the server stops. After an
-unload it does so still, because a model can not safely ask this release whether it is loaded.
+reload or an unload its old process would keep the engine, the memory and the metrics until the server stops.
+A model can not safely ask this release whether it is loaded. What it can see is that another process has been
+asked later, or that `naiad serve`, which asks the server, has given the place to nobody.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LOOK_EVERY_S = 2.0
 
 
 class Retirement:
-    """Ends what a process has when another was asked last, `RETIRE_AFTER_S` or longer ago.
+    """Ends what a process has when another has had the model's place for `RETIRE_AFTER_S`.
 
     Of several instances that the server uses side by side one could rest for so long, so that such a model
     has no place.
@@ -44,7 +45,7 @@ class Retirement:
         self._log_warning = log_warning
         self._leaving = threading.Lock()
         self._has_retired = self._has_left = False
-        self._taken_at_s = 0.0
+        self._taken_at_s = self._began_s = time.monotonic()
         self._next_look_s = 0.0
         self._unused_since_s: float | None = None
 
@@ -80,14 +81,15 @@ class Retirement:
             if service.last_asked_s > self._taken_at_s:
                 self._taken_at_s = service.last_asked_s
                 self._place.take(service.last_asked_s)
-            return self._place.is_lost(service.last_asked_s)
+            # What others have done before it was loaded does not concern it.
+            return self._place.is_lost(max(service.last_asked_s, self._began_s))
         except OSError:
             # It can not be seen now.
             return False
 
     def _retire(self) -> None:
         self._log_warning(
-            "naiad: the server keeps a process of a model that it has replaced: the process gives up its "
-            "engine and its metrics"
+            "naiad: the server keeps a process of a model that it has replaced or unloaded: "
+            "the process gives up its engine and its metrics"
         )
         self.leave()
