@@ -284,6 +284,16 @@ def test_a_misspelt_parameter_of_an_engine_is_named(
     assert naiad("check", repository) == 0
 
 
+@pytest.mark.parametrize("kind", ["tokenizer", "detokenizer", "text"])
+def test_a_misspelt_parameter_of_another_model_is_named(
+    repository: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = repository / f"second_{kind}" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"skip_special_tokens"', '"skip_special"'))
+    said = refusal(capsys, "check", repository)
+    assert f"skip_special of second_{kind} = 'true': expected one of the keys model_dir, " in said
+
+
 def test_a_step_that_is_not_there_is_named(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (repository / "second_tokenizer").rename(repository / "elsewhere")
     assert "second_ensemble names the model second_tokenizer" in refusal(capsys, "check", repository)

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping
 from naiad.errors import ConfigError
 from naiad.frontend.model_configs import CONFIGURATIONS
 
+# Keys of vLLM's backend, which are checked and have no effect.
+VLLM_KEYS = ("REPORT_CUSTOM_METRICS", "ENABLE_VLLM_HEALTH_CHECK")
 _TRITONS_KEYS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
 
 
-def llm_keys() -> tuple[str, ...]:
-    """The keys of an `llm` model: all of them are in its shipped configuration."""
-    return tuple(key for _, group in CONFIGURATIONS["llm"].parameters for key in group)
+def parameter_keys(kind: str) -> tuple[str, ...]:
+    """The keys of a model of this kind, which is the name of a shipped one, such as "llm"."""
+    shipped = tuple(key for _, group in CONFIGURATIONS[kind].parameters for key in group)
+    return (*shipped, *VLLM_KEYS) if kind == "vllm" else shipped
 
 
 def refuse_unknown_keys(parameters: Mapping[str, str], known: Iterable[str], model: str = "") -> None:

@@ -16,6 +16,7 @@ from naiad.config import EngineConfig, ModelConfig
 from naiad.config.cores import core_ids, num_compute_threads
 from naiad.config.model_location import path_of_text, text_of_path
 from naiad.errors import ConfigError
+from naiad.frontend.parameter_keys import parameter_keys, refuse_unknown_keys
 from naiad.tokenization.chat_template import ChatTemplate
 from naiad.tokenization.checkpoint_tokenizer import read_chat_template
 
@@ -80,6 +81,8 @@ def check_repository(entries: Sequence[ModelEntry], available_bytes: int) -> lis
     for entry in entries:
         if not is_plain(entry.name):
             raise ConfigError("the name of a model's directory", entry.name, PLAIN_CHARACTERS)
+        if entry.kind is not None:
+            refuse_unknown_keys(entry.parameters, parameter_keys(entry.kind), entry.name)
     needs = [_need(model) for model in served_models(entries)]
     if len(needs) > 1:
         _check_budgets_are_definite(needs)

@@ -15,6 +15,8 @@ CONFIG_NAME = "config.pbtxt"
 _MODEL_DIR = "model_dir"
 # A parameter that only the `llm` model has, whatever its name is.
 _ENGINE_MARK = "max_num_seqs"
+# An input that each kind of model has beside the engine's → the kind.
+_KINDS = {"QUERY": "tokenizer", "stop": "text", "sampling_parameters": "vllm", "TOKENS_BATCH": "detokenizer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,15 @@ class ModelEntry:
     def is_ours(self) -> bool:
         """Whether it is one of Naiad's models."""
         return _MODEL_DIR in self.parameters
+
+    @property
+    def kind(self) -> str | None:
+        """The name of the shipped model of its kind, such as "llm"; None: it is not one of Naiad's."""
+        if not self.is_ours:
+            return None
+        if self.is_engine:
+            return "llm"
+        return next((kind for name, kind in _KINDS.items() if name in self.input_names), None)
 
     @property
     def is_engine(self) -> bool:

@@ -10,7 +10,7 @@ from naiad.cli.repository.model_entries import ModelEntry
 from naiad.config import EngineConfig
 from naiad.config.engine_config import field_names
 from naiad.errors import ConfigError, StartupError
-from naiad.frontend.parameter_keys import llm_keys, refuse_unknown_keys
+from naiad.frontend.parameter_keys import parameter_keys, refuse_unknown_keys
 
 SERVED_NAME = "served_name"
 LLM_NAME = "llm_model_name"
@@ -57,7 +57,7 @@ class ServedModel:
         Raises:
             ConfigError: a parameter is unknown, or has a value that is not allowed.
         """
-        refuse_unknown_keys(self.engine.parameters, llm_keys(), self.engine.name)
+        refuse_unknown_keys(self.engine.parameters, parameter_keys("llm"), self.engine.name)
         known = {key: value for key, value in self.engine.parameters.items() if key in field_names()}
         return EngineConfig.from_parameters(known)
 

@@ -127,9 +127,7 @@ def _requests(entries: Iterable[ModelEntry]) -> list[Any]:
 
 def probe_request(entry: ModelEntry) -> Any | None:
     """Make a `ModelInferRequest` that this model answers at once; None for models that are not Naiad's."""
-    if not entry.is_ours:
-        return None
-    if entry.is_engine:
+    if entry.kind == "llm":
         return _request(
             entry.name,
             _int_tensor("input_ids", [1, 1], 0),
@@ -137,17 +135,17 @@ def probe_request(entry: ModelEntry) -> Any | None:
             _int_tensor("request_output_len", [1, 1], 1),
             _tensor("stop", "BOOL", [1, 1], bool_contents=[True]),
         )
-    if "QUERY" in entry.input_names:
+    if entry.kind == "tokenizer":
         return _request(
             entry.name,
             _tensor("QUERY", "BYTES", [1, 1], bytes_contents=[b"x"]),
             _int_tensor("REQUEST_OUTPUT_LEN", [1, 1], 1),
         )
-    if "stop" in entry.input_names:
+    if entry.kind == "text":
         return _request(entry.name, _tensor("stop", "BOOL", [1, 1], bool_contents=[True]))
-    if "sampling_parameters" in entry.input_names:
+    if entry.kind == "vllm":
         return _request(entry.name, _tensor("text_input", "BYTES", [1], bytes_contents=[b"x"]))
-    if "TOKENS_BATCH" in entry.input_names:
+    if entry.kind == "detokenizer":
         return _request(
             entry.name,
             _int_tensor("TOKENS_BATCH", [1, 1, 1], 0),

@@ -14,7 +14,7 @@ from naiad.config.model_location import model_directory
 from naiad.engine_process import AckRouter, runtime_directory
 from naiad.errors import InternalError, InvalidRequestError, NaiadError, place_of
 from naiad.frontend.field import Frontend
-from naiad.frontend.parameter_keys import refuse_unknown_keys
+from naiad.frontend.parameter_keys import parameter_keys, refuse_unknown_keys
 from naiad.frontend.request import required
 from naiad.parent_watch import end_with_parent
 from naiad.tokenization import TokenTable
@@ -24,7 +24,6 @@ from naiad.triton_server.requests.tensors import TritonRequest, refuse_unknown_p
 from naiad.triton_server.responses.detokenizer import chunk_outputs, is_probe
 from naiad.triton_server.service.check_rounds import CheckRounds
 
-_KEYS = ("model_dir", "skip_special_tokens", "llm_model_name", "forwarded_headers")
 _REQUIRED_OF_A_CHUNK = ("sequence_id", "window_ids")
 _OPTIONAL_OF_A_CHUNK = ("num_emitted_tokens", "max_chars", "is_last")
 _OF_A_CHUNK = (*_REQUIRED_OF_A_CHUNK, *_OPTIONAL_OF_A_CHUNK)
@@ -38,7 +37,7 @@ class DetokenizerModel:
         try:
             pb.prepare_process()
             parameters = pb.model_parameters(args)
-            refuse_unknown_keys(parameters, _KEYS)
+            refuse_unknown_keys(parameters, parameter_keys("detokenizer"))
             end_with_parent(lambda: None)
             self._table = TokenTable.from_directory(model_directory(parameters.get("model_dir", "")))
             self._skip_special = read_bool(parameters, "skip_special_tokens", default=True)

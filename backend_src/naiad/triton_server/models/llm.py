@@ -19,7 +19,7 @@ from naiad.engine_process import (
 )
 from naiad.errors import NaiadError
 from naiad.frontend.limits import ModelLimits
-from naiad.frontend.parameter_keys import llm_keys, refuse_unknown_keys
+from naiad.frontend.parameter_keys import parameter_keys, refuse_unknown_keys
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.parent_watch import end_with_parent
 from naiad.triton_server.metrics.engine_metrics import Metrics
@@ -78,7 +78,7 @@ class LLMModel:
     def _start(self, args: dict[str, str]) -> None:
         pb.prepare_process()
         parameters = pb.model_parameters(args)
-        refuse_unknown_keys(parameters, llm_keys())
+        refuse_unknown_keys(parameters, parameter_keys("llm"))
         config = _engine_config(parameters)
         self._is_decoupled = pb.is_decoupled(args)
         self._output_order = pb.output_order(args)

@@ -15,8 +15,6 @@ from naiad.tracing.span import process_attributes
 from naiad.triton_server.models.parameters import read_bool
 from naiad.triton_server.service.llm_service import Telemetry, Tracing
 
-TELEMETRY_KEYS = (OTLP_ENDPOINT, RECORD_FILE, RECORD_PROMPTS)
-
 
 def make_telemetry(
     parameters: Mapping[str, str], triton_model: str, served_name: Callable[[], str | None]

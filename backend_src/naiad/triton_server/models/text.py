@@ -16,7 +16,7 @@ from naiad.triton_server.service.llm_service import RequestShape
 class TextModel(TextFrontend):
     """Has the same fields, texts and errors as the ensemble."""
 
-    KEYS = ("exclude_input_in_output", "accumulate_tokens")
+    KIND = "text"
 
     def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
         """See `TextFrontend.make_shape`."""

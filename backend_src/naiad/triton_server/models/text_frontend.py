@@ -14,7 +14,7 @@ from naiad.config.model_location import model_directory
 from naiad.engine_process import AttachedClient, claim_instance, remove_runtime_directory
 from naiad.errors import NaiadError
 from naiad.frontend.limits import ModelLimits
-from naiad.frontend.parameter_keys import refuse_unknown_keys
+from naiad.frontend.parameter_keys import parameter_keys, refuse_unknown_keys
 from naiad.frontend.prompt import PromptEncoder
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.parent_watch import end_with_parent
@@ -22,31 +22,24 @@ from naiad.tokenization import Tokenizer
 from naiad.triton_server.metrics.request_metrics import RequestMetrics
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, read_count
-from naiad.triton_server.models.telemetry import TELEMETRY_KEYS, make_telemetry
+from naiad.triton_server.models.telemetry import make_telemetry
 from naiad.triton_server.requests.tensors import TritonRequest
 from naiad.triton_server.responses.stream import Sender
 from naiad.triton_server.service.housekeeper import Housekeeper
 from naiad.triton_server.service.llm_service import LLMService, RequestShape, Telemetry
 from naiad.triton_server.service.retirement import Retirement
 
-_KEYS = (
-    "model_dir",
-    "add_special_tokens",
-    "skip_special_tokens",
-    "max_model_len",
-    "llm_model_name",
-    "forwarded_headers",
-    *TELEMETRY_KEYS,
-)
-
-
 _PATIENCE_S = 0.5
 
 
 class TextFrontend(ABC):
-    """Owns a connection to the engine, the service and the housekeeping thread; tokenizes and detokenizes."""
+    """Owns a connection to the engine, the service and the housekeeping thread; tokenizes and detokenizes.
 
-    KEYS: ClassVar[tuple[str, ...]] = ()
+    Attributes:
+        KIND: the name of the shipped model of this kind.
+    """
+
+    KIND: ClassVar[str]
 
     @abstractmethod
     def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
@@ -54,7 +47,7 @@ class TextFrontend(ABC):
 
         Args:
             encoder: turns prompts into token ids.
-            parameters: the parameters in config.pbtxt; those in `KEYS` are this model's own.
+            parameters: the parameters in config.pbtxt.
         """
 
     def make_sender(self, request: Any) -> Sender:
@@ -96,7 +89,7 @@ class TextFrontend(ABC):
     def _start(self, args: dict[str, str]) -> None:
         parameters = pb.model_parameters(args)
         self._output_order = pb.output_order(args)
-        refuse_unknown_keys(parameters, (*_KEYS, *self.KEYS))
+        refuse_unknown_keys(parameters, parameter_keys(self.KIND))
         directory = model_directory(parameters.get("model_dir", ""))
         config = ModelConfig.from_directory(directory)
         self._own_limits = ModelLimits(

@@ -8,7 +8,7 @@ from typing import Any
 from naiad.config import ModelConfig
 from naiad.config.model_location import model_directory
 from naiad.errors import InternalError, NaiadError, place_of
-from naiad.frontend.parameter_keys import refuse_unknown_keys
+from naiad.frontend.parameter_keys import parameter_keys, refuse_unknown_keys
 from naiad.frontend.prompt import PromptEncoder
 from naiad.parent_watch import end_with_parent
 from naiad.tokenization import Tokenizer
@@ -16,8 +16,6 @@ from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool, read_count
 from naiad.triton_server.requests.tensors import TritonRequest
 from naiad.triton_server.requests.tokenizer import TokenizerReader
-
-_KEYS = ("model_dir", "add_special_tokens", "skip_special_tokens", "max_model_len", "forwarded_headers")
 
 
 class TokenizerModel:
@@ -29,7 +27,7 @@ class TokenizerModel:
             pb.prepare_process()
             parameters = pb.model_parameters(args)
             self._output_order = pb.output_order(args)
-            refuse_unknown_keys(parameters, _KEYS)
+            refuse_unknown_keys(parameters, parameter_keys("tokenizer"))
             end_with_parent(lambda: None)
             directory = model_directory(parameters.get("model_dir", ""))
             skip_special_tokens = read_bool(parameters, "skip_special_tokens", default=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from naiad.errors import CancelledError, EngineAwayError, NaiadError, error_with_status
 from naiad.frontend.chunks import ChunkTexts
+from naiad.frontend.parameter_keys import VLLM_KEYS
 from naiad.frontend.prompt import PromptEncoder
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool
@@ -24,11 +25,11 @@ class VLLMModel(TextFrontend):
     effect: metrics and the health check are always on.
     """
 
-    KEYS = ("REPORT_CUSTOM_METRICS", "ENABLE_VLLM_HEALTH_CHECK")
+    KIND = "vllm"
 
     def make_shape(self, encoder: PromptEncoder, parameters: Mapping[str, str]) -> RequestShape:
         """See `TextFrontend.make_shape`."""
-        for key in self.KEYS:
+        for key in VLLM_KEYS:
             read_bool(parameters, key, default=True)
         texts = ChunkTexts(encoder.tokenizer.table)
         return RequestShape(
