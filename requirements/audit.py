@@ -22,6 +22,8 @@ from packaging.markers import Marker
 ROOT = Path(__file__).parents[1]
 # PyTorch's builds differ by index and device, so no list of hashes would hold.
 NOT_HASHED = ("torch.txt",)
+# What `make install` installs.
+INSTALLED = ("torch.txt", "lock.txt", "server.txt")
 _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)((?:[^\n\\]|\\\n)*)", re.MULTILINE)
 _FREE = re.compile(
     r"\b(MIT|Apache|BSD|0BSD|ISC|MPL|Mozilla Public|PSF|Python Software Foundation|ZPL|Zope Public|HPND)\b",
@@ -39,9 +41,9 @@ def main() -> int:
     args = parser.parse_args()
     faults = [
         *unhashed(requirement_files()),
-        *licence_faults(pinned_here(ROOT / "requirements" / "lock.txt")),
+        *licence_faults(installed_here()),
     ]
-    for name in ("lock.txt", "server.txt", "fuzz.txt", "audit.txt"):
+    for name in (*INSTALLED, "fuzz.txt", "audit.txt"):
         faults += vulnerabilities(args.pip_audit, ROOT / "requirements" / name)
     for fault in faults:
         print(f"naiad: error: {fault}", file=sys.stderr)
@@ -62,6 +64,11 @@ def pinned_here(path: Path) -> list[str]:
     """The packages of a file of requirements that are for this interpreter and machine."""
     pins = _PIN.finditer(path.read_text(encoding="utf-8"))
     return [pin[1] for pin in pins if _is_for_here(pin[3].partition("--hash")[0])]
+
+
+def installed_here() -> list[str]:
+    """The packages that `make install` installs for this interpreter and machine."""
+    return [each for name in INSTALLED for each in pinned_here(ROOT / "requirements" / name)]
 
 
 def _is_for_here(marker: str) -> bool:

@@ -83,16 +83,21 @@ def test_the_file_has_what_was_used_since_the_last_line(used: Used, tmp_path: Pa
     assert times == sorted(times)
 
 
+@pytest.mark.parametrize("is_full", [False, True])
 def test_what_could_not_be_written_is_in_the_next_line(
-    used: Used, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    used: Used, tmp_path: Path, is_full: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "missing" / "usage"
+    if is_full:
+        path.parent.mkdir()
+        path.symlink_to("/dev/full")
     reports = UsageReports(used, "m", path, interval_s=0.0)
     for step_s in (1.0, 2.0):
         used.usages = [TenantUsage("a", step_s)]
         reports.take(has_work=True)
     assert len(caplog.records) == 1
-    path.parent.mkdir()
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
     reports.flush()
     assert [line.step_s for line in lines_of(path)] == [2.0]
 

@@ -301,3 +301,46 @@ def test_native_codes_of_the_kv_cache_give_torchs_logits(tmp_path: Path) -> None
     rounding = apart(("torch", "int8"), ("torch", "auto"))
     assert rounding > 100 * apart(("native", "auto"), ("torch", "auto"))
     assert apart(("native", "int8"), ("torch", "int8")) < 0.1 * rounding
+
+
+class FullMemory:
+    """Stands in front of a method of the model: some calls find the device's memory full."""
+
+    def __init__(self, method: Any, full_at: set[int]) -> None:
+        self._method = method
+        self._full_at = full_at
+        self.num_calls = 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.num_calls += 1
+        if self.num_calls in self._full_at:
+            # A part of the step has been written by then.
+            self._method(*args)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self._method(*args)
+
+
+@pytest.mark.parametrize("name", ["forward", "logits"])
+def test_a_step_that_finds_the_memory_full_is_computed_once_more(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_tiny_model(tmp_path)
+    runner = make_runner(tmp_path, cpu_kernels="torch")
+    full = FullMemory(getattr(runner._model, name), {1, 4, 9})
+    monkeypatch.setattr(runner._model, name, full)
+    emptied: list[None] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(None))
+    sequences = make_sequences([5, 40], 12)
+    generate(runner, sequences, 12, chunk=16)
+    assert [s.output_token_ids for s in sequences] == [expected_ids(model, s, 12) for s in sequences]
+    assert len(emptied) == 3
+
+
+def test_a_memory_that_stays_full_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_tiny_model(tmp_path)
+    runner = make_runner(tmp_path, cpu_kernels="torch")
+    full = FullMemory(runner._model.forward, {1, 2})
+    monkeypatch.setattr(runner._model, "forward", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        generate(runner, make_sequences([5], 2), 2)
+    assert full.num_calls == 2

@@ -110,10 +110,14 @@ def test_what_the_engine_lost_has_failed_and_what_it_refused_was_none(tmp_path: 
     assert [(each["token_ids"], each["finish_reason"]) for each in line["outputs"]] == [([5], "error")]
 
 
-def test_a_file_that_can_not_be_written_costs_records_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_file_that_can_not_be_written_costs_records_only(tmp_path: Path, is_full: bool) -> None:
     door = Door(tmp_path / "r", with_prompts=True)
     door.path.unlink()
-    door.path.mkdir()
+    if is_full:
+        door.path.symlink_to("/dev/full")
+    else:
+        door.path.mkdir()
     door.recorder.begin([request()])
     door.say(1, [5], FinishReason.STOP)
     door.file.close()

@@ -21,12 +21,18 @@ def test_the_servers_own_and_forwarded_parameters_are_left_alone() -> None:
     parameters = {
         "id": "a",
         "sequence_id": 1,
-        "triton_x": 1,
+        "triton_enable_empty_final_response": True,
         "timeout": 5,
         "x-tenant": "a",
         "lora_task_id": 0,
     }
     refuse_unknown_parameters(parameters, Frontend.LLM, "x-.*")
+
+
+@pytest.mark.parametrize("name", ["triton_x", "triton_", "sequence_length"])
+def test_names_that_only_begin_like_the_servers_own_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"unknown parameter '{name}'"):
+        refuse_unknown_parameters({name: 1}, Frontend.TEXT, "")
 
 
 def test_each_frontend_has_parameters_of_its_own() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from naiad.errors import StartupError
 
-SUPPORTED_PYTHONS = ((3, 10), (3, 11), (3, 12), (3, 13))
+SUPPORTED_PYTHONS = ((3, 10), (3, 11), (3, 12))
 MIN_GLIBC = (2, 35)
 MIN_SHM_BYTES = 64 << 20
 MIN_TEMP_BYTES = 64 << 20

@@ -191,7 +191,7 @@ class PagedModel:
 
     def _queue_in_parts(self, rows: list[StateRow]) -> _QueuedStep:
         """Compute the layers, then what is wanted of the prompts, then the tokens."""
-        inputs, hidden = self._forward(rows)
+        inputs, hidden = self._with_memory(lambda: self._forward(rows))
         sums = Readback([hidden.sum(dim=1, dtype=torch.float32)])
         prompts = prompt_details(inputs, hidden, self._model.logits)
         views = sampled_views((row, state.sampling) for row, state in inputs.rows if row.samples)
@@ -217,7 +217,8 @@ class PagedModel:
         if self._native_model is not None and self._sampler.takes_best(views):
             sample = self._sampler.pick(views, partial(self._native_model.logits_and_best, hidden))
         else:
-            sample = self._sampler.start(self._model.logits(hidden), views)
+            logits = self._with_memory(lambda: self._model.logits(hidden))
+            sample = self._sampler.start(logits, views)
         self._keep_sampled(views, sample)
         return sample
 
@@ -251,6 +252,24 @@ class PagedModel:
             return forward_batches(staged, rows, self._layouts, self._pool.layers)
         batch, inputs = build_step_inputs(rows, self._layouts, self._sampled)
         return inputs, self._model.forward(batch, self._pool.layers)
+
+    def _with_memory(self, compute: Callable[[], _Value]) -> _Value:
+        """Compute; if the GPU's memory is full, give back what torch keeps of it unused, and try once more.
+
+        The largest steps have been computed at the start, so what is missing is in pieces, or another
+        program has taken it. The ranks of a split model compute in step, so none of them repeats anything.
+
+        Raises:
+            torch.OutOfMemoryError: the memory is still full.
+        """
+        try:
+            return compute()
+        except torch.OutOfMemoryError:
+            if self._followers is not None:
+                raise
+        # The error has kept the tensors of the failed attempt until here.
+        torch.cuda.empty_cache()
+        return compute()
 
     def _run_without_drafts(self, rows: list[StateRow], result: ModelOutput) -> None:
         """Compute failed rows again without drafts, which may have caused the numbers that are not finite.

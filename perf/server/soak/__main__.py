@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from perf.common.report import print_rows, write_report
 from perf.server.serve_process import naiad_serve
 from perf.server.soak.faults import FAULTS, LEAK, write_repository
 from perf.server.soak.memory import (
+    Lives,
     kept_descriptors,
     kept_shared_mb,
     minutes_of,
@@ -57,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     piece = Piece() if args.only_earlier else _run(args)
     for each in pieces:
         piece.add(each)
+    if args.only_earlier:
+        title = f"{piece.num['requests']} requests in {piece.hours:.1f} hours"
+        print("plotted:", save_panels("soak-growth", title, [_growth(piece.minutes)]))
     slopes = {role: slope_of(lives) for role, lives in sorted(piece.minutes.items())}
     print_rows(slope_rows(slopes))
     print_rows([{"hours": round(piece.hours, 2), "disturbed": piece.disturbances.total(), **piece.num}])
@@ -77,7 +82,7 @@ def _run(args: argparse.Namespace) -> Piece:
     piece = _piece_of(soak, args)
     name = f"soak-{args.inject}" if args.inject else "soak"
     print("written:", write_report(name, _settings(args), list(piece.rows())))
-    _plot(name, soak)
+    _plot(name, soak, piece)
     for fault in soak.judge.faults[:_MAX_TOLD]:
         print("wrong:", fault)
     return piece
@@ -122,7 +127,18 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def _plot(name: str, soak: Soak) -> None:
+def _growth(minutes: Mapping[str, Lives]) -> Panel:
+    """What each process has grown by since it was warm; the lives of a role are apart from each other."""
+    lines: dict[str, tuple[list[float], list[float]]] = {}
+    for role, lives in sorted(minutes.items()):
+        hours, megabytes = lines.setdefault(role, ([], []))
+        for life in lives:
+            hours += [*(at for at, _ in life), math.nan]
+            megabytes += [*(mb - life[0][1] for _, mb in life), math.nan]
+    return Panel("hours", "grown since it was warm, MB", lines)
+
+
+def _plot(name: str, soak: Soak, piece: Piece) -> None:
     roles = sorted({each.role for each in soak.samples})
     panels = []
     for label, value in (("anonymous memory, MB", "anonymous_mb"), ("descriptors", "num_descriptors")):
@@ -136,6 +152,7 @@ def _plot(name: str, soak: Soak) -> None:
         panels.append(Panel("hours", label, lines))
     shared = {"/dev/shm": ([at for at, _ in soak.shared_mb], [mb for _, mb in soak.shared_mb])}
     panels.append(Panel("hours", "shared memory, MB", shared))
+    panels.append(_growth(piece.minutes))
     title = f"{soak.judge.num['requests']} requests, {len(soak.disturbances)} kills and reloads"
     print("plotted:", save_panels(name, title, panels))
 

@@ -22,7 +22,9 @@ _SERVED = {
 }
 _KNOWN_PARAMETERS = {frontend: known_parameters(frontend) for frontend in Frontend}
 _PARAMETERS = _KNOWN_PARAMETERS[Frontend.LLM]
-_SERVERS_OWN_PARAMETERS = re.compile(r"id|timeout|sequence_\w+|triton_\w+|binary_data_output")
+_SERVERS_OWN_PARAMETERS = re.compile(
+    r"id|timeout|sequence_(id|start|end)|triton_enable_empty_final_response|binary_data_output"
+)
 # Fields that no frontend with rows serves; all of those frontends refuse them, under any of their names.
 _NOT_SERVED: Mapping[str, Field] = {
     name: field
