@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import http.server
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +17,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from naiad.cli.repository.model_entries import ModelEntry, find_repository, read_model, read_repository
 from naiad.cli.repository.presets import shipped_model
-from naiad.cli.serve.probes import Prober, probe_request
+from naiad.cli.serve.probes import Prober, connection_failure, probe_request
 from naiad.cli.serve.unloading import VersionState
 from naiad.config.probe import PROBE_REQUEST_ID
 
@@ -79,6 +82,15 @@ def serve() -> Iterator[Callable[[Answer], Fake]]:
     yield start
     for each in started:
         each.stop()
+
+
+class Live(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/v2/health/live" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:  # type: ignore[override]
+        """Quiet."""
 
 
 def nothing(_request: Any) -> Iterator[Any]:
@@ -197,3 +209,23 @@ def test_the_key_of_model_control_goes_along_when_models_are_listed(serve: Calla
     fake.servicer.ready = ["tokenizer"]
     assert Prober(fake.address, None, 5, (("a-header", "k"),)).probe() is None
     assert fake.servicer.metadata["a-header"] == "k"
+
+
+def test_a_server_that_takes_no_new_connections_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        failure = connection_failure(address, 0.2)
+        assert failure is not None
+        assert failure.is_silence
+        assert "no new connections" in failure.reason
+    assert connection_failure(address, 0.2) is not None
+
+
+def test_a_server_that_answers_takes_new_connections() -> None:
+    server = http.server.HTTPServer(("127.0.0.1", 0), Live)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        assert connection_failure(f"127.0.0.1:{server.server_port}", 20) is None
+    finally:
+        server.shutdown()
+        server.server_close()

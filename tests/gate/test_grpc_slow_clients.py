@@ -107,6 +107,7 @@ def test_a_client_that_takes_nothing_of_its_window_gives_up_the_call(
             assert len((await client.frame()).payload) == window
         status, text = await client.status(1)
         assert (status, "read nothing" in text) == (Status.CANCELLED, True)
+        assert (await server.frame())[:3] == (http2.DATA, http2.END_STREAM, 1)
         assert (await server.frame())[:3] == (http2.RST_STREAM, 0, 1)
         assert setting.door.num_slow_readers == 1
 

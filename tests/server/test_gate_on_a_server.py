@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import queue
 import re
 import socket
 import urllib.request
@@ -261,3 +262,28 @@ def test_without_the_gate_the_bundled_server_is_not_exposed() -> None:
     code, output = run_serve(["--host", "0.0.0.0", "--gate", "off"])
     assert code == 1
     assert "--i-accept-known-holes" in output
+
+
+# Of a stream that is reset after such a refusal release 24.10 keeps the connection for ever.
+@pytest.mark.parametrize("leaves", ["cancels", "closes", "deadline"])
+def test_clients_that_leave_after_a_refusal_cost_the_server_nothing(gated: Gated, leaves: str) -> None:
+    server = tritonserver(gated.through)
+    before = server.num_fds()
+    request = build_request("no_such_model", llm_inputs([5], 1))
+    for _ in range(60):
+        with grpc.insecure_channel(gated.through.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            stopped: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            stopped.put(request)
+            call = stub.ModelStreamInfer(
+                iter(stopped.get, None), timeout=0.5 if leaves == "deadline" else None
+            )
+            assert "no_such_model" in next(call).error_message
+            if leaves == "cancels":
+                call.cancel()
+            elif leaves == "deadline":
+                with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+                    next(call)
+        stopped.put(None)
+    eventually(lambda: server.num_fds() < before + 10, 30)
+    still_serves(gated, server.pid)

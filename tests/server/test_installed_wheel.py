@@ -15,6 +15,7 @@ from helpers.doc_names import ROOT
 from helpers.raw_grpc import ask, text_inputs
 from helpers.server import Leaving, Server, start_repository, start_server
 from helpers.tiny_repository import tiny_checkpoint
+from naiad.cli.system_checks import SUPPORTED_PYTHONS
 
 pytestmark = pytest.mark.slow
 
@@ -64,13 +65,26 @@ def test_a_server_of_the_wheels_files_answers(
         leaving.take(server)
 
 
+def interpreter(version: tuple[int, int]) -> str:
+    """A Python of this version; skips a test if the machine has none."""
+    if version == sys.version_info[:2]:
+        return sys.executable
+    name = f"python{version[0]}.{version[1]}"
+    # Of several that are installed the search may find one that only says that it is not chosen.
+    if subprocess.run(["/usr/bin/env", name, "-c", ""], capture_output=True, check=False).returncode:
+        pytest.skip(f"this machine has no {name}")
+    return name
+
+
+@pytest.mark.parametrize("version", SUPPORTED_PYTHONS, ids=str)
 def test_one_command_installs_a_server_that_answers(
-    index: None, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index: None, wheel: Path, version: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In an environment of its own; torch is the release of requirements/torch.txt, so that it is known."""
+    program = interpreter(version)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)
-    subprocess.run([sys.executable, "-m", "venv", "fresh"], check=True)
+    subprocess.run([program, "-m", "venv", "fresh"], check=True)
     python = tmp_path / "fresh" / "bin" / "python"
     pinned = ("-c", str(ROOT / "requirements" / "torch.txt"))
     subprocess.run([python, *_PIP, "install", *_PIP_ARGS, *pinned, f"{wheel}[server]"], check=True)

@@ -20,7 +20,8 @@ class Call:
 
     Attributes:
         id: number of the client's stream.
-        begun_s: when it began.
+        opened_s: when it began.
+        begun_s: since when its message may take its time.
         quiet_since_s: since when nothing has been passed on of it, in either direction.
         upstream_id: number of the server's stream; 0: it has none yet.
         head: its head.
@@ -70,6 +71,7 @@ class Call:
         "num_kept",
         "num_parts",
         "num_taken",
+        "opened_s",
         "quiet_since_s",
         "receive_window",
         "request",
@@ -84,7 +86,7 @@ class Call:
     ) -> None:
         """Set up; `answer_window`: what the client takes of each answer at first."""
         self.id = stream_id
-        self.begun_s = self.quiet_since_s = now_s
+        self.opened_s = self.begun_s = self.quiet_since_s = now_s
         self.upstream_id = 0
         self.head = head
         self.request = MessageReader(head.encoding, limits.max_body_bytes)

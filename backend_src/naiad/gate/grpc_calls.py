@@ -195,7 +195,9 @@ class Calls:
             self._tell_refusal(stream_id, has_client_ended=False)
         for call in [*self._open.values()]:
             call.note_parts(now_s)
-            if call.window.waited_s(now_s) > self._limits.slow_reader_s:
+            if call.is_stream and now_s - call.opened_s > call.head.timeout_s:
+                self._end(call, Status.DEADLINE_EXCEEDED, "the client's deadline has passed")
+            elif call.window.waited_s(now_s) > self._limits.slow_reader_s:
                 self._end_unread(call, f"the client has read nothing for {self._limits.slow_reader_s:g} s")
             elif call.num_taken >= _TAKEN_BYTES or call.request.is_ready:
                 # The client has to wait for the server, which takes no more, or for its turn.
@@ -241,11 +243,11 @@ class Calls:
         self._is_closed = True
         if self._connecting is not None:
             self._connecting.cancel()
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.leave()
         for call in [*self._open.values()]:
             self.forget(call)
-        if self._upstream is not None:
-            self._upstream.close()
-            self._upstream = None
 
     def end_all(self, message: str) -> None:
         """End every call with UNAVAILABLE."""
@@ -294,7 +296,7 @@ class Calls:
     def upstream_made(self, upstream: GRPCUpstream) -> None:
         """See `grpc_upstream.Calls`."""
         if self._is_closed:
-            upstream.close()
+            upstream.leave()
             return
         self._upstream = upstream
         if self._is_paused:

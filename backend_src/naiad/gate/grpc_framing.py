@@ -125,13 +125,15 @@ class MessageBoundary:
 
     Attributes:
         num_missing: bytes that the current message still needs; its prefix is known.
+        first_byte: of the first message that has any; None: none has come.
     """
 
-    __slots__ = ("_prefix", "num_missing")
+    __slots__ = ("_prefix", "first_byte", "num_missing")
 
     def __init__(self) -> None:
         """Set up at the beginning of an answer."""
         self.num_missing = 0
+        self.first_byte: int | None = None
         self._prefix = b""
 
     @property
@@ -145,9 +147,13 @@ class MessageBoundary:
             # Nearly every frame is one message.
             size = PREFIX.unpack_from(data, at)[1]
             if at + 5 + size == end:
+                if self.first_byte is None and size:
+                    self.first_byte = data[at + 5]
                 return
         while at < end:
             if self.num_missing:
+                if self.first_byte is None:
+                    self.first_byte = data[at]
                 step = min(self.num_missing, end - at)
                 self.num_missing -= step
                 at += step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ _NAME = re.compile(rb"[0-9a-z!#$%&'*+.^_`|~-]+")
 # Octets of a value that would end or cut a line where it is copied.
 _NOT_IN_A_VALUE = re.compile(rb"[\0\r\n]")
 _TIMEOUT = re.compile(rb"[0-9]{1,8}[HMSmun]")
+_SECONDS_OF = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _CONTENT_TYPE = re.compile(rb"application/grpc(\+proto)?( *;.*)?", re.IGNORECASE)
 
 
@@ -40,7 +42,8 @@ class GRPCHead:
         path: the method's path.
         kind: how the method passes.
         encoding: how messages are compressed, if they are.
-        timeout: the client's deadline as it stands in grpc-timeout; None: there is none.
+        timeout: the client's deadline as it stands in grpc-timeout; None: there is none. The server gets that
+            of unary calls only, because it never lets go of some streams whose deadline passes.
         metadata: the metadata to send on.
     """
 
@@ -50,9 +53,17 @@ class GRPCHead:
     timeout: bytes | None
     metadata: tuple[tuple[str, str], ...]
 
+    @property
+    def timeout_s(self) -> float:
+        """The client's deadline, in seconds from the beginning of the call."""
+        if self.timeout is None:
+            return math.inf
+        return int(self.timeout[:-1]) * _SECONDS_OF[self.timeout[-1:]]
+
     def fields(self, authority: str) -> Fields:
         """Return the fields that the server gets."""
-        timeout = () if self.timeout is None else ((b"grpc-timeout", self.timeout),)
+        is_sent = self.timeout is not None and self.kind != "stream"
+        timeout = ((b"grpc-timeout", self.timeout or b""),) if is_sent else ()
         return (
             (b":method", b"POST"),
             (b":scheme", b"http"),

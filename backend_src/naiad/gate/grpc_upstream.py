@@ -10,6 +10,7 @@ from naiad.gate import grpc_answers
 from naiad.gate import http2_frames as http2
 from naiad.gate.grpc_answers import Answers
 from naiad.gate.grpc_call import Call
+from naiad.gate.grpc_left_calls import LeftCalls
 from naiad.gate.header_blocks import Block, begun, encode
 from naiad.gate.http2_frames import ConnectionFaultError, Frame
 
@@ -77,6 +78,8 @@ class GRPCUpstream(asyncio.BufferedProtocol):
         self._unread = bytearray()
         self._unsent: list[bytes] = []
         self._open: dict[int, Call] = {}
+        self._left = LeftCalls(client.window, self._write_now, lambda: self._may_read)
+        self._has_client_left = False
         self._next_id = 1
         self._window = self._initial_window = http2.DEFAULT_WINDOW
         self._max_streams = http2.MAX_WINDOW
@@ -104,11 +107,16 @@ class GRPCUpstream(asyncio.BufferedProtocol):
     @property
     def has_room(self) -> bool:
         """Whether the server takes one more call now."""
-        return len(self._open) < self._max_streams
+        return len(self._open) + len(self._left) < self._max_streams
 
     def write(self, data: bytes) -> None:
         """Send this to the server, with the next `flush`."""
         self._unsent.append(data)
+
+    def _write_now(self, data: bytes) -> None:
+        self.write(data)
+        self.flush()
+        self._close_after_client()
 
     def flush(self) -> None:
         """Send what has been written."""
@@ -163,15 +171,23 @@ class GRPCUpstream(asyncio.BufferedProtocol):
 
     def cancel(self, call: Call) -> None:
         """End a call; what still comes of it is dropped."""
-        if self._open.pop(call.upstream_id, None) is not None:
+        if self._open.pop(call.upstream_id, None) is None:
+            return
+        if call.is_stream:
+            self._left.add(call)
+        else:
             self.write(http2.rst_stream(call.upstream_id, http2.CANCEL))
 
     def regulate(self) -> None:
         """Read from the server while its answers go anywhere."""
-        if self._is_paused or self._answers.is_full:
+        if not self._may_read:
             self._transport.pause_reading()
         elif self.is_open:
             self._transport.resume_reading()
+
+    @property
+    def _may_read(self) -> bool:
+        return self._has_client_left or not (self._is_paused or self._answers.is_full)
 
     def pause(self) -> None:
         """Read no more until `resume`."""
@@ -187,18 +203,28 @@ class GRPCUpstream(asyncio.BufferedProtocol):
         self._is_paused = False
         self.regulate()
 
-    def close(self) -> None:
-        """Close at once; the server ends the calls when it notices."""
-        if self._transport is not None:
-            self._transport.abort()
+    def leave(self) -> None:
+        """The client is gone: end its calls, and close as soon as they are over."""
+        self._has_client_left = True
+        for call in [*self._open.values()]:
+            self.cancel(call)
+        self.resume()
+        self.flush()
+        self._close_after_client()
+
+    def _close_after_client(self) -> None:
+        if self._has_client_left and not self._left and self.is_open:
+            self._transport.close()
 
     def pause_writing(self) -> None:
         """The server does not take what the client sends."""
-        self._client.pause()
+        if not self._has_client_left:
+            self._client.pause()
 
     def resume_writing(self) -> None:
         """The server takes more."""
-        self._client.resume()
+        if not self._has_client_left:
+            self._client.resume()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next part is read to."""
@@ -211,6 +237,7 @@ class GRPCUpstream(asyncio.BufferedProtocol):
         self.regulate()
         self._client.flush()
         self.flush()
+        self._close_after_client()
 
     def eof_received(self) -> None:
         """The server has closed the connection."""
@@ -218,7 +245,8 @@ class GRPCUpstream(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
         self._unsent.clear()
-        self._client.resume()
+        if not self._has_client_left:
+            self._client.resume()
         self._calls.upstream_lost(self)
 
     def _walk(self) -> None:
@@ -280,7 +308,9 @@ class GRPCUpstream(asyncio.BufferedProtocol):
     def _take_data(self, each: Frame) -> None:
         call, window = self._open.get(each.stream_id), self._client.window
         window.server -= len(each.payload)
-        if call is not None:
+        if call is None:
+            self._left.take(each)
+        else:
             call.window.server -= len(each.payload)
             payload = http2.content(each)
             ends = each.flags & http2.END_STREAM
@@ -294,6 +324,7 @@ class GRPCUpstream(asyncio.BufferedProtocol):
     def _take_rst_stream(self, each: Frame) -> None:
         http2.read_word(each)
         call = self._open.get(each.stream_id)
+        self._left.end(each.stream_id)
         if call is not None:
             call.has_sent_all = True
             self._end(call)
@@ -314,6 +345,8 @@ class GRPCUpstream(asyncio.BufferedProtocol):
         if self._block.is_complete:
             block, self._block = self._block, None
             call = self._open.get(block.stream_id)
+            if block.ends_stream:
+                self._left.end(block.stream_id)
             if call is not None:
                 if block.ends_stream:
                     self._end(call)

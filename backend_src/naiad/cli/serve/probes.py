@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,20 @@ class ProbeFailure:
 
     reason: str
     is_silence: bool
+
+
+def connection_failure(address: str, timeout_s: float) -> ProbeFailure | None:
+    """Return why a server takes no new client; one whose connection stands would not notice.
+
+    Args:
+        address: HOST:PORT of HTTP.
+        timeout_s: how long it may take to answer.
+    """
+    try:
+        with urllib.request.urlopen(f"http://{address}/v2/health/live", timeout=timeout_s):
+            return None
+    except OSError as error:
+        return ProbeFailure(f"the server takes no new connections ({error})", is_silence=True)
 
 
 class Prober:

@@ -15,7 +15,7 @@ from naiad.cli.control_key import grpc_metadata
 from naiad.cli.repository.model_entries import ModelEntry
 from naiad.cli.serve.drain import end_requests, num_active
 from naiad.cli.serve.log_limit import LogLimit
-from naiad.cli.serve.probes import ProbeFailure, Prober
+from naiad.cli.serve.probes import ProbeFailure, Prober, connection_failure
 from naiad.cli.serve.server_log import ServerLog, find_cause, other_lines
 from naiad.cli.serve.server_process import ServerProcess
 from naiad.cli.serve.side_process import SidePlan, SideProcess
@@ -171,7 +171,10 @@ class Supervisor:
         prober = self._prober(Unloading(server.runtime_directories).take)
         # If clients may unload models, a missing stub does not prove a failure.
         count_stubs = server.num_stubs if self._plan.models is not None else lambda: 0
-        watcher = Watcher(prober.probe, count_stubs)
+        watcher = Watcher(
+            lambda: connection_failure(self._plan.http_address, _HTTP_TIMEOUT_S) or prober.probe(),
+            count_stubs,
+        )
         try:
             while not self._stop.wait(_POLL_S):
                 code = server.poll()
